@@ -2,6 +2,9 @@
 
     python scripts/campaign_time.py --problems 1000 --svg docs/campaign-time.svg > table.md
 
+    python scripts/campaign_time.py --problems 20 --evaluations 16 --machine
+
+``--machine``: one GPU, and cores that compile ahead of it, or when the GPU waits for them.
 Nothing is measured on a GPU. Races are real ones, in the model environment; how long a kernel compiles and is timed is
 drawn from a heavy-tailed distribution, by kernel. A race's steps do not depend on the cluster, so they are found once.
 """
@@ -13,22 +16,24 @@ import heapq
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from cudal2gen import catalog
 from cudal2gen.files import write
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Trial
-from cudal2gen.tuner import curve, flight, race, ray_executor, space
+from cudal2gen.tuner import climbing, curve, executor, flight, race, ray_executor, space
+from cudal2gen.tuner.ahead import CORES_EACH, MOST_EACH
 from cudal2gen.tuner.environment import Environment, Model
 from cudal2gen.tuner.executor import InProcess, Job
 from cudal2gen.tuner.flight import RankedRace, Waiting
-from cudal2gen.tuner.proposal import Question
+from cudal2gen.tuner.proposal import Proposal, Proposer, Question, legal_proposal
 from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.race import Evaluation, ProposerStep, Race
 
@@ -150,6 +155,103 @@ class Cluster:
         self._measure()
 
 
+class Machine(Cluster):
+    """One GPU beside ``cores``. ``ahead``: kernels compile in the background as ``tuner.ahead`` has it, and steps end
+    in the order in which they began; else an evaluation compiles its own kernels while the GPU waits.
+
+    A kernel's verdict and short timing take 0.3 s of the GPU; a translation unit 1.3 s of a core and 0.5 s for each of
+    its kernels, which is what ours take.
+    """
+
+    SECONDS: ClassVar[dict[Effort, float]] = {"short": 0.3, "medium": 0.5, "long": 1.2}
+    UNIT, KERNEL = 1.3, 0.5
+
+    def __init__(self, cores: int, ahead: bool) -> None:
+        super().__init__(1, Times(timing=tuple(self.SECONDS.items())))
+        self._ahead, self._cores = ahead, cores
+        spare = cores - (cores > CORES_EACH)
+        self._idle = max(1, spare // CORES_EACH)  # builders
+        self._builders, self._each = self._idle, spare // self._idle
+        self._records: deque[Record] = deque()
+        self._queued: set[object] = set()
+        self._built: set[object] = set()
+        self._line: deque[tuple[Job, Waiting]] = deque()
+        self._over: set[Waiting] = set()
+
+    def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:  # noqa: ARG002
+        """See ``Host``."""
+        future: Waiting = Future()
+        if isinstance(step, Evaluation):
+            self._line.append((step.job, future))
+            self._prepare(step.job.records if self._ahead else ())
+            return future
+        records = [proposal.record for proposal in step.affordable if proposal.record] if self._ahead else []
+        self._proposer_free_at = max(self.now, self._proposer_free_at) + self._times.proposer
+        self._at(self._proposer_free_at, lambda: self._proposed(records, future))
+        return future
+
+    def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
+        """See ``Host``."""
+        oldest = next(iter(waiting))
+        while oldest not in self._over:
+            self.now, _, happen = heapq.heappop(self._events)
+            happen()
+            if not self._ahead and self._over:
+                break
+        ended = [oldest] if self._ahead else [future for future in waiting if future in self._over]
+        self._over -= set(ended)
+        return ended
+
+    def _end(self, future: Waiting, trials: list[Trial]) -> None:
+        future.set_result(trials)
+        self._over.add(future)
+
+    def _proposed(self, records: Sequence[Record], future: Waiting) -> None:
+        self._end(future, [])
+        self._prepare(records)
+
+    def _prepare(self, records: Sequence[Record]) -> None:
+        self._records += [record for record in records if record.kernel_key not in self._queued]
+        self._queued |= {record.kernel_key for record in records}
+        while self._idle and self._records:
+            self._idle -= 1
+            share = min(MOST_EACH * self._each, -(-len(self._records) // self._builders))
+            batch = [self._records.popleft() for _ in range(share)]
+            self._at(self.now + self._compile_s(batch, self._each), lambda batch=batch: self._compiled_ahead(batch))  # type: ignore[misc]
+        self._measure()
+
+    def _compiled_ahead(self, batch: Sequence[Record]) -> None:
+        self._built |= {record.kernel_key for record in batch}
+        self._idle += 1
+        self._prepare(())
+
+    def _compile_s(self, records: Sequence[Record], cores: int) -> float:
+        """Of a batch that cores share: the longest of their translation units."""
+        size = max(1, -(-len(records) // cores))
+        units = [records[start : start + size] for start in range(0, len(records), size)]
+        return max(self.UNIT + sum(self.KERNEL * self._times.factor(record) for record in unit) for unit in units)
+
+    def _measure(self) -> None:
+        if not self._free or not self._line:
+            return
+        job, future = self._line[0]
+        missing = [record for record in job.records if record.kernel_key not in self._built]
+        if missing and self._ahead:
+            return
+        self._line.popleft()
+        self._free -= 1
+        begin = self.now + (self._compile_s(missing, self._cores) if missing else 0.0)
+        self._built |= {record.kernel_key for record in missing}
+        end = begin + self._times.measure_s(job)
+        self.measured.append((begin, end, job.effort))
+        self._at(end, lambda: self._timed(future))
+
+    def _timed(self, future: Waiting) -> None:
+        self._free += 1
+        self._end(future, [])
+        self._measure()
+
+
 class Plan(NamedTuple):
     """A race that has been run, and its jobs, None for each step of the proposer between them."""
 
@@ -157,17 +259,17 @@ class Plan(NamedTuple):
     jobs: Sequence[Job | None]
 
 
-def plan(problem: Problem, evaluations: int) -> Plan:
+def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -> Plan:
     """Runs a race of random candidates in the model environment."""
     run = Race(space.candidates(problem, 200), None)
-    executor, jobs = InProcess(Model()), list[Job | None]()
+    place, jobs = InProcess(Model()), list[Job | None]()
     settings = race.Settings(evaluations, prune=None)
-    for step in race.steps(run, Random(0), executor, lambda _: None, settings):
+    for step in race.steps(run, proposer or Random(0), place, lambda _: None, settings):
         if isinstance(step, ProposerStep):
             step.run()
             jobs.append(None)
         else:
-            step.trials.extend(executor.submit(step.job).result())
+            step.trials.extend(place.submit(step.job).result())
             jobs.append(step.job)
     run.candidates = space.Candidates(problem, (), ())
     return Plan(run, jobs)
@@ -176,17 +278,50 @@ def plan(problem: Problem, evaluations: int) -> Plan:
 def simulate(plans: Sequence[Plan], workers: int, times: Times, in_flight: int) -> Cluster:
     """The cluster after a campaign of these races."""
     cluster = Cluster(workers, times)
+    _run(plans, cluster, in_flight)
+    return cluster
+
+
+def on_one_machine(plans: Sequence[Plan], cores: int, ahead: bool) -> Machine:
+    """The machine after a campaign of these races; without ``ahead`` two problems are in flight."""
+    machine = Machine(cores, ahead)
+    _run(plans, machine, executor.IN_FLIGHT if ahead else 2)
+    return machine
+
+
+def _run(plans: Sequence[Plan], host: flight.Host, in_flight: int) -> None:
     question = Question(space.Candidates(plans[0].race.problem, (), ()))
-    step = ProposerStep(Random(0), question, (), 0, [])
+
+    def steps(jobs: Sequence[Job | None]) -> Iterator[ProposerStep | Evaluation]:
+        for job, later in zip(jobs, [*jobs[1:], None], strict=True):
+            records = later.records if later else ()
+            proposals = [legal_proposal("", record) for record in records]
+            yield Evaluation(job, []) if job else ProposerStep(Random(0), question, (), 0, proposals)
 
     def begin(rank: int) -> RankedRace | None:
-        if rank == len(plans):
-            return None
-        steps = (step if job is None else Evaluation(job, list[Trial]()) for job in plans[rank].jobs)
-        return RankedRace(rank, plans[rank].race, steps)
+        return None if rank == len(plans) else RankedRace(rank, plans[rank].race, steps(plans[rank].jobs))
 
-    flight.run_races(begin, cluster, in_flight, lambda _: None, lambda _: None)
-    return cluster
+    flight.run_races(begin, host, in_flight, lambda _: None, lambda _: None)
+
+
+class Few(Random):
+    """As few at a time as the cost model proposes: trials decide the next ones."""
+
+    def propose(self, question: Question, count: int) -> list[Proposal]:
+        """See ``climbing.answer_size``."""
+        return super().propose(question, climbing.answer_size(question, count))
+
+
+def machine_table(plans: Sequence[Plan]) -> str:
+    """Of one GPU, by the cores beside it: the busy share and the evaluations a minute, as Markdown."""
+    lines = ["| cores | compiled | minutes | GPU busy | evaluations a minute |", "|---:|---|---:|---:|---:|"]
+    evaluations = sum(len(job.records) for plan in plans for job in plan.jobs if job and job.effort == "short")
+    for cores in (2, 4, 8, 16):
+        for ahead in (False, True):
+            machine = on_one_machine(plans, cores, ahead)
+            cells = [cores, "ahead" if ahead else "in turn", f"{machine.now / 60:.1f}", f"{machine.utilisation():.0%}"]
+            lines.append(f"| {' | '.join(map(str, cells))} | {60 * evaluations / machine.now:.0f} |")
+    return "\n".join(lines) + "\n"
 
 
 def table(plans: Sequence[Plan], times: Times) -> tuple[str, list[curve.Curve]]:
@@ -228,7 +363,12 @@ def main() -> None:
     options.add_argument("--problems", type=int, default=1000)
     options.add_argument("--evaluations", type=int, default=64)
     options.add_argument("--svg", type=Path)
+    options.add_argument("--machine", action="store_true")
     arguments = options.parse_args()
+    if arguments.machine:
+        sizes = problems(arguments.problems)
+        print(machine_table([plan(problem, arguments.evaluations, Few(0)) for problem in sizes]), end="")
+        return
     plans = [plan(problem, arguments.evaluations) for problem in problems(arguments.problems)]
     text, curves = table(plans, Times())
     print(text, end="")

@@ -116,7 +116,7 @@ class Trials:
 
         gpu.connect(self.device)  # raises here, before a process is started, where torch or the device is missing
         connect = partial(on_gpu.connect, self.device, campaign.Incumbents(records), seed)
-        return executor.Worker(connect, self.timeout)
+        return executor.Worker(connect, self.timeout, on_gpu.build)
 
     def _ray(self, records: Sequence[Record], seed: int) -> Executor:
         """On a Ray cluster's GPUs, or, for the model environment, on its CPUs."""

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cudal2gen.tuner.flight import RankedRace, ThreadedHost, run_races
 from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.race import Race
 
+MOST_KEPT = 32  # problems whose candidates are kept from turn to turn, some megabytes each
 FIRST = 4  # evaluations of each problem before any gets more, where problems take turns
 SHORT_SHARE = 0.7  # of a budget in turns, for short timings; the rest is for longer ones
 
@@ -130,6 +132,8 @@ class _Campaign:
             record = plan.incumbent(problem)
             if record is not None and candidates.refusal(record):
                 record = None
+            if record is not None:
+                self._executor.prepare([record])
             race = Race(candidates, record, list(self._stored.get(problem, ())))
             self.standing.under_way.append(race)
             steps = races.steps(
@@ -160,15 +164,16 @@ def run(
     executor: Executor,
     progress: Callable[[Standing], None] = lambda _: None,
     after: Callable[[Race], None] = lambda _: None,
+    in_flight: int | None = None,
 ) -> Standing:
     """Races every problem within the budget, several at a time, and resumes from the trials of this run in the store.
 
     ``after`` receives each race that ended, in the order of the problems, as ``flight`` says: a proposer that learns
     from it across problems begins race i with what races up to i - ``flight.lag`` taught. A problem without a legal
-    record is a fault of the standing.
+    record is a fault of the standing. ``in_flight``: races at a time, if not the executor's number.
     """
     campaign = _Campaign(plan, executor, progress)
-    in_flight = max(1, min(executor.in_flight(), len(plan.problems)))
+    in_flight = max(1, min(in_flight or executor.in_flight(), len(plan.problems)))
     host = ThreadedHost(executor, in_flight)
     by_rank: list[Race] = []
 
@@ -198,13 +203,15 @@ def run_in_turns(
     """
     if plan.budget_seconds is None:
         raise ValueError("problems take turns within a budget: set Plan.budget_seconds")
+    plan = replace(plan, find_candidates=lru_cache(MOST_KEPT)(plan.find_candidates))
     whole = Standing(len(plan.problems), time.monotonic())
     latest: dict[Problem, Race] = {}
 
-    def turn(problems: Sequence[Problem], share: float, settings: races.Settings) -> None:
+    def turn(problems: Sequence[Problem], share: float, settings: races.Settings, in_flight: int | None = None) -> None:
         left = share * (plan.budget_seconds or 0.0) - (time.monotonic() - whole.begin)
         if left > 0:
-            ended = run(replace(plan, problems=problems, settings=settings, budget_seconds=left), executor, progress)
+            part = replace(plan, problems=problems, settings=settings, budget_seconds=left)
+            ended = run(part, executor, progress, in_flight=in_flight)
             latest.update({race.problem: race for race in ended.races})
             whole.faults += [fault for fault in ended.faults if fault not in whole.faults]
 
@@ -214,7 +221,8 @@ def run_in_turns(
         short = replace(plan.settings, evaluations=evaluations, batch=min(FIRST, plan.settings.batch), longer=False)
         turn(plan.problems, SHORT_SHARE, short)
     gains = {problem: gain for problem, race in latest.items() if (gain := _short_gain(race)) > 1}
-    turn(sorted(gains, key=lambda problem: -gains[problem]), 1.0, replace(plan.settings, evaluations=1))
+    # One at a time: nothing is left to compile, and a race that has begun is not ended by the budget.
+    turn(sorted(gains, key=lambda problem: -gains[problem]), 1.0, replace(plan.settings, evaluations=1), in_flight=1)
     whole.races = [latest[problem] for problem in plan.problems if problem in latest]
     for race in whole.races:
         if len(race.evaluations) < most and race.stop_reason != races.FINISHED:

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from cudal2gen import workers
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Trial
+from cudal2gen.tuner.ahead import Ahead, Build
 from cudal2gen.tuner.environment import Environment, Place, trial_of
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
+IN_FLIGHT = 12  # problems where kernels compile meanwhile: one is measured, the others propose, compile, or wait
 START_SECONDS = 300.0  # seconds for a process to import its modules and find its device
 
 
@@ -45,7 +47,16 @@ class JobResult(NamedTuple):
 
 
 class Executor(Place, Protocol):
-    """Evaluates jobs in any order, one measurement at a time on each GPU, and yields each exactly once."""
+    """Evaluates jobs in any order, one measurement at a time on each GPU, and yields each exactly once.
+
+    ``in_order``: jobs that are submitted end in the order of their submission.
+    """
+
+    in_order: bool
+
+    def prepare(self, records: Sequence[Record]) -> None:
+        """Begins what evaluations of these records need before a GPU, such as compiling, and returns at once."""
+        ...
 
     def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """Yields each job when it ends; the caller stores its trials before it asks for the next."""
@@ -67,9 +78,14 @@ class Executor(Place, Protocol):
 class InProcess:
     """Evaluates in this process, one job after the other: for environments that cannot hang."""
 
+    in_order = True
+
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.name, self.on = environment.name, environment.on
+
+    def prepare(self, records: Sequence[Record]) -> None:
+        """Nothing: an evaluation does all of it."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """In order."""
@@ -95,11 +111,21 @@ class Worker:
     """Evaluates in a process of its own; ends it after ``seconds`` without an answer, and starts another.
 
     So a kernel that hangs, or that breaks the device, costs only itself: the worker evaluates the records of a lost job
-    one by one, and a record that is lost again is a failure.
+    one by one, and a record that is lost again is a failure. ``build`` compiles records in this process meanwhile, as
+    soon as they are proposed, on ``cores``; without it an evaluation compiles its own.
     """
 
-    def __init__(self, make: Callable[[], Environment], seconds: float = 120.0) -> None:
+    in_order = True
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        seconds: float = 120.0,
+        build: Build | None = None,
+        cores: int | None = None,
+    ) -> None:
         self._make, self._seconds = make, seconds
+        self._ahead = Ahead(build, cores) if build else None
         self._worker: workers.Worker | None = None
         # A process ends with the thread that started it, so this thread lives as long as the executor.
         self._queue = ThreadPoolExecutor(1, "measurement")
@@ -111,13 +137,24 @@ class Worker:
         for job in jobs:
             yield JobResult(job, self._evaluate(job))
 
-    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - at most two problems are in flight
+    def prepare(self, records: Sequence[Record]) -> None:
+        """See ``Executor``."""
+        if self._ahead is not None:
+            self._ahead.add(records)
+
+    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - the order is that of submission
         """One after the other, in the order of submission."""
-        return self._queue.submit(self._evaluate, job)
+        return self._queue.submit(self._evaluate_compiled, job)
 
     def in_flight(self) -> int:
-        """2: while a proposer thinks about one problem, another one is measured."""
-        return 2
+        """2: while a proposer thinks about one problem, another one is measured. More where kernels of others compile
+        meanwhile, as many on every machine, since what the policy has learnt by then depends on it."""
+        return 2 if self._ahead is None else IN_FLIGHT
+
+    def _evaluate_compiled(self, job: Job) -> list[Trial]:
+        if self._ahead is not None:
+            self._ahead.wait(job.records)
+        return self._evaluate(job)
 
     def _evaluate(self, job: Job) -> list[Trial]:
         answer = self._ask((job.problem, job.records, job.effort))
@@ -167,6 +204,8 @@ class Worker:
     def close(self) -> None:
         """Ends the process, at once, and drops what is queued."""
         self._closed = True
+        if self._ahead is not None:
+            self._ahead.close()
         self._queue.shutdown(wait=False, cancel_futures=True)
         self._end()
 

@@ -7,12 +7,14 @@ of race i exactly before race i + ``lag`` begins. So what a race begins with doe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, Protocol
 
 from cudal2gen.results import Trial
 from cudal2gen.tuner.executor import Executor
+from cudal2gen.tuner.proposers import awaits
 from cudal2gen.tuner.race import Evaluation, ProposerStep, Race, Steps
 
 THREADS = 16  # most threads for proposers: those that compute share one core, the others wait for servers
@@ -37,7 +39,7 @@ class Host(Protocol):
         ...
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """Waits until at least one of them has ended, and returns those that have."""
+        """Waits until at least one of them has ended, and returns such. ``waiting``: as they began."""
         ...
 
 
@@ -47,30 +49,40 @@ class ThreadedHost:
     def __init__(self, executor: Executor, in_flight: int) -> None:
         self._executor = executor
         self._threads = ThreadPoolExecutor(min(in_flight, THREADS), "proposer") if in_flight > 1 else None
+        self._awaited: set[Waiting] = set()
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
         """See ``Host``."""
         if isinstance(step, Evaluation):
             return self._executor.submit(step.job, rank)
-        if self._threads is not None:
-            return self._threads.submit(_propose, step)
-        ended: Waiting = Future()
-        ended.set_result(_propose(step))
-        return ended
+        if self._threads is None:
+            ended: Waiting = Future()
+            ended.set_result(self._propose(step))
+            return ended
+        future = self._threads.submit(self._propose, step)
+        if awaits(step.proposer):
+            self._awaited.add(future)
+        return future
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """See ``Host``."""
+        """See ``Host``. Where jobs end in order, so do all steps, which makes the order of stored trials that of the
+        problems and not that of the speed of compilers; only answers of servers are taken as they come."""
+        if self._executor.in_order:
+            self._awaited &= set(waiting)
+            own = itertools.islice((future for future in waiting if future not in self._awaited), 1)
+            waiting = [*own, *self._awaited]
         return wait(waiting, return_when=FIRST_COMPLETED).done
+
+    def _propose(self, step: ProposerStep) -> list[Trial]:
+        """Begins to compile what is proposed at once, although the step's turn may come later."""
+        step.run()
+        self._executor.prepare([proposal.record for proposal in step.affordable if proposal.record])
+        return []
 
     def close(self) -> None:
         """Drops proposers' steps that have not begun."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _propose(step: ProposerStep) -> list[Trial]:
-    step.run()
-    return []
 
 
 def lag(in_flight: int) -> int:

@@ -66,10 +66,6 @@ class GpuEnvironment:
         """Verdicts by digest, of every binary that this environment checked."""
         return dict(self._verdicts)
 
-    def prepare(self, records: Sequence[Record]) -> None:
-        """Compiles only, which needs no GPU; ``evaluate`` meets and reports the failures."""
-        self._build(records)
-
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
         """See ``Environment``. Records of one binary and launch are timed once, and share the samples."""
         trials: dict[int, Trial] = {}
@@ -191,6 +187,13 @@ class DeviceWorkshop:
         from cudal2gen.validator.device import BuiltKernel
 
         return BuiltKernel(record, artifact, self._library).open(self._card)
+
+
+def build(records: Sequence[Record], cores: int, report: Callable[[int, int], None]) -> None:
+    """Compiles records where no GPU is needed: an ``ahead.Build``."""
+    from cudal2gen import compiler
+
+    compiler.attempt(records, jobs=cores, progress=report)
 
 
 def connect(

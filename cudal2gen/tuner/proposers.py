@@ -330,13 +330,13 @@ class Mixture:
     """Several proposers in turns: each answers for its share; the next ones fill what it leaves open."""
 
     def __init__(self, proposers: Sequence[Proposer]) -> None:
-        self._proposers = list(proposers)
+        self.members = list(proposers)
         self.name = "+".join(proposer.name for proposer in proposers)
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Equal shares of legal proposals but for rounding; a proposer without any leaves its share to the rest."""
         proposals: list[Proposal] = []
-        active, places = list(self._proposers), count
+        active, places = list(self.members), count
         while active and places:
             share = max(1, places // len(active))
             for proposer in list(active):
@@ -355,7 +355,7 @@ class Mixture:
 
     def wait(self, problem: Problem) -> bool:
         """Waits for the first that has an answer under way: see ``Awaited``."""
-        return any(proposer.wait(problem) for proposer in self._proposers if isinstance(proposer, Awaited))
+        return any(proposer.wait(problem) for proposer in self.members if isinstance(proposer, Awaited))
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:  # noqa: ARG002
         """Returns False at once: with other proposers a race goes on, or ends, without one that rests."""
@@ -363,8 +363,15 @@ class Mixture:
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
         """Hands every trial to every proposer."""
-        for proposer in self._proposers:
+        for proposer in self.members:
             proposer.observe(question, trials)
+
+
+def awaits(proposer: Proposer) -> bool:
+    """Whether a proposer, or a member of a mixture, may wait for a server."""
+    if isinstance(proposer, Mixture):
+        return any(map(awaits, proposer.members))
+    return isinstance(proposer, Awaited)
 
 
 TRIES = 20  # draws for each proposal before a proposer gives up

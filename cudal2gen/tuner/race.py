@@ -109,7 +109,8 @@ class Race:
 
 class ProposerStep(NamedTuple):
     """A proposer's step of a race: it observes new trials, then proposes. No other step of the race uses the proposer
-    meanwhile, so any thread may run it. ``proposals`` receives the answer; ``stop`` ends its waiting."""
+    meanwhile, so any thread may run it. ``proposals`` receives the answer; ``stop`` ends its waiting; ``bound_us`` is
+    that of the race's pruning."""
 
     proposer: Proposer
     question: Question
@@ -117,6 +118,16 @@ class ProposerStep(NamedTuple):
     most: int
     proposals: list[Proposal]
     stop: Callable[[], bool] = lambda: False
+    bound_us: float | None = None
+
+    @property
+    def affordable(self) -> list[Proposal]:
+        """New legal proposals whose modelled time is not above ``bound_us``: what the race evaluates next."""
+        return [
+            proposal
+            for proposal in _triage(self.question, self.proposals)[0]
+            if proposal.record and (self.bound_us is None or model.estimate(proposal.record).us <= self.bound_us)
+        ]
 
     def run(self) -> None:
         """Observes the new trials, if any, then proposes at most ``most`` records, none for 0. Where there is nothing
@@ -191,13 +202,9 @@ def steps(
             break
         places = settings.evaluations - len(race.evaluations)
         question = replace(race.question, last=places <= settings.batch)
-        yield (step := ProposerStep(proposer, question, new, min(settings.batch, places), [], out_of_time))
+        yield (step := ProposerStep(proposer, question, new, min(settings.batch, places), [], out_of_time, bound))
         legal, illegal = _triage(question, step.proposals)
-        affordable = [
-            proposal
-            for proposal in legal
-            if proposal.record and (bound is None or model.estimate(proposal.record).us <= bound)
-        ]
+        affordable = step.affordable
         race.pruned += len(legal) - len(affordable)
         idle = 0 if affordable else idle + 1
         new = _refusals(race, place, illegal, run_name)

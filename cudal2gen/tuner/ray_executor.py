@@ -180,6 +180,8 @@ class RayExecutor:
     Raises ImportError without Ray, Unreachable where nothing can measure.
     """
 
+    in_order = False
+
     def __init__(
         self,
         make: Callable[[], Environment],
@@ -250,6 +252,9 @@ class RayExecutor:
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
         """Begins it now; a GPU without work takes a part of a short job."""
         return self._begin(parts(job, len(self._workers) // (self._jobs + 1)), rank)[0]
+
+    def prepare(self, records: Sequence[Record]) -> None:
+        """Nothing: a job that begins is compiled before it waits for a GPU."""
 
     def in_flight(self) -> int:
         """``AHEAD`` per GPU that the cluster has now."""

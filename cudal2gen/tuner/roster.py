@@ -13,6 +13,7 @@ from cudal2gen.tuner.policy import Policy
 from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.proposers import Evolution, Heuristics, Mixture, Nearest, PolicyProposer, Random, Tpe
 
+MOST_KEPT = 32  # problems of which the cost model's view is kept
 NAMES = ("cost-model", "policy", "prior", "llm", "nearest", "heuristics", "tpe", "evolution", "random")
 
 
@@ -44,13 +45,15 @@ class Roster:
             raise ValueError("proposer llm needs a server: --llm-url and --llm-model, or --llm-replay FILE")
         self._llm = llm() if llm and "llm" in names else None
         self._learning: dict[Problem, PolicyProposer] = {}
+        # Its answers follow from the question; what it keeps of a problem's candidates serves the problem's next turn.
+        self._climbing: dict[Problem, Proposer] = {}
         for name in self._names:
             self._make(name, seed)  # raises MissingLibrary at the start, not in the first race
 
     def proposer(self, problem: Problem) -> Proposer:
         """A race's own proposer; the language model and its limits are shared."""
         seed = zlib.crc32(f"{self._seed} {problem.key}".encode())
-        proposers = [self._make(name, seed) for name in self._names]
+        proposers = [self._climber(problem) if name == "cost-model" else self._make(name, seed) for name in self._names]
         for proposer in proposers:
             if isinstance(proposer, PolicyProposer):
                 self._learning[problem] = proposer
@@ -58,6 +61,7 @@ class Roster:
 
     def conclude(self, problem: Problem) -> None:
         """After a problem's race: the policy learns from it what later races begin with."""
+        self._climbing.pop(problem, None)
         if proposer := self._learning.pop(problem, None):
             proposer.conclude()
 
@@ -74,3 +78,10 @@ class Roster:
         if name == "heuristics":
             return Heuristics()
         return Tpe(seed) if name == "tpe" else Evolution(seed) if name == "evolution" else Random(seed)
+
+    def _climber(self, problem: Problem) -> Proposer:
+        if problem not in self._climbing:
+            if len(self._climbing) == MOST_KEPT:
+                del self._climbing[next(iter(self._climbing))]
+            self._climbing[problem] = self._make("cost-model", self._seed)
+        return self._climbing[problem]
