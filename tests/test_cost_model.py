@@ -186,6 +186,31 @@ def test_gradients_are_those_of_differences() -> None:
         assert total == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-4), name
 
 
+def test_networks_trained_side_by_side_are_those_trained_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    inputs, problem = rng.normal(0, 1, (600, 3)).astype(np.float32), np.repeat(np.arange(30), 20)
+    samples = Samples(inputs, np.sin(inputs[:, 0]), np.ones(600, np.float32), problem)
+    ensembles = []
+    for least in (1 << 40, 0):
+        monkeypatch.setattr(regression, "WORTH_PROCESSES", least)
+        ensembles.append(regression.fit(samples, members=3, epochs=4, seed=1))
+    in_turn, side_by_side = (ensemble.arrays for ensemble in ensembles)
+    assert all(np.array_equal(in_turn[name], side_by_side[name]) for name in in_turn)
+    assert not np.array_equal(in_turn["w1"][0], in_turn["w1"][1])
+
+
+@pytest.mark.parametrize("rows", [5, regression.ROWS, 3 * regression.ROWS + 7])
+def test_products_in_parts_are_products(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    shared, own, matrices = (rng.normal(0, 1, shape) for shape in ((1, rows, 7), (3, rows, 7), (3, 7, 4)))
+    for values in (shared, own):
+        product = regression.product(values, matrices)  # type: ignore[arg-type]
+        np.testing.assert_allclose(product, values @ matrices, rtol=1e-12)
+        expected = values.transpose(0, 2, 1) @ product
+        np.testing.assert_allclose(regression.inner(values, product), expected, rtol=1e-12)  # type: ignore[arg-type]
+    assert regression.ROWS * regression.HIDDEN**2 <= 1 << 18, "from there on OpenBLAS wakes other cores"
+
+
 def test_what_the_timing_model_misses_is_learned_for_other_problems() -> None:
     sample = recordings()
     apart = dict(list(sample.items())[-3:])

@@ -6,14 +6,24 @@ weighted mean of its problem, so nothing is learned from, or told about, a probl
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cudal2gen.workers import Lost, Task, answers
+
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 HIDDEN = 48
+TRAINED = ("w1", "b1", "w2", "b2", "w3")
+WORTH_PROCESSES = 1 << 21  # rows times epochs and networks, a second of a core, from which networks train side by side
+# Rows of a product: OpenBLAS gives larger ones of these networks to all cores, which took ten times as long on two busy
+# cores, and makes sums depend on the number of cores.
+ROWS = 96
 
 
 class Samples(NamedTuple):
@@ -37,8 +47,7 @@ class Ensemble:
 
     def member(self, place: int) -> Ensemble:
         """One member, as an ensemble on the same memory."""
-        own = ("w1", "b1", "w2", "b2", "w3")
-        return Ensemble(self.arrays | {name: self.arrays[name][place : place + 1] for name in own})
+        return Ensemble(self.arrays | {name: self.arrays[name][place : place + 1] for name in TRAINED})
 
     def predict(self, inputs: Floats) -> Floats:
         """Each member's output; shape (members, rows)."""
@@ -50,13 +59,13 @@ class Ensemble:
 
     def _forward(self, inputs: Floats) -> tuple[Floats, tuple[Floats, ...]]:
         a = self.arrays
-        first: Floats = inputs @ a["w1"]
+        first: Floats = product(inputs, a["w1"])
         first += a["b1"]
         np.tanh(first, out=first)
-        second: Floats = first @ a["w2"]
+        second: Floats = product(first, a["w2"])
         second += a["b2"]
         np.tanh(second, out=second)
-        output: Floats = (second @ a["w3"])[..., 0]
+        output: Floats = product(second, a["w3"])[..., 0]
         return output, (first, second)
 
     def gradients(self, inputs: Floats, error: Floats, hidden: tuple[Floats, ...]) -> dict[str, Floats]:
@@ -65,15 +74,40 @@ class Ensemble:
         back = error[..., None]
         at_second = back * self.arrays["w3"].transpose(0, 2, 1)
         at_second *= _slope(second)
-        at_first = at_second @ self.arrays["w2"].transpose(0, 2, 1)
+        at_first = product(at_second, self.arrays["w2"].transpose(0, 2, 1))
         at_first *= _slope(first)
         return {
-            "w3": second.transpose(0, 2, 1) @ back,
-            "w2": first.transpose(0, 2, 1) @ at_second,
+            "w3": inner(second, back),
+            "w2": inner(first, at_second),
             "b2": at_second.sum(1, keepdims=True),
-            "w1": inputs.transpose(0, 2, 1) @ at_first,
+            "w1": inner(inputs, at_first),
             "b1": at_first.sum(1, keepdims=True),
         }
+
+
+def product(rows: Floats, matrices: Floats) -> Floats:
+    """``rows @ matrices``; shapes (networks or 1, rows, columns) and (networks, columns, others)."""
+    answer = np.empty((len(matrices), rows.shape[1], matrices.shape[2]), matrices.dtype)
+    for place, matrix in enumerate(matrices):
+        for own, part in zip(_parts(answer[place]), _parts(rows[place % len(rows)]), strict=True):
+            np.matmul(part, matrix, out=own)
+    return answer
+
+
+def inner(rows: Floats, others: Floats) -> Floats:
+    """``rows.T @ others``; shapes (networks or 1, rows, columns) and (networks, rows, others)."""
+    answer = np.empty((len(others), rows.shape[2], others.shape[2]), others.dtype)
+    for place, other in enumerate(others):
+        pairs = zip(_parts(rows[place % len(rows)]), _parts(other), strict=True)
+        (whole, part), (rest, other_rest) = pairs
+        answer[place] = (whole.transpose(0, 2, 1) @ part).sum(0) + rest.T @ other_rest
+    return answer
+
+
+def _parts(rows: Floats) -> tuple[Floats, Floats]:
+    """Rows in parts of ``ROWS``, and the rest."""
+    whole = len(rows) - len(rows) % ROWS
+    return rows[:whole].reshape(-1, ROWS, rows.shape[1]), rows[whole:]
 
 
 def _slope(units: Floats) -> Floats:
@@ -89,37 +123,75 @@ def fit(
 ) -> Ensemble:  # fmt: skip
     """Trains the members by Adam with a warm-up and a cosine; ``batch``: problems of a step.
 
-    Members take a step one after the other: a core's cache holds the arrays of one, not those of all. Each member
-    starts elsewhere and weighs problems by draws of its own, so that their spread says where data lack.
+    Each member starts elsewhere and weighs problems by draws of its own, so that their spread says where data lack.
+    They share nothing else, so each is trained in a process of its own where there is much to do; the result is the
+    same. Raises RuntimeError where such a process dies.
     """
     rng = np.random.default_rng(seed)
     ensemble = Ensemble(_start(samples.inputs, members, hidden, rng))
     inputs = ensemble._scaled(samples.inputs)
     _, starts = np.unique(samples.problem, return_index=True)
-    slices = [slice(start, end) for start, end in zip(starts, [*starts[1:], len(inputs)], strict=True)]
-    shares = rng.exponential(1.0, (members, len(slices))).astype(np.float32) * 0.5 + 0.5
-    names = ("w1", "b1", "w2", "b2", "w3")
-    moments: dict[str, Any] = {name: [np.zeros_like(ensemble.arrays[name]) for _ in range(2)] for name in names}
-    total = epochs * -(-len(slices) // batch)
-    step = 0
-    for _ in range(epochs):
-        order = rng.permutation(len(slices))
-        for start in range(0, len(order), batch):
-            step += 1
-            chosen = order[start : start + batch]
-            rows = np.concatenate([np.arange(slices[place].start, slices[place].stop) for place in chosen])
-            lengths = [slices[place].stop - slices[place].start for place in chosen]
-            weight = samples.weight[rows] * np.repeat(shares[:, chosen], lengths, axis=1)
-            block, target = inputs[rows][None], samples.target[rows]
-            pace = rate * min(1.0, step / (0.1 * total)) * 0.5 * (1 + np.cos(np.pi * step / total))
-            for place in range(members):
-                network, own = ensemble.member(place), weight[place : place + 1]
-                output, hidden_units = network._forward(block)
-                error = _centred(output - target, own, lengths) * own / own.sum(1, keepdims=True)
-                for name, gradient in network.gradients(block, error, hidden_units).items():
-                    own_moments = [moment[place : place + 1] for moment in moments[name]]
-                    _adam(network.arrays[name], gradient, own_moments, step, pace, decay)
+    shares = rng.exponential(1.0, (members, len(starts))).astype(np.float32) * 0.5 + 0.5
+    steps = _steps(samples.problem, starts, [rng.permutation(len(starts)) for _ in range(epochs)], batch)
+
+    def train(place: int) -> tuple[int, dict[str, Floats]]:
+        network = ensemble.member(place)
+        _train(network, inputs, samples, shares[place], steps, rate, decay)
+        return place, {name: network.arrays[name] for name in TRAINED}
+
+    processes = min(members, os.cpu_count() or 1) if len(inputs) * epochs * members >= WORTH_PROCESSES else 1
+    if processes == 1:
+        trained = [train(place) for place in range(members)]
+    else:
+        tasks = [Task(f"network {place}", (place,)) for place in range(members)]
+        with closing(answers(train, tasks, processes)) as outcomes:
+            trained = [_alive(outcome) for outcome in outcomes]
+    for place, arrays in trained:
+        for name, array in arrays.items():
+            ensemble.arrays[name][place] = array[0]
     return ensemble
+
+
+def _alive(outcome: tuple[int, dict[str, Floats]] | Lost) -> tuple[int, dict[str, Floats]]:
+    if isinstance(outcome, Lost):
+        raise RuntimeError(f"training of {outcome.name}: {outcome.reason}")
+    return outcome
+
+
+class Step(NamedTuple):
+    """Rows of a step's problems, and how many each has; ``problems``: their numbers."""
+
+    rows: Ints
+    lengths: Ints
+    problems: Ints
+
+
+def _steps(problem: Ints, starts: Ints, orders: Sequence[Ints], batch: int) -> list[Step]:
+    """Of all epochs. ``orders``: of the problems, by epoch."""
+    lengths = np.diff([*starts, len(problem)])
+    steps = []
+    for order in orders:
+        for first in range(0, len(order), batch):
+            chosen = order[first : first + batch]
+            rows = np.concatenate([np.arange(starts[place], starts[place] + lengths[place]) for place in chosen])
+            steps.append(Step(rows, lengths[chosen], chosen))
+    return steps
+
+
+def _train(
+    network: Ensemble, inputs: Floats, samples: Samples, shares: Floats, steps: Sequence[Step], rate: float,
+    decay: float,
+) -> None:  # fmt: skip
+    """One network, in place. ``shares``: its weights of the problems."""
+    moments = {name: [np.zeros_like(network.arrays[name]) for _ in range(2)] for name in TRAINED}
+    for number, step in enumerate(steps, 1):
+        weight = (samples.weight[step.rows] * np.repeat(shares[step.problems], step.lengths))[None]
+        pace = rate * min(1.0, number / (0.1 * len(steps))) * 0.5 * (1 + np.cos(np.pi * number / len(steps)))
+        block = inputs[step.rows][None]
+        output, hidden_units = network._forward(block)
+        error = _centred(output - samples.target[step.rows], weight, step.lengths) * weight / weight.sum()
+        for name, gradient in network.gradients(block, error, hidden_units).items():
+            _adam(network.arrays[name], gradient, moments[name], number, pace, decay)
 
 
 def _start(inputs: Floats, members: int, hidden: int, rng: np.random.Generator) -> dict[str, Floats]:
@@ -135,9 +207,9 @@ def _start(inputs: Floats, members: int, hidden: int, rng: np.random.Generator) 
     }
 
 
-def _centred(difference: Floats, weight: Floats, lengths: list[int]) -> Floats:
+def _centred(difference: Floats, weight: Floats, lengths: Ints) -> Floats:
     """Differences less the weighted mean of their problem."""
-    starts = np.cumsum([0, *lengths[:-1]])
+    starts = np.cumsum(lengths) - lengths
     means = np.add.reduceat(difference * weight, starts, axis=1) / np.add.reduceat(weight, starts, axis=1)
     return difference - np.repeat(means, lengths, axis=1)
 
