@@ -78,7 +78,7 @@ def test_rewards_are_those_of_the_trials(files: tuple[Path, Path]) -> None:
     trials = results.trials(store)
     examples = list(exports.examples(transcript, exports.Rewards(trials, SETTINGS)))
     longest = {}
-    for effort in ("short", "medium", "long"):
+    for effort in ("short", "medium", "long", "final"):
         for trial in trials:
             if trial.effort == effort and trial.measured:
                 longest[trial.record["stages"], trial.record["raster_group"]] = trial

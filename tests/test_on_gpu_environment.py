@@ -151,7 +151,7 @@ def test_a_race_on_the_device_finds_the_faster_record() -> None:
     winner, gain = contest.winner, contest.gain
     assert winner is not None
     assert gain is not None
-    assert winner.effort == "long"
+    assert winner.effort == "final"
     assert gain.value == pytest.approx((20 - 64 / 32) / (20 - winner.record["bn"] / 32), rel=1e-3)
     assert winner.record["bn"] == max(trial.record["bn"] for trial in contest.short_trials)
     assert contest.improved

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from cudal2gen import catalog, model, results
 from cudal2gen.kernel import IllegalRecord, Problem, Record, fit, parse, revise
 from cudal2gen.ratios import Ratio
-from cudal2gen.results import INCUMBENT, KERNEL, Timing, Trial
+from cudal2gen.results import INCUMBENT, KERNEL, Effort, Timing, Trial
 from cudal2gen.tuner import benchmark, campaign, curve, executor, race, reward, space
 from cudal2gen.tuner.environment import Model, Replay, Unrecorded, agreement, trial_of
 from cudal2gen.tuner.proposal import Proposal, Question, proposal
@@ -359,7 +359,7 @@ def test_a_race_stores_what_it_does_and_ends_with_a_paired_gain() -> None:
     assert store == contest.trials
     assert len(contest.short_trials) == 40
     assert contest.stop_reason == "40 evaluations"
-    assert [sum(trial.effort == effort for trial in store) for effort in ("medium", "long")] == [8, 3]
+    assert [sum(trial.effort == effort for trial in store) for effort in ("medium", "long", "final")] == [8, 3, 1]
     assert {trial.run for trial in store} == {"r"}
     assert contest.curve == sorted(contest.curve, reverse=True)
     assert contest.curve[-1] == min(trial.cost for trial in contest.short_trials if trial.measured) < math.inf
@@ -438,12 +438,55 @@ def test_no_gain_without_a_clear_interval() -> None:
     incumbent_itself = timed_trial(record, 8.0, 9.0).model_copy(update={"effort": "long"})
     assert not race.Race(space.candidates(SMALL), record, [incumbent_itself]).improved
     better = timed_trial(rival, 8.0, 9.0).model_copy(update={"effort": "long"})
-    assert race.Race(space.candidates(SMALL), record, [better]).improved
+    chosen = race.Race(space.candidates(SMALL), record, [better])
+    assert (chosen.promising, chosen.improved) == (True, False), "the samples that chose it prove nothing"
+    again = better.model_copy(update={"effort": "final"})
+    assert race.Race(space.candidates(SMALL), record, [better, again]).improved
+    assert not race.Race(
+        space.candidates(SMALL), record, [better, draw.model_copy(update={"effort": "final"})]
+    ).improved
     before_the_long_timing = [better.model_copy(update={"effort": effort}) for effort in ("short", "medium")]
     contest = race.Race(space.candidates(SMALL), record, before_the_long_timing)
     assert contest.winner == before_the_long_timing[1]
     assert contest.gain is None
     assert not contest.improved
+
+
+class Null:
+    """Every record takes the incumbent's time, within noise; ``bias``: what a measurement of it is off, by chance."""
+
+    name, on = "gpu", "a card"
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
+        samples, contenders = (6 if effort == "short" else 30), len(records) + 1
+        bias = self._rng.normal(0, 0.002, contenders)
+        us = 10 * np.exp(self._rng.normal(0, 0.01, (samples, contenders)) + bias)
+        timings = [
+            Timing(contender=contender, calls=9, event_us=tuple(us[:, place]), error=0.0)
+            for place, contender in enumerate([KERNEL] * len(records) + [INCUMBENT])
+        ]
+        return [
+            trial_of(self, problem, record, effort, "measured", timings=(timing, timings[-1]))  # type: ignore[arg-type]
+            for record, timing in zip(records, timings[:-1], strict=True)
+        ]
+
+
+def test_where_nothing_is_faster_nothing_wins() -> None:
+    """The best of three noisy times is promising in a tenth of the searches, and one of all of them wins at most."""
+    own = space.candidates(SMALL, 40)
+    candidates = space.Candidates(SMALL, own.fields[1:], own.records[1:])
+    promising = improved = 0
+    for seed in range(60):
+        contest = race.Race(candidates, own.records[0])
+        place = executor.InProcess(Null(seed))  # type: ignore[arg-type]
+        race.run(contest, Random(seed), place, lambda _: None, race.Settings(8, prune=None))
+        promising += any(trial.effort == "final" for trial in contest.trials)
+        improved += contest.improved
+    assert promising >= 4
+    assert improved <= 1
 
 
 # Campaigns, and the catalog
@@ -497,7 +540,9 @@ def test_within_a_budget_each_problem_gets_some_candidates_before_any_gets_more(
     assert [trial.problem for trial in results.trials(store)[:12:4]] == problems
     assert ended == problems
     assert standing.early_ends(24) == {"out of time": 3}
-    assert {contest.winner.effort for contest in standing.races if contest.winner} == {"long"}, "gains are timed longer"
+    assert {contest.winner.effort for contest in standing.races if contest.winner} == {"final"}, (
+        "gains are timed longer"
+    )
     assert clock[0] < 30
 
 
@@ -544,7 +589,7 @@ def winner(environment: str = "gpu", on: str = "NVIDIA H200") -> race.Race:
     record = incumbent()
     rival = space.candidates(SMALL).compose(5, {}, "policy")
     best = timed_trial(rival, 8.0, 9.0, digest="d1").model_copy(
-        update={"effort": "long", "environment": environment, "on": on, "proposer": "policy"}
+        update={"effort": "final", "environment": environment, "on": on, "proposer": "policy"}
     )
     return race.Race(space.candidates(SMALL), record, [best])
 
@@ -677,8 +722,8 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
 ORDER = [
     "space", "environment", "on_gpu", "reward", "features", "network", "policy", "checkpoint", "proposal",
     "heuristics", "proposers", "facts", "regression", "cost_model", "climbing", "recorded", "training", "roster",
-    "ahead", "executor", "ray_executor", "race", "memory", "curriculum", "completions", "chat", "answers", "prompt",
-    "llm", "exports", "flight", "campaign", "progress", "curve", "benchmark", "ranking",
+    "ahead", "executor", "ray_executor", "race", "memory", "curriculum", "completions", "transcript", "chat", "answers",
+    "prompt", "llm", "exports", "flight", "campaign", "progress", "curve", "benchmark", "ranking",
 ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ ProtocolName = Literal["device", "offline", "server"]
 L2 = Literal["cold", "hot", "exceeded"]
 # How a trial of a proposed record ended. All outcomes but "measured" are failures with a reason.
 Outcome = Literal["measured", "illegal", "compile error", "wrong result", "spill", "time-out", "too good"]
-Effort = Literal["short", "medium", "long"]
+Effort = Literal["short", "medium", "long", "final"]
 Source = Literal["gpu", "replay", "model"]  # where a trial's times come from: a GPU, an earlier measurement, or a model
 
 KERNEL, INCUMBENT = "cudal2gen", "incumbent"

@@ -29,8 +29,8 @@ from cudal2gen.tuner import space
 Array = NDArray[np.float64]
 Incumbent = Callable[[Problem], Record | None]
 
-# Samples per contender: what each effort costs, roughly as 1 : 4 : 12.
-SAMPLES: dict[Effort, int] = {"short": 5, "medium": 20, "long": 60}
+# Samples per contender: what each effort costs, roughly as 1 : 4 : 12 : 12.
+SAMPLES: dict[Effort, int] = {"short": 5, "medium": 20, "long": 60, "final": 60}
 
 
 class Place(Protocol):
@@ -93,7 +93,7 @@ class Replay:
     there is of less effort. ``candidates`` are the recorded records, so a search among them never asks for others."""
 
     name: Source = "replay"
-    order: tuple[Effort, ...] = ("short", "medium", "long")
+    order: tuple[Effort, ...] = ("short", "medium", "long", "final")
 
     def __init__(self, recorded: Iterable[Trial]) -> None:
         self._trials: dict[tuple[object, ...], Trial] = {}

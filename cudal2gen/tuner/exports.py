@@ -27,7 +27,7 @@ from cudal2gen.tuner.curriculum import STAGES, Stage
 from cudal2gen.tuner.environment import Environment
 from cudal2gen.tuner.transcript import Exchange, Outcome, Reply
 
-EFFORTS: tuple[Effort, ...] = ("long", "medium", "short")
+EFFORTS: tuple[Effort, ...] = ("final", "long", "medium", "short")
 
 
 @dataclass(frozen=True)

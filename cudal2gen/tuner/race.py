@@ -2,6 +2,7 @@
 
 ``store`` receives every trial first, so a killed race resumes from its stored trials. Stages are ordered by cost: only
 legal records compile, only compiled kernels run, only correct ones are timed, and only fast ones are timed for longer.
+What a race claims rests on samples that chose nothing: the winner alone is timed once more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from cudal2gen.tuner.proposal import Awaited, Proposal, Proposer, Question, tria
 from cudal2gen.tuner.space import Candidates
 
 Store = Callable[[Sequence[Trial]], None]
-HALVES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3))  # how many of the best records are timed again
+# How many of the best records are timed again. The winner of the long timing is where it is faster than the incumbent.
+STAGES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3), ("final", 1))
+BEFORE: dict[Effort, Effort] = {"medium": "short", "long": "medium", "final": "long"}
 FINISHED = "finished before"  # reason of a race that an earlier run has finished
 IDLE = 3  # a race ends after so many batches without a new legal record
 
@@ -81,7 +84,7 @@ class Race:
     @property
     def winner(self) -> Trial | None:
         """The best trial of the longest effort that has measured trials."""
-        for effort in ("long", "medium", "short"):
+        for effort in ("final", "long", "medium", "short"):
             measured = [trial for trial in self.trials if trial.effort == effort and trial.measured]
             if measured:
                 return min(measured, key=lambda trial: trial.cost)
@@ -89,13 +92,19 @@ class Race:
 
     @property
     def gain(self) -> Ratio | None:
-        """The incumbent's time over the winner's in the long timing; None before the long timing."""
+        """The incumbent's time over the winner's in the final timing, else in the long one; None before that."""
         winner = self.winner
-        return winner.faster_than(INCUMBENT) if winner and winner.effort == "long" else None
+        return winner.faster_than(INCUMBENT) if winner and winner.effort in ("final", "long") else None
 
     @property
     def improved(self) -> bool:
-        """Whether the winner is another record, and its gain's whole interval is above 1."""
+        """Whether the winner is another record, and its gain's whole interval in the final timing is above 1."""
+        return self.promising and self.winner is not None and self.winner.effort == "final"
+
+    @property
+    def promising(self) -> bool:
+        """``improved``, or so by the long timing. That chose the winner, and the fastest of several noisy times is
+        faster than it will be again, so it is no evidence of a gain."""
         winner, gain = self.winner, self.gain
         if winner is None or gain is None or gain.low <= 1:
             return False
@@ -217,7 +226,7 @@ def steps(
         progress(race)
     if new:
         yield ProposerStep(proposer, race.question, new, 0, [])
-    for effort, most in HALVES if settings.longer else ():
+    for effort, most in STAGES if settings.longer else ():
         if best := _best(race, effort, most):
             yield (evaluation := _evaluation(race, best, effort))
             trials = _attributed(best, evaluation, run_name)
@@ -284,9 +293,9 @@ def _attributed(proposals: Sequence[Proposal], evaluation: Evaluation, run_name:
 
 def _best(race: Race, effort: Effort, most: int) -> list[Proposal]:
     """The best of the effort before this one, for timing them again; none where trials of this effort exist."""
-    if any(trial.effort == effort for trial in race.trials):
+    if any(trial.effort == effort for trial in race.trials) or (effort == "final" and not race.promising):
         return []
-    before: Effort = "short" if effort == "medium" else "medium"
+    before = BEFORE[effort]
     measured = {trial_key(trial): trial for trial in race.trials if trial.effort == before and trial.measured}
     best = sorted(measured.values(), key=lambda trial: trial.cost)[:most]
     return [Proposal(trial.proposer, trial.record, parse(trial.record)) for trial in best]
