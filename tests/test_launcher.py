@@ -19,6 +19,7 @@ from cudal2gen.kernel import launch as contract
 from cudal2gen.kernel.launch import CONVENTIONS, LaunchFileError, Matrix, Operands, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.validator import Shape, run_case
 from tests import idle_runtime
 from tests.paths import IN_CLUSTER, PATHS, SWAPPED, TWO, once, ring, small
 
@@ -527,3 +528,23 @@ def test_only_kernels_are_overlapped_with_in_a_graph_capture(
     finally:
         idle_runtime.capture(idle, None)
     assert idle_runtime.overlaps(idle) == overlaps
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_counters_cleared_on_another_stream_than_the_callers_race_with_the_kernel(
+    own: bool, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = PATHS["split_k"]
+    (artifact,) = compiler.build([record])
+    real = OpenKernel.launch
+
+    def launch(self: OpenKernel, *arguments: Any, **others: Any) -> None:
+        *_, workspace, stream = arguments
+        runtime = ctypes.CDLL(str(emulator.runtime_path()))
+        clear = [ctypes.c_void_p(workspace), 0, ctypes.c_size_t(4), ctypes.c_void_p(stream if own else None)]
+        assert runtime.cudaMemsetAsync(*clear) == 0
+        real(self, *arguments, **others)
+
+    monkeypatch.setattr(OpenKernel, "launch", launch)
+    case, _ = run_case(record, artifact, library, Shape(32, 32, 128), "binary")
+    assert [finding.split(":")[0] for finding in case.findings] == [] if own else ["stream-race"]

@@ -271,7 +271,11 @@ def execute(
             with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
                 size = kernel.workspace_bytes(m, n, k, matrices.batches.products)
                 workspace = memory.allocate(size, "scratch", name="workspace").address if size else 0
-                kernel.launch(*matrices.arguments, workspace, fused=matrices.fused_arguments, **matrices.several)
+                # What the launcher gave to another stream than the caller's would race with the kernel.
+                stream = session.streams.own() if size else 0
+                kernel.launch(
+                    *matrices.arguments, workspace, stream, fused=matrices.fused_arguments, **matrices.several
+                )
         except LaunchError as error:
             findings.append(f"launch-refused: {error}")
     findings += [str(report) for report in session.reports if report.is_error]

@@ -69,6 +69,7 @@ def test_mutants_of_a_cluster_with_multicast() -> None:
     total, left = survivors("tma_gemm", 2, "tn_f16_2x1")
     assert set(total) >= {
         "drop", "weaken", "skip", "once", "parity", "bytes", "count", "discount", "step", "swizzle", "own", "raise",
+        "warp", "mask",
     }  # fmt: skip
     assert [m.name for m in left if (m.kind, m.name.split()[1]) not in EQUIVALENT] == []
     counts = Counter((m.kind, m.name.split()[1]) for m in left)

@@ -181,6 +181,14 @@ def adjust(kind: str, which: int, type_: str, op: str, by: str) -> Mutation:
     return mutation
 
 
+def without_last_warp(s: Statement) -> Iterator[Change]:
+    """A wait for all groups, not by the last warp of each warpgroup. Behind one that leaves some pending no result is
+    read."""
+    if not s.text.startswith("@") and s.ins.operands == (Imm(0),):
+        guarded = f"mov.u32 own, %tid.x; and.b32 own, own, 96; setp.ne.u32 mutant, own, 96; @mutant {s.text}"
+        yield s.become("warp", f"{{ .reg .b32 own; .reg .pred mutant; {guarded} }}")
+
+
 def shift_register(nbytes: int) -> Mutation:
     """Adds bytes to the first address that is held in a register, a shared-memory one."""
 

@@ -59,7 +59,7 @@ class MapProxy:
         offset = at + np.arange(0, MAP_BYTES, _CHUNK)
         self.device.hazards.before_read(GlobalAccess(buffer, np.full(len(offset), lane), offset, _CHUNK, site))
         writer, own, tick = (tag & THREAD) // batch.width, int(batch.ctas[batch.row_of[lane]]), tag >> TICK_SHIFT
-        reach = self._between(writer, own)
+        reach = self.launch.scope_of_both(writer, own)
         fault = ""
         if not any(t > tick and c == writer and s >= reach for (c, s), t in state.map_releases.items()):
             fault = "without a release of its writer to the proxy of tensor maps"
@@ -67,12 +67,6 @@ class MapProxy:
             fault = "without fence.proxy.tensormap::generic.acquire of its address between"
         if fault:
             batch.report_lane("tensor-map-fence", f"{UNFENCED}, {fault}", site, lane, at + self.device.arena.base)
-
-    def _between(self, writer: int, own: int) -> Scope:
-        """The smallest scope that holds two CTAs."""
-        if writer == own:
-            return Scope.CTA
-        return Scope.CLUSTER if self.launch.cluster_of(writer) == self.launch.cluster_of(own) else Scope.GPU
 
     def _is_acquired(self, lane: int, at: int, tick: int, reach: Scope) -> bool:
         """Has an acquire fence of this scope come after a tick, and before the lane's present?"""

@@ -170,12 +170,21 @@ class Streams:
 
     def create(self, a: Words) -> int:
         """cudaStreamCreateWithFlags: out, flags."""
-        stream = self._handle(a[0])
+        self.add(self._handle(a[0]), blocking=not a[1] & NON_BLOCKING)
+        return SUCCESS
+
+    def own(self) -> int:
+        """A new stream that neither waits for the default stream nor lets that wait for it."""
+        self.last_handle += 16
+        self.add(self.last_handle, blocking=False)
+        return self.last_handle
+
+    def add(self, stream: int, blocking: bool) -> None:
+        """A stream of this handle."""
         self.clocks[stream] = {}
         self.created.add(stream)
-        if not a[1] & NON_BLOCKING:
+        if blocking:
             self.blocking.add(stream)
-        return SUCCESS
 
     def destroy(self, a: Words) -> int:
         """cudaStreamDestroy: what the stream has done stays, in the clock of the default stream only if it blocks."""

@@ -373,10 +373,8 @@ class DeviceHazards:
         narrow = np.flatnonzero((reach > 0) & ~out)
         if narrow.size:
             tagged, present = thread[narrow] // self.batch.width, self.batch.ctas[self.batch.row_of[lanes[narrow]]]
-            cluster_of = self.launch.cluster_of
-            pairs = zip(tagged, present, strict=True)
-            near = np.array([cluster_of(int(a)) == cluster_of(int(b)) for a, b in pairs], bool)
-            out[narrow] = (tagged == present) | (near & (reach[narrow] >= Scope.CLUSTER))
+            pairs = zip(tagged.tolist(), present.tolist(), strict=True)
+            out[narrow] = reach[narrow] >= np.array([self.launch.scope_of_both(a, b) for a, b in pairs])
         return out
 
     def _by_flags(

@@ -15,6 +15,7 @@ from cudal2gen.emulator.state.lanes import Lanes
 from cudal2gen.emulator.state.participants import Dim3
 from cudal2gen.emulator.state.queue import CtaQueue
 from cudal2gen.emulator.state.reports import Report, Reports
+from cudal2gen.emulator.state.scopes import Scope
 from cudal2gen.emulator.state.sites import NOWHERE, Site
 from cudal2gen.emulator.state.suspects import Suspects, Trial
 
@@ -233,3 +234,9 @@ class LaunchState:
         (gx, gy, _), (cx, cy, cz) = self.geometry.grid, self.geometry.cluster
         x, y, z = self.cta_index(cta)
         return x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz))
+
+    def scope_of_both(self, cta: int, other: int) -> Scope:
+        """The smallest scope that holds two CTAs, by linear numbers."""
+        if cta == other:
+            return Scope.CTA
+        return Scope.CLUSTER if self.cluster_of(cta) == self.cluster_of(other) else Scope.GPU

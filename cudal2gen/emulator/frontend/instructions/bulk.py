@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cudal2gen.emulator.frontend.emitter import Emitter
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
 from cudal2gen.emulator.frontend.instructions.memory import copy_access
-from cudal2gen.emulator.frontend.mutations import drop, shift_register, swap, weaken
+from cudal2gen.emulator.frontend.mutations import Change, Statement, adjust, drop, shift_register, swap, weaken
 from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Tensor
 from cudal2gen.emulator.hopper.bulk import Delivery
 
@@ -26,8 +28,7 @@ def _spaces(e: Emitter, ins: Instr) -> tuple[str, str]:
 
 def _delivery(e: Emitter, ins: Instr, to: Operand, bar: Operand, mask_at: int) -> str:
     """Where a copy to shared memory goes; the ranks of a multicast are operand ``mask_at``."""
-    multicast = any(p.split(":")[0] == "multicast" for p in ins.parts)
-    ranks = e.array(ins.operands[mask_at], "u2") if multicast else "None"
+    ranks = e.array(ins.operands[mask_at], "u2") if _is_multicast(ins) else "None"
     reach = next(p for p in ins.parts if p.startswith("shared"))
     paired = "cta_group:2" in ins.parts
     return f"{e.bind('delivery', Delivery)}({e.shared(to, reach)}, {e.shared(bar, reach)}, {ranks}, {paired})"
@@ -51,7 +52,19 @@ def copy(e: Emitter, ins: Instr) -> None:
     e.line(f"C.load({start}, {count}, {_delivery(e, ins, to, ins.operands[3], 4)}, {e.lanes()}, {inside})")
 
 
-@instruction("cp.async.bulk.tensor", writes=Writes.MEMORY, completed_by=_WAITS, hopper=True, mutations=_MUTATIONS)
+def _is_multicast(ins: Instr) -> bool:
+    return any(p.split(":")[0] == "multicast" for p in ins.parts)
+
+
+def _mask(s: Statement) -> Iterator[Change]:
+    """CTA 0 is left out of a multicast, or is one of its receivers, too."""
+    if _is_multicast(s.ins):
+        yield from adjust("mask", 3, "b16", "xor.b16", "1")(s)
+
+
+@instruction(
+    "cp.async.bulk.tensor", writes=Writes.MEMORY, completed_by=_WAITS, hopper=True, mutations=(*_MUTATIONS, _mask)
+)
 def copy_tensor(e: Emitter, ins: Instr) -> None:
     """A box of a tensor map to or from shared memory."""
     destination, origin = _spaces(e, ins)
@@ -79,7 +92,13 @@ def commit(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     e.line(f"C.commit({e.mask()})")
 
 
-@instruction("cp.async.bulk.wait_group", writes=Writes.MEMORY, hopper=True, mutations=(drop, weaken, swap))
+def _of_reads(s: Statement) -> Iterator[Change]:
+    """A wait for the ends of stores waits for their reads only."""
+    if "read" not in s.ins.parts:
+        yield s.become("read", s.text.replace("wait_group", "wait_group.read", 1))
+
+
+@instruction("cp.async.bulk.wait_group", writes=Writes.MEMORY, hopper=True, mutations=(drop, weaken, swap, _of_reads))
 def wait(e: Emitter, ins: Instr) -> None:
     """cp.async.bulk.wait_group."""
     e.line(f"C.wait({e.literal(ins.operands[0])}, {'read' in ins.parts}, {e.mask()})")

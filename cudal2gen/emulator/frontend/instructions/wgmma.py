@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from cudal2gen.emulator.arithmetic.operands import ELEMENT_BITS
 from cudal2gen.emulator.frontend.emitter import Emitter
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
-from cudal2gen.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, retype, swap, weaken
+from cudal2gen.emulator.frontend.mutations import (
+    Change,
+    Mutation,
+    Statement,
+    adjust,
+    drop,
+    retype,
+    swap,
+    weaken,
+    without_last_warp,
+)
 from cudal2gen.emulator.frontend.ptx import Instr, Operand, Reg, Vec
 from cudal2gen.emulator.hopper.tile import Form
 
@@ -25,7 +35,7 @@ def commit(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     e.line(f"X.commit({e.lanes()})")
 
 
-@instruction("wgmma.wait_group", writes=Writes.NOTHING, hopper=True, mutations=(drop, weaken, swap))
+@instruction("wgmma.wait_group", writes=Writes.NOTHING, hopper=True, mutations=(drop, weaken, swap, without_last_warp))
 def wait(e: Emitter, ins: Instr) -> None:
     """wgmma.wait_group."""
     e.line(f"X.wait({e.literal(ins.operands[0])}, {e.mask()})")
