@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cudal2gen import compiler, gpu, places
+from cudal2gen import gpu, places
 from cudal2gen.kernel import FAMILIES
+from tests import faulty
 
 pytest_plugins = ["tests.cpu_times", "tests.emulated_operators"]
 
@@ -30,6 +35,7 @@ LONGEST = [
 ]  # fmt: skip
 REHEARSED = 1  # case of each test
 LEFT_OUT = pytest.StashKey[str]()
+DISPATCH = "cudal2gen.operators.dispatch"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
@@ -80,6 +86,12 @@ def rehearse(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected lives as long as the process: the collector of garbage need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if LEFT_OUT in config.stash:
         terminalreporter.write_line(config.stash[LEFT_OUT])
@@ -94,16 +106,32 @@ def _kernels_compiled_ahead(request: pytest.FixtureRequest) -> None:
     """
     modules = dict.fromkeys(item.module for item in request.session.items if isinstance(item, pytest.Function))
     if records := [record for module in modules for record in getattr(module, "BUILT_AHEAD", ())]:
-        compiler.build(records)
+        faulty.build(records)
 
 
 @pytest.fixture(autouse=True)
-def _families_as_they_were() -> Iterator[None]:
-    """Recorded tiles are a family while recordings are read; other tests count families."""
-    before = dict(FAMILIES)
+def _state_as_it_was() -> Iterator[None]:
+    """Recorded tiles are a family while recordings are read; other tests count families. The operators' dispatcher is
+    made by the first call, by the environment of that moment."""
+    families, before = dict(FAMILIES), _dispatcher()
     yield
     FAMILIES.clear()
-    FAMILIES.update(before)
+    FAMILIES.update(families)
+    if _dispatcher() is not before:
+        sys.modules[DISPATCH].Current.dispatcher = before
+
+
+def _dispatcher() -> object:
+    return sys.modules[DISPATCH].Current.dispatcher if DISPATCH in sys.modules else None
+
+
+@pytest.fixture(autouse=True)
+def _numbers_drawn_alike() -> None:
+    """What a test draws without a seed does not depend on the tests before it."""
+    random.seed(0)
+    np.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture

@@ -318,9 +318,9 @@ def test_the_environment_cannot_change_a_kernel_unseen(tmp_path: Path, monkeypat
 @pytest.mark.slow
 def test_processes_that_race_for_the_launcher_all_get_it(tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from cudal2gen import compiler, launcher; import ctypes;"
-    program += "[ctypes.CDLL(str(compiler.launcher(build_dir=Path(sys.argv[1]) / str(i)))) for i in range(2)]"
-    racers = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)]) for _ in range(4)]
-    assert [racer.wait(300) for racer in racers] == [0] * 4
+    program += "ctypes.CDLL(str(compiler.launcher(build_dir=Path(sys.argv[1]))))"
+    racers = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path)]) for _ in range(3)]
+    assert [racer.wait(300) for racer in racers] == [0] * 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -20,6 +20,7 @@ from cudal2gen.renderer import render
 from cudal2gen.validator import run_case, stress_shapes
 from cudal2gen.validator.problems import thorough_shape
 from tests.draws import THOROUGH, drawn, drawn_by, few_by
+from tests.faulty import Faulty
 from tests.mutation import TEXT_FAULTS, TextFault, candidates, equivalence, survivors, text_faults
 from tests.paths import PATHS
 
@@ -103,7 +104,10 @@ FAULTY = few_by(
     1,
 )
 
-BUILT_AHEAD = [PATHS[name] for name in [*MUTATED, *drawn(MORE, 5)]]
+BUILT_AHEAD = [
+    *(PATHS[name] for name in [*MUTATED, *drawn(MORE, 5)]),
+    *(Faulty(PATHS[name], fault.before, fault.after) for name, fault in FAULTY),
+]
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +140,8 @@ def test_every_fault_has_a_kernel() -> None:
 
 
 @pytest.mark.parametrize(("name", "fault"), FAULTY, ids=[f"{name}: {fault.fault}" for name, fault in FAULTY])
-def test_a_faulty_text_is_noticed(name: str, fault: TextFault, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = PATHS[name]
-    text = render(record).replace(fault.before, fault.after)
-    monkeypatch.setattr(compiler, "render", lambda _: text)
-    (artifact,) = compiler.build([record])
+def test_a_faulty_text_is_noticed(name: str, fault: TextFault, library: Path) -> None:
+    record, artifact = PATHS[name], Faulty(PATHS[name], fault.before, fault.after).built()
     shape = thorough_shape(record, stress_shapes(record))
     case, _ = run_case(record, artifact, library, shape, "normal", hazards=False)
     assert not case.passed

@@ -52,6 +52,7 @@ def groups(trial: Trial) -> int:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A head without a card, on this machine's loopback. Tests add nodes that have one."""
     require("ray")
+    before, on_end = dict(os.environ), signal.getsignal(signal.SIGTERM)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray.cluster_utils import Cluster
@@ -81,6 +82,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     finally:
         ray.shutdown()
         ray_cluster.shutdown()
+        # Ray leaves variables, and a handler of its own, which other tests' processes would inherit.
+        os.environ.clear()
+        os.environ.update(before)
+        signal.signal(signal.SIGTERM, on_end)
 
 
 @pytest.fixture
