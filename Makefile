@@ -55,7 +55,7 @@ browser:
 thorough: export HYPOTHESIS_PROFILE = thorough
 thorough: .venv/dev
 	$(PYTEST) tests/test_validator.py tests/test_kernel.py tests/test_renderer.py tests/test_mutation.py \
-	  tests/test_products.py tests/emulator/test_multistage.py tests/test_fuzz_cli.py tests/test_fuzz_data.py
+	  tests/test_ptx.py tests/test_products.py tests/emulator/test_multistage.py tests/test_fuzz_cli.py tests/test_fuzz_data.py
 	$(BIN)/python -m pytest -s tests/test_library.py
 
 # Accepts changed templates: rewrites the golden texts.
