@@ -490,6 +490,7 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
         (["render", "--all"], "several records need --out DIR"),
         (["--catalog", "/nowhere/k.jsonl", "list"], "no catalog at /nowhere/k.jsonl"),
         (["edit", "--mnk", "64_64_64"], "nothing to change"),
+        (["shwo"], "no such command 'shwo'. Did you mean 'show'? See 'cudal2gen --help'"),
         (["build", "--all", "--gpu", "any", "--layout", "nn"], "no records for any f16 nn"),
         (["list", "--gpu", "A10"], "invalid value for '--gpu': 'A10' is not one of 'a100', 'rtx3090'"),
         (["tune", "--mnk", "64_64_64", "--environment", "mod"], "'mod' is not one of 'gpu', 'replay', 'model'"),

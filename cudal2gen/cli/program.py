@@ -84,8 +84,9 @@ def _print_usage(usage: Any) -> None:
         print(message, file=sys.stderr)
         return
     command = usage.ctx.command_path if usage.ctx else "cudal2gen"
-    advice = f"; see '{command} --help'"
-    error(brief(f"{message[0].lower()}{message[1:].rstrip('.')}", LONGEST - len(advice)) + advice)
+    message = message[0].lower() + message[1:].rstrip(".")
+    advice = f"{' See' if message.endswith('?') else '; see'} '{command} --help'"
+    error(brief(message, LONGEST - len(advice)) + advice)
 
 
 app = typer.Typer(

@@ -71,7 +71,7 @@ def explain(error: ValidationError) -> str:
         named = field and item["type"] != "extra_forbidden" and not message.endswith("field required")
         value = f"={spelled(item['input'])}" if named else ""
         if item["type"] == "extra_forbidden":
-            message = "extra inputs are not permitted; 'cudal2gen show' lists the fields that the record has"
+            message = "extra inputs are not permitted; 'cudal2gen show' lists the fields; a newer version may have more"
         lines.append(brief(f"{brief(field)}{value}: {message}" if field else message, LONGEST_RULE))
     more = [f"and {len(lines) - MAX_RULES} more"] if len(lines) > MAX_RULES else []
     return "; ".join([*lines[:MAX_RULES], *more])
