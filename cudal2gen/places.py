@@ -87,4 +87,4 @@ def remedy(path: Path) -> str:
     }
     within = [name for name, folder in folders.items() if path.is_relative_to(folder)]
     names = within[:1] or [name for name, folder in folders.items() if folder.is_relative_to(path)]
-    return f"; name another place by {' and '.join(names)}" if names else ""
+    return f"; name another place by {', '.join(names)}" if names else ""

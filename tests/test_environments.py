@@ -27,7 +27,7 @@ NOWHERE = Path("/proc/none")  # nobody makes a folder there
 MOVED = {name: f"{NOWHERE}/{name}" for name in ("CUDAL2GEN_RESULTS", "CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_CACHE_DIR")}
 UNBUILT = f"cannot write to {MOVED['CUDAL2GEN_BUILD_DIR']}: No such file or directory; choose another folder with "
 REMEDY = (
-    f"{NOWHERE}: No such file or directory; name another place by CUDAL2GEN_RESULTS and CUDAL2GEN_BUILD_DIR and "
+    f"{NOWHERE}: No such file or directory; name another place by CUDAL2GEN_RESULTS, CUDAL2GEN_BUILD_DIR, "
     "CUDAL2GEN_CACHE_DIR"
 )
 
