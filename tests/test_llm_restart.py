@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cudal2gen import catalog, results
+from cudal2gen.errors import Failure
 from cudal2gen.results import Trial
-from cudal2gen.tuner import chat, executor, memory, race
-from cudal2gen.tuner.chat import Chat
+from cudal2gen.tuner import chat, completions, executor, memory, race
+from cudal2gen.tuner.chat import Chat, ServerWire
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.llm import Llm
 from cudal2gen.tuner.memory import Memory
-from cudal2gen.tuner.transcript import Exchange, Outcome, read
+from cudal2gen.tuner.transcript import Exchange, Message, Outcome, Request, Unavailable, read
 from cudal2gen.tuner.writing.session import Session
 from tests import test_writing
-from tests.chat_server import Server, proposes, says, serving
+from tests.chat_server import Server, fails, proposes, says, sends, serving
 from tests.packages import require
-from tests.test_llm import PROBLEM, candidates, endpoint, incumbent, question
+from tests.test_llm import KEY, PROBLEM, Clock, candidates, endpoint, incumbent, question
 from tests.test_writing import KERNELS, LOOP, UNROLLED, block, writes
 
 require("openai")
@@ -138,6 +140,100 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
                 search(server, parts, end)
         assert [trial.record for trial in search(server, parts)] == [trial.record for trial in expected]
         assert len(server.requests) == 3
+
+
+# Refusals of servers, in words.
+
+REFUSALS = {
+    "401": (
+        fails(401, f"Incorrect API key provided: {KEY}."),
+        "answers 401: Incorrect API key provided: ***.; set its key",
+        1,
+        True,
+    ),
+    "404": (
+        fails(404, "no model m"),
+        "answers 404: no model m; look at --llm-url, which mostly ends in /v1, and at --llm-model",
+        1,
+        True,
+    ),
+    "quota": (fails(429, "no", "insufficient_quota"), "answers 429: no; add credit, or set another key", 1, True),
+    "temperature": (
+        fails(400, "'temperature' does not support 0.3"),
+        "; leave --llm-temperature out for this model",
+        1,
+        True,
+    ),
+    "context": (
+        fails(400, "the request exceeds the available context size"),
+        "; serve the model with a longer context",
+        1,
+        False,
+    ),
+    "filter": (fails(400, "content management policy"), "; the server's filter refuses the question", 1, False),
+    "another 400": (fails(400, "invalid"), "answers 400: invalid", 3, False),
+    "page": (
+        sends(f"{KEY}<html>{KEY}".encode()),
+        "no chat completion, it begins '***<html>***'; check --llm-url",
+        1,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals_say_what_to_do_and_ask_no_more_than_may_help(name: str) -> None:
+    step, text, count, for_good = REFUSALS[name]
+    with serving(step, forever=True) as server:
+        with pytest.raises(Unavailable) as refusal:
+            Chat(ServerWire(endpoint(server))).ask(Request((Message("system", "s"), Message("user", "u")), {}), PROBLEM)
+        assert text in str(refusal.value)
+        assert KEY not in str(refusal.value)
+        assert (len(server.requests), refusal.value.for_good) == (count, for_good)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_key_that_is_wrong_ends_a_search_where_nobody_else_proposes(alone: bool) -> None:
+    with serving(fails(401), forever=True) as server:
+        proposer = Llm(Chat(ServerWire(endpoint(server))), Memory(), warn=str, alone=alone)
+        contest = race.Race(candidates(), incumbent())
+        settings = race.Settings(evaluations=6, batch=2, prune=None)
+        place = executor.InProcess(Model(lambda _: incumbent(), seed=5))
+        with pytest.raises(Failure, match="answers 401") if alone else nullcontext():
+            race.run(contest, proposer, place, lambda _: None, settings)
+        assert contest.evaluations == []
+
+
+def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
+    clock, steps = Clock(), [proposes(("incumbent", {"raster_group": 9}), ("incumbent", {"stages": 3}))]
+    with serving(*[fails(503)] * 9, *steps) as server:
+        proposer = Llm(Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock), Memory(), warn=str)
+        contest = race.Race(candidates(), incumbent())
+        place = executor.InProcess(Model(lambda _: incumbent(), seed=5))
+        race.run(contest, proposer, place, lambda _: None, race.Settings(evaluations=2, batch=2, prune=None))
+    assert contest.stop_reason == "2 evaluations"
+    assert sum(clock.pauses) > 60, "more than three batches would have been empty"
+
+
+def test_a_stream_that_nobody_asked_for_is_read() -> None:
+    def event(delta: dict[str, Any], **more: Any) -> bytes:
+        return (
+            b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta} | more], "model": "m"}).encode() + b"\n\n"
+        )
+
+    parts = [
+        event({"role": "assistant", "content": ""}),
+        event({"reasoning_content": "so"}),
+        event({"content": '{"a"'}),
+    ]
+    last = event({"content": ": 1}"}, finish_reason="stop")
+    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
+    answer = completions.read(b"".join([*parts, last, usage, b"data: [DONE]\n\n"]))
+    assert answer == completions.Completion('{"a": 1}', "so", "", "stop", (7, 2), "m")
+    with pytest.raises(ValueError, match="without its end"):
+        completions.read(b"".join(parts))
+    with pytest.raises(completions.ServerError, match="too many"):
+        completions.read(b'data: {"error": {"message": "too many", "code": 429}}\n\n')
 
 
 # Sessions of writing.

@@ -200,7 +200,7 @@ class LanguageModel:
         answers = "" if self.replay else f"; answers are in {self.file(trials)}, after {usage}"
         return f"interrupted: trials are in {store}{answers}; the same command takes them up"
 
-    def connect(self, lessons: Memory, trials: Trials, pool: Sequence[Record], run: str) -> Llm:
+    def connect(self, lessons: Memory, trials: Trials, pool: Sequence[Record], run: str, alone: bool = False) -> Llm:
         """The proposer of a run. Exchanges run beside measurements, which a GPU must not wait for; trials of a model or
         a replay cost nothing, so these wait for each answer. Beside measurements questions show machine code, which is
         built anyway. Raises WrongInput and MissingLibrary."""
@@ -209,7 +209,8 @@ class LanguageModel:
         measured = trials.environment == "gpu"
         return llm.connect(
             self._server, lessons, self.file(trials), self.replay, self.token_budget, pool,
-            run=run, beside=measured and self.replay is None, evidence=_machine_code() if measured else None,
+            run=run, alone=alone, beside=measured and self.replay is None,
+            evidence=_machine_code() if measured else None,
         )  # fmt: skip
 
     def chat(self, trials: Trials, run: str) -> Chat:

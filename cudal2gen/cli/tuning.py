@@ -20,6 +20,7 @@ from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials, load_policy
 from cudal2gen.cli.selection import FILTERS, Selection
 from cudal2gen.cli.writing import Writing
+from cudal2gen.errors import Failure
 from cudal2gen.files import write
 from cudal2gen.kernel import Acc, Problem, Record
 
@@ -115,7 +116,7 @@ class Participants:
         pool = [record for record in records if not (model and record.origin.structure == "modelled")]
 
         def llm() -> Llm:
-            self._llm = self._language_model.connect(lessons, self._trials, pool, self.run_name)
+            self._llm = self._language_model.connect(lessons, self._trials, pool, self.run_name, self._alone)
             return self._llm
 
         names = self._search.proposers
@@ -139,11 +140,18 @@ class Participants:
             return self._language_model.interrupted(self._llm.usage, self._trials, self._trials.store)
         return f"interrupted: trials are in {self._trials.store}; the same command takes them up"
 
+    @property
+    def _alone(self) -> bool:
+        return self._search.proposers == ("llm",)
+
     def print_cost(self) -> None:
-        """Says what the language model cost, where one was asked."""
+        """Says what the language model cost, where one was asked. Raises Failure where nobody else proposes and it did
+        not answer."""
         if self._llm is not None:
             transcript = self._language_model.replay or self._language_model.file(self._trials)
             print(f"llm: {self._llm.usage}; transcript: {transcript}")
+            if self._alone and self._llm.failure:
+                raise Failure(f"the model did not answer: {self._llm.failure}; then the same command goes on")
 
 
 @verb(app, "tune")

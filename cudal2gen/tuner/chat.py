@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cudal2gen import results
 from cudal2gen.errors import WrongInput
@@ -61,6 +62,34 @@ STEP_S = 1.0  # seconds between looks while waiting for the end of a rest
 MAX_BYTES = 1 << 20  # most bytes of an answer
 KEY_HINT = "set its key in the variable CUDAL2GEN_LLM_KEY, or name another one by --llm-key"
 HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at --llm-url, which mostly ends in /v1, and at --llm-model"}
+
+
+class Symptom(NamedTuple):
+    """A refusal that servers tell by words and not by status. ``for_good``: every other question would meet it."""
+
+    words: re.Pattern[str]
+    hint: str
+    for_good: bool
+
+
+SYMPTOMS = (
+    Symptom(
+        re.compile(r"insufficient_quota|exceeded your current quota|credit balance", re.I),
+        "add credit, or set another key",
+        True,
+    ),
+    Symptom(re.compile(r"\btemperature\b", re.I), "leave --llm-temperature out for this model", True),
+    Symptom(
+        re.compile(r"context[ _](?:length|size|window)|maximum context|prompt is too long", re.I),
+        "serve the model with a longer context, or lower --llm-max-tokens, which counts towards it",
+        False,
+    ),
+    Symptom(
+        re.compile(r"content[ _](?:filter|management|policy)", re.I),
+        "the server's filter refuses the question: ask another model or server",
+        False,
+    ),
+)
 LONGEST_ERROR = 400  # characters of a server's message
 
 
@@ -127,11 +156,12 @@ class ServerWire:
             ) as response:
                 body = self._body(response, begin + self._endpoint.seconds)
         except library.APITimeoutError:
-            raise Unavailable(f"no answer from {self._endpoint.url} within {self._endpoint.seconds:g} s") from None
+            raise self._too_late("no answer") from None
         except library.APIConnectionError as error:
             reason = self._safe(str(error.__cause__ or error))
+            hint = " (http or https?); SSL_CERT_FILE names certificates of your own" if "SSL" in reason else ""
             raise Unavailable(
-                f"{self._endpoint.url} cannot be reached: {reason}; look at --llm-url", passing=True
+                f"{self._endpoint.url} cannot be reached: {reason}; look at --llm-url{hint}", passing=True
             ) from None
         except library.APIStatusError as error:
             raise self._refused(error) from None
@@ -160,7 +190,7 @@ class ServerWire:
                 if len(body) > MAX_BYTES:
                     raise Unavailable(f"{self._endpoint.url}: the answer is longer than {MAX_BYTES} bytes")
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"no whole answer from {self._endpoint.url} in {self._endpoint.seconds:g} s")
+                    raise self._too_late("no whole answer")
         except Unavailable:
             raise
         except Exception as error:  # of the HTTP library; its class depends on the client's version
@@ -173,10 +203,19 @@ class ServerWire:
             # Newer models of some servers accept only the limit's new name.
             self._limit = "max_completion_tokens"
             return Unavailable(f"{self._endpoint.url} wants max_completion_tokens", status, passing=True)
-        hint = f"; {HINTS[status]}" if status in HINTS else ""
-        text = f"{self._endpoint.url} answers {status}: {self._safe(error.message)}{hint}"
+        message = error.message.removeprefix(f"Error code: {status} - ")
+        named = f"{message} {error.code or ''} {error.type or ''}"  # what kind it is may stand beside the message
+        symptom = next((item for item in SYMPTOMS if status in (400, RATE_LIMIT) and item.words.search(named)), None)
+        hint = symptom.hint if symptom else HINTS.get(status, "")
+        text = f"{self._endpoint.url} answers {status}: {self._safe(message)}{f'; {hint}' if hint else ''}"
         seconds = retry_after(error.response.headers, time.time())
-        return Unavailable(text, status, status in HOPELESS, status in TRANSIENT, seconds)
+        for_good = symptom.for_good if symptom else status in HOPELESS
+        passing = status in TRANSIENT and symptom is None
+        return Unavailable(text, status, for_good, passing, seconds, understood=symptom is not None)
+
+    def _too_late(self, what: str) -> Unavailable:
+        seconds = f"{self._endpoint.seconds:g} s"
+        return Unavailable(f"{what} from {self._endpoint.url} within {seconds}; --llm-timeout SECONDS allows more")
 
     def _safe(self, text: str) -> str:
         """A server's message in one line without the key, which some servers repeat."""
@@ -190,7 +229,10 @@ class ServerWire:
             text = f"{self._endpoint.url} answers: {self._safe(str(error))}"
             raise Unavailable(text, error.status, error.status in HOPELESS, error.status in TRANSIENT) from None
         except ValueError:
-            raise Unavailable(f"{self._endpoint.url}: the answer is no chat completion; check --llm-url") from None
+            begin = self._safe(body[:4096].decode(errors="replace"))[:60]
+            raise Unavailable(
+                f"{self._endpoint.url}: the answer is no chat completion, it begins {begin!r}; check --llm-url"
+            ) from None
         prompt_tokens = sum(tokens(message.content) for message in request.messages)
         tokens_in, tokens_out = answer.counts or (prompt_tokens, tokens(answer.text + answer.reasoning))
         return Reply(
@@ -266,6 +308,7 @@ class Chat:
     clock: Callable[[], float] = time.monotonic
     run: str = ""
     history: History = field(default_factory=History)
+    failure: Unavailable | None = None  # the last one since an answer
     _forms: tuple[Form, ...] = FORMS
     _failures: int = 0
     _backoff_end: float = -math.inf
@@ -288,7 +331,7 @@ class Chat:
             self._back_off(error, self.clock() - begin)
             raise
         with self._lock:
-            self._failures, self._backoff_end, self._limited = 0, -math.inf, False
+            self._failures, self._backoff_end, self._limited, self.failure = 0, -math.inf, False, None
         return reply
 
     @property
@@ -371,7 +414,7 @@ class Chat:
             try:
                 reply = self._patiently(request, form, problem)
             except Unavailable as error:
-                if error.status not in NOT_UNDERSTOOD or form == FORMS[-1]:
+                if error.status not in NOT_UNDERSTOOD or error.understood or form == FORMS[-1]:
                     raise
             else:
                 self._forms = FORMS[FORMS.index(form) :]
@@ -440,7 +483,8 @@ class Chat:
 
     def _back_off(self, error: Unavailable, duration_s: float) -> None:
         """Begins a rest after a failure that took ``duration_s`` seconds."""
-        self._limited = error.retry_after is not None or error.status in RESTING
+        self._limited = not error.for_good and (error.retry_after is not None or error.status in RESTING)
+        self.failure = error
         if not self.wire.live:
             return
         with self._lock:
@@ -467,4 +511,6 @@ def connect(
         return Chat(ReplayWire(replay))
     if endpoint is None or not endpoint.url or not endpoint.model:
         raise WrongInput("a language model needs --llm-url and --llm-model, or --llm-replay FILE")
+    if not endpoint.url.startswith(("http://", "https://")):
+        raise WrongInput(f"--llm-url {endpoint.url}: must begin with http:// or https://")
     return Chat(ServerWire(endpoint), path, budget, run=run, history=History.of(path, run))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pydantic_core
 
@@ -34,8 +34,7 @@ class ServerError(ValueError):
 
 def read(body: bytes) -> Completion:
     """The first choice of a completion. Raises ServerError for a body that names an error, ValueError for any other."""
-    # json.loads accepts NaN and half a surrogate pair, which no transcript can keep.
-    match answer := pydantic_core.from_json(body, allow_inf_nan=False):
+    match answer := _joined_chunks(body) if body.lstrip().startswith(b"data:") else _json(body):
         case {"choices": [{"message": {**message}} as choice, *_]}:
             text, reasoning = _apart(message)
             return Completion(
@@ -51,6 +50,41 @@ def read(body: bytes) -> Completion:
         case {"error": {"message": str(text)} | str(text)}:
             raise ServerError(text, 0)
     raise ValueError("no chat completion")
+
+
+def _json(body: bytes) -> Any:
+    """A body's value. json.loads accepts NaN and half a surrogate pair, which no transcript can keep."""
+    return pydantic_core.from_json(body, allow_inf_nan=False)
+
+
+def _joined_chunks(body: bytes) -> dict[str, Any]:
+    """The completion that a stream of server-sent events spells, from a server that streams unasked. An error in place
+    of a chunk is the answer."""
+    message: dict[str, Any] = {"content": ""}
+    answer: dict[str, Any] = {"choices": [{"message": message}]}
+    ended = False
+    for line in body.splitlines():
+        event = line.removeprefix(b"data:").strip()
+        ended |= event == b"[DONE]"
+        if not line.startswith(b"data:") or event == b"[DONE]":
+            continue
+        chunk = _json(event)
+        if not isinstance(chunk, dict) or "error" in chunk:
+            return chunk if isinstance(chunk, dict) else {}
+        answer |= {name: chunk[name] for name in ("model", "usage") if chunk.get(name)}
+        for choice in chunk.get("choices") or ():
+            match choice:
+                case {"index": int(index)} if index:
+                    continue
+                case {"delta": {**delta}}:
+                    for name in ("content", "reasoning_content", "reasoning", "refusal"):
+                        message[name] = _string(message.get(name)) + _string(delta.get(name))
+                    if finish := choice.get("finish_reason"):
+                        answer["choices"][0]["finish_reason"] = finish
+                        ended = True
+    if not ended:
+        raise ValueError("a stream without its end")
+    return answer
 
 
 def split_reasoning(text: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cudal2gen.errors import Failure
 from cudal2gen.kernel import Problem, Record, parse
 from cudal2gen.tuner import answers, chat, prompt, space
 from cudal2gen.tuner.answers import LONGEST_REASON, Fault
@@ -78,22 +79,29 @@ class Llm(FixedStrategy):
     """``Proposer`` and ``Awaited``. ``pool``: records among which a prompt shows winners of similar problems.
 
     ``budget``: tokens of memory in a prompt. ``beside``: exchanges run beside evaluations. ``warn``: receives each
-    distinct failure once. ``evidence``: see ``prompt.document``. After ``patience`` useless answers in a row on a
-    problem, rounds are left out: 1, 2, 4, .. Proposals that are still illegal after the last retry come last: their
-    trials teach the other proposers.
+    distinct failure once. ``evidence``: see ``prompt.document``. ``alone``: nobody else proposes. After ``patience``
+    useless answers in a row on a problem, rounds are left out: 1, 2, 4, .. Proposals that are still illegal after the
+    last retry come last: their trials teach the other proposers.
     """
 
     name = answers.PROPOSER
 
     def __init__(
         self, talk: Chat, memory: Memory, pool: Sequence[Record] = (), budget: int = 1500, patience: int = 2,
-        beside: bool = False, warn: Callable[[str], None] = _warn, evidence: Evidence | None = None,
+        *, beside: bool = False, warn: Callable[[str], None] = _warn, evidence: Evidence | None = None,
+        alone: bool = False,
     ) -> None:  # fmt: skip
+        self._alone = alone
         self._evidence = evidence
         self._chat, self._memory, self._pool, self._budget = talk, memory, pool, budget
         self._patience, self._beside, self._warn = patience, beside, warn
         self._warnings: set[str] = set()
         self._dialogues: dict[Problem, _Dialogue] = {}
+
+    @property
+    def failure(self) -> str:
+        """Why the last question had no answer; empty if it had one."""
+        return str(self._chat.failure or "")
 
     @property
     def usage(self) -> Usage:
@@ -144,7 +152,9 @@ class Llm(FixedStrategy):
         return True
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:
-        """See ``Awaited``."""
+        """See ``Awaited``. Raises Failure where nobody else can propose and the server refuses for good."""
+        if self._alone and (failure := self._chat.failure) is not None and failure.for_good:
+            raise Failure(f"the model cannot be asked: {failure}; then the same command goes on")
         waiting = "nobody else proposes, so the search waits {:.0f} s, after which the server may be asked again"
         if not self._chat.wait_for_server(stop, lambda seconds: self._warn_once(waiting.format(seconds))):
             return False
@@ -273,14 +283,14 @@ class Llm(FixedStrategy):
 def connect(
     endpoint: Endpoint | None, memory: Memory, transcript: Path | None = None, replay: Path | None = None,
     tokens: int | None = None, pool: Sequence[Record] = (), *, run: str = "", beside: bool = False,
-    warn: Callable[[str], None] = _warn, evidence: Evidence | None = None,
+    warn: Callable[[str], None] = _warn, evidence: Evidence | None = None, alone: bool = False,
 ) -> Llm:  # fmt: skip
     """The proposer that a command line describes. ``tokens``: the budget of the ``run``, over all its starts.
 
     Raises MissingLibrary without the openai library, WrongInput without a server or a transcript.
     """
     talk = chat.connect(endpoint, transcript, replay, tokens, run)
-    return Llm(talk, memory, pool, beside=beside, warn=warn, evidence=evidence)
+    return Llm(talk, memory, pool, beside=beside, warn=warn, evidence=evidence, alone=alone)
 
 
 def _unproposed(proposals: Sequence[Proposal], question: Question, count: int) -> list[Proposal]:

@@ -68,15 +68,16 @@ class Reply(results.Line):
 
 class Unavailable(RuntimeError):
     """No answer. ``status``: of HTTP, 0 without a response. ``for_good``: until somebody mends it; ``passing``:
-    transient. ``retry_after``: seconds until the server wants to be asked again, and from ``Chat.ask`` until it is;
-    None if neither says."""
+    transient; ``understood``: another form of response would not help. ``retry_after``: seconds until the server wants
+    to be asked again, and from ``Chat.ask`` until it is; None if neither says."""
 
     def __init__(
         self, message: str, status: int = 0, for_good: bool = False, passing: bool = False,
-        retry_after: float | None = None,
+        retry_after: float | None = None, understood: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.for_good, self.passing, self.retry_after = status, for_good, passing, retry_after
+        self.understood = understood
 
 
 class Unasked(Unavailable):

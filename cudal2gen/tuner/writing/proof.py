@@ -25,6 +25,7 @@ from cudal2gen.grading import Verdict as Grade
 from cudal2gen.kernel import Record
 from cudal2gen.renderer import render
 from cudal2gen.results import Outcome, Verdict
+from cudal2gen.tuner.writing import review
 from cudal2gen.tuner.writing.contract import description
 from cudal2gen.workers import Worker
 
@@ -33,7 +34,7 @@ LONGEST_REASON, LONGEST_REPORT = 400, 6000  # characters
 MAX_FINDINGS = 8  # most findings in a report
 STEP_S = 0.05
 # Special registers by which a kernel could tell the emulator from a GPU, or a check from a timed call.
-_MACHINE = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|pm\d)\w*")
+_MACHINE = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|current_graph_exec|pm\d)\w*")
 _LOG = re.compile(r"; all messages are in (\S+\.log)")
 _COMMAND = re.compile(r"\bulimit -|^FAILED:|^ninja:")
 _SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu")
@@ -84,7 +85,17 @@ def prove(record: Record, bounds: Bounds) -> Proof:
         return Proof("wrong result", reason, f"{reason}: results and work follow from the arguments alone", outcome)
     if (failed := _graded(record, outcome, bounds)) is not None:
         return failed
+    if findings := reviewed(record, outcome.ptx.read_text()):
+        return Proof("wrong result", brief(findings[0], LONGEST_REASON), "\n".join(findings[:MAX_FINDINGS]), outcome)
     return _judged(record, outcome, compiler.launcher(), bounds)
+
+
+def reviewed(record: Record, ptx: str) -> list[str]:
+    """What the PTX of a written kernel shows to a reader, by ``review``."""
+    arguments = [str(argument) for argument in description(record)["launches"][0]["args"]]
+    buffers = ("a", "b", "d", "partials", "arrivals")
+    pointers = [at for at, name in enumerate(arguments) if name in buffers or name.startswith("map:")]
+    return review.findings(ptx, pointers, [at for at in pointers if arguments[at].startswith(("d", "map:d"))])
 
 
 def _offset(record: Record) -> int:
