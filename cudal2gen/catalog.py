@@ -10,7 +10,7 @@ import fcntl
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -87,6 +87,38 @@ def _unique(path: Path, records: Iterable[tuple[int, Record]]) -> dict[Problem, 
             )
         unique[record.problem] = record
     return unique
+
+
+def some(admits: Callable[[Problem], bool], path: Path | None = None) -> list[Record]:
+    """Records of a catalog, in its order, parsing only lines whose GPU, accumulator, layout and sizes are admitted, of
+    which no other field may be asked. Raises CatalogError as ``load``."""
+    path = path or places.catalog()
+    by_start = _by_start(path, _content(path))
+    groups = [lines for lines in by_start.values() if not (start := lines[0].start) or admits(start)]
+    numbered = [(line.number, _parse(path, line.number, line.text)) for line in sorted(chain(*groups))]
+    return [record for record in _unique(path, numbered).values() if admits(record.problem)]
+
+
+class Entry(NamedTuple):
+    """A line of a catalog as it stands, its record not checked. ``structure``: of its origin."""
+
+    problem: Problem
+    structure: str
+
+
+def entries(path: Path | None = None) -> list[Entry]:
+    """What a catalog has records for, in a tenth of the time of ``load``. Raises CatalogError."""
+    path = path or places.catalog()
+    rows = []
+    for number, line in _lines(path, _content(path)):
+        try:
+            values = parse_json(line)
+            problem = Problem.model_validate({name: values[name] for name in Problem.model_fields if name in values})
+            rows.append(Entry(problem, str(values["origin"]["structure"])))
+        except (ValidationError, WrongInput, TypeError, KeyError, AttributeError):
+            _parse(path, number, line)  # says what is wrong
+            raise
+    return rows
 
 
 class _Line(NamedTuple):

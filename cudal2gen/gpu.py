@@ -59,6 +59,8 @@ STAND_IN = "CUDAL2GEN_GPU"
 HANG_S = 60  # seconds after which a kernel counts as hung; kernels take a fraction of one
 NO_DEVICE = "torch sees no CUDA device; without one, the emulator runs kernels: validate, run"
 TRACEBACK_FD = 2  # the file descriptor that receives the traceback of a hang: not sys.stderr, which may be a stand-in
+# CU_DEVICE_ATTRIBUTE_ of cuda.h: compute capability, SMs, shared memory that a CTA may opt into.
+CARD_ATTRIBUTES = (75, 76, 16, 97)
 HOLD_CYCLES = 40_000_000  # about 20 ms at any clock of a GPU
 
 
@@ -539,13 +541,37 @@ class Gpu(Card):
         time.sleep(seconds)
 
 
+def _driver() -> ctypes.CDLL | None:
+    """The library of NVIDIA's driver, where it is there."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
 def has_driver() -> bool:
     """Whether the library of NVIDIA's driver is there."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+    return _driver() is not None
+
+
+def cards() -> list[CardFacts]:
+    """The CUDA devices as the driver describes them, without torch; none where there is no driver, or it fails."""
+    driver, count = _driver(), ctypes.c_int()
+    if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return []
+
+    def attribute(number: int, device: int) -> int:
+        value = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(value), number, device)
+        return value.value
+
+    devices = []
+    for device in range(count.value):
+        name = ctypes.create_string_buffer(256)
+        driver.cuDeviceGetName(name, len(name), device)
+        major, minor, sms, smem = (attribute(number, device) for number in CARD_ATTRIBUTES)
+        devices.append(CardFacts.of(name.value.decode(errors="replace"), (major, minor), sms, smem))
+    return devices
 
 
 def connect(index: int = 0) -> Gpu:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -178,3 +183,43 @@ def test_a_pack_of_its_own_comes_first_and_the_nearest_next(opened: pack.Pack) -
         assert served.table.rows == []
     # A pack for the right capability without a kernel for it serves nothing: these are sm_80's.
     assert pack.serving(facts, CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114)) is None
+
+
+DRIVER = """
+#include <string.h>
+int cuInit(unsigned flags) { return flags; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+  strncpy(name, device ? "NVIDIA A40" : "NVIDIA A100-SXM4-80GB", size);
+  return 0;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  switch (attribute) {
+    case 75: *value = 8; return 0;
+    case 76: *value = device ? 6 : 0; return 0;
+    case 16: *value = device ? 84 : 108; return 0;
+    case 97: *value = device ? 99 << 10 : 163 << 10; return 0;
+  }
+  return 1;
+}
+"""
+
+
+def test_doctor_says_which_records_and_which_pack_serve_each_card(opened: pack.Pack, tmp_path: Path) -> None:
+    (tmp_path / "driver.c").write_text(DRIVER)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "driver.c"], check=True, timeout=60
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cudal2gen", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "CUDAL2GEN_PACK": str(opened.directory)},
+    )
+    assert json.loads(done.stdout)["gpu"] == {
+        "ok": True,
+        "detail": "NVIDIA A100-SXM4-80GB (sm_80, 108 SMs): records of a100, the pack of a100; "
+        "NVIDIA A40 (sm_86, 84 SMs): an unknown card, records of rtx3090, kernels of a100's pack, of which nothing was "
+        "measured on this card",
+    }

@@ -11,15 +11,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cudal2gen import catalog, model, report, results
-from cudal2gen.kernel import Sm80Multistage
+from cudal2gen.kernel import Problem, Sm80Multistage
 from cudal2gen.pages import Section, Table
 from cudal2gen.ratios import Ratio
 from cudal2gen.report import choices, groups, published
 from cudal2gen.report.statistics import best_of, spearman, summarise
-from cudal2gen.results import KERNEL, Case, Measurement, Measurements, Verdict
+from cudal2gen.results import KERNEL, Measurement, Measurements, Ruling, speedup
 from tests.measured import H200, QUIET, campaign, measurement, shapes, timing, write
 from tests.test_cli import error, run
 
@@ -303,8 +304,11 @@ def test_conditions_are_told() -> None:
     )
     part = section(report.report(measurements, []), "measured-1")
     assert part.alerts[0] == "The card reported limits on its clocks: sw_power_cap in 1 of 2 measurements."
-    assert part.alerts[1] == "2 environments differ in: driver, version of torch."
-    assert part.alerts[2] == "cublas-nn is missing in 1 of 2 problems: no library."
+    assert part.alerts[1].startswith("The SM clock fell to 71.2 % of the highest that the card allows")
+    assert part.alerts[2].startswith(
+        "2 environments, with 1 and 1 measurements, differ in: driver, version of torch. A"
+    )
+    assert part.alerts[3] == "cublas-nn is missing in 1 of 2 problems: no library."
     environment_rows = rows(part.tables[0])
     assert environment_rows["driver"]["value"] == "580.0 / 590.1"
     assert rows(part.tables[1])["SM clock, MHz"]["lowest to highest"] == "1410 to 1980"
@@ -366,23 +370,23 @@ def test_nothing_measured_is_said_plainly() -> None:
 
 
 def test_without_measurements_a_report_names_its_files_and_counts_what_there_is() -> None:
-    records = [record for record in catalog.load() if (record.gpu, record.acc) in (("a100", "f32"), ("h200", "f16"))]
-    case = Case(
-        m=1, n=1, k=1, swizzle_stride=None, inputs="normal", compared="equality", max_error=0.0, allowed=None, ctas=1,
-        findings=(),
-    )  # fmt: skip
-    faulty = case.model_copy(update={"findings": ("race",)})
-    names = sorted({record.name for record in records if record.gpu == "h200"})
-    verdicts = [
-        Verdict(record=name, digest=name, on=on, cases=(outcome,), counters={})
-        for name, on, outcome in (
-            (names[0], "emulator", case),
-            (names[1], "emulator", case),
-            (names[1], "h200", faulty),
+    records = [record for record in catalog.load() if record.gpu == "h200"]
+    stored = catalog.entries()
+    assert [entry for entry in stored if entry.problem.gpu == "h200"] == [
+        (record.problem, record.origin.structure) for record in records
+    ]
+    case = {"findings": []}
+    rulings = [
+        Ruling.model_validate({"digest": digest, "on": on, "cases": cases})
+        for digest, on, cases in (
+            ("a", "emulator", [case]),
+            ("b", "emulator", [case, case]),
+            ("b", "h200", [case, {"findings": ["race"]}]),
+            ("c", "h200", []),
         )
     ]
-    stock = report.Stock(["/x/measurements.jsonl"], verdicts, 12, "/x/build")
-    document = report.report(EMPTY, records, lambda item: item.gpu == "h200", stock)
+    stock = report.Stock(["/x/measurements.jsonl"], stored, rulings, 12, "/x/build")
+    document = report.report(EMPTY, [], lambda item: (item.gpu, item.acc, item.ab) == ("h200", "f16", "f16"), stock)
     assert (
         "/x/measurements.jsonl holds no measurement. 'cudal2gen bench --all'"
         in (section(document, "overview").paragraphs[0])
@@ -391,12 +395,99 @@ def test_without_measurements_a_report_names_its_files_and_counts_what_there_is(
     assert section(document, "stock").paragraphs == ("12 compiled kernels are in /x/build.",)
     of_records, of_verdicts = (rows(part) for part in section(document, "stock").tables)
     assert list(of_records) == ["h200 f16 tn"], "as the filter says"
-    counts = {name: int(text) for name, text in of_records["h200 f16 tn"].items() if name != "records"}
-    assert counts == {
-        "exact": 0, "nearest": 0, "tuned": 0, "modelled": sum(record.gpu == "h200" for record in records),
-        "kernels": len(names), "right": 1, "wrong": 1, "without a verdict": len(names) - 2,
+    chosen = [record for record in records if record.problem.types == "f16"]
+    assert of_records["h200 f16 tn"] == {
+        "all": str(len(chosen)), "exact": "0", "nearest": "0", "tuned": "0", "modelled": str(len(chosen)),
     }  # fmt: skip
-    assert (of_verdicts["emulator"]["right"], of_verdicts["h200"]["wrong"]) == ("2", "1")
+    assert list(of_verdicts["emulator"].values()) == ["2", "0"]
+    assert list(of_verdicts["h200"].values()) == ["0", "2"], "a verdict without a case is none"
+
+
+def test_a_report_parses_the_records_that_it_is_about() -> None:
+    nothing = report.named(EMPTY)
+    assert {(record.gpu, record.acc, record.layout) for record in nothing} == {("a100", "f16", "tn")}
+    record = catalog.find(Problem(gpu="h200", acc="f32", layout="tn", m=64, n=64, k=64)).record
+    measured = measurement((64, 64, 64), [timing(KERNEL, [3.0], record=record.name)], acc="f32")
+    chosen = report.named(store_of(measured))
+    assert record in chosen
+    assert len(nothing) < len(chosen) < 1.1 * len(nothing)
+    elsewhere = measurement((64, 64, 72), [timing(KERNEL, [3.0], record=record.name)], acc="f32")
+    assert report.named(store_of(elsewhere)) == catalog.load(), "a kernel of another size"
+
+
+def test_the_interval_over_the_faster_of_two_covers_the_choice() -> None:
+    """Two equally fast layouts: the faster of each resample is faster than either of them on average."""
+    random = np.random.default_rng(0)
+    kernel, *vendors = np.exp(random.normal(0, 0.1, (3, 41)))
+    names = ("cublas-nn", "cublas-tn")
+    both = measurement(
+        (64, 64, 64), [timing(KERNEL, kernel), *(timing(*pair) for pair in zip(names, vendors, strict=True))]
+    )
+    nn, tn, fastest = (speedup(both, name) for name in (*names, "cublas-max"))
+    assert nn
+    assert tn
+    assert fastest
+    assert fastest.value == min(nn.value, tn.value)
+    assert fastest.low < 1.003 * min(nn.low, tn.low)
+    assert fastest.high < min(nn.high, tn.high), "as its choice favours the baseline"
+
+
+def test_the_mean_of_one_problem_has_that_problems_interval() -> None:
+    (ratio,) = (speedup(campaign(1).measurements[0], "torch.matmul"),)
+    assert ratio is not None
+    summary = summarise([ratio])
+    assert summary is not None
+    assert summary.geomean == ratio
+    assert ratio.low < ratio.value < ratio.high
+
+
+def test_what_a_distrustful_reader_looks_for_is_said_first() -> None:
+    slow = QUIET.model_copy(update={"sm_mhz": (990, 1980), "throttle": ("SwPowerCap",)})
+    later = H200.model_copy(update={"id": "later", "driver": "590.1"})
+    vendors = [timing("torch.matmul", [4.0] * 9)]
+    measured = [
+        measurement((64, 64, 64), [timing(KERNEL, [2.0] * 9), *vendors, timing("cublas-tn", [1.0] * 9)]),
+        measurement((128, 64, 64), [timing(KERNEL, [2.0] * 9), *vendors], conditions=slow),
+        measurement((256, 64, 64), [timing(KERNEL, [2.0] * 9), *vendors], environment="later"),
+    ]
+    document = report.report(Measurements({H200.id: H200, "later": later}, measured), [])
+    overview = section(document, "overview")
+    assert (
+        "0.500 times as fast as cublas-tn, the strictest baseline, in the geometric mean over 1 of 3 problems, of 2 "
+        in (overview.paragraphs[0])
+    )
+    (row,) = rows(overview.tables[0]).values()
+    assert (row["shapes"], row["wins beyond noise"], row["losses beyond noise"]) == ("1 of 3", "0.0 %", "100.0 %")
+    alerts = section(document, "measured-1").alerts
+    assert "SwPowerCap in 1 of 3 measurements" in alerts[0]
+    assert "fell to 50.0 % of the highest" in alerts[1]
+    assert "2 environments, with 2 and 1 measurements, differ in: driver. A figure over all" in alerts[2]
+
+
+def test_an_unknown_card_has_its_own_floor_and_no_model() -> None:
+    record = catalog.find(Problem(gpu="h100", acc="f32", layout="tn", m=4096, n=4096, k=64)).record
+    pcie = H200.model_copy(
+        update={"gpu": "", "name": "NVIDIA H100 PCIe", "sms": 114, "max_sm_mhz": 1755, "max_memory_mhz": 1593,
+                "memory_bus_bits": 5120}
+    )  # fmt: skip
+    row = measurement((4096, 4096, 64), [timing(KERNEL, [40.0] * 9, record=record.name)], acc="f32", gpu="h100")
+    document = report.report(store_of(row, environment=pcie), [record])
+    (beside,) = rows(table(document, "measured-1", "Beside the card's floor")).values()
+    traffic = 2 * (2 * 4096 * 64 + 4096 * 4096) / (2 * 1593 * 5120 / 8)
+    assert float(beside["floor, µs"]) == pytest.approx(traffic, rel=0.01)
+    assert (beside["modelled, µs"], beside["ours / modelled"]) == ("—", "—")
+    card = rows(table(document, "measured-1", "Environment"))["card"]["value"]
+    assert card == "NVIDIA H100 PCIe (unknown card), capability 9.0, 114 SMs"
+
+
+def test_a_rate_is_suspicious_by_the_generation() -> None:
+    fast = steady((8192, 8192, 8192), 2 * 8192**3 / 900e6, 2 * 8192**3 / 850e6)
+    b200 = H200.model_copy(
+        update={"gpu": "b200", "name": "NVIDIA B200", "capability": "10.0", "sms": 148, "max_sm_mhz": 1965}
+    )
+    for card, expected in ((H200, 2), (b200, 0)):
+        (group,) = report.report(store_of(fast, environment=card), []).groups.values()
+        assert len(group.doubts) == expected, card.name
 
 
 def test_the_first_sentence_is_a_figure_and_the_lesson_comes_after_the_table() -> None:

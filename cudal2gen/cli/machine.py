@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
 from cudal2gen import catalog, places
+from cudal2gen.chips import GPUS, CardFacts
 from cudal2gen.cli.groups import verb
 from cudal2gen.cli.messages import EXIT_TOOL
 from cudal2gen.cli.options import Json, Nvcc
 from cudal2gen.cli.program import app
+from cudal2gen.errors import WrongInput
+
+if TYPE_CHECKING:
+    from cudal2gen.pack import Pack, Search
 
 NEEDED = ("catalog", "compile", "emulate", "build directory")  # without these no kernel is built and run
 
@@ -30,17 +36,18 @@ class Check(NamedTuple):
 @verb(app, "doctor")
 def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     """Print what this machine can do, and how to add the rest."""
-    from cudal2gen import build_folder, plugins
+    from cudal2gen import build_folder, pack, plugins
 
+    search = pack.search(pack.installed())
     checks = {
         "catalog": _catalog(),
         "compile": _compiler(nvcc),
         "disassemble": _disassembler(),
         "emulate": _emulator(),
-        "gpu": _driver(),
+        "gpu": _cards(search.packs),
         "build directory": Check(*build_folder.writable(places.build_dir())),
-        "packs": _packs(),
-        "calls from C++": _calls(),
+        "packs": _packs(search),
+        "calls from C++": _calls(search.packs),
         **{host.name: Check(bool(host.version), host.state()) for host in plugins.HOSTS},
     }
     if as_json:
@@ -94,18 +101,15 @@ def _emulator() -> Check:
         return Check(False, f"{error.filename}: {error.strerror}")
 
 
-def _packs() -> Check:
-    from cudal2gen import pack
-
-    search = pack.search(pack.installed())
+def _packs(search: Search) -> Check:
     details = [*(f"{gpu} in {opened.directory}" for gpu, opened in search.packs.items()), *search.notes]
     usable = bool(search.packs) and not search.refused
     return Check(usable, "; ".join(details) or "none installed: cudal2gen.matmul is torch's")
 
 
-def _calls() -> Check:
+def _calls(packs: Mapping[str, Pack]) -> Check:
     """Whether planned calls of torch need no Python, without importing torch."""
-    from cudal2gen import compiler, pack
+    from cudal2gen import compiler
     from cudal2gen.launcher import OLDEST_TORCH, TORCH_LIBRARY
 
     oldest = ".".join(map(str, OLDEST_TORCH))
@@ -115,7 +119,6 @@ def _calls() -> Check:
         return Check(False, f"no torch; they need torch {oldest} or newer")
     if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
         return Check(False, f"Python makes calls: torch {version} has no stable ABI of {oldest}")
-    packs = pack.search(pack.installed()).packs
     if files := [str(opened.torch_library) for opened in packs.values() if opened.torch_library]:
         return Check(True, ", ".join(files))
     if compiler.torch_launcher_file().is_file() or shutil.which("g++"):
@@ -123,8 +126,32 @@ def _calls() -> Check:
     return Check(False, f"Python makes calls: no pack has {TORCH_LIBRARY}, and g++ is missing; e.g. apt install g++")
 
 
-def _driver() -> Check:
+def _cards(packs: Mapping[str, Pack]) -> Check:
+    """The GPUs, whose records serve each, and which pack."""
+    from cudal2gen import gpu
+
+    if cards := gpu.cards():
+        return Check(True, "; ".join(f"{card.text}: {_service(card, packs)}" for card in cards))
     driver = Path("/dev/nvidiactl")
     if driver.exists():
-        return Check(True, str(driver))
+        return Check(True, f"{driver}, but its libcuda.so.1 lists no device")
     return Check(False, "no NVIDIA driver: the emulator runs kernels, nothing is measured")
+
+
+def _service(card: CardFacts, packs: Mapping[str, Pack]) -> str:
+    """Which records and which pack serve a card, in words."""
+    from cudal2gen import pack
+
+    models = card.stand_ins(GPUS)
+    if not models:
+        return "no GPU of the catalog is of its architecture, torch computes"
+    records = f"records of {models[0]}" if card.model == models[0] else f"an unknown card, records of {models[0]}"
+    try:
+        served = pack.serving(packs, card)
+    except WrongInput as error:
+        return f"{records}, {error}"
+    if served is None:
+        return f"{records}, no pack"
+    if served.card is None:
+        return f"{records}, the pack of {served.gpu}"
+    return f"{records}, kernels of {served.gpu}'s pack, of which nothing was measured on this card"

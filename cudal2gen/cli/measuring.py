@@ -215,7 +215,8 @@ def write_report(
         content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.lists)
     else:
         rows = report.validation.load(validated) if validated else ()
-        content = report.report(measurements(result_files), catalog.load(), selection.lists, _stock(result_files), rows)
+        measured = measurements(result_files)
+        content = report.report(measured, report.named(measured), selection.lists, _stock(result_files), rows)
     forms = ((out, content.html), (markdown, content.markdown))
     texts = {path: text() for path, text in forms if path is not None}
     for path, text in texts.items():
@@ -263,8 +264,7 @@ def _stock(result_files: Sequence[Path]) -> report.Stock:
 
     files = result_files or (results.store("measurements"),)
     sources = [str(path) if path.is_file() else f"{path}, which is not there," for path in files]
-    verdicts = results.latest().values()
-    return report.Stock(sources, verdicts, compiler.stored(), str(places.build_dir()))
+    return report.Stock(sources, catalog.entries(), results.rulings(), compiler.stored(), str(places.build_dir()))
 
 
 def measurements(paths: Sequence[Path]) -> results.Measurements:

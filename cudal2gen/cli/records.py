@@ -158,9 +158,9 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
     if artifact:
         from cudal2gen import results
 
-        verdict = results.latest().get((artifact.digest, "emulator"))
+        verdict = results.verdict(artifact.digest, "emulator")
         facts["verdict"] = None if verdict is None else "right" if verdict.passed else "wrong"
-        facts |= verdict.counters if verdict else {}
+        facts |= results.executed(verdict.counters) if verdict else {}
         facts |= _modelled(record, artifact)
         facts |= {"directory": str(artifact.directory), "findings": artifact.ptxas.findings}
     return facts

@@ -159,9 +159,9 @@ class Selection:
         """Whether GPU, types and layout of a problem, record or measurement agree."""
         return all(getattr(self, name) in (ANY, getattr(item, name)) for name in FILTERS)
 
-    def lists(self, item: Posed) -> bool:
-        """Whether fusion and batch of a record or measurement agree as well."""
-        return self.admits(item) and self._serves_as(item.problem)
+    def lists(self, item: Posed | Problem) -> bool:
+        """Whether fusion and batch of a record, measurement or problem agree as well."""
+        return self.admits(item) and self._serves_as(item if isinstance(item, Problem) else item.problem)
 
     @property
     def _later(self) -> dict[str, str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cudal2gen import pages
-from cudal2gen.kernel import Record
+from cudal2gen import catalog, pages
+from cudal2gen.kernel import Problem, Record
 from cudal2gen.pages import Section
 from cudal2gen.report import choices, floors, page, published, sections, validation
 from cudal2gen.report.comparison import compare
@@ -41,14 +41,14 @@ class Report(NamedTuple):
 def report(
     measurements: Measurements,
     records: Sequence[Record],
-    predicate: Callable[[Measurement | Record], bool] = lambda _: True,
+    predicate: Callable[[Measurement | Problem], bool] = lambda _: True,
     stock: Stock | None = None,
     validated: Sequence[validation.Finding] = (),
 ) -> Report:
-    """Sections on the measurements that satisfy ``predicate``, on ``stock`` and the catalog, on published figures, on
-    how the timing model was ``validated``."""
+    """Sections on the measurements that satisfy ``predicate``, on ``stock``, on choices of the catalog, on published
+    figures, on how the timing model was ``validated``. ``records``: see ``named``."""
     groups_by_anchor = {f"measured-{i}": group for i, group in enumerate(by_conditions(measurements, predicate), 1)}
-    figures, kernels = published.load(), floors.records_by_kernel(records)
+    figures, kernels = published.load(), floors.records_by_kernel(records, groups_by_anchor.values())
     empty_text = (
         sections.FILTERED.format(len(measurements.measurements))
         if measurements.measurements
@@ -57,12 +57,21 @@ def report(
     parts = (
         sections.overview(list(groups_by_anchor.values()), empty_text),
         *(sections.section(group, anchor, figures, kernels) for anchor, group in groups_by_anchor.items()),
-        *((in_stock(records, stock, predicate),) if stock else ()),
+        *((in_stock(stock, predicate),) if stock else ()),
         choices.section(records),
         published.section(figures),
         *((validation.section(validated),) if validated else ()),
     )
     return Report("cudal2gen: report on HGEMM kernels", parts, groups_by_anchor, records)
+
+
+def named(measurements: Measurements) -> list[Record]:
+    """The catalog's records that a report is about: those of measured sizes, in which measured kernels are looked up,
+    and those whose choices are counted; all of them where a kernel is of another size. Raises CatalogError."""
+    sizes = {(row.m, row.n, row.k) for row in measurements.measurements}
+    names = {timing.record for row in measurements.measurements for timing in row.timings if timing.record}
+    records = catalog.some(lambda problem: choices.counts(problem) or (problem.m, problem.n, problem.k) in sizes)
+    return records if names <= {record.name for record in records} else catalog.load()
 
 
 def comparison(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.kernel import Problem, Record, ceil_div
 from cudal2gen.pages import Chart, Section, Table, percent
 from cudal2gen.report.statistics import share, spearman
 
@@ -59,6 +59,11 @@ class Figure(NamedTuple):
         return abs(self.catalog - self.paper) <= TOLERANCE
 
 
+def counts(problem: Problem) -> bool:
+    """Whether the section is about a problem's record."""
+    return (problem.gpu, problem.acc, problem.layout) == ("a100", "f16", "tn")
+
+
 def subset(records: Sequence[Record]) -> list[Decisions]:
     """Decisions of the A100 records with fp16 accumulators, B stored (N,K), and a ring of two stages or more.
 
@@ -67,8 +72,7 @@ def subset(records: Sequence[Record]) -> list[Decisions]:
     rows = [
         Decisions(*(getattr(record, name) for name in Decisions._fields))
         for record in records
-        if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn")
-        and set(Decisions._fields) <= record.line_fields().keys()
+        if counts(record.problem) and set(Decisions._fields) <= record.line_fields().keys()
     ]
     return [row for row in rows if row.stages >= 2]
 

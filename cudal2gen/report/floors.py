@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from statistics import median, quantiles
 
@@ -18,9 +18,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def records_by_kernel(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
-    """Records by the kernel and problem that a measurement names."""
-    return {(record.name, record.mnk): record for record in records}
+def records_by_kernel(records: Sequence[Record], groups: Iterable[Group]) -> dict[tuple[str, str], Record]:
+    """Records of measured sizes by the kernel and problem that a measurement names."""
+    sizes = {measurement.mnk for group in groups for measurement in group.measurements}
+    return {(record.name, record.mnk): record for record in records if record.mnk in sizes}
 
 
 def each(group: Group, records: Mapping[tuple[str, str], Record]) -> Table:
@@ -77,13 +78,13 @@ def _pairs(group: Group, records: Mapping[tuple[str, str], Record]) -> Iterator[
 
 def _modelled_us(group: Group, measurement: Measurement, records: Mapping[tuple[str, str], Record]) -> float | None:
     """The modelled time of our kernel on the card that measured it, though its record may be another GPU's; None where
-    no record is known."""
+    no record is known, and on a card whose rates are not."""
     timing = measurement.timing(KERNEL)
     record = records.get((timing.record or "", measurement.mnk)) if timing else None
-    if record is None:
+    if record is None or not group.card:
         return None
     try:
-        return model.estimate(revise(record, gpu=group.card) if group.card else record).us
+        return model.estimate(revise(record, gpu=group.card)).us
     except IllegalRecord:
         return None
 

@@ -5,6 +5,7 @@ Times are in microseconds, rates in TFLOP/s, arithmetic intensities in FLOP per 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -17,7 +18,7 @@ from cudal2gen.report.statistics import Summary, best_of, summarise
 from cudal2gen.results import KERNEL, MIN_US, Environment, Measurement, Measurements, speedups
 
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
-# No dense fp16 GEMM of NVIDIA's libraries sustains more on these architectures: a higher rate needs a check by hand.
+# No dense fp16 GEMM of NVIDIA's libraries sustains more before compute capability 10.0: a higher rate needs a check.
 SUSPICIOUS_TFLOPS = 800.0
 WORST = 20
 INTERFACES = ("torch.matmul", "cublas", "cublaslt-heuristic", "cublaslt-autotuning")
@@ -176,13 +177,32 @@ class Group:
             limit = self.roof.tflops(measurement)
             for timing in measurement.timings:
                 rate = tflops(measurement, timing.median_us)
-                if rate > min(limit, SUSPICIOUS_TFLOPS):
+                if rate > min(limit, self.suspicious_tflops):
                     doubts.append(Doubt(measurement, timing.contender, rate, limit))
         return doubts
+
+    @property
+    def suspicious_tflops(self) -> float:
+        """The rate above which a result needs a check by hand; infinite where none is known but the roofline's."""
+        generations = {int(environment.capability.partition(".")[0]) for environment in self.environments}
+        return SUSPICIOUS_TFLOPS if max(generations) < 10 else math.inf
 
     def absences(self) -> Counter[tuple[str, str]]:
         """How often a contender could not run, by (contender, reason)."""
         return Counter(item for measurement in self.measurements for item in measurement.absent.items())
+
+    @property
+    def slowest_clock(self) -> float:
+        """The lowest SM clock that was read while it ran, as a share of the highest that the card allows; 1 where
+        neither is known."""
+        highest = {environment.id: environment.max_sm_mhz for environment in self.environments}
+        shares = [
+            mhz / highest[measurement.environment]
+            for measurement in self.measurements
+            for mhz in measurement.conditions.sm_mhz
+            if mhz and highest[measurement.environment]
+        ]
+        return min(shares, default=1.0)
 
     def throttled(self) -> Counter[str]:
         """How many measurements saw each throttle reason."""

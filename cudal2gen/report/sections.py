@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cudal2gen.kernel import GPUS, Record
 from cudal2gen.pages import Chart, Section, Table, interval, microseconds, percent, spread, times
 from cudal2gen.report import aims, floors
-from cudal2gen.report.groups import SUSPICIOUS_TFLOPS, WORST, Group, tflops
+from cudal2gen.report.groups import WORST, Group, tflops
 from cudal2gen.report.published import Published
 from cudal2gen.report.statistics import Summary
 from cudal2gen.results import DERIVED, KERNEL, ON_OPERANDS, Environment
@@ -18,6 +20,7 @@ NO_TIMING = (
     "from verdicts and from published figures."
 )
 MAX_DOUBTS = 20
+LOW_CLOCK = 0.75  # share of the highest clock below which a report says so
 FILTERED = "No measurement matches the filters of this report; the results files hold {} of other kinds."
 PROTOCOLS = {
     "device": "Device time: repeated launches as a CUDA graph between device events; the host's launch is not in it.",
@@ -42,8 +45,8 @@ HOW_TO_READ = (
     "those pairs. Geometric means have 95 % bootstrap intervals over problems: they measure how the mean depends on "
     "the choice of problems, not how it repeats on another card. A loss is beyond noise where its whole interval is "
     "below 1; about 2.5 % of equally fast kernels appear so by chance. A “-max” baseline is the faster of its two "
-    "layouts, problem by problem. Arithmetic means of speedups favour the numerator; they stand beside the geometric "
-    "means because the paper prints them."
+    "layouts, problem by problem and resample by resample, so that its interval covers the choice. Arithmetic "
+    "means of speedups favour the numerator; they stand beside the geometric means because the paper prints them."
 )
 
 
@@ -62,21 +65,33 @@ def overview(groups: Sequence[Group], empty_text: str) -> Section:
     ]
     first = tuple(
         f"{group.title}: {times(summary.geomean.value)} times as fast as {name}, the strictest baseline, "
-        f"in the geometric mean over {summary.shapes} problems."
+        f"in the geometric mean over {_of_all(summary, group)} problems{_mixed(group)}."
         for group, name, summary in summaries[:1]
     )
     table = Table(
         "Our kernels against the strictest baseline of each set of conditions",
-        ("conditions", "geomean speedup [95 %]", "strictest baseline", "shapes", "wins", "losses", "beyond noise"),
+        ("conditions", "geomean speedup [95 %]", "strictest baseline", "shapes", "wins", "wins beyond noise", "losses",
+         "losses beyond noise"),
         tuple(
-            (group.title, interval(summary.geomean), name, str(summary.shapes), percent(summary.wins),
-             percent(summary.losses), percent(summary.sure_losses))
+            (group.title + _mixed(group), interval(summary.geomean), name, _of_all(summary, group),
+             percent(summary.wins), percent(summary.sure_wins), percent(summary.losses), percent(summary.sure_losses))
             for group, name, summary in summaries
         ),
     )  # fmt: skip
     doubtful = sum(len(group.doubts) for group in groups)
     alert = f"{doubtful} results are too good to be true without a check; the sections below name them."
     return Section("overview", "In short", first, (alert,) if doubtful else (), (table,), notes=(HOW_TO_READ,))
+
+
+def _of_all(summary: Summary, group: Group) -> str:
+    """The problems of a figure; beside all of the group where some are left out."""
+    every = len(group.measurements)
+    return str(every) if summary.shapes == every else f"{summary.shapes} of {every}"
+
+
+def _mixed(group: Group) -> str:
+    """That drivers, libraries or clocks differ, where they do."""
+    return f", of {len(group.environments)} environments" if len(group.environments) > 1 else ""
 
 
 def section(group: Group, anchor: str, published: Published, records: Mapping[tuple[str, str], Record]) -> Section:
@@ -215,17 +230,26 @@ def _alerts(group: Group) -> list[str]:
     if throttled := group.throttled():
         reasons = ", ".join(f"{reason} in {count}" for reason, count in sorted(throttled.items()))
         alerts.append(f"The card reported limits on its clocks: {reasons} of {len(group.measurements)} measurements.")
+    if group.slowest_clock < LOW_CLOCK:
+        alerts.append(
+            f"The SM clock fell to {percent(group.slowest_clock)} of the highest that the card allows: times are those "
+            "of slower clocks, speedups are of contenders in turns."
+        )
     if len(group.environments) > 1:
-        alerts.append(f"{len(group.environments)} environments differ in: {', '.join(_differences(group))}.")
+        counts = Counter(measurement.environment for measurement in group.measurements)
+        shares = " and ".join(str(counts[environment.id]) for environment in group.environments)
+        alerts.append(
+            f"{len(group.environments)} environments, with {shares} measurements, differ in: "
+            f"{', '.join(_differences(group))}. A figure over all of them is of no one of them."
+        )
     alerts += [
         f"{contender} is missing in {count} of {len(group.measurements)} problems: {reason}."
         for (contender, reason), count in sorted(group.absences().items())
     ]
     if not group.roof.peak_tflops or not group.roof.bandwidth_tbs:
-        alerts.append(
-            "The card's peak or its memory clock is not known: the roofline is incomplete, and only results above "
-            f"{SUSPICIOUS_TFLOPS:.0f} TFLOP/s are flagged."
-        )
+        flagged = f"only results above {group.suspicious_tflops:.0f} TFLOP/s are flagged"
+        flagged = flagged if math.isfinite(group.suspicious_tflops) else "no result is flagged by its rate"
+        alerts.append(f"The card's peak or its memory clock is not known: the roofline is incomplete, and {flagged}.")
     doubts = [doubt.words for doubt in group.doubts]
     rest = len(doubts) - MAX_DOUBTS
     return [*alerts, *doubts[:MAX_DOUBTS], *([f"And {rest} more like these."] if rest > 0 else [])]
@@ -254,7 +278,8 @@ def _environment(group: Group) -> Table:
     }
     peak, bandwidth = group.roof.peak_tflops, group.roof.bandwidth_tbs
     rows = [
-        ("card", f"{values('name')} ({values('gpu')}), capability {values('capability')}, {values('sms')} SMs"),
+        ("card", f"{values('name')} ({group.card or 'unknown card'}), capability {values('capability')}, "
+         f"{values('sms')} SMs"),
         ("L2, device memory", " / ".join(
             f"{card.l2_bytes / 2**20:g} MiB, {card.memory_bytes / 2**30:.0f} GiB" for card in group.environments[:1])),
         ("highest clocks", f"SM {values('max_sm_mhz')} MHz, memory {values('max_memory_mhz')} MHz, "

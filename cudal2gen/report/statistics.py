@@ -28,9 +28,10 @@ class Summary(NamedTuple):
 
 
 def summarise(ratios: Sequence[Ratio]) -> Summary | None:
-    """Statistics over problems; None without ratios."""
+    """Statistics over problems; None without ratios. The mean of one problem has that problem's interval, since its
+    bootstrap over problems would have none."""
     values = [ratio.value for ratio in ratios]
-    mean = geomean(values)
+    mean = ratios[0] if len(ratios) == 1 else geomean(values)
     if mean is None:
         return None
     return Summary(

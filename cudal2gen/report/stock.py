@@ -6,64 +6,45 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from cudal2gen.kernel import STRUCTURES, Record
+from cudal2gen.catalog import Entry
+from cudal2gen.kernel import STRUCTURES, Problem
 from cudal2gen.pages import Section, Table
-from cudal2gen.results import Verdict
+from cudal2gen.results import Ruling
 
-BY_NAME = (
-    "Verdicts are matched by the kernel's name. One whose text has changed since keeps its name: "
-    "'cudal2gen validate --changed' executes those."
-)
+CHANGED = "'cudal2gen validate --changed' executes the records whose binaries have no verdict."
 
 
 class Stock(NamedTuple):
-    """``sources``: the files that were searched for measurements. ``builds``: compiled kernels in ``folder``."""
+    """``sources``: the files that were searched for measurements. ``entries``: of the catalog. ``builds``: compiled
+    kernels in ``folder``."""
 
     sources: Sequence[str]
-    verdicts: Collection[Verdict]
+    entries: Sequence[Entry]
+    verdicts: Collection[Ruling]
     builds: int
     folder: str
 
 
-def section(records: Sequence[Record], stock: Stock, predicate: Callable[[Record], bool]) -> Section:
-    """Tables of the catalog's records that satisfy ``predicate``, and of all verdicts."""
-    wrong = {verdict.record for verdict in stock.verdicts if not verdict.passed}
-    right = {verdict.record for verdict in stock.verdicts} - wrong
-    groups: dict[tuple[str, str, str], list[Record]] = {}
-    for record in records:
-        if predicate(record):
-            groups.setdefault((record.gpu, record.problem.types, record.layout), []).append(record)
-    rows = [_row(group, right, wrong) for _, group in sorted(groups.items())]
-    places = Counter((verdict.on, verdict.passed) for verdict in stock.verdicts)
-    verdicts = [
-        (on, str(places[on, True]), str(places[on, False])) for on in dict.fromkeys(on for on, _ in sorted(places))
+def section(stock: Stock, predicate: Callable[[Problem], bool]) -> Section:
+    """Tables of the catalog's records whose problems satisfy ``predicate``, and of all verdicts."""
+    groups: dict[str, Counter[str]] = {}
+    for problem, structure in stock.entries:
+        if predicate(problem):
+            groups.setdefault(f"{problem.gpu} {problem.types} {problem.layout}", Counter())[structure] += 1
+    rows = [
+        (title, str(origins.total()), *(str(origins[structure]) for structure in STRUCTURES))
+        for title, origins in sorted(groups.items())
     ]
+    places = Counter((verdict.on, verdict.passed) for verdict in stock.verdicts)
+    verdicts = [(on, str(places[on, True]), str(places[on, False])) for on in sorted({on for on, _ in places})]
     return Section(
         "stock",
         "What there is",
         (f"{stock.builds} compiled kernels are in {stock.folder}.",),
         (),
         (
-            Table(
-                "The catalog's records by GPU and origin, their distinct kernels, and the verdicts on these",
-                ("records", *STRUCTURES, "kernels", "right", "wrong", "without a verdict"),
-                tuple(rows),
-            ),
-            Table("Verdicts by place of execution", ("executed on", "right", "wrong"), tuple(verdicts)),
+            Table("The catalog's records by GPU and origin", ("records of", "all", *STRUCTURES), tuple(rows)),
+            Table("Verdicts on binaries, by place of execution", ("executed on", "right", "wrong"), tuple(verdicts)),
         ),
-        notes=(BY_NAME,),
+        notes=(CHANGED,),
     )
-
-
-def _row(group: Sequence[Record], right: set[str], wrong: set[str]) -> tuple[str, ...]:
-    origins: Counter[str] = Counter(record.origin.structure for record in group)
-    names = {record.name for record in group}
-    counts = (
-        *(origins[origin] for origin in STRUCTURES),
-        len(names),
-        len(names & right),
-        len(names & wrong),
-        len(names - right - wrong),
-    )
-    first = group[0]
-    return (f"{first.gpu} {first.problem.types} {first.layout}", *map(str, counts))

@@ -24,10 +24,12 @@ from cudal2gen.results.rows import Posed as Posed
 from cudal2gen.results.rows import Products as Products
 from cudal2gen.results.rows import ProtocolName as ProtocolName
 from cudal2gen.results.rows import Rounding as Rounding
+from cudal2gen.results.rows import Ruling as Ruling
 from cudal2gen.results.rows import Source as Source
 from cudal2gen.results.rows import Timing as Timing
 from cudal2gen.results.rows import Trial as Trial
 from cudal2gen.results.rows import Verdict as Verdict
+from cudal2gen.results.rows import executed as executed
 from cudal2gen.results.rows import rivals as rivals
 from cudal2gen.results.rows import speedup as speedup
 from cudal2gen.results.rows import speedups as speedups
@@ -41,5 +43,7 @@ from cudal2gen.results.storage import latest as latest
 from cudal2gen.results.storage import measurements as measurements
 from cudal2gen.results.storage import read as read
 from cudal2gen.results.storage import roundings as roundings
+from cudal2gen.results.storage import rulings as rulings
 from cudal2gen.results.storage import store as store
 from cudal2gen.results.storage import trials as trials
+from cudal2gen.results.storage import verdict as verdict

@@ -25,7 +25,7 @@ from cudal2gen.element import ElementName, OutputName
 from cudal2gen.kernel import Acc, Layout, Problem
 from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT, Batch
-from cudal2gen.ratios import Pair, Ratio, paired, paired_each
+from cudal2gen.ratios import Pair, Ratio, least_each, paired
 
 ProtocolName = Literal["device", "offline", "server"]
 L2 = Literal["cold", "hot", "exceeded"]
@@ -44,6 +44,12 @@ DERIVED = {
 
 # Baselines of fused, batched and grouped products; of plain ones it is torch.matmul.
 UNFUSED, EPILOGUE, BATCHED, GROUPED = "torch.unfused", "torch.epilogue", "torch.bmm", "torch.grouped_mm"
+
+# Counters of instructions that a kernel may not have at all.
+INSTRUCTIONS = frozenset({
+    "mma_per_k_tile", "wgmma_per_k_tile", "tcgen05_per_k_tile", "ldmatrix_per_k_tile", "mbarrier_waits_per_k_tile",
+    "bytes tma load", "bytes tma delivered", "bytes tma store",
+})  # fmt: skip
 
 # A sample; zeros, NaN and infinities are faults of the clock or of the file.
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -143,6 +149,28 @@ class Verdict(Line):
     def remarks(self) -> list[str]:
         """Benign and odd findings, each once, with the first problem that shows it."""
         return _with_problems((case, remark) for case in self.cases for remark in case.remarks)
+
+
+class _Judged(BaseModel):
+    findings: tuple[str, ...]
+
+
+class Ruling(BaseModel):
+    """What a verdict comes to, without its cases' details; read in a third of the time. Other fields of a row are not
+    looked at."""
+
+    digest: str
+    on: str
+    cases: tuple[_Judged, ...]
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.cases) and not any(case.findings for case in self.cases)
+
+
+def executed(counters: Mapping[str, float]) -> dict[str, float]:
+    """A verdict's or a run's counters without the instructions that the kernel does not have."""
+    return {name: value for name, value in counters.items() if value or name not in INSTRUCTIONS}
 
 
 def _with_problems(findings: Iterable[tuple[Case, str]]) -> list[str]:
@@ -429,12 +457,12 @@ def speedup(measurement: Measurement, baseline: str, contender: str = KERNEL) ->
 
 def speedups(rows: Iterable[Measurement], baseline: str, contender: str = KERNEL) -> list[Ratio | None]:
     """``speedup`` of each measurement; a thousand of them in a fraction of a second."""
-    return paired_each([_pair(row, baseline, contender) for row in rows])
+    return least_each([_pairs(row, baseline, contender) for row in rows])
 
 
-def _pair(row: Measurement, baseline: str, contender: str) -> Pair | None:
-    """The protocol's samples of two contenders; None where one of them is absent."""
-    slow, fast = row.timing(baseline), row.timing(contender)
-    if slow is None or fast is None:
+def _pairs(row: Measurement, baseline: str, contender: str) -> list[Pair] | None:
+    """The protocol's samples of two contenders, a pair for each part of a derived baseline; None where one lacks."""
+    fast, slow = row.timing(contender), [row.timing(name) for name in DERIVED.get(baseline, (baseline,))]
+    if fast is None or None in slow:
         return None
-    return slow.samples_us, fast.samples_us
+    return [(timing.samples_us, fast.samples_us) for timing in slow if timing]

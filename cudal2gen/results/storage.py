@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from cudal2gen import files, places
 from cudal2gen.errors import SkippedLine, WrongInput, parse_json, reading
 from cudal2gen.kernel import IllegalRecord, explain, parse
-from cudal2gen.results.rows import Algorithm, Environment, Line, Measurement, Rounding, Trial, Verdict
+from cudal2gen.results.rows import Algorithm, Environment, Line, Measurement, Rounding, Ruling, Trial, Verdict
 
 MAX_WARNINGS = 5  # most warnings of a file that name a line
 
@@ -74,12 +74,13 @@ def end_of(path: Path, start: Place = START) -> Place:
 
 
 def read(
-    adapter: TypeAdapter[T], path: Path, start: Place = START, end: Place | None = None
+    adapter: TypeAdapter[T], path: Path, start: Place = START, end: Place | None = None, *, about: bytes = b""
 ) -> Iterator[tuple[int, T]]:  # fmt: skip
     """The rows of a file from ``start`` on, to ``end``, and the numbers of their lines; none without a file. Raises
     WrongInput.
 
-    A line of another form, such as a killed process leaves, is skipped with a warning.
+    A line of another form, such as a killed process leaves, is skipped with a warning. ``about``: what a line must
+    contain to be looked at.
     """
     if not path.exists():
         return
@@ -88,6 +89,8 @@ def read(
         file.seek(start.bytes)
         lines = file if end is None else islice(file, end.lines - start.lines)
         for number, line in enumerate(lines, start.lines + 1):
+            if about not in line:
+                continue
             try:
                 row = adapter.validate_python(parse_json(line))
             except WrongInput as error:
@@ -110,6 +113,19 @@ def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
     """The last verdict of each (digest, on)."""
     rows = read(TypeAdapter(Verdict), path or store())
     return {(verdict.digest, verdict.on): verdict for _, verdict in rows}
+
+
+def rulings(path: Path | None = None) -> list[Ruling]:
+    """What the last verdict of each (digest, on) comes to."""
+    rows = read(TypeAdapter(Ruling), path or store())
+    return list({(ruling.digest, ruling.on): ruling for _, ruling in rows}.values())
+
+
+def verdict(digest: str, on: str, path: Path | None = None) -> Verdict | None:
+    """The last verdict on one binary; other lines are not parsed."""
+    name = digest.encode()
+    rows = [row for _, row in read(TypeAdapter(Verdict), path or store(), about=name)]
+    return next((row for row in reversed(rows) if (row.digest, row.on) == (digest, on)), None)
 
 
 def algorithms(path: Path | None = None) -> dict[tuple[str | int, ...], Algorithm]:

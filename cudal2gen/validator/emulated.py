@@ -23,7 +23,7 @@ from cudal2gen.kernel import Record, aligned, ceil_div
 from cudal2gen.kernel.fusion import GATE_COLS
 from cudal2gen.kernel.launch import Groups
 from cudal2gen.launcher import Fused, LaunchError, OpenKernel
-from cudal2gen.results import Case, Verdict
+from cudal2gen.results import Case, Verdict, executed
 from cudal2gen.validator.problems import (
     CLUSTERS,
     PADDING,
@@ -422,7 +422,7 @@ def summary(record: Record, execution: Execution) -> dict[str, float]:
         return {}
     steps = execution.tiles * ceil_div(execution.a.shape[1], record.k_step)
     work = steps * record.threads // 32
-    instructions = {
+    table: dict[str, float] = {
         "mma_per_k_tile": counters.mma / work,
         "wgmma_per_k_tile": counters.wgmma / steps,
         "tcgen05_per_k_tile": counters.tcgen05 / steps,
@@ -432,7 +432,6 @@ def summary(record: Record, execution: Execution) -> dict[str, float]:
         "bytes tma delivered": counters.bulk_delivered_bytes,
         "bytes tma store": counters.bulk_store_bytes,
     }
-    table: dict[str, float] = {name: value for name, value in instructions.items() if value}
     table["barriers"] = counters.barriers
     table["instructions_per_k_tile"] = sum(counters.instructions.values()) / work
     for kind, banks in counters.shared_banks.items():
@@ -442,7 +441,7 @@ def summary(record: Record, execution: Execution) -> dict[str, float]:
         table[f"bytes {kind}"] = traffic.bytes
     for kind, size in counters.unique_bytes.items():
         table[f"unique_bytes {kind}"] = size
-    return table
+    return executed(table)
 
 
 def validate_all(

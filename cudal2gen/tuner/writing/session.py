@@ -346,7 +346,7 @@ class Session:
         artifact = compiler.attempt([self.incumbent])[0]
         if not isinstance(artifact, Artifact):
             return {}
-        verdict = results.latest().get((artifact.digest, "emulator"))
+        verdict = results.verdict(artifact.digest, "emulator")
         return dict(verdict.counters) if verdict else {}
 
     def _measured(self, record: Record) -> Sequence[str]:
