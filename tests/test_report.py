@@ -464,6 +464,15 @@ def test_what_a_distrustful_reader_looks_for_is_said_first() -> None:
     assert "2 environments, with 2 and 1 measurements, differ in: driver. A figure over all" in alerts[2]
 
 
+def test_the_first_figure_is_of_the_largest_set_of_conditions() -> None:
+    small = H200.model_copy(update={"id": "a", "gpu": "", "name": "A card before all others by its name"})
+    lucky = steady((64, 64, 64), 1.0, 9.0, environment="a")
+    many = [steady((64, 64, k), 2.0, 1.0) for k in (64, 128)]
+    document = report.report(Measurements({"a": small, H200.id: H200}, [lucky, *many]), [])
+    assert section(document, "overview").paragraphs[0].startswith("NVIDIA H200, f16, tn, device, L2 cold: 0.500 times")
+    assert [len(group.measurements) for group in document.groups.values()] == [2, 1]
+
+
 def test_an_unknown_card_has_its_own_floor_and_no_model() -> None:
     record = catalog.find(Problem(gpu="h100", acc="f32", layout="tn", m=4096, n=4096, k=64)).record
     pcie = H200.model_copy(

@@ -47,7 +47,9 @@ def report(
 ) -> Report:
     """Sections on the measurements that satisfy ``predicate``, on ``stock``, on choices of the catalog, on published
     figures, on how the timing model was ``validated``. ``records``: see ``named``."""
-    groups_by_anchor = {f"measured-{i}": group for i, group in enumerate(by_conditions(measurements, predicate), 1)}
+    # The largest first: the first sentence, and what charts show at first, are of it.
+    groups = sorted(by_conditions(measurements, predicate), key=lambda group: -len(group.measurements))
+    groups_by_anchor = {f"measured-{i}": group for i, group in enumerate(groups, 1)}
     figures, kernels = published.load(), floors.records_by_kernel(records, groups_by_anchor.values())
     empty_text = (
         sections.FILTERED.format(len(measurements.measurements))
