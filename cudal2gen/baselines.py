@@ -179,8 +179,8 @@ class Grouped(Matmul):
     def bind(self, operands: Operands) -> Call:
         import torch
 
-        other = {} if operands.d.dtype == operands.a.dtype else {"out_dtype": operands.d.dtype}
-        return partial(torch._grouped_mm, operands.a, operands.b_nn, offs=operands.ends, **other)
+        out_dtype = {} if operands.d.dtype == operands.a.dtype else {"out_dtype": operands.d.dtype}
+        return partial(torch._grouped_mm, operands.a, operands.b_nn, offs=operands.ends, **out_dtype)
 
 
 class Batched(Matmul):
@@ -195,8 +195,8 @@ class Batched(Matmul):
         import torch
 
         a, b, d = operands.a, operands.b_nn, operands.d
-        other = {} if d.dtype == a.dtype else {"out_dtype": d.dtype}
-        return partial(torch.bmm, a, b, out=d, **other)
+        out_dtype = {} if d.dtype == a.dtype else {"out_dtype": d.dtype}
+        return partial(torch.bmm, a, b, out=d, **out_dtype)
 
 
 class Compiled(Matmul):
@@ -213,8 +213,8 @@ class Compiled(Matmul):
         import torch
 
         product = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False)
-        other = {} if operands.d.dtype == operands.a.dtype else {"out_dtype": operands.d.dtype}
-        return partial(product, operands.a, operands.b_nn, out=operands.d, **other)
+        out_dtype = {} if operands.d.dtype == operands.a.dtype else {"out_dtype": operands.d.dtype}
+        return partial(product, operands.a, operands.b_nn, out=operands.d, **out_dtype)
 
 
 class Persistent(Baseline):
@@ -406,10 +406,10 @@ class CublasLt(Vendor):
         words = []
         for attribute in cublasLt.MatmulAlgoConfigAttribute:
             value = np.zeros(1, cublasLt.get_matmul_algo_config_attribute_dtype(int(attribute)))
-            written = np.zeros(1, np.uint64)
+            size = np.zeros(1, np.uint64)
             with suppress(cublasLt.cuBLASLtError):  # an attribute that this algorithm lacks
                 cublasLt.matmul_algo_config_get_attribute(
-                    self._algorithm.ctypes.data, int(attribute), value.ctypes.data, value.nbytes, written.ctypes.data
+                    self._algorithm.ctypes.data, int(attribute), value.ctypes.data, value.nbytes, size.ctypes.data
                 )
                 words.append(f"{attribute.name.lower()}={value[0]}")
         return " ".join(words)

@@ -281,15 +281,15 @@ def _tiers(gpu: str, acc: str, source: str | None, path: Path | None) -> Iterato
     """Records of an accumulator: of the GPU's capability, then of each other GPU, the nearest first."""
     kin = {other for other in (gpu, *GPUS) if related(gpu, other)}
     yield [record for record in load(path, kin) if record.acc == acc and source in (None, record.gpu)]
-    others = [record for record in load(path) if record.acc == acc and source in (None, record.gpu)]
-    for other in _strangers(gpu, others):
-        yield [record for record in others if record.gpu == other]
+    candidates = [record for record in load(path) if record.acc == acc and source in (None, record.gpu)]
+    for other in _strangers(gpu, candidates):
+        yield [record for record in candidates if record.gpu == other]
 
 
 def _strangers(gpu: str, records: Iterable[Record]) -> list[str]:
     """GPUs of other capabilities that have records, the nearest first."""
-    others = {record.gpu for record in records if not related(gpu, record.gpu)}
-    return sorted(others, key=lambda other: (distance(gpu, other), other))
+    gpus = {record.gpu for record in records if not related(gpu, record.gpu)}
+    return sorted(gpus, key=lambda other: (distance(gpu, other), other))
 
 
 def _moved_distance(record: Record, target: Mapping[str, object]) -> tuple[float, int]:
@@ -327,8 +327,8 @@ def load_problems(path: Path) -> list[Problem]:
             fields = {name: values[name] for name in Problem.model_fields if name in values}
             problems[Problem.model_validate(fields)] = None
         except (ValidationError, WrongInput) as error:
-            what = explain(error) if isinstance(error, ValidationError) else error
-            raise CatalogError(f"{path}:{number}: not a problem: {what}") from None
+            reason = explain(error) if isinstance(error, ValidationError) else error
+            raise CatalogError(f"{path}:{number}: not a problem: {reason}") from None
     return list(problems)
 
 

@@ -255,9 +255,9 @@ def _shared(library: Path, name: str, sources: Sequence[str], flags: Sequence[st
 
 
 def _not_prebuilt(root: Path, tools: Toolchain, names: Sequence[str]) -> ToolchainError:
-    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return ToolchainError(
-        f"{names[0]}{others}: not in {root}, and {PREBUILT} leaves compiling to nvcc {tools.nvcc_version} elsewhere; "
+        f"{names[0]}{more}: not in {root}, and {PREBUILT} leaves compiling to nvcc {tools.nvcc_version} elsewhere; "
         f"build there, or unset {PREBUILT}"
     )
 

@@ -468,7 +468,7 @@ def errors_of_single(a: Array, b: Array, d: Array) -> tuple[float, float]:
     single_b, step = arrays.single(b), max(1, CHUNK // n)
     largest = squares = 0.0
     for top in range(0, m, step):
-        some = slice(top, top + step)
-        errors = _errors(d[some], arrays.product(arrays.single(a[some]), single_b))
+        rows = slice(top, top + step)
+        errors = _errors(d[rows], arrays.product(arrays.single(a[rows]), single_b))
         largest, squares = max(largest, float(errors.max())), squares + float((errors * errors).sum())
     return largest, float((squares / (m * n)) ** 0.5)

@@ -75,10 +75,10 @@ def append(file: FileIO, data: bytes) -> None:
     """Appends data to an unbuffered file and syncs it to disk; if that fails, leaves the file as it was and raises
     OSError."""
     before = os.fstat(file.fileno()).st_size
-    rest = data
+    unwritten = data
     try:
-        while rest:
-            rest = rest[file.write(rest) :]
+        while unwritten:
+            unwritten = unwritten[file.write(unwritten) :]
         os.fsync(file.fileno())
     except OSError as error:
         file.truncate(before)

@@ -247,12 +247,12 @@ def _activated(fusion: Fusion, z: Array, error: Array) -> tuple[Array, Array, Ar
     result_error = SLOPES[fusion.activation] * first_error + own_error(fusion.activation, first, result)
     if not fusion.gate:
         return result, result_error, False
-    other, other_error = _half(fusion, z, 1), _half(fusion, error, 1)
-    gated = result * other
+    factor, factor_error = _half(fusion, z, 1), _half(fusion, error, 1)
+    gated = result * factor
     gated_error = (
-        abs(result) * other_error + result_error * (abs(other) + other_error) + SINGLE_ERROR * abs(gated) + FLUSHED
+        abs(result) * factor_error + result_error * (abs(factor) + factor_error) + SINGLE_ERROR * abs(gated) + FLUSHED
     )
-    return gated, gated_error, (abs(other) == math.inf) & (abs(result) <= result_error)
+    return gated, gated_error, (abs(factor) == math.inf) & (abs(result) <= result_error)
 
 
 def _half(fusion: Fusion, z: Array, half: int) -> Array:
@@ -289,9 +289,9 @@ def _add(
         errors = abs(wide - bounds.result)
         if inputs == "special":
             comparison.compared = "NaN and infinities in their places"
-            same = (arrays.nan(rounded) & arrays.nan(wide)) | (rounded == wide)
+            equal = (arrays.nan(rounded) & arrays.nan(wide)) | (rounded == wide)
             finite = (abs(rounded) < math.inf) & (abs(wide) < math.inf)
-            comparison.count(rows, ~(same | finite | bounds.undetermined), bounds.result, d)
+            comparison.count(rows, ~(equal | finite | bounds.undetermined), bounds.result, d)
             comparison.max_error = float(comparison.wrong)
             return
         errors[arrays.nan(errors)] = math.inf

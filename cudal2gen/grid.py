@@ -103,8 +103,8 @@ def edits(record: Record, values: Mapping[str, Iterable[Any]]) -> dict[str, Edit
     """Every combination of some fields' JSON values, by its spelling. Raises IllegalValue for a name of no field."""
     combinations = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
     return {
-        " ".join(f"{name}={spell(value)}" for name, value in named.items()): edit(record, named)
-        for named in combinations
+        " ".join(f"{name}={spell(value)}" for name, value in fields.items()): edit(record, fields)
+        for fields in combinations
     }
 
 
@@ -184,14 +184,14 @@ def judged(
         return [_of_verdict(row, verdicts, stored) for row in rows]
     lost: dict[str, str] = {}
     with closing(validator.validate_all(kernels.values(), library or compiler.launcher(), jobs)) as judgements:
-        for done, judgement in enumerate(judgements, start=1):
+        for number, judgement in enumerate(judgements, start=1):
             if isinstance(judgement, Lost):
                 lost[judgement.name] = judgement.reason
             else:
                 results.append([judgement], store)
                 verdicts[judgement.digest, "emulator"] = judgement
             if progress:
-                progress(done, len(kernels))
+                progress(number, len(kernels))
     return [
         replace(row, reason=row.reason or lost.get(row.record.name, ""))
         for row in (_of_verdict(row, verdicts, stored) for row in rows)

@@ -145,8 +145,8 @@ def _check_fused(problem: Problem, operands: Operands) -> None:
             raise ValueError(f"{name}: fusion={fusion} has one of {element.title} {expected}, got {actual}")
         if tensor.stride(-1) != 1:
             raise ValueError(f"{name}: expected contiguous rows, got strides {tensor.stride()}")
-    for name, value, has in (("alpha", operands.alpha, fusion.scale), ("beta", operands.beta, fusion.residual)):
-        if value != 1.0 and not has:
+    for name, value, declared in (("alpha", operands.alpha, fusion.scale), ("beta", operands.beta, fusion.residual)):
+        if value != 1.0 and not declared:
             raise ValueError(f"{name}={value}: fusion={fusion} has none, so it must be 1")
 
 
@@ -204,10 +204,10 @@ def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) 
     def wide(like: torch.Tensor, shape: tuple[int, int], *, read: bool) -> torch.Tensor:
         if like.ndim == 3 and like.stride(0) == 0:  # shared by all products
             return wide(like[0], shape, read=read).expand(like.shape[0], -1, -1)
-        whole = _zeros(like, (*like.shape[:-2], *shape), empty)
-        inside = whole[..., : like.shape[-2], : like.shape[-1]]
+        padded = _zeros(like, (*like.shape[:-2], *shape), empty)
+        inside = padded[..., : like.shape[-2], : like.shape[-1]]
         (ready.before if read else ready.after).append((inside, like) if read else (like, inside))
-        return whole
+        return padded
 
     changed: dict[str, Any] = {}
     copies_a, copies_b, copies_d = use.copied
@@ -239,8 +239,8 @@ def _starts_on_vectors(bias: torch.Tensor) -> bool:
 def _zeros(like: torch.Tensor, shape: tuple[int, ...], empty: Empty | None) -> torch.Tensor:
     """Zeros of this shape, whose rows start on 16 bytes."""
     padded = (*shape[:-1], aligned(shape[-1]))
-    whole = like.new_empty(padded) if empty is None else typed(empty, like.dtype)(*padded)
-    return whole.zero_()[..., : shape[-1]]
+    matrix = like.new_empty(padded) if empty is None else typed(empty, like.dtype)(*padded)
+    return matrix.zero_()[..., : shape[-1]]
 
 
 def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, products: int = 1) -> list[Operands]:
@@ -267,8 +267,8 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, 
     if fusion.residual:
         more["c"] = tensors(output, problem.m, problem.d_cols)
     for matrix in (a, b, *more.values()):
-        for drawn in matrix:
-            drawn.normal_(generator=generator)
+        for product in matrix:
+            product.normal_(generator=generator)
     b_nn.copy_(b.transpose(-2, -1))
     if fusion.aux:
         more["aux"] = tensors(output, problem.m, problem.n)

@@ -131,8 +131,8 @@ class Watch:
         excessive = resident > self._nbytes and added_bytes(members) > self._nbytes
         # Two looks in a row must agree: a process that ends during a look hands its shared pages to those read later,
         # which then count them a second time.
-        again, self._excessive = self._excessive and excessive, excessive
-        return "memory" if again else ""
+        twice, self._excessive = self._excessive and excessive, excessive
+        return "memory" if twice else ""
 
 
 def resident_bytes(processes: Iterable[int]) -> int:

@@ -35,8 +35,8 @@ class Model(NamedTuple):
     @property
     def name(self) -> str:
         step = "all k" if self.width is None else f"{self.width} k"
-        kept = "exact" if self.bits is None else f"{self.bits} bits"
-        return f"{step}, {kept}, {'toward zero' if self.toward_zero else 'nearest'}"
+        precision = "exact" if self.bits is None else f"{self.bits} bits"
+        return f"{step}, {precision}, {'toward zero' if self.toward_zero else 'nearest'}"
 
 
 def models(acc: Acc) -> Iterator[Model]:

@@ -28,14 +28,14 @@ def persistent_matmul(
         along = tl.arange(0, BK)
         total = tl.zeros((BM, BN), dtype=accumulator_type)
         for start in range(0, k, BK):
-            left = k - start
+            remaining = k - start
             a = tl.load(
                 a_ptr + rows[:, None].to(tl.int64) * lda + (start + along)[None, :],
-                mask=(rows[:, None] < m) & (along[None, :] < left), other=0.0,
+                mask=(rows[:, None] < m) & (along[None, :] < remaining), other=0.0,
             )  # fmt: skip
             b = tl.load(
                 b_ptr + (start + along)[:, None].to(tl.int64) * ldb + columns[None, :],
-                mask=(along[:, None] < left) & (columns[None, :] < n), other=0.0,
+                mask=(along[:, None] < remaining) & (columns[None, :] < n), other=0.0,
             )  # fmt: skip
             total = tl.dot(a, b, total, out_dtype=accumulator_type)
         tl.store(

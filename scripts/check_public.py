@@ -41,20 +41,20 @@ def outcomes(program: dict[str, Any], flags: str, checkout: Path) -> Iterator[tu
 def _outcome(program: dict[str, Any], sources: list[Path], includes: str, arguments: list[str]) -> tuple[bool, str]:
     command = [sys.executable, "-m", "cudal2gen", "check", *map(str, sources), "--nvcc-args", includes, "--json"]
     command += [*program.get("options", []), "--", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=sources[0].parent)
+    process = subprocess.run(command, capture_output=True, text=True, check=False, cwd=sources[0].parent)
     name = " ".join([sources[0].stem, *arguments])
     try:
-        result = json.loads(done.stdout)
+        result = json.loads(process.stdout)
     except ValueError:
-        return False, f"{name}: {done.stderr.strip().splitlines()[-1]}"
+        return False, f"{name}: {process.stderr.strip().splitlines()[-1]}"
     rules = sorted({item["rule"] for item in result["findings"] if item["severity"] == "error"})
     launches = sum(kernel["launches"] for kernel in result["kernels"])
     line = f"{name}: {launches} launches, {result['seconds']} s, {', '.join(rules) or 'no errors'} {result['ending']}"
     expected = program.get("rules", [])
     if isinstance(expected, dict):
         expected = expected.get(" ".join(arguments), [])
-    same = rules == expected and bool(result["not_checked"]) == program.get("refused", False)
-    return same and result["exit_code"] == program.get("exit_code", 0), line.strip()
+    as_expected = rules == expected and bool(result["not_checked"]) == program.get("refused", False)
+    return as_expected and result["exit_code"] == program.get("exit_code", 0), line.strip()
 
 
 def _edit(folder: Path, edits: dict[str, list[list[str]]]) -> None:
@@ -83,9 +83,9 @@ def main() -> int:
     for program in entry["programs"]:
         if names and Path(program["sources"][0]).stem not in names:
             continue
-        for same, line in outcomes(program, entry["nvcc_args"], Path(folder).resolve()):
-            different += not same
-            print(f"{'as expected' if same else 'DIFFERENT  '}  {line}", flush=True)
+        for as_expected, line in outcomes(program, entry["nvcc_args"], Path(folder).resolve()):
+            different += not as_expected
+            print(f"{'as expected' if as_expected else 'DIFFERENT  '}  {line}", flush=True)
     return int(different > 0)
 
 

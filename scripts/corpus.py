@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
     @property
     def on_purpose(self) -> bool:
-        return any(what in self.message for what in REFUSED)
+        return any(construct in self.message for construct in REFUSED)
 
 
 def sources(manifest: Path) -> Iterator[dict[str, Any]]:
@@ -94,17 +94,17 @@ def summary(results: list[Outcome]) -> str:
     """Shares, refused opcodes, and every refused entry, as text."""
     translated = [r for r in results if not r.message]
     on_purpose = [r for r in results if r.on_purpose]
-    others = [r for r in results if r.message and not r.on_purpose]
+    refused = [r for r in results if r.message and not r.on_purpose]
     lines = [
         f"{len(results)} entries of {len({r.repository for r in results})} repositories: {len(translated)} translate, "
-        f"{len(on_purpose)} use what is refused on purpose, {len(others)} are refused",
+        f"{len(on_purpose)} use what is refused on purpose, {len(refused)} are refused",
         f"{len(translated)} of {len(results) - len(on_purpose)} = "
         f"{100 * len(translated) / max(1, len(results) - len(on_purpose)):.1f} % of those that use nothing refused on "
         "purpose",
     ]
-    for opcode, count in Counter(r.opcode for r in others).most_common():
+    for opcode, count in Counter(r.opcode for r in refused).most_common():
         lines.append(f"{count:5d}  {opcode}")
-    lines += [f"{r.repository} {r.path} {r.entry}: {r.message}" for r in [*others, *on_purpose]]
+    lines += [f"{r.repository} {r.path} {r.entry}: {r.message}" for r in [*refused, *on_purpose]]
     return "\n".join(lines)
 
 
@@ -115,12 +115,12 @@ def main(
 ) -> None:
     """Translate the corpus; the exit status is 1 where PTX of the list is missing."""
     listed = list(sources(manifest))
-    here = [source for source in listed if ptx_of(folder, source).exists()]
+    compiled = [source for source in listed if ptx_of(folder, source).exists()]
     with ProcessPoolExecutor(jobs) as pool:
-        parts = pool.map(outcomes, here, [ptx_of(folder, source) for source in here])
+        parts = pool.map(outcomes, compiled, [ptx_of(folder, source) for source in compiled])
         print(summary([outcome for part in parts for outcome in part]))
-    if len(here) < len(listed):
-        print(f"{len(listed) - len(here)} of {len(listed)} sources have no PTX in {folder}", file=sys.stderr)
+    if len(compiled) < len(listed):
+        print(f"{len(listed) - len(compiled)} of {len(listed)} sources have no PTX in {folder}", file=sys.stderr)
         raise typer.Exit(1)
 
 

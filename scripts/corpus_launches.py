@@ -94,10 +94,10 @@ def launch(program: Program, kernel: str) -> tuple[str, tuple[str, ...]]:
 def runs(source: dict[str, object], ptx: Path) -> list[Run]:
     """Launch the entries of one source."""
     program = load(ptx)
-    where = str(source["repository"]), str(source["path"])
+    source_file = str(source["repository"]), str(source["path"])
     entries = source["entries"]
     assert isinstance(entries, list)
-    return [Run(*where, entry, *launch(program, entry)) for entry in entries]
+    return [Run(*source_file, entry, *launch(program, entry)) for entry in entries]
 
 
 def main(
@@ -106,10 +106,10 @@ def main(
     every: Annotated[int, typer.Option(metavar="N", help="every N-th source", min=1)] = 1,
 ) -> None:
     """Launch the corpus; the exit status is 1 where the emulator fails by itself."""
-    here = [source for source in list(sources(MANIFEST))[::every] if ptx_of(folder, source).exists()]
+    compiled = [source for source in list(sources(MANIFEST))[::every] if ptx_of(folder, source).exists()]
     results: list[Run] = []
     with ProcessPoolExecutor(jobs) as pool:
-        for part in pool.map(runs, here, [ptx_of(folder, source) for source in here]):
+        for part in pool.map(runs, compiled, [ptx_of(folder, source) for source in compiled]):
             results += part
             for run in part:
                 print(run.repository, run.path, run.entry, run.ending, ",".join(run.rules), flush=True)

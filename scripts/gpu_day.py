@@ -192,13 +192,13 @@ def prepare(luggage: Path = LUGGAGE, environment: Mapping[str, str] = os.environ
     card's machine lacks."""
     luggage.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, __file__, "pack", str(luggage / f"{KERNELS}.tar.xz")]
-    there = dict(environment) | {"PYTHONPATH": str(ROOT)}
-    subprocess.run(command, env=there, cwd=ROOT, check=True)
+    variables = dict(environment) | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=variables, cwd=ROOT, check=True)
     for wheel in luggage.glob(PACKS):
         wheel.unlink()
     for gpu in CARDS:
         candidates = ["pack", "--gpu", gpu, "--candidates", "--out", str(luggage / f"cudal2gen-{gpu}.whl")]
-        subprocess.run([sys.executable, "-m", "cudal2gen", *candidates], env=there, cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "cudal2gen", *candidates], env=variables, cwd=ROOT, check=True)
     if wheels:
         fetch_wheels(luggage / WHEELS)
 
@@ -334,19 +334,19 @@ def run_call(
     journal, begin, planned, failures = Journal(out), time.monotonic(), 0.0, 0
     for step in [step for step in plan if step.call == number]:
         spent = time.monotonic() - begin
-        left = seconds - spent - GRACE_SECONDS
-        most = min(step.seconds + max(0.0, planned - spent), left)
+        remaining = seconds - spent - GRACE_SECONDS
+        most = min(step.seconds + max(0.0, planned - spent), remaining)
         planned += step.seconds
-        if left < GRACE_SECONDS:
+        if remaining < GRACE_SECONDS:
             journal.show(f"== {step.name}: not started, {seconds - spent:.0f} s of the call are left")
             journal.note(step=step.name, call=number, gpu=gpu, exit=None, seconds=0.0, left=step.line)
             failures += 1
             continue
         journal.show(f"== {step.name}: {step.purpose} (at most {most:.0f} s)")
         start = time.monotonic()
-        there = {name: value for name, value in environment.items() if not (step.compiles and name == PREBUILT)}
+        variables = {name: value for name, value in environment.items() if not (step.compiles and name == PREBUILT)}
         budget = REHEARSED_SECONDS if small else step.budget(most)
-        code = run_step(step.command(out, gpu, budget, small), there, most, out / LOG)
+        code = run_step(step.command(out, gpu, budget, small), variables, most, out / LOG)
         took = time.monotonic() - start
         state = "done" if code == 0 else "out of time" if code is None else f"exit {code}"
         journal.show(f"== {step.name}: {state} after {took:.1f} s")
@@ -412,8 +412,8 @@ def rehearse(out: Path, card: str = "H100") -> int:
         results = out / f"call-{number}"
         bring(before, results)
         unpacked = unpack(luggage, scratch / f"machine-{number}")
-        there = environment | unpacked | {"CUDAL2GEN_RESULTS": str(results)}
-        failures += run_call(number, card_of(there), results, there, small=True)
+        variables = environment | unpacked | {"CUDAL2GEN_RESULTS": str(results)}
+        failures += run_call(number, card_of(variables), results, variables, small=True)
         for fault in leave(results):
             print(f"too much to bring back: {fault}")
             failures += 1
@@ -482,14 +482,14 @@ def leave(out: Path) -> list[str]:
         stores.remove(path)
         path.unlink()
     room = MAX_FILES - 1 - len(list(out.glob("*.jsonl.xz")))
-    kept = sorted(stores, key=lambda path: -path.stat().st_size)[:room]
-    rest = [path for path in sorted(out.iterdir()) if path.is_file() and path not in kept and path.suffix != ".xz"]
-    if rest:
+    sent = sorted(stores, key=lambda path: -path.stat().st_size)[:room]
+    left_out = [path for path in sorted(out.iterdir()) if path.is_file() and path not in sent and path.suffix != ".xz"]
+    if left_out:
         with tarfile.open(out / REST, "w:xz", preset=6) as packed:
-            for path in rest:
+            for path in left_out:
                 packed.add(path, path.name)
                 path.unlink()
-    for path in sorted(kept):
+    for path in sorted(sent):
         if path.stat().st_size > FILE_BYTES:
             path.with_name(path.name + ".xz").write_bytes(lzma.compress(path.read_bytes(), preset=2))
             path.unlink()

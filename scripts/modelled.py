@@ -283,8 +283,8 @@ def main() -> None:
         report(records)
         cross_check(records)
     if arguments.write:
-        kept = [record for record in catalog.load() if record.gpu != arguments.gpu or record.key in tuned]
-        catalog.save([*kept, *records], places.editable_catalog())
+        remaining = [record for record in catalog.load() if record.gpu != arguments.gpu or record.key in tuned]
+        catalog.save([*remaining, *records], places.editable_catalog())
 
 
 def cross_check(records: list[Record]) -> None:

@@ -76,7 +76,7 @@ def parts(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
 def differences(cost: Mapping[str, Cost]) -> dict[str, float]:
     """The parts, from the least cost of ``parts``."""
-    us = {name: each.least - cost["nothing"].least for name, each in cost.items()}
+    us = {name: call.least - cost["nothing"].least for name, call in cost.items()}
     return {
         "the function and its arguments": us["whole"] - us["checks"] - us["operator"],
         "whether a gradient, a mode or a transform is at work": us["checks"],

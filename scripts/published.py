@@ -226,9 +226,9 @@ def with_claims(record: Record, facts: Facts) -> Record:
 
 def fill(records: list[Record], gpu: str, acc: str) -> list[Record]:
     """The sizes of the grid that have no published kernel, by the nearest one that is legal there."""
-    have = {(record.m, record.n, record.k) for record in records}
+    present = {(record.m, record.n, record.k) for record in records}
     records_made = []
-    for m, n, k in ((m, n, k) for m in SIZES for n in SIZES for k in SIZES if (m, n, k) not in have):
+    for m, n, k in ((m, n, k) for m in SIZES for n in SIZES for k in SIZES if (m, n, k) not in present):
 
         def distance(record: Record, m: int = m, n: int = n, k: int = k) -> float:
             return abs(math.log2(record.m / m)) + abs(math.log2(record.n / n)) + abs(math.log2(record.k / k))
@@ -263,8 +263,8 @@ def facts_of(gpu: str, acc: str, folder: Path = FACTS) -> dict[Sizes, Facts]:
     try:
         rows = [json.loads(line) for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
     except (OSError, lzma.LZMAError, ValueError) as error:
-        what = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"{path}: {what}; restore it from the repository") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{path}: {reason}; restore it from the repository") from None
     return {(row["m"], row["n"], row["k"]): row for row in rows}
 
 

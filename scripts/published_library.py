@@ -144,7 +144,7 @@ def build(checkout: Path, source: Source, gpu: str, folder: Path) -> Library:
         source, gpu, commit_of(checkout), arch, dict(tools.versions), padded(text, source.sizes),
         re.search(r"\bb\s*\.\s*(?:\w+_)?data_ptr\b", text) is not None, identity, folder / f"{name}.so",
     )  # fmt: skip
-    if any(kept.identity == identity for kept in libraries(folder) if kept.path == library.path):
+    if any(built.identity == identity for built in libraries(folder) if built.path == library.path):
         return library
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as scratch:
@@ -152,9 +152,9 @@ def build(checkout: Path, source: Source, gpu: str, folder: Path) -> Library:
         includes = [f"-I{HOST}", f"-I{tools.cutlass_include}", f"-I{tools.cutlass_include.parent}/tools/util/include"]
         sources = [str(checkout / source.path), str(HOST / "calls.cpp")]
         command = [str(tools.nvcc), *options, *includes, "-o", str(fresh), *sources]
-        done = subprocess.run(command, capture_output=True, text=True, env=toolchain.environment(), check=False)
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        process = subprocess.run(command, capture_output=True, text=True, env=toolchain.environment(), check=False)
+        if process.returncode:
+            lines = [line for line in process.stderr.splitlines() if "error" in line] or process.stderr.splitlines()
             raise Failure(f"{source.path} does not compile: {lines[0] if lines else 'nvcc failed'}")
         fresh.replace(library.path)
     described = asdict(library) | {"path": library.path.name}

@@ -80,18 +80,18 @@ def race(card: Device, chosen: Sequence[Problem], store: Path, budget: float | N
 
     begin, environment = card.now(), card.environment
     stored = results.measurements(store)
-    done = {row.problem for row in stored.measurements if row.environment == environment.id}
+    measured = {row.problem for row in stored.measurements if row.environment == environment.id}
     if environment.id not in stored.environments:
         results.append([environment], store)
     contenders = [Product(KERNEL, cudal2gen.matmul), Product(TORCH, torch.matmul)]
     settings = bench.Settings(warmup_seconds=1.0, benchmark_seconds=0.2)
-    left = [problem for problem in chosen if problem not in done]
+    remaining = [problem for problem in chosen if problem not in measured]
     longest = 0.0
     with dispatch.autotune("once"):
-        for number, problem in enumerate(left):
+        for number, problem in enumerate(remaining):
             start = card.now()
             if budget is not None and start - begin + longest > budget:
-                return len(left) - number
+                return len(remaining) - number
             work = [bench.Work("device", state) for state in bench.states(problem, "device", environment.l2_bytes)]
             results.append(bench.measure(card, problem, contenders, work, settings, warm=number > 0), store)
             longest = max(longest, card.now() - start)
@@ -102,9 +102,9 @@ def check_pack(model: str) -> None:
     """Raises WrongInput without a pack for a GPU: torch would race itself, and lose nothing."""
     packs = search(installed())
     if model not in packs.packs:
-        there = "; ".join([*packs.refused, f"packs for {', '.join(packs.packs) or 'no GPU'} are there"])
+        present = "; ".join([*packs.refused, f"packs for {', '.join(packs.packs) or 'no GPU'} are there"])
         raise WrongInput(
-            f"no pack for {model} ({there}): 'cudal2gen pack --gpu {model} --candidates --out FOLDER', and name the "
+            f"no pack for {model} ({present}): 'cudal2gen pack --gpu {model} --candidates --out FOLDER', and name the "
             "folder in CUDAL2GEN_PACK"
         )
 
@@ -114,17 +114,17 @@ def table(rows: Sequence[Measurement]) -> tuple[list[str], int]:
     lines = [f"| problem | types | L2 | {KERNEL} us | {TORCH} us | speedup [95 %] |", "|---|---|---|--:|--:|--:|"]
     paired, faults = [], []
     for row, ratio in zip(rows, results.speedups(rows, TORCH), strict=True):
-        own, other = row.timing(KERNEL), row.timing(TORCH)
-        if own is None or other is None or ratio is None:
+        ours, torchs = row.timing(KERNEL), row.timing(TORCH)
+        if ours is None or torchs is None or ratio is None:
             faults.append(f"{row.mnk} {row.ab}: {row.absent or 'no pairs of samples'}")
             continue
-        paired.append((ratio, row, own, other))
+        paired.append((ratio, row, ours, torchs))
         if ratio.high < LEAST:
             faults.append(f"{row.mnk} {row.ab}, L2 {row.l2}: {ratio.value:.3f} of {TORCH}'s speed, below {LEAST}")
     lines += [
-        f"| {row.mnk} | {row.problem.types} | {row.l2} | {own.median_us:.2f} | {other.median_us:.2f} "
+        f"| {row.mnk} | {row.problem.types} | {row.l2} | {ours.median_us:.2f} | {torchs.median_us:.2f} "
         f"| {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] |"
-        for ratio, row, own, other in sorted(paired, key=lambda pair: pair[0].value)
+        for ratio, row, ours, torchs in sorted(paired, key=lambda pair: pair[0].value)
     ]
     if (mean := ratios.geomean([ratio.value for ratio, *_ in paired])) is not None:
         lines.append(f"\ngeometric mean {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] over {len(paired)} rows")
@@ -146,12 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_pack(card.model)
         chosen = problems(card.model, options.mnk or drawn(options.sample))
         with gpu.alone(options.device):
-            left = race(card, chosen, store, options.budget)
+            remaining = race(card, chosen, store, options.budget)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     lines, faults = table(results.measurements(store).latest())
-    print("\n".join([*lines, f"{left} of {len(chosen)} products left", str(cudal2gen.stats())]))
+    print("\n".join([*lines, f"{remaining} of {len(chosen)} products left", str(cudal2gen.stats())]))
     return 1 if faults else 0
 
 

@@ -109,11 +109,11 @@ class Published:
 
     def bind(self, operands: Operands) -> Call:
         """One product of these tensors. The first one bound is tried: raises Absent where it is wrong."""
-        whole, _ = self.stages(operands)
+        product, _ = self.stages(operands)
         if not self._tried:
-            self._try(operands, whole)
+            self._try(operands, product)
             self._tried = True
-        return whole
+        return product
 
     def stages(self, operands: Operands) -> tuple[Call, Call | None]:
         """The whole call, and the part of it that copies to and from padded matrices, if there is any."""
@@ -194,8 +194,8 @@ class Published:
             os._exit(ENDED)
 
 
-def _corner(whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    return whole[: part.shape[0], : part.shape[1]]
+def _corner(matrix: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    return matrix[: part.shape[0], : part.shape[1]]
 
 
 def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -286,9 +286,9 @@ def race(options: argparse.Namespace) -> int:
         return 0
     begin, faults = card.now(), 0
     with alone(options.device):
-        for done, acc in enumerate(accs):
-            left = None if options.budget is None else options.budget - (card.now() - begin)
-            share = None if left is None else left / (len(accs) - done)
+        for number, acc in enumerate(accs):
+            remaining = None if options.budget is None else options.budget - (card.now() - begin)
+            share = None if remaining is None else remaining / (len(accs) - number)
             of_acc = [library for library in built if library.source.acc == acc]
             faults += _race_of(card, acc, gpu, of_acc, share, options)
     return faults

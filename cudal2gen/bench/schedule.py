@@ -58,7 +58,7 @@ def pending(
 ) -> list[Work]:
     """What stored measurements of this problem and card, with this binary, data and contenders, leave to be done."""
     names = set(names)
-    done = {
+    measured = {
         Work(measurement.protocol, measurement.l2)
         for measurement in stored
         if (measurement.digest, measurement.options) == (digest, record.launch_options)
@@ -70,7 +70,7 @@ def pending(
         Work(protocol, l2)
         for protocol in settings.protocols
         for l2 in states(record.problem, protocol, environment.l2_bytes, settings.products)
-        if (protocol, l2) not in done
+        if (protocol, l2) not in measured
     ]
 
 

@@ -43,7 +43,7 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
         words = shlex.split(text)
     except ValueError as error:
         raise WrongInput(f"--nvcc-args {text!r}: {error}") from None
-    kept, sm, at = [], None, 0
+    arguments, sm, at = [], None, 0
     while at < len(words):
         word = words[at]
         name, _, value = word.partition("=")
@@ -51,16 +51,16 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
         if word in ("-rdc", "--relocatable-device-code") and words[at : at + 1]:
             word, at = f"-rdc={words[at]}", at + 1
         if word in _RELOCATABLE:
-            kept.append(_RDC)
+            arguments.append(_RDC)
             continue
         if name not in _OWN:
-            kept.append(word)
+            arguments.append(word)
             continue
         if not value and _OWN[name]:
             value, at = " ".join(words[at : at + 1]), at + 1
         if (number := re.search(r"(?:sm|compute)_(\d+[af]?)", value)) is not None:
             sm = max(sm or "", f"sm_{number[1]}", key=lambda text: (int(re.sub(r"\D", "", text) or 0), text))
-    return kept, sm
+    return arguments, sm
 
 
 def library(
@@ -151,8 +151,8 @@ def _translated(
     manifest = _folder() / f"{key}.json"
     _folder().mkdir(parents=True, exist_ok=True)
     with build_folder.Locks(_folder()) as locks, locks.take(key):
-        if (kept := _current(manifest)) is not None:
-            return kept
+        if (stored := _current(manifest)) is not None:
+            return stored
         scratch = _folder() / f"{key}.{os.getpid()}.d"
         try:
             target = _folder() / f"{key}.{os.getpid()}{suffix}"
@@ -173,10 +173,10 @@ def _current(manifest: Path) -> Path | None:
     try:
         record = json.loads(manifest.read_text())
         target = _folder() / str(record["object"])
-        same = all(_digest(Path(path).read_bytes()) == digest for path, digest in record["headers"].items())
+        unchanged = all(_digest(Path(path).read_bytes()) == digest for path, digest in record["headers"].items())
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return target if same and target.exists() else None
+    return target if unchanged and target.exists() else None
 
 
 def _headers(rule: str, tools: Toolchain) -> list[Path]:

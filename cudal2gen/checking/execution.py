@@ -90,11 +90,11 @@ class Reporter:
             while data:
                 data = data[os.write(self.output, data) :]
 
-    def progress(self, done: int, total: int) -> None:
+    def progress(self, finished: int, total: int) -> None:
         """How many CTAs of a launch have ended: sent at most once a second."""
         if time.perf_counter() - self.progress_sent > PROGRESS_S:
             self.progress_sent = time.perf_counter()
-            self.send(Message("progress", ctas=(done, total)))
+            self.send(Message("progress", ctas=(finished, total)))
 
     def loop(self, site: Site, turns: int) -> None:
         """Report a loop that has run for many turns."""

@@ -81,11 +81,11 @@ def resolved(text: str, names: Iterable[str]) -> str:
     if text in everything:
         return text
     for form in (demangled, qualified, plain):
-        same = [name for name in everything if form(name) == text]
-        if len(same) == 1:
-            return same[0]
-        if same:
-            raise WrongInput(f"kernel {text} is ambiguous: {'; '.join(map(demangled, same))}; write one in full")
+        matches = [name for name in everything if form(name) == text]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise WrongInput(f"kernel {text} is ambiguous: {'; '.join(map(demangled, matches))}; write one in full")
     raise WrongInput(f"no kernel {text}; there are {', '.join(short_names(everything).values()) or 'none'}")
 
 

@@ -44,8 +44,8 @@ class BufferSpec:
             return np.arange(count).astype(kind).reshape(self.shape)
         rng = np.random.default_rng(seed)
         if self.content == "random":
-            drawn = rng.random(count) * 2 - 1 if kind.kind == "f" else rng.integers(0, 100, count)
-            return drawn.astype(kind).reshape(self.shape)
+            values = rng.random(count) * 2 - 1 if kind.kind == "f" else rng.integers(0, 100, count)
+            return values.astype(kind).reshape(self.shape)
         with reading(Path(self.content)):
             try:
                 array = np.load(self.content)
@@ -161,8 +161,8 @@ def launch_file(path: Path) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpe
         content = LaunchFile.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise WrongInput(f"{path}: {where + ': ' if where else ''}{brief(first['msg'], 200)}") from None
+        place = ".".join(map(str, first["loc"]))
+        raise WrongInput(f"{path}: {place + ': ' if place else ''}{brief(first['msg'], 200)}") from None
     return content.specifications()
 
 

@@ -29,8 +29,8 @@ def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]
         if total <= count:
             return list(range(total))
         corners = {x + gx * (y + gy * z) for x in (0, gx - 1) for y in (0, gy - 1) for z in (0, gz - 1)}
-        drawn = np.random.default_rng(seed).choice(total, min(total, count), replace=False)
-        return sorted({*corners, *map(int, drawn)})
+        sample = np.random.default_rng(seed).choice(total, min(total, count), replace=False)
+        return sorted({*corners, *map(int, sample)})
 
     return chosen
 
@@ -61,5 +61,5 @@ def _follows(report: Report, dependence: Dependence) -> bool:
     """Does a finding follow from loaded values?"""
     if not report.line or report.kind in OMISSIONS:
         return dependence.writes or report.line in dependence.lines
-    other = report.other.site.line if report.other is not None else 0
-    return not dependence.lines.isdisjoint((report.line, other))
+    other_line = report.other.site.line if report.other is not None else 0
+    return not dependence.lines.isdisjoint((report.line, other_line))

@@ -50,8 +50,8 @@ def kernel_lines(name: str, kernel: Kernel, findings: list[Report]) -> list[str]
     grids = [f"{spelled}{f' x{count}' if count > 1 else ''}" for spelled, count in kernel.grids.items()]
     more = f", {len(grids) - LONGEST_LIST} more" if len(grids) > LONGEST_LIST else ""
     outcome = ", ".join(f"{item.severity} {item.kind} x{item.count}" for item in findings) or "no findings"
-    again = f", {counted(kernel.repetitions, 'repetition')} on the same data" if kernel.repetitions else ""
-    head = f"{name}: {counted(kernel.launches, 'launch')} in {kernel.seconds:.2f} s{again}; {outcome}"
+    repetitions = f", {counted(kernel.repetitions, 'repetition')} on the same data" if kernel.repetitions else ""
+    head = f"{name}: {counted(kernel.launches, 'launch')} in {kernel.seconds:.2f} s{repetitions}; {outcome}"
     lines = [head, f"    grid {', '.join(grids[:LONGEST_LIST])}{more}"]
     if kernel.counters:
         lines.append("    " + ", ".join(f"{name} {value}" for name, value in kernel.counters.items()))

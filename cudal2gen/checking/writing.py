@@ -70,10 +70,10 @@ def annotation(item: Report) -> str:
     """The workflow command of one finding."""
     kind = "error" if item.is_error else "notice"
     home = item.access.site.home
-    where = f"file={local(home).file},line={home.line}," if home else ""
+    place = f"file={local(home).file},line={home.line}," if home else ""
     message = f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message
     escaped = message.replace("%", "%25").replace("\n", "%0A")
-    return f"::{kind} {where}title={item.kind}::{escaped}"
+    return f"::{kind} {place}title={item.kind}::{escaped}"
 
 
 def page(result: Result, path: Path) -> None:

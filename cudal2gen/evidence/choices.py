@@ -56,8 +56,8 @@ def published_tiles(held_out: bool = False) -> list[Finding]:
         problem = Problem(gpu="h100", acc="f32", layout="tn", m=facts["m"], n=facts["n"], k=facts["k"])
         times = tile_times(problem)
         chosen.append(min(times, key=times.__getitem__) == published)
-        some = {tile: us for tile, us in times.items() if tile in tiles}
-        restricted.append(bool(some) and min(some, key=some.__getitem__) == published)
+        published_times = {tile: us for tile, us in times.items() if tile in tiles}
+        restricted.append(bool(published_times) and min(published_times, key=published_times.__getitem__) == published)
         always.append(published == TILE)
     baselines = {f"always {TILE[0]}x{TILE[1]}": float(np.mean(always))}
     return [

@@ -27,10 +27,10 @@ def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
     findings = []
     for gpu, recordings in autoheuristic.load(folder).items():
         part = [recording for recording in recordings if development(recording.sizes.n, recording.sizes.k) != held_out]
-        others = [recording for recording in recordings if development(recording.sizes.n, recording.sizes.k)]
+        development_half = [recording for recording in recordings if development(recording.sizes.n, recording.sizes.k)]
         scores: dict[str, Score] = {
             "largest tile": lambda recording, tile: -tile.bm * tile.bn,  # noqa: ARG005
-            "one order": partial(_ordered, one_order(others)),
+            "one order": partial(_ordered, one_order(development_half)),
         }
         if (heuristics := _heuristics()) is not None:
             scores["nvidia-matmul-heuristics"] = partial(_unlike, heuristics, gpu)
@@ -63,10 +63,10 @@ def random_regret(recording: Recording) -> float:
     return fmean(recording.tiles.values()) / min(recording.tiles.values()) - 1
 
 
-def one_order(others: Sequence[Recording]) -> Mapping[Tile, float]:
+def one_order(recordings: Sequence[Recording]) -> Mapping[Tile, float]:
     """By tile, the median of its time over the best of its problem: an order learned from the development half."""
     ratios: defaultdict[Tile, list[float]] = defaultdict(list)
-    for recording in others:
+    for recording in recordings:
         best = min(recording.tiles.values())
         for tile, us in recording.tiles.items():
             ratios[tile].append(us / best)

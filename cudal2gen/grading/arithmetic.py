@@ -52,8 +52,8 @@ def scalar_flops(opcode: str, integers: bool) -> int:
         return 2 if "x2" in opcode else 1
     if (match := _ARITHMETIC.match(opcode)) is None:
         return {"dp4a": 8, "dp2a": 4}.get(opcode.split(".", maxsplit=1)[0], 0) if integers else 0
-    whole = _INTEGER.search(opcode) is not None
-    if whole and not integers:
+    integer = _INTEGER.search(opcode) is not None
+    if integer and not integers:
         return 0
     lanes = 2 if "x2" in opcode else 1
     return lanes * (2 if match[1] in ("fma", "mad") else 1)
@@ -61,7 +61,7 @@ def scalar_flops(opcode: str, integers: bool) -> int:
 
 def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple[int, int]:
     """The operations of executed instructions (per warp) at most, all lanes counted: all, and by matrix units."""
-    by_matrix, others = wgmma_flops, 0
+    by_matrix, by_cores = wgmma_flops, 0
     for opcode, runs in opcodes.items():
         if opcode.startswith("wgmma."):
             continue
@@ -69,8 +69,8 @@ def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple
         if unit is not None:
             by_matrix += runs * unit.flops
         else:
-            others += runs * WARP * scalar_flops(opcode, integers)
-    return by_matrix + others, by_matrix
+            by_cores += runs * WARP * scalar_flops(opcode, integers)
+    return by_matrix + by_cores, by_matrix
 
 
 class Downgrade(NamedTuple):

@@ -112,15 +112,15 @@ class HostCall(BaseModel):
         return number.item() if isinstance(number, np.generic) else number
 
 
-def _scalar(argument: Number, shape: Shape, where: str) -> int | float | np.generic:
+def _scalar(argument: Number, shape: Shape, place: str) -> int | float | np.generic:
     typed = _TYPED.fullmatch(argument) if isinstance(argument, str) else None
     number = value(typed[2] if typed else argument, shape)
     if not isinstance(number, int | float):
-        raise WrongInput(f"{where}: argument {argument!r} is {number!r}, no number")
+        raise WrongInput(f"{place}: argument {argument!r} is {number!r}, no number")
     if typed is None:
         return number
     if typed[1] not in FORMATS:
-        raise WrongInput(f"{where}: type {typed[1]!r}: one of {', '.join(FORMATS)}")
+        raise WrongInput(f"{place}: type {typed[1]!r}: one of {', '.join(FORMATS)}")
     scalar: np.generic = FORMATS[typed[1]].bits(np.array([number]))[0]
     return scalar
 
@@ -189,8 +189,8 @@ def contract(
         host = HostCall.model_validate(call) if call is not None else None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise WrongInput(f"{'call' if call else 'launches'}: {where}: {brief(first['msg'], 200)}") from None
+        place = ".".join(map(str, first["loc"]))
+        raise WrongInput(f"{'call' if call else 'launches'}: {place}: {brief(first['msg'], 200)}") from None
     return Contract(parsed, checked, host)
 
 

@@ -71,14 +71,14 @@ class Call:
     launches: Counter[str] = field(default_factory=Counter)
     ctas: Counter[str] = field(default_factory=Counter)
 
-    def add(self, done: LaunchResult) -> None:
+    def add(self, launch: LaunchResult) -> None:
         """Count a launch."""
-        name = plain(done.kernel)
+        name = plain(launch.kernel)
         self.launches[name] += 1
-        self.ctas[name] += len(done.ctas) if done.ctas is not None else 0
-        if done.counters is not None:
-            self.opcodes.setdefault(name, Counter()).update(done.counters.instructions)
-            self.wgmma_flops[name] += done.counters.wgmma_flops + done.counters.tcgen05_flops
+        self.ctas[name] += len(launch.ctas) if launch.ctas is not None else 0
+        if launch.counters is not None:
+            self.opcodes.setdefault(name, Counter()).update(launch.counters.instructions)
+            self.wgmma_flops[name] += launch.counters.wgmma_flops + launch.counters.tcgen05_flops
 
     @property
     def instructions(self) -> int:
@@ -153,8 +153,8 @@ class DeviceCalls(MemoryCalls):
         for key, buffer in self.memory.globals.items():
             if key[1] == GRID_WORKSPACE:  # the driver's own: the barrier of cooperative grids
                 continue
-            old = before.get(key)
-            changed = buffer.bytes() != (_initial(self.program, key[1], buffer) if old is None else old)
+            previous = before.get(key)
+            changed = buffer.bytes() != (_initial(self.program, key[1], buffer) if previous is None else previous)
             if changed.any():
                 result.globals_changed[key[1]] = int(changed.sum())
         result.outputs = {item.name: self.buffers[item.name].download() for item in self.contract.outputs}
@@ -167,12 +167,12 @@ class DeviceCalls(MemoryCalls):
             pack_arguments(self.program.module.kernels[kernel], arguments)
         except EmulatorError as error:
             raise WrongSignature(str(error)) from None
-        done = self.program.launch(
+        launched = self.program.launch(
             kernel, grid, block, arguments, memory=self.memory, shared_bytes=smem, device=self.device, options=options,
             check_outputs=False, cluster=cluster, cooperative=launch.cooperative,
         )  # fmt: skip
-        result.reports += done.reports
-        result.add(done)
+        result.reports += launched.reports
+        result.add(launched)
 
     def _argument(self, argument: Number, launch: Launch) -> KernelArgument:
         """A buffer, a tensor map of one, or a number. Raises WrongInput."""

@@ -63,9 +63,9 @@ class Task:
     def _multiplies(self, shape: Shape) -> bool:
         """Are terms products of inputs? If so, doubling all inputs more than doubles the reference."""
         bits = inputs.draw(self.contract, "normal", shape, np.random.default_rng(self.seed))
-        drawn = [(item, item.format.values(bits[item.name])) for item in self.contract.inputs]
-        simple = self.reference({item.name: array for item, array in drawn}, shape)
-        double = self.reference({item.name: array if item.low else 2 * array for item, array in drawn}, shape)
+        arrays = [(item, item.format.values(bits[item.name])) for item in self.contract.inputs]
+        simple = self.reference({item.name: array for item, array in arrays}, shape)
+        double = self.reference({item.name: array if item.low else 2 * array for item, array in arrays}, shape)
         return not all(np.allclose(2 * sums, doubled) for sums, doubled in zip(simple, double, strict=True))
 
     @property
@@ -199,11 +199,11 @@ class Examination:
                 self._special(first, answer)
             self._follow(self.answers[-2], answer)
         self._constant()
-        again = self.device.call(first.bits)
-        repeated = self._judged("normal", first.bits, again)
+        third = self.device.call(first.bits)
+        repeated = self._judged("normal", first.bits, third)
         if first.is_right and not repeated.is_right:
             self._kept(first, repeated)
-        for call in (first.call, second.call, again):
+        for call in (first.call, second.call, third):
             if call.globals_changed:
                 names = ", ".join(f"{name} ({count} bytes)" for name, count in call.globals_changed.items())
                 self._add(
@@ -237,8 +237,8 @@ class Examination:
     def _same(before: Answer, answer: Answer, name: str) -> Array:
         """Where an output is that of a call before, though the reference is another."""
         old, new = before.call.outputs[name], answer.call.outputs[name]
-        other = before.expected[name].values != answer.expected[name].values
-        return np.asarray((old.view(f"u{old.itemsize}") == new.view(f"u{new.itemsize}")) & other)
+        differs = before.expected[name].values != answer.expected[name].values
+        return np.asarray((old.view(f"u{old.itemsize}") == new.view(f"u{new.itemsize}")) & differs)
 
     def _right_afresh(self, answer: Answer) -> bool:
         """Are the same inputs answered rightly as the first call in fresh memory?"""
@@ -273,7 +273,7 @@ class Examination:
     def _account(self, first: Answer) -> None:
         """Operations and types of the first call against what the problem needs."""
         task, call = self.task, first.call
-        whole = not any(item.format.is_float for item in task.contract.inputs)
+        integers = not any(item.format.is_float for item in task.contract.inputs)
         needed, total = task.flops_of(self.shape), 0
         for name, opcodes in call.opcodes.items():
             flops, by_matrix = arithmetic.flops(opcodes, call.wgmma_flops[name], task.counts_integers)
@@ -284,7 +284,7 @@ class Examination:
                     flops=flops, mma_flops=by_matrix,
                 )
             )  # fmt: skip
-            for item in [] if whole else self._downgrades(opcodes, needed):
+            for item in [] if integers else self._downgrades(opcodes, needed):
                 self._add(
                     "lower-precision",
                     f"{name}: {item.what} are {item.type}, {item.required} is required: {item.opcode}, {item.runs}x",
@@ -310,12 +310,12 @@ class Examination:
 
     def _special(self, first: Answer, answer: Answer) -> None:
         """Less work for special values."""
-        some, usual = answer.call.instructions, first.call.instructions
-        if some < MIN_WORK * usual:
+        executed, usual = answer.call.instructions, first.call.instructions
+        if executed < MIN_WORK * usual:
             self._add(
                 "value-special-case",
-                f"{some} instructions on {answer.kind}, {usual} on normal inputs",
-                inputs=answer.kind, instructions=some, normal=usual, share=round(some / usual, 4),
+                f"{executed} instructions on {answer.kind}, {usual} on normal inputs",
+                inputs=answer.kind, instructions=executed, normal=usual, share=round(executed / usual, 4),
             )  # fmt: skip
 
     # Dependence.

@@ -106,10 +106,10 @@ def _functions(tree: ast.Module) -> dict[str, list[ast.FunctionDef]]:
 
 def _reached(methods: list[ast.FunctionDef], functions: dict[str, list[ast.FunctionDef]]) -> list[ast.FunctionDef]:
     """Methods, and all functions of the module that they name, or those in turn."""
-    out, rest = list(methods), dict(functions)
+    out, unreached = list(methods), dict(functions)
     for function in out:  # grows
         for node in ast.walk(function):
-            out += rest.pop(_name(node).split(".")[0], [])
+            out += unreached.pop(_name(node).split(".")[0], [])
     return out
 
 

@@ -67,8 +67,8 @@ def changes(
     out = []
     for item in agreement.inputs:
         size = int(np.prod(item.shape(shape)))
-        drawn = [size - 1, 0, *(int(n) for n in rng.integers(0, size, max(0, places - 2)))][:places]
-        for flat in dict.fromkeys(drawn):
+        indices = [size - 1, 0, *(int(n) for n in rng.integers(0, size, max(0, places - 2)))][:places]
+        for flat in dict.fromkeys(indices):
             index = tuple(int(i) for i in np.unravel_index(flat, item.shape(shape)))
             before = float(item.format.values(bits[item.name])[index])
             out.append(Change(item.name, index, _other(item, before, shape, rng)))

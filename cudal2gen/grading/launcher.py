@@ -78,8 +78,8 @@ class HostCalls(MemoryCalls):
         self.count += 1
         for error in emulated.errors:
             raise error
-        for done in emulated.launches:
-            result.add(done)
+        for launch in emulated.launches:
+            result.add(launch)
         result.reports = list(emulated.reports)
         if emulated.refusals and code:
             raise LaunchRefused(code, emulated.refusals[0])
@@ -110,12 +110,12 @@ class HostCalls(MemoryCalls):
     def _collect(self, results: _Results, result: Call) -> None:
         """Outputs: those that were arguments, and what the function returned, in the order of the others."""
         arguments = {argument for argument in self.host_call.args if isinstance(argument, str)}
-        rest = iter(results.values[: results.count])
+        values = iter(results.values[: results.count])
         for item in self.contract.outputs:
             if item.name in arguments:
                 result.outputs[item.name] = self.buffers[item.name].download()
                 continue
-            if (value := next(rest, None)) is None:
+            if (value := next(values, None)) is None:
                 raise HostFailure(f"{self.host_call.function} returned {results.count} tensors, none for {item.name}")
             result.outputs[item.name] = self._returned(value, item, result)
 

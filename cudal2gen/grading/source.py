@@ -134,20 +134,20 @@ def _factory(
         last = re.split(r"\W+", str(item.evidence.get("text", "")).removesuffix("("))[-1]
         if item.rule != "library-call" or last not in host_calls:
             verdict.findings.append(item)
-    whole = module.host_text if module else text
-    if not is_ptx(text) and (lines := includes.outside(whole)):
+    translated = module.host_text if module else text
+    if not is_ptx(text) and (lines := includes.outside(translated)):
         verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:5]))
         return None
     try:
         if agreement.call is not None:
             path = launcher.library(
-                whole, agreement.call.function, limits.device, limits.nvcc_arguments, limits.compile_s
+                translated, agreement.call.function, limits.device, limits.nvcc_arguments, limits.compile_s
             )
             return partial(launcher.HostCalls, path, agreement, device=limits.device)
         if module:
-            whole = _with_templates(module.device_text, [launch.entry for launch in agreement.launches])
-        code = ptx(whole, limits.device, limits.nvcc_arguments, limits.compile_s)
-        if is_ptx(whole):
+            translated = _with_templates(module.device_text, [launch.entry for launch in agreement.launches])
+        code = ptx(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
+        if is_ptx(translated):
             program(code)
     except (Failure, PtxError) as error:
         verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
@@ -253,10 +253,10 @@ def _compare_times(
 
 def _closed(verdict: Verdict) -> Verdict:
     """The verdict with its outcome; one finding per rule, kernel and shape."""
-    kept: dict[tuple[str, str, str], Finding] = {}
+    distinct: dict[tuple[str, str, str], Finding] = {}
     for item in verdict.findings:
-        kept.setdefault((item.rule, item.kernel, str(item.shape)), item)
-    verdict.findings = list(kept.values())[:LIMIT]
+        distinct.setdefault((item.rule, item.kernel, str(item.shape)), item)
+    verdict.findings = list(distinct.values())[:LIMIT]
     verdict.not_checked = list(dict.fromkeys(verdict.not_checked))
     verdict.outcome = "wrong" if verdict.findings else "not checked" if verdict.not_checked else "right"
     verdict.right = verdict.outcome == "right"

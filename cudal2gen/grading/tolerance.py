@@ -56,11 +56,11 @@ class Expected:
         with np.errstate(invalid="ignore"):
             near = np.abs(values - self.values) <= self.allowed
             spill = np.abs(self.values) + self.allowed
-        same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
+        equal = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
         # Close to the largest number of the type both the number and infinity are right.
         overflow = np.isinf(values) & np.isinf(self.format.values(self.format.bits(spill)))
         overflow &= np.sign(values) == np.sign(self.values)
-        return np.asarray(~(near | same | overflow))
+        return np.asarray(~(near | equal | overflow))
 
 
 @dataclass(frozen=True)
@@ -118,5 +118,5 @@ def noise(item: Expected) -> Array:
 def is_exact(bits: Mapping[str, Array], magnitude: Array, precision: Precision, output: Format) -> bool:
     """Are all sums of whole numbers exact in the accumulator, so that an output is the reference rounded once?"""
     limit = F16.exact if precision.accumulator == "f16" else SINGLE_EXACT
-    whole = all(np.all(np.mod(array, 1) == 0) for array in bits.values() if array.dtype.kind == "f")
-    return whole and output.is_float and bool(np.all(np.abs(magnitude) <= limit))
+    integers = all(np.all(np.mod(array, 1) == 0) for array in bits.values() if array.dtype.kind == "f")
+    return integers and output.is_float and bool(np.all(np.abs(magnitude) <= limit))

@@ -99,9 +99,9 @@ def _refusals(text: str) -> Iterator[str]:
             fault = fault or "includes come before the first define or undef"
         if fault:
             yield f"line {_line(bare, match.start())}: #{brief(match[1] + ' ' + match[2].strip())}: {fault}"
-    for pattern, what in _CONSTRUCTS.items():
+    for pattern, name in _CONSTRUCTS.items():
         if construct := re.search(pattern, bare, re.M):
-            yield f"line {_line(bare, construct.start())}: {what} (not allowed)"
+            yield f"line {_line(bare, construct.start())}: {name} (not allowed)"
     if re.search(r"\.(?:incbin|include)\b", joined):
         yield "assembly that includes files"
 
@@ -123,15 +123,15 @@ def _bare(text: str) -> tuple[str, int | None]:
     return bare, unclosed[0] if unclosed else None
 
 
-def _fault(directive: str, rest: str) -> str:
+def _fault(directive: str, text: str) -> str:
     """Why a directive is refused; empty where it is not."""
     if directive == "":
-        return "" if not rest else "no directive"
+        return "" if not text else "no directive"
     if directive not in DIRECTIVES:
         return f"of directives only {', '.join(DIRECTIVES)} are allowed"
-    if directive == "include" and not _INCLUDE.fullmatch(rest):
+    if directive == "include" and not _INCLUDE.fullmatch(text):
         return "include headers of CUDA, CuTe, CUTLASS and C++'s types by <...> alone"
-    if directive == "pragma" and re.split(r"\W", rest)[0] not in PRAGMAS:
+    if directive == "pragma" and re.split(r"\W", text)[0] not in PRAGMAS:
         return f"of pragmas only {', '.join(PRAGMAS)} are allowed"
     return ""
 

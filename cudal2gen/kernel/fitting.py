@@ -211,9 +211,9 @@ class _Search:
                 continue
             outcomes: Counter[frozenset[str]] = Counter()
             touched = False
-            for tried, value in enumerate(self.values[name][:MAX_TRIES]):
+            for number, value in enumerate(self.values[name][:MAX_TRIES]):
                 child = moves | {name: value}
-                if (tried >= FIRST_PROBES and not touched) or self.cost(child) > most:
+                if (number >= FIRST_PROBES and not touched) or self.cost(child) > most:
                     break
                 rules = self.broken(child)
                 touched |= rules != broken
@@ -238,8 +238,8 @@ class _Search:
         for name, old in self.start.items():
             choices = list(self.fieldset.values[name])
             if len(choices) < 2:
-                others = (flat[name] for flat in (*self.candidates, *free) if name in flat)
-                choices += [json.loads(text) for text in dict.fromkeys(map(json.dumps, others))]
+                proposed = (flat[name] for flat in (*self.candidates, *free) if name in flat)
+                choices += [json.loads(text) for text in dict.fromkeys(map(json.dumps, proposed))]
             values[name] = sorted((value for value in choices if value != old), key=partial(_distance, old))
         return values
 
@@ -247,12 +247,12 @@ class _Search:
     def _by_candidates(self) -> list[Fields]:
         """Sets of moves to candidates, the cheapest first. Named and free fields are the start's."""
         family = self.fieldset.family
-        kept = {name: value for name, value in self.start.items() if self.is_named(name) or name in family.FREE_FIELDS}
-        named = [name for name in kept if self.is_named(name)]
-        agreeing = [flat for flat in self.candidates if all(flat.get(name) == kept[name] for name in named)]
+        fixed = {name: value for name, value in self.start.items() if self.is_named(name) or name in family.FREE_FIELDS}
+        named = [name for name in fixed if self.is_named(name)]
+        agreeing = [flat for flat in self.candidates if all(flat.get(name) == fixed[name] for name in named)]
         flats = agreeing or self.candidates
         several = (
-            {name: value for name, value in (flat | kept).items() if value != self.start[name]}
+            {name: value for name, value in (flat | fixed).items() if value != self.start[name]}
             for flat in flats[:: 1 + len(flats) // MAX_CANDIDATES]
         )
         return sorted(several, key=self.cost)
@@ -284,10 +284,10 @@ class _Search:
 
     def reason(self, moves: Fields, name: str) -> str:
         """A rule that is broken without one of the moves: not one that only ties a field that follows to it."""
-        followers = [other for other in moves if other in self.fieldset.family.FOLLOWING - {name}]
+        followers = [follower for follower in moves if follower in self.fieldset.family.FOLLOWING - {name}]
         rules: list[str] = []
-        for without in ((name,), *((name, other) for other in followers)):
-            less = {other: value for other, value in moves.items() if other not in without}
+        for without in ((name,), *((name, follower) for follower in followers)):
+            less = {field: value for field, value in moves.items() if field not in without}
             rules += self.broken(less) or self.record(less).spill_remarks
         own = name.partition(".")[0]
         rule = min(rules, key=lambda rule: (_field(rule) in followers, _field(rule) != own))

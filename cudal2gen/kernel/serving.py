@@ -177,7 +177,7 @@ def _shapes(sizes: Sizes) -> tuple[tuple[int, int], ...]:
 def _copied(record: Record, sizes: Sizes, launched: Sizes, operands: Operands) -> Copied:
     """Which of A, B and D are copied: those that are launched larger, and those that the kernel does not take."""
     launch = record.launch
-    same = [before == after for before, after in zip(_shapes(sizes), _shapes(launched), strict=True)]
+    unchanged = [before == after for before, after in zip(_shapes(sizes), _shapes(launched), strict=True)]
     takes = launch.takes(launched, operands)
-    a, b, d = (not (fits and as_is) for fits, as_is in zip(same, takes, strict=True))
+    a, b, d = (not (fits and as_is) for fits, as_is in zip(unchanged, takes, strict=True))
     return (a, b, d)

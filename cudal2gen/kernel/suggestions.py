@@ -18,8 +18,8 @@ def unknown_field(family: type[Record], name: str) -> str:
     choices = fieldset(family).values
     if near := [f"{field}={name.lower()}" for field, values in choices.items() if name.lower() in values]:
         return f"{name}: no field of {title}; did you mean {' or '.join(near)}?"
-    if others := [other for other, kind in FAMILIES.items() if name.lower() in kind.line_fields()]:
-        return f"{name}: no field of {title}, but of {', '.join(others)}: add --set family={others[0]}"
+    if families := [family_name for family_name, kind in FAMILIES.items() if name.lower() in kind.line_fields()]:
+        return f"{name}: no field of {title}, but of {', '.join(families)}: add --set family={families[0]}"
     return f"{name}: no field of {title}, which has {', '.join(own)}"
 
 

@@ -189,14 +189,16 @@ class TmaRing(Ring, Sm90Kernel):
         """Accumulator columns that a warp stores at a time: as many as a box takes and shared memory has room for."""
         if self.swap_ab:
             return next(rows for rows in (64, 48, 32, 16) if self.atom_cols % rows == 0)
-        whole, chunk = widest(self.stored_n, self.output.bytes), 128 // self.output.bytes
+        widest_group, chunk = widest(self.stored_n, self.output.bytes), 128 // self.output.bytes
         room = self.target.capability.smem_block_bytes - self.ring_bytes - self.barrier_bytes
-        return chunk if self.stored_n > chunk and self._buffer_bytes(chunk) <= room and self.alone_on_sm else whole
+        return (
+            chunk if self.stored_n > chunk and self._buffer_bytes(chunk) <= room and self.alone_on_sm else widest_group
+        )
 
     @property
     def store_rest(self) -> int:
         """Columns left over by ``store_group``, stored by themselves; 0 if there are none."""
-        return widest(rest, self.output.bytes) if (rest := self.stored_n % self.store_group) else 0
+        return widest(remainder, self.output.bytes) if (remainder := self.stored_n % self.store_group) else 0
 
     @property
     def ring_bytes(self) -> int:

@@ -158,8 +158,8 @@ def _busiest_sm(load: Load, per_sm: int, together: int) -> tuple[Timeline, float
         return _sub_core(load, together, ceil_div(per_sm, together))
     timeline, cycles, turn = _sub_core(load, together, 1)
     cycles *= per_sm // together
-    if rest := per_sm % together:
-        cycles += _sub_core(load, rest, 1)[1]
+    if remainder := per_sm % together:
+        cycles += _sub_core(load, remainder, 1)[1]
     return timeline, cycles, turn
 
 
@@ -173,10 +173,10 @@ def _sub_core(load: Load, ctas: int, tiles: int) -> tuple[Timeline, float, float
     turns = min(load.turns, max(ISSUES // issues, load.record.ring_steps + MIN_TURNS))
     fewer = max(1, min(turns - 2, (turns + load.record.ring_steps) // 2))
     # Where all turns are simulated, the last ones commit groups without copies, and fewer turns stand for a shorter k.
-    whole = turns == load.turns and tiles == 1
-    timeline = simulate(streams(load, ctas, turns, first), load.copying(turns) if whole else load.machine)
+    all_turns = turns == load.turns and tiles == 1
+    timeline = simulate(streams(load, ctas, turns, first), load.copying(turns) if all_turns else load.machine)
     if fewer < turns:
-        before = simulate(streams(load, ctas, fewer, first), load.copying(fewer) if whole else load.machine)
+        before = simulate(streams(load, ctas, fewer, first), load.copying(fewer) if all_turns else load.machine)
         turn = (timeline.cycles - before.cycles) / (turns - fewer)
     else:
         before, turn = timeline, _only_turn(timeline, streams(load, ctas, turns, first))

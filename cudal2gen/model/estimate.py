@@ -169,14 +169,14 @@ def hides_issue(record: Record) -> bool:
 def _waves(kernel: Kernel, sms: int) -> Iterator[Wave]:
     """Full waves, then what is left; a shared last wave is the part of a full one that its work is."""
     slots = sms * kernel.resident
-    full, rest = divmod(kernel.ctas, slots)
+    full, remainder = divmod(kernel.ctas, slots)
     if kernel.shares_last_wave:
         yield Wave(kernel.ctas / slots, slots, kernel.resident)
         return
     if full:
         yield Wave(full, slots, kernel.resident)
-    if rest:
-        yield Wave(1, rest, ceil_div(rest, sms))
+    if remainder:
+        yield Wave(1, remainder, ceil_div(remainder, sms))
 
 
 class _Step:

@@ -94,13 +94,13 @@ def _sums_us(record: Record, work: Work, rates: Rates, sms: int, together: int) 
     clears counters; or within clusters."""
     if record.split_k > 1 and work.summed_by == "cluster":
         return CLUSTER_REDUCE_US
-    kept, added = _partial_sums(record, work, sms, together)
-    if not kept:
+    stored, loaded = _partial_sums(record, work, sms, together)
+    if not stored:
         return 0.0
     threads = together * (128 * work.issuers if work.instruction == "wgmma" else record.threads)
-    loads = ceil(added * record.bm * record.bn / 4 / threads)
+    loads = ceil(loaded * record.bm * record.bn / 4 / threads)
     trips = SUM_TRIPS + ceil_div(loads, SUM_LOADS)
-    moved = (kept + added) * record.bm * record.bn * 4
+    moved = (stored + loaded) * record.bm * record.bn * 4
     return LAUNCH_US + (trips * rates.l2_clocks + moved / rates.l2_bytes) / rates.mhz
 
 
@@ -108,9 +108,11 @@ def _partial_sums(record: Record, work: Work, sms: int, together: int) -> tuple[
     """Tiles of fp32 that the busiest SM keeps in device memory, and that it reads there."""
     if record.shares_last_wave:
         last_wave = record.ctas % (sms * together)
-        kept = together + last_wave / sms if last_wave else 0.0
-        return kept, kept
+        stored = together + last_wave / sms if last_wave else 0.0
+        return stored, stored
     if record.split_k == 1:
         return 0.0, 0.0
-    kept = ceil_div(record.ctas, sms)
-    return kept, kept if work.summed_by == "all" else ceil_div(record.tiles_m * record.tiles_n, sms) * record.split_k
+    stored = ceil_div(record.ctas, sms)
+    return stored, stored if work.summed_by == "all" else ceil_div(
+        record.tiles_m * record.tiles_n, sms
+    ) * record.split_k

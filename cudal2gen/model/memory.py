@@ -81,13 +81,13 @@ def sums_us(tiled: Tiled, work: Work, rates: Rates, sms: int, together: int) -> 
     that clears the counters. Within clusters: ``CLUSTER_REDUCE_US``."""
     if tiled.split_k > 1 and work.summed_by == "cluster":
         return CLUSTER_REDUCE_US
-    kept, added = _partial_sums(tiled, work, sms, together)
-    if not kept:
+    stored, loaded = _partial_sums(tiled, work, sms, together)
+    if not stored:
         return 0.0
     threads = together * (128 * work.issuers if work.asynchronous else tiled.threads)
-    loads = ceil(added * tiled.bm * tiled.bn / 4 / threads)
+    loads = ceil(loaded * tiled.bm * tiled.bn / 4 / threads)
     trips = SUM_TRIPS + ceil_div(loads, SUM_LOADS)
-    moved = (kept + added) * tiled.bm * tiled.bn * 4
+    moved = (stored + loaded) * tiled.bm * tiled.bn * 4
     return LAUNCH_US + (trips * rates.l2_clocks + moved / rates.l2_bytes) / rates.mhz
 
 
@@ -95,9 +95,9 @@ def _partial_sums(tiled: Tiled, work: Work, sms: int, together: int) -> tuple[fl
     """fp32 tiles that the busiest SM writes to device memory, and that it reads from there."""
     if tiled.shares_last_wave:
         last_wave = tiled.ctas % (sms * together)
-        kept = together + last_wave / sms if last_wave else 0.0
-        return kept, kept
+        stored = together + last_wave / sms if last_wave else 0.0
+        return stored, stored
     if tiled.split_k == 1:
         return 0.0, 0.0
-    kept = ceil_div(tiled.ctas, sms)
-    return kept, kept if work.summed_by == "all" else ceil_div(tiled.tiles_m * tiled.tiles_n, sms) * tiled.split_k
+    stored = ceil_div(tiled.ctas, sms)
+    return stored, stored if work.summed_by == "all" else ceil_div(tiled.tiles_m * tiled.tiles_n, sms) * tiled.split_k

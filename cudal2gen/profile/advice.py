@@ -74,13 +74,13 @@ def free_parts(streams: Callable[[int], Sequence[Stream]], machine: Machine, tur
 
 def _turn_cycles(streams: Callable[[int], Sequence[Stream]], machine: Machine, turns: int, free: Part) -> float:
     """Cycles from turn to turn of all warps without a part of the instructions: what more turns add."""
-    kept: dict[int, tuple[Instruction, ...]] = {}
+    parts: dict[int, tuple[Instruction, ...]] = {}
 
     def thinner(stream: Stream) -> Stream:
         for part, _ in stream.parts:
-            if id(part) not in kept:
-                kept[id(part)] = tuple(code for code in part if not free.has(code, machine.sm))
-        return replace(stream, parts=tuple((kept[id(part)], times) for part, times in stream.parts))
+            if id(part) not in parts:
+                parts[id(part)] = tuple(code for code in part if not free.has(code, machine.sm))
+        return replace(stream, parts=tuple((parts[id(part)], times) for part, times in stream.parts))
 
     fewer = max(1, turns // 2)
     cycles = [simulate([thinner(stream) for stream in streams(count)], machine).cycles for count in (fewer, turns)]

@@ -59,8 +59,8 @@ def of_cubin(cubin: Path, gpu: str, kernel: str | None = None, launch: LaunchFac
         if (kernel is None or kernel in function.name) and any(code.name in MMA for code in function.instructions)
     ]
     if not functions:
-        named = f" whose name has {kernel}" if kernel else ""
-        raise WrongInput(f"{cubin}: has no function{named} with an MMA; name a kernel that multiplies matrices")
+        restriction = f" whose name has {kernel}" if kernel else ""
+        raise WrongInput(f"{cubin}: has no function{restriction} with an MMA; name a kernel that multiplies matrices")
     function = max(functions, key=lambda function: len(function.instructions))
     if not _runs(GPUS[gpu].capability, function.sm):
         able = (

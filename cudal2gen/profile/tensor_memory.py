@@ -92,8 +92,8 @@ class TensorMemoryKernel:
     def bounds(self) -> dict[str, float]:
         """Microseconds of the main loop if it needed one part of the chip alone."""
         tensor = self.tensor_cycles * self.tiles / self.record.target.rates.mhz
-        rest = {name: us for name, us in self.estimate.bounds_us.items() if name != "mma"}
-        return {"tensor cores": tensor, **rest}
+        other_bounds = {name: us for name, us in self.estimate.bounds_us.items() if name != "mma"}
+        return {"tensor cores": tensor, **other_bounds}
 
     @cached_property
     def listing(self) -> Listing:
@@ -187,7 +187,7 @@ class TensorMemoryKernel:
     @property
     def profile(self) -> figures.Profile:
         record = self.record
-        whole = assembled(
+        kernel_profile = assembled(
             self.function, self.listing, self.loop, of_record(record, self.function.registers), self.time,
             advice.edits(record),
             arch=record.arch,
@@ -197,7 +197,8 @@ class TensorMemoryKernel:
         )  # fmt: skip
         busy = self.tensor_cycles / count(self.products, MMA)
         lines = (
-            line.model_copy(update={"busy": busy}) if line.pipe == Pipe.TENSOR.value else line for line in whole.lines
+            line.model_copy(update={"busy": busy}) if line.pipe == Pipe.TENSOR.value else line
+            for line in kernel_profile.lines
         )
         changes = {"lines": tuple(lines), "issues": (), "roles": self.roles, "ring": self.ring, "limits": LIMITS}
-        return whole.model_copy(update=changes)
+        return kernel_profile.model_copy(update=changes)

@@ -42,10 +42,10 @@ def analyse(cubin: Path, kernel: str | None = None) -> Analysis:
 
     Raises ToolchainError without nvdisasm, DisassemblyError where no function fits.
     """
-    named = [function for function in disassemble(cubin) if kernel is None or kernel in function.name]
-    multiplying = [function for function in named if count(function.instructions, MMA)]
+    functions = [function for function in disassemble(cubin) if kernel is None or kernel in function.name]
+    multiplying = [function for function in functions if count(function.instructions, MMA)]
     # A function that the caller names need not have MMAs.
-    candidates = multiplying or (named if kernel is not None else [])
+    candidates = multiplying or (functions if kernel is not None else [])
     if not candidates:
         if kernel is not None:
             raise DisassemblyError(f"{cubin}: no function's name has {kernel}; nvdisasm lists them")

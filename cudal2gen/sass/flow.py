@@ -56,9 +56,9 @@ class Graph:
             changed = False
             for block in sorted(reached - {0}):
                 before = [dominators[index] for index in self.predecessors[block] if index in reached]
-                now = frozenset.intersection(*before) | {block}
-                changed |= now != dominators[block]
-                dominators[block] = now
+                dominating = frozenset.intersection(*before) | {block}
+                changed |= dominating != dominators[block]
+                dominators[block] = dominating
         return [blocks if index in reached else frozenset() for index, blocks in enumerate(dominators)]
 
     def reachable(self, start: int) -> frozenset[int]:

@@ -276,13 +276,13 @@ class _SubCore:
         """A producer for the place of its next fill, a consumer for the next fill."""
         fill = warp.fills[warp.waited] if warp.waited < len(warp.fills) else -1
         warp.waited += 1
-        done = self._done(warp, fill)
+        satisfied = self._done(warp, fill)
         board = warp.scoreboards[operation.write_barrier or 0]
-        if done is None:
+        if satisfied is None:
             board[-1:] = [(inf, Stall.LONG_SCOREBOARD)]
             self.waiting.setdefault(warp.cta, []).append((warp, fill))
         else:
-            woken = done + WAKE_CYCLES if done > cycle else 0.0
+            woken = satisfied + WAKE_CYCLES if satisfied > cycle else 0.0
             board[-1:] = [(max(cycle + operation.result, woken), operation.reason)]
 
     def _done(self, warp: _Warp, fill: int) -> float | None:
@@ -309,11 +309,11 @@ class _SubCore:
     def _wake(self, cta: int) -> None:
         waiting = self.waiting.pop(cta, [])
         for warp, fill in waiting:
-            done = self._done(warp, fill)
-            if done is None:
+            satisfied = self._done(warp, fill)
+            if satisfied is None:
                 self.waiting.setdefault(cta, []).append((warp, fill))
                 continue
-            warp.settle(done + WAKE_CYCLES)
+            warp.settle(satisfied + WAKE_CYCLES)
 
     def _arrive(self, warp: _Warp, operation: Operation, cycle: float) -> None:
         name = operation.instruction.operands[0] if operation.instruction.operands else "0x0"
@@ -345,12 +345,12 @@ class _SubCore:
     def _break_deadlock(self, active: Sequence[_Warp]) -> None:
         """Lets all warps go on when all wait for events that never come, because streams need not be a whole
         program."""
-        now = max(warp.before for warp in active) + 1
+        cycle = max(warp.before for warp in active) + 1
         self.arrived.clear()
         self.waiting.clear()
         for warp in active:
-            warp.settle(now)
-            warp.ready = max(warp.ready, now)
+            warp.settle(cycle)
+            warp.ready = max(warp.ready, cycle)
 
 
 def _in_ring(code: Sequence[Operation]) -> bool:

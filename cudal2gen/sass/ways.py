@@ -59,13 +59,13 @@ class Ways:
         after -= graph.dominators[loop.header]
         if around is not None:
             after &= around.blocks
-        again = [] if around is None else graph.longest([around.header], around.blocks & before, self._weight(inside))
+        tail = [] if around is None else graph.longest([around.header], around.blocks & before, self._weight(inside))
         turn = graph.longest([loop.header], inside, self._weight(frozenset()))
         return Way(
             before=self._walk(graph.longest([0], frozenset(before), self._weight(inside)), inside),
             turn=self._code(turn),
             after=self._walk(graph.longest(exits & after, after, self._weight(inside)), inside),
-            again=self._walk(again, inside),
+            again=self._walk(tail, inside),
         )
 
     def _straight(self) -> Way:

@@ -70,9 +70,9 @@ def in_file(program: Program, path: str) -> Program:
     """The program of a kernel that ``path`` defines. Triton's cache knows kernels by their text and line, so PTX that
     it kept names the file in which they stood when they were compiled."""
     text = program.module.text
-    named = _FILE.findall(text)
-    stale = [file for file in named if len(named) == 1 or Path(file).name == Path(path).name]
-    if path in named or len(stale) != 1:
+    files = _FILE.findall(text)
+    stale = [file for file in files if len(files) == 1 or Path(file).name == Path(path).name]
+    if path in files or len(stale) != 1:
         return program
     return load(text.replace(f'"{stale[0]}"', json.dumps(path)))
 

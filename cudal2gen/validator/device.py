@@ -108,10 +108,10 @@ def run_case(
 
         first.draw(inputs, seed + 1, nan)
         _finish(device, call)
-        again = first.findings(nan)
+        repeated = first.findings(nan)
         if wrong := first.compare(inputs).findings:
-            again += ["stale-result: new numbers in A and B gave the earlier D"] if first.holds(bits) else wrong
-        findings += [f"launched again: {finding}" for finding in again]
+            repeated += ["stale-result: new numbers in A and B gave the earlier D"] if first.holds(bits) else wrong
+        findings += [f"launched again: {finding}" for finding in repeated]
     return _case(record, shape, inputs, comparison, findings), same_bits
 
 

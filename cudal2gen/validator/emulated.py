@@ -116,16 +116,16 @@ class _Matrices:
         self._type, self._type_d = record.element.numpy_dtype, record.output.numpy_dtype
         self.batches = batches(record, shape, packed)
         rng = np.random.default_rng(seed)
-        drawn = [
+        products = [
             _drawn(record, inputs, len(product_rows), len(self._cols), shape.k, rng) for product_rows in self._rows
         ]
         self._fused = [
             _fused_drawn(record, inputs, len(product_rows), len(self._cols), shape.k, rng)
             for product_rows in self._rows
         ]
-        several_a = [_widened(a, len(a), k) for a, _ in drawn]
-        several_b = [_widened(b, len(b), k) for _, b in (drawn[:1] if shape.shared_b else drawn)]
-        self._operands = list(zip(several_a, several_b * (len(drawn) if shape.shared_b else 1), strict=True))
+        several_a = [_widened(a, len(a), k) for a, _ in products]
+        several_b = [_widened(b, len(b), k) for _, b in (products[:1] if shape.shared_b else products)]
+        self._operands = list(zip(several_a, several_b * (len(products) if shape.shared_b else 1), strict=True))
         along_k = np.arange(k)
         wide_a = self._by_rows(several_a, rows)
         wide_b = [_widened(b, len(cols), k) for b in several_b]
@@ -138,7 +138,7 @@ class _Matrices:
         self._d_shape = (m, ldd)
         # A kernel that stores no vectors takes a D, and a C, whose address is aligned to an element only.
         self._odd = 1 if shape.m % 2 and not (packed or record.launch.stores_vectors) else 0
-        starts = [self._odd + number * self.batches.d for number in range(len(drawn))]
+        starts = [self._odd + number * self.batches.d for number in range(len(products))]
         self._places_d = [slice(start, start + m * ldd) for start in starts]
         self._d = self._output("D", self._written(record.fusion.d_cols(n)))
         self._aux_shape = (m, aligned(n) + PADDING)
@@ -167,8 +167,8 @@ class _Matrices:
         (m, ldd), last = self._d_shape, self._places_d[-1]
         written = np.zeros(last.stop, bool)
         for place, rows in zip(self._places_d, self._rows, strict=True):
-            whole = written[place].reshape(self._d_shape)
-            whole[rows if self._grouped else slice(m), :n] = True
+            matrix = written[place].reshape(self._d_shape)
+            matrix[rows if self._grouped else slice(m), :n] = True
         return written.reshape(self._d_shape) if len(written) == m * ldd else written
 
     def _several(self, shape: Shape) -> dict[str, Any]:
@@ -225,9 +225,9 @@ class _Matrices:
     @property
     def products(self) -> tuple[Product, ...]:
         """The computed part of each product."""
-        whole = self._d.bytes().view(self._type_d)
+        elements = self._d.bytes().view(self._type_d)
         places = zip(self._places_d, self._rows, strict=True)
-        parts = [whole[place].reshape(self._d_shape)[np.ix_(rows, self._d_cols)] for place, rows in places]
+        parts = [elements[place].reshape(self._d_shape)[np.ix_(rows, self._d_cols)] for place, rows in places]
         aux = None
         if self._aux:  # aux exists for a single product only
             aux = self._aux.bytes().view(self._type_d).reshape(self._aux_shape)[np.ix_(self._rows[0], self._cols)]
@@ -323,8 +323,8 @@ def _fused_drawn(
     record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.Generator
 ) -> fused.FusedOperands[Array]:
     """What is read beside these."""
-    drawn = fused.draw(record.fusion, inputs, max(1, m), n, rng, record.element, record.output, k=k)
-    return drawn.of_rows(record.fusion, slice(m))
+    operands = fused.draw(record.fusion, inputs, max(1, m), n, rng, record.element, record.output, k=k)
+    return operands.of_rows(record.fusion, slice(m))
 
 
 def _cols_of_d(record: Record, cols: Array) -> Array:

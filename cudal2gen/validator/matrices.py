@@ -51,10 +51,10 @@ class Guarded:
         bits: torch.dtype = getattr(torch, element.bits)
         self.name, self._around = name, around
         step, number = rows * stride + gap, count or 1
-        whole = typed(empty, element.torch_dtype)(2 * GUARD + number * step)
-        self._bits = whole.view(bits)
+        memory = typed(empty, element.torch_dtype)(2 * GUARD + number * step)
+        self._bits = memory.view(bits)
         self._bits.fill_(around)
-        products = whole[GUARD : GUARD + number * step].unflatten(0, (number, step))
+        products = memory[GUARD : GUARD + number * step].unflatten(0, (number, step))
         inside = products[:, : rows * stride].unflatten(1, (rows, stride))
         matrices = inside[:, :, :cols]
         self.matrix = matrices if count is not None else matrices[0]
@@ -72,14 +72,14 @@ class Guarded:
         """Describes forbidden writes."""
         if self._bits_before is not None and (places := _places(self.bits != self._bits_before)):
             yield f"input-changed: {places} of {self.name}"
-        for where, bits in (
+        for place, bits in (
             (f"before {self.name}", self._bits[None, :GUARD]),
             (f"behind {self.name}", self._bits[None, -GUARD:]),
             (f"between rows of {self.name}", self._between),
             (f"between products of {self.name}", self._behind_products),
         ):
             if places := _places(bits != self._around):
-                yield f"written-outside: {places} {where}"
+                yield f"written-outside: {places} {place}"
 
 
 class _Part(NamedTuple):
@@ -265,7 +265,9 @@ class Matrices:
 
     def holds(self, bits: Sequence[torch.Tensor]) -> bool:
         """Whether the run's outputs have these bits."""
-        return all(bool((now == kept).all()) for now, kept in zip(self.computed_bits, bits, strict=True))
+        return all(
+            bool((current == expected).all()) for current, expected in zip(self.computed_bits, bits, strict=True)
+        )
 
     def compare(self, inputs: str, stored: Sequence[torch.Tensor] | None = None) -> Comparison:
         """What a run stored, or copies of it, compared with the product; of a batch the worst product, whose number it
@@ -275,8 +277,8 @@ class Matrices:
             return Comparison("nothing", 0)
         comparisons = [self._compared(inputs, part) for part in parts]
         part, worst = max(zip(parts, comparisons, strict=True), key=lambda pair: (pair[1].wrong, pair[1].max_error))
-        named = worst.wrong and self._record.batched
-        return replace(worst, first=f"product {part.number}, {worst.first}") if named else worst
+        numbered = worst.wrong and self._record.batched
+        return replace(worst, first=f"product {part.number}, {worst.first}") if numbered else worst
 
     def _compared(self, inputs: str, part: _Part) -> Comparison:
         record, operands = self._record, self.operands
