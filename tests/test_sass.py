@@ -13,8 +13,9 @@ import pytest
 from cudal2gen import compiler, sass, toolchain
 from cudal2gen.errors import UserError
 from cudal2gen.kernel import Sm80Multistage
-from cudal2gen.sass import Control, Function, Graph, Instruction, Summary
+from cudal2gen.sass import Control, Function, Graph, Instruction, Liveness, Summary
 from cudal2gen.sass.elf import sections
+from cudal2gen.sass.registers import unread
 from cudal2gen.sass.stripping import EMPTIED, without_lines
 from cudal2gen.sass.trips import trips
 from tests.draws import drawn_by
@@ -133,7 +134,7 @@ def test_an_instruction_has_its_line_where_that_is_inlined_and_its_window(tmp_pa
     assert len(window) == 2
     assert set(window) < set(sass.register_names(sass.access(codes["LDG"]).reads))
     assert set(window) < set(sass.register_names(sass.access(codes["STG"]).reads))
-    assert analysis.unread == []
+    assert unread(analysis.function.instructions, Liveness(analysis.graph), analysis.function.sm) == []
     resources = analysis.function.resources
     assert (resources.threads, resources.shared_bytes, resources.stack_bytes) == (96, 2000, 0)
     assert resources.registers == analysis.function.registers > 0

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cudal2gen import compiler, sass
-from cudal2gen.sass import Graph, Loops, Pipe, Role, access, register_names
+from cudal2gen.sass import Graph, Liveness, Loops, Pipe, Role, access, pipe_use, register_names
+from cudal2gen.sass.registers import unread
 from cudal2gen.toolchain import find_nvdisasm
 from tests.paths import PATHS
 from tests.test_sass_registers import code, function
@@ -171,11 +172,11 @@ def test_a_kernel_of_this_catalog_is_taken_apart(name: str, kernels: dict[str, P
     main = analysis.loops.main
     assert main is not None
     assert (analysis.loops.producer is not None) == (name == "wgmma")
-    assert analysis.live_registers <= analysis.function.registers
-    assert analysis.unread == []
-    loads = analysis.pipe_loads(main.turn)
-    assert loads[Pipe.TENSOR].instructions == main.mmas > 0
-    assert sum(load.instructions for load in loads.values()) == len(main.turn)
+    liveness = Liveness(analysis.graph)
+    assert 0 < max(liveness.pressure) <= analysis.function.registers
+    assert unread(analysis.function.instructions, liveness, analysis.function.sm) == []
+    pipes = [pipe_use(instruction, analysis.function.sm).pipe for instruction in main.turn]
+    assert pipes.count(Pipe.TENSOR) == main.mmas > 0
     assert analysis.function.resources.threads == PATHS[name].threads
     # Built with -lineinfo: most instructions of the loop come from a line of the text.
     text = kernels[name].with_name("kernel.cu").read_text().splitlines()

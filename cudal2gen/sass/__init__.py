@@ -5,7 +5,7 @@ Imports go down: ``summary``, ``ways`` > ``analysis``, ``simulation`` > ``loops`
 No GPU is used, and nothing is measured.
 """
 
-from cudal2gen.sass.analysis import Analysis, PipeLoad, analyse, spill_bytes
+from cudal2gen.sass.analysis import Analysis, analyse, spill_bytes
 from cudal2gen.sass.decoding import Control, DisassemblyError, Function, Instruction, SourceLine, disassemble
 from cudal2gen.sass.elf import Resources
 from cudal2gen.sass.flow import Block, Graph, Loop
@@ -30,7 +30,6 @@ __all__ = [
     "Loops",
     "Machine",
     "Pipe",
-    "PipeLoad",
     "PipeUse",
     "Release",
     "Resources",

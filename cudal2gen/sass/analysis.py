@@ -1,40 +1,19 @@
-"""Analysis of one kernel of a cubin: its loops, registers, pipes and idle slots."""
+"""Analysis of one kernel of a cubin: its loops, the path of a warp that multiplies, its epilogue, its spills."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
-from cudal2gen.chips import Chip
 from cudal2gen.sass.decoding import DisassemblyError, Function, Instruction, disassemble
 from cudal2gen.sass.flow import Graph, Loop
 from cudal2gen.sass.loops import Loops, count
-from cudal2gen.sass.pipes import MMA, Pipe, access_bytes, pipe_use
-from cudal2gen.sass.registers import Liveness, unread
+from cudal2gen.sass.pipes import MMA, access_bytes
 
 LOCAL = frozenset(("LDL", "STL"))
 STORES = frozenset(("STS", "STSM", "STG"))
-
-
-class PipeLoad(NamedTuple):
-    """The load of a pipe by one warp's instructions: their number, and the cycles that the pipe is busy.
-    ``data_cycles``: cycles of shared memory's banks, which the operands of wgmma take too."""
-
-    instructions: int
-    busy_cycles: float
-    data_cycles: float
-
-
-class Idle(NamedTuple):
-    """Issue slots of one warp that compute nothing: ``nops``, ``unread`` results, and cycles in which the warp has to
-    wait by its stall counts, for other warps to fill."""
-
-    nops: int
-    unread: int
-    stall_cycles: int
 
 
 def analyse(cubin: Path, kernel: str | None = None) -> Analysis:
@@ -62,41 +41,10 @@ class Analysis:
         self.graph = Graph(function)
         self.loops = Loops(self.graph)
 
-    @cached_property
-    def liveness(self) -> Liveness:
-        return Liveness(self.graph)
-
-    @property
-    def live_registers(self) -> int:
-        """Vector registers in use at once, at most; ptxas allocates ``function.registers``."""
-        return max(self.liveness.pressure, default=0)
-
-    @cached_property
-    def unread(self) -> list[Instruction]:
-        """Instructions that do nothing but write registers which nobody reads."""
-        return unread(self.function.instructions, self.liveness, self.function.sm)
-
     @property
     def spill_bytes(self) -> int:
         """Bytes of one thread's local loads and stores, each counted once."""
         return spill_bytes(self.function)
-
-    def idle(self, path: Sequence[Instruction]) -> Idle:
-        dead = {instruction.address for instruction in self.unread}
-        return Idle(
-            nops=count(path, {"NOP"}),
-            unread=sum(instruction.address in dead for instruction in path),
-            stall_cycles=sum(max(0, instruction.control.stall - 1) for instruction in path),
-        )
-
-    def pipe_loads(self, path: Iterable[Instruction], chip: Chip | None = None) -> Mapping[Pipe, PipeLoad]:
-        """What each pipe has to do for one warp's way, the busiest first; ``chip`` as in ``pipe_use``."""
-        loads: dict[Pipe, PipeLoad] = {}
-        for instruction in path:
-            use = pipe_use(instruction, self.function.sm, chip)
-            instructions, busy, data = loads.get(use.pipe, PipeLoad(0, 0.0, 0.0))
-            loads[use.pipe] = PipeLoad(instructions + 1, busy + use.busy_cycles, data + use.data_cycles)
-        return dict(sorted(loads.items(), key=lambda item: -item[1].busy_cycles))
 
     @cached_property
     def main_path(self) -> tuple[Instruction, ...]:

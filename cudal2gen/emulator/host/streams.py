@@ -28,7 +28,6 @@ from cudal2gen.emulator.state.participants import placed
 from cudal2gen.emulator.state.reports import Report
 
 HOST, DEFAULT = -1, 0
-LEGACY, PER_THREAD = 1, 2  # cudaStreamLegacy, cudaStreamPerThread
 NON_BLOCKING = 1
 FIRST_HANDLE = 0x10000
 LONGEST_HISTORY = 32  # pieces of work that a buffer remembers
