@@ -1,7 +1,8 @@
 """The type of the numbers in A, B and D: every fact of it, for all who name, store, draw, copy or bound them.
 
 The type in which a kernel sums is another matter: ``Problem.acc``. A new type of A and B is an entry of ``ELEMENTS``
-here and of ``kElements`` in ``launch.h``; D has the type of A and B, or is fp32.
+here and of ``kElements`` in ``launch.h``, and a name in ``cudal2gen.h`` and ``pack.cpp``; D has the type of A and B, or
+is fp32. ``kernel.problem.VECTOR`` and ``kernel.sm90.CHUNK`` count elements of 16 bits, as all types of A and B have.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Element:
     to_float2: str
     cuda_type: str  # cudaDataType, for cuBLAS
     heuristics: str  # letter of nvMatmulHeuristics
+    tcgen05: int = 0  # code of A and B in the instruction descriptor of tcgen05.mma kind::f16 (PTX ISA)
 
     @property
     def bytes(self) -> int:
@@ -121,7 +123,7 @@ BF16 = Element(
     poisons=(0x7FA5, 0xBADA - 0x10000), canary=0x5A5A,
     header="cuda_bf16.h", cpp="__nv_bfloat16", pair="__nv_bfloat162",
     from_floats="__floats2bfloat162_rn", from_float2="__float22bfloat162_rn", to_float2="__bfloat1622float2",
-    cuda_type="CUDA_R_16BF", heuristics="T",
+    cuda_type="CUDA_R_16BF", heuristics="T", tcgen05=1,
 )  # fmt: skip
 F32 = Element(
     name="f32", title="fp32", dtype="float32", significand=24, exponent=8,
