@@ -428,8 +428,8 @@ def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
     differing = [
         getattr(origin, name) for name in ("gpu", "ab", "layout") if getattr(origin, name) != getattr(problem, name)
     ]
-    whose = " ".join([*differing, origin.mnk])
-    whose = f"that of {whose} stands in" if origin.gpu != problem.gpu else f"taking that of {whose}"
+    title = " ".join([*differing, origin.mnk])
+    remark = f"that of {title} stands in" if origin.gpu != problem.gpu else f"taking that of {title}"
     how = [] if origin.ab == problem.ab else [f"whose rate is that of {problem.ab}"]
     how += [] if origin.fusion == problem.fusion else [f"with {problem.fusion} fused" if problem.fusion else "unfused"]
     how += [] if origin.batch == problem.batch else [f"with batch={problem.batch}"]
@@ -445,4 +445,4 @@ def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
     for name in changed:
         value = fields.get(name, "none")
         how += ["predicated"] if value == "predicate" else [f"{name}={spell(value)}"] if value != "pad" else []
-    return f"no record for {problem.title}; {', '.join([whose, *how])}"
+    return f"no record for {problem.title}; {', '.join([remark, *how])}"

@@ -206,7 +206,8 @@ GPUS: dict[str, Chip] = {
 }  # fmt: skip
 
 # Octaves, see distance.
-OTHER_MODEL, OTHER_CAPABILITY, FURTHER_STAND_IN, WITHOUT_WGMMA = 0.1, 1.0, 0.5, 4.0
+OTHER_MODEL, FURTHEST_RELATIVE = 0.1, 0.95
+OTHER_CAPABILITY, FURTHER_STAND_IN, WITHOUT_WGMMA = 1.0, 0.5, 4.0
 
 # Words in the names of a model's slower or cut-down relatives, such as "H100 PCIe": these are other GPUs.
 VARIANTS = frozenset({"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig", "3e"})
@@ -286,14 +287,15 @@ def distance(gpu: str, other: str) -> float:
 
     Models of one capability run the same code. With half the SMs each SM has twice the work, as for a problem of twice
     the size, so the distance is the logarithm of the ratio of SMs, plus a little so that a model's own records come
-    first. Another capability has other shared memory and rates, for which tiles and stages are tuned: the GPU's first
-    stand-in is one octave away, each further one half an octave more. Records without wgmma on a GPU that has it lose a
-    third of the rate, and come after all own sizes but the most distant ones.
+    first; it stays below that of any other capability. Another capability has other shared memory and rates, for which
+    tiles and stages are tuned: the GPU's first stand-in is one octave away, each further one half an octave more.
+    Records without wgmma on a GPU that has it lose a third of the rate, and come after all own sizes but the most
+    distant ones.
     """
     if gpu == other:
         return 0.0
     if related(gpu, other):
-        return OTHER_MODEL + abs(math.log2(GPUS[gpu].sms / GPUS[other].sms))
+        return min(OTHER_MODEL + abs(math.log2(GPUS[gpu].sms / GPUS[other].sms)), FURTHEST_RELATIVE)
     order = GPUS[gpu].stand_ins if gpu in GPUS else ()
     place = order.index(other) if other in order else len(order)
     lost = gpu in GPUS and GPUS[gpu].capability.has_wgmma

@@ -172,7 +172,7 @@ def comparison(
         ("issue_slots", "issue slots"),
         ("registers", "registers"),
     ):
-        ratios = [ours[name] / published[name] for _, _, ours, published in rows]
+        ratios = [built[name] / published[name] for _, _, built, published in rows]
         earlier = [past[name] / published[name] for _, past, _, published in rows if past]
         mean = f"geometric mean {_mean(ratios):.3f}" + (f", {_mean(earlier):.3f} before" if earlier else "")
         lines.append(

@@ -114,17 +114,17 @@ def table(rows: Sequence[Measurement]) -> tuple[list[str], int]:
     lines = [f"| problem | types | L2 | {KERNEL} us | {TORCH} us | speedup [95 %] |", "|---|---|---|--:|--:|--:|"]
     paired, faults = [], []
     for row, ratio in zip(rows, results.speedups(rows, TORCH), strict=True):
-        ours, torchs = row.timing(KERNEL), row.timing(TORCH)
-        if ours is None or torchs is None or ratio is None:
+        kernel_timing, torch_timing = row.timing(KERNEL), row.timing(TORCH)
+        if kernel_timing is None or torch_timing is None or ratio is None:
             faults.append(f"{row.mnk} {row.ab}: {row.absent or 'no pairs of samples'}")
             continue
-        paired.append((ratio, row, ours, torchs))
+        paired.append((ratio, row, kernel_timing, torch_timing))
         if ratio.high < LEAST:
             faults.append(f"{row.mnk} {row.ab}, L2 {row.l2}: {ratio.value:.3f} of {TORCH}'s speed, below {LEAST}")
     lines += [
-        f"| {row.mnk} | {row.problem.types} | {row.l2} | {ours.median_us:.2f} | {torchs.median_us:.2f} "
+        f"| {row.mnk} | {row.problem.types} | {row.l2} | {kernel_timing.median_us:.2f} | {torch_timing.median_us:.2f} "
         f"| {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] |"
-        for ratio, row, ours, torchs in sorted(paired, key=lambda pair: pair[0].value)
+        for ratio, row, kernel_timing, torch_timing in sorted(paired, key=lambda pair: pair[0].value)
     ]
     if (mean := ratios.geomean([ratio.value for ratio, *_ in paired])) is not None:
         lines.append(f"\ngeometric mean {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] over {len(paired)} rows")

@@ -70,7 +70,7 @@ FLOORS = {
 NO_NAMES = frozenset(
     ("one", "found", "told", "said", "wanted", "known", "given", "asked", "held", "made", "taken", "shown", "seen",
      "these", "fitting", "theirs", "ours", "mine", "bed", "met", "gone", "twin", "knows", "meant", "does", "did",
-     "gave")
+     "gave", "so_far", "something", "them", "they", "came", "went", "instead", "stands")
 )  # fmt: skip
 TORCH = {
     "element", "fused", "grading", "correctness", "validator", "gpu", "operands", "baselines", "bench", "operators",

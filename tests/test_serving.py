@@ -74,6 +74,14 @@ def test_a_gpu_is_as_far_as_its_sms_are_fewer() -> None:
         assert set(GPUS[gpu].stand_ins) <= GPUS.keys() - {gpu}
 
 
+@pytest.mark.parametrize("sms", [20, 84, 500])
+def test_a_model_of_any_size_takes_its_relatives_records_first(sms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(chips.GPUS, "rtx5080", GPUS["rtx5090"]._replace(sms=sms))
+    assert chips.distance("rtx5080", "rtx5090") < min(
+        chips.distance("rtx5080", other) for other in GPUS if not chips.related("rtx5080", other)
+    )
+
+
 def test_one_record_of_a_gpu_hides_none_of_its_relatives() -> None:
     sizes = (256, 1024, 4096)
     lent = [wgmma(m=m, n=n, k=4096) for m in sizes for n in sizes]

@@ -68,8 +68,8 @@ def explain(error: ValidationError) -> str:
         elif item["type"] == "too_long":
             most, length = item["ctx"]["max_length"], item["ctx"]["actual_length"]
             message = f"takes at most {most} item{'s' if most > 1 else ''}, not {length}"
-        shown = field and item["type"] != "extra_forbidden" and not message.endswith("field required")
-        value = f"={spelled(item['input'])}" if shown else ""
+        blamed = field and item["type"] != "extra_forbidden" and not message.endswith("field required")
+        value = f"={spelled(item['input'])}" if blamed else ""
         if item["type"] == "extra_forbidden":
             message = "extra inputs are not permitted; 'cudal2gen show' lists the fields; a newer version may have more"
         lines.append(brief(f"{brief(field)}{value}: {message}" if field else message, LONGEST_RULE))

@@ -190,13 +190,13 @@ def advice_words(advice: Advice) -> str:
 
 
 def _listing(profile: Profile, most: int | None) -> Section:
-    shown = set(range(len(profile.lines)))
+    listed = set(range(len(profile.lines)))
     caption = "The main loop's machine code"
     if most is not None and most < len(profile.lines):
-        ranked = sorted(shown, key=lambda index: -sum(profile.lines[index].stalls.values()))
-        shown = set(ranked[:most])
+        ranked = sorted(listed, key=lambda index: -sum(profile.lines[index].stalls.values()))
+        listed = set(ranked[:most])
         caption += f": the {most} of {len(profile.lines)} instructions before which warps wait the most"
-    rows = [_row(line) for index, line in enumerate(profile.lines) if index in shown]
+    rows = [_row(line) for index, line in enumerate(profile.lines) if index in listed]
     return Section(
         "listing",
         "Line by line",
