@@ -252,7 +252,7 @@ struct Fragments<AcrossK<Extent, Width>> {
   }
 };
 
-// A warpgroup's share of the tile: kAtomsM x kAtomsN wgmmas.
+// A warpgroup's share of the tile: kAtomsM x kAtomsN blocks of 64 rows.
 constexpr int kShareRows = kRows / (kSharers / kSharersN), kShareCols = kCols / kSharersN;
 constexpr int kAtomsM = kShareRows / 64, kAtomsN = kShareCols / kAtomN;
 using Accumulators = Accumulator[kAtomsM][kAtomsN][kAtomRegisters];
