@@ -151,7 +151,9 @@ def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tu
     """The kernel of ``matmul``'s plan, where a pack has this record, and how it is launched."""
     pack = Pack(Path("nowhere"), {"gpu": own.gpu})
     pack.__dict__["table"] = Table(own.gpu, [Kernel(record.name, record.model_dump(mode="json"))], [])
-    device: Any = SimpleNamespace(model=own.gpu, name=own.gpu, place=None)
+    chip = GPUS[own.gpu]
+    card = chips.CardFacts(chip.title, own.gpu, chip.capability.number, chip.sms, chip.capability.smem_block_bytes)
+    device: Any = SimpleNamespace(card=card, place=None)
     uses: list[Use] = []
     monkeypatch.setattr(dispatch, "bind", lambda _device, _kernel, use, *_: uses.append(use))
     operands, sizes = Operands.packed(own.layout, own.n, own.k), serving.sizes_of(own)
