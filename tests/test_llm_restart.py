@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from cudal2gen import catalog, results
 from cudal2gen.errors import Failure
+from cudal2gen.grading import check_source, source
 from cudal2gen.results import Trial
 from cudal2gen.tuner import chat, completions, executor, memory, race
 from cudal2gen.tuner.chat import Chat, ServerWire
@@ -234,6 +236,22 @@ def test_a_stream_that_nobody_asked_for_is_read() -> None:
         completions.read(b"".join(parts))
     with pytest.raises(completions.ServerError, match="too many"):
         completions.read(b'data: {"error": {"message": "too many", "code": 429}}\n\n')
+
+
+def test_a_check_has_no_secrets_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def graded(_task: Any, verdict: Any, _stated: int) -> Any:
+        names = [name for name in ("CUDAL2GEN_LLM_KEY", "HF_TOKEN", "HOME") if name in os.environ]
+        return verdict.model_copy(update={"remarks": names})
+
+    monkeypatch.setattr(source, "graded", graded)
+    for name in ("CUDAL2GEN_LLM_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, KEY)
+    verdict = check_source(
+        "__global__ void f(float* y) {}", lambda: None, [{"n": 1}], buffers={"y": "out:f32[n]"},
+        launches=[{"entry": "f", "grid": 1, "block": 1, "args": ["y"]}],
+    )  # fmt: skip
+    assert verdict.remarks == ["HOME"]
+    assert os.environ["HF_TOKEN"] == KEY
 
 
 # Sessions of writing.

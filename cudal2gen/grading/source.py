@@ -264,9 +264,14 @@ def _closed(verdict: Verdict) -> Verdict:
     return verdict
 
 
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.I)  # names of variables that hold secrets
+
+
 def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int) -> None:
     os.setsid()
     faulthandler.disable()  # a crash is the source's
+    for name in [name for name in os.environ if _SECRET.search(name)]:
+        del os.environ[name]  # host code of the source may run here
     try:
         answer = graded(task, verdict, stated).model_dump_json()
     except WrongInput as error:
