@@ -241,6 +241,13 @@ def test_list_filters(own_catalog: dict[str, str]) -> None:
     assert direct
     assert all(json.loads(line)["family"] == "sm80_direct" for line in direct)
     assert run("list", "--gpu", "a100", "--acc", "f16", "--batch", "strided").stdout == ""
+    of_size = [line.split()[:4] for line in run("list", "--mnk", "64_64_64", "--mnk", "64_64_128").stdout.splitlines()]
+    assert {(gpu, size) for gpu, *_, size in of_size} >= {("a100", "64_64_64"), ("b200", "64_64_128")}
+    assert {size for *_, size in of_size} == {"64_64_64", "64_64_128"}
+    tiny = run("list", "--gpu", "h200", "--acc", "f16", "--class", "tiny", "--json").stdout.splitlines()
+    assert 0 < len(tiny) < 1000
+    assert {parse(json.loads(line)).problem.size_class for line in tiny} == {"tiny"}
+    assert "--mnk 64x64: expected three sizes M_N_K" in run("list", "--mnk", "64x64").stderr
     assert run("list", "--fusion", "bias_n").stdout == ""
     assert "--fusion any: name its parts" in run("build", "--mnk", "64_64_64", "--fusion", "any").stderr
     nothing = run("list", "--gpu", "l40s", env=own_catalog)

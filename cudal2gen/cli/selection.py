@@ -160,8 +160,10 @@ class Selection:
         return all(getattr(self, name) in (ANY, getattr(item, name)) for name in FILTERS)
 
     def lists(self, item: Posed | Problem) -> bool:
-        """Whether fusion and batch of a record, measurement or problem agree as well."""
-        return self.admits(item) and self._serves_as(item if isinstance(item, Problem) else item.problem)
+        """Whether size, class, fusion and batch of a record, measurement or problem agree as well."""
+        problem = item if isinstance(item, Problem) else item.problem
+        of_size = not self.mnk or (problem.m, problem.n, problem.k) in map(sizes, self.mnk)
+        return self.admits(item) and self._serves_as(problem) and self._of_class(problem) and of_size
 
     @property
     def _later(self) -> dict[str, str]:
@@ -383,12 +385,18 @@ class Selection:
         return changed(record, self.changes, fit=self.fit, title=title)
 
 
-def problem(mnk: str, **fields: str) -> Problem:
-    """The problem of a size as a user writes it; ends the command where it is none."""
+def sizes(mnk: str) -> tuple[int, int, int]:
+    """m, n and k as a user writes them; ends the command where they are none."""
     parts = mnk.split("_")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 9 for part in parts):
         refuse(f"--mnk {mnk}: expected three sizes M_N_K, such as 4096_4096_64")
     m, n, k = (int(part) for part in parts)
+    return m, n, k
+
+
+def problem(mnk: str, **fields: str) -> Problem:
+    """The problem of a size as a user writes it; ends the command where it is none."""
+    m, n, k = sizes(mnk)
     try:
         return Problem.model_validate(fields | {"m": m, "n": n, "k": k})
     except ValidationError as error:
@@ -401,12 +409,22 @@ PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "chang
 LATER = ("fusion", "batch")  # of verbs that take fused and batched products too
 SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
 ALL = {"everything": "All records of --gpu, --ab, --d, --acc and --layout; each may be any."}
-# One record, by its size; records, by any of the options; GPU, types and layout of what is listed.
+# One record, by its size; records, by any of the options; size, class, GPU, types and layout of what is listed.
 OneRecord = Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER, "changes", "fit"), single=("mnk",), helps=SIZE)]
 OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER), single=("mnk",), helps=SIZE)]
 SeveralRecords = Annotated[Selection, Offer(wildcards=FILTERS, helps=ALL)]
 LISTED = (*FILTERS, *LATER)
-OF_LISTED = {"fusion": f"Only of this fusion: none, or parts joined by +, of {', '.join(PARTS)}."}
+OF_LISTED = {
+    "mnk": "Only of this size, e.g. 4096_4096_64. Repeatable.",
+    "size_class": "Only sizes of this class.",
+    "fusion": f"Only of this fusion: none, or parts joined by +, of {', '.join(PARTS)}.",
+}
 Filter = Annotated[
-    Selection, Offer(only=LISTED, wildcards=LISTED, defaults=dict.fromkeys(LISTED, ANY), helps=OF_LISTED)
+    Selection,
+    Offer(
+        only=("mnk", "size_class", *LISTED),
+        wildcards=LISTED,
+        defaults=dict.fromkeys(LISTED, ANY),
+        helps=OF_LISTED,
+    ),
 ]
