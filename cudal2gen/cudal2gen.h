@@ -19,6 +19,8 @@ enum {
   CUDAL2GEN_OK = 0,
   CUDAL2GEN_VENDOR = -1,   /* no kernel is known to be faster, or none fits: call the vendor's library */
   CUDAL2GEN_BAD_PACK = -2, /* missing, truncated, altered, or for another GPU */
+  CUDAL2GEN_REFUSED = -3,  /* the driver refuses the kernel's image, as it will until it is updated or the pack is made anew:
+                              call the vendor's library; an open pack does not try that kernel again */
 };
 
 typedef enum { CUDAL2GEN_F16, CUDAL2GEN_F32 } cudal2gen_acc; /* the accumulator in the MMA */

@@ -168,6 +168,7 @@ struct Kernel {
   int plain;  // the number of the kernel with these decisions for the plain product, -1 for none
   cudal2gen::Launch launch;
   cudal2gen_kernel* opened;
+  std::string refused;  // why the driver does not load it; empty where it was not tried, or does
 
   // Whether it computes these sizes with A and B packed; D may have any leading dimension that it takes.
   bool takes(Sizes const& problem) const {
@@ -186,6 +187,12 @@ struct Kernel {
     return octaves;
   }
 };
+
+// Whether a driver refuses a kernel's image by this code: it is too old for it, or the image is for other cards.
+bool unloadable(int code) {
+  return code == cudaErrorInsufficientDriver || code == cudaErrorInvalidKernelImage ||
+         code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidPtx || code == cudaErrorUnsupportedPtxVersion;
+}
 
 struct Choice {
   int kernel;
@@ -244,9 +251,12 @@ struct cudal2gen_pack {
   int open(Kernel& kernel) {
     std::lock_guard<std::mutex> const guard(opening);
     if (kernel.opened) return CUDAL2GEN_OK;
+    if (!kernel.refused.empty()) return refuse(CUDAL2GEN_REFUSED, kernel.refused);
     std::string const folder = kernel_folder(kernel.digest);
     int const code = cudal2gen_open(folder.c_str(), kernel.options.c_str(), runtime.empty() ? nullptr : runtime.c_str(), &kernel.opened);
-    return code ? refuse(code, cudal2gen_message()) : CUDAL2GEN_OK;
+    if (!unloadable(code)) return code ? refuse(code, cudal2gen_message()) : CUDAL2GEN_OK;
+    kernel.refused = std::string(cudal2gen_message()) + "; update the driver, or make the pack anew";
+    return refuse(CUDAL2GEN_REFUSED, kernel.refused);
   }
 };
 
@@ -314,7 +324,7 @@ void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
     cudal2gen::Launch const launch(facts);
     if (!facts.fault().empty()) throw std::runtime_error(facts.fault());
     int const plain = tokens.count("plain") ? number(tokens, "plain") : -1;
-    pack.kernels.push_back({tokens.at("digest"), options, own, sizes, plain, launch, nullptr});
+    pack.kernels.push_back({tokens.at("digest"), options, own, sizes, plain, launch, nullptr, ""});
   }
 }
 

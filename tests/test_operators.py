@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ import pytest
 import cudal2gen
 from cudal2gen import pack
 from cudal2gen.chips import CardFacts
-from cudal2gen.choice import Kernel
+from cudal2gen.choice import Kernel, Prefer
 from cudal2gen.kernel.launch import Sizes
 from cudal2gen.launcher import LaunchError, OpenKernel
 from tests import packed
@@ -31,7 +32,9 @@ from tests.paths import PATHS
 
 torch = require("torch")
 
-from cudal2gen.operators import binding, dispatch, emulated, products  # noqa: E402
+from cudal2gen.operators import binding, dispatch, emulated, products, races  # noqa: E402
+from cudal2gen.operators.first_runs import FirstRuns  # noqa: E402
+from tests import racing  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -344,6 +347,43 @@ def test_kernels_that_do_not_load_are_torchs(
             assert dispatcher.stats()["torch"] == {"cannot be loaded": 1}
     finally:
         type(bare).runtime_library = real  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("code", "mode"), [(200, "off"), (209, "once"), (222, "once")])
+def test_an_image_that_the_driver_refuses_is_tried_once(
+    code: int, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """One warning for all kernels; the next process, which may have another driver, tries again."""
+    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
+    loads: list[str] = []
+
+    def load(words: Any) -> int:
+        loads.append(ctypes.string_at(words[1]).decode())
+        return code
+
+    library_load = device.session.calls["library_load_file"]
+    device.session.calls["library_load_file"] = load
+    timed = racing.Timed(device, racing.Clock(device, {}, 300.0))
+    a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
+    prefer: Prefer = "kernel" if mode == "off" else "measured"
+    with dispatch.replaced(dispatch.Dispatcher([opened], timed, prefer, mode)) as dispatcher:
+        message = rf"driver of .*A100.* refuses kernels of {opened.directory} \(cudaError {code}\).*--gpu a100"
+        with pytest.warns(UserWarning, match=message) as warned:
+            products_by_torch = [cudal2gen.matmul(a[:rows], b) for rows in (64, 64, 48, 48, 33)]
+        assert len(warned) == 1
+        assert all(torch.equal(d, product(a[: len(d)], b)) for d in products_by_torch)
+        dispatcher.forget()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+        assert len(loads) == len(set(loads)) > 0
+        assert dispatcher.stats()["kernel"] == {}
+    assert FirstRuns(racing.A100.name, tmp_path / "autotune-first-runs.jsonl").banned() == set()
+    device.session.calls["library_load_file"] = library_load
+    with dispatch.replaced(dispatch.Dispatcher([opened], timed, "kernel", "off")) as dispatcher:
+        assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+        assert dispatcher.stats()["torch"] == {}
 
 
 def test_a_table_of_another_version_is_torchs(

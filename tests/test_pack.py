@@ -25,6 +25,7 @@ from cudal2gen import catalog, compiler, emulator, launcher, pack, results, tool
 from cudal2gen.choice import Row, Table
 from cudal2gen.cli import machine
 from cudal2gen.cli.selection import Selection
+from cudal2gen.emulator.host.kernel_calls import KernelCalls
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.pack import PackError
@@ -758,6 +759,25 @@ def test_c_answers_from_the_same_table(example: Path) -> None:
         assert query(1, 0, 33, 33, 65, 1) == -1
         assert b"33_33_65: no kernel of this pack computes it" in library.cudal2gen_last_error()
         assert query(1, 0, 0, 33, 64, 1) == 1
+        assert library.cudal2gen_pack_close(handle) == 0
+
+
+def test_c_asks_a_driver_that_refuses_an_image_once(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ctypes.CDLL(str(example / "pack" / "libcudal2gen.so"))
+    library.cudal2gen_last_error.restype = ctypes.c_char_p
+    handle, answer, problem = ctypes.c_void_p(), Answer(), PosedProblem(1, 0, 64, 64, 128, 0)
+    loads: list[int] = []
+    monkeypatch.setattr(KernelCalls, "load_file", lambda *_: loads.append(222) or 222)
+    with device():
+        runtime = os.fsencode(emulator.runtime_path())
+        assert library.cudal2gen_pack_open(os.fsencode(example / "pack"), runtime, ctypes.byref(handle)) == 0
+        for _ in range(3):
+            assert library.cudal2gen_query(handle, ctypes.byref(problem), ctypes.byref(answer)) == -3
+            assert b"kernel.cubin: " in library.cudal2gen_last_error()
+            assert b"; update the driver, or make the pack anew" in library.cudal2gen_last_error()
+            words = (ctypes.byref(problem), *[ctypes.c_void_p(256), 128] * 2, ctypes.c_void_p(256), 64, None, None)
+            assert library.cudal2gen_matmul(handle, *words) == -3
+        assert loads == [222]
         assert library.cudal2gen_pack_close(handle) == 0
 
 

@@ -41,7 +41,10 @@ Key = tuple[Any, ...]
 MAX_PLANS = 1 << 14  # bounds memory for models with ever new shapes
 # Codes by which the launcher refuses operands; others are faults of the device or of the installation.
 REFUSALS = {1, 716}
+# Codes by which a driver refuses a kernel's image: it is too old for it, or the image is for other cards.
+UNLOADABLE = {35, 200, 209, 218, 222}
 PREFER = "CUDAL2GEN_PREFER"
+UNLOADED = "cannot be loaded"
 MEANWHILE = "another thread measures products on this device; torch computes until it has ended"
 BIAS_US = 3.0  # cost of an extra launch, which the vendor's product does not need
 
@@ -98,6 +101,7 @@ class Dispatcher:
         self._shadowed: dict[str, list[str]] = {}
         self._cuda: dict[int, Cuda] = {}
         self._opened: dict[tuple[int, Path, str], OpenKernel] = {}
+        self._unloadable: dict[tuple[int, Path, str], str] = {}  # kernels that the driver refused, which is final
         self._retired: Counter[tuple[bool, str]] = Counter()
         self._warned: set[str] = set()
         self._lock, self._opening = threading.RLock(), threading.Lock()
@@ -376,14 +380,24 @@ class Dispatcher:
         with self._opening:  # a lock of its own, because races open kernels as well
             if name in self._opened:
                 return self._opened[name]
+            if name in self._unloadable:
+                raise ByTorch(UNLOADED, self._unloadable[name])
             if device.capturing():
                 raise ByTorch("first used in a graph capture", lasting=False)
             try:
                 with device.current():
                     self._opened[name] = OpenKernel(pack.library, name[1], options, device.runtime_library)
             except (LaunchError, GpuError, OSError) as error:
-                self._warn(f"kernels of {pack.directory} cannot be loaded: {error}")
-                raise ByTorch("cannot be loaded", str(error)) from None
+                if isinstance(error, LaunchError) and error.code in UNLOADABLE:
+                    self._unloadable[name] = str(error)
+                    self._warn(
+                        f"the driver of {device.card.text} refuses kernels of {pack.directory} (cudaError "
+                        f"{error.code}); torch computes their products: update the driver, or make the pack anew: "
+                        f"cudal2gen pack --gpu {pack.gpu}"
+                    )
+                else:
+                    self._warn(f"kernels of {pack.directory} cannot be loaded: {error}")
+                raise ByTorch(UNLOADED, str(error)) from None
             return self._opened[name]
 
     def _warn(self, text: str) -> None:
@@ -439,6 +453,7 @@ class Dispatcher:
         for kernel in self._opened.values():
             kernel.close()
         self._opened.clear()
+        self._unloadable.clear()
 
 
 def _preference() -> Prefer:
