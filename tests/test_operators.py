@@ -611,7 +611,8 @@ def test_a_capture_is_seen_on_either_device(count: int, monkeypatch: pytest.Monk
         yield
         current.pop()
 
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="NVIDIA H200"))
+    properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "device", entered)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] in captured)
