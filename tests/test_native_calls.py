@@ -506,11 +506,11 @@ def test_without_a_library_calls_are_pythons(tmp_path: Path, monkeypatch: pytest
     incomplete = native.Native()
     assert "undefined symbol: cudal2gen_torch_connect" in incomplete._connect(tmp_path / "half.so")
     assert not incomplete.connected
-    assert machine._calls() == (
+    assert machine._calls({}) == (
         False, "Python makes calls: no pack has libcudal2gen_torch.so, and g++ is missing; e.g. apt install g++"
     )  # fmt: skip
     monkeypatch.setattr(metadata, "version", lambda _: "2.9.1+cu130")
-    assert machine._calls() == (False, "Python makes calls: torch 2.9.1+cu130 has no stable ABI of 2.10")
+    assert machine._calls({}) == (False, "Python makes calls: torch 2.9.1+cu130 has no stable ABI of 2.10")
 
 
 def test_a_library_is_connected_whole_or_not_at_all(
@@ -550,11 +550,10 @@ def test_a_library_is_connected_whole_or_not_at_all(
     assert "torch has no such operator" in unconnected.state
 
 
-def test_a_pack_has_the_library(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_has_the_library(opened: pack.Pack) -> None:
     assert opened.torch_library is not None
     assert opened.torch_library.read_bytes() == compiler.torch_launcher().read_bytes()
-    monkeypatch.setenv("CUDAL2GEN_PACK", str(opened.directory))
-    assert machine._calls() == (True, str(opened.torch_library))
+    assert machine._calls({opened.gpu: opened}) == (True, str(opened.torch_library))
     older = pack.Pack(opened.directory, opened.facts | {"files": {}})
     assert older.torch_library is None
 

@@ -365,7 +365,7 @@ def test_the_command_line_tunes_on_a_cluster_of_its_own(tmp_path: Path, own_cata
     assert process.returncode == 0, process
     assert "1 of 1 problems, 8 evaluations" in process.stdout
     stored = results.trials(tmp_path / "tuner" / "modelled-trials.jsonl")
-    assert Counter(trial.effort for trial in stored) == {"short": 8, "medium": 8, "long": 3}
+    assert Counter(trial.effort for trial in stored) == {"short": 8, "medium": 8, "long": 3, "final": 1}
     assert {trial.outcome for trial in stored} == {"measured"}
     message = error("tune", "--mnk", "256_2048_64", *options, "--address", "127.0.0.1:1", code=3, env=env)
     assert "no Ray cluster at 127.0.0.1:1" in message
