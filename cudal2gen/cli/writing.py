@@ -15,7 +15,6 @@ import typer
 from cudal2gen import catalog, places
 from cudal2gen.cli.messages import refuse
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials
-from cudal2gen.errors import Failure
 from cudal2gen.files import write
 from cudal2gen.kernel import Problem, Record
 
@@ -115,7 +114,7 @@ class Writing:
         print(f"llm: {talk.usage}; transcript: {language_model.replay or language_model.file(trials)}")
         print(f"trials in {store}")
         if unavailable is not None and not isinstance(unavailable, Unasked):
-            raise Failure(f"the model cannot be asked: {unavailable}; then the same command goes on")
+            raise unavailable.final
 
     def _conclude(self, written: Session, store: Path, dry_run: bool) -> None:
         """Prints what a session won, writes the proposal, and puts the record where that is asked for."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cudal2gen.errors import Failure
 from cudal2gen.kernel import Problem, Record, parse
 from cudal2gen.tuner import answers, chat, prompt, space
 from cudal2gen.tuner.answers import LONGEST_REASON, Fault
@@ -154,7 +153,7 @@ class Llm(FixedStrategy):
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:
         """See ``Awaited``. Raises Failure where nobody else can propose and the server refuses for good."""
         if self._alone and (failure := self._chat.failure) is not None and failure.for_good:
-            raise Failure(f"the model cannot be asked: {failure}; then the same command goes on")
+            raise failure.final
         waiting = "nobody else proposes, so the search waits {:.0f} s, after which the server may be asked again"
         if not self._chat.wait_for_server(stop, lambda seconds: self._warn_once(waiting.format(seconds))):
             return False

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from cudal2gen import results
-from cudal2gen.errors import WrongInput, reading
+from cudal2gen.errors import Failure, WrongInput, reading
 from cudal2gen.kernel import Fields, Problem, explain
 from cudal2gen.tuner.curriculum import Stage
 
@@ -78,6 +78,11 @@ class Unavailable(RuntimeError):
         super().__init__(message)
         self.status, self.for_good, self.passing, self.retry_after = status, for_good, passing, retry_after
         self.understood = understood
+
+    @property
+    def final(self) -> Failure:
+        """What ends a command in which nothing but the model is asked."""
+        return Failure(f"the model cannot be asked: {self}; then the same command goes on")
 
 
 class Unasked(Unavailable):
