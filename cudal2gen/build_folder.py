@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import struct
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +50,8 @@ def scratch_folder(root: Path) -> Iterator[Path]:
 class Locks:
     """Advisory locks on single bytes of one file, chosen by name.
 
-    They belong to the open file, so threads of one process exclude each other too.
+    They belong to the open file, so threads of one process exclude each other too. The file is closed with the block,
+    or where there is none with this object.
     """
 
     # Linux's F_OFD_GETLK, F_OFD_SETLK and F_OFD_SETLKW, which the fcntl module names only where libc does.
@@ -57,6 +59,7 @@ class Locks:
 
     def __init__(self, root: Path, file: str = ".lock") -> None:
         self._file = (root / file).open("a+b")
+        weakref.finalize(self, self._file.close)
 
     def __enter__(self) -> Locks:
         return self

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,6 +119,18 @@ def test_a_block_without_an_outcome_leaves_a_ban(file: Path) -> None:
     assert near.banned() == runs(file).banned() == {"faulty"}
     near.ban("later", "fails after its first run")
     assert near.banned() == {"faulty", "later"}
+
+
+def test_the_lock_is_closed_with_its_object(file: Path) -> None:
+    """Python warns of a file that nobody closes, in whatever code runs when it is collected."""
+    near = runs(file)
+    with near.begun("kernel") as note:
+        note("right", "")
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        del near, note
+        gc.collect()
+    assert [text for warning in raised if str(file.parent) in (text := str(warning.message))] == []
 
 
 def test_rows_of_other_versions_and_cut_lines_hide_no_ban(file: Path) -> None:
