@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import WarningMessage
 
 import pytest
 
@@ -43,6 +44,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of results of a test's own."""
     monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
     return tmp_path
+
+
+def own(warned: Iterable[WarningMessage]) -> list[str]:
+    """The texts of the library's warnings: what other tests left behind may warn while it is collected."""
+    return [text for warning in warned if (text := str(warning.message)).startswith("cudal2gen: ")]
 
 
 class Clock:
