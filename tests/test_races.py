@@ -13,6 +13,8 @@ import pytest
 
 import cudal2gen
 from cudal2gen import pack, results
+from cudal2gen.bench import check
+from cudal2gen.correctness import Bounds
 from cudal2gen.errors import WrongInput
 from cudal2gen.launcher import LaunchError
 from tests import packed
@@ -81,6 +83,25 @@ def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, 
     with process(opened, Timed(device, clock), mode="off") as dispatcher:
         cudal2gen.matmul(a, b.t())
         assert sum(dispatcher.stats()["torch"].values()) == 1, "without the mode a pack is what it was"
+
+
+def test_the_reference_of_a_race_is_computed_once(
+    device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows of D, and of columns."""
+    shapes: list[tuple[int, int]] = []
+
+    def bounds(acc: Any, a: Any, b: Any, *others: Any) -> Bounds[Any]:
+        shapes.append((len(a), len(b)))
+        return Bounds(acc, a, b, *others)
+
+    monkeypatch.setattr(check, "Bounds", bounds)
+    clock = Clock(device, {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}, 300.0)
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, clock)) as dispatcher:
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert dispatcher.stats()["kernel"] == {NAMES["whole"]: 1}
+    assert shapes == [(30, 24), (30, 24)]
 
 
 def test_a_slower_kernel_is_remembered_as_such(device: EmulatedDevice, opened: pack.Pack) -> None:

@@ -107,7 +107,9 @@ class Reference:
         rows, cols = bands(product.a.shape[0]), bands(problem.n)
         # Columns of a gated D come from pairs of the product's: rows alone compare it.
         for some_rows, some_cols in ((rows, all_places), (all_places, cols))[: 1 if problem.fusion.gate else 2]:
-            strict, loose = (self._bounds(product, some_rows, some_cols, roundings) for roundings in (0, ROUNDINGS))
+            loose = strict = self._bounds(product, some_rows, some_cols, 0)
+            if problem.fusion:  # a plain D is rounded once by all
+                loose = self._bounds(product, some_rows, some_cols, ROUNDINGS)
             yield _Part(product.place, some_rows, some_cols, strict, loose)
 
     def _bounds(self, product: _Product, rows: list[int] | slice, cols: list[int] | slice, roundings: int) -> _Bounds:
