@@ -223,16 +223,22 @@ def model_of(name: str) -> str | None:
     return None
 
 
-def runs(arch: str, capability: tuple[int, int]) -> bool:
-    """Whether a device of a compute capability runs a cubin for an architecture, such as sm_90a.
+def capability_range(arch: str) -> tuple[int, int]:
+    """The first and the last compute capability, as 90 for 9.0, that run a cubin for an architecture such as sm_90a.
 
     Plain code runs on its capability and on later ones of the same major number. With ``a`` it runs on exactly one
     capability, with ``f`` on those of its family, which for the families there are is the rule of plain code. Source:
     CUDA C++ Programming Guide, "Compute Capabilities", family- and architecture-specific features.
     """
     number, suffix = re.fullmatch(r"sm_(\d+)([af]?)", arch).groups()  # type: ignore[union-attr]
-    major, minor = divmod(int(number), 10)
-    return (major, minor) == capability if suffix == "a" else major == capability[0] and minor <= capability[1]
+    first = int(number)
+    return first, first if suffix == "a" else first // 10 * 10 + 9
+
+
+def runs(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether a device of a compute capability runs a cubin for an architecture."""
+    first, last = capability_range(arch)
+    return first <= 10 * capability[0] + capability[1] <= last
 
 
 class CardFacts(NamedTuple):

@@ -85,11 +85,15 @@ class Kernel:
         """
         return serving.use(self.record, sizes, operands) if self.runs else None
 
+    @property
+    def smem_bytes(self) -> int:
+        """Shared memory of a CTA, all of it."""
+        return self.record.smem_bytes + self.record.smem_static_bytes
+
     @cached_property
     def runs(self) -> bool:
         """Whether its card takes it; its own model does."""
-        record = self.record
-        return self.card is None or self.card.takes(record.arch, record.smem_bytes + record.smem_static_bytes)
+        return self.card is None or self.card.takes(self.record.arch, self.smem_bytes)
 
 
 class Row(NamedTuple):

@@ -18,7 +18,7 @@ extern "C" {
 enum {
   CUDAL2GEN_OK = 0,
   CUDAL2GEN_VENDOR = -1,   /* no kernel is known to be faster, or none fits: call the vendor's library */
-  CUDAL2GEN_BAD_PACK = -2, /* missing, truncated, altered, or for another GPU */
+  CUDAL2GEN_BAD_PACK = -2, /* missing, truncated, altered, or without a kernel that runs on this GPU */
   CUDAL2GEN_REFUSED = -3,  /* the driver refuses the kernel's image, as it will until it is updated or the pack is made anew:
                               call the vendor's library; an open pack does not try that kernel again */
 };
@@ -93,8 +93,9 @@ typedef struct {
 
 typedef struct cudal2gen_pack cudal2gen_pack;
 
-/* Checks every file of the pack, and that the current device is its GPU. runtime: the CUDA runtime library's file name
-   or path, null for libcudart.so.13. A pack is used with the device that was current here, by any threads. */
+/* Checks every file of the pack, and that the current device runs kernels of it. On a card of another model than the
+   pack's nothing counts as measured: CUDAL2GEN_KERNEL alone takes its kernels. runtime: the CUDA runtime library's file
+   name or path, null for libcudart.so.13. A pack is used with the device that was current here, by any threads. */
 int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pack** out);
 int cudal2gen_pack_close(cudal2gen_pack* pack);
 

@@ -167,6 +167,7 @@ struct Kernel {
   Sizes sizes;
   int plain;  // the number of the kernel with these decisions for the plain product, -1 for none
   cudal2gen::Launch launch;
+  bool fits;  // whether the card has the shared memory
   cudal2gen_kernel* opened;
   std::string refused;  // why the driver does not load it; empty where it was not tried, or does
 
@@ -177,7 +178,7 @@ struct Kernel {
     int const vector = 16 / launch.element.bytes;
     cudal2gen::Matrix const a = {nullptr, k, k}, b = {nullptr, row_b, row_b};
     cudal2gen::Matrix const d = {nullptr, cudal2gen::ceil_div(row_d, vector) * vector, row_d};
-    return !launch.refuse_sizes(m, n, k) && !launch.refuse_operands(a, b, d);
+    return fits && !launch.refuse_sizes(m, n, k) && !launch.refuse_operands(a, b, d);
   }
 
   // Octaves to the sizes that it was measured with.
@@ -194,6 +195,16 @@ bool unloadable(int code) {
          code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidPtx || code == cudaErrorUnsupportedPtxVersion;
 }
 
+// The device of a pack. `pack_gpu`: the model that the pack is for, empty where the device is one; `capability`: 90 for
+// 9.0; `smem_bytes`: shared memory of a CTA at most.
+struct Card {
+  std::string name, pack_gpu;
+  int capability;
+  int64_t smem_bytes;
+
+  bool stranger() const { return !pack_gpu.empty(); }
+};
+
 struct Choice {
   int kernel;
   double speedup;
@@ -203,6 +214,7 @@ struct Choice {
 
 struct cudal2gen_pack {
   std::string directory, runtime;
+  Card card;
   std::vector<Kernel> kernels;
   std::map<std::tuple<Kind, Sizes, int>, Choice> chosen;  // also by the products of a batch, 1 without
   std::mutex opening;
@@ -222,6 +234,8 @@ struct cudal2gen_pack {
         return CUDAL2GEN_OK;
       }
       if (problem.prefer == CUDAL2GEN_INFERRED && infer(kind, sizes, choice)) return CUDAL2GEN_OK;
+      if (card.stranger())
+        return refuse(CUDAL2GEN_VENDOR, name + ": nothing was measured on this card; the kernels are " + card.pack_gpu + "'s");
       return refuse(CUDAL2GEN_VENDOR, name + ": no kernel was measured faster than the vendor's library");
     }
     choice = {-1, 0};
@@ -262,8 +276,9 @@ struct cudal2gen_pack {
 
 namespace {
 
-// The current device must be the model that the pack is for, by its name, as in the Python package.
-int check_device(Tokens const& facts, char const* runtime) {
+// Reads the current device, and whether it is of the pack's model: by the words of its name and by its SMs, as in the
+// Python package (chips.py), whose words these facts are.
+int identify(Tokens const& facts, char const* runtime, Card& card) {
   void* const library = dlopen(runtime ? runtime : "libcudart.so.13", RTLD_NOW | RTLD_LOCAL);
   if (!library) return refuse(cudaErrorInitializationError, dlerror());
   auto const get_device = reinterpret_cast<decltype(&cudaGetDevice)>(dlsym(library, "cudaGetDevice"));
@@ -280,10 +295,12 @@ int check_device(Tokens const& facts, char const* runtime) {
     return refuse(error, "no CUDA device answers");
   }
   std::set<std::string> const name = words(device_facts.name), title = words(facts.at("title")), others = words(facts.at("others"));
-  bool same = std::includes(name.begin(), name.end(), title.begin(), title.end());
+  bool same = std::includes(name.begin(), name.end(), title.begin(), title.end()) &&
+              device_facts.multiProcessorCount == std::stoi(facts.at("sms"));
   for (auto const& word : name) same = same && (title.count(word) || !others.count(word));
-  if (same) return CUDAL2GEN_OK;
-  return refuse(CUDAL2GEN_BAD_PACK, "this pack is for " + facts.at("gpu") + ", the device is " + device_facts.name);
+  card = {device_facts.name, same ? "" : facts.at("gpu"), 10 * device_facts.major + device_facts.minor,
+          int64_t(device_facts.sharedMemPerBlockOptin)};
+  return CUDAL2GEN_OK;
 }
 
 int number(Tokens const& tokens, char const* name) {
@@ -307,9 +324,11 @@ int batch_of(Tokens const& tokens) {
   return token->second == "strided" ? CUDAL2GEN_STRIDED : CUDAL2GEN_GROUPED;
 }
 
-// Reads the line of a kernel or of a choice, and passes over others. Throws where one lacks what it must have.
+// Reads the line of a kernel or of a choice, and passes over others; for a card of another model also over kernels whose
+// code it does not run, and over choices, since a measurement says nothing of another card. Throws where a line lacks
+// what it must have.
 void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
-  if (kind != "choice" && kind != "kernel") return;
+  if (kind != "kernel" && (kind != "choice" || pack.card.stranger())) return;
   Sizes const sizes = {number(tokens, "m"), number(tokens, "n"), number(tokens, "k")};
   Kind const own = {{typed(tokens, "ab", "bf16"), typed(tokens, "d", "f32"), enumerated(tokens, "acc", "f32"),
                      enumerated(tokens, "layout", "nn"), batch_of(tokens)},
@@ -324,7 +343,10 @@ void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
     cudal2gen::Launch const launch(facts);
     if (!facts.fault().empty()) throw std::runtime_error(facts.fault());
     int const plain = tokens.count("plain") ? number(tokens, "plain") : -1;
-    pack.kernels.push_back({tokens.at("digest"), options, own, sizes, plain, launch, nullptr, ""});
+    int const first = std::stoi(tokens.at("first")), last = std::stoi(tokens.at("last")), smem = std::stoi(tokens.at("smem"));
+    if (pack.card.stranger() && (pack.card.capability < first || pack.card.capability > last)) return;
+    bool const fits = !pack.card.stranger() || smem <= pack.card.smem_bytes;
+    pack.kernels.push_back({tokens.at("digest"), options, own, sizes, plain, launch, fits, nullptr, ""});
   }
 }
 
@@ -341,7 +363,7 @@ int load(cudal2gen_pack& pack, char const* runtime) {
     std::string const kind = parse(line, tokens);
     if (kind == "pack") {
       if (tokens.at("format") != "1") return refuse(CUDAL2GEN_BAD_PACK, pack.directory + " is of another format");
-      if (int const code = check_device(tokens, runtime)) return code;
+      if (int const code = identify(tokens, runtime, pack.card)) return code;
     } else if (kind == "file") {
       std::string const path = pack.directory + "/" + tokens.at("path");
       std::string content;
@@ -352,7 +374,9 @@ int load(cudal2gen_pack& pack, char const* runtime) {
     }
   }
   for (auto const& [problem, choice] : pack.chosen) pack.kernels.at(size_t(choice.kernel));
-  return CUDAL2GEN_OK;
+  if (!pack.kernels.empty() || !pack.card.stranger()) return CUDAL2GEN_OK;
+  return refuse(CUDAL2GEN_BAD_PACK, "no kernels for " + pack.card.name + " (sm_" + std::to_string(pack.card.capability) +
+                                        "): this pack is for " + pack.card.pack_gpu + "; see 'cudal2gen pack --help'");
 }
 
 }  // namespace

@@ -90,12 +90,15 @@ def gpu(products: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 class on_device:
-    def __init__(self, products: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        self.products, self.monkeypatch, self.name = products, monkeypatch, name
+    def __init__(
+        self, products: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int] = (8, 0)
+    ) -> None:
+        self.products, self.monkeypatch = products, monkeypatch
+        self.device = emulator.Device(capability=capability, name=name)
 
     def __enter__(self) -> Any:
         memory = emulator.Memory()
-        self.session = emulator.session(memory, emulator.Device(capability=(8, 0), name=self.name))
+        self.session = emulator.session(memory, self.device)
         self.session.__enter__()
         device = Emulated(memory)
         self.monkeypatch.setattr(self.products.operators, "gpu", device)
@@ -234,14 +237,25 @@ def test_linear_adds_the_bias_in_the_kernel(products: ModuleType, gpu: Any) -> N
 
 
 def test_another_gpu_is_named_once_and_torch_computes(products: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    with on_device(products, monkeypatch, "NVIDIA H200") as gpu:
+    with on_device(products, monkeypatch, "NVIDIA H200", (9, 0)) as gpu:
         a = gpu.draw(64, 128)
-        with pytest.warns(UserWarning, match="this pack is for a100, the device is NVIDIA H200"):
+        with pytest.warns(UserWarning, match=r"no kernels for NVIDIA H200 \(sm_90\): this pack is for a100"):
             torch.testing.assert_close(products.matmul(a, a.t()), a @ a.t())
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             products.matmul(a, a.t())
         assert not gpu.launches
+
+
+def test_another_card_computes_by_kernels_on_request(products: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_device(products, monkeypatch, "NVIDIA A40", (8, 6)) as gpu:
+        a = gpu.draw(64, 128)
+        torch.testing.assert_close(products.matmul(a, a.t()), a @ a.t())
+        assert products.why(a, a.t()).endswith("nothing was measured on this card; the kernels are a100's")
+        assert not gpu.launches
+        products.prefer("kernel")
+        torch.testing.assert_close(products.matmul(a, a.t()), a @ a.t())
+        assert len(gpu.launches) == 1
 
 
 def test_an_opening_that_fails_is_tried_once(products: ModuleType, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

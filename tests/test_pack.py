@@ -22,11 +22,13 @@ import pytest
 
 import cudal2gen
 from cudal2gen import catalog, compiler, emulator, launcher, pack, results, toolchain
+from cudal2gen.chips import CardFacts
 from cudal2gen.choice import Row, Table
 from cudal2gen.cli import machine
 from cudal2gen.cli.selection import Selection
 from cudal2gen.emulator.host.kernel_calls import KernelCalls
 from cudal2gen.kernel import Problem, Record
+from cudal2gen.kernel.launch import Operands
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.pack import PackError
 from cudal2gen.pack.abi import ABI, SINCE
@@ -213,6 +215,7 @@ from cudal2gen import version
 reader, place = sys.argv[1:]
 version.__version__ = reader
 from cudal2gen import emulator, pack
+from cudal2gen.kernel.launch import Operands
 from cudal2gen.launcher import OpenKernel
 from cudal2gen.kernel.launch import Operands
 opened_pack = pack.open_pack(Path(place))
@@ -326,6 +329,7 @@ import importlib.util, shutil, sys
 from pathlib import Path
 import numpy as np
 from cudal2gen import emulator, pack
+from cudal2gen.kernel.launch import Operands
 from cudal2gen.launcher import OpenKernel
 assert not any(map(shutil.which, ("nvcc", "g++", "ptxas")))
 opened_pack = pack.open_pack(Path(sys.argv[1]))
@@ -602,8 +606,8 @@ def main_of(path: Path) -> Main:
     return call
 
 
-def device(name: str = "NVIDIA A100-SXM4-80GB") -> emulator.Session:
-    return emulator.session(emulator.Memory(), emulator.Device(capability=(8, 0), name=name))
+def device(name: str = "NVIDIA A100-SXM4-80GB", capability: tuple[int, int] = (8, 0), **facts: int) -> emulator.Session:
+    return emulator.session(emulator.Memory(), emulator.Device(capability=capability, name=name, **facts))
 
 
 def test_the_example_in_c_computes(main: Main, example: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -630,14 +634,14 @@ def test_the_example_without_a_device_says_so(example: Path) -> None:
 def test_c_refuses_what_python_refuses(
     main: Main, example: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def refusal(folder: Path, name: str = "NVIDIA A100-SXM4-80GB") -> str:
-        with device(name):
+    def refusal(folder: Path, name: str = "NVIDIA A100-SXM4-80GB", capability: tuple[int, int] = (8, 0)) -> str:
+        with device(name, capability):
             assert main(folder) == 1
         return capfd.readouterr().err
 
     assert "holds no pack.txt" in refusal(tmp_path)
-    assert "this pack is for a100, the device is NVIDIA H200" in refusal(example / "pack", "NVIDIA H200")
-    assert "the device is NVIDIA A100 MIG" in refusal(example / "pack", "NVIDIA A100 MIG 1g.5gb")
+    alien = "no kernels for NVIDIA H200 (sm_90): this pack is for a100; see 'cudal2gen pack --help'"
+    assert alien in refusal(example / "pack", "NVIDIA H200", (9, 0))
     for name in ("kernels/*/kernel.cubin", "table.json"):
         copy = tmp_path / name.replace("/", "-").replace("*", "x")
         shutil.copytree(example / "pack", copy)
@@ -759,6 +763,51 @@ def test_c_answers_from_the_same_table(example: Path) -> None:
         assert query(1, 0, 33, 33, 65, 1) == -1
         assert b"33_33_65: no kernel of this pack computes it" in library.cudal2gen_last_error()
         assert query(1, 0, 0, 33, 64, 1) == 1
+        assert library.cudal2gen_pack_close(handle) == 0
+
+
+SERVED = [
+    ("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 << 10),
+    ("NVIDIA A100 MIG 1g.5gb", (8, 0), 14, 163 << 10),
+    ("NVIDIA A100-SXM4-80GB", (8, 0), 54, 163 << 10),  # a half of one, as MPS can limit it
+    ("NVIDIA H200", (8, 0), 108, 163 << 10),
+    ("NVIDIA A40", (8, 6), 84, 99 << 10),
+    ("NVIDIA A40", (8, 6), 84, 20 << 10),
+    ("NVIDIA L4", (8, 9), 58, 99 << 10),
+    ("Tesla V100-SXM2-16GB", (7, 0), 80, 96 << 10),
+    ("NVIDIA H100 PCIe", (9, 0), 114, 227 << 10),
+]
+
+
+@pytest.mark.parametrize(("name", "capability", "sms", "smem"), SERVED)
+def test_c_serves_the_cards_that_python_serves(
+    example: Path, name: str, capability: tuple[int, int], sms: int, smem: int
+) -> None:
+    """Whether the pack opens, what counts as measured, and which kernels there are."""
+    library = ctypes.CDLL(str(example / "pack" / "libcudal2gen.so"))
+    library.cudal2gen_last_error.restype = ctypes.c_char_p
+    handle, answer = ctypes.c_void_p(), Answer()
+    card = CardFacts.of(name, capability, sms, smem)
+    served = pack.serving({"a100": pack.open_pack(example / "pack")}, card)
+    with device(name, capability, sm_count=sms, smem_optin_bytes=smem):
+        runtime = os.fsencode(emulator.runtime_path())
+        code = library.cudal2gen_pack_open(os.fsencode(example / "pack"), runtime, ctypes.byref(handle))
+        assert (code == 0) == (served is not None), library.cudal2gen_last_error()
+        if served is None:
+            return
+        for record in packed.RECORDS.values():
+            for prefer, word in ((0, "measured"), (1, "kernel")):
+                operands = Operands.packed(record.layout, record.n, record.k)
+                choice = served.table.choose(record.problem, operands, word)  # type: ignore[arg-type]
+                if choice.short == "estimated":  # by what was measured of neighbours, which C does not ask
+                    continue
+                posed = PosedProblem(record.acc == "f32", record.layout == "nn", record.m, record.n, record.k, prefer)
+                code = library.cudal2gen_query(handle, ctypes.byref(posed), ctypes.byref(answer))
+                assert code == (-1 if choice.kernel is None else 0), library.cudal2gen_last_error()
+                if choice.kernel is not None:
+                    assert answer.kernel == served.table.kernels[choice.kernel].digest.encode()
+                if code and "this card" in choice.short:
+                    assert choice.short.encode() in library.cudal2gen_last_error()
         assert library.cudal2gen_pack_close(handle) == 0
 
 

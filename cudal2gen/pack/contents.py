@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudal2gen import places
-from cudal2gen.chips import GPUS, VARIANTS
+from cudal2gen.chips import GPUS, VARIANTS, capability_range
 from cudal2gen.choice import Kernel, Row, Table
 from cudal2gen.kernel import Problem
 from cudal2gen.launcher import TORCH_LIBRARY
@@ -112,7 +112,7 @@ def _plain(table: Table, files: dict[str, bytes]) -> bytes:
     """The table for C: a line is a word and ``name=value`` tokens; the last one is the digest of all before."""
     gpu, others = GPUS[table.gpu], ",".join(sorted(VARIANTS))
     title = gpu.title.replace(" ", ",")
-    lines = [f"pack format={FORMAT} gpu={table.gpu} title={title} others={others}"]
+    lines = [f"pack format={FORMAT} gpu={table.gpu} sms={gpu.sms} title={title} others={others}"]
     lines += [f"file path={name} sha256={sha256(content)}" for name, content in sorted(files.items())]
     plain = {_decided(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.later}
     lines += [_plain_kernel(kernel, plain.get(_decided(kernel))) for kernel in table.kernels]
@@ -137,7 +137,8 @@ def _decided(kernel: Kernel) -> tuple[object, ...]:
 
 def _plain_kernel(kernel: Kernel, plain: int | None) -> str:
     """The line of a kernel; ``plain``: the number of that with its decisions for the plain product, None for none."""
-    tokens = _posed(kernel.fields) | {"digest": kernel.digest}
+    first, last = capability_range(kernel.record.arch)
+    tokens = _posed(kernel.fields) | {"digest": kernel.digest, "first": first, "last": last, "smem": kernel.smem_bytes}
     if kernel.record.problem.later and plain is not None:
         tokens["plain"] = plain
     if options := kernel.record.launch_options:
