@@ -2,7 +2,7 @@
 
 The type in which a kernel sums is another matter: ``Problem.acc``. A new type of A and B is an entry of ``ELEMENTS``
 here and of ``kElements`` in ``launch.h``, and a name in ``cudal2gen.h`` and ``pack.cpp``; D has the type of A and B, or
-is fp32. ``kernel.problem.VECTOR`` and ``kernel.sm90.CHUNK`` count elements of 16 bits, as all types of A and B have.
+is fp32.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 ElementName = Literal["f16", "bf16"]  # of A and B
 OutputName = Literal["same", "f32"]  # of D; same: as A and B
+
+VECTOR_BYTES = 16  # what cp.async, a row of ldmatrix and stores to global memory move; tensor maps need rows of them
+CHUNK_BYTES = 128  # a row of the widest swizzle
+MMA_BYTES = 32  # of a row of A or B in one MMA of any tensor core (PTX ISA: k16 of 16 bits, k32 of 8 bits)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,21 @@ class Element:
     @property
     def bytes(self) -> int:
         return (self.significand + self.exponent) // 8
+
+    @property
+    def vector(self) -> int:
+        """Elements that are moved at a time."""
+        return VECTOR_BYTES // self.bytes
+
+    @property
+    def chunk(self) -> int:
+        """Elements in a row of the widest swizzle."""
+        return CHUNK_BYTES // self.bytes
+
+    @property
+    def mma_k(self) -> int:
+        """The k of an MMA."""
+        return MMA_BYTES // self.bytes
 
     @property
     def exact(self) -> int:

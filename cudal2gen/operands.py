@@ -197,14 +197,14 @@ def _extents(record: Record, use: Use) -> _Extents:
 def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) -> Launched:
     """The operands, checked before, as the record's kernel takes them: wide matrices of zeros, of memory that ``empty``
     gives (torch's own without), in the place of those that it does not take where they lie."""
-    extents, launch = _extents(record, use), record.launch
+    extents, launch, vector = _extents(record, use), record.launch, record.element.vector
     stored, n = operands.stored(record.layout), use.launched.n
     ready = Launched(replace(operands, b=stored, b_nn=stored))
 
     def wide(like: torch.Tensor, shape: tuple[int, int], *, read: bool) -> torch.Tensor:
         if like.ndim == 3 and like.stride(0) == 0:  # shared by all products
             return wide(like[0], shape, read=read).expand(like.shape[0], -1, -1)
-        padded = _zeros(like, (*like.shape[:-2], *shape), empty)
+        padded = _zeros(like, (*like.shape[:-2], *shape), vector, empty)
         inside = padded[..., : like.shape[-2], : like.shape[-1]]
         (ready.before if read else ready.after).append((inside, like) if read else (like, inside))
         return padded
@@ -236,9 +236,9 @@ def _starts_on_vectors(bias: torch.Tensor) -> bool:
     return bool(bias.data_ptr() % 16 == 0 and apart % 16 == 0)
 
 
-def _zeros(like: torch.Tensor, shape: tuple[int, ...], empty: Empty | None) -> torch.Tensor:
-    """Zeros of this shape, whose rows start on 16 bytes."""
-    padded = (*shape[:-1], aligned(shape[-1]))
+def _zeros(like: torch.Tensor, shape: tuple[int, ...], vector: int, empty: Empty | None) -> torch.Tensor:
+    """Zeros of this shape, whose rows are whole vectors of so many elements apart."""
+    padded = (*shape[:-1], aligned(shape[-1], vector))
     matrix = like.new_empty(padded) if empty is None else typed(empty, like.dtype)(*padded)
     return matrix.zero_()[..., : shape[-1]]
 

@@ -29,7 +29,6 @@ from tempfile import TemporaryDirectory
 
 from cudal2gen import catalog, compiler, places, toolchain
 from cudal2gen.kernel import Record, Sm80Multistage
-from cudal2gen.kernel.mma_sync import MMA_K
 from cudal2gen.sass import Summary, summarise
 
 SEED, PER_KIND, DRAWN = 14, 10, 60
@@ -75,7 +74,7 @@ def problem(record: Record) -> str:
 
 def tile_mmas(record: Record) -> int:
     """MMAs of one warp in one step of its main loop."""
-    return record.warp_m * record.warp_n * record.k_step // MMA_K
+    return record.warp_m * record.warp_n * record.k_step // record.element.mma_k
 
 
 def regenerated(records: Sequence[Record]) -> dict[str, Numbers]:

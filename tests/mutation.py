@@ -15,7 +15,6 @@ from cudal2gen import catalog, validator
 from cudal2gen.compiler import Artifact
 from cudal2gen.emulator import ARITHMETIC, Mutant, mutants
 from cudal2gen.kernel import Sm80Multistage, Sm90Wgmma, Sm100Tcgen05, Sm120Mma, ceil_div
-from cudal2gen.kernel.smem_tiles import VECTOR
 from cudal2gen.validator import emulated
 from cudal2gen.validator.problems import thorough_shape
 
@@ -450,7 +449,7 @@ def _rows_follow(record: Sm80Multistage, lines: list[str], at: int) -> bool:
     Rows of B in layout nn lie along k, so those of a k-tile that does not exist are all beyond the matrix.
     """
     rows = [ceil_div(tile, record.threads // cols) for tile, cols in _copied(record)]
-    across = [record.bk // VECTOR // cols for _, cols in _copied(record)]
+    across = [record.bk // record.element.vector // cols for _, cols in _copied(record)]
     group = [i + 1 for i, line in enumerate(lines) if line == lines[at - 1]]
     of_a = rows[0] * across[0]
     place = group.index(at)

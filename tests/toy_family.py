@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.kernel import VECTOR, Fields, Problem, Record
+from cudal2gen.kernel import Fields, Problem, Record
 from cudal2gen.kernel.launch import Tiles
 
 WARPS = (1, 2, 4)
@@ -39,7 +39,7 @@ class Toy(Record):
     @property
     def k_step(self) -> int:
         """The launcher takes rows of whole vectors."""
-        return VECTOR
+        return self.element.vector
 
     @property
     def threads(self) -> int:

@@ -25,7 +25,6 @@ from cudal2gen.kernel.fitting import fit as fit
 from cudal2gen.kernel.fitting import fit_fields as fit_fields
 from cudal2gen.kernel.mma_sync import MmaSyncKernel as MmaSyncKernel
 from cudal2gen.kernel.problem import SIZE_CLASSES as SIZE_CLASSES
-from cudal2gen.kernel.problem import VECTOR as VECTOR
 from cudal2gen.kernel.problem import Acc as Acc
 from cudal2gen.kernel.problem import Layout as Layout
 from cudal2gen.kernel.problem import Problem as Problem

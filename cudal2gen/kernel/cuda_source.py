@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from cudal2gen.chips import GPUS
 from cudal2gen.kernel import device_text
 from cudal2gen.kernel.launch import CONVENTIONS, Cluster, Launch, Sizes, Tiles, Tma
-from cudal2gen.kernel.problem import VECTOR, Problem, aligned, ceil_div
+from cudal2gen.kernel.problem import Problem, aligned, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields, Origin, Record, Ring
 from cudal2gen.kernel.schema import IllegalRecord, explain
 from cudal2gen.kernel.work import Work
@@ -221,7 +221,8 @@ class CudaSource(Ring):
         """Whole tiles, or rows of whole vectors where tiles may reach beyond the problem."""
         if self.call.startswith(Tiles.convention):
             return Sizes(aligned(sizes.m, self.bm), aligned(sizes.n, self.bn), aligned(sizes.k, self.bk))
-        return Sizes(sizes.m, aligned(sizes.n) if self.layout == "nn" else sizes.n, aligned(sizes.k, VECTOR))
+        vector = self.element.vector
+        return Sizes(sizes.m, aligned(sizes.n, vector) if self.layout == "nn" else sizes.n, aligned(sizes.k, vector))
 
     @property
     def accumulator_registers(self) -> int:

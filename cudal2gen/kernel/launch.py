@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
-from cudal2gen.element import ElementName, OutputName, stored
+from cudal2gen.element import ELEMENTS, Element, ElementName, OutputName, stored
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel.fusion import PLAIN, Fusion
-from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Batch, Layout, aligned
+from cudal2gen.kernel.problem import MAX_EXTENT, Batch, Layout, aligned
 from cudal2gen.kernel.schema import Schema
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -70,10 +70,9 @@ class Matrix(NamedTuple):
     ld: int
     aligned: bool = True
 
-    @property
-    def in_vectors(self) -> bool:
-        """Whether every row of A or B starts on 16 bytes."""
-        return self.aligned and self.ld % VECTOR == 0
+    def in_vectors(self, element: Element) -> bool:
+        """Whether every row starts on 16 bytes."""
+        return self.aligned and self.ld % element.vector == 0
 
 
 class Operands(NamedTuple):
@@ -129,7 +128,7 @@ class Launch(Schema):
     @property
     def d_vector(self) -> int:
         """Elements of D in 16 bytes."""
-        return 16 // stored(self.element, self.output).bytes
+        return stored(self.element, self.output).vector
 
     @property
     def stores_vectors(self) -> bool:
@@ -163,17 +162,23 @@ class Launch(Schema):
         return n <= aux.ld <= MAX_EXTENT and self._in_vectors(aux)
 
     def _in_vectors(self, d: Matrix) -> bool:
-        return d.aligned and d.ld % self.d_vector == 0
+        return d.in_vectors(stored(self.element, self.output))
 
     def _reads(self, matrix: Matrix, row: int, packed: bool) -> bool:
-        return matrix.in_vectors and row <= matrix.ld <= MAX_EXTENT and (matrix.ld == row or not packed)
+        return (
+            matrix.in_vectors(ELEMENTS[self.element])
+            and row <= matrix.ld <= MAX_EXTENT
+            and (matrix.ld == row or not packed)
+        )
 
-    def spaced(self, n: int, k: int, gap: int = VECTOR) -> Operands:
-        """Matrices with ``gap`` elements between their rows where the kernel takes such: what a test launches with."""
-        rows_k = Matrix(aligned(k) + (0 if self.packed_k else gap))
+    def spaced(self, n: int, k: int, vectors: int = 1) -> Operands:
+        """Matrices with so many vectors between their rows where the kernel takes such: what a test launches with."""
+        vector = ELEMENTS[self.element].vector
+        gap = vectors * vector
+        rows_k = Matrix(aligned(k, vector) + (0 if self.packed_k else gap))
         cols = self.fusion.d_cols(n)
-        rows_b = rows_k if self.layout == "tn" else Matrix(aligned(n) + gap)
-        return Operands(rows_k, rows_b, Matrix((aligned(cols) if self.stores_vectors else cols) + gap))
+        rows_b = rows_k if self.layout == "tn" else Matrix(aligned(n, vector) + gap)
+        return Operands(rows_k, rows_b, Matrix((aligned(cols, vector) if self.stores_vectors else cols) + gap))
 
     def write(self) -> str:
         """The file ``kernel.launch``. Digests of binaries cover its lines, so their order stays."""

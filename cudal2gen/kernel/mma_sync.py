@@ -9,12 +9,12 @@ from pydantic import Field
 
 from cudal2gen.chips import REGISTERS_THREAD, Chip
 from cudal2gen.kernel.launch import Launch, Raster, Sizes, Tiles
-from cudal2gen.kernel.problem import VECTOR, Problem, aligned, ceil_div
+from cudal2gen.kernel.problem import Problem, aligned, ceil_div
 from cudal2gen.kernel.record import Fields, Record
 
 Padding = Literal["none", "predicate", "pad"]
 
-MMA_M, MMA_N, MMA_K = 16, 8, 16  # mma.sync.m16n8k16
+MMA_M, MMA_N = 16, 8  # of mma.sync
 MAX_GRID_YZ = 65535
 SPLITS = (1, 2, 4)  # slices of k that the tuner tries
 # Registers of a thread in the catalog's records, none of which spills: most accumulators, fewest others.
@@ -188,4 +188,4 @@ class MmaSyncKernel(MmaTiles):
         """The cheapest ``padding`` with which a tile is legal."""
         if not (problem.grouped or problem.m % bm or problem.n % bn or problem.k % k_step):
             return "none"
-        return "pad" if problem.k % VECTOR else "predicate"
+        return "pad" if problem.k % problem.element.vector else "predicate"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from cudal2gen.element import ELEMENTS, F16, Element, ElementName, OutputName, stored
+from cudal2gen.element import ELEMENTS, Element, ElementName, OutputName, stored
 from cudal2gen.kernel.fusion import GATE_COLS, PLAIN, Fusion
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 
@@ -19,15 +19,13 @@ BATCH_TITLES: dict[Batch, str] = {"strided": "batched", "grouped": "grouped"}
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 MAX_EXTENT = 2**24  # most elements of a row, because offsets within a CTA tile are 32-bit
 
-VECTOR = 16 // F16.bytes  # elements in the 16-byte vector that cp.async, ldmatrix rows and global stores move
-
 
 def ceil_div(a: int, b: int) -> int:
     """Smallest integer not below a / b."""
     return -(-a // b)
 
 
-def aligned(extent: int, to: int = VECTOR) -> int:
+def aligned(extent: int, to: int) -> int:
     """The smallest multiple of ``to`` that is not below an extent."""
     return ceil_div(extent, to) * to
 

@@ -16,7 +16,7 @@ from cudal2gen.chips import GPUS, Chip, Residency
 from cudal2gen.element import Element, ElementName, OutputName
 from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.launch import Launch, Sizes
-from cudal2gen.kernel.problem import BATCH_TITLES, VECTOR, Acc, Batch, Layout, Problem, ceil_div
+from cudal2gen.kernel.problem import BATCH_TITLES, Acc, Batch, Layout, Problem, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 from cudal2gen.kernel.work import Work
 
@@ -180,8 +180,8 @@ class Record(Schema):
     def vector_violations(self, *extents: str) -> Iterator[str]:
         """Rows along these extents of the problem must be whole 16-byte vectors, for cp.async as for tensor maps."""
         for name in extents:
-            if (extent := getattr(self, name)) % VECTOR:
-                yield f"{name}={extent}: must be a multiple of {VECTOR}, rows along {name} start on 16 bytes"
+            if (extent := getattr(self, name)) % (vector := self.element.vector):
+                yield f"{name}={extent}: must be a multiple of {vector}, rows along {name} start on 16 bytes"
 
     def smem_violations(self, cause: str) -> Iterator[str]:
         """Whether a CTA's shared memory exceeds what the GPU gives to one; ``cause``: the field that makes it so."""

@@ -65,7 +65,8 @@ def use(record: Record, sizes: Sizes, operands: Operands) -> Use | None:
     Other sizes than the record's own are computed where they are legal and leave the binary as it is.
     """
     problem = record.problem.model_copy(update=sizes._asdict())
-    vectors = Sizes(sizes.m, aligned(sizes.n), aligned(sizes.k))
+    vector = record.element.vector
+    vectors = Sizes(sizes.m, aligned(sizes.n, vector), aligned(sizes.k, vector))
     wider = (Sizes(sizes.m, sizes.n, vectors.k), vectors) if not record.caller_pads else ()
     tries = [(sizes, fields) for fields in record.SIZE_VARIANTS] + [(extents, {}) for extents in wider]
     candidates = []

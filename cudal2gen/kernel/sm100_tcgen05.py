@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.chips import GPUS, REGISTERS_THREAD, Chip
-from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
+from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import Overlap
 from cudal2gen.kernel.tma_ring import (
@@ -29,8 +29,8 @@ from cudal2gen.kernel.tma_ring import (
 )
 from cudal2gen.kernel.work import Work
 
-# tcgen05.mma kind::f16 (PTX ISA 9.7.16.2.1): rows of D per CTA, most columns, k.
-MMA_M, MMA_N, MMA_K = 128, 256, 16
+# tcgen05.mma (PTX ISA 9.7.16.2.1): rows of D per CTA, most columns.
+MMA_M, MMA_N = 128, 256
 # Columns of tensor memory: of a CTA, of the smallest allocation (PTX ISA 9.7.16.1).
 TENSOR_COLUMNS, MIN_COLUMNS = 512, 32
 STORE_WARPS = 4  # warp i of a warpgroup can read lanes 32 i to 32 i + 31 of tensor memory
@@ -113,7 +113,7 @@ class Sm100Tcgen05(TmaRing):
             "accumulators": 2,
             "raster_axis": "m",
             "split_k": 1,
-            "epilogue": "direct" if problem.n % VECTOR else "tma",
+            "epilogue": "direct" if problem.n % problem.element.vector else "tma",
             **UNTUNED,
         }
 
@@ -202,7 +202,7 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def chunk_b(self) -> int:
-        return widest(self.panel_b, self.element.bytes)
+        return widest(self.panel_b, self.element)
 
     @property
     def store_warps(self) -> int:
@@ -280,7 +280,7 @@ class Sm100Tcgen05(TmaRing):
             wide = bn > MMA_N
             if (split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k) or (wide and (cluster, pair) != WIDE_CLUSTER):
                 continue
-            epilogue = "direct" if split_k > 1 or problem.n % VECTOR else "tma"
+            epilogue = "direct" if split_k > 1 or problem.n % problem.element.vector else "tma"
             extent = bm + bn - (bm if swap_ab else bn) // 2 if pair else bm + bn
             deepest = deepest_ring(problem, extent, bk, STORE_WARPS if epilogue == "tma" else 0)
             depths = [(stages, "static") for stages in range(deepest, max(1, deepest - 3), -1)]

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.chips import Chip
-from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
+from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
-from cudal2gen.kernel.sm90 import CHUNK, Overlap
+from cudal2gen.kernel.sm90 import Overlap
 from cudal2gen.kernel.tma_ring import (
     UNTUNED,
     HintA,
@@ -91,7 +91,7 @@ class Sm120Mma(Warpgroups):
             "schedule": "cooperative",
             "raster_axis": "m",
             "split_k": 1,
-            "epilogue": "direct" if problem.n % VECTOR else "tma",
+            "epilogue": "direct" if problem.n % problem.element.vector else "tma",
             "registers": [40, 232],
             "min_blocks": 1,
             **UNTUNED,
@@ -150,7 +150,7 @@ class Sm120Mma(Warpgroups):
     @property
     def chunk_b(self) -> int:
         """Columns of a box of B whose rows run along n: as many as one swizzle covers."""
-        return CHUNK if self.swap_ab else widest(self.bn, self.element.bytes)
+        return self.element.chunk if self.swap_ab else widest(self.bn, self.element)
 
     @property
     def atom_cols(self) -> int:
@@ -175,7 +175,7 @@ class Sm120Mma(Warpgroups):
                 continue
             if split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k:
                 continue
-            epilogue = "direct" if split_k > 1 or problem.n % VECTOR else "tma"
+            epilogue = "direct" if split_k > 1 or problem.n % problem.element.vector else "tma"
             deepest = deepest_ring(problem, bm + bn, bk, 4 * consumers if epilogue == "tma" else 0)
             for stages in range(deepest, max(1, deepest - 2), -1):
                 yield {

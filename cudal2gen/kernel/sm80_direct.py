@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Annotated, Literal
 
+from cudal2gen.element import VECTOR_BYTES
 from cudal2gen.kernel.launch import Tiles
-from cudal2gen.kernel.mma_sync import MMA_K, SPLITS, MmaSyncKernel
-from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
+from cudal2gen.kernel.mma_sync import SPLITS, MmaSyncKernel
+from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.work import Work
 
@@ -24,11 +25,11 @@ class Sm80Direct(MmaSyncKernel):
     @property
     def k_step(self) -> int:
         """Two MMAs: a 16-byte vector of a row per lane feeds both."""
-        return 2 * MMA_K
+        return 2 * self.element.mma_k
 
     def k_order(self, k: int) -> list[list[list[int]]]:
         """As in the base; of a lane's eight k, each half of a step's two MMAs takes two."""
-        halves = [[lane * VECTOR + pair + e for lane in range(4) for e in (0, 1)] for pair in (0, 2, 4, 6)]
+        halves = [[lane * self.element.vector + pair + e for lane in range(4) for e in (0, 1)] for pair in (0, 2, 4, 6)]
         return [
             [
                 [start + offset for offset in half if start + offset < k]
@@ -57,7 +58,7 @@ class Sm80Direct(MmaSyncKernel):
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
         """Tiles of one warp, for problems too small to fill a ring."""
-        step = 2 * MMA_K
+        step = 2 * problem.element.mma_k
         if problem.m * problem.n > 1 << 18 or problem.k > 64 * step:
             return
         for bm, bn, split_k in product((16, 32), (16, 32, 64), SPLITS):
@@ -72,4 +73,4 @@ class Sm80Direct(MmaSyncKernel):
         """No shared memory: every warp asks the L2 for its own fragments."""
         warps_m, warps_n = self.warps
         fragments = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
-        return Work("mma.sync", fragments, lines=fragments // (VECTOR * self.element.bytes))
+        return Work("mma.sync", fragments, lines=fragments // VECTOR_BYTES)

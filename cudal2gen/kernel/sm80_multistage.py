@@ -11,8 +11,8 @@ from pydantic import Field
 from cudal2gen.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD, Chip
 from cudal2gen.kernel.fieldset import spell
 from cudal2gen.kernel.launch import Raster, Tiles
-from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_K, MMA_M, MMA_N, SPLITS, MmaSyncKernel
-from cudal2gen.kernel.problem import MAX_EXTENT, VECTOR, Problem, ceil_div
+from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_M, MMA_N, SPLITS, MmaSyncKernel
+from cudal2gen.kernel.problem import MAX_EXTENT, Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields, Record, Ring
 from cudal2gen.kernel.schema import Schema
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle, power_of_two, swizzle_violations
@@ -100,8 +100,8 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
     DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {option.name for option in Tiles.options}
 
     def violations(self) -> Iterator[str]:
-        if self.bk % MMA_K:
-            yield f"bk={self.bk}: must be a multiple of {MMA_K}, the k of one MMA"
+        if self.bk % (mma_k := self.element.mma_k):
+            yield f"bk={self.bk}: must be a multiple of {mma_k}, the k of one MMA"
             return
         yield from self.problem_violations()
         yield from self._copy_violations()
@@ -113,7 +113,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
             yield f"min_blocks={self.min_blocks}: {self.threads} threads each exceed the {most} of an SM"
 
     def _copy_violations(self) -> Iterator[str]:
-        vectors = self.bk // VECTOR
+        vectors = self.bk // self.element.vector
         if vectors % self.g2s_cols:
             yield f"g2s_cols={self.g2s_cols}: must divide the {vectors} vectors of a row of bk={self.bk}"
         if self.threads % self.g2s_cols:
@@ -178,7 +178,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
     @property
     def k_blocks(self) -> int:
         """MMA steps in one k-tile."""
-        return self.bk // MMA_K
+        return self.bk // self.element.mma_k
 
     @property
     def prefetch_distance(self) -> int:
@@ -341,7 +341,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
         and 128 rows may fill the GPU better.
         """
         beside_wgmma = GPUS[problem.gpu].capability.has_wgmma
-        if beside_wgmma and (min(problem.m, problem.n) > 128 or problem.k > 1024 or problem.k % VECTOR):
+        if beside_wgmma and (min(problem.m, problem.n) > 128 or problem.k > 1024 or problem.k % problem.element.vector):
             return
         for (bm, bn), warps, bk in product(TILES, WARPS, (32, 64)):
             threads = 32 * warps[0] * warps[1]

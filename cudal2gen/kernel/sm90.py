@@ -8,12 +8,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.chips import GPUS, Chip
-from cudal2gen.element import F16
 from cudal2gen.kernel.launch import Sizes
 from cudal2gen.kernel.problem import aligned
 from cudal2gen.kernel.record import Fields, Record
 
-CHUNK = 128 // F16.bytes  # elements in 128 bytes: a row of the widest swizzle
 CLUSTER_SPLITS = (2, 4, 8)  # slices of k that CTAs of one cluster sum; 8 CTAs are the largest portable cluster
 Overlap = Annotated[bool, Field(description="programmatic dependent launch: start while the kernel before still runs")]
 
@@ -49,7 +47,7 @@ class Sm90Kernel(Record):
 
     def wider(self, sizes: Sizes) -> Sizes:
         """Rows of whole vectors."""
-        return sizes._replace(**{name: aligned(getattr(sizes, name)) for name in self.vector_rows})
+        return sizes._replace(**{name: aligned(getattr(sizes, name), self.element.vector) for name in self.vector_rows})
 
     def sum_violations(self, field: str, place: str, place_bytes: int) -> Iterator[str]:
         """Whether fp32 partial sums of a tile fit into the shared memory of its operands; the message blames

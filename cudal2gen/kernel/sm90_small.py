@@ -10,7 +10,7 @@ from pydantic import Field
 from cudal2gen.kernel.launch import Cluster, Launch
 from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
-from cudal2gen.kernel.sm90 import CHUNK, CLUSTER_SPLITS, Overlap, Sm90Kernel
+from cudal2gen.kernel.sm90 import CLUSTER_SPLITS, Overlap, Sm90Kernel
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle
 from cudal2gen.kernel.work import Work
 
@@ -36,7 +36,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
         """A 32 x 32 tile, or 16 rows where D has no more; slices of k of up to 8 chunks, at most 8 of them."""
-        chunks = ceil_div(problem.k, CHUNK)
+        chunks = ceil_div(problem.k, problem.element.chunk)
         split_k = next((split for split in (1, *CLUSTER_SPLITS) if ceil_div(chunks, split) <= 8), CLUSTER_SPLITS[-1])
         return {
             "bm": 16 if problem.m <= 16 else 32,
@@ -53,10 +53,10 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         yield from self.count_violations()
         if self.grouped:
             yield "batch=grouped: must be none or strided for family sm90_small, whose grid is of whole tiles"
-        chunks = ceil_div(self.k, CHUNK)
+        chunks = ceil_div(self.k, self.k_step)
         if (slice_chunks := ceil_div(chunks, self.split_k)) > self.k_chunks:
-            share = f" / split_k={self.split_k}" if self.split_k > 1 else ""
-            yield f"k_chunks={self.k_chunks}: the {chunks} chunks of {CHUNK} in k={self.k}{share} are {slice_chunks}"
+            share = f"k={self.k} / split_k={self.split_k}" if self.split_k > 1 else f"k={self.k}"
+            yield f"k_chunks={self.k_chunks}: the {chunks} chunks of {self.k_step} in {share} are {slice_chunks}"
         yield from self.smem_violations(f"k_chunks={self.k_chunks}")
         if self.split_k > 1:
             yield from self.sum_violations(f"split_k={self.split_k}", "operands'", self.smem_bytes)
@@ -74,7 +74,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
     @property
     def k_step(self) -> int:
         """A chunk: 128 bytes of a row."""
-        return CHUNK
+        return self.element.chunk
 
     @property
     def steps_in_flight(self) -> int:
@@ -112,7 +112,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
 
     @property
     def most_k(self) -> int:
-        return CHUNK * self.k_chunks * self.split_k
+        return self.k_step * self.k_chunks * self.split_k
 
     @property
     def estimated_registers(self) -> int:
@@ -139,7 +139,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         """For problems whose time is latency: powers of two of chunks, the k of a tile shared among up to 8 CTAs."""
         if problem.m * problem.n > 1 << 20:
             return
-        chunks = ceil_div(problem.k, CHUNK)
+        chunks = ceil_div(problem.k, problem.element.chunk)
         for split_k in (1, *CLUSTER_SPLITS):
             k_chunks = 1 << (ceil_div(chunks, split_k) - 1).bit_length()
             if k_chunks > 8 or split_k > chunks:

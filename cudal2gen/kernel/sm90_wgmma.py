@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.chips import GPUS
-from cudal2gen.kernel.problem import VECTOR, Problem, ceil_div
+from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CLUSTER_SPLITS, Overlap
 from cudal2gen.kernel.tma_ring import (
@@ -31,7 +31,7 @@ from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedul
 from cudal2gen.kernel.work import Work
 
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
-WGMMA_N, WGMMA_K = 256, 16  # most columns of a wgmma, and its k
+WGMMA_N = 256  # most columns of one
 # Registers that ptxas needs beside the accumulators: at entry (C7602), and live in the main loop (C7511, spills).
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
 # The same for an epilogue that stores by itself, with bounds.
@@ -132,7 +132,7 @@ class Sm90Wgmma(Warpgroups):
             "raster_axis": "m",
             "split_k": 1,
             "reduce": None,
-            "epilogue": "direct" if problem.n % VECTOR else "tma",
+            "epilogue": "direct" if problem.n % problem.element.vector else "tma",
             "registers": [40, 232],
             "min_blocks": 1,
             **UNTUNED,
@@ -209,7 +209,7 @@ class Sm90Wgmma(Warpgroups):
     @property
     def chunk_b(self) -> int:
         """Columns of a box of B whose rows run along n: as many as one swizzle covers, and no wgmma straddles."""
-        return WGMMA_M if self.swap_ab else widest(self.atom_n, self.element.bytes)
+        return WGMMA_M if self.swap_ab else widest(self.atom_n, self.element)
 
     @property
     def atom_cols(self) -> int:
@@ -248,7 +248,7 @@ class Sm90Wgmma(Warpgroups):
                 continue
             if stream_k and (schedule != "cooperative" or not cls._shares_last_wave(problem, bm, bn, bk, cluster)):
                 continue
-            epilogue = "direct" if reduce or problem.n % VECTOR else "tma"
+            epilogue = "direct" if reduce or problem.n % problem.element.vector else "tma"
             deepest = deepest_ring(problem, bm + bn, bk, 4 * consumers if epilogue == "tma" else 0)
             for stages in range(deepest, max(1, deepest - 3), -1):
                 yield {
@@ -272,7 +272,7 @@ class Sm90Wgmma(Warpgroups):
         cluster_m, cluster_n = self.cluster
         atoms = self.rows // WGMMA_M * (self.cols // self.atom_n)
         read = atoms * (WGMMA_M + self.atom_n) * self.k_step * self.element.bytes
-        own_wgmmas = atoms // self.sharers * (self.k_step // WGMMA_K)
+        own_wgmmas = atoms // self.sharers * (self.k_step // self.element.mma_k)
         return Work(
             "wgmma",
             l2_bytes=(self.bm / cluster_n + self.bn / cluster_m) * self.k_step * self.element.bytes,

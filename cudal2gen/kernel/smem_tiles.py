@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cudal2gen.kernel.mma_sync import MMA_K, MMA_M, MMA_N, MmaTiles
-from cudal2gen.kernel.problem import VECTOR, ceil_div
+from cudal2gen.kernel.mma_sync import MMA_M, MMA_N, MmaTiles
+from cudal2gen.kernel.problem import ceil_div
 from cudal2gen.kernel.work import LINE, Work
 
 Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
@@ -40,7 +40,7 @@ class SmemTiles(MmaTiles):
         """B's swizzle: as A's for tn; for nn the one whose source bits are the low bits of the row."""
         if self.layout == "tn":
             return self.swizzle_a
-        vectors = self.bn // VECTOR
+        vectors = self.bn // self.element.vector
         return (3, 3, max(3, (vectors & -vectors).bit_length() - 1))
 
     @property
@@ -48,7 +48,7 @@ class SmemTiles(MmaTiles):
         """Threads along a row of B: as A's for tn; for nn as many as a 128-byte line serves."""
         if self.layout == "tn":
             return self.copy_cols_a
-        vectors = self.bn // VECTOR
+        vectors = self.bn // self.element.vector
         return min(vectors & -vectors, 8)
 
     @property
@@ -59,15 +59,15 @@ class SmemTiles(MmaTiles):
     @property
     def static_steps_a(self) -> bool:
         """Whether ldmatrix addresses of A advance by constants: rows by sums, columns by xor."""
-        vectors = self.k_step // VECTOR
+        vectors = self.k_step // self.element.vector
         return power_of_two(vectors) and MMA_M * self.warps[0] * vectors % self.swizzle_period == 0
 
     @property
     def static_steps_b(self) -> bool:
         """The same for B; for nn its rows run along n, and a step is of k."""
         if self.layout == "nn":
-            return MMA_K * (self.bn // VECTOR) % self.swizzle_period == 0
-        vectors = self.k_step // VECTOR
+            return self.element.mma_k * (self.bn // self.element.vector) % self.swizzle_period == 0
+        vectors = self.k_step // self.element.vector
         return power_of_two(vectors) and 2 * MMA_N * self.warps[1] * vectors % self.swizzle_period == 0
 
     @property

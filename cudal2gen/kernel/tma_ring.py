@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 from pydantic import Field
 
 from cudal2gen.chips import GPUS
+from cudal2gen.element import CHUNK_BYTES, Element
 from cudal2gen.kernel.launch import Hint, Launch, Tma
 from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import Fields, Ring
-from cudal2gen.kernel.sm90 import CHUNK, Sm90Kernel
+from cudal2gen.kernel.sm90 import Sm90Kernel
 
 MAX_BOX = 256  # rows or columns of one TMA box
 STORE_BUFFERS = 2  # store buffers per warp
@@ -189,7 +190,7 @@ class TmaRing(Ring, Sm90Kernel):
         """Accumulator columns that a warp stores at a time: as many as a box takes and shared memory has room for."""
         if self.swap_ab:
             return next(rows for rows in (64, 48, 32, 16) if self.atom_cols % rows == 0)
-        widest_group, chunk = widest(self.stored_n, self.output.bytes), 128 // self.output.bytes
+        widest_group, chunk = widest(self.stored_n, self.output), self.output.chunk
         room = self.target.capability.smem_block_bytes - self.ring_bytes - self.barrier_bytes
         return (
             chunk if self.stored_n > chunk and self._buffer_bytes(chunk) <= room and self.alone_on_sm else widest_group
@@ -198,7 +199,7 @@ class TmaRing(Ring, Sm90Kernel):
     @property
     def store_rest(self) -> int:
         """Columns left over by ``store_group``, stored by themselves; 0 if there are none."""
-        return widest(remainder, self.output.bytes) if (remainder := self.stored_n % self.store_group) else 0
+        return widest(remainder, self.output) if (remainder := self.stored_n % self.store_group) else 0
 
     @property
     def ring_bytes(self) -> int:
@@ -256,7 +257,7 @@ class TmaRing(Ring, Sm90Kernel):
         at_once = self.target.sms * max(1, self.ctas_per_sm(self.estimated_registers))
         if self.stream_k and self.ctas % at_once == 0:
             remarks.append(f"stream_k=true: {self.ctas} tiles fill waves of {at_once}, so nothing is shared out")
-        if self.layout == "nn" and self.chunk_b < CHUNK:
+        if self.layout == "nn" and self.chunk_b < self.element.chunk:
             remarks.append(
                 f"boxes of B are {self.chunk_b} columns wide: {self.part_b // self.chunk_b} of them per k-tile"
             )
@@ -295,9 +296,9 @@ class TmaRing(Ring, Sm90Kernel):
             stream_k=int(self.stream_k),
             cluster_m=self.cluster[0],
             cluster_n=self.cluster[1],
-            box_a_cols=CHUNK,
+            box_a_cols=self.element.chunk,
             box_a_rows=self.part_a // self.sharers_a // self.boxes_a,
-            box_b_cols=CHUNK if self.layout == "tn" else self.chunk_b,
+            box_b_cols=self.element.chunk if self.layout == "tn" else self.chunk_b,
             box_b_rows=b_rows,
             box_d_cols=d_cols,
             box_d_rows=d_rows,
@@ -350,11 +351,12 @@ def deepest_ring(problem: Problem, extent: int, bk: int, store_warps: int) -> in
 
     ``extent``: rows of A and columns of B in a stage; ``store_warps``: warps with store buffers for TMA, 0 without.
     """
-    buffers = store_warps * STORE_BUFFERS * 16 * CHUNK * problem.element.bytes
+    buffers = store_warps * STORE_BUFFERS * 16 * CHUNK_BYTES
     room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - RESERVED_BYTES
     return min(MOST_STAGES, room // (extent * bk * problem.element.bytes))
 
 
-def widest(extent: int, element_bytes: int) -> int:
-    """The widest swizzled row, in elements, that divides a multiple of 16."""
-    return next(row // element_bytes for row in (128, 64, 32) if extent % (row // element_bytes) == 0)
+def widest(extent: int, element: Element) -> int:
+    """The widest swizzled row, in elements, that divides a multiple of 32 bytes."""
+    chunk = element.chunk
+    return next(row for row in (chunk, chunk // 2, chunk // 4) if extent % row == 0)

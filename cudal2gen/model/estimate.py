@@ -25,7 +25,6 @@ STORE_BYTES = {"tma": 64, "direct": 20}  # bytes per clock and SM; those of TMA 
 # Share of the MMA rate that one, or several, warpgroups sustain; tcgen05.mma, which one thread queues, as several.
 ISSUE = {"one": 0.80, "many": 0.93}
 MMA_SYNC_ISSUE = 0.85
-MMA_K = 16
 # Clocks in the main loops of 150 sm_80 kernels of the catalog (ptxas 13.0): a k-block takes at least BLOCK_CLOCKS;
 # TURN_CLOCKS pass from a k-step's last MMA to the next step's first (barrier, address arithmetic, ldmatrix).
 BLOCK_CLOCKS, TURN_CLOCKS = 38, 100
@@ -201,7 +200,7 @@ class _Step:
         kernel = self._kernel
         if kernel.work.asynchronous:
             return 0.0
-        blocks = max(1, kernel.k_step // MMA_K)
+        blocks = max(1, kernel.k_step // kernel.problem.element.mma_k)
         issued = self._mma * max(1.0, SUB_CORES / kernel.warps)
         return max(issued + max(0.0, TURN_CLOCKS - issued / blocks), blocks * BLOCK_CLOCKS)
 

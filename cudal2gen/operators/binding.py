@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cudal2gen.chips import CardFacts
-from cudal2gen.element import F16
+from cudal2gen.element import Element
 from cudal2gen.gpu import card_facts, runtime
 from cudal2gen.kernel import Layout, Use, aligned, ceil_div
 from cudal2gen.kernel.launch import Groups
@@ -145,7 +145,7 @@ def native_call(device: Device, kernel: OpenKernel, use: Use, request: Request, 
         return None
     a, b, d = request.operands
     launch, sized = kernel.sized_call(a.ld, b.ld, d.ld, *use.launched, request.batches)
-    scratch = _workspace(kernel, use, request.batches.products)
+    scratch = _workspace(kernel, use, request, request.batches.products)
     return NativeCall(run, Launch(launch, sized, scratch, request.shape, problem.d == "f32", place))
 
 
@@ -192,7 +192,7 @@ def _paired(device: Device, run: Run, by_torch: Run) -> Run:
 def _fused(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
     """D, and Z where the fusion has ``aux``, both contiguous; the bias along n."""
     (lda, ldb, ldd), sizes = (matrix.ld for matrix in request.operands), use.launched
-    scratch_size, aux = _workspace(kernel, use), request.fusion.aux
+    scratch_size, aux = _workspace(kernel, use, request), request.fusion.aux
     shape, shape_of_z = request.shape, (*request.shape[:-1], request.sizes.n)
 
     def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
@@ -230,7 +230,7 @@ def _grouped(device: Device, kernel: OpenKernel, use: Use, request: Request, lay
 def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
     a, b, d = request.operands
     launch = kernel.sized(a.ld, b.ld, d.ld, *use.launched, request.batches)
-    scratch_size = _workspace(kernel, use, request.batches.products)
+    scratch_size = _workspace(kernel, use, request, request.batches.products)
     empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
     empty_d = d_memory(device, request)
 
@@ -253,19 +253,20 @@ def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     """A call that copies operands into padded matrices where the kernel does not take them in place."""
     (m, n, k), (rows, cols, depth), operands = request.sizes, use.launched, request.operands
     b_own, b_wide = ((n, k), (cols, depth)) if layout == "tn" else ((k, n), (depth, cols))
+    vector = _element(request).vector  # of D whole ones too, whose elements are no smaller
     lda, ldb, ldd = (
-        aligned(wide) if copied else matrix.ld
+        aligned(wide, vector) if copied else matrix.ld
         for matrix, copied, wide in zip(operands, use.copied, (depth, b_wide[1], cols), strict=True)
     )
     copies_a, copies_b, copies_d = use.copied
-    launch, scratch_size = kernel.sized(lda, ldb, ldd, *use.launched), _workspace(kernel, use)
+    launch, scratch_size = kernel.sized(lda, ldb, ldd, *use.launched), _workspace(kernel, use, request)
     empty_d = d_memory(device, request)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         d = empty_d(a, *request.shape) if out is None else out
-        wide_a = _wide(device, a.as_strided((m, k), (operands.a.ld, 1)), (rows, depth)) if copies_a else a
-        wide_b = _wide(device, b.as_strided(b_own, (operands.b.ld, 1)), b_wide) if copies_b else b
-        wide_d = empty_d(a, rows, aligned(cols)) if copies_d else d
+        wide_a = _wide(device, a.as_strided((m, k), (operands.a.ld, 1)), rows, lda) if copies_a else a
+        wide_b = _wide(device, b.as_strided(b_own, (operands.b.ld, 1)), b_wide[0], ldb) if copies_b else b
+        wide_d = empty_d(a, rows, ldd) if copies_d else d
         scratch = device.empty(a, scratch_size) if scratch_size else None
         workspace = 0 if scratch is None else scratch.data_ptr()
         kernel.check(launch(wide_a.data_ptr(), wide_b.data_ptr(), wide_d.data_ptr(), workspace, device.stream()))
@@ -288,14 +289,20 @@ def d_memory(device: Device, request: Request) -> Callable[..., torch.Tensor]:
     return empty
 
 
-def _workspace(kernel: OpenKernel, use: Use, products: int = 1) -> int:
-    """Elements of scratch memory that a launch of so many products needs."""
-    return ceil_div(kernel.workspace_bytes(*use.launched, products), F16.bytes)
+def _element(request: Request) -> Element:
+    """The type of A and B of a request that a kernel serves."""
+    assert request.problem is not None
+    return request.problem.element
 
 
-def _wide(device: Device, matrix: torch.Tensor, extents: tuple[int, int]) -> torch.Tensor:
-    """The matrix within zeros, rows on 16 bytes."""
-    wide = device.empty(matrix, extents[0], aligned(extents[1]))
+def _workspace(kernel: OpenKernel, use: Use, request: Request, products: int = 1) -> int:
+    """Elements, as A has them, of scratch memory that a launch of so many products needs."""
+    return ceil_div(kernel.workspace_bytes(*use.launched, products), _element(request).bytes)
+
+
+def _wide(device: Device, matrix: torch.Tensor, rows: int, ld: int) -> torch.Tensor:
+    """The matrix within zeros."""
+    wide = device.empty(matrix, rows, ld)
     if wide.shape != matrix.shape:
         wide.zero_()
     wide[: matrix.shape[0], : matrix.shape[1]].copy_(matrix)

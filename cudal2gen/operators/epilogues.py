@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cudal2gen.element import F32
 from cudal2gen.kernel.fusion import ACTIVATIONS, GATE_COLS
 from cudal2gen.operators.watching import check_tensors
 
@@ -19,8 +20,8 @@ NAMES = tuple(name for name in ACTIVATIONS if name != "none")
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in fp32 where its type has 16 bits, else itself."""
-    return tensor.float() if tensor.element_size() == 2 else tensor
+    """The tensor in fp32 where its type is narrower, else itself."""
+    return tensor.float() if tensor.element_size() < F32.bytes else tensor
 
 
 def activate(z: torch.Tensor, activation: str) -> torch.Tensor:

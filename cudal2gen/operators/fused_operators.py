@@ -238,7 +238,7 @@ def _pair_gradients(
     of_z = [parts[0] if len(parts) == 1 else parts[0] + parts[1] for parts in zip(*of_sums, strict=True)]
     of_x = None
     if ctx.needs_input_grad[0]:
-        wide = x.element_size() == 2
+        wide = x.element_size() < F32.bytes
         parts = [_by_rows(part, weight, wide) for part, weight in zip(of_z, weights, strict=True)]
         of_x = (parts[0] + parts[1]).to(x.dtype).view(x.shape)
     needs = ctx.needs_input_grad[1:3]

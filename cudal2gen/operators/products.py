@@ -11,8 +11,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from cudal2gen.element import F32, ElementName, OutputName, dtypes, element_or_none, name_of
-from cudal2gen.kernel import VECTOR, Acc, IllegalRecord, Layout, Problem, aligned
+from cudal2gen.element import F32, VECTOR_BYTES, ElementName, OutputName, dtypes, element_or_none, name_of
+from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, aligned
 from cudal2gen.kernel.fusion import GATE_COLS, PLAIN, Activation, Fusion
 from cudal2gen.kernel.launch import Batches, Matrix, Operands, Sizes
 from cudal2gen.operators import batches, epilogues
@@ -281,7 +281,8 @@ def _laid_out(b: torch.Tensor, sizes: Sizes, lies: Stack, step: int) -> tuple[La
     as_nn = _placed(b, sizes.k, sizes.n, lies, step)
     # A single row or column may be either; rows that start on 16 bytes need no copy.
     turned = lies._replace(rows=lies.cols, cols=lies.rows)
-    if (as_nn is None or as_nn.ld % VECTOR) and (as_tn := _placed(b, sizes.n, sizes.k, turned, step)):
+    apart = as_nn is None or as_nn.ld * b.element_size() % VECTOR_BYTES
+    if apart and (as_tn := _placed(b, sizes.n, sizes.k, turned, step)):
         return "tn", as_tn
     return "nn", as_nn
 
@@ -377,7 +378,7 @@ def matrix(tensor: torch.Tensor, rows: int, cols: int, row_stride: int, col_stri
     if cols > 1 and col_stride != 1:
         return None
     # The only row of a matrix may be as far from the next as a kernel likes.
-    ld = row_stride if rows > 1 else aligned(cols)
+    ld = row_stride if rows > 1 else aligned(cols, VECTOR_BYTES // tensor.element_size())
     return Matrix(ld, tensor.data_ptr() % 16 == 0) if ld >= cols else None
 
 

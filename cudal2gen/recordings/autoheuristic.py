@@ -21,7 +21,6 @@ from typing import NamedTuple
 from cudal2gen.element import F16
 from cudal2gen.errors import WrongInput, reading
 from cudal2gen.kernel import Layout, Problem
-from cudal2gen.kernel.problem import VECTOR
 
 CHOICE = re.compile(r"type=triton_BLOCK-M=(\d+)_BLOCK-K=(\d+)_BLOCK-N=(\d+)_numstages=(\d+)_numwarps=(\d+)")
 GPUS = {(8, 0): "a100", (9, 0): "h100"}
@@ -143,7 +142,7 @@ def _product(operands: tuple[str, ...]) -> tuple[Sizes, Layout | None] | None:
     if set(operands[:2]) != {f"torch.{F16.dtype}"}:
         return None
     m, n, k, *strides = map(int, operands[2:])
-    if n % VECTOR or any(stride % VECTOR for stride in strides if stride != 1):
+    if n % F16.vector or any(stride % F16.vector for stride in strides if stride != 1):
         return None
     sizes = Sizes(m, n, k)
     return sizes, _layout(sizes, strides)

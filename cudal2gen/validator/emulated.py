@@ -26,7 +26,6 @@ from cudal2gen.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict, executed
 from cudal2gen.validator.problems import (
     CLUSTERS,
-    PADDING,
     Shape,
     batches,
     kinds,
@@ -114,7 +113,7 @@ class _Matrices:
         self._rows, self._cols = shape.rows(rows), cols[cols < shape.n]
         self._d_cols = _cols_of_d(record, self._cols)
         self._type, self._type_d = record.element.numpy_dtype, record.output.numpy_dtype
-        self.batches = batches(record, shape, packed)
+        self.batches, vector = batches(record, shape, packed), record.element.vector
         rng = np.random.default_rng(seed)
         products = [
             _drawn(record, inputs, len(product_rows), len(self._cols), shape.k, rng) for product_rows in self._rows
@@ -141,7 +140,7 @@ class _Matrices:
         starts = [self._odd + number * self.batches.d for number in range(len(products))]
         self._places_d = [slice(start, start + m * ldd) for start in starts]
         self._d = self._output("D", self._written(record.fusion.d_cols(n)))
-        self._aux_shape = (m, aligned(n) + PADDING)
+        self._aux_shape = (m, aligned(n, vector) + vector)
         self._aux = self._output("aux", _columns(self._aux_shape, n)) if record.fusion.aux else None
         address_d = self._d.address + self._odd * self._type_d.itemsize
         self.arguments = (address_a, lda, address_b, ldb, address_d, ldd, m, n, k)

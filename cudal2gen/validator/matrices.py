@@ -18,7 +18,7 @@ from cudal2gen.element import Element
 from cudal2gen.kernel import Problem, Record, aligned
 from cudal2gen.kernel.fusion import ALPHA, BETA
 from cudal2gen.operands import Empty, Operands, typed
-from cudal2gen.validator.problems import PADDING, strides
+from cudal2gen.validator.problems import strides
 
 if TYPE_CHECKING:
     import torch
@@ -112,19 +112,20 @@ class Matrices:
     ) -> None:
         m, n, k = problem.m, problem.n, problem.k
         stride, element, output, fusion = strides(record, n, k), record.element, record.output, record.fusion
+        vector = element.vector
         self._groups = groups or ((m,) if record.grouped else ())
         self._record, self._order, self._count = record, record.k_order(k), len(self._groups) or count
         several_b = None if not record.batched else 1 if shared_b else self._count
         several = None if record.grouped else self._count if record.batched else None
 
         def guarded(name: str, rows: int, cols: int, ld: int, number: int | None = several, gaps: int = 1) -> Guarded:
-            gap = 0 if number is None else gaps * PADDING
+            gap = 0 if number is None else gaps * vector
             return Guarded(empty, element, name, rows, cols, ld, element.nan, count=number, gap=gap)
 
         self.a, self.b = guarded("A", m, k, stride.a), guarded("B", n, k, stride.b_tn, several_b, 2)
         self.b_nn = guarded("B", k, n, stride.b_nn, several_b, 2)
         # What lies around D is a third pattern beside the poisons.
-        gap_d = 0 if several is None else 3 * (PADDING if record.launch.stores_vectors else 1)
+        gap_d = 0 if several is None else 3 * (vector if record.launch.stores_vectors else 1)
         self.d = Guarded(empty, output, "D", m, problem.d_cols, stride.d, output.canary, count=several, gap=gap_d)
         self._read = {"A": self.a, "B": self.b, "B as (k,n)": self.b_nn}
         more: dict[str, torch.Tensor | float] = {}
@@ -132,7 +133,11 @@ class Matrices:
             extent = n if fusion.bias == "n" else m
             is_batched = record.batched and not (record.grouped and fusion.bias == "m")
             bias = guarded(
-                "bias", self._count if is_batched else 1, extent, aligned(extent) + (PADDING if is_batched else 0), None
+                "bias",
+                self._count if is_batched else 1,
+                extent,
+                aligned(extent, vector) + (vector if is_batched else 0),
+                None,
             )
             self._read["bias"], more["bias"] = bias, bias.matrix if is_batched else bias.matrix[0]
         if fusion.residual:
@@ -141,7 +146,7 @@ class Matrices:
         more |= ({"alpha": ALPHA} if fusion.scale else {}) | ({"beta": BETA} if fusion.residual else {})
         self._written = [self.d]
         if fusion.aux:  # aux exists for a single product only
-            aux = Guarded(empty, output, "aux", m, n, aligned(n) + PADDING, output.canary)
+            aux = Guarded(empty, output, "aux", m, n, aligned(n, vector) + vector, output.canary)
             more["aux"] = aux.matrix
             self._written.append(aux)
         if self._groups:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.kernel import VECTOR, Problem, Record, aligned, ceil_div
+from cudal2gen.kernel import Problem, Record, aligned, ceil_div
 from cudal2gen.kernel.fusion import GATE_COLS
 from cudal2gen.kernel.launch import Batches, Sizes
 from cudal2gen.results import Case
@@ -18,7 +18,6 @@ Array = NDArray[Any]
 
 SMALL_PROBLEM = 1 << 24  # largest m * n * k of a record's own problem that is executed as a whole
 CLUSTERS = 2  # resident clusters of the executing device; a CTA without a cluster counts as one
-PADDING = 8  # elements between the rows of a matrix whose leading dimension is not compiled in
 
 
 @dataclass(frozen=True)
@@ -116,9 +115,9 @@ class Strides(NamedTuple):
 def strides(record: Record, n: int, k: int, packed: bool = False) -> Strides:
     """Leading dimensions that a record's kernel takes: with room between rows unless they are compiled in, or as short
     as alignment allows where ``packed``. Rows of D are aligned only where the kernel stores vectors."""
-    gap = 0 if packed else PADDING
-    a, _, d = record.launch.spaced(n, k, gap)
-    return Strides(a.ld, a.ld, aligned(n) + gap, d.ld)
+    a, _, d = record.launch.spaced(n, k, 0 if packed else 1)
+    vector = record.element.vector
+    return Strides(a.ld, a.ld, aligned(n, vector) + (0 if packed else vector), d.ld)
 
 
 def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
@@ -128,12 +127,13 @@ def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
         return Batches()
     m, n, k = shape.launched(record)
     lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
-    gap = 0 if packed else PADDING
+    vector = record.element.vector
+    gap = 0 if packed else vector
     size_b = n * ldb_tn if record.layout == "tn" else k * ldb_nn
     # Where D is stored in vectors its matrices start on them.
     gap_d = gap if packed or record.launch.stores_vectors else 1
     stride_b = 0 if shape.shared_b else size_b + 2 * gap
-    bias = aligned(m if record.fusion.bias == "m" else n) + gap
+    bias = aligned(m if record.fusion.bias == "m" else n, vector) + gap
     if shape.groups:
         return Batches(len(shape.groups), b=stride_b, bias=bias)
     return Batches(shape.batch, m * lda + gap, stride_b, m * ldd + 3 * gap_d, bias, m * ldd + 5 * gap_d)
@@ -175,7 +175,7 @@ def _groups(record: Record, shapes: list[Shape]) -> Iterator[Shape]:
     and several of one B."""
     for number, shape in enumerate(shapes):
         yield replace(shape, groups=cut(shape.m, number))
-    ragged = max(shapes, key=lambda shape: (shape.n % VECTOR > 0, shape.m * shape.n))
+    ragged = max(shapes, key=lambda shape: (shape.n % record.element.vector > 0, shape.m * shape.n))
     bm = record.bm
     edges = (1, 2, bm - 1, bm, bm + 1, 0, 3)
     many = tuple(number * 7 % 4 for number in range(72))
@@ -194,7 +194,7 @@ def cut(m: int, number: int) -> tuple[int, ...]:
 def _batches(record: Record, shapes: list[Shape]) -> Iterator[Shape]:
     """Batches of two and three: of the smallest problem, of a ragged one, and of the one with the longest sums."""
     smallest = min(shapes, key=lambda shape: shape.m * shape.n * shape.k)
-    ragged = max(shapes, key=lambda shape: (shape.n % VECTOR > 0, shape.m * shape.n))
+    ragged = max(shapes, key=lambda shape: (shape.n % record.element.vector > 0, shape.m * shape.n))
     yield replace(smallest, batch=3)
     yield replace(ragged, batch=3, shared_b=True)
     yield replace(thorough_shape(record, shapes), batch=2)

@@ -135,12 +135,16 @@ def _shapes(record: Record) -> tuple[list[dict[str, int]], dict[str, tuple[int, 
     ring = record.ring_steps + 1
     steps = [max(record.split_k, count) for count in (1, ring)]
     # Rows must start on 16 bytes where those of B run along n or D is stored in vectors.
-    whole = launch.d_vector if launch.stores_vectors else 8 if record.layout == "nn" else 1
+    vector = record.element.vector
+    whole = launch.d_vector if launch.stores_vectors else vector if record.layout == "nn" else 1
     if not record.predicated:
         sizes = [(bm, 2 * bn, bk * steps[0]), (2 * bm, bn, bk * steps[1])]
         draws: dict[str, tuple[int, int]] = {}
     else:
-        sizes = [(bm + 3, aligned(bn + 5, whole), bk * steps[0]), (bm - 1, aligned(bn + 1, whole), bk * steps[1] - 8)]
+        sizes = [
+            (bm + 3, aligned(bn + 5, whole), bk * steps[0]),
+            (bm - 1, aligned(bn + 1, whole), bk * steps[1] - vector),
+        ]
         draws = {"m": (1, bm + bm // 2)} | ({"n": (1, bn + bn // 2)} if whole == 1 else {})
     most = record.most_k
     ks = [record.baked_k or (min(k, most) if most else k) for _, _, k in sizes]
