@@ -31,7 +31,7 @@ import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ CARD_SECONDS = 90  # in which the card tells its name: PyTorch is read from disk
 SAMPLE = 60  # problems of the smaller benchmarks
 EVALUATIONS, REHEARSED_EVALUATIONS = 24, 2  # of a problem, by ``tune``
 REHEARSED_SECONDS = 2.0  # budget of each step, by the stand-in clock
+PATIENCE = 10  # times as long as on the card may a rehearsal take: a busy machine emulates it
 LOSERS = 24  # problems that ``tune`` is given
 SMALL = ((64, 64, 64), (128, 64, 128))  # of a rehearsal
 
@@ -398,6 +399,7 @@ def rehearse(out: Path, card: str = "H100") -> int:
 
     scratch = Path(tempfile.mkdtemp(prefix="gpu-rehearsal-"))
     luggage, small = scratch / "luggage", scratch / "kernels.jsonl"
+    patient = [replace(step, seconds=PATIENCE * step.seconds) for step in PLAN]
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "CUDAL2GEN_CATALOG": str(small),
@@ -413,7 +415,8 @@ def rehearse(out: Path, card: str = "H100") -> int:
         bring(before, results)
         unpacked = unpack(luggage, scratch / f"machine-{number}")
         variables = environment | unpacked | {"CUDAL2GEN_RESULTS": str(results)}
-        failures += run_call(number, card_of(variables), results, variables, small=True)
+        seconds = PATIENCE * CALL_SECONDS
+        failures += run_call(number, card_of(variables), results, variables, patient, seconds, small=True)
         for fault in leave(results):
             print(f"too much to bring back: {fault}")
             failures += 1

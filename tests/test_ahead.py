@@ -37,7 +37,7 @@ class Builder:
     def __call__(self, records: Sequence[Record], cores: int, report: Callable[[int, int], None]) -> None:
         self.batches.append(list(records))
         self.cores = cores
-        self.gate.wait(10)
+        self.gate.wait(60)
         time.sleep(self.pause())
         report(1, len(records))
 
@@ -105,7 +105,7 @@ def test_the_end_drops_what_waits_and_ends_compilers_at_their_next_kernel() -> N
 
     def build(records: Sequence[Record], cores: int, report: Callable[[int, int], None]) -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(60)
         try:
             report(1, 2)
         except Exception as error:
@@ -114,11 +114,11 @@ def test_the_end_drops_what_waits_and_ends_compilers_at_their_next_kernel() -> N
 
     ahead = Ahead(build, cores=1)
     ahead.add(RECORDS)
-    assert begun.wait(10)
+    assert begun.wait(60)
     ahead.close()
     gate.set()
     ahead.wait(RECORDS)  # returns at once
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not ends and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
@@ -163,7 +163,7 @@ class Served(Random):
         self.event, self.late = event, False
 
     def propose(self, question: Any, count: int) -> Any:
-        self.late |= not self.event.wait(10)
+        self.late |= not self.event.wait(60)
         return super().propose(question, count)
 
     def wait(self, problem: Problem) -> bool:

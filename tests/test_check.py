@@ -181,7 +181,7 @@ def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> Non
     greedy = run(library, "greedy", gib=1.5)
     assert greedy.code == 2
     assert greedy.ending.startswith("needs more than 1.5 GiB")
-    assert 1.0 < late.seconds < 20
+    assert 1.0 < late.seconds < 120
 
 
 def test_the_limit_of_memory_is_of_all_processes_that_a_program_starts(library: Path) -> None:
@@ -190,7 +190,7 @@ def test_the_limit_of_memory_is_of_all_processes_that_a_program_starts(library: 
         # What they share counts once.
         family = run(library, "family", gib=0.75)
     assert greedy.ending.startswith("needs more than 1.5 GiB")
-    assert greedy.seconds < 20
+    assert greedy.seconds < 120
     assert (family.ending, family.exit_code) == ("", 0)
 
 

@@ -50,6 +50,15 @@ def counting_nvcc(tmp_path: Path) -> Path:
     return script
 
 
+@pytest.fixture
+def hanging_nvcc(counting_nvcc: Path) -> Path:
+    """An nvcc that notes each compilation and outlives any test."""
+    text = counting_nvcc.read_text()
+    assert "sleep 1 ;;" in text
+    counting_nvcc.write_text(text.replace("sleep 1 ;;", f"exec sleep {processes.LIFE_S:g} ;;"))
+    return counting_nvcc
+
+
 def start(build_dir: Path, nvcc: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", BUILD_ONE, str(build_dir), str(nvcc)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -170,7 +179,7 @@ def test_the_digest_follows_text_architecture_and_versions() -> None:
 @pytest.mark.slow
 def test_processes_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counting_nvcc: Path) -> None:
     racers = [start(tmp_path / "build", counting_nvcc) for _ in range(4)]
-    outputs = [racer.communicate(timeout=120) for racer in racers]
+    outputs = [racer.communicate(timeout=300) for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * 4, outputs
     assert len({out for out, _ in outputs}) == 1
     assert (tmp_path / "calls").read_text().splitlines() == ["call"]
@@ -196,9 +205,9 @@ def test_threads_that_race_for_a_kernel_compile_it_once(tmp_path: Path, counting
 
 
 @pytest.mark.slow
-def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path: Path, counting_nvcc: Path) -> None:
+def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path: Path, hanging_nvcc: Path) -> None:
     build_dir = tmp_path / "build"
-    victim = start(build_dir, counting_nvcc)
+    victim = start(build_dir, hanging_nvcc)
     processes.until((tmp_path / "calls").exists)
     os.killpg(victim.pid, signal.SIGKILL)
     victim.communicate()
@@ -325,17 +334,17 @@ def test_processes_that_race_for_the_launcher_all_get_it(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_build_that_ends_takes_its_compilers_along(
-    tmp_path: Path, counting_nvcc: Path, number: signal.Signals
+    tmp_path: Path, hanging_nvcc: Path, number: signal.Signals
 ) -> None:
     command = [sys.executable, "-m", "cudal2gen", "--build-dir", str(tmp_path / "b"), "build", "--mnk", "64_64_64"]
-    victim = subprocess.Popen([*command, "--nvcc", str(counting_nvcc)], env=processes.marked(tmp_path))
+    victim = subprocess.Popen([*command, "--nvcc", str(hanging_nvcc)], env=processes.marked(tmp_path))
     processes.until((tmp_path / "calls").exists)
     assert any("ninja" in line for line in processes.alive(tmp_path).values())
     victim.send_signal(number)
     processes.until(lambda: not processes.alive(tmp_path), processes.END_S)
     if number == signal.SIGKILL:
         return
-    assert victim.wait(1) == 128 + number
+    assert victim.wait(processes.END_S) == 128 + number
     assert contents(tmp_path / "b") == {".lock"}
 
 

@@ -872,10 +872,10 @@ class Handshakes:
         self.left -= len(records)
         if effort == "short" and self.left > 0:
             self.evaluation.set()
-            self.overlaps += self.request.wait(30)
+            self.overlaps += self.request.wait(120)
             for thread in threading.enumerate():
                 if thread.name == "llm":
-                    thread.join(30)
+                    thread.join(120)
             self.request.clear()
             self.evaluation.clear()
         return self.model.evaluate(problem, records, effort)
@@ -883,7 +883,7 @@ class Handshakes:
     def answers(self, groups: Iterator[int]) -> Any:
         def step(handler: Any) -> None:
             self.request.set()
-            assert self.evaluation.wait(30)
+            assert self.evaluation.wait(120)
             proposes(*[("incumbent", {"raster_group": next(groups)}) for _ in range(2)])(handler)
 
         return step

@@ -44,9 +44,16 @@ from tests.test_llm import PROBLEM, Clock, candidates, endpoint, incumbent
 require("openai")
 
 CALL = {"id": "1", "type": "function", "function": {"name": "tune", "arguments": '{"stages": '}}
+
+
+def limited_until(handler: Handler) -> None:
+    """A rate limit that ends at a date, two minutes after the answer."""
+    limits(formatdate(time.time() + 120, usegmt=True))(handler)
+
+
 FAULTS: dict[str, Step] = {
     "rate limit in seconds": limits("5"),
-    "rate limit as a date": limits(formatdate(time.time() + 120, usegmt=True)),
+    "rate limit as a date": limited_until,
     "server error": fails(500),
     "wrong key": fails(401),
     "no answer": waits(3),

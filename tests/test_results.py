@@ -93,7 +93,7 @@ def test_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
         "[results.append([verdict(f'{sys.argv[2]}-{i}')], Path(sys.argv[1])) for i in range(20)]"
     )
     writers = [subprocess.Popen([sys.executable, "-c", program, str(path), str(who)]) for who in range(4)]
-    assert [writer.wait(60) for writer in writers] == [0] * 4
+    assert [writer.wait(300) for writer in writers] == [0] * 4
     assert len(results.latest(path)) == 80
 
 

@@ -29,6 +29,7 @@ from cudal2gen.tuner.environment import Model, Replay, Unrecorded, agreement, tr
 from cudal2gen.tuner.proposal import Proposal, Question, proposal
 from cudal2gen.tuner.proposers import Evolution, Mixture, Nearest, Random
 from cudal2gen.tuner.roster import Roster
+from tests import processes
 from tests.hanging import Hanging
 from tests.packages import require
 
@@ -75,8 +76,8 @@ vectors = st.one_of(st.integers(1, 40).map(lambda count: 8 * count), extents)
 def test_no_illegal_record_is_ever_drawn(m: int, n: int, k: int, gpu: str, seed: int) -> None:
     """Any values of free fields on any structure are legal.
 
-    A problem without candidates is one that TMA cannot read (rows that are not whole vectors), or a D of at most eight
-    columns.
+    A problem without candidates is one that TMA cannot read (rows that are not whole vectors), which leaves an H200 the
+    few that are worth it beside wgmma, or a D of at most eight columns.
     """
     problem = Problem(gpu=gpu, acc="f16", layout="nn" if seed % 2 else "tn", m=m, n=n, k=k)
     unaligned = k % 8 or (problem.layout == "nn" and n % 8)
@@ -85,7 +86,8 @@ def test_no_illegal_record_is_ever_drawn(m: int, n: int, k: int, gpu: str, seed:
     except IllegalRecord:
         assert n <= 8 or (gpu == "h200" and unaligned), "the space refuses a problem that kernels serve"
         return
-    assert not (gpu == "h200" and unaligned)
+    families = {record.family for record in candidates.records}
+    assert not (unaligned and "sm90_wgmma" in families)
     rng = random.Random(seed)
     for _ in range(5):
         assert candidates.draw(rng, "test").problem == problem  # validated, or drawn raises
@@ -551,23 +553,25 @@ import sys, time
 from pathlib import Path
 from tests.test_tuner import *
 
-class Slow(Model):
+class Hangs(Model):  # in the middle of the campaign
+    batches = 0
+
     def evaluate(self, *question):
-        time.sleep(0.05)
+        self.batches += 1
+        if self.batches > 8:
+            time.sleep(300)
         return super().evaluate(*question)
 
 settings = race.Settings(64, 4, prune=None)
 plan = campaign.Plan([SMALL], lambda _: None, lambda _: Random(7), Path(sys.argv[1]), "r", settings)
-campaign.run(plan, executor.InProcess(Slow()))
+campaign.run(plan, executor.InProcess(Hangs()))
 """
 
 
 def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> None:
     store = tmp_path / "trials.jsonl"
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(store)])
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (not store.exists() or len(store.read_text().splitlines()) < 12):
-        time.sleep(0.02)
+    processes.until(lambda: store.exists() and len(store.read_text().splitlines()) >= 12)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     with store.open("a") as file:
@@ -641,14 +645,14 @@ def test_a_kernel_that_hangs_or_dies_costs_its_own_trial_only() -> None:
     by_stages = {
         record.ring_steps: record for record in space.candidates(SMALL).records if record.family == "sm90_wgmma"
     }
-    worker = executor.Worker(Hanging, seconds=1.0)
+    worker = executor.Worker(Hanging, seconds=2.0)
     try:
         job = executor.Job(SMALL, (by_stages[4], by_stages[2], by_stages[5], by_stages[3]), "short")
         (result,) = worker.run([job])
     finally:
         worker.close()
     assert [trial.outcome for trial in result.trials] == ["measured", "time-out", "measured", "wrong result"]
-    assert result.trials[1].reason == "no answer within 1 s"
+    assert result.trials[1].reason == "no answer within 2 s"
     assert result.trials[3].reason == "the process that ran it ended (exit code 3)"
 
 

@@ -33,7 +33,7 @@ def act(kind: str, value: int) -> int:
     if kind == "greedy":
         return len(bytearray(1 << 50))
     if kind == "slow":
-        time.sleep(60)
+        time.sleep(processes.LIFE_S)
     return value * value
 
 
@@ -66,7 +66,7 @@ def test_a_closed_pool_leaves_no_process() -> None:
     begin = time.monotonic()
     with closing(workers.answers(act, tasks("fine", "slow", "slow"), 2)) as answers:
         assert next(answers) == 0
-    assert time.monotonic() < begin + 55, "tasks that are not asked for would sleep for 60"
+    assert time.monotonic() < begin + processes.LIFE_S, "tasks that are not asked for would sleep for longer"
     assert not list(workers.answers(act, [], 2))
 
 
@@ -78,7 +78,7 @@ if sys.argv[1] == "workers":
     for answer in workers.answers(act, tasks("fine", "slow", "slow"), 3):
         print(answer, flush=True)
 else:
-    with process_tree.started(["sh", "-c", "sleep 60 & setsid sleep 0.1; echo 0; exec sleep 60"]) as process:
+    with process_tree.started(["sh", "-c", "sleep 120 & setsid sleep 0.1; echo 0; exec sleep 120"]) as process:
         for line in process.stdout:
             print(line, end="", flush=True)
 """
@@ -108,7 +108,7 @@ def test_a_limit_of_memory_is_of_what_a_worker_adds() -> None:
 
     with processes.memory(0.5):
         family = [workers.Worker("fork", serve, gib) for gib in (0.4, 0.1, 0.1)]
-        watches = [process_tree.Watch(worker.pid, 20, 0.2) for worker in family]
+        watches = [process_tree.Watch(worker.pid, processes.LIFE_S, 0.2) for worker in family]
         limits = [""] * len(family)
         begin = time.monotonic()
         while not any(limits) or time.monotonic() < begin + 1:
@@ -127,7 +127,7 @@ def test_no_limit_of_memory_is_evaded_by_a_process_that_may_not_be_looked_at(mon
 
     monkeypatch.setattr(process_tree, "open", guarded, raising=False)
     worker = workers.Worker("fork", lambda _, gib: processes.hold(gib), 0.4)
-    watch, limit = process_tree.Watch(worker.pid, 20, 0.2), ""
+    watch, limit = process_tree.Watch(worker.pid, processes.LIFE_S, 0.2), ""
     while not limit:
         limit = watch.passed()
         time.sleep(0.05)
@@ -145,8 +145,8 @@ def test_a_program_answers_with_its_exit_code_and_output() -> None:
 def test_a_time_limit_and_the_end_of_a_block_end_a_program(tmp_path: Path) -> None:
     begin, environment = time.monotonic(), processes.marked(tmp_path)
     with pytest.raises(subprocess.TimeoutExpired):
-        process_tree.output(["sh", "-c", "sleep 60; sleep 60"], environment, timeout_s=0.3)
-    with process_tree.started(["sh", "-c", "sleep 60 & sleep 60"], environment):
+        process_tree.output(["sh", "-c", "sleep 120; sleep 120"], environment, timeout_s=0.3)
+    with process_tree.started(["sh", "-c", "sleep 120 & sleep 120"], environment):
         processes.until(lambda: len(processes.alive(tmp_path)) >= 4)
     assert not processes.alive(tmp_path)
-    assert time.monotonic() < begin + 55, "the programs would sleep for 60"
+    assert time.monotonic() < begin + processes.LIFE_S, "the programs would sleep for longer"

@@ -43,4 +43,4 @@ def test_what_does_not_end_is_ended() -> None:
         )  # fmt: skip
     (finding,) = (item for item in verdict.findings if item.rule == "time-limit")
     assert finding.message == "the check did not end within 1.5 s"
-    assert verdict.seconds < 6
+    assert verdict.seconds < 120, "the kernel would run for days"
