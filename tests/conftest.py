@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from cudal2gen import gpu, places
 from cudal2gen.kernel import FAMILIES
-from tests import faulty
+from tests import draws, faulty
 
 pytest_plugins = ["tests.cpu_times", "tests.emulated_operators"]
 
@@ -37,6 +37,8 @@ REHEARSED = 1  # case of each test
 LEFT_OUT = pytest.StashKey[str]()
 DISPATCH = "cudal2gen.operators.dispatch"
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+if settings.default.derandomize:
+    draws.without_constants_of_modules()
 
 
 def pytest_configure() -> None:

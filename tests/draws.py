@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -27,3 +28,16 @@ def drawn_by(key: Callable[[T], Hashable], items: Sequence[T], step: int) -> lis
     """``drawn`` of the items of each key on its own, so that each key has at least one."""
     keys = dict.fromkeys(map(key, items))
     return [item for each in keys for item in drawn([item for item in items if key(item) == each], step)]
+
+
+def without_constants_of_modules() -> None:
+    """From here on Hypothesis draws the same in every process.
+
+    Else it also draws constants of this checkout's modules that are imported by then: others after other tests, after a
+    change of any module, and in a folder of another name. Old versions do not.
+    """
+    with suppress(ImportError):
+        from hypothesis.internal.conjecture import providers
+        from hypothesis.internal.constants_ast import Constants
+
+        providers._get_local_constants = Constants
