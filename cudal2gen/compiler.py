@@ -34,7 +34,7 @@ from cudal2gen.errors import Failure, brief
 from cudal2gen.kernel import Record
 from cudal2gen.launcher import TORCH_LIBRARY
 from cudal2gen.renderer import render
-from cudal2gen.toolchain import PREBUILT, Toolchain, ToolchainError, discover, environment
+from cudal2gen.toolchain import PREBUILT, Toolchain, ToolchainError, discover, environment, temporary_folder
 
 Progress = Callable[[int, int], None]  # is called with how many are done, and how many there are
 
@@ -369,7 +369,7 @@ def _temporary_files() -> Iterator[dict[str, str]]:
 
     It is not in the build directory, whose path may hold what nvcc does not quote.
     """
-    with tempfile.TemporaryDirectory(prefix="cudal2gen-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory("", "cudal2gen-", temporary_folder(), ignore_cleanup_errors=True) as folder:
         yield {"TMPDIR": folder}
 
 

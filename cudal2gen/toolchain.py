@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from cudal2gen.errors import MissingTool
+from cudal2gen.errors import MissingTool, WrongInput
 
 PREBUILT = "CUDAL2GEN_PREBUILT"
 INSTALL = "pip install 'cudal2gen[nvcc]'"
+# nvcc puts paths between double quotes of a shell, which reads these characters.
+_READ_BY_SHELL = re.compile(r'["$`]')
 
 
 class ToolchainError(MissingTool):
@@ -132,6 +134,8 @@ def _installed(nvcc: Path | None, *_variables: str | None) -> Toolchain:
     cutlass = find_cutlass()
     if cutlass is None or not (cutlass / "cute" / "layout.hpp").is_file():
         raise ToolchainError("the CuTe headers are missing; install them: pip install nvidia-cutlass==4.2.0.0")
+    if reason := _misread(cutlass):
+        raise ToolchainError(f"{reason}; move the CuTe headers, or name others by CUTLASS_PATH")
     for compiler in ("gcc", "g++"):
         if shutil.which(compiler) is None:
             raise ToolchainError(f"nvcc and the launcher need {compiler}, which PATH lacks; e.g. apt install g++")
@@ -139,6 +143,9 @@ def _installed(nvcc: Path | None, *_variables: str | None) -> Toolchain:
     cutlass_version = ".".join(re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH) +(\d+)", header))
     faults = ["no nvcc found (option --nvcc, CUDAL2GEN_NVCC, PATH, PyPI wheels)"]
     for candidate in nvcc_candidates(nvcc):
+        if reason := _misread(candidate):
+            faults.append(f"{reason}: move it")
+            continue
         try:
             root, version = _interrogate(candidate)
         except (OSError, ValueError) as error:
@@ -171,7 +178,25 @@ def _interrogate(nvcc: Path) -> tuple[Path, str]:
 
 def environment() -> dict[str, str]:
     """The environment of compilers without variables that change their output: the digest does not cover them. Their
-    temporary folder is Python's, which exists: nvcc fails where TMPDIR does not."""
+    temporary folder exists, and no shell changes its name: nvcc fails where TMPDIR does not."""
     variables = {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
     kept = {name: value for name, value in os.environ.items() if name not in variables}
-    return kept | {"TMPDIR": tempfile.gettempdir()}
+    return kept | {"TMPDIR": temporary_folder()}
+
+
+def temporary_folder() -> str:
+    """Where compilers put temporary files: Python's folder, or /tmp where nvcc would misread its path."""
+    folder = tempfile.gettempdir()
+    return "/tmp" if _misread(Path(folder)) else folder
+
+
+def accept(path: Path, remedy: str) -> None:
+    """Raises WrongInput, with the remedy, for a path that nvcc would misread."""
+    if reason := _misread(path):
+        raise WrongInput(f"{reason}; {remedy}")
+
+
+def _misread(path: Path) -> str:
+    """Why nvcc cannot be given a path; empty if it can."""
+    character = _READ_BY_SHELL.search(str(path))
+    return f"{path}: nvcc's shell does not take the {character[0]} of this path as it is" if character else ""

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -85,6 +86,17 @@ def test_progress_counts_ctas(library: Path) -> None:
     supervision.run(program, "program.cu", 60, 4, lambda kernel, seconds, done, ctas: ring.append((done, ctas)))
     assert {ctas for _, ctas in ring} - {0} == {4000}
     assert sorted(ring) == ring
+
+
+def test_a_launch_that_takes_long_says_how_long() -> None:
+    shares = [(10, 0, 64), (10, 4, 32), (10, 16, 8192), (29, 30, 16384)]
+    assert [supervision.expected(*share) for share in shares] == [
+        "", ", all of them in about 80 s", ", all of them in about 85 min", ", all of them in about 4 h"
+    ]  # fmt: skip
+    running = supervision._Running("_Z5scalePKiPii", "grid 16384", time.perf_counter() - 29)
+    ending = supervision._launch(Result("x.cu", "A100"), running, 30, 16384)
+    share = r"\(30 of 16384 CTAs, all of them in about 4 h\)"
+    assert re.fullmatch(rf": launch 1 of scale, grid 16384, ran for \d+ s {share}", ending)
 
 
 def test_findings_have_the_programs_lines_and_names(library: Path) -> None:
@@ -177,7 +189,8 @@ def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> Non
     assert (failed.code, failed.ending) == (1, "ended with exit code 3")
     late = run(library, "endless", seconds=2)
     assert late.code == 2
-    assert late.ending.startswith("did not end within 2 s")
+    expected = "--timeout gives it longer. It has launched no kernel: --nvcc-args -O2 makes its own code faster"
+    assert late.ending == f"did not end within 2 s; {expected}"
     greedy = run(library, "greedy", gib=1.5)
     assert greedy.code == 2
     assert greedy.ending.startswith("needs more than 1.5 GiB")

@@ -208,6 +208,36 @@ def test_compilers_get_a_temporary_folder_that_exists(monkeypatch: pytest.Monkey
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("character", ['"', "$", "`"])
+def test_paths_that_nvccs_shell_would_read_are_refused_by_name(character: str, tmp_path: Path) -> None:
+    folder = tmp_path / f"a{character}b"
+    folder.mkdir()
+    for source in (tmp_path / "program.cu", folder / "program.cu"):
+        source.write_text("int main() { return 0; }\n")
+    refused = f"nvcc's shell does not take the {character} of this path as it is"
+    done = run("check", str(folder / "program.cu"))
+    assert done.stderr == f"error: {folder}/program.cu: {refused}; rename the folder or the file\n"
+    done = run("check", str(tmp_path / "program.cu"), env={"CUDAL2GEN_CACHE_DIR": str(folder)})
+    remedy = "name another folder by CUDAL2GEN_CACHE_DIR"
+    assert (done.returncode, done.stderr) == (2, f"error: {folder}/check: {refused}; {remedy}\n")
+    done = run("build", "--mnk", "64_64_64", "--nvcc", str(folder / "nvcc"))
+    assert (done.returncode, done.stderr.partition("; ")[0]) == (3, f"error: {folder}/nvcc: {refused}: move it")
+
+
+@pytest.mark.slow
+def test_programs_among_odd_paths_are_checked_and_compiled_again_when_a_header_changes(tmp_path: Path) -> None:
+    temporary, folder = tmp_path / 'a"$b`', tmp_path / "it's \\ö: &(#;%~"
+    temporary.mkdir()
+    folder.mkdir()
+    (folder / "a b.cu").write_text('#include "a b.h"\nint main() { return CODE; }\n')
+    variables = {"TMPDIR": str(temporary), "CUDAL2GEN_CACHE_DIR": str(folder / "cache")}
+    for code in (3, 4):
+        (folder / "a b.h").write_text(f"#define CODE {code}\n")
+        done = run("check", str(folder / "a b.cu"), env=variables)
+        assert (done.returncode, done.stderr) == (1, ""), done
+        assert f"ended with exit code {code}" in done.stdout
+
+
 def test_an_nvcc_that_fails_is_quoted(tmp_path: Path) -> None:
     nvcc = tmp_path / "nvcc"
     nvcc.write_text("#!/bin/sh\necho 'nvcc fatal : no licence' >&2\nexit 1\n")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cudal2gen import build_folder, files, places, process_tree
 from cudal2gen.errors import Failure, WrongInput, reading
-from cudal2gen.toolchain import Toolchain, environment
+from cudal2gen.toolchain import Toolchain, accept, environment
 
 # Options that this module sets itself, each with the number of words that follow it.
 _OWN = {
@@ -136,6 +136,7 @@ def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, s
 
 
 def _includes(tools: Toolchain) -> list[str]:
+    accept(_STAND_INS, "move this program")
     return [f"-I{tools.cutlass_include}", "-isystem", str(_STAND_INS)]
 
 
@@ -156,15 +157,18 @@ def _translated(
         scratch = _folder() / f"{key}.{os.getpid()}.d"
         try:
             target = _folder() / f"{key}.{os.getpid()}{suffix}"
-            command = [str(tools.nvcc), *options, "-MD", "-MF", str(scratch), str(where)]
+            accept(where, "rename the folder or the file")
+            command = [str(tools.nvcc), *options, "-MD", "-MT", "object", "-MF", str(scratch), str(where)]
             _compile(command, target, Path.cwd(), seconds)
             headers = _headers(scratch.read_text() if scratch.exists() else "", tools)
         finally:
             scratch.unlink(missing_ok=True)
-        digests = {str(path): _digest(path.read_bytes()) for path in headers}
-        final = _folder() / f"{_digest(key, json.dumps(digests))}{suffix}"
+        # A path with a backslash is no file in the rule: then nobody could ask whether the header has changed.
+        digests = {str(path): _digest(path.read_bytes()) for path in headers if path.is_file()}
+        final = _folder() / f"{_digest(key, target.read_bytes())}{suffix}"
         target.replace(final)
-        files.write(manifest, json.dumps({"object": final.name, "headers": digests}))
+        if len(digests) == len(headers):
+            files.write(manifest, json.dumps({"object": final.name, "headers": digests}))
     return final
 
 
@@ -189,6 +193,7 @@ def _headers(rule: str, tools: Toolchain) -> list[Path]:
 
 def _compile(command: Sequence[str], target: Path, folder: Path, seconds: float | None = None) -> None:
     """Run nvcc; ``target`` appears whole or not at all. Raises Failure with its first errors, or behind ``seconds``."""
+    accept(target.parent, "name another folder by CUDAL2GEN_CACHE_DIR")
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:

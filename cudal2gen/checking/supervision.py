@@ -51,7 +51,9 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
                 progress(running.kernel, time.perf_counter() - running.start, *ctas)
             if limit := watch.passed():
                 result.limited = running.kernel if running else ""
-                result.ending = _excess(limit, seconds, gib, _launch(result, running) if running else "")
+                result.ending = _excess(limit, seconds, gib, _launch(result, running, *ctas) if running else "")
+                if limit == "time" and not running and not result.kernels:
+                    result.ending += ". It has launched no kernel: --nvcc-args -O2 makes its own code faster"
                 break
     except (EOFError, ConnectionResetError):
         _ending(result, worker.exit_code(), ended_early=plan.main is not None)
@@ -73,13 +75,21 @@ class _Running(NamedTuple):
     loop: str = ""
 
 
-def _launch(result: Result, running: _Running) -> str:
+def expected(seconds: float, done: int, ctas: int) -> str:
+    """The time of a launch, by that of its CTAs so far: the rest of a sentence. Empty before one has ended."""
+    whole = seconds * ctas / done if done else 0.0
+    amount = f"{whole:.0f} s" if whole < 120 else f"{whole / 60:.0f} min" if whole < 7200 else f"{whole / 3600:.0f} h"
+    return f", all of them in about {amount}" if done else ""
+
+
+def _launch(result: Result, running: _Running, done: int, ctas: int) -> str:
     """A launch that has begun: the rest of a sentence."""
     kernel = result.kernels.get(running.kernel)
     number = 1 + (kernel.launches + kernel.repetitions if kernel else 0)
     seconds = time.perf_counter() - running.start
     loop = f", at last {running.loop}" if running.loop else ""
-    return f": launch {number} of {plain(running.kernel)}, {running.grid}, ran for {seconds:.0f} s{loop}"
+    share = f" ({done} of {ctas} CTAs{expected(seconds, done, ctas)})" if done else ""
+    return f": launch {number} of {plain(running.kernel)}, {running.grid}, ran for {seconds:.0f} s{share}{loop}"
 
 
 def _excess(limit: Literal["time", "memory"], seconds: float, gib: float, launch: str) -> str:

@@ -196,6 +196,7 @@ def _beside(cubin: Path) -> Path:
 def _progress() -> Progress:
     """A line about a kernel that takes long: every ten seconds, on a terminal every second."""
     from cudal2gen.checking.names import plain
+    from cudal2gen.checking.supervision import expected
 
     terminal = sys.stderr.isatty()
     last = {"seconds": 0.0}
@@ -206,7 +207,7 @@ def _progress() -> Progress:
         if seconds - last["seconds"] > (1.0 if terminal else SECONDS):
             last["seconds"] = seconds
             part = f"{done} of {ctas} CTAs in" if ctas else "running for"
-            line = f"{plain(kernel)}: {part} {seconds:.0f} s"
+            line = f"{plain(kernel)}: {part} {seconds:.0f} s{expected(seconds, done, ctas)}"
             print(f"\r{line}\r" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     return show
