@@ -213,13 +213,14 @@ OTHER_CAPABILITY, FURTHER_STAND_IN, WITHOUT_WGMMA = 1.0, 0.5, 4.0
 VARIANTS = frozenset({"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig", "3e"})
 
 
-def model_of(name: str) -> str | None:
-    """The model in ``GPUS`` of a device name such as ``NVIDIA H200``; None for a model or a variant not there."""
+def model_of(name: str, sms: int | None = None) -> str | None:
+    """The model in ``GPUS`` of a device name such as ``NVIDIA H200``; None for a model or a variant not there, and with
+    ``sms`` also for a part or a cut-down card of the same name, which has other SMs."""
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     for gpu, chip in GPUS.items():
         title = set(chip.title.lower().split())
         if title <= words and not (words - title) & VARIANTS:
-            return gpu
+            return gpu if sms in (None, chip.sms) else None
     return None
 
 
@@ -244,8 +245,7 @@ def runs(arch: str, capability: tuple[int, int]) -> bool:
 class CardFacts(NamedTuple):
     """A card as its driver describes it, whether it is a model of ``GPUS`` or not.
 
-    ``model``: in ``GPUS``, None for another, also for a part or a cut-down card of the same name, which has other SMs.
-    ``smem_block_bytes``: shared memory of a CTA at most.
+    ``model``: in ``GPUS``, None for another, see ``model_of``. ``smem_block_bytes``: shared memory of a CTA at most.
     """
 
     name: str
@@ -257,9 +257,9 @@ class CardFacts(NamedTuple):
     @classmethod
     def of(cls, name: str, capability: tuple[int, int], sms: int, smem_block_bytes: int = 0) -> CardFacts:
         """From the driver's answers; where it does not say how much shared memory there is, the capability does."""
-        kind, model = CAPABILITIES.get(".".join(map(str, capability))), model_of(name)
+        kind = CAPABILITIES.get(".".join(map(str, capability)))
         smem = smem_block_bytes or (kind.smem_block_bytes if kind else MIN_SMEM_BLOCK_BYTES)
-        return cls(name, model if model and GPUS[model].sms == sms else None, capability, sms, smem)
+        return cls(name, model_of(name, sms), capability, sms, smem)
 
     @property
     def sm(self) -> str:

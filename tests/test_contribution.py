@@ -71,6 +71,29 @@ def test_every_fault_is_named(tmp_path: Path, random: np.random.Generator) -> No
     assert "max_sm_mhz not stated" in faults(tmp_path, row, max_sm_mhz=0)[0]
 
 
+CLAIMS = [
+    ({"gpu": "h100"}, "gpu is h100, but NVIDIA H200 with 132 SMs is h200: "),
+    (
+        {"name": "NVIDIA H100 PCIe", "sms": 114},
+        "gpu is h200, but NVIDIA H100 PCIe with 114 SMs is no model of the catalog",
+    ),
+    ({"sms": 66}, "gpu is h200, but NVIDIA H200 with 66 SMs is no model of the catalog"),
+    ({"gpu": "", "name": "NVIDIA H100 PCIe", "sms": 114}, ""),
+    ({"gpu": ""}, ""),
+]
+
+
+@pytest.mark.parametrize(("claim", "words"), CLAIMS)
+def test_the_claimed_model_is_that_of_the_card(
+    tmp_path: Path, random: np.random.Generator, claim: dict[str, Any], words: str
+) -> None:
+    sentences = [fault for fault in faults(tmp_path, noisy(MNK, random), **claim) if "gpu is" in fault]
+    assert len(sentences) == bool(words)
+    for sentence in sentences:
+        assert sentence.startswith(f"{tmp_path / 'stranger.jsonl'}:1: {words}")
+        assert "measure again with 'cudal2gen bench', or set gpu to" in sentence
+
+
 def test_an_impossible_row_is_not_hidden_by_a_later_one(tmp_path: Path, random: np.random.Generator) -> None:
     row = noisy(MNK, random)
     fast = replaced(row, event_us=tuple(us / 50 for us in row.timings[0].event_us))

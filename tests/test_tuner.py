@@ -240,12 +240,12 @@ def test_the_models_rank_correlation_with_what_was_measured() -> None:
     records = space.candidates(SMALL).records[:40]
     estimates = [model.estimate(record).us for record in records]
     measured = [
-        timed_trial(record, us).model_copy(update={"environment": "gpu"})
+        timed_trial(record, us).model_copy(update={"environment": "gpu", "on": "NVIDIA H200"})
         for record, us in zip(records, estimates, strict=True)
     ]
     assert agreement(measured) == pytest.approx(1.0)
     backwards = [
-        timed_trial(record, 1e3 / us).model_copy(update={"environment": "gpu"})
+        timed_trial(record, 1e3 / us).model_copy(update={"environment": "gpu", "on": "NVIDIA H200"})
         for record, us in zip(records, estimates, strict=True)
     ]
     assert agreement(backwards) == pytest.approx(-1.0)
@@ -603,13 +603,26 @@ def test_only_what_a_gpu_measured_and_a_verdict_cleared_is_written() -> None:
     assert campaign.may_write(winner(), verdict_clean=False) == "its kernel has no clean verdict"
     of_another = "it was measured on NVIDIA H100 80GB HBM3, not on h200"
     assert campaign.may_write(winner(on="NVIDIA H100 80GB HBM3"), verdict_clean=True) == of_another
-    assert campaign.may_write(winner(on="a card of no table"), verdict_clean=True) == ""
+    for card in ("a card of no table", "NVIDIA H100 PCIe, 114 SMs", "NVIDIA H200, 66 SMs"):
+        refusal = campaign.may_write(winner(on=card), verdict_clean=True)
+        assert refusal == f"it was measured on {card}, not on h200"
     assert "model environment" in campaign.may_write(winner("model"), verdict_clean=True)
     assert "replay environment" in campaign.may_write(winner("replay"), verdict_clean=True)
     assert (
         campaign.may_write(race.Race(space.candidates(SMALL), None), verdict_clean=True)
         == "nothing improved beyond noise"
     )
+
+
+def test_a_run_takes_up_what_its_own_card_measured(tmp_path: Path) -> None:
+    store = tmp_path / "trials.jsonl"
+    cards = ("NVIDIA H200", "NVIDIA H100 PCIe, 114 SMs", "NVIDIA H200")
+    trials = [winner(on=card).trials[0].model_copy(update={"run": "r", "name": f"{i}"}) for i, card in enumerate(cards)]
+    results.append(trials, store)
+    plan = campaign.Plan([SMALL], lambda _: None, lambda _: Random(7), store, "r", race.Settings())
+    for card, names in ((cards[0], ["0", "2"]), (cards[1], ["1"]), ("", ["0", "1", "2"])):
+        assert [trial.name for trial in plan.stored(card)[SMALL]] == names
+    assert [trial.on_its_gpu for trial in trials] == [True, False, True]
 
 
 def test_the_answer_says_where_it_comes_from(tmp_path: Path) -> None:

@@ -89,11 +89,11 @@ def _modelled(settings: Settings, records: list[Record]) -> list[TimedRecords]:
 
 
 def _recorded(trials: Trials) -> list[Trial]:
-    """Measured trials of the store, and recordings."""
+    """Trials of the store that cards of the records' own models measured, and recordings."""
     from cudal2gen import results
     from cudal2gen.tuner import recorded
 
-    stored = [trial for trial in results.trials(trials.store) if trial.environment == "gpu"]
+    stored = [trial for trial in results.trials(trials.store) if trial.on_its_gpu]
     return stored + (recorded.trials(trials.recordings) if trials.recordings else [])
 
 

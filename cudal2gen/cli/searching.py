@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cudal2gen import catalog, places
-from cudal2gen.cli.messages import refuse
+from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import Device
 from cudal2gen.errors import MissingTool
 from cudal2gen.kernel import Acc, Problem, Record
@@ -114,7 +114,11 @@ class Trials:
         from cudal2gen import gpu
         from cudal2gen.tuner import on_gpu
 
-        gpu.connect(self.device)  # raises here, before a process is started, where torch or the device is missing
+        card = gpu.connect(
+            self.device
+        )  # raises here, before a process is started, where torch or the device is missing
+        if not card.environment.gpu:
+            note(f"{card.facts.text} has no records of its own: trials are stored under its name, no record is written")
         connect = partial(on_gpu.connect, self.device, campaign.Incumbents(records), seed)
         return executor.Worker(connect, self.timeout, on_gpu.build)
 

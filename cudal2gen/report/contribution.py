@@ -94,6 +94,8 @@ def inspect(path: Path) -> Inspection:
     faults = [str(warning.message) for warning in skipped if issubclass(warning.category, SkippedLine)]
     for environment in measurements.environments.values():
         faults += _missing(environment)
+    with warnings.catch_warnings(action="ignore", category=SkippedLine):  # counted above
+        faults += _misnamed(path)
     for row in measurements.measurements:  # each by itself: a later one must not hide it
         for group in by_conditions(measurements._replace(measurements=[row])):
             faults += [doubt.words for doubt in group.doubts]
@@ -109,6 +111,17 @@ def _missing(environment: Environment) -> Iterator[str]:
     lacks = [name for name in NEEDED if not getattr(environment, name)]
     if lacks:
         yield f"environment {environment.id}: {', '.join(lacks)} not stated, so its times have no floor"
+
+
+def _misnamed(path: Path) -> Iterator[str]:
+    """Lines whose ``gpu`` is another model than the card's name and SMs tell; an empty one claims none."""
+    for number, row in results.lines(path):
+        if isinstance(row, Environment) and row.gpu not in ("", row.model):
+            yield (
+                f"{path}:{number}: gpu is {row.gpu}, but {row.name} with {row.sms} SMs is "
+                f"{row.model or 'no model of the catalog'}: measure again with 'cudal2gen bench', or set gpu to "
+                f'"{row.model}" if name and sms are the card\'s'
+            )
 
 
 def _fast_samples(group: Group) -> Iterator[str]:

@@ -40,6 +40,7 @@ from cudal2gen.results.storage import algorithms as algorithms
 from cudal2gen.results.storage import append as append
 from cudal2gen.results.storage import end_of as end_of
 from cudal2gen.results.storage import latest as latest
+from cudal2gen.results.storage import lines as lines
 from cudal2gen.results.storage import measurements as measurements
 from cudal2gen.results.storage import read as read
 from cudal2gen.results.storage import roundings as roundings

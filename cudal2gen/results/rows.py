@@ -20,7 +20,7 @@ from pydantic import (
     model_serializer,
 )
 
-from cudal2gen.chips import tensor_flops
+from cudal2gen.chips import model_of, tensor_flops
 from cudal2gen.element import ElementName, OutputName
 from cudal2gen.kernel import Acc, Layout, Problem
 from cudal2gen.kernel.fusion import PLAIN, Fusion
@@ -50,6 +50,8 @@ INSTRUCTIONS = frozenset({
     "mma_per_k_tile", "wgmma_per_k_tile", "tcgen05_per_k_tile", "ldmatrix_per_k_tile", "mbarrier_waits_per_k_tile",
     "bytes tma load", "bytes tma delivered", "bytes tma store",
 })  # fmt: skip
+
+_SMS = " SMs"  # ends the name of a card that is no model
 
 # A sample; zeros, NaN and infinities are faults of the clock or of the file.
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -181,7 +183,10 @@ def _with_problems(findings: Iterable[tuple[Case, str]]) -> list[str]:
 
 
 class Environment(Line):
-    """What a measurement depends on besides the kernel. Stored once per run, before its measurements."""
+    """What a measurement depends on besides the kernel. Stored once per run, before its measurements.
+
+    ``gpu``: the card's model in ``GPUS``, empty for another card.
+    """
 
     kind: Literal["environment"] = "environment"
     id: str
@@ -198,6 +203,16 @@ class Environment(Line):
     ecc: bool | None
     driver: str
     versions: dict[str, str]
+
+    @property
+    def model(self) -> str:
+        """The model that a card of this name and with so many SMs is; what ``gpu`` must say."""
+        return model_of(self.name, self.sms) or ""
+
+    @property
+    def card(self) -> str:
+        """The card as trials name it: by its name, and where it is no model also by its SMs."""
+        return self.name if self.gpu else f"{self.name}, {self.sms}{_SMS}"
 
     @property
     def bandwidth_bytes_us(self) -> float:
@@ -337,8 +352,9 @@ class Trial(Posed):
     """A record that a tuner proposed, and how its trial ended. ``timings``: the kernel's, the incumbent's and the
     baselines' samples, taken in turns; empty for a failure, whose ``reason`` names the fault.
 
-    ``on``: a GPU's model, or the name of an analytic model, whose times are computed. ``run``: the run of the tuner
-    that proposed it. ``max_diff``: the timing's ``error``, in D's units.
+    ``on``: the GPU (``Environment.card``), or the name of an analytic model, whose times are computed. ``gpu``: the
+    model that the record is for, which on another card stands in. ``run``: the run of the tuner that proposed it.
+    ``max_diff``: the timing's ``error``, in D's units.
     """
 
     kind: Literal["trial"] = "trial"
@@ -364,6 +380,12 @@ class Trial(Posed):
     @property
     def measured(self) -> bool:
         return self.outcome == "measured"
+
+    @property
+    def on_its_gpu(self) -> bool:
+        """Whether a GPU of the record's own model measured it."""
+        stranger = self.on.endswith(_SMS)
+        return self.environment == "gpu" and not stranger and model_of(self.on) == self.gpu
 
     def timing(self, contender: str = KERNEL) -> Timing | None:
         """A contender's samples; None where it was not timed."""

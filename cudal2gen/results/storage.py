@@ -177,6 +177,13 @@ class Measurements(NamedTuple):
         return list(last.values())
 
 
+def lines(
+    path: Path, start: Place = START, end: Place | None = None
+) -> Iterator[tuple[int, Environment | Measurement]]:
+    """The rows of a file of measurements with their numbers, see ``read``."""
+    return read(_MEASUREMENT, path, start, end)
+
+
 def measurements(
     path: Path | None = None, start: Place = START, end: Place | None = None,
     environments: Mapping[str, Environment] | None = None,
@@ -186,7 +193,7 @@ def measurements(
     target = path or store("measurements")
     rows = Measurements(dict(environments or {}), [])
     strangers = []
-    for number, line in read(_MEASUREMENT, target, start, end):
+    for number, line in lines(target, start, end):
         if isinstance(line, Environment):
             rows.environments[line.id] = line
         elif line.environment in rows.environments:

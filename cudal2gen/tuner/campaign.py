@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from cudal2gen import catalog, results
-from cudal2gen.chips import model_of
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
 from cudal2gen.results import INCUMBENT, Trial
 from cudal2gen.tuner import race as races
@@ -97,11 +96,11 @@ class Plan:
     budget_seconds: float | None = None
     find_candidates: Callable[[Problem], space.Candidates] = space.candidates
 
-    def stored(self) -> dict[Problem, list[Trial]]:
-        """The trials of this run so far."""
+    def stored(self, card: str) -> dict[Problem, list[Trial]]:
+        """The trials of this run so far; of measured ones those of ``card``, where it is known yet."""
         stored: dict[Problem, list[Trial]] = {}
         for trial in results.trials(self.store) if self.store.is_file() else []:
-            if trial.run == self.run_name:
+            if trial.run == self.run_name and (trial.environment != "gpu" or card in ("", trial.on)):
                 stored.setdefault(trial.problem, []).append(trial)
         return stored
 
@@ -112,7 +111,7 @@ class _Campaign:
     def __init__(self, plan: Plan, executor: Executor, progress: Callable[[Standing], None]) -> None:
         self._plan, self._executor, self._progress = plan, executor, progress
         self.standing = Standing(len(plan.problems), time.monotonic())
-        self._stored, self._problems = plan.stored(), iter(plan.problems)
+        self._stored, self._problems = plan.stored(executor.on), iter(plan.problems)
 
     def _out_of_time(self) -> bool:
         budget = self._plan.budget_seconds
@@ -289,7 +288,7 @@ def may_write(race: Race, verdict_clean: bool) -> str:
         return "nothing improved beyond noise"
     if winner.environment != "gpu":
         return f"its times come from the {winner.environment} environment ({winner.on}), not from a GPU"
-    if model_of(winner.on) not in (None, race.problem.gpu):
+    if not winner.on_its_gpu:
         return f"it was measured on {winner.on}, not on {race.problem.gpu}"
     return "" if verdict_clean else "its kernel has no clean verdict"
 

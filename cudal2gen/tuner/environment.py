@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from cudal2gen import model
 from cudal2gen.errors import WrongInput
-from cudal2gen.kernel import GPUS, IllegalRecord, Problem, Record, parse
+from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Outcome, Source, Timing, Trial
 from cudal2gen.tuner import space
 
@@ -266,7 +266,7 @@ def agreement(trials: Iterable[Trial]) -> float:
     """
     by_problem: dict[Problem, dict[str, tuple[float, float]]] = {}
     for trial in trials:
-        if trial.measured and trial.environment == "gpu" and trial.gpu in GPUS:
+        if trial.measured and trial.on_its_gpu:
             try:
                 estimate = model.estimate(parse(trial.record)).us
             except IllegalRecord:

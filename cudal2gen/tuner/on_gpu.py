@@ -58,7 +58,7 @@ class GpuEnvironment:
         self._incumbent, self._baseline = incumbent, baseline
         self._warmup_seconds, self._seed = warmup_seconds, seed
         self._warm = False
-        self.on = device.environment.name
+        self.on = device.environment.card
         self._verdicts: dict[str, Verdict] = {}
 
     @property
