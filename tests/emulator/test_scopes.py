@@ -52,6 +52,8 @@ def kinds(text: str, release: str, acquire: str, before: str = "", after: str = 
 
 
 FENCE = "fence.acq_rel.cluster;"
+SHARED_RELEASE = "fence.release.sync_restrict::shared::cta.cluster;"
+SHARED_ACQUIRE = "fence.acquire.sync_restrict::shared::cluster.cluster;"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,12 @@ FENCE = "fence.acq_rel.cluster;"
         (".relaxed.cluster", ".relaxed.cluster", FENCE, "fence.acq_rel.cta;", {"memory-scope"}),
         (".relaxed.cluster", ".acquire.cluster", "fence.acq_rel.cta;", "", {"shared-race"}),
         ("", "", FENCE, FENCE, {"memory-scope"}),
+        (".relaxed.cluster", ".relaxed.cluster", SHARED_RELEASE, SHARED_ACQUIRE, set()),
+        (".relaxed.cluster", ".relaxed.cluster", SHARED_ACQUIRE, SHARED_ACQUIRE, {"shared-race"}),
+        (".relaxed.cluster", ".relaxed.cluster", SHARED_RELEASE, SHARED_RELEASE, {"memory-scope"}),
+        (".relaxed.cluster", ".relaxed.cluster", "fence.release.cluster;", "fence.acquire.cluster;", set()),
+        (".relaxed.cluster", ".acquire.cluster", "fence.acquire.cluster;", "", {"shared-race"}),
+        (".release.cluster", ".relaxed.cluster", "", "fence.release.cluster;", {"memory-scope"}),
     ],
 )
 def test_data_between_the_ctas_of_a_cluster(
@@ -134,6 +142,37 @@ def handed_over(cluster: int = 1, **parts: str) -> set[str]:
 def test_fences_and_flags_between_ctas(scope: str, fence: str, cluster: int, wrong: bool) -> None:
     fence = f"fence.acq_rel.{fence};"
     reported = handed_over(cluster, before=fence, set=SET.format(scope), poll=POLL.format(scope), after=fence)
+    assert reported == ({"global-race"} if wrong else set())
+
+
+# CTA 1 writes to global memory instead of its own shared memory.
+PASSED_BESIDE = PASSED.replace(
+    "st.shared.u32 [%v], %t;", "mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g+128], %t;"
+).replace("ld.shared::cluster.u32 %w, [%x1];", "mad.wide.u32 %g, %t, 4, %q; ld.global.u32 %w, [%g+128];")
+
+
+@pytest.mark.parametrize("before", [FENCE, SHARED_RELEASE])
+@pytest.mark.parametrize("after", [FENCE, SHARED_ACQUIRE])
+def test_fences_of_shared_memory_order_no_global_memory(before: str, after: str) -> None:
+    wrong = set() if before == after == FENCE else {"global-race"}
+    assert kinds(PASSED_BESIDE, ".relaxed.cluster", ".relaxed.cluster", before, after) == wrong
+    # A full fence behind a restricted one makes up for it.
+    assert kinds(PASSED_BESIDE, ".relaxed.cluster", ".relaxed.cluster", before + FENCE, after + FENCE) == set()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "wrong"),
+    [
+        ("fence.release.gpu;", "fence.acquire.gpu;", False),
+        ("fence.acquire.gpu;", "fence.acq_rel.gpu;", True),
+        ("fence.acq_rel.gpu;", "fence.release.gpu;", True),
+        (SHARED_RELEASE, "fence.acq_rel.cluster;", True),
+        ("fence.acq_rel.cluster;", SHARED_ACQUIRE, True),
+    ],
+)
+def test_fences_of_one_direction_and_of_shared_memory_beside_flags(before: str, after: str, wrong: bool) -> None:
+    cluster = 2 if "cluster" in before else 1
+    reported = handed_over(cluster, before=before, set=SET.format("gpu"), poll=POLL.format("gpu"), after=after)
     assert reported == ({"global-race"} if wrong else set())
 
 

@@ -31,6 +31,7 @@ from cudal2gen.emulator.memory.shared import WINDOW_START
 from cudal2gen.emulator.state.arrays import MOVER, Array
 from cudal2gen.emulator.state.launch import KernelFacts, SharedVariable
 from cudal2gen.emulator.state.reports import EmulatorError
+from cudal2gen.emulator.state.scopes import restricted
 
 CANCEL = ("clusterlaunchcontrol", "try_cancel")
 
@@ -158,6 +159,7 @@ class _Translator:
             written=written(graph.instructions(), e.origins),
             uncertain=[(name, site) for name, site in e.first_uses.items() if site >= 0],
             cancels=any(ins.parts[:2] == CANCEL for ins in graph.instructions()),
+            restricts=any(ins.base == "fence" and restricted(ins.parts) for ins in graph.instructions()),
             function=defined["kernel"],
             source=source,
             conservative=graph.conservative,

@@ -25,6 +25,9 @@ class ClusterClocks(Clocks):
     two are the same; an arrival of CTA scope at another CTA passes on the second only. Without clusters ``ended`` is 0
     and there is one entry. Invariant: visible <= ended.
 
+    In kernels with fences restricted to shared memory a further entry, ``device`` columns behind the first, says what
+    is visible in global memory; elsewhere ``device`` is 0. Invariant: visible in global memory <= visible.
+
     What only some lanes of a warp have learned is kept beside the table, until those lanes synchronise with the others.
     """
 
@@ -40,7 +43,10 @@ class ClusterClocks(Clocks):
         self.columns = self.barriers + MAX_BARRIERS * self.cluster + 1
         self.started = self.columns - 1
         self.ended = self.columns if self.cluster > 1 else 0
-        self.ticks: Array = np.zeros((batch.count, self.warps, self.columns + self.ended), np.int64)
+        first = self.columns + self.ended
+        self.device = first if batch.launch.kernel.restricts else 0
+        self.length = first + (self.columns if self.device else 0)
+        self.ticks: Array = np.zeros((batch.count, self.warps, self.length), np.int64)
         self.table = self.ticks
         # (row, warp) -> lanes (32 bools) of the warp and the clock that only these have.
         self.private: dict[tuple[int, int], list[tuple[Array, Array]]] = {}
@@ -62,19 +68,25 @@ class ClusterClocks(Clocks):
 
     def empty(self) -> Array:
         """A clock that knows of nothing."""
-        return np.zeros(self.columns + self.ended, np.int64)
+        return np.zeros(self.length, np.int64)
 
     def set(self, clock: Array, columns: int | Array, tick: int) -> None:
         """What the columns did before the tick is visible to the holder of a clock, or of several (its last axis)."""
         clock[..., columns] = tick
         clock[..., columns + self.ended] = tick
+        clock[..., columns + self.device] = tick
 
     def only_ended(self, clock: Array) -> Array:
         """A clock with the same ended accesses, none of which is visible."""
         if not self.ended:
             return self.empty()
-        out = clock.copy()
+        out = self.in_shared(clock).copy()
         out[: self.ended] = 0
+        return out
+
+    def in_shared(self, clock: Array) -> Array:
+        out = clock.copy()
+        out[self.device or self.length :] = 0
         return out
 
     def own(self, row: int) -> slice:
@@ -107,13 +119,13 @@ class ClusterClocks(Clocks):
     # --- what is known ---
 
     def horizon(self, row: Array, warp: Array, other: Array) -> Array:
-        return np.asarray(self.ticks[row, warp, other + self.first[row]])
+        return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device])
 
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
         """Is an access (``read``: a read) of a warp of the same cluster ordered before a warp's present?"""
         if row // self.cluster != other_row // self.cluster:
             return False
-        column = self.first[other_row] + other_warp + (self.ended if read else 0)
+        column = self.first[other_row] + other_warp + (self.ended if read else self.device)
         return bool(self.ticks[row, warp, column] > tick)
 
     def of(self, lane: int) -> Array:
@@ -196,7 +208,7 @@ class ClusterClocks(Clocks):
 
     def learn(self, row: int, warps: Array, column: int, tick: int) -> None:
         """Warps of a row learn that a column's accesses before a tick have ended."""
-        for at in {column, column + self.ended}:
+        for at in {column, column + self.ended, column + self.device}:
             self.ticks[row, warps, at] = np.maximum(self.ticks[row, warps, at], tick)
 
     def _share(self, synchronised: Array | None) -> None:
@@ -239,3 +251,4 @@ class ClusterClocks(Clocks):
         column = warps + self.first[rows]
         self.ticks[rows, warps, column] = self.launch.tick
         self.ticks[rows, warps, column + self.ended] = self.launch.tick
+        self.ticks[rows, warps, column + self.device] = self.launch.tick

@@ -334,10 +334,12 @@ class DeviceMemory:
             lanes = np.flatnonzero(mask[row, warp]) + 32 * warp
             yield int(row), int(warp), lanes, self.clocks.horizon_of_threads(int(row), int(warp))
 
-    def fence(self, m: Mask, scope: Scope) -> None:
-        """A fence of all memory."""
+    def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, restricted: bool) -> None:
+        """A fence of all memory; arguments as of ``SharedFlags.fence``."""
         if not self.launch.options.hazards:
             return
         for row, warp, lanes, horizon in self._warps(m):
-            self.state.order.fence(int(self.batch.ctas[row]), warp, lanes, horizon, self.launch.tick, scope)
-        self.shared.fence(m, scope)
+            self.state.order.fence(
+                int(self.batch.ctas[row]), warp, lanes, horizon, self.launch.tick, scope, acquire, release
+            )
+        self.shared.fence(m, scope, acquire, release, restricted)

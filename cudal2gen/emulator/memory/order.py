@@ -73,13 +73,25 @@ class GlobalOrder:
         row[lanes] = tick + 1
         return merged(self.view(cta, warp).acquired, {cta: row})
 
-    def fence(self, cta: int, warp: int, lanes: Array, horizon: Array, tick: int, scope: Scope) -> None:
-        """A fence by a warp; arguments as of ``present``."""
+    def fence(
+        self,
+        cta: int,
+        warp: int,
+        lanes: Array,
+        horizon: Array,
+        tick: int,
+        scope: Scope,
+        acquire: bool,
+        release: bool,
+    ) -> None:
+        """A fence by a warp, of one direction or both; arguments as of ``present``."""
         self.active = True
         view = self.view(cta, warp)
         view.pending = dict(view.pending)
-        for clock in self.flags.take(view.pending, scope):
+        for clock in self.flags.take(view.pending, scope) if acquire else ():
             view.acquired = merged(view.acquired, clock)
+        if not release:
+            return
         clocks = up_to(scope, self.present(cta, warp, lanes, horizon, tick))
         view.published = self.flags.merged(view.published, clocks)
         for each in clocks:

@@ -56,16 +56,21 @@ class SharedFlags:
         if strong & ORDERS:
             self.launch.tick += 1
 
-    def fence(self, m: Mask, scope: Scope) -> None:
-        """A fence: later flags publish what the warps did before it, and clocks that they polled are learned."""
+    def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, restricted: bool) -> None:
+        """A fence. ``release``: later flags publish what the warps did before it; ``acquire``: clocks that they polled
+        are learned. ``restricted``: of both only what concerns shared memory."""
         if not self.hazards:
             return
         for row, warp in zip(*np.nonzero(self.clocks.warps_in(self.batch.running(m))), strict=True):
             key = (int(row), int(warp))
-            pending = self.learned.get(key)
-            for clock in self.flags.take(pending, scope) if pending else ():
-                self._bring_into_force(*key, clock)
-            self.fenced[key] = self.fenced.get(key, {}) | up_to(scope, self.clocks.present(*key))
+            pending = self.learned.get(key, {}) if acquire else {}
+            # What a restricted fence leaves out waits for another one.
+            for clock in self.flags.take(dict(pending) if restricted else pending, scope):
+                self._bring_into_force(*key, self.clocks.in_shared(clock) if restricted else clock)
+            if release:
+                present = self.clocks.present(*key)
+                clocks = up_to(scope, self.clocks.in_shared(present) if restricted else present)
+                self.fenced[key] = self.flags.merged(self.fenced.get(key, {}), clocks)
         self.launch.tick += 1
 
     def fenced_by(self, lanes: Array, scope: Scope) -> Array | None:

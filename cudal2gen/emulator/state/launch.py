@@ -114,7 +114,7 @@ class KernelFacts:
     (maxntid, minnctapersm, ...). ``origins``: of an instruction's address, what it may be computed from; ``written``:
     the pointers through which the kernel may write global memory, None where one cannot be followed; ``uncertain``:
     registers that a path reads before it writes them, and the instructions that do; ``cancels``: its CTAs may cancel
-    others that have not started."""
+    others that have not started; ``restricts``: it has fences of shared memory alone."""
 
     name: str
     sites: list[Site]
@@ -132,6 +132,7 @@ class KernelFacts:
     written: frozenset[Origin] | None
     uncertain: list[tuple[str, int]]
     cancels: bool
+    restricts: bool
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ def scope_in(parts: Iterable[str], default: Scope) -> Scope:
     return next((_BY_NAME[part] for part in parts if part in _BY_NAME), default)
 
 
+def restricted(parts: Iterable[str]) -> bool:
+    """Whether a fence orders what happens in shared memory only."""
+    return any(part.startswith("sync_restrict") for part in parts)
+
+
 def scope_of(strong: int) -> Scope:
     """The scope of a strong access."""
     return Scope(strong & Scope.GPU)

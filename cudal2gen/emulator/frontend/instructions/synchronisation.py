@@ -6,7 +6,7 @@ from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import Writes, instruction
 from cudal2gen.emulator.frontend.mutations import drop, drop_with, narrow, swap
 from cudal2gen.emulator.frontend.ptx import Instr, Operand
-from cudal2gen.emulator.state.scopes import Scope, scope_in
+from cudal2gen.emulator.state.scopes import Scope, restricted, scope_in
 
 # --- barriers
 
@@ -70,8 +70,11 @@ def meet(e: Emitter, ins: Instr) -> None:
 
 @instruction("membar", "fence", writes=Writes.NOTHING, mutations=(drop, swap, narrow))
 def fence(e: Emitter, ins: Instr) -> None:
-    """membar and fence."""
-    e.line(f"G.fence({e.mask()}, {e.bind('scope', scope_in(ins.parts, Scope.GPU))})")
+    """membar and fence; .acquire and .release of one direction, .sync_restrict of shared memory."""
+    scope, sides = e.bind("scope", scope_in(ins.parts, Scope.GPU)), {"acquire", "release"}
+    sides = sides.intersection(ins.parts) or sides
+    unit = "S" if restricted(ins.parts) else "G"
+    e.line(f"{unit}.fence({e.mask()}, {scope}, {'acquire' in sides}, {'release' in sides}, {unit == 'S'})")
 
 
 @instruction("fence.mbarrier_init", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap))
