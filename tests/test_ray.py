@@ -322,7 +322,9 @@ def test_without_a_card_it_says_so(cluster: Any, tmp_path: Path) -> None:
 def test_an_environment_that_does_not_start_is_not_started_for_ever(node: Callable[[], Any], tmp_path: Path) -> None:
     node()
     with pytest.raises(Unreachable, match="three workers in a row failed at their start: OSError: no CUDA device"):
-        RayExecutor(partial(simulated_gpu.Absent, tmp_path / "log"), resource=CARD)
+        RayExecutor(
+            partial(simulated_gpu.Absent, tmp_path / "log"), resource=CARD, patience=1200.0
+        )  # on a slow machine
 
 
 def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
