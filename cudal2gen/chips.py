@@ -224,16 +224,21 @@ def model_of(name: str, sms: int | None = None) -> str | None:
     return None
 
 
+LAST_OF_FAMILY = {10: 103, 11: 110, 12: 121}  # by the major number
+
+
 def capability_range(arch: str) -> tuple[int, int]:
     """The first and the last compute capability, as 90 for 9.0, that run a cubin for an architecture such as sm_90a.
 
     Plain code runs on its capability and on later ones of the same major number. With ``a`` it runs on exactly one
-    capability, with ``f`` on those of its family, which for the families there are is the rule of plain code. Source:
-    CUDA C++ Programming Guide, "Compute Capabilities", family- and architecture-specific features.
+    capability, with ``f`` on it and on later ones of its family, as far as the family is known. Source: CUDA C++
+    Programming Guide, "Compute Capabilities", family- and architecture-specific features; ptxas 13.0 assembles sm_100f
+    for sm_103 and sm_120f for sm_121, and sm_100f neither for sm_110 nor for sm_120.
     """
     number, suffix = re.fullmatch(r"sm_(\d+)([af]?)", arch).groups()  # type: ignore[union-attr]
     first = int(number)
-    return first, first if suffix == "a" else first // 10 * 10 + 9
+    last = {"a": first, "f": LAST_OF_FAMILY.get(first // 10, first)}
+    return first, last.get(suffix, first // 10 * 10 + 9)
 
 
 def runs(arch: str, capability: tuple[int, int]) -> bool:

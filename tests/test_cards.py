@@ -16,6 +16,9 @@ import cudal2gen
 from cudal2gen import chips, pack
 from cudal2gen.chips import GPUS, CardFacts
 from cudal2gen.choice import Kernel, Table
+from cudal2gen.emulator.host import checks
+from cudal2gen.emulator.host.cuda import LaunchRefused
+from cudal2gen.emulator.state.launch import Device
 from cudal2gen.kernel.launch import Operands
 from tests import packed
 from tests.emulated import EmulatedDevice, card_of
@@ -69,14 +72,20 @@ def test_a_card_takes_the_records_of_the_nearest_model_whose_code_it_runs(
 
 
 def test_a_cubin_runs_where_its_suffix_says() -> None:
-    capabilities = [(8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)]
+    capabilities = [(8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (10, 9), (11, 0), (12, 0), (12, 1)]
     expected = {
         "sm_80": capabilities[:4], "sm_86": capabilities[1:4], "sm_89": capabilities[3:4], "sm_90a": [(9, 0)],
-        "sm_100": [(10, 0), (10, 3)], "sm_100a": [(10, 0)], "sm_100f": [(10, 0), (10, 3)], "sm_103a": [(10, 3)],
-        "sm_120a": [(12, 0)], "sm_120f": [(12, 0), (12, 1)],
+        "sm_100": [(10, 0), (10, 3), (10, 9)], "sm_100a": [(10, 0)], "sm_103a": [(10, 3)], "sm_120a": [(12, 0)],
+        # A family is what is known of it; it does not grow by guesses.
+        "sm_100f": [(10, 0), (10, 3)], "sm_103f": [(10, 3)], "sm_110f": [(11, 0)], "sm_120f": [(12, 0), (12, 1)],
     }  # fmt: skip
     for arch, able in expected.items():
         assert [each for each in capabilities if chips.runs(arch, each)] == able, arch
+        # The emulator runs PTX of a suffix where a cubin runs, other PTX on all later devices.
+        of_ptx = able if arch[-1] in "af" else [each for each in capabilities if each >= able[0]]
+        assert [each for each in capabilities if checks.runs(arch, Device(capability=each))] == of_ptx, arch
+    with pytest.raises(LaunchRefused, match="for sm_100f and later ones of its family, the device is sm_110"):
+        checks.check_target("sm_100f", Device(capability=(11, 0)))
 
 
 def test_a_part_of_a_card_is_another_card() -> None:

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from cudal2gen import sass
-from cudal2gen.chips import GPUS, SUB_CORES, Capability, Chip
+from cudal2gen.chips import GPUS, SUB_CORES, Chip, runs
 from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import ceil_div
 from cudal2gen.kernel.schema import Schema
@@ -62,10 +62,8 @@ def of_cubin(cubin: Path, gpu: str, kernel: str | None = None, launch: LaunchFac
         restriction = f" whose name has {kernel}" if kernel else ""
         raise WrongInput(f"{cubin}: has no function{restriction} with an MMA; name a kernel that multiplies matrices")
     function = max(functions, key=lambda function: len(function.instructions))
-    if not _runs(GPUS[gpu].capability, function.sm):
-        able = (
-            ", ".join(name for name, chip in GPUS.items() if _runs(chip.capability, function.sm)) or "none that is here"
-        )
+    if not runs(function.sm, GPUS[gpu].capability.number):
+        able = ", ".join(name for name, chip in GPUS.items() if runs(function.sm, chip.capability.number)) or "no GPU"
         raise WrongInput(f"{cubin}: is for {function.sm}, which {gpu} does not run; --gpu names one that does: {able}")
     content = _Kernel(function, gpu, launch).profile
     if (occupancy := content.occupancy) and not occupancy.ctas:
@@ -74,13 +72,6 @@ def of_cubin(cubin: Path, gpu: str, kernel: str | None = None, launch: LaunchFac
             f"--launch: no CTA of {cubin} fits an SM of {gpu} by {limits}; mend the launch or name a --gpu"
         )
     return content
-
-
-def _runs(capability: Capability, sm: str) -> bool:
-    """Whether a GPU runs machine code: of its major number and at most its minor, or of its very features (90a)."""
-    major, minor = divmod(int(sm.removeprefix("sm_").rstrip("af")), 10)
-    own_major, own_minor = capability.number
-    return major == own_major and (minor == own_minor if sm.endswith("a") else minor <= own_minor)
 
 
 @dataclass(frozen=True)

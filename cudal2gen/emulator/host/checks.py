@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from cudal2gen import chips
 from cudal2gen.chips import GPUS
 from cudal2gen.emulator.frontend.ptx import Function
 from cudal2gen.emulator.host.cuda import (
@@ -83,24 +84,19 @@ def check_target(target: str, device: Device) -> None:
     """Refuse PTX that the device does not run. Raises LaunchRefused."""
     if not runs(target, device):
         major, minor = device.capability
-        hint = " alone" if target[-1:] == "a" else " and later"
+        hint = {"a": " alone", "f": " and later ones of its family"}.get(target[-1:], " and later")
         text = f"the PTX is for {target}{hint}, the device is sm_{major}{minor}"
         raise LaunchRefused(NO_IMAGE, text)
 
 
 def runs(target: str, device: Device) -> bool:
-    """Does a device run PTX of a target such as sm_80? One with a suffix a is for that capability alone, with f for
-    its family."""
-    major, minor = device.capability
-    number = re.match(r"sm_(\d+)", target)
+    """Does a device run PTX of a target such as sm_80? One with a suffix a or f is for the devices that run its machine
+    code, another one is compiled for any later one."""
+    number = re.fullmatch(r"sm_(\d+)([af]?)", target)
     if number is None:
         return True
-    least = int(number[1])
-    if target.endswith("a"):
-        return least == 10 * major + minor
-    if target.endswith("f"):
-        return least // 10 == major and least <= 10 * major + minor
-    return least <= 10 * major + minor
+    major, minor = device.capability
+    return chips.runs(target, device.capability) if number[2] else int(number[1]) <= 10 * major + minor
 
 
 def device_for(target: str) -> Device:
