@@ -88,6 +88,11 @@ def test_progress_counts_ctas(library: Path) -> None:
     assert sorted(ring) == ring
 
 
+def test_a_refused_tensor_map_is_noted_once(library: Path) -> None:
+    text = "cuTensorMapEncodeTiled: box extent 512 of dimension 0, allowed are 1 to 256"
+    assert run(library, "wide box").notes == [text]
+
+
 def test_a_launch_that_takes_long_says_how_long() -> None:
     shares = [(10, 0, 64), (10, 4, 32), (10, 16, 8192), (29, 30, 16384)]
     assert [supervision.expected(*share) for share in shares] == [

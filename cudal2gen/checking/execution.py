@@ -26,6 +26,7 @@ from cudal2gen.checking.repetition import Repetitions
 from cudal2gen.emulator import (
     Buffer,
     EmulatorError,
+    LaunchRefused,
     LaunchResult,
     Memory,
     Options,
@@ -142,6 +143,12 @@ class CheckSession(StrictSession):
                 self.reporter.send(Message("unsupported", text=called))
         self.flush()
         return code
+
+    def refuse(self, call: str, refused: LaunchRefused) -> None:
+        """Says why a tensor map was not made: the kernel that gets it only finds none."""
+        if call == "tensor_map" and str(refused) not in self.refusals:
+            self.reporter.send(Message("note", text=str(refused)))
+        super().refuse(call, refused)
 
     def flush(self) -> None:
         """Report what the machine has found since the last time."""

@@ -558,6 +558,15 @@ int main(int argc, char **argv) {
   if (is("abort")) beyond<<<4, 256>>>(x, y, n), abort();
   if (is("endless")) for (volatile int i = 0;; ++i) {}
   if (is("endless kernel")) cudaMemset(y, 0, 4), waiting<<<2, 32>>>(y), cudaDeviceSynchronize();
+  if (is("wide box")) {
+    CUtensorMap map;
+    cuuint64_t extents[] = {1024, 8}, strides[] = {2048};
+    cuuint32_t box[] = {512, 8}, steps[] = {1, 1};
+    for (int i = 0; i < 2; ++i)
+      cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, x, extents, strides, box, steps,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  }
   if (is("long loop")) serial<<<1, 1>>>(y, 1100000), cudaDeviceSynchronize();
   if (is("circle")) circle<<<1, 1>>>(y, 1), cudaDeviceSynchronize();
   if (is("relay") || is("poll")) cudaMemset(x, 0, 4 * n), is("poll") ? poll<<<1, 32>>>(x, y) : relay<<<16, 32>>>(x, y);

@@ -291,6 +291,17 @@ def test_deadlock_names_barrier_phase_and_threads() -> None:
     )
 
 
+def test_a_deadlock_names_bytes_that_nobody_expected() -> None:
+    body = """
+      mov.u32 %bar, s; mbarrier.init.shared::cta.b64 [%bar], 1;
+      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 32;
+      mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%bar], 48;
+    again: mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P bra again;"""
+    _, result = run(body, np.zeros(1), np.empty(0), block=1, check_outputs=False)
+    (report,) = result.reports
+    assert "phase 0 lacks 0 of 1 arrivals, and has 16 bytes more than expect_tx named" in report.message
+
+
 def test_uninitialised_and_overfull_mbarriers() -> None:
     _, result = run("mbarrier.arrive.shared::cta.b64 _, [%s];", np.zeros(1), np.empty(0), check_outputs=False)
     assert [r.kind for r in result.reports] == ["mbarrier"]

@@ -80,8 +80,10 @@ class MBarrier:
     def describe(self, row: int) -> str:  # noqa: ARG002
         """State in words, for reports of deadlocks."""
         missing = f"{self.pending} of {self.count} arrivals"
-        if self.bytes:
+        if self.bytes > 0:
             missing += f" and {self.bytes} bytes"
+        elif self.bytes:
+            missing += f", and has {-self.bytes} bytes more than expect_tx named"
         return f"the mbarrier at shared offset {self.offset}, whose phase {self.phase} lacks {missing}"
 
 
