@@ -11,7 +11,9 @@ from cudal2gen import emulator
 from cudal2gen.emulator.frontend.emitter import Emitter
 from cudal2gen.emulator.frontend.instruction import Writes, instruction, registered, unregister
 from cudal2gen.emulator.frontend.mutations import drop, shift
+from cudal2gen.emulator.frontend.parser import parse
 from cudal2gen.emulator.frontend.ptx import Instr
+from cudal2gen.emulator.frontend.translate import translate
 from cudal2gen.emulator.machine.batch import Batch
 from cudal2gen.emulator.memory.late_copies import LateCopy
 from cudal2gen.emulator.state.arrays import Array, Mask
@@ -131,3 +133,60 @@ def test_what_completes_an_asynchronous_instruction_is_known_and_can_be_mutated(
 def test_what_writes_memory_cannot_be_uniform() -> None:
     with pytest.raises(ValueError, match="not uniform"):
         instruction("toy.store", writes=Writes.MEMORY, uniform=True)
+
+
+BODY = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k() {{
+  .reg .pred %p<4>; .reg .b16 %rs<4>; .reg .b32 %r<16>; .reg .f32 %f<16>; .reg .b64 %rd<8>;
+  {}
+  ret;
+}}
+"""
+ADDED = "{%f0,%f1,%f2,%f3}, {%r0,%r1,%r2,%r3}, {%r4,%r5,%r6,%r7}, {%f0,%f1,%f2,%f3}, %r8, 0;"
+OF_MBARRIER = "arrive, arrive_drop, complete_tx, expect_tx, init, inval, test_wait, try_wait"
+REFUSED = {
+    "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%f0,%f1,%f2,%f3}, %rd0, %rd1, %r0, 0, 1, 1, 1, 0, 0;": (
+        "unknown instruction",
+        "wgmma.mma_async of dense f16, bf16, tf32, e4m3, e5m2, s8 and u8",
+    ),
+    f"mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {ADDED}": (
+        "form not modelled",
+        "mma.sync of dense f16, bf16, tf32, f64, e4m3, e5m2, s8, u8, s4, u4 and b1",
+    ),
+    "multimem.st.relaxed.sys.global.f32 [%rd0], %f0;": ("unknown instruction", ""),
+    "mbarrier.pending_count.b64 %r0, %rd0;": (
+        "unknown instruction",
+        ", ".join(f"mbarrier.{name}" for name in OF_MBARRIER.split(", ")),
+    ),
+    "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd0], [%r0], 16, %rs0;": (
+        ".cp_mask is not modelled",
+        "cp.async.bulk of a run of bytes to or from shared memory",
+    ),
+    "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%rd0, {%r2,%r3,%r4,%r5,%r6}], [%r1];": (
+        ".tile::scatter4 is not modelled",
+        "cp.async.bulk.tensor and its reductions: a box of a tiled tensor map to or from shared memory",
+    ),
+    "tcgen05.mma.cta_group::1.kind::tf32 [%r0], %rd0, %rd1, %r1, %p0;": (
+        ".kind::tf32 is not modelled",
+        "tcgen05.mma of kind::f16, A in shared or tensor memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("statement", REFUSED)
+def test_a_refusal_has_the_line_and_what_is_modelled(statement: str) -> None:
+    why, modelled = REFUSED[statement]
+    with pytest.raises(emulator.UnknownInstruction) as caught:
+        translate(parse(BODY.format(statement)), "k")
+    opcode, words = statement.split(maxsplit=1)[0], statement.removesuffix(";")
+    end = f"; modelled: {modelled}" if modelled else f"; nothing of {opcode.split('.')[0]} is modelled"
+    assert str(caught.value) == f"PTX line 6: {why}: {opcode} in `{words}`{end}"
+
+
+def test_an_old_name_of_a_fence_between_proxies_is_one() -> None:
+    new, old = (
+        translate(parse(BODY.format(f"{name}.proxy.async.global;")), "k").source for name in ("fence", "membar")
+    )
+    assert new == old

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Flag
+from inspect import cleandoc
 
 from cudal2gen.emulator.frontend.emitter import Emitter
 from cudal2gen.emulator.frontend.mutations import Mutation
@@ -151,6 +152,16 @@ def facts(ins: Instr) -> Instruction | None:
         forms = [form for form in _forms.get(parts[0], ()) if form.fits(parts)]
         form = _form_of[parts] = max(forms, key=lambda form: _rank(form, parts), default=None)
         return form
+
+
+def modelled(ins: Instr) -> str:
+    """What is executed of the kind of a refused instruction, as the end of a sentence."""
+    form = facts(ins)
+    if form is not None and form.emit.__doc__:
+        text = cleandoc(form.emit.__doc__).split("\n\n")[0].replace("\n", " ")
+        return f"; modelled: {text.rstrip('.')}"
+    opcodes = sorted({form.opcode.replace(":", "::") for form in _forms.get(ins.base, ())})
+    return f"; modelled: {', '.join(opcodes)}" if opcodes else f"; nothing of {ins.base} is modelled"
 
 
 def _rank(form: Instruction, parts: tuple[str, ...]) -> tuple[int, int]:

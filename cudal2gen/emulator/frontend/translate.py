@@ -13,12 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudal2gen.emulator import arithmetic
-from cudal2gen.emulator.frontend.emitter import BLACKWELL_UNITS, HOPPER_UNITS, UNITS, Emitter, Names, unsupported
+from cudal2gen.emulator.frontend.emitter import (
+    BLACKWELL_UNITS,
+    HOPPER_UNITS,
+    UNITS,
+    Emitter,
+    Names,
+    UnknownInstruction,
+    unsupported,
+)
 from cudal2gen.emulator.frontend.flow.blocks import Block
 from cudal2gen.emulator.frontend.flow.graph import Graph, build
 from cudal2gen.emulator.frontend.flow.provenance import origins, written
 from cudal2gen.emulator.frontend.flow.swaps import checked_loads
-from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses, symbols
+from cudal2gen.emulator.frontend.instruction import Instruction, defs_uses, modelled, symbols
 from cudal2gen.emulator.frontend.instructions import facts
 from cudal2gen.emulator.frontend.mangled import plain_name
 from cudal2gen.emulator.frontend.product_grids import join_products
@@ -266,12 +274,14 @@ class _Translator:
             if name not in e.first_uses and name in defs_uses(ins)[1]:
                 e.first_uses[name] = e.site()
         form = facts(ins)
-        if form is None:
-            raise unsupported(ins)
         try:
+            if form is None:
+                raise unsupported(ins)
             self._emit_guarded(form, ins)
+        except UnknownInstruction as error:
+            raise UnknownInstruction(f"{error}{modelled(ins)}") from None
         except (IndexError, KeyError, ValueError, StopIteration) as error:
-            raise unsupported(ins, f"form not modelled ({type(error).__name__}: {error})") from error
+            raise UnknownInstruction(f"{unsupported(ins, 'form not modelled')}{modelled(ins)}") from error
         e.guard, e.indent = None, ""
 
     def _emit_guarded(self, form: Instruction, ins: Instr) -> None:

@@ -12,6 +12,7 @@ from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Tensor
 from cudal2gen.emulator.hopper.bulk import Delivery
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_UNMODELLED = ("gather4", "scatter4", "cp_mask", "ignore_oob")
 _WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "cp.async.bulk.wait_group")
 # Shifted by one row of a swizzle pattern.
 _MUTATIONS = (drop, shift_register(128))
@@ -21,7 +22,10 @@ def _spaces(e: Emitter, ins: Instr) -> tuple[str, str]:
     """Destination and source."""
     heads = [p.split(":")[0] for p in ins.parts]
     spaces = [h for h in heads if h in ("shared", "global")]
-    if any("im2col" in p or "gather4" in p for p in ins.parts) or len(spaces) != 2:
+    for part in ins.parts:
+        if part.split(":")[-1] in _UNMODELLED or part.startswith("im2col"):
+            raise e.fail(f".{part.replace(':', '::')} is not modelled")
+    if len(spaces) != 2:
         raise e.fail()
     return spaces[0], spaces[1]
 
@@ -38,7 +42,7 @@ def _delivery(e: Emitter, ins: Instr, to: Operand, bar: Operand, mask_at: int) -
     "cp.async.bulk", writes=Writes.MEMORY, completed_by=_WAITS, hopper=True, access=copy_access, mutations=_MUTATIONS
 )
 def copy(e: Emitter, ins: Instr) -> None:
-    """A run of bytes to or from shared memory."""
+    """cp.async.bulk of a run of bytes to or from shared memory."""
     destination, origin = _spaces(e, ins)
     if "reduce" in ins.parts:
         raise e.fail()
@@ -66,7 +70,7 @@ def _mask(s: Statement) -> Iterator[Change]:
     "cp.async.bulk.tensor", writes=Writes.MEMORY, completed_by=_WAITS, hopper=True, mutations=(*_MUTATIONS, _mask)
 )
 def copy_tensor(e: Emitter, ins: Instr) -> None:
-    """A box of a tensor map to or from shared memory."""
+    """cp.async.bulk.tensor and its reductions: a box of a tiled tensor map to or from shared memory."""
     destination, origin = _spaces(e, ins)
     tensor = next(op for op in ins.operands if isinstance(op, Tensor))
     map_address = e.address(Mem(tensor.base, tensor.offset), "generic")

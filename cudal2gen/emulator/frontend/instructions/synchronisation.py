@@ -83,7 +83,7 @@ def fence_init(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     e.line(f"B.fence_init({e.mask()})")
 
 
-@instruction("fence.proxy", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap))
+@instruction("fence.proxy", "membar.proxy", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap))
 def fence_proxy(e: Emitter, ins: Instr) -> None:
     """fence.proxy.async; that of aliases has no effect here."""
     if "alias" in ins.parts:

@@ -186,8 +186,8 @@ def mma(e: Emitter, ins: Instr) -> None:
     parts = ins.parts
     unmodelled = [part for part in parts if part.split(":")[0] in _UNMODELLED or part.startswith("scale_vec")]
     if "kind:f16" not in parts or unmodelled:
-        kinds = ", ".join(f".{part.replace(':', '::')}" for part in unmodelled) or "kinds other than f16"
-        raise e.fail(f"tcgen05.mma: {kinds} of it is not modelled")
+        kinds = unmodelled or [part for part in parts if part.startswith("kind:")]
+        raise e.fail(f"{', '.join(f'.{part}' for part in kinds).replace(':', '::')} is not modelled")
     group = _group(e, ins)
     d, a, b, form, *trailing = ins.operands
     disabled = "None"
@@ -223,5 +223,5 @@ def commit(e: Emitter, ins: Instr) -> None:
 
 @instruction("tcgen05.cp", "tcgen05.shift", writes=Writes.MEMORY, blackwell=True)
 def unmodelled(e: Emitter, ins: Instr) -> None:
-    """Copies of scale factors and shifts of accumulators serve kinds of products that are not modelled."""
+    """none: copies of scale factors and shifts of accumulators serve kinds of products that are not modelled."""
     raise e.fail(f"{'.'.join(ins.parts[:2])} is not modelled: kind::f16 needs no scale factors in tensor memory")
