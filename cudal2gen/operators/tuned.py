@@ -18,8 +18,9 @@ from cudal2gen import results
 from cudal2gen.choice import Kernel, Row, Table, row_of
 from cudal2gen.kernel import Problem
 from cudal2gen.operators.first_runs import FirstRuns
-from cudal2gen.results import Environment, Measurement
+from cudal2gen.results import MIN_US, Environment, Measurement
 
+MAX_US = 1e5  # of a sample: a race ends after as long
 Key = tuple[tuple[Any, ...], Any, int]  # of a problem: its kind, its sizes, and how many products
 
 
@@ -36,6 +37,16 @@ class Conditions(NamedTuple):
     def of(cls, environment: Environment) -> Conditions:
         versions = tuple(sorted(environment.versions.items()))
         return cls(environment.name, environment.driver, environment.max_sm_mhz, environment.power_limit_w, versions)
+
+
+def _possible(measurement: Measurement, environment: Environment) -> bool:
+    """Whether a race on a card can have taken these times: a damaged line may state any."""
+    problem, least = measurement.problem, MIN_US
+    if not problem.grouped:  # of groups the rows of some are computed
+        least = max(least, environment.floor_us(problem, cold=False, products=measurement.products))
+    return all(
+        timing.calls > 0 and least <= timing.median_us <= MAX_US / timing.calls for timing in measurement.timings
+    )
 
 
 class Raced(NamedTuple):
@@ -85,7 +96,8 @@ class Store:
             stored = results.measurements(self.file, self._end, end, self._environments)
             alike = Conditions.of(self.environment)
             conditions = {name: Conditions.of(each) for name, each in stored.environments.items()}
-            self._measurements.extend(row for row in stored.measurements if conditions[row.environment] == alike)
+            rows = [row for row in stored.measurements if conditions[row.environment] == alike]
+            self._measurements.extend(row for row in rows if _possible(row, self.environment))
             self._end, self._environments = end, stored.environments
         return self._measurements
 
@@ -141,7 +153,7 @@ class _Rows:
             return self._raced
         for measurement in measurements[self._read :]:
             number, problem = self._numbers.get((measurement.digest, repr(measurement.options))), measurement.problem
-            if number is None:
+            if number is None or not self.table.kernels[number].computes(problem):
                 continue
             row = row_of(problem, measurement.products, number, {measurement.l2: measurement})
             if row is not None:
