@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -573,3 +574,44 @@ def test_a_race_in_the_background_ends_with_its_process(opened: pack.Pack, check
     assert (other.returncode, text) == (0, "ends within a race\n")
     assert measurements() == []
     assert Store(A100).first_runs.banned() == set()
+
+
+# --- deterministic algorithms ---
+
+
+@pytest.mark.parametrize(("mode", "warn_only"), [("once", False), ("background", True)])
+def test_deterministic_algorithms_begin_no_race(
+    mode: races.Mode, warn_only: bool, device: EmulatedDevice, opened: pack.Pack, clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What was measured before is used; and a race begins when they are no longer asked for."""
+    monkeypatch.setattr(buckets, "LARGEST", 0)
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, clock), mode) as dispatcher:
+        with deterministic(warn_only):
+            for _ in range(3):
+                assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+            assert dispatcher.stats() == {"kernel": {}, "torch": {"nothing was measured within a factor of two": 3}}
+            assert cudal2gen.explain(a, b.t()).endswith("; deterministic algorithms are on: " + RULE)
+            assert (measurements(), device.session.launches) == ([], [])
+        for _ in range(60):
+            assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+            if dispatcher.stats()["kernel"]:
+                break
+        assert len(measurements()) == 1
+        assert "deterministic" not in cudal2gen.explain(a, b.t())
+    with process(opened, Timed(device, clock), mode) as dispatcher, deterministic(warn_only):
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert sum(dispatcher.stats()["kernel"].values()) == 1
+
+
+RULE = "what was measured counts, and nothing is measured anew"
+
+
+@contextmanager
+def deterministic(warn_only: bool) -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)

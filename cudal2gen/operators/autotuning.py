@@ -2,7 +2,8 @@
 
 ``once``: one thread races, outside of the dispatcher's lock; calls of other threads whose products are still to be
 measured are torch's meanwhile. ``background``: a plan's calls advance its race where the stream is idle, without a
-thread of its own, so that nothing outlives the process or delays its end.
+thread of its own, so that nothing outlives the process or delays its end. While torch is asked for deterministic
+algorithms no race begins or goes on, since which kernel wins may differ from run to run; what was measured counts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from cudal2gen.operators.contests import Arguments, Contest, copies
 from cudal2gen.operators.products import Request
 from cudal2gen.operators.races import Autotuner, Contests, Mode, Target
 from cudal2gen.operators.tuned import Raced, Store
+from cudal2gen.operators.watching import deterministic
 
 KEPT = (
     "what was measured counts until this process ends; make room there or allow writing, or name another folder by "
@@ -144,7 +146,7 @@ class Race:
         if tuner is None:
             return True
         try:
-            if self._device.capturing():
+            if deterministic() or self._device.capturing():
                 return False
             if self._tuning.mode == "once":
                 return self.run(arguments, hot=hot)

@@ -2,8 +2,9 @@
 weight has changed.
 
 A change is seen by torch's version counter (optimizers, ``load_state_dict``, any operation in place) or by another
-storage (``.to()``). A write through ``tensor.data``, as adapters are merged by, and FSDP's gathering change neither:
-call ``DERIVED.clear`` behind them. Where a graph is captured, torch computes: replays see the weights as they are then.
+storage (``.to()``). A write through ``tensor.data``, as adapters are merged by, changes neither: call ``DERIVED.clear``
+behind it. Nor does FSDP's gathering, so ``patch`` fuses no gate of weights that it manages. Where a graph is captured,
+torch computes: replays see the weights as they are then.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.native import NATIVE, NativeCall
 from cudal2gen.operators.products import Request, Run
 from cudal2gen.operators.races import Mode, mode_of
+from cudal2gen.operators.watching import deterministic, foreign
 from cudal2gen.pack import Pack, installed, open_pack, search, serving
 
 if TYPE_CHECKING:
@@ -128,8 +129,8 @@ class Dispatcher:
                 return self.plans[key]
             race = self._race(request) if arguments is not None and self.mode != "off" else None
             due = race is not None and race.due()
-        capturing = due and self._device(request.device).capturing()
-        if race is not None and arguments is not None and due and self.mode == "once" and not capturing:
+        barred = due and (deterministic() or self._device(request.device).capturing())
+        if race is not None and arguments is not None and due and self.mode == "once" and not barred:
             if not race.run(arguments):  # outside of the lock, so that other calls go on
                 return self._passing(
                     Plan("another thread measures", MEANWHILE, request.by_torch, False, request.by_torch)
@@ -160,9 +161,18 @@ class Dispatcher:
 
     def _passing(self, plan: Plan) -> Plan:
         """A plan of one call, counted here."""
-        with self._lock:
-            self._retired[(plan.on_kernel, plan.name)] += 1
+        self.count(plan.name, plan.on_kernel)
         return plan
+
+    def count(self, name: str, on_kernel: bool = False) -> None:
+        """Counts a call without a plan, of a kernel or by the reason why it is torch's."""
+        with self._lock:
+            self._retired[(on_kernel, name)] += 1
+
+    def aside(self, run: Run, operands: Sequence[Any]) -> Plan | None:
+        """A plan of one call for operands that only torch's functions know, ``run``; None for others."""
+        reason = foreign(operands)
+        return self._passing(Plan(reason, f"{reason}: torch's own product", run, False, run)) if reason else None
 
     def keep(self, plan: Plan, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
         """Lets C++ make the later calls of a plan. ``kind``: all of its key that does not lie in the tensors."""
@@ -225,7 +235,7 @@ class Dispatcher:
 
     def _on_kernel(self, request: Request) -> Plan:
         """The plan of a kernel. Raises ByTorch where none answers."""
-        if self.device is None and request.device < 0:
+        if self.device is None and request.device == -1:
             raise ByTorch("on the CPU")
         if request.problem is None:
             raise ByTorch(request.obstacle)

@@ -10,9 +10,12 @@ from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.fused_operators import linear, plan_fused, swiglu
 from cudal2gen.operators.grouped import grouped_mm, plan_grouped
 from cudal2gen.operators.torch_operators import bmm, matmul, plan_linear, plan_matmul
+from cudal2gen.operators.watching import deterministic, foreign
 
 if TYPE_CHECKING:
     import torch
+
+DETERMINISTIC = "deterministic algorithms are on: what was measured counts, and nothing is measured anew"
 
 
 def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options: Any) -> str:
@@ -30,9 +33,12 @@ def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options:
         bound = signature(_PLANS[function]).bind(*arguments, **options)
     except TypeError as error:
         raise TypeError(f"explain: {error}; give all arguments of cudal2gen.{function.__name__} but out") from None
+    if reason := foreign(bound.args, functions=True):
+        return f"torch: {reason}"
     plan = _PLANS[function](*bound.args, **bound.kwargs)
     chosen = plan.name if plan.on_kernel else "torch"
-    return "; ".join((f"{chosen}: {plan.reason}", *current().shadowed))
+    barred = [DETERMINISTIC] if current().mode != "off" and deterministic() else []
+    return "; ".join((f"{chosen}: {plan.reason}", *barred, *current().shadowed))
 
 
 def _matmul(

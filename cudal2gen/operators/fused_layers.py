@@ -188,6 +188,11 @@ def _as_called(module: torch.nn.Module) -> bool:
     return "forward" not in module.__dict__ or getattr(module.__dict__["forward"], "func", None) is forward_linear
 
 
+def _gathered(module: torch.nn.Module) -> bool:
+    """Whether FSDP gathers a module's weights, into the same memory without a sign, so that copies are outdated."""
+    return bool(module.__dict__.get("_is_fsdp_managed_module", False))
+
+
 def _forward_sequential(module: torch.nn.Sequential, x: Any) -> Any:
     return _run_chain(list(module._modules.values()), x)
 
@@ -215,7 +220,8 @@ def _forward_gated(module: torch.nn.Module, gate: str, act: str, up: str, behind
     first, activation, second = (module._modules[name] for name in (gate, act, up))
     assert first is not None and activation is not None and second is not None  # noqa: PT018
     typed = as_typed(x, first.weight) and x.dtype == second.weight.dtype and _is_pair(first, activation, second)
-    if typed and all(map(_as_called, (first, activation, second))):
+    followed = not (_gathered(first) or _gathered(second))
+    if typed and followed and all(map(_as_called, (first, activation, second))):
         x = gated_pair(x, first.weight, second.weight, str(activation_of(activation)))
     else:
         x = activation(first(x)) * second(x)

@@ -14,15 +14,15 @@ from cudal2gen.operators import epilogues, vmapping
 from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import Epilogue, check_fused, check_gated_pair, lies_of, request_fused
-from cudal2gen.operators.registration import Operator, no_script, register
+from cudal2gen.operators.registration import Operator, call, no_script, register
 from cudal2gen.operators.torch_operators import (
     OPS,
     as_rows,
     linear_gradients,
     run_linear,
 )
-from cudal2gen.operators.torch_products import torch_pair
-from cudal2gen.operators.watching import TORCH, all_undispatched, check_tensors, undispatched
+from cudal2gen.operators.torch_products import own_fused, own_linear, own_pair, torch_pair
+from cudal2gen.operators.watching import TORCH, all_undispatched, check_tensors, foreign, undispatched
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ def linear(
         if undispatched(x, weight) and (bias is None or undispatched(bias, bias)):
             return run_linear(x, weight, bias)
         check_tensors(x=x, weight=weight, bias=bias)
-        return cast("torch.Tensor", OPS["linear"](x, weight, bias))
+        return cast("torch.Tensor", call("linear", x, weight, bias))
     return _call("fused_linear", _fused_linear, {"x": x, "weight": weight, "bias": bias}, activation, False)
 
 
@@ -77,10 +77,11 @@ def _call(name: str, run: Any, named: dict[str, torch.Tensor | None], *options: 
     if all_undispatched(tensors):
         return cast("torch.Tensor", run(*tensors, *options))
     check_tensors(**named)
-    if TORCH.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    differentiable = TORCH.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if differentiable and not foreign(tensors, functions=True):
         d = _OPS[f"{name}_aux"](*tensors, *options)[0]
     else:
-        d = _OPS[name](*tensors, *options)
+        d = call(name, *tensors, *options)
     return d
 
 
@@ -107,7 +108,14 @@ def plan_fused(
     dispatcher = current()
     try:
         key = ("fused", activation, gate, aux, *map(lies_of, (x, weight, bias)))
-    except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
+    except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
+
+        def whole(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            d, z = own_fused(x, weight, bias, activation, gate)
+            return (d, z) if aux else d
+
+        if aside := dispatcher.aside(whole, (x, weight, bias)):
+            return aside
         check_fused(x, weight, bias, activation, gate)
         raise
     plan = dispatcher.plans.get(key)
@@ -152,6 +160,19 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
     if w1.is_inference() or w3.is_inference():
         return dispatcher.plan(key, request._replace(problem=None, obstacle="weights of inference mode, not followed"))
     return dispatcher.plan(key, request._replace(pair=True), Arguments(x, w1, w3))
+
+
+# --- by torch's functions, for operands that know these alone ---
+
+
+def _own_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
+) -> torch.Tensor:  # fmt: skip
+    return own_fused(x, weight, bias, activation, gate)[0]
+
+
+def _own_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> Pair:
+    return own_pair(x, w1, w3, activation), epilogues.join_columns(own_linear(x, w1), own_linear(x, w3))
 
 
 # --- without data, and backwards ---
@@ -300,19 +321,19 @@ _PAIR = "(Tensor x, Tensor w1, Tensor w3, str activation)"
 OPERATORS = (
     Operator(
         f"fused_linear{_LINEAR} -> Tensor",
-        _fused_linear, _fake_linear, _keep_linear, _linear_backward, _vmap_linear,
+        _fused_linear, _fake_linear, _own_linear, _keep_linear, _linear_backward, _vmap_linear,
     ),
     Operator(
         f"fused_linear_aux{_LINEAR} -> (Tensor, Tensor)",
-        _fused_linear_aux, _fake_linear_aux, _keep_linear, _linear_aux_backward, _vmap_linear_aux,
+        _fused_linear_aux, _fake_linear_aux, own_fused, _keep_linear, _linear_aux_backward, _vmap_linear_aux,
     ),
     Operator(
         f"gated_pair{_PAIR} -> Tensor",
-        _gated_pair, _fake_pair, _keep_pair, _pair_backward, _vmap_pair,
+        _gated_pair, _fake_pair, own_pair, _keep_pair, _pair_backward, _vmap_pair,
     ),
     Operator(
         f"gated_pair_aux{_PAIR} -> (Tensor, Tensor)",
-        _gated_pair_aux, _fake_pair_aux, _keep_pair, _pair_aux_backward, _vmap_pair_aux,
+        _gated_pair_aux, _fake_pair_aux, _own_pair_aux, _keep_pair, _pair_aux_backward, _vmap_pair_aux,
     ),
 )  # fmt: skip
 

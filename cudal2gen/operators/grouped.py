@@ -9,7 +9,8 @@ from cudal2gen.operators import vmapping
 from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import check_grouped, grouped_shape, lies_of, request_grouped
-from cudal2gen.operators.registration import Operator, no_script, register
+from cudal2gen.operators.registration import Operator, call, no_script, register
+from cudal2gen.operators.torch_products import own_grouped
 from cudal2gen.operators.watching import TORCH, all_undispatched, check_tensors
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def grouped_mm(
     if all_undispatched((mat_a, mat_b, offs, bias)):
         return _grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
     check_tensors(mat_a=mat_a, mat_b=mat_b, offs=offs, bias=bias)
-    return cast("torch.Tensor", _OPS["grouped_mm"](mat_a, mat_b, offs, bias, out_dtype))
+    return cast("torch.Tensor", call("grouped_mm", mat_a, mat_b, offs, bias, out_dtype))
 
 
 def _grouped_mm(
@@ -111,6 +112,6 @@ def _vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapp
 _OPS = register(
     Operator(
         "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
-        _grouped_mm, _fake_grouped_mm, _keep, _backward, _vmap,
+        _grouped_mm, _fake_grouped_mm, own_grouped, _keep, _backward, _vmap,
     ),
 )  # fmt: skip

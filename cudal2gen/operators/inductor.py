@@ -16,6 +16,7 @@ from cudal2gen.errors import WrongInput
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import Request, check_linear, lies_of, request_linear, request_matmul
 from cudal2gen.operators.registration import Operator, register
+from cudal2gen.operators.torch_products import own_linear
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ def cudal2gen_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     if element_or_none(a.dtype) is None or a.dtype != b.dtype or out.dtype != a.dtype:
         torch.mm(a, b, out=out)
         return
-    key = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15, a.dtype, a.get_device())
+    key = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15, a.dtype, a.device)
     plan = _plan((*key, out.stride(), out.data_ptr() & 15), lambda: request_matmul(a, b, "f32", out))
     current().regardless.call(plan, a, b, out)
 
@@ -112,4 +113,4 @@ def _offered() -> Any:
     import cudal2gen.operators.torch_operators  # noqa: F401  # defines linear
 
     schema = f"{OFFERED}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor"
-    return register(Operator(schema, _offered_linear, _fake))[OFFERED]
+    return register(Operator(schema, _offered_linear, _fake, own_linear))[OFFERED]

@@ -93,7 +93,7 @@ def as_typed(x: torch.Tensor, weight: torch.Tensor) -> bool:
     if x.dtype != weight.dtype or x.dtype not in TYPES:
         return False
     kind = x.device.type
-    autocast = kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind)
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return not autocast or torch.get_autocast_dtype(kind) == x.dtype
 
 

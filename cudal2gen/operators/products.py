@@ -44,9 +44,9 @@ class Request(NamedTuple):
 
     ``problem``: its GPU to be filled in; None where no kernel can compute it, and ``obstacle`` says why. ``operands``:
     the tensors as matrices, B as the layout stores it. ``shape``: of the result. ``device``: the CUDA device's index,
-    -1 for the CPU. ``by_torch``: torch's own product, whole. ``batches``: the products of a batch, each of ``sizes``.
-    ``fusion``: what a kernel may apply to the sums; ``finish``: the same by torch, of a plain kernel's D and the bias.
-    ``pair``: whether the caller has the weights of a gate apart, of which B is the interleaved copy.
+    -1 for the CPU, -2 for others. ``by_torch``: torch's own product, whole. ``batches``: the products of a batch, each
+    of ``sizes``. ``fusion``: what a kernel may apply to the sums; ``finish``: the same by torch, of a plain kernel's D
+    and the bias. ``pair``: whether the caller has the weights of a gate apart, of which B is the interleaved copy.
     """
 
     problem: Problem | None
@@ -218,6 +218,18 @@ def _name(dtype: torch.dtype) -> ElementName:
     return name
 
 
+def _place(tensor: torch.Tensor) -> int:
+    """A request's ``device``."""
+    return tensor.get_device() if tensor.is_cuda else -1 if tensor.is_cpu else -2
+
+
+def _unserved(tensor: torch.Tensor) -> str:
+    """Why there are no kernels for tensors of this type or on this device; "" where there may be."""
+    if not (tensor.is_cuda or tensor.is_cpu):
+        return f"no kernels on {tensor.device.type}"
+    return "" if name_of(tensor.dtype) is not None else f"no kernels of {tensor.dtype}"
+
+
 def _output(a: torch.Tensor, out_dtype: torch.dtype | None) -> OutputName:
     return "same" if out_dtype in (None, a.dtype) else "f32"
 
@@ -247,13 +259,12 @@ def request_matmul(
     layout, as_b = _laid_out(b, extents, of_b, spacing.b)
     as_d = Matrix(extents.n) if out is None else _placed(out, extents.m, extents.n, of_d, spacing.d)
     by_torch = torch_matmul if d_type == "same" else partial(torch_matmul, out_dtype=out_dtype)
-    if name_of(a.dtype) is None:
-        obstacle = f"no kernels of {a.dtype}"
+    obstacle = _unserved(a) or obstacle
     posed: Posed = None, obstacle, Operands.packed(layout, extents.n, extents.k)
     if not obstacle:
         features = {"batch": "strided"} if spacing.products != 1 else {}
         posed = _posed((_name(a.dtype), d_type, acc, layout), extents, (as_a, as_b, as_d), **features)
-    return Request(posed[0], posed[1], extents, posed[2], shape, a.get_device(), by_torch, spacing)
+    return Request(posed[0], posed[1], extents, posed[2], shape, _place(a), by_torch, spacing)
 
 
 def _stack_of_d(out: torch.Tensor | None, batch: Sequence[int], sizes: Sizes, matrix: tuple[bool, bool]) -> Stack:
@@ -305,11 +316,11 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
             as_x = matrix(flat, sizes.m, k, *flat.stride())
     layout, as_weight = _laid_out(weight, sizes, Stack(weight.stride(1), weight.stride(0), ()), 0)
     matrices = (as_x, as_weight, Matrix(n))
-    posed: Posed = None, f"no kernels of {x.dtype}", Operands.packed(layout, n, k)
-    if name_of(x.dtype) is not None:
+    posed: Posed = None, _unserved(x), Operands.packed(layout, n, k)
+    if not posed[1]:
         posed = _posed((_name(x.dtype), "same", "f32", layout), sizes, matrices)
     shape = (*x.shape[:-1], n)
-    request = Request(posed[0], posed[1], sizes, posed[2], shape, x.get_device(), torch_linear)
+    request = Request(posed[0], posed[1], sizes, posed[2], shape, _place(x), torch_linear)
     return request._replace(fusion=Fusion(bias="n"), finish=add) if biased else request
 
 
@@ -323,8 +334,8 @@ def request_grouped(
     sizes, groups = Sizes(a.shape[-2], b.shape[-1], a.shape[-1]), len(offs)
     problem, obstacle, operands = None, "groups of columns or of k", Operands.packed("nn", sizes.n, sizes.k)
     spacing = Batches()
-    if name_of(a.dtype) is None:
-        obstacle = f"no kernels of {a.dtype}"
+    if unserved := _unserved(a):
+        obstacle = unserved
     elif not groups:
         obstacle = "an extent is 0"
     elif (a.ndim, b.ndim) == (2, 3):
@@ -333,7 +344,7 @@ def request_grouped(
         kind: Kind = (_name(a.dtype), _output(a, out_dtype), "f32", layout)
         as_a = matrix(a, sizes.m, sizes.k, *a.stride())
         problem, obstacle, operands = _posed(kind, sizes, (as_a, as_b, Matrix(sizes.n)), batch="grouped")
-    return Request(problem, obstacle, sizes, operands, shape, a.get_device(), by_torch, spacing)
+    return Request(problem, obstacle, sizes, operands, shape, _place(a), by_torch, spacing)
 
 
 def add(d: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -7,20 +7,26 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from cudal2gen.operators.watching import in_forward_mode, local
+from cudal2gen.operators.dispatch import current
+from cudal2gen.operators.watching import compiling, foreign, in_forward_mode, local
 
 NAMESPACE = "cudal2gen"
 
+_DEFINED: dict[str, tuple[Operator, Any]] = {}  # operators and their overloads, by name
 _LIBRARIES: list[Any] = []  # keeps the libraries alive, and with them their operators
+# A GPU of another kind has torch's product. Nested tensors are of no such key, and have their own.
+_KEYS = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA")
 
 
 class Operator(NamedTuple):
-    """``run``: on CUDA and CPU tensors. ``fake``: without data, for torch.compile and meta tensors. ``keep`` and
-    ``backward``: the derivative's ``setup_context`` and itself. ``vmap``: see ``torch.library.register_vmap``."""
+    """``run``: on tensors of any device. ``fake``: without data, for torch.compile and meta tensors. ``by_torch``:
+    torch's own functions, for tangents and for operands whose classes know these alone. ``keep`` and ``backward``: the
+    derivative's ``setup_context`` and itself. ``vmap``: see ``torch.library.register_vmap``."""
 
     schema: str
     run: Callable[..., Any]
     fake: Callable[..., Any]
+    by_torch: Callable[..., Any]
     keep: Callable[..., None] | None = None
     backward: Callable[..., Any] | None = None
     vmap: Callable[..., Any] | None = None
@@ -39,17 +45,32 @@ def register(*operators: Operator) -> dict[str, Any]:
     overloads = {}
     for operator in operators:
         library.define(operator.schema, tags=(torch.Tag.needs_fixed_stride_order,))
-        for key in ("CPU", "CUDA"):
+        for key in _KEYS:
             library.impl(operator.name, operator.run, key)
         qualified = f"{NAMESPACE}::{operator.name}"
         torch.library.register_fake(qualified, operator.fake, lib=library)
         packet, _, overload = operator.name.partition(".")
         overloads[operator.name] = operation = getattr(getattr(torch.ops.cudal2gen, packet), overload or "default")
+        _DEFINED[operator.name] = operator, operation
         if operator.vmap is not None:
             torch.library.register_vmap(qualified, operator.vmap, lib=library)
         if operator.backward is not None:
             library.impl(operator.name, _differentiable(operator, operation), "Autograd")
     return overloads
+
+
+def call(name: str, *arguments: Any, **options: Any) -> Any:
+    """An operator by torch's dispatcher; for operands that only torch's functions know, these."""
+    operator, overload = _DEFINED[name]
+    operands = (*arguments, *options.values())
+    reason = foreign(operands, functions=True)
+    if not (reason or operator.backward or compiling()) and in_forward_mode() and has_tangents(operands):
+        reason = "tangents"
+    if not reason:
+        return overload(*arguments, **options)
+    if not compiling():
+        current().count(reason)
+    return operator.by_torch(*arguments, **options)
 
 
 def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
@@ -59,6 +80,7 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
     """
     import torch
     from torch._functorch.utils import enable_single_level_autograd_function
+    from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
     defaults = [argument.default_value for argument in overload._schema.arguments]
 
@@ -67,7 +89,8 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
             return overload(*arguments)
 
     def forward(*arguments: Any) -> Any:
-        with torch.enable_grad():  # needed by the next level of nested transforms, without effect below autograd
+        # Needed by the next level of nested transforms, without effect below autograd.
+        with torch.enable_grad(), _set_fwd_grad_enabled(True):
             return below(*arguments)
 
     class Derivative(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]  # torch has no types here
@@ -79,27 +102,27 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
         setattr(Derivative, name, staticmethod(cast("Callable[..., Any]", method)))
 
     def run(*arguments: Any) -> Any:
-        if in_forward_mode():
-            refuse_tangents(operator.name, arguments)
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        if in_forward_mode() and has_tangents(arguments):
+            return operator.by_torch(*arguments)
+        differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        if not differentiable and local(arguments):
+            return operator.run(*arguments)  # does what the dispatcher would, in less time
+        if foreign(arguments):
+            return operator.by_torch(*arguments)
+        if differentiable:
             with enable_single_level_autograd_function():
                 return Derivative.apply(*arguments, *defaults[len(arguments) :])
-        if local(arguments):
-            return operator.run(*arguments)  # does what the dispatcher would, in less time
         return below(*arguments)
 
     return run
 
 
-def refuse_tangents(name: str, arguments: Sequence[Any]) -> None:
-    """Raises NotImplementedError for a tensor with a tangent, which the result would silently lack."""
+def has_tangents(arguments: Sequence[Any]) -> bool:
+    """Whether a tensor has a tangent, which only torch's functions carry along."""
     from torch import Tensor
     from torch.autograd.forward_ad import unpack_dual
 
-    if any(isinstance(argument, Tensor) and unpack_dual(argument).tangent is not None for argument in arguments):
-        raise NotImplementedError(
-            f"cudal2gen.{name.partition('.')[0]}: has no forward-mode derivative; use torch's own product there"
-        )
+    return any(isinstance(argument, Tensor) and unpack_dual(argument).tangent is not None for argument in arguments)
 
 
 def no_script(function: Callable[..., Any]) -> Callable[..., Any]:

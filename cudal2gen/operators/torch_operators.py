@@ -16,7 +16,8 @@ from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.native import NATIVE
 from cudal2gen.operators.products import check_linear, check_matmul, check_out, request_linear, request_matmul, span
-from cudal2gen.operators.registration import Operator, no_script, register
+from cudal2gen.operators.registration import Operator, call, no_script, register
+from cudal2gen.operators.torch_products import own_linear, own_matmul, own_matmul_out, torch_linear, torch_matmul
 from cudal2gen.operators.watching import TORCH, check_tensors, undispatched
 
 if TYPE_CHECKING:
@@ -40,14 +41,16 @@ def matmul(
     """
     if out is not None:
         direct = undispatched(a, b) and undispatched(out, out)
-        if not direct:
+        if direct:
+            _matmul_out(a, b, acc, out_dtype, out=out)
+        else:
             check_tensors(a=a, b=b, out=out)
-        (_matmul_out if direct else OPS["matmul.out"])(a, b, acc, out_dtype, out=out)
+            call("matmul.out", a, b, acc, out_dtype, out=out)
         return out
     if undispatched(a, b):
         return _matmul(a, b, acc, out_dtype)
     check_tensors(a=a, b=b)
-    return cast("torch.Tensor", OPS["matmul"](a, b, acc, out_dtype))
+    return cast("torch.Tensor", call("matmul", a, b, acc, out_dtype))
 
 
 @no_script
@@ -88,10 +91,12 @@ def plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dty
     dispatcher = current()
     try:
         lies = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15)
-    except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
+    except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
+        if aside := dispatcher.aside(torch_matmul, (a, b)):
+            return aside
         check_matmul(a, b, acc, out_dtype)
         raise
-    key = (acc, lies, a.get_device(), b.get_device(), a.dtype, b.dtype, out_dtype)
+    key = (acc, lies, a.device, b.device, a.dtype, b.dtype, out_dtype)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_matmul(a, b, acc, out_dtype)
@@ -105,7 +110,7 @@ def _matmul_out(
     dispatcher = current()
     lies = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     where = (a.data_ptr() & 15, b.data_ptr() & 15, out.data_ptr() & 15)
-    key = (acc, lies, where, a.get_device(), b.get_device(), out.get_device(), a.dtype, b.dtype, out.dtype, out_dtype)
+    key = (acc, lies, where, a.device, b.device, out.device, a.dtype, b.dtype, out.dtype, out_dtype)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_matmul(a, b, acc, out_dtype)
@@ -129,12 +134,14 @@ def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """The plan of a linear layer; all that it depends on is in its key."""
     dispatcher = current()
     try:
-        bias_kind: tuple[Any, ...] = () if bias is None else (bias.get_device(), bias.dtype, bias.shape)
+        bias_kind: tuple[Any, ...] = () if bias is None else (bias.device, bias.dtype, bias.shape)
         lies = (x.shape, x.stride(), weight.shape, weight.stride(), x.data_ptr() & 15, weight.data_ptr() & 15)
-    except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
+    except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
+        if aside := dispatcher.aside(torch_linear, (x, weight, bias)):
+            return aside
         check_linear(x, weight, bias)
         raise
-    key = ("linear", lies, x.get_device(), weight.get_device(), x.dtype, weight.dtype, bias_kind)
+    key = ("linear", lies, x.device, weight.device, x.dtype, weight.dtype, bias_kind)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_linear(x, weight, bias)
@@ -275,15 +282,15 @@ def _vmap_linear(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmappi
 OPERATORS = (
     Operator(
         'matmul(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None) -> Tensor',
-        _matmul, _fake_matmul, _keep_matmul, _matmul_backward, _vmap_matmul,
+        _matmul, _fake_matmul, own_matmul, _keep_matmul, _matmul_backward, _vmap_matmul,
     ),
     Operator(
         'matmul.out(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None, *, Tensor(a!) out) -> ()',
-        _matmul_out, _fake_matmul_out,
+        _matmul_out, _fake_matmul_out, own_matmul_out,
     ),
     Operator(
         "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-        run_linear, _fake_linear, _keep_linear, _linear_backward, _vmap_linear,
+        run_linear, _fake_linear, own_linear, _keep_linear, _linear_backward, _vmap_linear,
     ),
 )  # fmt: skip
 

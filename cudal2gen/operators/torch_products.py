@@ -26,10 +26,15 @@ def _as_typed(product: Callable[Arguments, Result]) -> Callable[Arguments, Resul
 
         if not torch._C._is_any_autocast_enabled():
             return product(*arguments, **options)
-        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+        with torch._C._DisableAutocast():  # of all devices
             return product(*arguments, **options)
 
     return run
+
+
+def _summed_in_16_bits(tensor: torch.Tensor) -> bool:
+    """Whether torch's product may sum in less than fp32: the CPU's own of 16-bit elements."""
+    return element_or_none(tensor.dtype) is not None and tensor.device.type == "cpu" and not tensor.is_nested
 
 
 @_as_typed
@@ -39,8 +44,7 @@ def torch_matmul(
     """``torch.matmul(a, b)``, contiguous. ``out_dtype``: where it is not theirs."""
     import torch
 
-    if element_or_none(a.dtype) is not None and a.device.type != "cuda":
-        # The CPU's own product of 16-bit elements need not sum in fp32.
+    if _summed_in_16_bits(a):
         product = torch.matmul(a.float(), b.float())
         return product.to(out_dtype or a.dtype).contiguous() if out is None else out.copy_(product)
     if out_dtype in (None, a.dtype):
@@ -69,7 +73,7 @@ def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     """x (..., K) times weight (N,K) transposed, plus bias, contiguous."""
     import torch
 
-    if element_or_none(x.dtype) is not None and x.device.type != "cuda":
+    if _summed_in_16_bits(x):
         wide = None if bias is None else bias.float()
         return torch.nn.functional.linear(x.float(), weight.float(), wide).to(x.dtype).contiguous()
     return torch.nn.functional.linear(x, weight, bias).contiguous()
@@ -82,8 +86,7 @@ def torch_fused(
     """D and Z, see ``epilogues``, of x (..., K) times weight (N,K) transposed, plus bias; both contiguous."""
     import torch
 
-    on_cpu = element_or_none(x.dtype) is not None and x.device.type != "cuda"
-    widened = epilogues.wide if on_cpu else _same
+    widened = epilogues.wide if _summed_in_16_bits(x) else _same
     z = torch.nn.functional.linear(widened(x), widened(weight), None if bias is None else widened(bias))
     d = epilogues.apply(z, activation, gate)
     return d.to(x.dtype).contiguous(), z.to(x.dtype).contiguous()
@@ -100,8 +103,7 @@ def torch_pair(
     """D and Z of x and the two weights of a gate, which stay apart."""
     import torch
 
-    on_cpu = element_or_none(x.dtype) is not None and x.device.type != "cuda"
-    widened = epilogues.wide if on_cpu else _same
+    widened = epilogues.wide if _summed_in_16_bits(x) else _same
     z1, z3 = (torch.nn.functional.linear(widened(x), widened(weight)) for weight in (w1, w3))
     d = epilogues.activate(epilogues.wide(z1), activation) * epilogues.wide(z3)
     return d.to(x.dtype).contiguous(), epilogues.join_columns(z1, z3).to(x.dtype)
@@ -132,6 +134,60 @@ def torch_grouped(
         else:
             d[:, group] = torch_matmul(a[number], b[:, group], None, out_dtype)
     return d
+
+
+@_as_typed
+def own_matmul(
+    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None  # noqa: ARG001
+) -> torch.Tensor:  # fmt: skip
+    """``torch.matmul`` of operands whose classes have rules of their own, by torch's functions alone."""
+    import torch
+
+    return torch.matmul(a, b) if out_dtype in (None, a.dtype) else torch.matmul(a.to(out_dtype), b.to(out_dtype))
+
+
+@_as_typed
+def own_matmul_out(
+    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None, *, out: torch.Tensor
+) -> torch.Tensor:
+    """The same, written to ``out``."""
+    import torch
+
+    return torch.matmul(a, b, out=out) if out_dtype in (None, a.dtype) else out.copy_(own_matmul(a, b, acc, out_dtype))
+
+
+@_as_typed
+def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A linear layer of such operands."""
+    import torch
+
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+@_as_typed
+def own_fused(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """D and Z of a linear layer of such operands, see ``epilogues``."""
+    z = own_linear(x, weight, bias)
+    return epilogues.apply(z, activation, gate), z
+
+
+@_as_typed
+def own_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
+    """D of a gated layer of such operands."""
+    return epilogues.activate(own_linear(x, w1), activation) * own_linear(x, w3)
+
+
+@_as_typed
+def own_grouped(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """A grouped product of such operands."""
+    import torch
+
+    return torch.nn.functional.grouped_mm(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
 
 
 def _takes_grouped(matrices: torch.Tensor) -> bool:

@@ -21,6 +21,11 @@ def check_tensors(**values: Any) -> None:
             raise TypeError(f"{name}: expected a tensor, got {kind}; torch.as_tensor makes one of numbers")
 
 
+def compiling() -> bool:
+    """Whether torch.compile or torch.export traces the call."""
+    return bool(_is_compiling())
+
+
 def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient is at work.
 
@@ -59,6 +64,36 @@ def local(arguments: Sequence[Any]) -> bool:
     return True
 
 
+def deterministic() -> bool:
+    """Whether torch was asked for deterministic algorithms, or warns of others."""
+    return bool(TORCH.are_deterministic_algorithms_enabled())
+
+
+def foreign(operands: Sequence[Any], *, functions: bool = False) -> str:
+    """Why torch's own functions have to compute with these operands, in words; "" where our operators may.
+
+    A subclass with rules of its own (a DTensor, a quantized weight) knows torch's functions and not ours, and a nested
+    tensor is no matrix. ``functions``: also of a subclass whose rules are for functions and not for operators.
+    """
+    for operand in operands:
+        kind = type(operand)
+        if kind in _VALUES or not isinstance(operand, TORCH.Tensor):
+            continue
+        if kind in _PLAIN:
+            if operand.is_nested:
+                return "a nested tensor"
+        elif _has_rules(kind, functions):
+            return f"a {kind.__name__}, which has rules of its own"
+    return ""
+
+
+def _has_rules(kind: type, functions: bool) -> bool:
+    if kind.__torch_dispatch__ is not _NO_RULES:  # type: ignore[attr-defined]
+        return not kind.__module__.startswith("torch._subclasses.")  # torch's own, by which it traces
+    function = kind.__torch_function__  # type: ignore[attr-defined]
+    return functions and function is not _NO_FUNCTIONS and getattr(function, "__func__", None) is not _ALL_FUNCTIONS
+
+
 def in_forward_mode() -> bool:
     """Whether torch carries tangents along."""
     return bool(TORCH.autograd.forward_ad._current_level >= 0)
@@ -85,6 +120,8 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
 
 _VALUES = {type(None), bool, int, float, str}
 TORCH, _PLAIN, _WATCHERS = _watchers()
+_NO_RULES, _ALL_FUNCTIONS = TORCH.Tensor.__torch_dispatch__, TORCH.Tensor.__torch_function__.__func__
+_NO_FUNCTIONS = TORCH._C._disabled_torch_function_impl
 _VALUES.add(TORCH.dtype)
 _is_compiling, _is_grad_enabled = (
     TORCH.compiler.is_compiling,
