@@ -359,21 +359,22 @@ def run_call(
 
 def run_step(command: Sequence[str], environment: dict[str, str], seconds: float, log: Path) -> int | None:
     """Runs a command, its output going to the screen and the log; answers its exit code, None where time ran out."""
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
         copier = subprocess.Popen(["tee", "-a", str(log)], stdin=process.stdout)
-        file.flush()
-        try:
-            code: int | None = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            code = None
-            _end(process)
-        try:
-            copier.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:  # a process of the step outlives it and keeps the pipe
-            copier.kill()
+    try:
+        code: int | None = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        code = None
+        _end(process)
+    try:
+        copier.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:  # a process of the step outlives it and keeps the pipe
+        copier.kill()
+        copier.wait()
     return code
 
 

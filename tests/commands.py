@@ -23,8 +23,9 @@ class Usage:
 
 
 class Server(NamedTuple):
-    """Where requests go and answers come from: a line of JSON each."""
+    """A process, and where requests go and answers come from: a line of JSON each."""
 
+    process: subprocess.Popen[str]
     requests: IO[str]
     answers: IO[str]
 
@@ -35,7 +36,7 @@ def server(_owner: int) -> Server:
     process = subprocess.Popen([sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
-    return Server(process.stdin, process.stdout)
+    return Server(process, process.stdin, process.stdout)
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -45,7 +46,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
     if any(name.startswith(READ_AT_START) for name in env or {}):
         return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     with TemporaryDirectory(prefix="cudal2gen-command-") as folder:
-        requests, answers = server(os.getpid())
+        _, requests, answers = server(os.getpid())
         request = {"arguments": arguments, "variables": variables, "directory": str(Path.cwd()), "outputs": folder}
         requests.write(json.dumps(request) + "\n")
         requests.flush()

@@ -555,7 +555,7 @@ def test_a_candidate_that_hangs_is_banned_and_nothing_is_lost(
     assert other.stdout is not None
     assert other.stdout.readline() == "in it\n"
     other.send_signal(signal.SIGKILL)
-    other.wait()
+    other.communicate()
     (digest,) = Store(A100).first_runs.banned()
     hanging = next(kernel.record.name for kernel in opened.table.kernels if kernel.digest == digest)
     assert summary() == ["2_24_64 x1 torch.matmul"]

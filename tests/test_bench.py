@@ -492,7 +492,7 @@ def test_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> None:
             time.sleep(0.001)
         time.sleep(rng.uniform(0.0, 0.05 if number % 3 else 0.3))
         child.send_signal(signal.SIGKILL)
-        child.wait()
+        child.communicate()
         now = store.read_bytes().decode().splitlines(keepends=True) if store.exists() else []
         whole = [line for line in now if line.endswith("\n")]
         assert whole[: len(lines)] == lines

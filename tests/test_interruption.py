@@ -181,7 +181,8 @@ def test_a_call_that_never_returns_is_ended_too(place: Place) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "locked\n"
     process.terminate()
-    assert process.wait(processes.END_S) == 128 + signal.SIGTERM
+    process.communicate(timeout=processes.END_S)
+    assert process.returncode == 128 + signal.SIGTERM
     assert signals.GRACE_S <= 1, "two seconds are promised"
 
 

@@ -31,6 +31,7 @@ __all__ = ["own_catalog"]  # a fixture
 ROOT = Path(__file__).resolve().parent.parent
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
 SMALL = {"object_store_memory": 80 << 20}
+PATIENCE = 900.0  # seconds: a busy machine starts a worker in minutes
 CARD = "simulated_gpu"  # the resource that a measurement needs one of
 
 
@@ -104,7 +105,7 @@ def node(cluster: Any) -> Iterator[Callable[[], Any]]:
     wait_for(lambda: CARD not in __import__("ray").cluster_resources())
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -135,7 +136,9 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     """Sixteen jobs on two cards. One worker is killed in mid-evaluation, then a whole node, then a new node comes."""
     log, store = tmp_path / "log", tmp_path / "trials.jsonl"
     nodes = [node(), node()]
-    executor: Executor = RayExecutor(partial(Simulated, log, 0.05), resource=CARD, prepare=Packs(log))
+    executor: Executor = RayExecutor(
+        partial(Simulated, log, 0.05), resource=CARD, prepare=Packs(log), patience=PATIENCE
+    )
     jobs = [job(2 * index + 1, 2 * index + 2) for index in range(16)]
     finished_before: dict[str, Counter[int]] = {}
 
@@ -163,7 +166,7 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     added = node()
     wait_for(lambda: added.node_id in working_nodes())
     allow(log, 100)
-    thread.join(timeout=180)
+    thread.join(timeout=PATIENCE)
     assert not thread.is_alive()
     executor.close()
 
@@ -193,7 +196,7 @@ def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
     """Five problems on two cards, all in flight; one card's node is killed in mid-evaluation."""
     log, problems = tmp_path / "log", [PROBLEM.model_copy(update={"m": 64 * m}) for m in range(1, 6)]
     nodes = [node(), node()]
-    executor = RayExecutor(partial(Simulated, log, 0.02), resource=CARD)
+    executor = RayExecutor(partial(Simulated, log, 0.02), resource=CARD, patience=PATIENCE)
     wait_for(lambda: executor.workers() == 2)
     assert executor.in_flight() == 8
 
@@ -213,7 +216,7 @@ def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
     cluster.remove_node(nodes[0], allow_graceful=False)
     node()
     allow(log, 10_000)
-    thread.join(timeout=180)
+    thread.join(timeout=PATIENCE)
     assert not thread.is_alive()
     executor.close()
 
@@ -253,7 +256,7 @@ def test_the_next_worker_goes_to_the_earliest_problem() -> None:
 def test_records_that_kill_hang_or_raise_cost_themselves_only(node: Callable[[], Any], tmp_path: Path) -> None:
     log = tmp_path / "log"
     node()
-    executor = RayExecutor(partial(Simulated, log, 0.01), resource=CARD, seconds=5.0)
+    executor = RayExecutor(partial(Simulated, log, 0.01), resource=CARD, seconds=5.0, patience=PATIENCE)
     jobs = [job(1, KILLS, 2), job(HANGS), job(4, RAISES), job(5)]
     trials = {groups(trial): trial for result in executor.run(jobs) for trial in result.trials}
     executor.close()
@@ -280,6 +283,7 @@ def test_kernels_are_packed_on_cpu_nodes_and_unpacked_beside_the_card(node: Call
         resource=CARD,
         prepare=Packs(log),
         keep=lambda verdicts: digests.append([verdict.digest for verdict in verdicts]),
+        patience=PATIENCE,
     )
     wait_for(lambda: executor.workers() == 2)
     (result,) = executor.run([job(7, 8, 9)])
@@ -322,9 +326,7 @@ def test_without_a_card_it_says_so(cluster: Any, tmp_path: Path) -> None:
 def test_an_environment_that_does_not_start_is_not_started_for_ever(node: Callable[[], Any], tmp_path: Path) -> None:
     node()
     with pytest.raises(Unreachable, match="three workers in a row failed at their start: OSError: no CUDA device"):
-        RayExecutor(
-            partial(simulated_gpu.Absent, tmp_path / "log"), resource=CARD, patience=1200.0
-        )  # on a slow machine
+        RayExecutor(partial(simulated_gpu.Absent, tmp_path / "log"), resource=CARD, patience=PATIENCE)
 
 
 def test_nobody_at_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def test_descendants_of_a_killed_process_die_at_once(kind: str, tmp_path: Path) 
     assert parent.stdout.readline() == "0\n"
     assert len(processes.alive(tmp_path)) >= 3
     parent.kill()
-    parent.wait()
     processes.until(lambda: not processes.alive(tmp_path), processes.END_S)
+    parent.communicate()
 
 
 def test_a_worker_whose_parent_is_dead_already_ends() -> None:
