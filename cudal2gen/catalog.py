@@ -26,7 +26,7 @@ from cudal2gen.chips import GPUS, distance, related
 from cudal2gen.errors import Failure, WrongInput, parse_json
 from cudal2gen.kernel import Acc, IllegalRecord, Problem, Record, Use, explain, parse, serving
 from cudal2gen.kernel.fieldset import spell
-from cudal2gen.kernel.fusion import Fusion
+from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT
 
 GPU_FIRST = re.compile(r'\{"gpu":"(\w+)"')  # how a line in normal form starts
@@ -140,7 +140,10 @@ def _by_start(path: Path, content: bytes) -> dict[tuple[object, ...], list[_Line
         start = None
         if match and match[1] in GPUS:
             m, n, k = map(int, match.groups()[3:])
-            start = Problem.model_construct(None, gpu=match[1], acc=match[2], layout=match[3], m=m, n=n, k=k)
+            # The default of fusion is named, since pydantic would copy it deeply for each line.
+            start = Problem.model_construct(
+                None, gpu=match[1], acc=match[2], layout=match[3], m=m, n=n, k=k, fusion=PLAIN
+            )
         lines.setdefault(_start(start) if start else (), []).append(_Line(number, text, start))
     return lines
 
