@@ -10,21 +10,24 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import cudal2gen
-from cudal2gen import chips, pack
+from cudal2gen import chips, compiler, emulator, pack
 from cudal2gen.chips import GPUS, CardFacts
 from cudal2gen.choice import Kernel, Table
 from cudal2gen.emulator.host import checks
 from cudal2gen.emulator.host.cuda import LaunchRefused
 from cudal2gen.emulator.state.launch import Device
+from cudal2gen.kernel import Record
 from cudal2gen.kernel.launch import Operands
+from cudal2gen.launcher import OpenKernel
 from tests import packed
 from tests.emulated import EmulatedDevice, card_of
 from tests.packages import require
-from tests.paths import small
-from tests.strategies import wgmma
+from tests.paths import PATHS, small
+from tests.strategies import tcgen05, warp_mma, wgmma
 
 torch = require("torch")
 
@@ -33,6 +36,8 @@ from tests.racing import A100, NAMES, Clock, Timed, drawn, measurements, process
 
 __all__ = ["device", "store"]  # fixtures
 pytestmark = pytest.mark.torch
+OF_FAMILIES = [(PATHS["warps"], (12, 1))]
+BUILT_AHEAD = [record for record, _ in OF_FAMILIES]
 
 # Of NVIDIA's data sheets: the driver's name, the compute capability, SMs.
 CARDS = [
@@ -53,6 +58,8 @@ CARDS = [
     ("NVIDIA GeForce RTX 4080", (8, 9), 76, "rtx4090"),
     ("NVIDIA RTX 6000 Ada Generation", (8, 9), 142, "l40s"),
     ("NVIDIA GB200", (10, 0), 148, "b200"),
+    ("NVIDIA B300 SXM6 AC", (10, 3), 148, "b200"),
+    ("NVIDIA GB10", (12, 1), 48, "rtx5090"),
     ("NVIDIA GeForce RTX 5080", (12, 0), 84, "rtx5090"),
     ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", (12, 0), 188, "rtxpro6000"),
     ("NVIDIA Thor", (11, 0), 20, None),
@@ -118,9 +125,31 @@ def test_a_table_serves_another_card_without_its_measurements() -> None:
     for capability, families in (((10, 0), []), ((8, 0), []), ((9, 0), ["sm90_wgmma", "sm80_multistage"])):
         card = CardFacts.of("NVIDIA Alien", capability, 100)
         assert [each.fields["family"] for each in own.on(card).kernels] == families, capability
-    # Plain code goes to later capabilities of its generation, a copy for wgmma does not.
-    later = table(kernel(small(gpu="b200", acc="f32"))).on(CardFacts.of("NVIDIA B300 SXM6 AC", (10, 3), 148))
-    assert [each.record.arch for each in later.kernels] == ["sm_100"]
+    # Plain code goes to later capabilities of its major number, code for a family to those of the family.
+    for name, capability, sms, records, able in (
+        ("NVIDIA B300 SXM6 AC", (10, 3), 148, [small(gpu="b200", acc="f32"), tcgen05()], ["sm_100"]),
+        ("NVIDIA GB10", (12, 1), 48, [small(gpu="rtx5090", acc="f32"), warp_mma()], ["sm_120", "sm_120f"]),
+        ("NVIDIA Thor", (11, 0), 20, [small(gpu="b200", acc="f32"), tcgen05()], []),
+    ):
+        later = table(*map(kernel, records)).on(CardFacts.of(name, capability, sms))
+        assert [each.record.arch for each in later.kernels] == able, name
+
+
+@pytest.mark.parametrize(("record", "capability"), OF_FAMILIES, ids=["GB10"])
+def test_code_for_a_family_computes_on_its_later_card(record: Record, capability: tuple[int, int]) -> None:
+    (artifact,) = compiler.build([record])
+    device = replace(Device.of(record.target), capability=capability, sm_count=2, threads_per_sm=record.threads)
+    rng, memory, sizes = np.random.default_rng(1), emulator.Memory(), (record.m, record.n, record.k)
+    a, b = (rng.integers(-2, 3, (extent, record.k)).astype(np.float16) for extent in (record.m, record.n))
+    with emulator.session(memory, device) as session:
+        d = memory.upload(np.zeros((record.m, record.n), np.float16), "output")
+        opened = OpenKernel(compiler.launcher(), artifact.directory, record.launch_options, emulator.runtime_path())
+        workspace = memory.allocate(max(1, opened.workspace_bytes(*sizes)))
+        operands = (memory.upload(a).address, record.k, memory.upload(b).address, record.k, d.address, record.n)
+        opened.launch(*operands, *sizes, workspace.address)
+        opened.close()
+    assert session.errors == []
+    np.testing.assert_array_equal(d.download(), (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float16))
 
 
 def test_a_kernel_needs_the_shared_memory_that_the_card_has() -> None:

@@ -1,4 +1,4 @@
-"""The family sm120_mma: TMA into a ring of mbarriers, mma.sync in warpgroups beside a producer; for sm_120a."""
+"""The family sm120_mma: TMA into a ring of mbarriers, mma.sync in warpgroups beside a producer; for sm_120f."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SPLITS = (1, 2, 4, 8)
 
 
 class Sm120Mma(Warpgroups):
-    """TMA into a ring of mbarriers, ldmatrix and mma.sync in warpgroups beside a producer, persistent; for sm_120a.
+    """TMA into a ring of mbarriers, ldmatrix and mma.sync in warpgroups beside a producer, persistent; for sm_120f.
 
     Tensor cores of 12.0 have no wgmma and no tensor memory, TMA no multicast. A warp of a warpgroup multiplies 16 of
     each 64 rows with all columns of the tile, whose fragments serve all its rows.
@@ -144,8 +144,8 @@ class Sm120Mma(Warpgroups):
 
     @property
     def arch(self) -> str:
-        """The ``a`` unlocks setmaxnreg, on exactly this architecture."""
-        return "sm_120a"
+        """The ``f`` unlocks setmaxnreg, on this and on later architectures of its family: the code that ``a`` gives."""
+        return "sm_120f"
 
     @property
     def chunk_b(self) -> int:

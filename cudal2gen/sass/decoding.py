@@ -118,7 +118,8 @@ NO_RESOURCES = Resources()
 
 @dataclass(frozen=True)
 class Function:
-    """One function of a cubin; ``registers``: of a thread, as ptxas allocated them; ``sm``: as in ``sm_90a``."""
+    """One function of a cubin; ``registers``: of a thread, as ptxas allocated them; ``sm``: as in ``sm_90a``;
+    of code for a family without the ``f``, which nvdisasm 13.0 leaves out."""
 
     name: str
     registers: int

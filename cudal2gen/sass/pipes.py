@@ -62,11 +62,11 @@ class PipeUse:
 
 
 def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> PipeUse:
-    """The pipe of an instruction on ``sm_80`` .. ``sm_120a``, and how long it is taken.
+    """The pipe of an instruction on ``sm_80`` .. ``sm_120f``, and how long it is taken.
 
     ``chip``: the model, where it has less tensor throughput than others of its sm (GeForce with f32 sums, H20).
     """
-    name = instruction.name
+    name, sm = instruction.name, sm.rstrip("af")
     if name in MMA:
         return _tensor(instruction, sm, chip)
     if name in MEMORY:
@@ -83,11 +83,11 @@ def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> Pip
 
 
 # Paired halves: 256 results a clock and SM on 8.0, 9.0 and 10.0, 128 on 8.6, 8.9 and 12.0, two of them a lane.
-HALF_CYCLES = {"sm_80": 1, "sm_90": 1, "sm_90a": 1, "sm_100": 1, "sm_100a": 1}
+HALF_CYCLES = {"sm_80": 1, "sm_90": 1, "sm_100": 1}
 # 64 FP32 results a clock and SM on 8.0, 128 on the others; IMAD stays at 64.
 SINGLE_CYCLES = {"sm_80": 2}
 # 32 FP64 results a clock and SM on 8.0, 64 on 9.0 and 10.0, 2 on the others.
-DOUBLE_CYCLES = {"sm_80": 4, "sm_90": 2, "sm_90a": 2, "sm_100": 2, "sm_100a": 2}
+DOUBLE_CYCLES = {"sm_80": 4, "sm_90": 2, "sm_100": 2}
 # What sm_120 computes on its second set of FP32 lanes: ptxas puts it a cycle from ALU and IMAD alike.
 LITE = frozenset(("IADD", "ISETP", "SEL", "MOV", "FMNMX", "FSETP", "VIMNMX"))
 OF_THE_SM = frozenset((Pipe.CONSTANT, Pipe.TMA))
@@ -165,8 +165,7 @@ def _tensor_flops(instruction: Instruction, sm: str, chip: Chip | None, warpgrou
     if chip is not None:
         fp32_sums = "F32" in instruction.modifiers
         return chip.tensor_flops(fp32_sums) if warpgroup else chip.mma_sync_flops(fp32_sums)
-    plain = sm.rstrip("af")
-    capability = next(capability for capability in CAPABILITIES.values() if capability.sm == plain)
+    capability = next(capability for capability in CAPABILITIES.values() if capability.sm == sm)
     return capability.mma_flops * (1.0 if warpgroup else capability.mma_sync_share)
 
 
