@@ -69,7 +69,7 @@ def stored() -> list[str]:
 
 
 @given(data=st.data())
-@examples(150)
+@examples(60)
 def test_whatever_a_store_of_races_holds(data: st.DataObject, tmp_path: Path) -> None:
     whole = [line.encode() for line in stored()]
     lines = data.draw(st.lists(mutated(stored()) | ANYTHING | st.sampled_from(whole), max_size=4))
@@ -94,7 +94,7 @@ TRIALS = [
 
 
 @given(lines=st.lists(mutated(TRIALS) | ANYTHING | st.sampled_from([line.encode() for line in TRIALS]), max_size=4))
-@examples(150)
+@examples(60)
 def test_whatever_a_file_of_first_runs_holds(lines: list[bytes], tmp_path: Path) -> None:
     """A whole line's ban holds, and first runs go on."""
     file = tmp_path / "autotune-first-runs.jsonl"
@@ -113,9 +113,7 @@ def test_whatever_a_file_of_first_runs_holds(lines: list[bytes], tmp_path: Path)
 NONSENSE: dict[str, Callable[[], Any]] = {
     "a kernel faster than any": lambda: race(kernel_us=1e-4),
     "torch slower than a race lasts": lambda: race(torch_us=1e30),
-    "no calls": lambda: race(calls=-1),
     "a kernel of B stored otherwise": lambda: race("nn"),
-    "a kernel of other sums": lambda: race("f16"),
 }
 
 
