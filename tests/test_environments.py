@@ -86,6 +86,14 @@ def test_folders_that_cannot_be_written_are_named_with_what_moves_them(verb: str
     assert bool(done.stdout) == (code == 0 or verb == "doctor"), done
 
 
+def test_a_cache_that_cannot_be_written_has_one_remedy() -> None:
+    compiler.build(BUILT_AHEAD)
+    done = run("run", *SIZE.split(), env={"CUDAL2GEN_CACHE_DIR": str(NOWHERE)})
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    reason = "No such file or directory; name a folder for the emulator's runtime by CUDAL2GEN_CACHE_DIR"
+    assert (done.returncode, errors) == (1, [f"error: {NOWHERE}/emulator: {reason}"])
+
+
 def shell(script: str, variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """A script of bash, in which ``$CUDAL2GEN`` is the program."""
     env = os.environ | {"CUDAL2GEN": f"{sys.executable} -m cudal2gen"} | (variables or {})

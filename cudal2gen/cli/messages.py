@@ -47,7 +47,8 @@ def report(failure: UserError | OSError) -> int:
     reason = failure.strerror or failure
     if isinstance(failure.filename, str | bytes):
         path = os.fsdecode(failure.filename)
-        error(f"{path}: {reason}{places.remedy(Path(path))}")
+        # The emulator, which others use without these variables' list, names its own.
+        error(f"{path}: {reason}{'' if 'CUDAL2GEN_' in str(reason) else places.remedy(Path(path))}")
     elif failure.errno == errno.ENOENT and not _has_folder():
         error("the current folder was removed; change to another one")
     else:
