@@ -198,13 +198,16 @@ def test_tangents_pass_through_levels(activation: str | None) -> None:
 
 
 @pytest.fixture
-def mesh() -> Iterator[Any]:
+def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import torch.distributed as distributed
     from torch.distributed.tensor import init_device_mesh
 
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # whatever the machine calls itself
     distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
-    yield init_device_mesh("cpu", (1,))
-    distributed.destroy_process_group()
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -76,7 +76,8 @@ def test_autocasts_of_a_patched_model_are_torchs(weights: Any) -> None:
 
 
 ROWS = (8, 13, 1, 64, 0)
-WEIGHT, BIAS = normal(24, 64), normal(24)
+DRAWS = torch.Generator().manual_seed(1)
+WEIGHT, BIAS = (torch.randn(shape, generator=DRAWS).half() for shape in ((24, 64), (24,)))
 
 
 @pytest.mark.slow
