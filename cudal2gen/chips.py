@@ -16,6 +16,7 @@ REGISTERS_THREAD = 255  # of them that a thread can address
 SUB_CORES = 4  # of an SM, each with a scheduler and a quarter of the registers
 TMA_CYCLES = 170  # of a load by TMA beyond a plain one: arXiv 2501.12084, of an H800
 MIN_SMEM_BLOCK_BYTES = 99 << 10  # of shared memory that a CTA gets on every capability since 8.0, at least
+MMA_FLOPS_BYTES = 2  # of an element of A and B where rates are stated; those of half the width have twice the rate
 L2_PORT = 64  # bytes a clock that one SM takes from the L2 at most: NVIDIA's white paper of GA100
 
 
@@ -132,17 +133,20 @@ class Chip(NamedTuple):
     heuristics: str
     mma_share: float = 1.0
 
-    def tensor_flops(self, fp32_sums: bool) -> float:
-        """Dense fp16 FLOP per clock and SM of the tensor cores with their best instruction."""
-        return _with_sums(self.capability.mma_flops * self.mma_share, self.title, fp32_sums)
+    def tensor_flops(self, fp32_sums: bool, operand_bytes: float) -> float:
+        """Dense FLOP per clock and SM of the tensor cores with their best instruction, on elements of A and B of so
+        many bytes."""
+        flops = _with_sums(self.capability.mma_flops * self.mma_share, self.title, fp32_sums)
+        return flops * MMA_FLOPS_BYTES / operand_bytes
 
-    def mma_sync_flops(self, fp32_sums: bool) -> float:
+    def mma_sync_flops(self, fp32_sums: bool, operand_bytes: float) -> float:
         """The same with mma.sync."""
-        return min(self.tensor_flops(fp32_sums), self.capability.mma_flops * self.capability.mma_sync_share)
+        most = self.capability.mma_flops * self.capability.mma_sync_share * MMA_FLOPS_BYTES / operand_bytes
+        return min(self.tensor_flops(fp32_sums, operand_bytes), most)
 
     def mma_sync_share(self, fp32_sums: bool) -> float:
         """That as a share of the best instruction's."""
-        return self.mma_sync_flops(fp32_sums) / self.tensor_flops(fp32_sums)
+        return self.mma_sync_flops(fp32_sums, MMA_FLOPS_BYTES) / self.tensor_flops(fp32_sums, MMA_FLOPS_BYTES)
 
     @property
     def limits(self) -> dict[str, str | int]:
@@ -318,12 +322,12 @@ def related(gpu: str, other: str) -> bool:
     return gpu == other or (gpu in GPUS and other in GPUS and GPUS[gpu].capability == GPUS[other].capability)
 
 
-def tensor_flops(capability: str, title: str, fp32_sums: bool) -> float:
+def tensor_flops(capability: str, title: str, fp32_sums: bool, operand_bytes: float) -> float:
     """As ``Chip.tensor_flops``, of a device by its name; 0 for a capability not in ``CAPABILITIES``."""
     if model := model_of(title):
-        return GPUS[model].tensor_flops(fp32_sums)
+        return GPUS[model].tensor_flops(fp32_sums, operand_bytes)
     flops = CAPABILITIES[capability].mma_flops if capability in CAPABILITIES else 0
-    return _with_sums(flops, title, fp32_sums)
+    return _with_sums(flops, title, fp32_sums) * MMA_FLOPS_BYTES / operand_bytes
 
 
 def _with_sums(flops: float, title: str, fp32_sums: bool) -> float:

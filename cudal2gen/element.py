@@ -50,6 +50,7 @@ class Element:
     to_float2: str
     cuda_type: str  # cudaDataType, for cuBLAS
     heuristics: str  # letter of nvMatmulHeuristics
+    half_sums: bool = False  # whether tensor cores sum its products in fp16 too
     tcgen05: int = 0  # code of A and B in the instruction descriptor of tcgen05.mma kind::f16 (PTX ISA)
 
     @property
@@ -134,7 +135,7 @@ F16 = Element(
     poisons=(0x7D5A, 0xBADA - 0x10000), canary=0x5A5A,
     header="cuda_fp16.h", cpp="half", pair="half2",
     from_floats="__floats2half2_rn", from_float2="__float22half2_rn", to_float2="__half22float2",
-    cuda_type="CUDA_R_16F", heuristics="H",
+    cuda_type="CUDA_R_16F", heuristics="H", half_sums=True,
 )  # fmt: skip
 
 BF16 = Element(

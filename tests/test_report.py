@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from cudal2gen import catalog, model, report, results
+from cudal2gen.element import F16
 from cudal2gen.kernel import Problem, Sm80Multistage
 from cudal2gen.pages import Section, Table
 from cudal2gen.ratios import Ratio
@@ -252,7 +253,7 @@ def test_peaks_are_those_of_the_data_sheets(
     name: str, capability: str, sms: int, mhz: int, acc: str, peak: float
 ) -> None:
     card = H200.model_copy(update={"name": name, "capability": capability, "sms": sms, "max_sm_mhz": mhz})
-    assert groups.roof(card, acc).peak_tflops == pytest.approx(peak, abs=0.8)
+    assert groups.roof(card, acc, F16).peak_tflops == pytest.approx(peak, abs=0.8)
 
 
 def test_what_is_too_good_is_said_in_words() -> None:
@@ -278,7 +279,7 @@ def test_what_is_too_good_is_said_in_words() -> None:
 
 def test_what_the_l2_holds_need_not_come_from_memory() -> None:
     cold, hot = (steady((1024, 1024, 64), 0.3, 10.0, l2=state) for state in ("cold", "hot"))
-    roof = groups.roof(H200, "f16")
+    roof = groups.roof(H200, "f16", F16)
     assert roof.tflops(cold) == pytest.approx(4.916736 * cold.problem.flops / cold.problem.traffic_bytes)
     assert roof.tflops(hot) == pytest.approx(roof.peak_tflops)
     assert [len(group.doubts) for group in groups.by_conditions(store_of(cold, hot))] == [1, 0]

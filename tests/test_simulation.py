@@ -166,7 +166,7 @@ def test_a_built_kernel_is_simulated_as_its_record_says() -> None:
     load = built.Load(record, Ways(function), built.machine_of(record, record.target.sms, modelled.resident))
     assert load.turns == load.tile_steps == record.k // record.k_step
     assert len(built.streams(load, 1, 4)) == record.threads // 32 // 4
-    bound = record.bm * record.bn * record.k_step * 2 / record.target.mma_sync_flops(False)
+    bound = record.bm * record.bn * record.k_step * 2 / record.problem.mma_sync_flops
     assert bound <= modelled.turn_cycles <= 1.4 * bound
 
 
@@ -183,9 +183,9 @@ def test_a_loop_of_few_turns_takes_at_least_what_its_mmas_take(gpu: str, acc: st
     record, function = built_kernel(gpu, acc, mnk)
     modelled = built.estimate_code(record, function)
     assert built.Load(record, Ways(function), SM80).turns == turns
-    chip = record.target
-    rate = chip.tensor_flops if record.work.instruction == "wgmma" else chip.mma_sync_flops
-    bound = modelled.resident * record.bm * record.bn * record.k_step * 2 / rate(acc == "f32")
+    chip, problem = record.target, record.problem
+    rate = problem.tensor_flops if record.work.instruction == "wgmma" else problem.mma_sync_flops
+    bound = modelled.resident * record.bm * record.bn * record.k_step * 2 / rate
     assert bound <= modelled.turn_cycles <= 3 * bound
     assert bound * turns / chip.rates.mhz <= modelled.main_us <= modelled.sm_us
 

@@ -16,7 +16,7 @@ from cudal2gen import catalog
 from cudal2gen.cli.changes import changed
 from cudal2gen.cli.groups import Offer, OneOf
 from cudal2gen.cli.messages import note, refuse
-from cudal2gen.element import ElementName, OutputName
+from cudal2gen.element import ELEMENTS, ElementName, OutputName
 from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
 from cudal2gen.kernel.fusion import NONE, PARTS, Fusion
 from cudal2gen.kernel.problem import BATCH_TITLES, Batch, types
@@ -132,7 +132,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         if self.acc is _UNSAID:
-            half = self.ab in ("f16", ANY) and self.d in ("same", ANY)
+            half = (self.ab == ANY or ELEMENTS[self.ab].half_sums) and self.d in ("same", ANY)
             object.__setattr__(self, "acc", "f16" if half else "f32")
         try:
             Fusion.model_validate(NONE if self.fusion == ANY else self.fusion)
@@ -308,11 +308,11 @@ class Selection:
         """Types and layouts, with ``any`` spelt out to those that exist; a single one as it is, legal or not."""
         operands = ABS if self.ab == ANY else (self.ab,)
         ds = DS if self.d == ANY else (self.d,)
-        kinds = [
+        spelt = list(product(operands, ds, self.accs, self.layouts))
+        return [
             {"ab": ab, "d": d, "acc": acc, "layout": layout} | self._later
-            for ab, d, acc, layout in product(operands, ds, self.accs, self.layouts)
+            for ab, d, acc, layout in [kind for kind in spelt if Problem.exists(*kind[:3])] or spelt
         ]
-        return [kind for kind in kinds if Problem.exists(kind["ab"], kind["d"], kind["acc"])] or kinds
 
     def _named(self) -> list[Problem]:
         """The problems of ``--mnk``."""

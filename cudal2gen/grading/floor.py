@@ -10,8 +10,6 @@ from cudal2gen.grading.arithmetic import rank
 
 # Rates in ``chips`` are what GPUs reach under load: boost clocks and data-sheet bandwidths are up to a fifth above.
 HEADROOM = 1.25
-# fp8 and narrower operands multiply at twice the rate of fp16, tf32 at half of it.
-NARROW_RATE = 2.0
 
 
 class Floor(NamedTuple):
@@ -44,8 +42,8 @@ def floor(target: Chip, flops: float, nbytes: int, operands: str) -> Floor:
 
     Every choice is the kernel's: the fastest instruction with fp16 sums, all that fits in the L2 already there."""
     rates = target.rates
-    rate = target.tensor_flops(fp32_sums=False) * target.sms * rates.mhz * HEADROOM  # per microsecond
-    rate *= NARROW_RATE if rank(operands) < rank("bf16") else 1.0
+    operand_bytes = 1 if rank(operands) < rank("bf16") else 2  # at least of narrower ones, at most of tf32
+    rate = target.tensor_flops(False, operand_bytes) * target.sms * rates.mhz * HEADROOM  # per microsecond
     return Floor(
         arithmetic=flops / rate,
         l2=nbytes / (rates.l2_bytes * target.sms * rates.mhz * HEADROOM * 2),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
+from cudal2gen.chips import GPUS
 from cudal2gen.element import ELEMENTS, Element, ElementName, OutputName, stored
 from cudal2gen.kernel.fusion import GATE_COLS, PLAIN, Fusion
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
@@ -62,7 +63,7 @@ class Problem(Schema):
     @model_validator(mode="after")
     def _types_agree(self) -> Self:
         if not self.exists(self.ab, self.d, self.acc):
-            cause = f"d={self.d}" if self.ab == "f16" else f"ab={self.ab}"
+            cause = f"d={self.d}" if self.element.half_sums else f"ab={self.ab}"
             raise ValueError(f"acc={self.acc}: must be f32 for {cause}")
         if self.batched and self.fusion.aux:
             raise ValueError(
@@ -73,9 +74,9 @@ class Problem(Schema):
         return self
 
     @staticmethod
-    def exists(ab: str, d: str, acc: str) -> bool:
-        """Whether types go together: no tensor core sums bf16 in fp16; a sum in fp16 has nothing to store in fp32."""
-        return acc == "f32" or (ab, d) == ("f16", "same")
+    def exists(ab: ElementName, d: str, acc: str) -> bool:
+        """Whether types go together; a sum in fp16 has nothing to store in fp32."""
+        return acc == "f32" or (ELEMENTS[ab].half_sums and d == "same")
 
     def revised(self, **changes: Any) -> Self:
         """The problem with fields changed, validated anew. Raises IllegalRecord."""
@@ -98,6 +99,16 @@ class Problem(Schema):
     def widths(self) -> tuple[int, int, int]:
         """Bytes of an element of A, B and D."""
         return self.element.bytes, self.element.bytes, self.output.bytes
+
+    @property
+    def tensor_flops(self) -> float:
+        """Dense FLOP per clock and SM of the GPU's tensor cores on these types, with their best instruction."""
+        return GPUS[self.gpu].tensor_flops(self.acc == "f32", self.element.bytes)
+
+    @property
+    def mma_sync_flops(self) -> float:
+        """The same with mma.sync."""
+        return GPUS[self.gpu].mma_sync_flops(self.acc == "f32", self.element.bytes)
 
     @property
     def d_cols(self) -> int:

@@ -234,7 +234,7 @@ class Record(Schema):
             "bn": self.bn,
             "bk": self.k_step,
             "split_k": self.split_k,
-            "element": self.element.name,
+            "element": self.ab,
             "output": self.problem.d,
             "fusion": self.fusion,
             "batch": self.batch,

@@ -109,7 +109,7 @@ def estimate(record: Record) -> Estimate:
 def floor(problem: Problem) -> Floor:
     """The least time of a problem on its GPU."""
     chip = GPUS[problem.gpu]
-    compute = problem.flops / (chip.tensor_flops(problem.acc == "f32") * chip.sms * chip.rates.mhz)
+    compute = problem.flops / (problem.tensor_flops * chip.sms * chip.rates.mhz)
     moved = problem.traffic_bytes / chip.rates.dram_bytes_us
     return Floor(memory.LAUNCH_US + max(compute, moved), compute, moved)
 
@@ -219,11 +219,10 @@ class _Step:
 def _mma_clocks(kernel: Kernel) -> float:
     """Clocks of an SM's tensor cores for one k-step of one CTA."""
     flops = 2 * kernel.bm * kernel.bn * kernel.k_step
-    chip, fp32_sums = kernel.target, kernel.problem.acc == "f32"
     if kernel.work.asynchronous:
         alone = kernel.work.instruction == "wgmma" and kernel.work.issuers == 1
-        return flops / chip.tensor_flops(fp32_sums) / ISSUE["one" if alone else "many"]
-    return flops / chip.mma_sync_flops(fp32_sums) / MMA_SYNC_ISSUE
+        return flops / kernel.problem.tensor_flops / ISSUE["one" if alone else "many"]
+    return flops / kernel.problem.mma_sync_flops / MMA_SYNC_ISSUE
 
 
 def _ends_us(kernel: Kernel, waves: list[Wave], latency_us: float) -> float:

@@ -61,10 +61,10 @@ def _usable_sms(record: Record) -> int:
 
 def _mma_clocks(record: Record, work: Work) -> float:
     """Clocks of the tensor cores for one k-step of one CTA."""
-    flops, chip, fp32_sums = 2 * record.bm * record.bn * record.k_step, record.target, record.acc == "f32"
+    flops, problem = 2 * record.bm * record.bn * record.k_step, record.problem
     if work.instruction == "wgmma":
-        return flops / chip.tensor_flops(fp32_sums) / ISSUE["many" if work.issuers > 1 else "one"]
-    return flops / chip.mma_sync_flops(fp32_sums) / MMA_SYNC_ISSUE
+        return flops / problem.tensor_flops / ISSUE["many" if work.issuers > 1 else "one"]
+    return flops / problem.mma_sync_flops / MMA_SYNC_ISSUE
 
 
 def _dram_bytes(record: Record, work: Work, rates: Rates, at_once: int) -> float:

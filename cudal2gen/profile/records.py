@@ -141,10 +141,10 @@ class _Kernel:
     @property
     def _tensor_us(self) -> float:
         """The tiles of the busiest SM at the rate of its tensor cores."""
-        record, chip = self.record, self.record.target
-        rate = chip.tensor_flops if record.work.asynchronous else chip.mma_sync_flops
+        record, problem = self.record, self.record.problem
+        rate = problem.tensor_flops if record.work.asynchronous else problem.mma_sync_flops
         flops = 2 * self.per_sm * record.bm * record.bn * record.k_step * self.load.tile_steps
-        return flops / rate(record.acc == "f32") / chip.rates.mhz
+        return flops / rate / record.target.rates.mhz
 
     def _advice(self) -> Iterator[figures.Advice]:
         more = advice.more_residents(self.occupancy, self.record.accumulator_registers)

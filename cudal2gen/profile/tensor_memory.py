@@ -86,7 +86,7 @@ class TensorMemoryKernel:
         """Cycles of an SM's tensor cores for a k-tile at the chip's peak."""
         record = self.record
         flops = 2 * record.bm * record.bn * record.k_step
-        return flops / record.target.tensor_flops(record.acc == "f32")
+        return flops / record.problem.tensor_flops
 
     @cached_property
     def bounds(self) -> dict[str, float]:

@@ -12,6 +12,7 @@ from functools import cached_property
 from statistics import median
 from typing import NamedTuple, get_args
 
+from cudal2gen.element import Element
 from cudal2gen.kernel import Acc, SizeClass
 from cudal2gen.ratios import Ratio
 from cudal2gen.report.statistics import Summary, best_of, summarise
@@ -48,9 +49,10 @@ class Roof(NamedTuple):
         return min(compute, memory)
 
 
-def roof(environment: Environment, acc: Acc) -> Roof:
+def roof(environment: Environment, acc: Acc, element: Element) -> Roof:
     """From the environment's SMs, highest clocks and bus."""
-    return Roof(environment.peak_flops_us(acc) / 1e6, environment.bandwidth_bytes_us / 1e6, environment.l2_bytes)
+    peak = environment.peak_flops_us(acc, element)
+    return Roof(peak / 1e6, environment.bandwidth_bytes_us / 1e6, environment.l2_bytes)
 
 
 def tflops(measurement: Measurement, us: float) -> float:
@@ -122,7 +124,8 @@ class Group:
     @cached_property
     def roof(self) -> Roof:
         """The highest of the environments' roofs, were there several."""
-        roofs = [roof(environment, self.acc) for environment in self.environments]
+        element = self.measurements[0].problem.element
+        roofs = [roof(environment, self.acc, element) for environment in self.environments]
         return Roof(*(max(values) for values in zip(*roofs, strict=True)))
 
     def summary(self, baseline: str, size_class: str | None = None) -> Summary | None:

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from cudal2gen.chips import model_of, tensor_flops
-from cudal2gen.element import ElementName, OutputName
+from cudal2gen.element import Element, ElementName, OutputName
 from cudal2gen.kernel import Acc, Layout, Problem
 from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT, Batch
@@ -219,9 +219,9 @@ class Environment(Line):
         """Peak bandwidth of device memory, two transfers a clock; 0 where the card does not report it."""
         return 2.0 * self.max_memory_mhz * self.memory_bus_bits / 8
 
-    def peak_flops_us(self, acc: Acc) -> float:
-        """Dense peak of the tensor cores on 16-bit elements, at the highest clock the card allows; 0 if not known."""
-        return tensor_flops(self.capability, self.name, acc == "f32") * self.sms * self.max_sm_mhz
+    def peak_flops_us(self, acc: Acc, element: Element) -> float:
+        """Dense peak of the tensor cores on such elements, at the highest clock the card allows; 0 if not known."""
+        return tensor_flops(self.capability, self.name, acc == "f32", element.bytes) * self.sms * self.max_sm_mhz
 
     def floor_us(self, problem: Problem, cold: bool, products: int = 1) -> float:
         """A lower bound of any kernel's time in microseconds for so many ``products``: the MMAs at peak; from a cold
@@ -229,7 +229,7 @@ class Environment(Line):
 
         D does not count, since it may stay in the L2 until after the kernel; nor does what a fused kernel reads beside.
         """
-        peak = self.peak_flops_us(problem.acc)
+        peak = self.peak_flops_us(problem.acc, problem.element)
         floor = problem.flops_of(products) / peak if peak else 0.0
         read = problem.element.bytes * problem.elements_of(products)
         return max(floor, read / self.bandwidth_bytes_us) if cold and self.bandwidth_bytes_us else floor

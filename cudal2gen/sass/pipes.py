@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cudal2gen.chips import CAPABILITIES, SUB_CORES, Chip
+from cudal2gen.chips import CAPABILITIES, MMA_FLOPS_BYTES, SUB_CORES, Chip
 from cudal2gen.sass.decoding import Instruction
 
 LANES = 32
@@ -136,7 +136,7 @@ def _tensor(instruction: Instruction, sm: str, chip: Chip | None) -> PipeUse:
         # FP64: 19.5 TFLOP/s of an A100, 67 of an H100 (data sheets): 64 and 128 FMA a clock and SM.
         return PipeUse(Pipe.TENSOR, busy_cycles=m * n * k / (32 if sm.startswith("sm_9") else 16))
     warpgroup = instruction.name in WARPGROUP
-    fma = _tensor_flops(instruction, sm, chip, warpgroup) / 2 / SUB_CORES * 16 / operand_bits(instruction)
+    fma = _tensor_flops(instruction, sm, chip, warpgroup) / 2 / SUB_CORES
     if "SP" in instruction.modifiers:
         fma *= 2
     if not warpgroup:
@@ -161,12 +161,13 @@ def operand_bits(instruction: Instruction) -> int:
 
 
 def _tensor_flops(instruction: Instruction, sm: str, chip: Chip | None, warpgroup: bool) -> float:
-    """FLOP a clock and SM with operands of 16 bits: of the chip, or of the fullest model of the sm."""
+    """FLOP a clock and SM: of the chip, or of the fullest model of the sm."""
+    size = operand_bits(instruction) / 8
     if chip is not None:
         fp32_sums = "F32" in instruction.modifiers
-        return chip.tensor_flops(fp32_sums) if warpgroup else chip.mma_sync_flops(fp32_sums)
+        return chip.tensor_flops(fp32_sums, size) if warpgroup else chip.mma_sync_flops(fp32_sums, size)
     capability = next(capability for capability in CAPABILITIES.values() if capability.sm == sm)
-    return capability.mma_flops * (1.0 if warpgroup else capability.mma_sync_share)
+    return capability.mma_flops * (1.0 if warpgroup else capability.mma_sync_share) * MMA_FLOPS_BYTES / size
 
 
 SHARED_LOADS = frozenset(("LDSM", "LDS", "STS", "STSM", "ATOMS", "LDSMT"))
