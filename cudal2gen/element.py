@@ -1,8 +1,7 @@
 """The type of the numbers in A, B and D: every fact of it, for all who name, store, draw, copy or bound them.
 
 The type in which a kernel sums is another matter: ``Problem.acc``. A new type of A and B is an entry of ``ELEMENTS``
-here and of ``kElements`` in ``launch.h``, and a name in ``cudal2gen.h`` and ``pack.cpp``; D has the type of A and B, or
-is fp32.
+here and of ``kElements`` in ``launch.h``, and a name in ``cudal2gen.h``; D has the type of A and B, or is fp32.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ class Element:
     cuda_type: str  # cudaDataType, for cuBLAS
     heuristics: str  # letter of nvMatmulHeuristics
     half_sums: bool = False  # whether tensor cores sum its products in fp16 too
+    outputs: tuple[OutputName, ...] = ("same", "f32")  # types of D that kernels store of such A and B
     tcgen05: int = 0  # code of A and B in the instruction descriptor of tcgen05.mma kind::f16 (PTX ISA)
 
     @property

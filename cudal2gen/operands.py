@@ -26,10 +26,10 @@ ALIGNMENT = 256  # bytes that torch's allocator aligns to
 
 def typed(empty: Empty, dtype: torch.dtype) -> Empty:
     """``empty``, whose elements have 16 bits, for tensors of this type."""
-    words = dtype.itemsize // 2
 
     def of_type(*shape: int) -> torch.Tensor:
-        return empty(*shape[:-1], shape[-1] * words).view(dtype)
+        count = math.prod(shape)
+        return empty(ceil_div(count * dtype.itemsize, 2)).view(dtype)[:count].view(shape)
 
     return of_type
 

@@ -310,10 +310,19 @@ int number(Tokens const& tokens, char const* name) {
 
 int enumerated(Tokens const& tokens, char const* name, char const* second) { return tokens.at(name) == second; }
 
-// The types that a line spells where they are not the first of their enum.
-int typed(Tokens const& tokens, char const* name, char const* second) {
-  auto const token = tokens.find(name);
-  if (token != tokens.end() && token->second != second) throw std::runtime_error(std::string(name) + " is unknown");
+// The types that a line spells where they are not the first of their enum: of A and B those of `kElements`, in its order.
+int typed_ab(Tokens const& tokens) {
+  auto const token = tokens.find("ab");
+  if (token == tokens.end()) return CUDAL2GEN_AB_F16;
+  auto const type = std::find_if(std::begin(cudal2gen::kElements), std::end(cudal2gen::kElements),
+                                 [&](cudal2gen::Element const& element) { return token->second == element.name; });
+  if (type == std::end(cudal2gen::kElements)) throw std::runtime_error("ab is unknown");
+  return int(type - std::begin(cudal2gen::kElements));
+}
+
+int typed_d(Tokens const& tokens) {
+  auto const token = tokens.find("d");
+  if (token != tokens.end() && token->second != "f32") throw std::runtime_error("d is unknown");
   return token != tokens.end();
 }
 
@@ -330,7 +339,7 @@ int batch_of(Tokens const& tokens) {
 void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
   if (kind != "kernel" && (kind != "choice" || pack.card.stranger())) return;
   Sizes const sizes = {number(tokens, "m"), number(tokens, "n"), number(tokens, "k")};
-  Kind const own = {{typed(tokens, "ab", "bf16"), typed(tokens, "d", "f32"), enumerated(tokens, "acc", "f32"),
+  Kind const own = {{typed_ab(tokens), typed_d(tokens), enumerated(tokens, "acc", "f32"),
                      enumerated(tokens, "layout", "nn"), batch_of(tokens)},
                     tokens.count("fusion") ? tokens.at("fusion") : "none"};
   if (kind == "choice") {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,11 @@ import torch
 
 from cudal2gen.correctness import operands
 from cudal2gen.element import BF16, ELEMENTS, F16, F32, Element, element_of, output_of
-from cudal2gen.kernel import Problem, Record
+from cudal2gen.kernel import FAMILIES, IllegalRecord, Problem, Sm90Wgmma
+from cudal2gen.model import estimate, floor
 from cudal2gen.renderer import render
-from tests.paths import PATHS
+from cudal2gen.validator.problems import stress_shapes, strides
+from tests.paths import PATHS, ring
 
 # Who names the type beside the table: the launcher's own table, and those of NumPy that are the emulator's.
 SPELLED = (
@@ -71,8 +75,6 @@ def test_a_text_has_the_type_from_its_record(monkeypatch: pytest.MonkeyPatch) ->
         from_floats="from_floats", from_float2="from_float2", to_float2="to_float2",
     )  # fmt: skip
     monkeypatch.setattr(Problem, "element", other)
-    facts = Record.__dict__["launch_facts"].fget  # no launcher has the other type
-    monkeypatch.setattr(Record, "launch_facts", property(lambda record: facts(record) | {"element": F16.name}))
     for record in (record for record in PATHS.values() if record.acc == "f32"):
         assert record.element is other
         text = render(record)
@@ -80,7 +82,65 @@ def test_a_text_has_the_type_from_its_record(monkeypatch: pytest.MonkeyPatch) ->
         assert not (match := re.search(SPELLED + r"|F16|\bfp16|\.f16", text)), match
 
 
-def test_a_new_type_of_a_and_b_touches_four_files(checkout: Path) -> None:
+# A type of 8 bits.
+NARROW = replace(F16, name="narrow", significand=4, exponent=4, outputs=("f32",), half_sums=False)
+DEEP: dict[str, Any] = {"acc": "f32", "d": "f32", "n": 144, "bk": 128}
+
+
+def test_a_record_has_the_width_from_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of half the width: twice as many elements make a vector, a chunk and an MMA, in the same bytes and time."""
+
+    def facts(record: Sm90Wgmma) -> tuple[Any, ...]:
+        launch, time = record.launch, (estimate(record).bounds_us["mma"], floor(record.problem).compute_us)
+        boxes = (launch.box_a_rows, launch.box_b_rows, launch.box_d_cols, launch.box_d_rows)
+        return boxes, record.smem_bytes, record.step_bytes, record.work, time
+
+    def along_k(record: Sm90Wgmma) -> list[int]:
+        launch, of_b = record.launch, strides(record, 144, record.k).b_nn - 144
+        gap = launch.spaced(144, record.k).a.ld - record.k
+        ks = [shape.k for shape in stress_shapes(record)]
+        return [launch.bk, launch.box_a_cols, launch.box_b_cols, gap, of_b, math.gcd(*ks)]
+
+    half = ring(**DEEP | {"bk": 64, "k": 256})
+    expected, doubled = facts(half), [2 * extent for extent in along_k(half)]
+    monkeypatch.setitem(ELEMENTS, "f16", NARROW)
+    monkeypatch.setattr(Sm90Wgmma, "OPERAND_BYTES", (1,))
+    record = ring(**DEEP, k=512)
+    assert (facts(record), along_k(record)) == (expected, doubled)
+    assert "wgmma.mma_async.sync.aligned.m64n32k32.f32.narrow.narrow" in (text := render(record))
+    assert "leading dimensions multiples of 16" in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"bk": 64}, "bk=64: must be a multiple of 128"),
+        ({"k": 328}, "k=328: must be a multiple of 16"),
+        ({"d": "same"}, "d=same: must be f32 for ab=f16"),
+    ],
+)
+def test_rules_have_the_width_from_the_type(
+    fields: dict[str, Any], rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setitem(ELEMENTS, "f16", NARROW)
+    monkeypatch.setattr(Sm90Wgmma, "OPERAND_BYTES", (1,))
+    with pytest.raises(IllegalRecord, match=rule):
+        ring(**DEEP | {"k": 512} | fields)
+    existing = [d for d in ("same", "f32") for acc in ("f16", "f32") if Problem.exists("f16", d, acc)]
+    assert existing == ["f32"]
+
+
+def test_a_family_refuses_widths_that_its_text_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [record for record in PATHS.values() if record.d == "f32"]
+    for name in ELEMENTS:
+        monkeypatch.setitem(ELEMENTS, name, NARROW)
+    assert {record.family for record in records} == set(FAMILIES) - {"cuda_source"}
+    for record in records:
+        with pytest.raises(IllegalRecord, match=f"ab={record.ab}: {record.family} multiplies elements of 2 bytes"):
+            record.at(record.problem)
+
+
+def test_a_new_type_of_a_and_b_is_named_in_three_files(checkout: Path) -> None:
     """Those in which the name of one stands, as ARCHITECTURE.md lists them. Rooms that take programs of any type have
     tables of their own."""
     others = {"emulator", "checking", "grading", "triton_emulation"}
@@ -88,7 +148,7 @@ def test_a_new_type_of_a_and_b_touches_four_files(checkout: Path) -> None:
     files = [path for path in package.rglob("*") if path.suffix in (".py", ".cpp", ".h")]
     own = [path for path in files if path.relative_to(package).parts[0] not in others]
     named = {path.name for path in own if re.search(r'"bf16"|AB_BF16', path.read_text())}
-    assert named == {"element.py", "launch.h", "cudal2gen.h", "pack.cpp"}
+    assert named == {"element.py", "launch.h", "cudal2gen.h"}
     lines = (checkout / "ARCHITECTURE.md").read_text().splitlines()
     (listed,) = (line for line in lines if line.startswith("A new type of A and B"))
     assert all(f"`{name.removesuffix('.py')}`" in listed for name in named)

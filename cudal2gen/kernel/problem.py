@@ -62,6 +62,8 @@ class Problem(Schema):
 
     @model_validator(mode="after")
     def _types_agree(self) -> Self:
+        if self.d not in self.element.outputs:
+            raise ValueError(f"d={self.d}: must be {' or '.join(self.element.outputs)} for ab={self.ab}")
         if not self.exists(self.ab, self.d, self.acc):
             cause = f"d={self.d}" if self.element.half_sums else f"ab={self.ab}"
             raise ValueError(f"acc={self.acc}: must be f32 for {cause}")
@@ -76,7 +78,8 @@ class Problem(Schema):
     @staticmethod
     def exists(ab: ElementName, d: str, acc: str) -> bool:
         """Whether types go together; a sum in fp16 has nothing to store in fp32."""
-        return acc == "f32" or (ELEMENTS[ab].half_sums and d == "same")
+        element = ELEMENTS[ab]
+        return d in element.outputs and (acc == "f32" or (element.half_sums and d == "same"))
 
     def revised(self, **changes: Any) -> Self:
         """The problem with fields changed, validated anew. Raises IllegalRecord."""

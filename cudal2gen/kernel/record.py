@@ -51,6 +51,7 @@ class Record(Schema):
 
     DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
     TEMPLATES: ClassVar[Path | None] = None  # folder of the family's template, None for the project's own
+    OPERAND_BYTES: ClassVar[tuple[int, ...]] = (2,)  # widths of elements of A and B that the family's text multiplies
     TEXTUAL: ClassVar[bool] = False  # whether records name untrusted texts, which are compiled within limits
     CONVENTION: ClassVar[type[Launch]] = Launch  # how the launcher calls kernels of the family
     # Decisions with which a tile serves sizes that it does not divide, the faster ones first.
@@ -160,6 +161,9 @@ class Record(Schema):
         """Broken rules that a family's own build on, as ``field=value: rule``, in the record's own names."""
         if self.gpu not in GPUS:
             yield f"gpu={self.gpu}: must be one of {', '.join(GPUS)}"
+        if (width := self.element.bytes) not in self.OPERAND_BYTES:
+            able = " or ".join(map(str, self.OPERAND_BYTES))
+            yield f"ab={self.ab}: {self.family} multiplies elements of {able} bytes, these have {width}"
 
     def violations(self) -> Iterator[str]:
         """A family's own broken rules, in the same form."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.chips import GPUS, REGISTERS_THREAD, Chip
+from cudal2gen.element import CHUNK_BYTES
 from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import Overlap
@@ -106,8 +107,8 @@ class Sm100Tcgen05(TmaRing):
             "bm": bm,
             "bn": bn,
             "swap_ab": swap_ab,
-            "bk": 64,
-            "stages": min(8, 200_000 // ((bm + bn) * 128)),
+            "bk": problem.element.chunk,
+            "stages": min(8, 200_000 // ((bm + bn) * CHUNK_BYTES)),
             "cluster": [1, 1],
             "pair": False,
             "accumulators": 2,
@@ -275,7 +276,7 @@ class Sm100Tcgen05(TmaRing):
         if problem.m <= MMA_M // 2:
             # Few rows: D^T = B^T A^T, whose rows are many.
             tiles += [(True, ceil_div(problem.m, 16) * 16, MMA_M)]
-        for (swap_ab, bm, bn), (cluster, pair), split_k, bk in product(tiles, CLUSTERS, SPLITS, (64, 128)):
+        for (swap_ab, bm, bn), (cluster, pair), split_k, bk in product(tiles, CLUSTERS, SPLITS, cls.depths(problem)):
             across = cluster[::-1] if swap_ab else cluster
             wide = bn > MMA_N
             if (split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k) or (wide and (cluster, pair) != WIDE_CLUSTER):

@@ -85,7 +85,7 @@ class Sm120Mma(Warpgroups):
             "bm": bm,
             "bn": 128,
             "swap_ab": swap_ab,
-            "bk": 64,
+            "bk": problem.element.chunk,
             "stages": 2 if bm > GROUP_M else 3,
             "consumers": 2,
             "schedule": "cooperative",
@@ -169,7 +169,7 @@ class Sm120Mma(Warpgroups):
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
         """Tiles, splits of k; as many stages as fit, first, then one fewer."""
         tiles = [(False, tile) for tile in TILES] + [(True, tile) for tile in cls.swapped_tiles(problem)]
-        for (swap_ab, tile), split_k, bk in product(tiles, SPLITS, (64, 128)):
+        for (swap_ab, tile), split_k, bk in product(tiles, SPLITS, cls.depths(problem)):
             bm, bn, schedule, consumers, registers = tile
             if cls.wastes_tile(problem, bm, bn):
                 continue

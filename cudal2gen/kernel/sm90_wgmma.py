@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.chips import GPUS
+from cudal2gen.element import CHUNK_BYTES
 from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CLUSTER_SPLITS, Overlap
@@ -118,12 +119,12 @@ class Sm90Wgmma(Warpgroups):
         swap_ab = problem.m <= WGMMA_M
         bm = ceil_div(problem.m, 16) * 16 if swap_ab else 128
         bn = 256 if not swap_ab and ceil_div(problem.m, bm) * ceil_div(problem.n, 256) >= 66 else 128
-        stages = min(8, 220_000 // ((bm + bn) * 128))
+        stages = min(8, 220_000 // ((bm + bn) * CHUNK_BYTES))
         return {
             "bm": bm,
             "bn": bn,
             "swap_ab": swap_ab,
-            "bk": 64,
+            "bk": problem.element.chunk,
             "stages": stages,
             "cluster": [1, 1],
             "consumers": 2,
@@ -239,7 +240,8 @@ class Sm90Wgmma(Warpgroups):
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
         """Tiles, clusters, splits of k; as many stages as fit, first, then one and two fewer."""
         tiles = [(False, tile) for tile in TILES[problem.acc]] + [(True, tile) for tile in cls.swapped_tiles(problem)]
-        for (swap_ab, tile), cluster, (split_k, reduce, stream_k), bk in product(tiles, CLUSTERS, SPLITS, (64, 128)):
+        choices = product(tiles, CLUSTERS, SPLITS, cls.depths(problem))
+        for (swap_ab, tile), cluster, (split_k, reduce, stream_k), bk in choices:
             bm, bn, schedule, consumers, registers = tile
             if cls.wastes_tile(problem, bm, bn):
                 continue

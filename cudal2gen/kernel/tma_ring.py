@@ -68,6 +68,11 @@ class TmaRing(Ring, Sm90Kernel):
     instruction: ClassVar[str]  # the instructions that multiply and that fetch accumulators, for comments in templates
     fragment: ClassVar[str]
 
+    def shared_violations(self) -> Iterator[str]:
+        yield from super().shared_violations()
+        if self.bk % (chunk := self.element.chunk):
+            yield f"bk={self.bk}: must be a multiple of {chunk}, rows of A in a stage are of {CHUNK_BYTES} bytes"
+
     @property
     def vector_rows(self) -> tuple[str, ...]:
         return ("k", "n") if self.layout == "nn" or self.epilogue == "tma" else ("k",)
@@ -334,6 +339,12 @@ class TmaRing(Ring, Sm90Kernel):
         {"epilogue": "direct", "padding": "pad"},
     )
     FREE_FIELDS: ClassVar[frozenset[str]] = frozenset({"raster_axis", "raster_group", "hint_a", "hint_b"})
+
+    @classmethod
+    def depths(cls, problem: Problem) -> tuple[int, int]:
+        """The k of a stage that the tuner tries."""
+        chunk = problem.element.chunk
+        return chunk, 2 * chunk
 
     @classmethod
     def free_fields(cls, problem: Problem) -> dict[str, list[Fields]]:  # noqa: ARG003

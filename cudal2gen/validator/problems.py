@@ -219,12 +219,13 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
     if record.shares_last_wave:
         sizes += [(bm, 7 * bn, above), (7 * bm, bn, above)]
     if record.predicated:
-        sizes += [(2 * bm - 3, 2 * bn - 5, above - 8), (bm + 1, bn + 8, bk * least - 8)]
+        vector, eighth = record.element.vector, 8 * record.element.vector
+        sizes += [(2 * bm - 3, 2 * bn - 5, above - vector), (bm + 1, bn + 8, bk * least - vector)]
         # A last k-tile of one vector, wherever in the loop it comes; every remainder of n; edges all over the tile, and
         # of k all over the first k-tile of a slice, and all over one that the loop copies.
-        sizes += [(1, 1, bk * steps + 8) for steps in sorted({least - 1, least, least + stages + 1})]
-        sizes += [(bm - e, bn * e // 64 * 8 + e, bk * least - bk * e // 64 * 8) for e in range(2, 8)]
-        sizes += [(bm * e // 8 + 1, bn, bk * (least + in_loop) - bk * e // 64 * 8) for e in range(2, 8)]
+        sizes += [(1, 1, bk * steps + vector) for steps in sorted({least - 1, least, least + stages + 1})]
+        sizes += [(bm - e, bn * e // 64 * 8 + e, bk * least - bk * e // eighth * vector) for e in range(2, 8)]
+        sizes += [(bm * e // 8 + 1, bn, bk * (least + in_loop) - bk * e // eighth * vector) for e in range(2, 8)]
     return sizes
 
 
