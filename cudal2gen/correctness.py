@@ -219,25 +219,26 @@ def operands(
 ) -> tuple[NDArray[Any], NDArray[Any]] | tuple[torch.Tensor, torch.Tensor]:
     """A (m,k) and B (n,k) of one kind of ``INPUTS``, drawn from NumPy's or torch's generator."""
     if isinstance(rng, np.random.Generator):
-        return _drawn(inputs, m, n, k, _NumPyDraws(rng, element), element.exact)
-    return _drawn(inputs, m, n, k, _TorchDraws(rng, element), element.exact)
+        return _drawn(inputs, m, n, k, _NumPyDraws(rng, element), element)
+    return _drawn(inputs, m, n, k, _TorchDraws(rng, element), element)
 
 
-def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array], exact: int) -> tuple[Array, Array]:
+def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array], element: Element) -> tuple[Array, Array]:
     if inputs in ("binary", "sparse"):
         # The mean of the reference is k times the square of the density.
-        density = 0.5 if inputs == "binary" else min(0.5, (exact / 4 / k) ** 0.5)
+        density = 0.5 if inputs == "binary" else min(0.5, (element.exact / 4 / k) ** 0.5)
         return draws.below(density, m, k), draws.below(density, n, k)
     if inputs == "integers":
         return draws.integers(-2, 2, m, k), draws.integers(-2, 2, n, k)
     a, b = draws.normal(m, k), draws.normal(n, k)
     if inputs == "cancelling":
-        # The second half of k is the first one mirrored, with A negated.
-        half = k // 2
+        # The second half of k is the first one mirrored, with A negated; in fp32, as torch has no arithmetic of 8 bits.
+        arrays, half = library(a), k // 2
+        a, b = arrays.single(a), arrays.single(b)
         mirrored = list(reversed(range(half)))
         a[:, half : 2 * half], b[:, half : 2 * half] = -a[:, mirrored], b[:, mirrored]
-        a, b = a * 8, b * 8
         a[:, 2 * half :] = 0
+        a, b = arrays.rounded(a * 8, element), arrays.rounded(b * 8, element)
     if inputs == "special":
         a[0, k // 2], a[m - 1, k - 1] = float("inf"), float("nan")
         b[n - 1, 0], b[n // 2, k // 3] = float("-inf"), float("nan")

@@ -40,7 +40,8 @@ class Element:
     exponent: int
     poisons: tuple[int, int]
     canary: int
-    # C++: the header, the type, a pair of it; functions from two floats or a float2 to a pair, and from that to float2.
+    # C++: the header, the type, a pair of it; functions from two floats or a float2 to a pair, and from that to float2,
+    # empty where there are none.
     header: str
     cpp: str
     pair: str

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudal2gen.element import Element
+from cudal2gen.element import F16, F32, Element
 from cudal2gen.kernel import Layout, Problem, Record, Use, aligned, ceil_div
 from cudal2gen.kernel.fusion import ALPHA, BETA
 from cudal2gen.kernel.launch import Matrix
@@ -267,8 +267,12 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, 
     if fusion.residual:
         more["c"] = tensors(output, problem.m, problem.d_cols)
     for matrix in (a, b, *more.values()):
-        for product in matrix:
+        # torch draws no type of 8 bits.
+        wide = torch.empty_like(matrix, dtype=F32.torch_dtype) if matrix.element_size() < F16.bytes else matrix
+        for product in wide:
             product.normal_(generator=generator)
+        if wide is not matrix:
+            matrix.copy_(wide)
     b_nn.copy_(b.transpose(-2, -1))
     if fusion.aux:
         more["aux"] = tensors(output, problem.m, problem.n)

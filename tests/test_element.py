@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from cudal2gen.correctness import operands
+from cudal2gen.correctness import INPUTS, library, operands
 from cudal2gen.element import BF16, ELEMENTS, F16, F32, Element, element_of, output_of
 from cudal2gen.kernel import FAMILIES, IllegalRecord, Problem, Sm90Wgmma
 from cudal2gen.model import estimate, floor
+from cudal2gen.operands import draw
 from cudal2gen.renderer import render
 from cudal2gen.validator.problems import stress_shapes, strides
 from tests.paths import PATHS, ring
@@ -83,7 +84,10 @@ def test_a_text_has_the_type_from_its_record(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # A type of 8 bits.
-NARROW = replace(F16, name="narrow", significand=4, exponent=4, outputs=("f32",), half_sums=False)
+NARROW = replace(
+    F16, name="narrow", dtype="float8_e4m3fn", significand=4, exponent=4, outputs=("f32",), half_sums=False,
+    to_float2="",
+)  # fmt: skip
 DEEP: dict[str, Any] = {"acc": "f32", "d": "f32", "n": 144, "bk": 128}
 
 
@@ -117,6 +121,7 @@ def test_a_record_has_the_width_from_its_type(monkeypatch: pytest.MonkeyPatch) -
         ({"bk": 64}, "bk=64: must be a multiple of 128"),
         ({"k": 328}, "k=328: must be a multiple of 16"),
         ({"d": "same"}, "d=same: must be f32 for ab=f16"),
+        ({"fusion": "bias_n"}, "fusion=bias_n: must have no bias for ab=f16"),
     ],
 )
 def test_rules_have_the_width_from_the_type(
@@ -130,8 +135,28 @@ def test_rules_have_the_width_from_the_type(
     assert existing == ["f32"]
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_operands_of_8_bits_are_drawn_by_both_libraries(inputs: str) -> None:
+    for rng in (np.random.default_rng(0), torch.Generator().manual_seed(0)):
+        a, b = operands(inputs, 16, 16, 64, rng, NARROW)
+        assert a.dtype in (NARROW.numpy_dtype, NARROW.torch_dtype)
+        if inputs == "cancelling":
+            wide_a, wide_b = library(a).wide(a), library(b).wide(b)
+            assert abs(wide_a).max() > 16
+            assert abs(wide_a @ wide_b.T).max() == 0
+
+
+def test_a_problem_of_8_bits_has_normal_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = ring(**DEEP)
+    monkeypatch.setitem(ELEMENTS, "f16", NARROW)
+    (drawn,) = draw(record.problem, 1, torch.Generator().manual_seed(0), "cpu")
+    assert drawn.a.dtype == drawn.b.dtype == torch.float8_e4m3fn
+    assert 0.9 < float(drawn.a.float().std()) < 1.1
+    assert (drawn.b_nn.float() == drawn.b.float().T).all()
+
+
 def test_a_family_refuses_widths_that_its_text_does_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [record for record in PATHS.values() if record.d == "f32"]
+    records = [record for record in PATHS.values() if record.d == "f32" and record.fusion.bias == "none"]
     for name in ELEMENTS:
         monkeypatch.setitem(ELEMENTS, name, NARROW)
     assert {record.family for record in records} == set(FAMILIES) - {"cuda_source"}

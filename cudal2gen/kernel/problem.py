@@ -48,7 +48,7 @@ class Problem(Schema):
     m: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="rows of A and D, elements")]
     n: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="columns of B and D, elements")]
     k: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="elements that are multiplied and summed for one of D")]
-    ab: Annotated[ElementName, Field(description="type of A and B: f16 or bf16")] = "f16"
+    ab: Annotated[ElementName, Field(description=f"type of A and B: {' or '.join(ELEMENTS)}")] = "f16"
     d: Annotated[OutputName, Field(description="type of D: same as A and B, or f32, the sum as it is")] = "same"
     fusion: Annotated[
         Fusion, Field(description="applied to the sums in fp32 before D is stored: none, or parts such as bias_n+silu")
@@ -67,6 +67,8 @@ class Problem(Schema):
         if not self.exists(self.ab, self.d, self.acc):
             cause = f"d={self.d}" if self.element.half_sums else f"ab={self.ab}"
             raise ValueError(f"acc={self.acc}: must be f32 for {cause}")
+        if self.fusion.bias != "none" and not self.element.to_float2:
+            raise ValueError(f"fusion={self.fusion}: must have no bias for ab={self.ab}, whose pairs are not converted")
         if self.batched and self.fusion.aux:
             raise ValueError(
                 f"batch={self.batch}: must be none for fusion={self.fusion}, aux of several has no strides"
