@@ -36,7 +36,7 @@ from tests.racing import A100, NAMES, Clock, Timed, drawn, measurements, process
 
 __all__ = ["device", "store"]  # fixtures
 pytestmark = pytest.mark.torch
-OF_FAMILIES = [(PATHS["warps"], (12, 1))]
+OF_FAMILIES = [(PATHS["tensor"], (10, 3)), (PATHS["warps"], (12, 1))]
 BUILT_AHEAD = [record for record, _ in OF_FAMILIES]
 
 # Of NVIDIA's data sheets: the driver's name, the compute capability, SMs.
@@ -127,7 +127,7 @@ def test_a_table_serves_another_card_without_its_measurements() -> None:
         assert [each.fields["family"] for each in own.on(card).kernels] == families, capability
     # Plain code goes to later capabilities of its major number, code for a family to those of the family.
     for name, capability, sms, records, able in (
-        ("NVIDIA B300 SXM6 AC", (10, 3), 148, [small(gpu="b200", acc="f32"), tcgen05()], ["sm_100"]),
+        ("NVIDIA B300 SXM6 AC", (10, 3), 148, [small(gpu="b200", acc="f32"), tcgen05()], ["sm_100", "sm_100f"]),
         ("NVIDIA GB10", (12, 1), 48, [small(gpu="rtx5090", acc="f32"), warp_mma()], ["sm_120", "sm_120f"]),
         ("NVIDIA Thor", (11, 0), 20, [small(gpu="b200", acc="f32"), tcgen05()], []),
     ):
@@ -135,7 +135,7 @@ def test_a_table_serves_another_card_without_its_measurements() -> None:
         assert [each.record.arch for each in later.kernels] == able, name
 
 
-@pytest.mark.parametrize(("record", "capability"), OF_FAMILIES, ids=["GB10"])
+@pytest.mark.parametrize(("record", "capability"), OF_FAMILIES, ids=["B300", "GB10"])
 def test_code_for_a_family_computes_on_its_later_card(record: Record, capability: tuple[int, int]) -> None:
     (artifact,) = compiler.build([record])
     device = replace(Device.of(record.target), capability=capability, sm_count=2, threads_per_sm=record.threads)

@@ -53,7 +53,7 @@ CLAIM_BYTES = 80
 
 
 class Sm100Tcgen05(TmaRing):
-    """TMA into a ring of mbarriers, tcgen05.mma of one thread into tensor memory, four warps store; for sm_100a.
+    """TMA into a ring of mbarriers, tcgen05.mma of one thread into tensor memory, four warps store; for sm_100f.
 
     Accumulators of up to two tiles lie in tensor memory, so that one is stored while the other is multiplied. In a
     ``pair`` one thread multiplies for two CTAs (cta_group::2): each has 128 rows of the instruction's 256 and brings
@@ -173,8 +173,8 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def arch(self) -> str:
-        """The ``a`` unlocks tcgen05, on exactly this architecture."""
-        return "sm_100a"
+        """The ``f`` unlocks tcgen05, on this and on later architectures of its family: the code that ``a`` gives."""
+        return "sm_100f"
 
     @property
     def columns(self) -> int:
