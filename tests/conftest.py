@@ -23,6 +23,10 @@ pytest_plugins = ["tests.cpu_times", "tests.emulated_operators"]
 # Compiled kernels outlive a clone: they are cached by content, outside of it, unless the caller says where.
 os.environ.setdefault("CUDAL2GEN_BUILD_DIR", str(places.user_cache() / "test-build"))
 
+# The processes that share the tests share the cores too, and a second thread of one spins while it waits for the first.
+# Those inherit it, as do the commands that tests run.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples every time, so that a failure belongs to the change that brought it; "thorough" looks for new ones.
 settings.register_profile(
     "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck)
