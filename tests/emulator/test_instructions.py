@@ -551,6 +551,46 @@ def test_float_specials() -> None:
     assert execute("testp.finite.f32 %P, %A;", 1, [(NAN, 0, 0), (INF, 0, 0), (1, 0, 0)]) == [0, 0, 1]
 
 
+def test_subnormals_are_flushed_on_the_way_in() -> None:
+    subnormal, least = 0x007FFFFF, 0x00800000
+    for sign in (0, MINUS):
+        cases = [(subnormal | sign, 0, 0), (least | sign, 0, 0)]
+        assert execute("neg.ftz.f32 %D, %A;", 32, cases) == [sign ^ MINUS, least | (sign ^ MINUS)]
+        assert execute("abs.ftz.f32 %D, %A;", 32, cases) == [0, least]
+        assert execute("setp.ne.ftz.f32 %P, %A, %B;", 1, cases) == [0, 1]
+        assert execute("setp.neu.ftz.f32 %P, %A, 0f00000000;", 1, cases) == [0, 1]
+        assert execute("setp.ne.f32 %P, %A, %B;", 1, cases) == [1, 1]
+    halves = [(0x03FF, 0x3C00, 0), (0x8400, 0x3C00, 0), (0x0401, 0x3800, 0)]
+    assert execute("mul.ftz.f16 %m, %h, %k;", 16, halves) == [0, 0x8400, 0]
+    assert execute("mul.f16 %m, %h, %k;", 16, halves) == [0x03FF, 0x8400, 0x0200]
+    pairs = [(0x03FF8400, 0x3C003C00, 0)]
+    assert execute("fma.rn.ftz.f16x2 %D, %A, %B, %C;", 32, pairs) == [0x8400]
+    negative = [(bits32(5), bits32(7), 1 | MINUS)]
+    assert execute("slct.ftz.f32.f32 %D, %A, %B, %C;", 32, negative) == [bits32(5)]
+    assert execute("slct.f32.f32 %D, %A, %B, %C;", 32, negative) == [bits32(7)]
+    assert execute("cvt.sat.f32.f16 %D, %h;", 32, [(0x4000, 0, 0), (0xC000, 0, 0)]) == [bits32(1), 0]
+
+
+@pytest.mark.parametrize(
+    ("statement", "modifier"),
+    [
+        ("cvt.rn.satfinite.f16.f32 %m, %A;", "satfinite"),
+        ("cvt.rn.satfinite.bf16x2.f32 %D, %A, %B;", "satfinite"),
+        ("cvt.rna.satfinite.tf32.f32 %D, %A;", "satfinite"),
+        ("cvt.rn.relu.tf32.f32 %D, %A;", "relu"),
+        ("cvt.pack.sat.s16.s32 %D, %A, %B;", "pack"),
+        ("max.relu.s32 %D, %A, %B;", "relu"),
+        ("fma.rn.oob.f16 %m, %h, %k, %l;", "oob"),
+        ("add.f32.f16 %D, %h, %A;", "f32"),
+        ("fma.rn.f32.bf16 %D, %h, %k, %A;", "f32"),
+        ("set.eq.ftz.f16x2.f16x2 %D, %A, %B;", "ftz"),
+    ],
+)
+def test_a_modifier_that_changes_the_result_is_refused(statement: str, modifier: str) -> None:
+    with pytest.raises(emulator.UnknownInstruction, match=rf"\.{modifier} is not modelled: .*; modelled: "):
+        execute(statement, 32, [(0, 0, 0)])
+
+
 def test_packed_halves() -> None:
     h1, h2, h3, h7 = 0x3C00, 0x4000, 0x4200, 0x4700
     pair = h2 << 16 | h1

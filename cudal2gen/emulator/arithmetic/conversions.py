@@ -18,7 +18,7 @@ _NAN = {"f16": 0x7FFF, "f32": 0x7FFFFFFF}
 
 def converter(dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Conversion:
     """The function for ``cvt.mode.dst.src``: raw bits of ``src`` (in its own width) -> raw bits of ``dst``."""
-    if dst == "f32" and src == "f16":
+    if dst == "f32" and src == "f16" and not sat:
         return lambda raw: np.ascontiguousarray(raw).view(np.float16).astype(np.float32).view(np.uint32)
     if dst == "f16" and src == "f32" and mode == "rn" and not sat and not ftz:
         return lambda raw: raw.view(np.float32).astype(np.float16).view(np.uint16)

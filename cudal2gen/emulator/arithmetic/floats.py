@@ -69,13 +69,14 @@ def directed(x: Array, dtype: Any, mode: str) -> Array:
 
 
 def flush(x: Array) -> Array:
-    """.ftz: subnormal float32 -> zero of the same sign."""
-    bits = x.view(np.uint32)
+    """.ftz: subnormal float32 or float16 -> zero of the same sign."""
+    u, sign, normal = ("u2", 0x8000, 0x400) if x.dtype == np.float16 else ("u4", 1 << 31, 0x800000)
+    bits = x.view(u)
     # Without the sign, less one: zero becomes the largest number.
-    subnormal = (bits << np.uint32(1)) - np.uint32(1) < np.uint32(0xFFFFFF)
+    subnormal = (bits << 1) - 1 < 2 * normal - 1
     if not subnormal.any():
         return x
-    return np.where(subnormal, bits & np.uint32(0x80000000), bits).astype(np.uint32).view(np.float32)
+    return np.where(subnormal, bits & sign, bits).astype(u).view(x.dtype)
 
 
 def saturate(x: Array) -> Array:

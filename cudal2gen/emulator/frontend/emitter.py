@@ -143,6 +143,13 @@ class Emitter:
         assert self.current is not None
         return unsupported(self.current, why)
 
+    def refuse(self, *modifiers: str) -> None:
+        """Refuses the current instruction where it has one of these modifiers, which change what it does."""
+        assert self.current is not None
+        for part in self.current.parts:
+            if part in modifiers:
+                raise self.fail(f".{part} is not modelled")
+
     def site(self) -> int:
         """Number of the current instruction in the table of sites."""
         ins = self.current

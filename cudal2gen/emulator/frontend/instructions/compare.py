@@ -8,9 +8,10 @@ from cudal2gen.emulator import arithmetic
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import HALVES, INTEGERS, instruction
 from cudal2gen.emulator.frontend.instructions.bits import SYMBOLS
+from cudal2gen.emulator.frontend.instructions.floating import flushed
 from cudal2gen.emulator.frontend.instructions.integer import width_of
 from cudal2gen.emulator.frontend.mutations import compare as compare_otherwise
-from cudal2gen.emulator.frontend.ptx import Instr, Operand, Pair
+from cudal2gen.emulator.frontend.ptx import Instr, Pair
 from cudal2gen.emulator.state.arrays import Array
 
 _UNSIGNED = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
@@ -19,9 +20,10 @@ _INTEGER = {**_UNSIGNED, **_ORDERED, "ne": "!="}
 _REAL = {"f32": "f4", "f64": "f8"}
 
 
-def _comparison(e: Emitter, a: Operand, b: Operand, kind: str, test: str) -> Value:
+def _comparison(e: Emitter, ins: Instr, kind: str) -> Value:
+    (a, b), test = ins.operands[1:3], ins.parts[1]
     if kind not in INTEGERS:
-        return _float_comparison(e, a, b, kind, test)
+        return _float_comparison(e, ins, kind)
     bits = width_of(kind)
     if kind[0] == "s" and test not in ("eq", "ne"):
         x, y = e.signed(a, bits), e.signed(b, bits)
@@ -32,13 +34,14 @@ def _comparison(e: Emitter, a: Operand, b: Operand, kind: str, test: str) -> Val
     return Value(f"{x.text} {_INTEGER[test]} {y.text}", "p", x.uniform and y.uniform)
 
 
-def _float_comparison(e: Emitter, a: Operand, b: Operand, kind: str, test: str) -> Value:
+def _float_comparison(e: Emitter, ins: Instr, kind: str) -> Value:
+    (a, b), test = ins.operands[1:3], ins.parts[1]
     if kind == "bf16":
         x, y = (f"A.bf16_to_f32({e.array(op, 'u2')})" for op in (a, b))
     elif kind == "f16":
-        x, y = e.array(a, "f2"), e.array(b, "f2")
+        x, y = (flushed(ins, op, e.array(op, "f2")) for op in (a, b))
     elif kind in _REAL:
-        x, y = e.array(a, _REAL[kind]), e.number(b, _REAL[kind])
+        x, y = flushed(ins, a, e.array(a, _REAL[kind])), flushed(ins, b, e.number(b, _REAL[kind]))
     else:
         raise e.fail()
     if test in _ORDERED:
@@ -55,9 +58,9 @@ def _is_integer(ins: Instr) -> bool:
 @instruction("setp", uniform=_is_integer, mutations=(compare_otherwise,))
 def setp(e: Emitter, ins: Instr) -> None:
     """setp with one or two destinations."""
-    d, a, b = ins.operands[:3]
+    d = ins.operands[0]
     combine = next((p for p in ins.parts[2:-1] if p in SYMBOLS), None)
-    value = _comparison(e, a, b, ins.parts[-1], ins.parts[1])
+    value = _comparison(e, ins, ins.parts[-1])
     operand = e.predicate(ins.operands[3]) if combine else None
     uniform = value.uniform and (operand is None or operand.uniform)
 
@@ -93,10 +96,10 @@ def set_(e: Emitter, ins: Instr) -> None:
     if types[-1] in ("f16x2", "bf16x2"):
         _set_packed(e, ins, types)
         return
-    d, a, b = ins.operands[:3]
+    d = ins.operands[0]
     dst, src = types[0], types[-1]
     combine = next((p for p in ins.parts[2:] if p in SYMBOLS), None)
-    v = _comparison(e, a, b, src, ins.parts[1])
+    v = _comparison(e, ins, src)
     text = f"K(int({v.text}), 0)" if v.uniform else f"({v.text})"
     if combine:
         text = f"({text} {SYMBOLS[combine]} ({e.predicate_array(ins.operands[3])}))"
@@ -108,6 +111,7 @@ def set_(e: Emitter, ins: Instr) -> None:
 
 def _set_packed(e: Emitter, ins: Instr, types: list[str]) -> None:
     """set on f16x2 and bf16x2."""
+    e.refuse("ftz")
     d, a, b = ins.operands[:3]
     if types[0] not in ("f16x2", "bf16x2") or len(ins.operands) > 3:
         raise e.fail()

@@ -79,6 +79,7 @@ def _with_float(parts: tuple[str, ...]) -> bool:
 @instruction("cvt", serves=_with_float, mutations=(retype, truncate))
 def convert(e: Emitter, ins: Instr) -> None:
     """cvt where a float takes part, or that saturates."""
+    e.refuse("pack", "rs", *(() if _EIGHTS & set(ins.parts[-2:]) else ("satfinite",)))
     parts = ins.parts
     dst, src = parts[-2:]
     mode = next((p for p in parts if p in _ROUNDING), "rn" if dst[0] in "fb" else "rzi")
@@ -94,6 +95,7 @@ def convert(e: Emitter, ins: Instr) -> None:
         e.assign(d, Value(text, "u4", False))
         return
     if dst == "tf32":
+        e.refuse("relu")
         e.assign(d, Value(f"A.to_tf32({e.array(a, 'u4')}, {mode!r})", "u4", False))
         return
     if not {dst, src} <= _SCALARS or "relu" in parts or isinstance(a, Vec):

@@ -57,6 +57,8 @@ def _half_function(e: Emitter, ins: Instr) -> Function:
         raise e.fail()
     if base in _WIDENED and is_f16:
         function = _widened(function)
+    if "ftz" in ins.parts and is_f16:
+        function = _without_subnormals(function)
     if "relu" in ins.parts:
         return _relu(function)
     return _saturated(function) if "sat" in ins.parts else function
@@ -64,6 +66,10 @@ def _half_function(e: Emitter, ins: Instr) -> Function:
 
 def _widened(function: Function) -> Function:
     return lambda *arrays: function(*(x.astype(np.float64) for x in arrays)).astype(np.float16)
+
+
+def _without_subnormals(function: Function) -> Function:
+    return lambda *arrays: arithmetic.flush(function(*map(arithmetic.flush, arrays)))
 
 
 def _relu(function: Function) -> Function:
@@ -83,6 +89,7 @@ def _saturated(function: Function) -> Function:
 )
 def halves(e: Emitter, ins: Instr) -> None:
     """Arithmetic of f16 and bf16, alone or in pairs."""
+    e.refuse("oob", "f32")  # fma that drops operands out of bounds; sums in f32 of halves
     kind = ins.parts[-1]
     d, *operands = ins.operands
     u, call = ("u4", "packed") if kind.endswith("x2") else ("u2", "scalar16")
@@ -100,8 +107,13 @@ def sign(e: Emitter, ins: Instr) -> None:
     d, a = ins.operands
     ones = {"f16": 0x8000, "bf16": 0x8000, "f32": 1 << 31, "f64": 1 << 63}.get(ins.parts[-1], 0x80008000)
     u, full = ("u2", 0xFFFF) if ones == 0x8000 else ("u8", (1 << 64) - 1) if ones >> 63 else ("u4", 0xFFFFFFFF)
-    raw = e.array(a, u)
+    raw = f"{flushed(ins, a, e.array(a, 'f4'))}.view(u4)" if ins.parts[-1] == "f32" else e.array(a, u)
     e.assign(d, Value(f"{raw} & {full ^ ones}" if ins.base == "abs" else f"{raw} ^ {ones}", u, False))
+
+
+def flushed(ins: Instr, op: Operand, text: str) -> str:
+    """An operand of f16 or f32 as the instruction takes it: without subnormals where it has ``.ftz``."""
+    return f"A.flush({text})" if "ftz" in ins.parts and not isinstance(op, Imm) else text
 
 
 def _finish(ins: Instr, text: str, kind: str) -> Value:
@@ -114,9 +126,7 @@ def _finish(ins: Instr, text: str, kind: str) -> Value:
 
 def _operand(e: Emitter, ins: Instr, op: Operand, kind: str, as_array: bool = True) -> str:
     text = e.array(op, _REAL[kind]) if as_array else e.number(op, _REAL[kind])
-    if "ftz" in ins.parts and kind == "f32" and not isinstance(op, Imm):
-        text = f"A.flush({text})"
-    return text
+    return flushed(ins, op, text) if kind == "f32" else text
 
 
 def _directed(ins: Instr) -> str | None:

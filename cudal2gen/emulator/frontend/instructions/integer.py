@@ -181,6 +181,7 @@ def div(e: Emitter, ins: Instr) -> None:
 @instruction("min", "max", types=INTEGERS, uniform=True)
 def minimum(e: Emitter, ins: Instr) -> None:
     """min and max."""
+    e.refuse("relu")
     _by_sign(e, ins, ins.base, f"np.{ins.base}imum")
 
 

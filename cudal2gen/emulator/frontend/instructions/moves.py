@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from cudal2gen.emulator.frontend.emitter import Emitter, Value
 from cudal2gen.emulator.frontend.instruction import instruction
+from cudal2gen.emulator.frontend.instructions.floating import flushed
 from cudal2gen.emulator.frontend.instructions.integer import width_of
 from cudal2gen.emulator.frontend.mutations import Change, Statement, first
 from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
@@ -38,7 +39,7 @@ def slct(e: Emitter, ins: Instr) -> None:
     kind = ins.parts[-2]
     bits = width_of(kind)
     d, a, b, c = ins.operands
-    test = f"{e.array(c, 'f4')} >= 0" if ins.parts[-1] == "f32" else f"{e.array(c, 'i4')} >= 0"
+    test = f"{flushed(ins, c, e.array(c, 'f4'))} >= 0" if ins.parts[-1] == "f32" else f"{e.array(c, 'i4')} >= 0"
     k = f"u{bits // 8}"
     e.assign(d, Value(f"WHERE({test}, {e.array(a, k)}, {e.array(b, k)})", k, False))
 
