@@ -114,9 +114,8 @@ class Trials:
         from cudal2gen import gpu
         from cudal2gen.tuner import on_gpu
 
-        card = gpu.connect(
-            self.device
-        )  # raises here, before a process is started, where torch or the device is missing
+        # Raises here, before a process is started, where torch or the device is missing.
+        card = gpu.connect(self.device)
         if not card.environment.gpu:
             note(f"{card.facts.text} has no records of its own: trials are stored under its name, no record is written")
         connect = partial(on_gpu.connect, self.device, campaign.Incumbents(records), seed)
