@@ -73,8 +73,8 @@ def run(checkout: Path, folder: Path, **inputs: str) -> dict[str, Outcome]:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         process = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)], cwd=folder, check=False,
-            env=os.environ | variables | {"GITHUB_ACTIONS": "true", "PATH": path}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=os.environ | variables | {"GITHUB_ACTIONS": "true", "PATH": path, "PYTEST_ADDOPTS": ""},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         outcomes[step["name"]] = Outcome(process.returncode, process.stdout)
     return outcomes

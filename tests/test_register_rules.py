@@ -106,11 +106,11 @@ LEGAL_WARPS = [
     warps(96, **RESIDUAL, **ACROSS),
 ]
 SPILLING_WARPS = [
-    warps(208),
+    warps(224),
     warps(240, registers=None),
     warps(192, **RESIDUAL),
     warps(192, d="f32", **ACROSS),
-    warps(144, **RESIDUAL, **ACROSS),
+    warps(128, **RESIDUAL, **ACROSS),
 ]
 BUILT_AHEAD = [*(unchecked(fields) for fields in LEGAL + SPILLING), *LEGAL_WARPS, *SPILLING_WARPS]
 

@@ -144,7 +144,7 @@ class Sm120Mma(Warpgroups):
 
     @property
     def arch(self) -> str:
-        """The ``f`` unlocks setmaxnreg, on this and on later architectures of its family: the code that ``a`` gives."""
+        """The ``f`` unlocks setmaxnreg, on this and on later architectures of its family."""
         return "sm_120f"
 
     @property
