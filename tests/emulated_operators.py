@@ -1,4 +1,5 @@
-"""Fixtures of operators on an emulated device: a test's module has a pack, ``opened``, for the card of ``GPU``."""
+"""Fixtures of operators on an emulated device: the pack, ``opened``, is for the card of ``GPU``, and a test's
+module that needs other kernels has its own."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cudal2gen.pack import Pack
+from cudal2gen.pack import Pack, open_pack
 from tests import packed
 from tests.emulated import EmulatedDevice, OperatorDevice
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from cudal2gen.operators.dispatch import Dispatcher
 
 GPU = "a100"
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    """A pack of one kernel, for any sizes."""
+    table = packed.table([packed.RECORDS["predicated"]])
+    return open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / GPU))
 
 
 @pytest.fixture

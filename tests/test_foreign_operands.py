@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 
 import cudal2gen
-from cudal2gen import pack
-from tests import packed
 from tests.emulated import EmulatedDevice
-from tests.emulated_operators import GPU
 from tests.packages import require
 
 torch = require("torch")
@@ -26,12 +23,6 @@ functional = torch.nn.functional
 from cudal2gen.operators import derived, dispatch, fused_layers, fused_operators  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
-    table = packed.table([packed.RECORDS["predicated"]])
-    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / GPU))
 
 
 class Quantized(torch.Tensor):  # type: ignore[misc]

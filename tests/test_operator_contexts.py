@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 import cudal2gen
-from cudal2gen import pack
-from tests import packed
 from tests.emulated import EmulatedDevice, OperatorDevice
-from tests.emulated_operators import GPU
 from tests.packages import require
 
 torch = require("torch")
@@ -23,12 +20,6 @@ functional = torch.nn.functional
 from cudal2gen.operators import dispatch  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
-    table = packed.table([packed.RECORDS["predicated"]])
-    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / GPU))
 
 
 def normal(*shape: int) -> Any:

@@ -144,11 +144,12 @@ class Emitter:
         return unsupported(self.current, why)
 
     def refuse(self, *modifiers: str) -> None:
-        """Refuses the current instruction where it has one of these modifiers, which change what it does."""
+        """Refuses the current instruction where it has one of these modifiers, alone or as a part such as that before
+        or behind ``::``, which change what it does."""
         assert self.current is not None
         for part in self.current.parts:
-            if part in modifiers:
-                raise self.fail(f".{part} is not modelled")
+            if not set(modifiers).isdisjoint(part.split(":")):
+                raise self.fail(f".{part.replace(':', '::')} is not modelled")
 
     def site(self) -> int:
         """Number of the current instruction in the table of sites."""

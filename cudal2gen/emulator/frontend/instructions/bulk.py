@@ -12,7 +12,6 @@ from cudal2gen.emulator.frontend.ptx import Instr, Mem, Operand, Tensor
 from cudal2gen.emulator.hopper.bulk import Delivery
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
-_UNMODELLED = ("gather4", "scatter4", "cp_mask", "ignore_oob")
 _WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "cp.async.bulk.wait_group")
 # Shifted by one row of a swizzle pattern.
 _MUTATIONS = (drop, shift_register(128))
@@ -22,9 +21,7 @@ def _spaces(e: Emitter, ins: Instr) -> tuple[str, str]:
     """Destination and source."""
     heads = [p.split(":")[0] for p in ins.parts]
     spaces = [h for h in heads if h in ("shared", "global")]
-    for part in ins.parts:
-        if part.split(":")[-1] in _UNMODELLED or part.startswith("im2col"):
-            raise e.fail(f".{part.replace(':', '::')} is not modelled")
+    e.refuse("im2col", "im2col_no_offs", "gather4", "scatter4", "cp_mask", "ignore_oob")
     if len(spaces) != 2:
         raise e.fail()
     return spaces[0], spaces[1]
