@@ -54,14 +54,14 @@ browser:
 # command lines; the whole library from nothing.
 thorough: export HYPOTHESIS_PROFILE = thorough
 thorough: .venv/dev
-	$(PYTEST) tests/test_validator.py tests/test_kernel.py tests/test_renderer.py tests/test_mutation.py \
-	  tests/test_ptx.py tests/test_products.py tests/emulator/test_multistage.py tests/test_fuzz_cli.py tests/test_fuzz_data.py
-	$(BIN)/python -m pytest -s tests/test_library.py
+	$(PYTEST) tests/cudal2gen/test_validator.py tests/cudal2gen/test_kernel.py tests/cudal2gen/test_renderer.py tests/cudal2gen/test_mutation.py \
+	  tests/cudal2gen/test_ptx.py tests/cudal2gen/test_products.py tests/kernelproof/emulator/test_multistage.py tests/cudal2gen/test_fuzz_cli.py tests/cudal2gen/test_fuzz_data.py
+	$(BIN)/python -m pytest -s tests/cudal2gen/test_library.py
 
 # Accepts changed templates: rewrites the golden texts.
 goldens: .venv/dev
-	$(BIN)/python -m tests.test_renderer
-	$(BIN)/python -m tests.test_validator
+	$(BIN)/python -m tests.cudal2gen.test_renderer
+	$(BIN)/python -m tests.cudal2gen.test_validator
 
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

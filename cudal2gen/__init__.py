@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen.late_import import after_import
-from cudal2gen.version import __version__ as __version__
+from kernelproof.ground.late_import import after_import
+from kernelproof.ground.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from cudal2gen.grading import check_source as check_source
     from cudal2gen.operators import autotune as autotune
     from cudal2gen.operators import bmm as bmm
     from cudal2gen.operators import deinterleave as deinterleave
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from cudal2gen.operators import swiglu as swiglu
     from cudal2gen.operators import unpatch as unpatch
 
-_GRADING = ("check_source",)
 _OPERATORS = (
     "autotune", "bmm", "deinterleave", "explain", "grouped_mm", "interleave", "linear", "load_pack", "matmul",
     "patch", "prefer",
@@ -33,11 +31,6 @@ _OPERATORS = (
 
 
 def __getattr__(name: str) -> Any:
-    if name in _GRADING:
-        from cudal2gen import grading
-
-        globals().update({name: getattr(grading, name) for name in _GRADING})
-        return globals()[name]
     # These need torch, which takes a second to import; nothing else here does.
     if name not in _OPERATORS:
         raise AttributeError(f"module 'cudal2gen' has no attribute {name!r}")
@@ -53,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_GRADING, *_OPERATORS})
+    return sorted({*globals(), *_OPERATORS})
 
 
 def _offer_operators(torch: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kernelproof.ground import places as ground
+
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -15,26 +17,18 @@ def checkout() -> Path | None:
 
 
 def shipped(name: str) -> Path:
-    """``templates``, ``configs`` or ``docs`` as shipped: beside the package in a checkout, inside it in a wheel. Of
-    ``docs`` a wheel has the pages of rules."""
+    """``templates`` or ``configs`` as shipped: beside the package in a checkout, inside it in a wheel."""
     return (checkout() or PACKAGE) / name
-
-
-def _home() -> Path:
-    """The user's home; ``/~``, which nobody can write to, for a user without one, as in some containers."""
-    return Path("/", os.path.expanduser("~"))  # noqa: PTH111 - pathlib's raises an error of its own
 
 
 def user_data() -> Path:
     """The user's folder for an edited catalog."""
-    return Path(os.environ.get("XDG_DATA_HOME") or _home() / ".local/share") / "cudal2gen"
+    return Path(os.environ.get("XDG_DATA_HOME") or ground.home() / ".local/share") / "cudal2gen"
 
 
 def user_cache() -> Path:
     """The user's folder for files that can be made again; ``CUDAL2GEN_CACHE_DIR`` moves it."""
-    if configured := os.environ.get("CUDAL2GEN_CACHE_DIR"):
-        return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "cudal2gen"
+    return ground.cache_of("cudal2gen")
 
 
 def catalog() -> Path:
@@ -76,15 +70,12 @@ def results() -> Path:
     return (root if root is not None else user_data()) / "results"
 
 
-def remedy(path: Path) -> str:
-    """What moves a path that cannot be used, as the end of a sentence: the variables that name the folders around it,
-    or the folders that could not be made below it. Empty for a path that the user named."""
-    folders = {
-        "CUDAL2GEN_RESULTS": results(),
-        "CUDAL2GEN_CATALOG": editable_catalog(),
-        "CUDAL2GEN_BUILD_DIR": build_dir(),
-        "CUDAL2GEN_CACHE_DIR": user_cache(),
+# In the order in which a message names them.
+ground.FOLDERS.update(
+    {
+        "CUDAL2GEN_RESULTS": results,
+        "CUDAL2GEN_CATALOG": editable_catalog,
+        "CUDAL2GEN_BUILD_DIR": build_dir,
+        "CUDAL2GEN_CACHE_DIR": user_cache,
     }
-    within = [name for name, folder in folders.items() if path.is_relative_to(folder)]
-    names = within[:1] or [name for name, folder in folders.items() if folder.is_relative_to(path)]
-    return f"; name another place by {', '.join(names)}" if names else ""
+)

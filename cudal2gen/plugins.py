@@ -168,7 +168,7 @@ def _takes() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], bool
     """Whether the operator takes x, weight and bias; of what torch.compile knows while it traces."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    from cudal2gen.element import ELEMENTS
+    from kernelproof.ground.element import ELEMENTS
 
     types = tuple(element.torch_dtype for element in ELEMENTS.values())
 

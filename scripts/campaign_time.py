@@ -24,11 +24,10 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from cudal2gen import catalog
-from cudal2gen.files import write
-from cudal2gen.kernel import Problem, Record
+from cudal2gen.generation import catalog
+from cudal2gen.kernel import Problem, Record, space
 from cudal2gen.results import Effort, Trial
-from cudal2gen.tuner import climbing, curve, executor, flight, race, ray_executor, space
+from cudal2gen.tuner import climbing, curve, executor, flight, race, ray_executor
 from cudal2gen.tuner.ahead import CORES_EACH, MOST_EACH
 from cudal2gen.tuner.environment import Environment, Model
 from cudal2gen.tuner.executor import InProcess, Job
@@ -36,6 +35,7 @@ from cudal2gen.tuner.flight import RankedRace, Waiting
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question, legal_proposal
 from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.race import Evaluation, ProposerStep, Race
+from kernelproof.ground.files import write
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 

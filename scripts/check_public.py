@@ -1,4 +1,4 @@
-"""Runs public programs by ``cudal2gen check`` and compares what it finds with ``scripts/public_programs.json``.
+"""Runs public programs by ``kernelproof check`` and compares what it finds with ``scripts/public_programs.json``.
 
     python scripts/check_public.py NVIDIA/cuda-samples DIR [NAME ...]
 

@@ -24,10 +24,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from cudal2gen.emulator.frontend.parser import parse
-from cudal2gen.emulator.frontend.ptx import PtxError
-from cudal2gen.emulator.frontend.translate import translate
-from cudal2gen.emulator.state.reports import EmulatorError
+from kernelproof.emulator.frontend.parser import parse
+from kernelproof.emulator.frontend.ptx import PtxError
+from kernelproof.emulator.frontend.translate import translate
+from kernelproof.emulator.state.reports import EmulatorError
 
 MANIFEST = Path(__file__).with_name("corpus.jsonl")
 # What the emulator refuses on purpose, as its messages name it.

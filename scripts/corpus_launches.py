@@ -20,8 +20,8 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import typer
 
-from cudal2gen.emulator import EmulatorError, LaunchRefused, Memory, Options, Program, PtxError, load
-from cudal2gen.emulator.frontend.ptx import Function
+from kernelproof.emulator import EmulatorError, LaunchRefused, Memory, Options, Program, PtxError, load
+from kernelproof.emulator.frontend.ptx import Function
 from scripts.corpus import MANIFEST, ptx_of, sources
 
 BUFFER_BYTES = 1 << 22

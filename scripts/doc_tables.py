@@ -16,12 +16,12 @@ import typer
 from pydantic import BaseModel
 
 from cudal2gen import cli
-from cudal2gen.emulator import RULES
-from cudal2gen.emulator.frontend import instruction
-from cudal2gen.emulator.frontend.emitter import TEXTURES
-from cudal2gen.emulator.frontend.flow.inline import REFUSED_CALLS
 from cudal2gen.kernel import FAMILIES, Problem
-from cudal2gen.profile import LaunchFacts, figures
+from cudal2gen.timing.profile import LaunchFacts, figures
+from kernelproof.emulator import RULES
+from kernelproof.emulator.frontend import instruction
+from kernelproof.emulator.frontend.emitter import TEXTURES
+from kernelproof.emulator.frontend.flow.inline import REFUSED_CALLS
 
 KINDS = {int: "integer", float: "number", Path: "path"}  # of options without choices or a name for their value
 

@@ -181,8 +181,8 @@ def launcher(contender: str, device: str, case: Case) -> Callable[[], object]:
     if contender == "interpreter":
         return case.launch
 
-    from cudal2gen import triton_emulation
-    from cudal2gen.emulator import Options
+    from kernelproof import triton_emulation
+    from kernelproof.emulator import Options
 
     options = Options(hazards=contender == "checked")
 

@@ -108,7 +108,7 @@ PLAN = (
         "cudal2gen.matmul tunes itself from a pack, and is never slower than torch.matmul",
     ),
     Step(
-        "tests", 1, 200, '-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k "not sanitizer"',
+        "tests", 1, 200, '-m pytest -svm gpu -p no:cacheprovider tests/cudal2gen/test_on_gpu.py -k "not sanitizer"',
         "paths of the templates, adversaries, streams, graphs, refusals",
     ),
     Step("verdicts f16", 1, 90, f"validate --changed {RECORDS} f16 --on gpu", "the same for f16"),
@@ -137,11 +137,11 @@ PLAN = (
         "faster records for these problems", compiles=True,
     ),
     Step("tuned records", 3, 5, f"-m scripts.gpu_day tuned {{out}}/{TUNED}", "the catalog's improvements travel home"),
-    Step("sanitizer", 3, 70, "-m pytest -svm gpu -p no:cacheprovider tests/test_on_gpu.py -k sanitizer",
+    Step("sanitizer", 3, 70, "-m pytest -svm gpu -p no:cacheprovider tests/cudal2gen/test_on_gpu.py -k sanitizer",
          "compute-sanitizer on one small problem per path"),
     Step(
         "operators", 3, 45,
-        '-m pytest -svm gpu -p no:cacheprovider tests/test_operators_on_gpu.py -k "not never_slower"',
+        '-m pytest -svm gpu -p no:cacheprovider tests/cudal2gen/test_operators_on_gpu.py -k "not never_slower"',
         "cudal2gen.matmul in eager mode, graphs and torch.compile",
     ),
     Step(
@@ -206,9 +206,10 @@ def prepare(luggage: Path = LUGGAGE, environment: Mapping[str, str] = os.environ
 
 def pack(archive: Path) -> None:
     """Compiles every kernel of the plan in the build directory, and packs them with the versions of their compiler."""
-    from cudal2gen import compiler, toolchain
     from cudal2gen.cli.selection import Selection
-    from tests.on_gpu_kernels import kernels, served
+    from cudal2gen.generation import compiler
+    from kernelproof.ground import toolchain
+    from tests.cudal2gen.on_gpu_kernels import kernels, served
 
     records = Selection(everything=True, gpu="h200", acc="any").records()
     records += Selection(sample=SAMPLE, gpu="h200", acc="f32").records("a100") + kernels() + served("h200")
@@ -304,8 +305,8 @@ def card_of(environment: Mapping[str, str]) -> str:
 
 def tell_card() -> int:
     """Prints the model of the card at hand; answers the exit code."""
-    from cudal2gen import gpu
-    from cudal2gen.errors import UserError
+    from cudal2gen.launch import gpu
+    from kernelproof.ground.errors import UserError
 
     try:
         card = gpu.connect()
@@ -394,9 +395,9 @@ def rehearse(out: Path, card: str = "H100") -> int:
     """All calls against an emulated device, small problems in the catalog; answers how many steps failed.
 
     The kernels are packed and unpacked, and results travel from call to call, as on the day. ``card``: a class of
-    tests/rehearsal.py.
+    tests/cudal2gen/rehearsal.py.
     """
-    from cudal2gen import catalog
+    from cudal2gen.generation import catalog
 
     scratch = Path(tempfile.mkdtemp(prefix="gpu-rehearsal-"))
     luggage, small = scratch / "luggage", scratch / "kernels.jsonl"
@@ -405,7 +406,7 @@ def rehearse(out: Path, card: str = "H100") -> int:
         "PYTHONPATH": str(ROOT),
         "CUDAL2GEN_CATALOG": str(small),
         "CUDAL2GEN_CACHE_DIR": str(scratch / "cache"),  # where a device is kept to one process
-        "CUDAL2GEN_GPU": f"tests.rehearsal:{card}",
+        "CUDAL2GEN_GPU": f"tests.cudal2gen.rehearsal:{card}",
     }
     records = catalog.load(ROOT / "configs" / "kernels.jsonl", ["h200", "a100"])
     catalog.save([record for record in records if (record.m, record.n, record.k) in SMALL], small)
@@ -447,7 +448,7 @@ def losers(gpu: str, path: Path) -> None:
 
 def tuned(path: Path) -> None:
     """Adds the catalog's tuned records to a file, since the catalog itself stays on the card's machine."""
-    from cudal2gen import catalog
+    from cudal2gen.generation import catalog
 
     records = {record.key: record for record in catalog.load(path)} if path.is_file() else {}
     records |= {record.key: record for record in catalog.load() if record.origin.structure == "tuned"}
@@ -458,7 +459,7 @@ def tuned(path: Path) -> None:
 
 def adopt(path: Path) -> None:
     """Puts the records of a file into the catalog."""
-    from cudal2gen import catalog
+    from cudal2gen.generation import catalog
 
     for record in catalog.load(path):
         print(f"{record.gpu} {record.mnk} {record.name}: written to {catalog.put(record)}")

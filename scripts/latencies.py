@@ -1,4 +1,4 @@
-"""The fixed latencies of instructions as ptxas knows them, to cudal2gen/sass/latencies.json.
+"""The fixed latencies of instructions as ptxas knows them, to kernelproof/sass/latencies.json.
 
     python scripts/latencies.py                    of the installed ptxas, all architectures
     python scripts/latencies.py --build FOLDER     and from the kernels of a build folder, which have more pairs
@@ -20,18 +20,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from cudal2gen import places, toolchain
-from cudal2gen.sass import Function, Graph, Instruction, disassemble
-from cudal2gen.sass.banks import EVEN
-from cudal2gen.sass.latencies import producer_key, role
-from cudal2gen.sass.pipes import MMA, WARPGROUP, Pipe, pipe_use
-from cudal2gen.sass.registers import access
+from kernelproof.ground import toolchain
+from kernelproof.sass import Function, Graph, Instruction, disassemble
+from kernelproof.sass.banks import EVEN
+from kernelproof.sass.latencies import TABLE, producer_key, role
+from kernelproof.sass.pipes import MMA, WARPGROUP, Pipe, pipe_use
+from kernelproof.sass.registers import access
 
 SMS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 WAITS = frozenset(("DEPBAR", "BAR", "WARPGROUP", "WARPSYNC", "MEMBAR", "ERRBAR", "CGAERRBAR"))
 LONGEST = 13  # cycles from any producer but an MMA: of a predicate to a branch
 KERNELS = 300  # of a build folder, first by digest
-TABLE = places.PACKAGE / "sass" / "latencies.json"
 HEAD = """.version 9.0
 .target {sm}
 .address_size 64

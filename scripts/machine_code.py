@@ -8,7 +8,7 @@
 
 CHECKOUT is a clone of deepreinforce-ai/CUDA-L2 at the commit that scripts/published.py names. Its kernels, 13 seconds
 of a core each, are compiled into the user's cache, by the same nvcc; headers of PyTorch that they include are replaced
-by ``published_host/``. No GPU is used and nothing is measured: ``cudal2gen/sass`` says what the numbers mean.
+by ``published_host/``. No GPU is used and nothing is measured: ``kernelproof/sass`` says what the numbers mean.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from cudal2gen import catalog, compiler, places, toolchain
+from cudal2gen import places
+from cudal2gen.generation import catalog, compiler
 from cudal2gen.kernel import Record, Sm80Multistage
-from cudal2gen.sass import Summary, summarise
+from kernelproof.ground import toolchain
+from kernelproof.sass import Summary, summarise
 
 SEED, PER_KIND, DRAWN = 14, 10, 60
 MMA_CYCLES = 8  # of a sub-core's tensor core, for m16n8k16

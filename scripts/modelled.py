@@ -23,15 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from cudal2gen import catalog, model, places
-from cudal2gen.chips import GPUS
-from cudal2gen.evidence.published import hopper_configurations
-from cudal2gen.kernel import Acc, IllegalRecord, Origin, Problem, Record, Sm90Wgmma, parse
+from cudal2gen import places
+from cudal2gen.generation import catalog
+from cudal2gen.kernel import Acc, IllegalRecord, Origin, Problem, Record, Sm90Wgmma, parse, space
 from cudal2gen.kernel.sm80_multistage import PREFETCHES, STRIDES, Sm80Multistage
 from cudal2gen.kernel.sm90_wgmma import WGMMA_M
 from cudal2gen.kernel.tma_ring import TmaRing
 from cudal2gen.kernel.warpgroups import Warpgroups
-from cudal2gen.tuner import space
+from cudal2gen.timing import model
+from cudal2gen.timing.evidence.published import hopper_configurations
+from kernelproof.ground.chips import GPUS
 
 SOURCE, SEEDED = "timing model", "published H100 choice"
 SHORT_US = 10.0  # modelled time below which a kernel overlaps with the one before it

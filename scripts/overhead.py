@@ -3,7 +3,7 @@
     python -m scripts.overhead
 
 A lower bound: on a GPU the driver's launch adds to it, here and in torch's own call. torch's figures are of 8 x 8
-products on the CPU, with computation and allocation; tests/test_operators_on_gpu.py compares the two on a GPU. Calls
+products on the CPU, with computation and allocation; test_operators_on_gpu.py compares the two on a GPU. Calls
 take turns, forwards and backwards, and each has the least of its rounds and their median. A no-op is an operator of
 torch.library of the same schema, whose kernel is a Python function that returns a tensor which is there.
 """
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import torch
 
 import cudal2gen
-from cudal2gen.launcher import OpenKernel
+from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.operators import emulated, native, watching
-from tests.idle_device import IdleDevice, open_pack
+from tests.cudal2gen.idle_device import IdleDevice, open_pack
 
 CALLS, ROUNDS = 100, 400  # short rounds: some are undisturbed
 LIBRARIES: list[Any] = []  # an operator ends with its library

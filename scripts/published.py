@@ -22,10 +22,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cudal2gen import catalog, compiler, places
+from cudal2gen import places
+from cudal2gen.generation import catalog, compiler
 from cudal2gen.kernel import FAMILIES, IllegalRecord, parse, revise
-from cudal2gen.ratios import Ratio
 from cudal2gen.report.statistics import best_of, summarise
+from cudal2gen.results.ratios import Ratio
 
 SETS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"))
 SPEEDUPS = {

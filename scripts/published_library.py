@@ -18,10 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from cudal2gen import files, toolchain
-from cudal2gen.chips import GPUS
-from cudal2gen.errors import Failure
 from cudal2gen.kernel import Acc, ceil_div
+from kernelproof.ground import files, toolchain
+from kernelproof.ground.chips import GPUS
+from kernelproof.ground.errors import Failure
 
 if TYPE_CHECKING:
     import torch

@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cudal2gen
-from cudal2gen import bench, gpu, ratios, results
+from cudal2gen import bench, results
 from cudal2gen.cli import selection
-from cudal2gen.cli.options import seconds
-from cudal2gen.errors import UserError, WrongInput
-from cudal2gen.gpu import Call, Device, Race
 from cudal2gen.kernel import Problem
-from cudal2gen.operands import Operands
+from cudal2gen.launch import gpu
+from cudal2gen.launch.gpu import Call, Device, Race
+from cudal2gen.launch.operands import Operands
 from cudal2gen.operators import dispatch
 from cudal2gen.pack import installed, search
-from cudal2gen.results import KERNEL, Measurement
+from cudal2gen.results import KERNEL, Measurement, ratios
+from kernelproof.ground.command_line.options import seconds
+from kernelproof.ground.errors import UserError, WrongInput
 
 if TYPE_CHECKING:
     import torch

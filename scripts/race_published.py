@@ -29,16 +29,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cudal2gen import bench, ratios, results
+from cudal2gen import bench, results
 from cudal2gen.bench.check import Reference
-from cudal2gen.chips import related
-from cudal2gen.cli.options import seconds
 from cudal2gen.cli.selection import Selection
-from cudal2gen.errors import Failure, UserError, WrongInput
-from cudal2gen.gpu import Absent, Call, Contender, Gpu, Race
 from cudal2gen.kernel import GPUS, Acc, Problem
-from cudal2gen.operands import Operands
-from cudal2gen.results import KERNEL, Measurement
+from cudal2gen.launch.gpu import Absent, Call, Contender, Gpu, Race
+from cudal2gen.launch.operands import Operands
+from cudal2gen.results import KERNEL, Measurement, ratios
+from kernelproof.ground.chips import related
+from kernelproof.ground.command_line.options import seconds
+from kernelproof.ground.errors import Failure, UserError, WrongInput
 from scripts.published_library import SETS, Library, Loaded, Source, build, libraries
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def supervise(arguments: Sequence[str], budget: float | None) -> int:
 
 def race(options: argparse.Namespace) -> int:
     """Times what is built for the card, in this process; the number of faults."""
-    from cudal2gen.gpu import alone, connect
+    from cudal2gen.launch.gpu import alone, connect
 
     everything = list(libraries(options.built))
     if not everything:
@@ -298,7 +298,7 @@ def _race_of(
     card: Gpu, acc: Acc, gpu: str, built: Sequence[Library], budget: float | None, options: argparse.Namespace
 ) -> int:
     """Times the kernels of one accumulator within a budget in seconds; the number of faults."""
-    from cudal2gen import baselines
+    from cudal2gen.bench import baselines
     from cudal2gen.cli.building import Compilation
 
     mnks = tuple(dict.fromkeys(library.source.mnk for library in built))

@@ -8,11 +8,20 @@ import os
 import subprocess
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple
 
-START = "from tests.commands import serve; serve()"
+START = "from tests.commands import serve; serve({program!r})"
+# Modules of a program: the command line, and what its verbs import.
+IMPORTED_AHEAD = {
+    "cudal2gen": (
+        "cudal2gen.cli", "rich.table", "cudal2gen.bench", "cudal2gen.report", "cudal2gen.validator",
+        "cudal2gen.timing.profile", "cudal2gen.tuner.race",
+    ),
+    "kernelproof": ("kernelproof.cli", "rich.table", "kernelproof.checking.supervision", "kernelproof.grading"),
+}  # fmt: skip
 READ_AT_START = ("PYTHON", "LD_")  # variables with such names: Python or its loader reads them before any program
 
 
@@ -31,22 +40,25 @@ class Server(NamedTuple):
 
 
 @cache
-def server(_owner: int) -> Server:
+def server(program: str, _owner: int) -> Server:
     """The process that forks; it ends when this process closes its end of the pipe. One for each process id."""
-    process = subprocess.Popen([sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    start = START.format(program=program)
+    process = subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
     return Server(process, process.stdin, process.stdout)
 
 
-def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """As ``python -m cudal2gen`` ends, with variables added to this environment."""
-    command = [sys.executable, "-m", "cudal2gen", *arguments]
+def run(
+    *arguments: str, env: dict[str, str] | None = None, program: str = "cudal2gen"
+) -> subprocess.CompletedProcess[str]:
+    """As ``python -m cudal2gen`` ends, or ``kernelproof``, with variables added to this environment."""
+    command = [sys.executable, "-m", program, *arguments]
     variables = os.environ | (env or {})
     if any(name.startswith(READ_AT_START) for name in env or {}):
         return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
-    with TemporaryDirectory(prefix="cudal2gen-command-") as folder:
-        _, requests, answers = server(os.getpid())
+    with TemporaryDirectory(prefix="test-command-") as folder:
+        _, requests, answers = server(program, os.getpid())
         request = {"arguments": arguments, "variables": variables, "directory": str(Path.cwd()), "outputs": folder}
         requests.write(json.dumps(request) + "\n")
         requests.flush()
@@ -56,24 +68,19 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
         return subprocess.CompletedProcess(command, code, out, err)
 
 
-def serve() -> None:
+def serve(program: str) -> None:
     """Forks a child for each request, and answers its exit code and CPU seconds.
 
     The child leaves ``main`` and ends as any process of Python does.
     """
     import gc
 
-    import rich.table
-
-    from cudal2gen import bench, cli, profile, report, validator
-    from cudal2gen.tuner import race
-
-    imported = (rich.table, bench, profile, report, validator, race)
+    cli, *imported = map(import_module, IMPORTED_AHEAD[program])
     gc.freeze()
     for line in sys.stdin:
         child = os.fork()
         if not child:
-            _become(**json.loads(line))
+            _become(program, **json.loads(line))
             cli.main()
             return
         _, status, usage = os.wait4(child, 0)
@@ -81,9 +88,9 @@ def serve() -> None:
     del imported
 
 
-def _become(arguments: list[str], variables: dict[str, str], directory: str, outputs: str) -> None:
+def _become(program: str, arguments: list[str], variables: dict[str, str], directory: str, outputs: str) -> None:
     """Makes this process one that was started with these words, variables and folder, and with files as outputs."""
-    sys.argv = ["cudal2gen", *arguments]
+    sys.argv = [program, *arguments]
     os.environ.clear()
     os.environ.update(variables)
     with contextlib.suppress(FileNotFoundError):

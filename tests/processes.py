@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cudal2gen import process_tree, workers
+from kernelproof.ground import process_tree, workers
 
 MARK = "CUDAL2GEN_TEST_MARK"
 # Within which a command ends after a signal, however busy the machine is. What a signal does not end lives for LIFE_S.

@@ -1,9 +1,11 @@
-"""The house: imports go strictly down, modules and functions are small, names are nouns, documents name what exists."""
+"""The house: imports go strictly down, in circles never; each package stands without what it does not need."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -11,111 +13,43 @@ from pathlib import Path
 
 import pytest
 
-from cudal2gen import cli, kernel
 from tests import house
 
-FLOORS = {
-    "errors": 0,
-    "late_import": 0,
-    "places": 0,
-    "version": 0,
-    "ptx_split": 0,
-    "ratios": 1,
-    "chips": 0,
-    "element": 0,
-    "kernel": 1,
-    "catalog": 2,
-    "correctness": 2,
-    "fused": 3,
-    "pages": 2,
-    "model": 3,
-    "profile": 4,
-    "renderer": 2,
-    "launcher": 2,
-    "toolchain": 1,
-    "sass": 2,
-    "build_folder": 1,
-    "files": 1,
-    "process_tree": 0,
-    "workers": 0,
-    "compiler": 3,
-    "emulator": 3,
-    "gpu": 3,
-    "operands": 2,
-    "triton_emulation": 5,
-    "triton_matmul": 3,
-    "results": 2,
-    "rounding": 3,
-    "checking": 4,
-    "grading": 5,
-    "validator": 4,
-    "baselines": 4,
-    "bench": 5,
-    "testing": 6,
-    "mcp_server": 5,
-    "choice": 4,
-    "recordings": 4,
-    "pack": 5,
-    "report": 6,
-    "grid": 6,
-    "tuner": 6,
-    "operators": 6,
-    "plugins": 7,
-    "evidence": 7,
-    "cli": 8,
-    "__main__": 9,
-    "__init__": 9,
-}
-# Parts of a sentence, which do not say what a name holds.
-NO_NAMES = frozenset(
-    ("one", "found", "told", "said", "wanted", "known", "given", "asked", "held", "made", "taken", "shown", "seen",
-     "these", "fitting", "theirs", "ours", "mine", "bed", "met", "gone", "twin", "knows", "meant", "does", "did",
-     "gave", "so_far", "something", "them", "they", "came", "went", "instead", "stands")
+# The rooms of each package from the lowest up. A room imports only rooms before it.
+KERNELPROOF = (
+    "ground", "emulator", "sass", "checking", "triton_emulation", "testing", "grading", "mcp_server", "cli",
+    "__main__", "__init__",
 )  # fmt: skip
-TORCH = {
-    "element", "fused", "grading", "correctness", "validator", "gpu", "operands", "baselines", "bench", "operators",
-    "plugins", "triton_emulation", "tuner",
-}  # fmt: skip
+CUDAL2GEN = (
+    "places", "kernel", "results", "launch", "generation", "timing", "validator", "bench", "report", "tuner", "pack",
+    "operators", "plugins", "cli", "__main__", "__init__",
+)  # fmt: skip
+FLOORS = {"kernelproof": KERNELPROOF, "cudal2gen": CUDAL2GEN}
 
 
-def room(path: Path, package: Path) -> str:
-    return path.relative_to(package).parts[0].removesuffix(".py")
+def room(module: str) -> str:
+    """The folder, or the loose module, of a package that holds a module; ``__init__`` is the package's own file."""
+    return [*module.split("."), "__init__"][1]
 
 
-def sources(checkout: Path) -> list[Path]:
-    return sorted((checkout / "cudal2gen").rglob("*.py"))
+@pytest.mark.parametrize("package", FLOORS)
+def test_imports_go_strictly_down(checkout: Path, package: str) -> None:
+    graph = house.import_graph(checkout / package)
+    assert {room(name) for name in graph} == set(FLOORS[package])
+    floor = FLOORS[package].index
+    upward = [
+        f"{name} imports {other}"
+        for name, others in graph.items()
+        for other in others
+        if other != package and room(other) != room(name) and floor(room(other)) > floor(room(name))
+    ]
+    assert upward == []
 
 
-def imported(tree: ast.AST) -> list[tuple[str, bool]]:
-    """Modules that a file imports, and whether at module level."""
-    top = {id(node) for node in ast.iter_child_nodes(tree)}
-    modules = []
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = (
-                [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "cudal2gen" else [node.module]
-            )
-        modules += [(name, id(node) in top) for name in names]
-    return modules
-
-
-def test_imports_go_strictly_down(checkout: Path) -> None:
-    package = checkout / "cudal2gen"
-    for path in sources(checkout):
-        own = room(path, package)
-        for name, _ in imported(ast.parse(path.read_text())):
-            parts = name.split(".")
-            if parts[0] != "cudal2gen" or len(parts) == 1 or parts[1] == own:
-                continue
-            assert FLOORS[parts[1]] < FLOORS[own], f"{path.name} imports {name}"
-
-
-def test_no_file_imports_itself_by_way_of_others(checkout: Path) -> None:
-    graph = house.import_graph(checkout / "cudal2gen")
-    assert sum(map(len, graph.values())) > 800, "imports are counted"
+@pytest.mark.parametrize("package", FLOORS)
+def test_no_file_imports_itself_by_way_of_others(checkout: Path, package: str) -> None:
+    graph = house.import_graph(checkout / package)
+    assert sum(map(len, graph.values())) > 400, "imports are counted"
     # Raises CycleError, which names the modules, where they import each other.
     tuple(TopologicalSorter(graph).static_order())
 
@@ -144,133 +78,82 @@ def test_every_kind_of_import_closes_a_circle(tmp_path: Path, statement: str) ->
         tuple(TopologicalSorter(house.import_graph(tmp_path / "a")).static_order())
 
 
-def test_modules_and_functions_are_small(checkout: Path) -> None:
-    for path in sources(checkout):
-        text = path.read_text()
-        assert len(text.splitlines()) <= 600, path
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
+def test_kernelproof_imports_nothing_of_cudal2gen(checkout: Path) -> None:
+    for folder in ("kernelproof", "tests/kernelproof"):
+        for path in sorted((checkout / folder).rglob("*.py")):
+            for name in imported(ast.parse(path.read_text())):
+                assert name.split(".")[0] != "cudal2gen", path
+                assert not name.startswith("tests.cudal2gen"), path
 
 
-MAX_POSITIONAL = 8
-# Functions whose arguments another program lays down: BLAS's order of a product, Triton's kernels and launch hook, the
-# tools of the MCP server. Options of the command line are verbs' arguments.
-FOREIGN_SIGNATURES = {
-    "launcher.py: launch", "launcher.py: bound", "triton_matmul.py: persistent_matmul", "backend.py: __call__",
-    "server.py: check",
-}  # fmt: skip
-
-
-def positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """How many arguments a caller may pass by position, but for an object's own."""
-    arguments = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
-    return len(arguments) - (arguments[:1] in (["self"], ["cls"]))
-
-
-def is_verb(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(ast.unparse(decorator).startswith("verb(") for decorator in function.decorator_list)
-
-
-def test_functions_take_few_arguments_by_position(checkout: Path) -> None:
-    """Further ones are named at the call, or travel together in a class that says what they are."""
-    foreign = set()
-    for path in sources(checkout):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_verb(node):
-                continue
-            if (count := positional(node)) > MAX_POSITIONAL:
-                foreign.add(name := f"{path.name}: {node.name}")
-                assert name in FOREIGN_SIGNATURES, f"{path}: {node.name} takes {count} arguments by position"
-    assert foreign == FOREIGN_SIGNATURES
-
-
-def names(tree: ast.AST) -> set[str]:
-    """What a file names: variables, arguments, attributes, functions, classes; without underscores at the ends."""
-    names: list[str | None] = []
+def imported(tree: ast.AST) -> list[str]:
+    """Modules that a file imports anywhere."""
+    names: list[str] = []
     for node in ast.walk(tree):
-        match node:
-            case ast.Name(ctx=ast.Store()):
-                names.append(node.id)
-            case ast.arg():
-                names.append(node.arg)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.ExceptHandler():
-                names.append(node.name)
-            case ast.MatchAs() | ast.MatchStar():
-                names.append(node.name)
-            case ast.Attribute(ctx=ast.Store()):
-                names.append(node.attr)
-            case ast.alias():
-                names.append(node.asname)
-    return {name.strip("_").lower() for name in names if name}
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
-@pytest.mark.parametrize("folder", ["cudal2gen", "scripts", "examples", "tests"])
-def test_names_are_nouns(checkout: Path, folder: str) -> None:
-    for path in sorted((checkout / folder).rglob("*.py")):
-        assert not names(ast.parse(path.read_text())) & NO_NAMES, path
-
-
-# Modules that write files: into scratch folders, lock files, caches by a rename of their own, and rows at a file's end.
-WRITERS = {
-    "build_folder.py", "catalog.py", "compiler.py", "emulator/host/standin.py", "files.py", "gpu.py", "pack/writing.py",
-    "ptx_split.py", "tuner/memory.py", "tuner/ray_executor.py", "workers.py",
-}  # fmt: skip
-
-
-def opens_for_writing(node: ast.AST) -> bool:
-    match node:
-        case ast.Call(func=ast.Attribute(attr="write_text" | "write_bytes" | "mkstemp" | "fdopen")):
-            return True
-        case ast.Call(func=ast.Attribute(attr="open") | ast.Name(id="open")):
-            modes = [argument.value for argument in ast.walk(node) if isinstance(argument, ast.Constant)]
-            return any(isinstance(mode, str) and re.fullmatch(r"[rbt]*[wax+][rbt+]*", mode) for mode in modes)
-    return False
-
-
-def test_files_that_users_name_are_written_by_one_room(checkout: Path) -> None:
-    """``files``; the command line itself writes nothing."""
-    package = checkout / "cudal2gen"
-    writers = {
-        path.relative_to(package).as_posix()
-        for path in sources(checkout)
-        if any(map(opens_for_writing, ast.walk(ast.parse(path.read_text()))))
-    }
-    assert writers == WRITERS
-    for text in ('path.open("w")', "open(name, mode='ab')", 'path.write_text("x")', 'file.open("r+")'):
-        assert any(map(opens_for_writing, ast.walk(ast.parse(text)))), text
-    assert not any(map(opens_for_writing, ast.walk(ast.parse("path.open(); path.open('rb'); kernel.open(device)"))))
-
-
-def test_torch_is_imported_late_and_only_where_it_may_be(checkout: Path) -> None:
-    for path in sources(checkout):
-        for name, at_top in imported(ast.parse(path.read_text())):
-            if name.split(".")[0] in ("torch", "nvmath"):
-                assert room(path, checkout / "cudal2gen") in TORCH, path
-                assert not at_top, path
-
-
-def test_the_emulator_knows_nothing_of_records(checkout: Path) -> None:
-    for path in sorted((checkout / "cudal2gen" / "emulator").rglob("*.py")):
-        for name, _ in imported(ast.parse(path.read_text())):
-            root = name.split(".")[0]
-            own = name == "cudal2gen.chips" or name.startswith("cudal2gen.emulator")
-            assert own or root in sys.stdlib_module_names | {"numpy", "__future__"}, name
-
-
-def test_rendering_and_building_import_neither_torch_nor_the_emulator() -> None:
-    program = (
-        "import sys, cudal2gen.cli, cudal2gen.compiler; "
-        "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'numpy')])"
+def loaded(statement: str, checkout: Path) -> set[str]:
+    """The top-level modules that a new process of a checkout has imported after a statement."""
+    program = f"{statement}\nimport sys; print(*{{name.split('.')[0] for name, it in sys.modules.items() if it}})"
+    variables = os.environ | {"PYTHONPATH": str(checkout)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=variables, cwd=checkout
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_kernelproof_stands_alone(checkout: Path, tmp_path: Path) -> None:
+    """Every module of it is imported where ``cudal2gen`` is not, but for those that need an optional package."""
+    shutil.copytree(checkout / "kernelproof", tmp_path / "kernelproof", ignore=shutil.ignore_patterns("__pycache__"))
+    statement = (
+        "import importlib, pkgutil, sys, kernelproof\n"
+        "sys.modules['cudal2gen'] = None\n"
+        "optional = 'kernelproof.mcp_server', 'kernelproof.triton_emulation.backend', 'kernelproof.__main__'\n"
+        "for module in pkgutil.walk_packages(kernelproof.__path__, 'kernelproof.'):\n"
+        "    if not module.name.startswith(optional):\n"
+        "        importlib.import_module(module.name)\n"
+        f"assert kernelproof.__file__.startswith({str(tmp_path)!r}), kernelproof.__file__"
+    )
+    assert "cudal2gen" not in loaded(statement, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import cudal2gen.cli, cudal2gen.generation.compiler", {"torch", "numpy"}),
+        (
+            "import cudal2gen, cudal2gen.results.choice, cudal2gen.validator, cudal2gen.bench, cudal2gen.tuner",
+            {"torch"},
+        ),
+        ("import cudal2gen.report, cudal2gen.pack, cudal2gen.plugins, cudal2gen.launch.gpu", {"torch"}),
+        ("import kernelproof.cli", {"torch", "numpy"}),
+        ("import kernelproof.checking.supervision, kernelproof.grading, kernelproof.testing.emulation", {"torch"}),
+    ],
+)
+def test_what_needs_no_torch_imports_none(checkout: Path, statement: str, absent: set[str]) -> None:
+    assert not loaded(statement, checkout) & absent
+
+
+def test_only_the_ground_and_numpy_are_below_the_emulator(checkout: Path) -> None:
+    for path in sorted((checkout / "kernelproof" / "emulator").rglob("*.py")):
+        for name in imported(ast.parse(path.read_text())):
+            own = name.startswith(("kernelproof.emulator", "kernelproof.ground"))
+            assert own or name.split(".")[0] in sys.stdlib_module_names | {"numpy", "__future__"}, f"{path}: {name}"
 
 
 def test_only_its_own_module_names_a_family(checkout: Path) -> None:
     """In code, strings and prose. Exempt: the listing in ``kernel/__init__.py``, and the family's own page."""
+    from cudal2gen import kernel
+
     package, templates = checkout / "cudal2gen", checkout / "templates"
-    files = [path for path in package.rglob("*") if path.suffix in (".py", ".md", ".cpp", ".h", ".c")]
+    files = [path for folder in (package, checkout / "kernelproof") for path in folder.rglob("*")]
+    files = [path for path in files if path.suffix in (".py", ".md", ".cpp", ".h", ".c")]
     for path in [*files, *templates.rglob("*.j2")]:
         if path == package / "kernel" / "__init__.py":
             continue
@@ -281,32 +164,20 @@ def test_only_its_own_module_names_a_family(checkout: Path) -> None:
             assert not re.search(rf"\b({name}|{family.__name__})\b", text), f"{path} names {name}"
 
 
-def test_no_room_for_leftovers(checkout: Path) -> None:
-    forbidden = {"util", "utils", "common", "core", "helper", "helpers", "manager", "misc"}
-    for path in sources(checkout):
-        assert not forbidden & set(path.stem.split("_")), path
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_documents_name_what_exists(checkout: Path, name: str) -> None:
+    from cudal2gen import cli as maker
+    from kernelproof import cli as prover
 
-
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
-def test_documents_name_commands_and_rooms_that_exist(checkout: Path, name: str) -> None:
     text = (checkout / name).read_text()
-    assert len(text.splitlines()) <= 140
-    commands = set(re.findall(r"^cudal2gen ([\w-]+)", text, re.MULTILINE)) | set(
-        re.findall(r"`cudal2gen ([\w-]+)", text)
-    )
-    registered = {
-        command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback
-    }
-    assert commands <= registered
-    assert name != "README.md" or commands == registered, "the README shows every command"
-    for target in re.findall(r"^make (\w+)", text, re.MULTILINE):
-        assert re.search(rf"^{target}:", (checkout / "Makefile").read_text(), re.MULTILINE)
-    for mentioned in re.findall(r"`((?:tests|scripts|configs|templates)/[\w./]+)`", text):
-        assert (checkout / mentioned).exists(), mentioned
-    for mentioned in re.findall(r"`([\w/]+\.(?:py|cpp|h|c))`", text):
-        places = (checkout, checkout / "cudal2gen", checkout / "cudal2gen" / "emulator")
-        assert any((place / mentioned).exists() for place in places), mentioned
-    for path in sources(checkout):
-        own = room(path, checkout / "cudal2gen")
-        if name == "ARCHITECTURE.md" and not own.startswith("_"):
-            assert own in text, f"{own} is not in {name}"
+    for program, app in (("cudal2gen", maker.app), ("kernelproof", prover.app)):
+        verbs = {command.name for command in app.registered_commands}
+        named = set(re.findall(rf"(?:^|`){program} ([\w-]+)", text, re.MULTILINE))
+        assert named <= verbs, f"{name}: {program} has no {named - verbs}"
+    for target in re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", (checkout / "Makefile").read_text(), re.MULTILINE), target
+    for path in re.findall(r"`((?:tests|scripts|configs|templates|docs|cudal2gen|kernelproof)/[\w./]+)`", text):
+        assert (checkout / path).exists(), path
+    for path in re.findall(r"`([\w/]+\.(?:py|cpp|h|c))`", text):
+        roots = (checkout, checkout / "cudal2gen", checkout / "kernelproof", checkout / "kernelproof" / "emulator")
+        assert any((root / path).exists() for root in roots), path

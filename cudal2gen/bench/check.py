@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from cudal2gen import fused
-from cudal2gen.correctness import BOUND, Bounds, Comparison, in_order
-from cudal2gen.gpu import Call, Device
 from cudal2gen.kernel import Problem
-from cudal2gen.operands import Operands
+from cudal2gen.launch.gpu import Call, Device
+from cudal2gen.launch.operands import Operands
+from cudal2gen.validator import fused
+from cudal2gen.validator.correctness import BOUND, Bounds, Comparison, in_order
 
 if TYPE_CHECKING:
     import torch

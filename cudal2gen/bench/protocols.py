@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 from cudal2gen.bench.check import Reference
 from cudal2gen.bench.race import RACE_CALLS, race
-from cudal2gen.errors import Failure
-from cudal2gen.gpu import Absent, Call, Contender, Device, Kernel, Reading, Staged
 from cudal2gen.kernel import Problem
-from cudal2gen.launcher import LaunchError
-from cudal2gen.operands import Operands
+from cudal2gen.launch.gpu import Absent, Call, Contender, Device, Kernel, Reading, Staged
+from cudal2gen.launch.launcher import LaunchError
+from cudal2gen.launch.operands import Operands
 from cudal2gen.results import L2, MIN_US, Conditions, Environment, Measurement, ProtocolName, Timing
+from kernelproof.ground.errors import Failure
 
 SAMPLE_US = 200.0  # device time of one sample, where the problem allows it
 MAX_CALLS = 64

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from statistics import median
 
-from cudal2gen.gpu import Absent, Binder, Call, Device, Race, Winner
-from cudal2gen.operands import Operands
+from cudal2gen.launch.gpu import Absent, Binder, Call, Device, Race, Winner
+from cudal2gen.launch.operands import Operands
 
 # How long first calls of candidates take at most, for which a library loads kernels, and then the race's first stage:
 # problems of 10^12 FLOP make both long. Then, stage by stage, how many stay and how often each is timed.

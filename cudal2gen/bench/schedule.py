@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from cudal2gen import results
 from cudal2gen.bench.protocols import Settings, TooGood, Work, first_line, measure, measurement_of, states, target_qps
-from cudal2gen.errors import Failure
-from cudal2gen.gpu import Contender, Device, GpuError, Kernel
 from cudal2gen.kernel import Problem, Record, SizeClass
-from cudal2gen.launcher import LaunchError
+from cudal2gen.launch.gpu import Contender, Device, GpuError, Kernel
+from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.results import KERNEL, Environment, Measurement
+from kernelproof.ground.errors import Failure
 
 # The first problem of each class is measured in this order; from there on the classes take turns.
 CLASSES: tuple[SizeClass, ...] = ("large", "split-k", "medium", "small-m", "tiny", "huge")

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from cudal2gen.bench.protocols import Settings, TooGood, Work, measure, states
-from cudal2gen.gpu import Contender, Device, GpuError, Kernel
 from cudal2gen.kernel import Problem
-from cudal2gen.launcher import LaunchError
+from cudal2gen.launch.gpu import Contender, Device, GpuError, Kernel
+from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.results import Timing
 
 

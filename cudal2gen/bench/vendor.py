@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cudal2gen import baselines
+from cudal2gen.bench import baselines
 from cudal2gen.bench.protocols import prepare
-from cudal2gen.gpu import Absent, Contender, Gpu, GpuError
 from cudal2gen.kernel import Problem
+from cudal2gen.launch.gpu import Absent, Contender, Gpu, GpuError
 
 
 def autotuned_vendor(card: Gpu, tuned: Path) -> Callable[[Problem], Contender]:

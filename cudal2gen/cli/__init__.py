@@ -14,9 +14,6 @@ from cudal2gen.cli import tuning as tuning
 from cudal2gen.cli import choosing as choosing
 from cudal2gen.cli import packing as packing
 from cudal2gen.cli import modelling as modelling
-from cudal2gen.cli import checking as checking
-from cudal2gen.cli import grading as grading
-from cudal2gen.cli import mcp as mcp
 from cudal2gen.cli import machine as machine
 
 # isort: on

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudal2gen import places
-from cudal2gen.cli import progress
-from cudal2gen.cli.groups import verb
-from cudal2gen.cli.messages import EXIT_FAILED, error, report
-from cudal2gen.cli.options import Json, Nvcc
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import SeveralRecords
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.pages import counted
+from kernelproof.ground.command_line import progress
+from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.messages import EXIT_FAILED, error, report
+from kernelproof.ground.command_line.options import Json, Nvcc
+from kernelproof.ground.pages import counted
 
 if TYPE_CHECKING:
-    from cudal2gen.compiler import Artifact
-    from cudal2gen.toolchain import Toolchain
+    from cudal2gen.generation.compiler import Artifact
     from cudal2gen.validator.device import BuiltKernel
+    from kernelproof.ground.toolchain import Toolchain
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Compilation:
 
     def toolchain(self) -> Toolchain:
         """The compiler and its headers. Raises ToolchainError."""
-        from cudal2gen import toolchain
+        from kernelproof.ground import toolchain
 
         return toolchain.discover(self.nvcc)
 
     def build(self, records: Sequence[Record]) -> list[Artifact]:
         """One artifact per record, under a progress bar. Raises ToolchainError and BuildError."""
-        from cudal2gen import compiler
+        from cudal2gen.generation import compiler
 
         with progress.bar("compiling") as show:
             return compiler.build(records, tools=self.toolchain(), jobs=self.jobs, progress=show)
@@ -54,7 +54,7 @@ class Compilation:
 
         Raises ToolchainError, and BuildError where the build directory cannot be written.
         """
-        from cudal2gen import compiler
+        from cudal2gen.generation import compiler
 
         with progress.bar("compiling") as show:
             outcomes = compiler.attempt(records, tools=self.toolchain(), jobs=self.jobs, progress=show)
@@ -72,7 +72,7 @@ class Compilation:
 
     def launcher(self) -> Path:
         """The shared library that launches any of our kernels. Raises ToolchainError and BuildError."""
-        from cudal2gen import compiler
+        from cudal2gen.generation import compiler
 
         return compiler.launcher(tools=self.toolchain())
 
@@ -80,7 +80,7 @@ class Compilation:
 @verb(app, "build")
 def build(selection: SeveralRecords, compilation: Compilation, as_json: Json = False) -> None:
     """Compile the kernels of records. One that does not compile, spills or has a stack frame fails."""
-    from cudal2gen import compiler
+    from cudal2gen.generation import compiler
 
     records = selection.records()
     pairs = compilation.attempt(records)

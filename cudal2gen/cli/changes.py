@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from cudal2gen.cli.messages import note, refuse
 from cudal2gen.kernel import FAMILIES, Edit, IllegalRecord, IllegalValue, Record, in_family, unknown_field
+from kernelproof.ground.command_line.messages import note, refuse
 
 MOST_SETTINGS = 5  # that a refusal spells
 RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudal2gen.cli.groups import Offer, verb
 from cudal2gen.cli.measuring import measurements
-from cudal2gen.cli.messages import note, refuse
-from cudal2gen.cli.options import Json, ResultFiles
+from cudal2gen.cli.options import ResultFiles
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import OneProblem, Selection
-from cudal2gen.errors import MissingTool
-from cudal2gen.files import write
 from cudal2gen.kernel.fusion import NONE, PLAIN
+from kernelproof.ground.command_line.groups import Offer, verb
+from kernelproof.ground.command_line.messages import note, refuse
+from kernelproof.ground.command_line.options import Json
+from kernelproof.ground.errors import MissingTool
+from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
-    from cudal2gen.choice import Choice, Table
+    from cudal2gen.results.choice import Choice, Table
 
 
 @verb(app, "explain")
@@ -83,10 +84,12 @@ def _spelled(table: Table, choice: Choice, vendor: str) -> str:
 
 def _table(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> tuple[Table, str, str | None]:
     """The table that answers, where it is from, and what its reader should know."""
-    from cudal2gen import choice, pack
+    from cudal2gen import pack
+    from cudal2gen.generation import answers
+    from cudal2gen.results import choice
 
     measured = measurements(result_files)
-    match = choice.answer(selection.problem(), measured)
+    match = answers.answer(selection.problem(), measured)
     if directory is not None:
         opened = pack.open_pack(directory)
         if opened.gpu != selection.gpu:
@@ -102,12 +105,12 @@ def _table(selection: Selection, directory: Path | None, result_files: Sequence[
         names = {kernel.record.name for kernel in packed.table.kernels}
         other = f"the catalog's kernel for it is {match.record.name}, which this pack does not have"
         return packed.table, f"the pack in {packed.directory}", other if match.record.name not in names else None
-    records = {record.problem: record for record in choice.measured_records(match.record.problem, measured)}
+    records = {record.problem: record for record in answers.measured_records(match.record.problem, measured)}
     records[match.record.problem] = match.record
     if match.record.problem.later:
         # What the plain product takes, with this fusion or batch: a measurement of it may be all there is.
         plain = selection.problem().revised(fusion=PLAIN, batch=NONE)
-        alone = choice.answer(plain, measured).record
+        alone = answers.answer(plain, measured).record
         with_it, _ = choice.variants([alone], [str(match.record.fusion)], [match.record.batch])
         records |= {record.problem: record for record in [alone, *with_it] if record.problem not in records}
     table = choice.tabulate(selection.gpu, list(records.values()), measured)

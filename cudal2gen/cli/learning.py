@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudal2gen import catalog, places
-from cudal2gen.cli.messages import refuse
+from cudal2gen import places
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials, on_one_core
 from cudal2gen.cli.selection import Selection
-from cudal2gen.files import write
+from cudal2gen.generation import catalog
 from cudal2gen.kernel import Acc, Record
+from kernelproof.ground.command_line.messages import refuse
+from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
     from cudal2gen.results import Trial
@@ -160,7 +161,7 @@ def compare(
 
 
 def _on_recordings(paths: tuple[Path, ...], sample: int | None, seed: int) -> str:
-    from cudal2gen.recordings import autoheuristic
+    from cudal2gen.timing.recordings import autoheuristic
     from cudal2gen.tuner import ranking
 
     settings = ranking.Settings(seed=seed)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from cudal2gen import catalog, places
-from cudal2gen.chips import GPUS, CardFacts
-from cudal2gen.cli.groups import verb
-from cudal2gen.cli.messages import EXIT_TOOL
-from cudal2gen.cli.options import Json, Nvcc
+from cudal2gen import places
 from cudal2gen.cli.program import app
-from cudal2gen.errors import WrongInput
+from cudal2gen.generation import catalog
+from kernelproof.ground.chips import GPUS, CardFacts
+from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.messages import EXIT_TOOL
+from kernelproof.ground.command_line.options import Json, Nvcc
+from kernelproof.ground.errors import WrongInput
 
 if TYPE_CHECKING:
     from cudal2gen.pack import Pack, Search
@@ -36,7 +37,8 @@ class Check(NamedTuple):
 @verb(app, "doctor")
 def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     """Print what this machine can do, and how to add the rest."""
-    from cudal2gen import build_folder, pack, plugins
+    from cudal2gen import pack, plugins
+    from kernelproof.ground import build_folder
 
     search = pack.search(pack.installed())
     checks = {
@@ -69,7 +71,7 @@ def _catalog() -> Check:
 
 
 def _compiler(nvcc: Path | None) -> Check:
-    from cudal2gen import toolchain
+    from kernelproof.ground import toolchain
 
     try:
         tools = toolchain.discover(nvcc)
@@ -82,7 +84,7 @@ def _compiler(nvcc: Path | None) -> Check:
 
 
 def _disassembler() -> Check:
-    from cudal2gen import toolchain
+    from kernelproof.ground import toolchain
 
     try:
         return Check(True, f"nvdisasm ({toolchain.find_nvdisasm()})")
@@ -91,7 +93,7 @@ def _disassembler() -> Check:
 
 
 def _emulator() -> Check:
-    from cudal2gen import emulator
+    from kernelproof import emulator
 
     try:
         return Check(True, f"kernels run on the CPU, by {emulator.runtime_path()}")
@@ -109,8 +111,8 @@ def _packs(search: Search) -> Check:
 
 def _calls(packs: Mapping[str, Pack]) -> Check:
     """Whether planned calls of torch need no Python, without importing torch."""
-    from cudal2gen import compiler
-    from cudal2gen.launcher import OLDEST_TORCH, TORCH_LIBRARY
+    from cudal2gen.generation import compiler
+    from cudal2gen.launch.launcher import OLDEST_TORCH, TORCH_LIBRARY
 
     oldest = ".".join(map(str, OLDEST_TORCH))
     try:
@@ -128,7 +130,7 @@ def _calls(packs: Mapping[str, Pack]) -> Check:
 
 def _cards(packs: Mapping[str, Pack]) -> Check:
     """The GPUs, whose records serve each, and which pack."""
-    from cudal2gen import gpu
+    from cudal2gen.launch import gpu
 
     if cards := gpu.cards():
         return Check(True, "; ".join(f"{card.text}: {_service(card, packs)}" for card in cards))

@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from cudal2gen import catalog
-from cudal2gen.cli import progress
 from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.groups import Offer, OneOf, verb
-from cudal2gen.cli.messages import EXIT_FAILED, note, refuse
-from cudal2gen.cli.options import Device, Duration, Names, ResultFiles, listed_names
+from cudal2gen.cli.options import Device, Duration, ResultFiles
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, LATER, PLAIN, Filter, Selection
-from cudal2gen.files import write
+from cudal2gen.generation import catalog
 from cudal2gen.kernel import GPUS, Problem
+from kernelproof.ground.command_line import progress
+from kernelproof.ground.command_line.groups import Offer, OneOf, verb
+from kernelproof.ground.command_line.messages import EXIT_FAILED, note, refuse
+from kernelproof.ground.command_line.options import Names, listed_names
+from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
     from cudal2gen import bench, report, results
-    from cudal2gen.gpu import Contender, Gpu
+    from cudal2gen.launch.gpu import Contender, Gpu
     from cudal2gen.results import ProtocolName
 
 DEVICE = Names(("device",))
@@ -36,7 +37,7 @@ def _protocols() -> tuple[ProtocolName, ...]:
 
 
 def _baselines() -> tuple[str, ...]:
-    from cudal2gen import baselines
+    from cudal2gen.bench import baselines
 
     return (*baselines.MEASURED, *baselines.PEERS, *baselines.LATER, "none")
 
@@ -90,7 +91,7 @@ class Timing:
     def contenders(self, problem: Problem, card: Gpu, tuned: Path) -> list[Contender]:
         """The baselines of problems of this kind; ``tuned`` is the file of tuned vendor algorithms. Raises GpuError
         without a library."""
-        from cudal2gen import baselines
+        from cudal2gen.bench import baselines
 
         names = baselines.usual(problem) if self.baselines is None else self.baselines
         return baselines.contenders([name for name in names if name != "none"], problem.acc, card, tuned)
@@ -132,7 +133,7 @@ def measure(
 ) -> None:
     """Measure kernels against the vendor's libraries on the GPU. Every measurement is stored as it is taken."""
     from cudal2gen import bench, results
-    from cudal2gen.gpu import alone, connect
+    from cudal2gen.launch.gpu import alone, connect
 
     timing.check(selection)
     card = connect(device)
@@ -206,6 +207,7 @@ def write_report(
     In tables and pictures, with the catalog's choices and verdicts.
     """
     from cudal2gen import report
+    from cudal2gen.timing.evidence import section
 
     if verify is not None:
         _verify(verify)
@@ -214,7 +216,7 @@ def write_report(
         before, after = (measurements([path]) for path in compare)
         content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.lists)
     else:
-        rows = report.validation.load(validated) if validated else ()
+        rows = section.load(validated) if validated else ()
         measured = measurements(result_files)
         content = report.report(measured, report.named(measured), selection.lists, _stock(result_files), rows)
     forms = ((out, content.html), (markdown, content.markdown))
@@ -260,7 +262,8 @@ def contribute(
 
 def _stock(result_files: Sequence[Path]) -> report.Stock:
     """What a report says there is, and where it looked for measurements."""
-    from cudal2gen import compiler, places, report, results
+    from cudal2gen import places, report, results
+    from cudal2gen.generation import compiler
 
     files = result_files or (results.store("measurements"),)
     sources = [str(path) if path.is_file() else f"{path}, which is not there," for path in files]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudal2gen.cli.groups import verb
-from cudal2gen.cli.messages import note, refuse
-from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
-from cudal2gen.cli.tables import print_table
+from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.messages import note, refuse
+from kernelproof.ground.command_line.options import Json
+from kernelproof.ground.command_line.tables import print_table
 
 if TYPE_CHECKING:
-    from cudal2gen.evidence import Finding
+    from cudal2gen.timing.evidence import Finding
 
 
 @verb(app, "model")
@@ -51,8 +51,8 @@ def model(
     """
     if not validate:
         refuse("nothing to do: add --validate, and --recordings DIR and --speedups DIR for all of its parts")
-    from cudal2gen import evidence
-    from cudal2gen.report.validation import PARTS
+    from cudal2gen.timing import evidence
+    from cudal2gen.timing.evidence.section import PARTS
 
     chosen = parts or list(PARTS)
     if unknown := set(chosen) - set(PARTS):
@@ -80,7 +80,7 @@ def _print(findings: list[Finding], held_out: bool) -> None:
     """A table for each part."""
     from rich.table import Table
 
-    from cudal2gen.report import validation
+    from cudal2gen.timing.evidence import section as validation
 
     print("problems that were held out" if held_out else "problems of development")
     for part in validation.tables(findings):

@@ -1,71 +1,15 @@
-"""Options that several verbs have, and options whose values are parsed here."""
+"""Options that several verbs have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.models import OptionInfo
 
+from kernelproof.ground.command_line.options import seconds
 
-class Names(tuple[str, ...]):
-    """Names that a user separates by commas."""
-
-
-def names_when_needed(flag: str, names: Callable[[], Sequence[str]], help_text: str) -> OptionInfo:
-    """An option that takes one of some names. They are asked for when a value is there or completed, not before:
-    for names of a room that imports NumPy.
-    """
-
-    def parse(text: str) -> str:
-        return _checked(text, names())
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in names() if name.startswith(incomplete)]
-
-    option: OptionInfo = typer.Option(flag, metavar="NAME", parser=parse, autocompletion=complete, help=help_text)
-    return option
-
-
-def listed_names(flag: str, names: Callable[[], Sequence[str]], help_text: str) -> OptionInfo:
-    """As ``names_when_needed``, for ``Names``."""
-
-    def parse(value: str | Names) -> Names:
-        return Names(_checked(name, names()) for name in (value.split(",") if isinstance(value, str) else value))
-
-    def complete(incomplete: str) -> list[str]:
-        *before, last = incomplete.split(",")
-        return [",".join([*before, name]) for name in names() if name.startswith(last) and name not in before]
-
-    option: OptionInfo = typer.Option(flag, metavar="NAME,...", parser=parse, autocompletion=complete, help=help_text)
-    return option
-
-
-def _checked(text: str, names: Sequence[str]) -> str:
-    for name in names:
-        if name.casefold() == text.strip().casefold():
-            return name
-    raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, names))}")
-
-
-def seconds(text: str) -> float:
-    """A duration such as 90s, 8m or 1.5h; a number alone counts seconds. Raises BadParameter."""
-    units = {"s": 1, "m": 60, "h": 3600}
-    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
-    try:
-        duration = float(number) * units[unit]
-    except ValueError:
-        duration = -1.0
-    if not 0 < duration < float("inf"):
-        raise typer.BadParameter(f"{text!r} is not a duration such as 90s, 8m or 1h")
-    return duration
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Device = Annotated[int, typer.Option("--device", min=0, help="The CUDA device, counted from 0.")]
-Nvcc = Annotated[Path | None, typer.Option("--nvcc", help="The nvcc to use, in place of the one that is found.")]
 ResultFiles = Annotated[
     tuple[Path, ...],
     typer.Option("--results", metavar="FILE", help="Measurements to read, in place of the store's. Repeatable."),

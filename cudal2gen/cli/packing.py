@@ -11,23 +11,23 @@ import typer
 from pydantic import ValidationError
 
 from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.groups import Offer, OneOf, verb
 from cudal2gen.cli.measuring import measurements
-from cudal2gen.cli.messages import note, refuse
 from cudal2gen.cli.options import ResultFiles
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, BATCHES, FILTERS, Selection
-from cudal2gen.errors import Failure
 from cudal2gen.kernel import Record
 from cudal2gen.kernel import explain as explain_fault
 from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.problem import Batch
-from cudal2gen.pages import counted
+from kernelproof.ground.command_line.groups import Offer, OneOf, verb
+from kernelproof.ground.command_line.messages import note, refuse
+from kernelproof.ground.errors import Failure
+from kernelproof.ground.pages import counted
 
 if TYPE_CHECKING:
-    from cudal2gen.choice import Table
-    from cudal2gen.compiler import Artifact
+    from cudal2gen.generation.compiler import Artifact
     from cudal2gen.results import Measurements
+    from cudal2gen.results.choice import Table
 
 Shape = Literal["folder", "wheel", "hf"]
 SHAPES: tuple[Shape, ...] = ("folder", "wheel", "hf")
@@ -56,7 +56,7 @@ class Variants:
 
     def beside(self, records: list[Record]) -> list[Record]:
         """The records, then the plain ones with these fusions and batches; a note counts those that are not legal."""
-        from cudal2gen import choice
+        from cudal2gen.results import choice
 
         plain = [record for record in records if not record.problem.later]
         variants, illegal = choice.variants(plain, self.fusions, self.batches)
@@ -135,7 +135,7 @@ def _measured(
     selection: Selection, added: Variants, compilation: Compilation, measured: Measurements
 ) -> tuple[Table, dict[str, Artifact]]:
     """The table of the selection's records and their measurements, and its binaries by digest."""
-    from cudal2gen import choice
+    from cudal2gen.results import choice
 
     records = selection.records_to_pack(measured.measurements)
     if not records:
@@ -158,7 +158,7 @@ def _candidates(
     records: Sequence[Record], compilation: Compilation, measured: Measurements
 ) -> tuple[Table, dict[str, Artifact]]:
     """A table of records without rows, and its binaries by digest. Those that ptxas would make slow are left out."""
-    from cudal2gen import choice
+    from cudal2gen.results import choice
 
     if not records:
         refuse("no records that are legal; see 'cudal2gen list'")

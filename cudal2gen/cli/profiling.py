@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.groups import Offer, verb
-from cudal2gen.cli.messages import refuse
-from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import FILTERS, LATER, SIZE, Selection
-from cudal2gen.cli.tables import print_section
-from cudal2gen.files import write
+from kernelproof.ground.command_line.groups import Offer, verb
+from kernelproof.ground.command_line.messages import refuse
+from kernelproof.ground.command_line.options import Json
+from kernelproof.ground.command_line.tables import print_section
+from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
-    from cudal2gen.profile import LaunchFacts, Profile
+    from cudal2gen.timing.profile import LaunchFacts, Profile
 
 SELECTED = (*FILTERS, *LATER)
 
@@ -56,7 +56,7 @@ def profile_kernel(
 
     The main loop, its stalls, and what would help.
     """
-    from cudal2gen import profile
+    from cudal2gen.timing import profile
 
     facts = profile.LaunchFacts.load(launch) if launch else None
     if (launch and selection.mnk) or (kernel and (selection.mnk or compare)):
@@ -82,7 +82,7 @@ def profile_kernel(
 
 def _of_record(selection: Selection, compilation: Compilation) -> Profile:
     """Builds the record's kernel where it is not built."""
-    from cudal2gen import profile
+    from cudal2gen.timing import profile
 
     if len(selection.mnk) != 1:
         refuse("profile takes one --mnk; --compare takes two kernels")
@@ -93,7 +93,7 @@ def _of_record(selection: Selection, compilation: Compilation) -> Profile:
 
 def _of_file(path: Path, selection: Selection, kernel: str | None, launch: LaunchFacts | None) -> Profile:
     """Of a cubin, at the rates of --gpu; or of saved JSON."""
-    from cudal2gen import profile
+    from cudal2gen.timing import profile
 
     if path.suffix == ".json":
         return profile.load(path)

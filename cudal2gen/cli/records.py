@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudal2gen import catalog
-from cudal2gen.chips import distance
-from cudal2gen.cli.groups import OneOf, verb
-from cudal2gen.cli.messages import note, refuse
-from cudal2gen.cli.options import Json
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, Filter, OneRecord, SeveralRecords
-from cudal2gen.cli.tables import number, print_table
-from cudal2gen.files import write
+from cudal2gen.generation import catalog
 from cudal2gen.kernel import FAMILIES, STRUCTURES, Problem, Record
+from kernelproof.ground.chips import distance
+from kernelproof.ground.command_line.groups import OneOf, verb
+from kernelproof.ground.command_line.messages import note, refuse
+from kernelproof.ground.command_line.options import Json
+from kernelproof.ground.command_line.tables import number, print_table
+from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
-    from cudal2gen.compiler import Artifact
+    from cudal2gen.generation.compiler import Artifact
 
 MEANINGS = {  # of facts, beside those that a family adds
     "threads": "threads of a CTA",
@@ -130,7 +130,8 @@ def _fields(record: Record) -> list[tuple[str, object, str | None]]:
 
 
 def _built(record: Record) -> Artifact | None:
-    from cudal2gen import compiler, toolchain
+    from cudal2gen.generation import compiler
+    from kernelproof.ground import toolchain
 
     try:
         return compiler.find(record)
@@ -168,7 +169,9 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
 
 def _modelled(record: Record, artifact: Artifact) -> dict[str, str]:
     """What the model says of a built kernel's machine code; nothing where no disassembler reads it."""
-    from cudal2gen import profile, sass, toolchain
+    from cudal2gen.timing import profile
+    from kernelproof import sass
+    from kernelproof.ground import toolchain
 
     try:
         return profile.brief(record, artifact.cubin)
@@ -185,7 +188,7 @@ def render_source(
     ] = None,
 ) -> None:
     """Print the CuTe source of a record's kernel. Highlighted on a terminal, plain in a pipe."""
-    from cudal2gen.renderer import render
+    from cudal2gen.generation.renderer import render
 
     records = selection.records()
     if len(records) > 1 or not selection.mnk:
@@ -207,7 +210,7 @@ def render_source(
 
 
 def _write_sources(records: list[Record], out: Path | None) -> None:
-    from cudal2gen.renderer import render
+    from cudal2gen.generation.renderer import render
 
     if out is None:
         refuse("several records need --out DIR")

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cudal2gen import catalog, places
-from cudal2gen.cli.messages import note, refuse
+from cudal2gen import places
 from cudal2gen.cli.options import Device
-from cudal2gen.errors import MissingTool
+from cudal2gen.generation import catalog
 from cudal2gen.kernel import Acc, Problem, Record
+from kernelproof.ground.command_line.messages import note, refuse
+from kernelproof.ground.errors import MissingTool
 
 if TYPE_CHECKING:
     from cudal2gen.tuner import reward
@@ -111,7 +112,7 @@ class Trials:
 
         if self.environment == "model":
             return executor.InProcess(Model(campaign.Incumbents(records), seed))
-        from cudal2gen import gpu
+        from cudal2gen.launch import gpu
         from cudal2gen.tuner import on_gpu
 
         # Raises here, before a process is started, where torch or the device is missing.

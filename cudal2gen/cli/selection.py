@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, get_
 import typer
 from pydantic import ValidationError
 
-from cudal2gen import catalog
 from cudal2gen.cli.changes import changed
-from cudal2gen.cli.groups import Offer, OneOf
-from cudal2gen.cli.messages import note, refuse
-from cudal2gen.element import ELEMENTS, ElementName, OutputName
+from cudal2gen.generation import catalog
 from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
 from cudal2gen.kernel.fusion import NONE, PARTS, Fusion
 from cudal2gen.kernel.problem import BATCH_TITLES, Batch, types
+from kernelproof.ground.command_line.groups import Offer, OneOf
+from kernelproof.ground.command_line.messages import note, refuse
+from kernelproof.ground.element import ELEMENTS, ElementName, OutputName
 
 if TYPE_CHECKING:
     from cudal2gen.results import Measurement
@@ -335,10 +335,11 @@ class Selection:
 
         It notes whose record it is where the problem has none of its own.
         """
-        from cudal2gen import choice, results
+        from cudal2gen import results
+        from cudal2gen.generation import answers
 
         if source is None:
-            match: Callable[[Problem], catalog.Match] = choice.Answers(results.measurements())
+            match: Callable[[Problem], catalog.Match] = answers.Answers(results.measurements())
         else:
             match = partial(catalog.nearest, records=catalog.load(gpus=[source]))
 

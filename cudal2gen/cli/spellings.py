@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import chain, product
 
 from cudal2gen.cli.changes import RANGE, spelled_edit
-from cudal2gen.cli.messages import refuse
 from cudal2gen.kernel import FAMILIES, Edit, Fieldset, Problem, Record, fieldset
+from kernelproof.ground.command_line.messages import refuse
 
 FIXED = frozenset({*Problem.model_fields, "origin"})
 

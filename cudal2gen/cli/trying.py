@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cudal2gen.cli import progress, signals, spellings
+from cudal2gen.cli import spellings
 from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.groups import verb
-from cudal2gen.cli.messages import EXIT_FAILED, note, refuse
-from cudal2gen.cli.options import Device, Json
+from cudal2gen.cli.options import Device
 from cudal2gen.cli.program import app
 from cudal2gen.cli.records import own_record, put
 from cudal2gen.cli.selection import OneProblem
-from cudal2gen.cli.tables import print_table
 from cudal2gen.kernel import Difference, Record, fieldset, spell
+from kernelproof.ground.command_line import progress, signals
+from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.messages import EXIT_FAILED, note, refuse
+from kernelproof.ground.command_line.options import Json
+from kernelproof.ground.command_line.tables import print_table
 
 if TYPE_CHECKING:
-    from cudal2gen import grid
-    from cudal2gen.gpu import Gpu
+    from cudal2gen.bench import grid
+    from cudal2gen.launch.gpu import Gpu
 
 LIMIT = 100  # edits: some seconds of processor time for the verdict of each
 
@@ -80,7 +82,7 @@ def try_edits(
     variants = spellings.edits(record, edits.settings, edits.limit)
     card = _card(device, record) if measure else None
 
-    from cudal2gen import grid
+    from cudal2gen.bench import grid
 
     with progress.bar("fitting") as report:
         kernels, refusals = grid.fitted(record, variants, report)
@@ -107,7 +109,7 @@ def try_edits(
 
 def _card(device: int, record: Record) -> Gpu:
     """The GPU. Raises GpuError where there is none, or the record is for another."""
-    from cudal2gen.gpu import connect
+    from cudal2gen.launch.gpu import connect
 
     card = connect(device)
     card.check(record)
@@ -116,8 +118,8 @@ def _card(device: int, record: Record) -> Gpu:
 
 def _rows(kernels: Sequence[grid.Candidate], compilation: Compilation, card: Gpu | None, device: int) -> list[grid.Row]:
     """Built and judged kernels; with a GPU, timed ones."""
-    from cudal2gen import grid
-    from cudal2gen.gpu import alone
+    from cudal2gen.bench import grid
+    from cudal2gen.launch.gpu import alone
 
     with progress.bar("compiling") as report:
         rows = grid.built(kernels, compilation.toolchain(), compilation.jobs, report)

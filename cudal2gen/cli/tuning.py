@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudal2gen import catalog, places
+from cudal2gen import places
 from cudal2gen.cli import learning
-from cudal2gen.cli.groups import Offer, verb
-from cudal2gen.cli.options import Duration, Names, listed_names
+from cudal2gen.cli.options import Duration
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials, load_policy
 from cudal2gen.cli.selection import FILTERS, Selection
 from cudal2gen.cli.writing import Writing
-from cudal2gen.errors import Failure
-from cudal2gen.files import write
+from cudal2gen.generation import catalog
 from cudal2gen.kernel import Acc, Problem, Record
+from kernelproof.ground.command_line.groups import Offer, verb
+from kernelproof.ground.command_line.options import Names, listed_names
+from kernelproof.ground.errors import Failure
+from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
+    from cudal2gen.kernel.space import Candidates
     from cudal2gen.tuner.campaign import Standing
     from cudal2gen.tuner.cost_model import CostModel
     from cudal2gen.tuner.executor import Executor
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from cudal2gen.tuner.policy import Policy
     from cudal2gen.tuner.race import Race
     from cudal2gen.tuner.roster import Roster
-    from cudal2gen.tuner.space import Candidates
 
 PROPOSERS = Names(("cost-model",))
 MOST_LINES = 24  # of gains that are not written: with the sums a page
@@ -180,7 +182,8 @@ def tune(
 
     Every trial is stored when it ends; the same command continues from the stored ones.
     """
-    from cudal2gen.tuner import campaign, memory, space
+    from cudal2gen.kernel import space
+    from cudal2gen.tuner import campaign, memory
     from cudal2gen.tuner.executor import InProcess
 
     (acc,) = selection.accs

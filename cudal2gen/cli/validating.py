@@ -13,24 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cudal2gen.cli import progress, signals
 from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.groups import verb
-from cudal2gen.cli.messages import EXIT_FAILED, error, note, refuse
-from cudal2gen.cli.options import Device, Json, names_when_needed
+from cudal2gen.cli.options import Device
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import OneRecord, SeveralRecords
-from cudal2gen.cli.tables import number
-from cudal2gen.files import write
 from cudal2gen.kernel import Record
-from cudal2gen.pages import counted
+from kernelproof.ground.command_line import progress, signals
+from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.messages import EXIT_FAILED, error, note, refuse
+from kernelproof.ground.command_line.options import Json, names_when_needed
+from kernelproof.ground.command_line.tables import number
+from kernelproof.ground.files import write
+from kernelproof.ground.pages import counted
 
 if TYPE_CHECKING:
-    from cudal2gen.compiler import Artifact
-    from cudal2gen.emulator import RoundingName
-    from cudal2gen.gpu import Gpu
+    from cudal2gen.generation.compiler import Artifact
+    from cudal2gen.launch.gpu import Gpu
     from cudal2gen.results import Verdict
-    from cudal2gen.workers import Lost
+    from kernelproof.emulator import RoundingName
+    from kernelproof.ground.workers import Lost
 
 On = Annotated[
     Literal["emulator", "gpu"], typer.Option("--on", help="Where kernels run: on the CPU by emulation, or on a GPU.")
@@ -170,7 +171,7 @@ def validate(
 
 def _kernels(records: Sequence[Record], compilation: Compilation) -> dict[str, Record]:
     """A record of each distinct kernel, by the digest that the kernel has when it is built."""
-    from cudal2gen import compiler
+    from cudal2gen.generation import compiler
 
     tools = compilation.toolchain()
     return {compiler.job(record, tools).digest: record for record in records}
@@ -228,7 +229,7 @@ def _on_gpu(
 def _stored(judgements: Iterator[Verdict | Lost], total: int) -> list[Verdict]:
     """Stores each verdict before the next is awaited, under a progress bar; an error line names what has none."""
     from cudal2gen import results
-    from cudal2gen.workers import Lost
+    from kernelproof.ground.workers import Lost
 
     verdicts: list[Verdict] = []
     try:
@@ -248,7 +249,8 @@ def _stored(judgements: Iterator[Verdict | Lost], total: int) -> list[Verdict]:
 
 
 def _write_roundings() -> None:
-    from cudal2gen import results, rounding
+    from cudal2gen import results
+    from cudal2gen.validator import rounding
 
     table = results.store("rounding").with_suffix(".md")
     write(table, rounding.markdown(results.roundings()))
@@ -277,7 +279,7 @@ def _print_verdict(verdict: Verdict) -> None:
 
 def _gpu(index: int, records: Sequence[Record]) -> Gpu:
     """The GPU. Raises GpuError where there is none, or a record is for another."""
-    from cudal2gen.gpu import connect
+    from cudal2gen.launch.gpu import connect
 
     card = connect(index)
     for record in records:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudal2gen import catalog, places
-from cudal2gen.cli.messages import refuse
+from cudal2gen import places
 from cudal2gen.cli.searching import LanguageModel, Reward, Trials
-from cudal2gen.files import write
+from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, Record
+from kernelproof.ground.command_line.messages import refuse
+from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
     from cudal2gen.tuner.campaign import Incumbents

@@ -7,9 +7,6 @@ elements, ``*_bytes`` in bytes; problems are always in m, n, k order. The list o
 
 from __future__ import annotations
 
-from cudal2gen.chips import GPUS as GPUS
-from cudal2gen.chips import REGISTERS_SM as REGISTERS_SM
-from cudal2gen.chips import REGISTERS_THREAD as REGISTERS_THREAD
 from cudal2gen.kernel.cuda_source import LAUNCHED as LAUNCHED
 from cudal2gen.kernel.cuda_source import CudaSource as CudaSource
 from cudal2gen.kernel.cuda_source import as_text as as_text
@@ -53,6 +50,9 @@ from cudal2gen.kernel.spelling import register
 from cudal2gen.kernel.spelling import revise as revise
 from cudal2gen.kernel.suggestions import unknown_field as unknown_field
 from cudal2gen.kernel.work import Work as Work
+from kernelproof.ground.chips import GPUS as GPUS
+from kernelproof.ground.chips import REGISTERS_SM as REGISTERS_SM
+from kernelproof.ground.chips import REGISTERS_THREAD as REGISTERS_THREAD
 
 for family in (Sm80Multistage, Sm80Direct, Sm90Wgmma, Sm90Small, Sm100Tcgen05, Sm120Mma, CudaSource):
     register(family)

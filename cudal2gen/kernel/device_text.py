@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 from cudal2gen import places
-from cudal2gen.errors import WrongInput, brief
+from kernelproof.ground.errors import WrongInput, brief
 
 MAX_CHARACTERS = 1 << 17
 LONGEST_LINE = 4000

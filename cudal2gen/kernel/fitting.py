@@ -18,12 +18,12 @@ from heapq import heappop, heappush
 from itertools import chain, combinations, count, takewhile
 from typing import Any, NamedTuple
 
-from cudal2gen.chips import GPUS
 from cudal2gen.kernel.fieldset import Fieldset, fieldset, spell
 from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Fields, Origin, Record
 from cudal2gen.kernel.schema import IllegalRecord, IllegalValue
 from cudal2gen.kernel.spelling import FAMILIES, QUESTION, parse
+from kernelproof.ground.chips import GPUS
 
 # Most records whose rules are evaluated: searching from the start, among candidates, and from the best candidates.
 # About 0.3 s.

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field, ValidationError
 
-from cudal2gen.element import ELEMENTS, Element, ElementName, OutputName, stored
-from cudal2gen.errors import WrongInput
 from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT, Batch, Layout, aligned
 from cudal2gen.kernel.schema import Schema
+from kernelproof.ground.element import ELEMENTS, Element, ElementName, OutputName, stored
+from kernelproof.ground.errors import WrongInput
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Amount = Annotated[int, Field(ge=0, lt=2**31)]

@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.chips import REGISTERS_THREAD, Chip
 from cudal2gen.kernel.launch import Launch, Raster, Sizes, Tiles
 from cudal2gen.kernel.problem import Problem, aligned, ceil_div
 from cudal2gen.kernel.record import Fields, Record
+from kernelproof.ground.chips import REGISTERS_THREAD, Chip
 
 Padding = Literal["none", "predicate", "pad"]
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from cudal2gen.chips import GPUS
-from cudal2gen.element import ELEMENTS, Element, ElementName, OutputName, stored
 from cudal2gen.kernel.fusion import GATE_COLS, PLAIN, Fusion
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
+from kernelproof.ground.chips import GPUS
+from kernelproof.ground.element import ELEMENTS, Element, ElementName, OutputName, stored
 
 Acc = Literal["f16", "f32"]
 Layout = Literal["tn", "nn"]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 from pydantic.fields import FieldInfo
 
-from cudal2gen.chips import GPUS, Chip, Residency
-from cudal2gen.element import Element, ElementName, OutputName
 from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.launch import Launch, Sizes
 from cudal2gen.kernel.problem import BATCH_TITLES, Acc, Batch, Layout, Problem, ceil_div
 from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
 from cudal2gen.kernel.work import Work
+from kernelproof.ground.chips import GPUS, Chip, Residency
+from kernelproof.ground.element import Element, ElementName, OutputName
 
 Fields = dict[str, Any]  # names of record fields and their values, as JSON has them
 Structure = Literal["exact", "nearest", "tuned", "modelled"]

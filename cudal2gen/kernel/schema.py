@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from cudal2gen.errors import WrongInput, brief, printable
+from kernelproof.ground.errors import WrongInput, brief, printable
 
 MAX_RULES = 3  # most rules in a message
 LONGEST_RULE = 240  # most characters of a rule

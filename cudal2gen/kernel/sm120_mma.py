@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.chips import Chip
 from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import Overlap
@@ -28,6 +27,7 @@ from cudal2gen.kernel.tma_ring import (
 )
 from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Tile, Warpgroups
 from cudal2gen.kernel.work import Work
+from kernelproof.ground.chips import Chip
 
 GROUP_M = 64  # rows of four warps, 16 each
 # Least registers by ptxas 13.0: of a consumer beside its accumulators, of a producer.

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Annotated, Literal
 
-from cudal2gen.element import VECTOR_BYTES
 from cudal2gen.kernel.launch import Tiles
 from cudal2gen.kernel.mma_sync import SPLITS, MmaSyncKernel
 from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.work import Work
+from kernelproof.ground.element import VECTOR_BYTES
 
 
 class Sm80Direct(MmaSyncKernel):

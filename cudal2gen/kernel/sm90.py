@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.chips import GPUS, Chip
 from cudal2gen.kernel.launch import Sizes
 from cudal2gen.kernel.problem import aligned
 from cudal2gen.kernel.record import Fields, Record
+from kernelproof.ground.chips import GPUS, Chip
 
 CLUSTER_SPLITS = (2, 4, 8)  # slices of k that CTAs of one cluster sum; 8 CTAs are the largest portable cluster
 Overlap = Annotated[bool, Field(description="programmatic dependent launch: start while the kernel before still runs")]

@@ -8,8 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.chips import GPUS
-from cudal2gen.element import CHUNK_BYTES
 from cudal2gen.kernel.problem import Problem, ceil_div
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CLUSTER_SPLITS, Overlap
@@ -30,6 +28,8 @@ from cudal2gen.kernel.tma_ring import (
 )
 from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Tile, Warpgroups
 from cudal2gen.kernel.work import Work
+from kernelproof.ground.chips import GPUS
+from kernelproof.ground.element import CHUNK_BYTES
 
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
 WGMMA_N = 256  # most columns of one

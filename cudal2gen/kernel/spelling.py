@@ -7,10 +7,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from cudal2gen.errors import WrongInput, brief, parse_json, printable
 from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Record
 from cudal2gen.kernel.schema import IllegalRecord, refusal, spelled
+from kernelproof.ground.errors import WrongInput, brief, parse_json, printable
 
 QUESTION = tuple(Problem.model_fields)
 FAMILIES: dict[str, type[Record]] = {}

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from cudal2gen.choice import Kernel, Table
-from cudal2gen.errors import WrongInput
-from cudal2gen.gpu import GpuError
 from cudal2gen.kernel import Problem
 from cudal2gen.kernel.fusion import PLAIN
-from cudal2gen.launcher import OpenKernel
+from cudal2gen.launch.gpu import GpuError
+from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.operators import buckets
 from cudal2gen.operators.binding import Device
 from cudal2gen.operators.contests import Arguments, Contest, copies
@@ -24,6 +22,8 @@ from cudal2gen.operators.products import Request
 from cudal2gen.operators.races import Autotuner, Contests, Mode, Target
 from cudal2gen.operators.tuned import Raced, Store
 from cudal2gen.operators.watching import deterministic
+from cudal2gen.results.choice import Kernel, Table
+from kernelproof.ground.errors import WrongInput
 
 KEPT = (
     "what was measured counts until this process ends; make room there or allow writing, or name another folder by "

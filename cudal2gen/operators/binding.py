@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cudal2gen.chips import CardFacts
-from cudal2gen.element import Element
-from cudal2gen.gpu import card_facts, runtime
 from cudal2gen.kernel import Layout, Use, aligned, ceil_div
 from cudal2gen.kernel.launch import Groups
-from cudal2gen.launcher import Fused, OpenKernel
+from cudal2gen.launch.gpu import card_facts, runtime
+from cudal2gen.launch.launcher import Fused, OpenKernel
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.meter import CudaMeter, Meter
 from cudal2gen.operators.native import MAX_DIMENSIONS, NATIVE, Launch, NativeCall, Place
 from cudal2gen.operators.products import Finish, Request, Run, add
 from cudal2gen.operators.torch_products import torch_linear, torch_matmul
+from kernelproof.ground.chips import CardFacts
+from kernelproof.ground.element import Element
 
 if TYPE_CHECKING:
     import torch

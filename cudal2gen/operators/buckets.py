@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cudal2gen.choice import Choice, Row, Table
 from cudal2gen.kernel import Problem, serving
 from cudal2gen.kernel.launch import Operands
+from cudal2gen.results.choice import Choice, Row, Table
 
 LARGEST = 256
 HOT_CALLS = 1000  # with products of tens of microseconds, this many calls take about as long as a race

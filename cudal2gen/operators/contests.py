@@ -7,16 +7,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from cudal2gen.bench.check import Reference
-from cudal2gen.choice import Kernel
 from cudal2gen.kernel import Problem, Use
 from cudal2gen.kernel.launch import Matrix
-from cudal2gen.launcher import OpenKernel
-from cudal2gen.operands import Operands as Tensors
+from cudal2gen.launch.launcher import OpenKernel
+from cudal2gen.launch.operands import Operands as Tensors
 from cudal2gen.operators import buckets
 from cudal2gen.operators.binding import Device, bind
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.products import Request, Run
 from cudal2gen.operators.watching import TORCH
+from cudal2gen.results.choice import Kernel
 
 if TYPE_CHECKING:
     import torch

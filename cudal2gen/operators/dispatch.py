@@ -17,13 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from cudal2gen.chips import CardFacts
-from cudal2gen.choice import Choice, Kernel, Prefer, Table
-from cudal2gen.errors import WrongInput
-from cudal2gen.gpu import GpuError
 from cudal2gen.kernel import Problem
 from cudal2gen.kernel.launch import Matrix
-from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.launch.gpu import GpuError
+from cudal2gen.launch.launcher import LaunchError, OpenKernel
 from cudal2gen.operators import buckets
 from cudal2gen.operators.autotuning import Autotuning, Race
 from cudal2gen.operators.binding import Cuda, Device, bind, native_by_torch, native_call
@@ -33,6 +30,9 @@ from cudal2gen.operators.products import Request, Run
 from cudal2gen.operators.races import Mode, mode_of
 from cudal2gen.operators.watching import deterministic, foreign
 from cudal2gen.pack import Pack, installed, open_pack, search, serving
+from cudal2gen.results.choice import Choice, Kernel, Prefer, Table
+from kernelproof.ground.chips import CardFacts
+from kernelproof.ground.errors import WrongInput
 
 if TYPE_CHECKING:
     import torch

@@ -19,11 +19,12 @@ from typing import Literal, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter
 
-from cudal2gen import files, results
-from cudal2gen.build_folder import Locks
-from cudal2gen.errors import Failure, reading
+from cudal2gen import results
 from cudal2gen.results import Line
-from cudal2gen.version import __version__
+from kernelproof.ground import files
+from kernelproof.ground.build_folder import Locks
+from kernelproof.ground.errors import Failure, reading
+from kernelproof.ground.version import __version__
 
 MAX_BYTES = 1 << 16  # most bytes of the file: some 200 kernels, read in milliseconds
 MAX_SECONDS = 60.0  # of a first run, which is a launch of milliseconds and the comparison of its result

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from cudal2gen.element import F32
 from cudal2gen.kernel.fusion import Activation
 from cudal2gen.operators import epilogues, vmapping
 from cudal2gen.operators.contests import Arguments
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import Epilogue, check_fused, check_gated_pair, lies_of, request_fused
 from cudal2gen.operators.registration import Operator, call, no_script, register
-from cudal2gen.operators.torch_operators import (
-    OPS,
-    as_rows,
-    linear_gradients,
-    run_linear,
-)
+from cudal2gen.operators.torch_operators import OPS, as_rows, linear_gradients, run_linear
 from cudal2gen.operators.torch_products import own_fused, own_linear, own_pair, torch_pair
 from cudal2gen.operators.watching import TORCH, all_undispatched, check_tensors, foreign, undispatched
+from kernelproof.ground.element import F32
 
 if TYPE_CHECKING:
     import torch

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen.element import element_or_none
-from cudal2gen.errors import WrongInput
 from cudal2gen.operators.dispatch import Plan, current
 from cudal2gen.operators.products import Request, check_linear, lies_of, request_linear, request_matmul
 from cudal2gen.operators.registration import Operator, register
 from cudal2gen.operators.torch_products import own_linear
+from kernelproof.ground.element import element_or_none
+from kernelproof.ground.errors import WrongInput
 
 if TYPE_CHECKING:
     import torch

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudal2gen.element import ELEMENTS, dtypes
 from cudal2gen.operators.fused_operators import linear
 from cudal2gen.operators.registration import refuse_script
+from kernelproof.ground.element import ELEMENTS, dtypes
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from cudal2gen.gpu import Card
+from cudal2gen.launch.gpu import Card
 from cudal2gen.results import Environment
 
 CYCLES_US = 2000  # of an SM in a microsecond, at the clocks of fast cards: slower ones are held a little longer

@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudal2gen.errors import UserError
 from cudal2gen.operators.products import Run
+from kernelproof.ground.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ class Native:
 
     def _connect(self, file: Path | None) -> str:
         """Loads a library and defines its operators; answers the state in words."""
-        from cudal2gen import compiler
+        from cudal2gen.generation import compiler
 
         try:
             file = file or compiler.torch_launcher()

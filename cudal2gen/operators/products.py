@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from cudal2gen.element import F32, VECTOR_BYTES, ElementName, OutputName, dtypes, element_or_none, name_of
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, aligned
 from cudal2gen.kernel.fusion import GATE_COLS, PLAIN, Activation, Fusion
 from cudal2gen.kernel.launch import Batches, Matrix, Operands, Sizes
@@ -19,6 +18,7 @@ from cudal2gen.operators import batches, epilogues
 from cudal2gen.operators.batches import Stack, result_shape
 from cudal2gen.operators.torch_products import torch_fused, torch_grouped, torch_linear, torch_matmul
 from cudal2gen.operators.watching import check_tensors
+from kernelproof.ground.element import F32, VECTOR_BYTES, ElementName, OutputName, dtypes, element_or_none, name_of
 
 if TYPE_CHECKING:
     import torch

@@ -22,19 +22,20 @@ from functools import partial
 from statistics import median
 from typing import Literal, NamedTuple, get_args
 
-from cudal2gen import model, results
-from cudal2gen.choice import MARGIN, Kernel, Table
-from cudal2gen.errors import WrongInput
-from cudal2gen.gpu import GpuError
+from cudal2gen import results
 from cudal2gen.kernel import IllegalRecord, Problem, Use, serving
 from cudal2gen.kernel.launch import Operands
-from cudal2gen.launcher import LaunchError
+from cudal2gen.launch.gpu import GpuError
+from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators import buckets
 from cudal2gen.operators.contests import Contest
 from cudal2gen.operators.meter import Meter
 from cudal2gen.operators.tuned import Store
-from cudal2gen.ratios import paired
 from cudal2gen.results import KERNEL, MIN_US, ON_OPERANDS, Conditions, Measurement, Timing
+from cudal2gen.results.choice import MARGIN, Kernel, Table
+from cudal2gen.results.ratios import paired
+from cudal2gen.timing import model
+from kernelproof.ground.errors import WrongInput
 
 Mode = Literal["off", "once", "background"]
 VARIABLE = "CUDAL2GEN_AUTOTUNE"

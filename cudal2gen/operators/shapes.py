@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from cudal2gen.element import ElementName, element_or_none, name_of
-from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Acc, Layout, Problem
+from kernelproof.ground.element import ElementName, element_or_none, name_of
+from kernelproof.ground.errors import WrongInput
 
 if TYPE_CHECKING:
     import torch

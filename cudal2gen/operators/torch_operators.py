@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from cudal2gen.element import ELEMENTS, F32
 from cudal2gen.kernel import Acc
-from cudal2gen.launcher import LaunchError
+from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.batches import result_shape
 from cudal2gen.operators.contests import Arguments
@@ -19,6 +18,7 @@ from cudal2gen.operators.products import check_linear, check_matmul, check_out, 
 from cudal2gen.operators.registration import Operator, call, no_script, register
 from cudal2gen.operators.torch_products import own_linear, own_matmul, own_matmul_out, torch_linear, torch_matmul
 from cudal2gen.operators.watching import TORCH, check_tensors, undispatched
+from kernelproof.ground.element import ELEMENTS, F32
 
 if TYPE_CHECKING:
     import torch

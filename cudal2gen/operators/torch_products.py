@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from cudal2gen.element import element_or_none
 from cudal2gen.operators import epilogues
+from kernelproof.ground.element import element_or_none
 
 if TYPE_CHECKING:
     import torch

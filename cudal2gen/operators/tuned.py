@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cudal2gen import results
-from cudal2gen.choice import Kernel, Row, Table, row_of
 from cudal2gen.kernel import Problem
 from cudal2gen.operators.first_runs import FirstRuns
 from cudal2gen.results import MIN_US, Environment, Measurement
+from cudal2gen.results.choice import Kernel, Row, Table, row_of
 
 MAX_US = 1e5  # of a sample: a race ends after as long
 Key = tuple[tuple[Any, ...], Any, int]  # of a problem: its kind, its sizes, and how many products

@@ -2,16 +2,17 @@
 
 Versions may differ: a pack states the ABI that it needs and the fields that its records and rows use, and every version
 that has these uses it. A neutral field is not spelled (``kernel.schema``), so a new field raises no number. A number
-is raised where an older version would misread what a newer one writes; ``tests/abi.json`` has what they stand for.
+is raised where an older version would misread what a newer one writes; ``tests/cudal2gen/abi.json`` has what they
+stand for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from cudal2gen.choice import Row, Table
 from cudal2gen.kernel import FAMILIES, Problem, spelled
-from cudal2gen.version import __version__
+from cudal2gen.results.choice import Row, Table
+from kernelproof.ground.version import __version__
 
 # Version of the folder: file names, digests, ``pack.json`` itself.
 FORMAT = 1

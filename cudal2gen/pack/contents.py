@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudal2gen import places
-from cudal2gen.chips import GPUS, VARIANTS, capability_range
-from cudal2gen.choice import Kernel, Row, Table
 from cudal2gen.kernel import Problem
-from cudal2gen.launcher import TORCH_LIBRARY
+from cudal2gen.launch.launcher import TORCH_LIBRARY
 from cudal2gen.pack.abi import ABI, FORMAT, fields
 from cudal2gen.pack.facts import HEADER, LIBRARY, LICENCES, PackError, as_json, sha256
-from cudal2gen.toolchain import ToolchainError
-from cudal2gen.version import __version__
+from cudal2gen.results.choice import Kernel, Row, Table
+from kernelproof.ground.chips import GPUS, VARIANTS, capability_range
+from kernelproof.ground.toolchain import ToolchainError
+from kernelproof.ground.version import __version__
 
 if TYPE_CHECKING:
-    from cudal2gen.compiler import Artifact
+    from cudal2gen.generation.compiler import Artifact
 
 # CUDA's minor versions are compatible: what 13.0 needs runs under every 13.
 CUDA_RANGE = ">=13.0,<14"
@@ -44,7 +44,7 @@ def contents(
     names = (*CUBIN_FILES, "kernel.ptx") if with_ptx else CUBIN_FILES
     files = {"table.json": as_json(table.dump()), LIBRARY: library.read_bytes()}
     files |= _torch_launcher()
-    files[HEADER] = (places.PACKAGE / HEADER).read_bytes()
+    files[HEADER] = (places.PACKAGE / "launch" / HEADER).read_bytes()
     files |= {name: text.encode() for name, text in _licences().items()}
     for digest in sorted({kernel.digest for kernel in table.kernels}):
         files |= {f"kernels/{digest}/{name}": _built(artifacts[digest].directory / name) for name in names}
@@ -74,7 +74,7 @@ def contents(
 
 def _built(path: Path) -> bytes:
     """A file of a built kernel, its cubin without source lines and PTX text."""
-    from cudal2gen.sass.stripping import without_lines  # imported late: machines that only open packs do not need it
+    from kernelproof.sass.stripping import without_lines  # imported late: machines that only open packs do not need it
 
     content = path.read_bytes()
     return without_lines(content) if path.name == "kernel.cubin" else content
@@ -82,7 +82,7 @@ def _built(path: Path) -> bytes:
 
 def _torch_launcher() -> dict[str, bytes]:
     """The launcher of torch, which a pack may lack: where there is no g++, calls stay Python's."""
-    from cudal2gen import compiler  # imported late: machines that only open packs do not need it
+    from cudal2gen.generation import compiler  # imported late: machines that only open packs do not need it
 
     with contextlib.suppress(ToolchainError):
         return {TORCH_LIBRARY: compiler.torch_launcher().read_bytes()}

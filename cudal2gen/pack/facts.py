@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from cudal2gen.errors import WrongInput
+from kernelproof.ground.errors import WrongInput
 
 LIBRARY = "libcudal2gen.so"
 HEADER = "cudal2gen.h"

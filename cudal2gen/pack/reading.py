@@ -13,14 +13,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cudal2gen.chips import CardFacts
-from cudal2gen.choice import Table
-from cudal2gen.errors import WrongInput, parse_json, reading
 from cudal2gen.kernel import spelled
-from cudal2gen.launcher import TORCH_LIBRARY
+from cudal2gen.launch.launcher import TORCH_LIBRARY
 from cudal2gen.pack.abi import FORMAT, obstacle
 from cudal2gen.pack.facts import ENTRY_POINTS, LIBRARY, PackError, as_json, sha256
-from cudal2gen.version import __version__
+from cudal2gen.results.choice import Table
+from kernelproof.ground.chips import CardFacts
+from kernelproof.ground.errors import WrongInput, parse_json, reading
+from kernelproof.ground.version import __version__
 
 FOLDERS = "CUDAL2GEN_PACK"
 FILE_NAME = re.compile(r"(?!.*\.\.)\w[\w./-]{0,200}", re.ASCII)  # names of files within the folder

@@ -17,12 +17,12 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cudal2gen import places
-from cudal2gen.chips import GPUS
-from cudal2gen.choice import Table
-from cudal2gen.element import ELEMENTS
+from cudal2gen.generation.renderer import SYNTAX
 from cudal2gen.kernel import Problem
 from cudal2gen.pack.facts import as_json
-from cudal2gen.renderer import SYNTAX
+from cudal2gen.results.choice import Table
+from kernelproof.ground.chips import GPUS
+from kernelproof.ground.element import ELEMENTS
 
 VARIANT = "build/torch-cuda"
 KERNELS_MINIMUM = "0.17.0"  # the version of kernels that has these metadata and layers

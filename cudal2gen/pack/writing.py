@@ -10,9 +10,9 @@ import re
 import zipfile
 from pathlib import Path
 
-from cudal2gen.files import folder, write
 from cudal2gen.pack.abi import SINCE
 from cudal2gen.pack.facts import ENTRY_POINTS, LICENCES, PackError
+from kernelproof.ground.files import folder, write
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can store
 WHEEL_NAME = re.compile(r"[\w.]+-[\w.+]+(-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.whl")

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cudal2gen import catalog, pages
+from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.pages import Section
-from cudal2gen.report import choices, floors, page, published, sections, validation
+from cudal2gen.report import choices, floors, page, published, sections
 from cudal2gen.report.comparison import compare
 from cudal2gen.report.contribution import anonymous as anonymous
 from cudal2gen.report.contribution import inspect as inspect
@@ -19,6 +18,9 @@ from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.stock import Stock as Stock
 from cudal2gen.report.stock import section as in_stock
 from cudal2gen.results import Measurement, Measurements
+from cudal2gen.timing.evidence import section as validation
+from kernelproof.ground import pages
+from kernelproof.ground.pages import Section
 
 
 class Report(NamedTuple):

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cudal2gen.kernel import Problem
-from cudal2gen.pages import Table, counted, interval, times
 from cudal2gen.report.groups import Group
 from cudal2gen.report.statistics import Summary, summarise
+from cudal2gen.results.ratios import interval
+from kernelproof.ground.pages import Table, counted, times
 
 CARDS, BASELINE = ("h100", "h200"), "cublaslt-autotuning-max"
 LARGE_FLOP = 1e10

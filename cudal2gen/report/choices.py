@@ -9,8 +9,9 @@ from statistics import median
 from typing import NamedTuple
 
 from cudal2gen.kernel import Problem, Record, ceil_div
-from cudal2gen.pages import Chart, Section, Table, percent
-from cudal2gen.report.statistics import share, spearman
+from cudal2gen.report.statistics import share
+from cudal2gen.results.ratios import spearman
+from kernelproof.ground.pages import Chart, Section, Table, percent
 
 # (decision, size, Spearman's correlation in the paper)
 PAIRS = (("bm", "m", 0.652), ("bn", "n", 0.705), ("bk", "k", 0.256), ("bm", "bn", 0.695), ("stages", "k", 0.473))

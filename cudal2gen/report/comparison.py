@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from cudal2gen.pages import Section, Table, interval, microseconds, percent
-from cudal2gen.ratios import Ratio, percentile_interval, resampled_medians
 from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.report.statistics import share, summarise
 from cudal2gen.results import KERNEL, Measurement, Measurements
+from cudal2gen.results.ratios import Ratio, interval, percentile_interval, resampled_medians
+from kernelproof.ground.pages import Section, Table, microseconds, percent
 
 if TYPE_CHECKING:
-    from cudal2gen.ratios import Array
+    from cudal2gen.results.ratios import Array
 
 MAX_ROWS = 20
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from cudal2gen import results
 from cudal2gen.bench.protocols import MIN_ROUNDS
-from cudal2gen.errors import SkippedLine
 from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.results import Environment, Measurement, Measurements
+from kernelproof.ground.errors import SkippedLine
 
 MIN_SAMPLES = 2 * MIN_ROUNDS  # of a contender, as `bench` takes them: two a round
 # Fields that an environment must have: floors are computed from them, and cards compared by them.

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from statistics import median, quantiles
 
-from cudal2gen import model
 from cudal2gen.kernel import IllegalRecord, Record, revise
-from cudal2gen.pages import Table, microseconds, times
 from cudal2gen.report.groups import Group
-from cudal2gen.report.statistics import spearman
 from cudal2gen.results import KERNEL, Measurement
+from cudal2gen.results.ratios import spearman
+from cudal2gen.timing import model
+from kernelproof.ground.pages import Table, microseconds, times
 
 COLUMNS = (
     "M_N_K", "ours, µs", "floor, µs", "ours / floor", "modelled, µs", "ours / modelled",

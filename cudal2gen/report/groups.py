@@ -12,11 +12,11 @@ from functools import cached_property
 from statistics import median
 from typing import NamedTuple, get_args
 
-from cudal2gen.element import Element
 from cudal2gen.kernel import Acc, SizeClass
-from cudal2gen.ratios import Ratio
 from cudal2gen.report.statistics import Summary, best_of, summarise
 from cudal2gen.results import KERNEL, MIN_US, Environment, Measurement, Measurements, speedups
+from cudal2gen.results.ratios import Ratio
+from kernelproof.ground.element import Element
 
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 # No dense fp16 GEMM of NVIDIA's libraries sustains more before compute capability 10.0: a higher rate needs a check.

@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cudal2gen import pages
+from cudal2gen import places
 from cudal2gen.kernel import Record
-from cudal2gen.pages import Section
-from cudal2gen.ratios import Ratio
 from cudal2gen.report.groups import SIZE_CLASSES, Doubt, Group
 from cudal2gen.results import KERNEL, Measurement, Timing
+from cudal2gen.results.ratios import Ratio
+from kernelproof.ground import pages
+from kernelproof.ground.pages import Section
 
 
 def html(title: str, sections: Sequence[Section], groups: dict[str, Group], records: Iterable[Record]) -> str:
@@ -26,6 +27,7 @@ def html(title: str, sections: Sequence[Section], groups: dict[str, Group], reco
     }
     baselines = list(dict.fromkeys(name for group in groups.values() for name in group.baselines))
     return pages.html(
+        places.shipped("templates"),
         "report/page.html.j2",
         script="report/script.js",
         title=title,

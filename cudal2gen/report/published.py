@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cudal2gen import chips, places
+from cudal2gen import places
 from cudal2gen.kernel import GPUS
-from cudal2gen.pages import Section, Table, percent, times
+from kernelproof.ground import chips
+from kernelproof.ground.pages import Section, Table, percent, times
 
 # Counts of kernels that are published as fp32 and accumulate in fp16, read off the sources kernel by kernel.
 MISLABELLED = {("a100", "f32"): 56, ("rtx3090", "f32"): 33, ("h100", "f32"): 192}

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cudal2gen.kernel import GPUS, Record
-from cudal2gen.pages import Chart, Section, Table, interval, microseconds, percent, spread, times
 from cudal2gen.report import aims, floors
 from cudal2gen.report.groups import WORST, Group, tflops
 from cudal2gen.report.published import Published
 from cudal2gen.report.statistics import Summary
 from cudal2gen.results import DERIVED, KERNEL, ON_OPERANDS, Environment
+from cudal2gen.results.ratios import interval
+from kernelproof.ground.pages import Chart, Section, Table, microseconds, percent, spread, times
 
 NO_TIMING = (
     "No timing is in this report: {} no measurement. 'cudal2gen bench --all' takes them on a GPU; without one, "

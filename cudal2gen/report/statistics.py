@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from cudal2gen.ratios import Ratio, geomean
+from cudal2gen.results.ratios import Ratio, geomean
 
 
 class Summary(NamedTuple):
@@ -56,20 +56,3 @@ def share(flags: Iterable[bool]) -> float:
     """The share (0 to 1) of flags that are true; NaN without flags."""
     values = list(flags)
     return sum(values) / len(values) if values else math.nan
-
-
-def spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    """Rank correlation, ties at their mean rank; NaN where one side does not vary."""
-    import numpy as np
-
-    if len(set(x)) < 2 or len(set(y)) < 2:
-        return math.nan
-    return float(np.corrcoef([_ranks(x), _ranks(y)])[0, 1])
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    import numpy as np
-
-    _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    ranks: list[float] = (np.cumsum(counts) - (counts - 1) / 2)[inverse].tolist()
-    return ranks

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from cudal2gen.catalog import Entry
+from cudal2gen.generation.catalog import Entry
 from cudal2gen.kernel import STRUCTURES, Problem
-from cudal2gen.pages import Section, Table
 from cudal2gen.results import Ruling
+from kernelproof.ground.pages import Section, Table
 
 CHANGED = "'cudal2gen validate --changed' executes the records whose binaries have no verdict."
 

@@ -20,12 +20,12 @@ from pydantic import (
     model_serializer,
 )
 
-from cudal2gen.chips import model_of, tensor_flops
-from cudal2gen.element import Element, ElementName, OutputName
 from cudal2gen.kernel import Acc, Layout, Problem
 from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT, Batch
-from cudal2gen.ratios import Pair, Ratio, least_each, paired
+from cudal2gen.results.ratios import Pair, Ratio, least_each, paired
+from kernelproof.ground.chips import model_of, tensor_flops
+from kernelproof.ground.element import Element, ElementName, OutputName
 
 ProtocolName = Literal["device", "offline", "server"]
 L2 = Literal["cold", "hot", "exceeded"]

@@ -11,10 +11,11 @@ from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cudal2gen import files, places
-from cudal2gen.errors import SkippedLine, WrongInput, parse_json, reading
+from cudal2gen import places
 from cudal2gen.kernel import IllegalRecord, explain, parse
 from cudal2gen.results.rows import Algorithm, Environment, Line, Measurement, Rounding, Ruling, Trial, Verdict
+from kernelproof.ground import files
+from kernelproof.ground.errors import SkippedLine, WrongInput, parse_json, reading
 
 MAX_WARNINGS = 5  # most warnings of a file that name a line
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, explain, fit
-from cudal2gen.tuner import space
+from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, explain, fit, space
 from cudal2gen.tuner.proposal import Proposal
 from cudal2gen.tuner.transcript import Reply
 

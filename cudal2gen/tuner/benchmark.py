@@ -21,20 +21,20 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen import ratios
-from cudal2gen.kernel import Acc, Problem, Record, parse
-from cudal2gen.model import estimate_kernel
-from cudal2gen.recordings.tile import kernel_of
-from cudal2gen.results import Trial
-from cudal2gen.tuner import cost_model, space
+from cudal2gen.kernel import Acc, Problem, Record, parse, space
+from cudal2gen.results import Trial, ratios
+from cudal2gen.timing.model import estimate_kernel
+from cudal2gen.timing.recordings.tile import kernel_of
+from cudal2gen.tuner import cost_model
 from cudal2gen.tuner import policy as policies
 from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder
 from cudal2gen.tuner.cost_model import CostModel, TimedRecords
 from cudal2gen.tuner.curve import Curve
 from cudal2gen.tuner.environment import Environment, Model
 from cudal2gen.tuner.policy import Policy, Ranked, View
-from cudal2gen.tuner.proposal import MissingLibrary, Proposal, Proposer, Question
+from cudal2gen.tuner.proposal import Proposal, Proposer, Question
 from cudal2gen.tuner.proposers import Evolution, Heuristics, Mixture, Nearest, PolicyProposer, Random, Tpe
+from kernelproof.ground.errors import MissingLibrary
 
 CHECKPOINTS = (4, 8, 16, 32)
 CLOSE = 0.98  # a search is close at this share of the best known speed

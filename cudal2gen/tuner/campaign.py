@@ -11,11 +11,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cudal2gen import catalog, results
-from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
+from cudal2gen import results
+from cudal2gen.generation import catalog
+from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, space
 from cudal2gen.results import INCUMBENT, Trial
 from cudal2gen.tuner import race as races
-from cudal2gen.tuner import space
 from cudal2gen.tuner.executor import Executor
 from cudal2gen.tuner.flight import RankedRace, ThreadedHost, run_races
 from cudal2gen.tuner.proposal import Proposer

@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cudal2gen import results
-from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Fields, Problem
 from cudal2gen.tuner import completions, transcript
 from cudal2gen.tuner.curriculum import Stage, stage
 from cudal2gen.tuner.memory import tokens
-from cudal2gen.tuner.proposal import MissingLibrary
 from cudal2gen.tuner.transcript import (
     FORMS,
     Exchange,
@@ -41,6 +39,7 @@ from cudal2gen.tuner.transcript import (
     Usage,
     answer_key,
 )
+from kernelproof.ground.errors import MissingLibrary, WrongInput
 
 if TYPE_CHECKING:
     import openai

@@ -6,11 +6,11 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen import files
-from cudal2gen.errors import WrongInput
 from cudal2gen.tuner.features import Vocabulary
 from cudal2gen.tuner.network import CAPACITY
 from cudal2gen.tuner.policy import Policy
+from kernelproof.ground import files
+from kernelproof.ground.errors import WrongInput
 
 if TYPE_CHECKING:
     import torch

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen.kernel import Fields, Problem, Record, parse
+from cudal2gen.kernel.space import Candidates
 from cudal2gen.tuner.cost_model import CostModel, Inputs, Posterior
 from cudal2gen.tuner.facts import Facts, facts, tokens
 from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Proposer, Question, legal_proposal, trial_key
 from cudal2gen.tuner.proposers import Nearest
-from cudal2gen.tuner.space import Candidates
 
 AT_ONCE = 2  # proposals of an early answer: their trials decide the next ones
 PARENTS = 3  # best trials from which a climb starts

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen import files
-from cudal2gen.element import F16
-from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import regression
 from cudal2gen.tuner.facts import Facts, Floats, Tokens, coordinates, facts
 from cudal2gen.tuner.regression import Ensemble, Samples
+from kernelproof.ground import files
+from kernelproof.ground.element import F16
+from kernelproof.ground.errors import WrongInput
 
 SHIPPED = Path(__file__).with_name("cost_model.npz")
 FORMAT = 1

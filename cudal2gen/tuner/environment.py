@@ -1,7 +1,7 @@
 """Environments evaluate records: ``evaluate`` returns trials, and a record's failure is a trial with a reason.
 
 - ``replay`` answers from recorded trials, and raises Unrecorded for any other record.
-- ``model`` answers from the frozen model of ``cudal2gen.model``, times hidden terms that no proposer can
+- ``model`` answers from the frozen model of ``cudal2gen.timing.model``, times hidden terms that no proposer can
   read, with noise. It stands for no GPU: it serves to compare and test ways of searching, and its trials have a store
   of their own.
 - ``gpu``, in ``tuner.on_gpu``: builds, checks, and times in turns with the incumbent and a baseline.
@@ -20,11 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen import model
-from cudal2gen.errors import WrongInput
-from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
+from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, space
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Outcome, Source, Timing, Trial
-from cudal2gen.tuner import space
+from cudal2gen.results.ratios import spearman
+from cudal2gen.timing import model
+from kernelproof.ground.errors import WrongInput
 
 Array = NDArray[np.float64]
 Incumbent = Callable[[Problem], Record | None]
@@ -273,16 +273,6 @@ def agreement(trials: Iterable[Trial]) -> float:
                 continue
             by_problem.setdefault(trial.problem, {})[str(trial.record)] = (estimate, trial.median_us)
     pairs = [np.array(list(times.values())) for times in by_problem.values() if len(times) >= 3]
-    weighted = [(_spearman(rows[:, 0], rows[:, 1]), len(rows)) for rows in pairs]
+    weighted = [(spearman(rows[:, 0].tolist(), rows[:, 1].tolist()), len(rows)) for rows in pairs]
     total = sum(count for value, count in weighted if not math.isnan(value))
     return sum(value * count for value, count in weighted if not math.isnan(value)) / total if total else math.nan
-
-
-def _spearman(x: Array, y: Array) -> float:
-    ranks: list[Any] = []
-    for values in (x, y):
-        _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[inverse])
-    if min(np.ptp(rank) for rank in ranks) == 0:
-        return math.nan
-    return float(np.corrcoef(ranks)[0, 1])

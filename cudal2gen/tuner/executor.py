@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from cudal2gen import workers
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Trial
 from cudal2gen.tuner.ahead import Ahead, Build
 from cudal2gen.tuner.environment import Environment, Place, trial_of
+from kernelproof.ground import workers
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

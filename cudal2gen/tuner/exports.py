@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cudal2gen import files
-from cudal2gen.kernel import Fields, Problem
+from cudal2gen.kernel import Fields, Problem, space
 from cudal2gen.results import Effort, Trial
-from cudal2gen.tuner import answers, completions, prompt, reward, space, transcript
+from cudal2gen.tuner import answers, completions, prompt, reward, transcript
 from cudal2gen.tuner.curriculum import STAGES, Stage
 from cudal2gen.tuner.environment import Environment
 from cudal2gen.tuner.transcript import Exchange, Outcome, Reply
+from kernelproof.ground import files
 
 EFFORTS: tuple[Effort, ...] = ("final", "long", "medium", "short")
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen.kernel import Fields, Record
-from cudal2gen.model import Estimate, Kernel, estimate_kernel
-from cudal2gen.recordings.tile import kernel_of
+from cudal2gen.timing.model import Estimate, Kernel, estimate_kernel
+from cudal2gen.timing.recordings.tile import kernel_of
 
 Floats = NDArray[np.float32]
 

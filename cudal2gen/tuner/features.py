@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen.kernel import FAMILIES, GPUS, Fields, Problem, Record, ceil_div
-from cudal2gen.tuner.space import NO_DECISION, Candidates
+from cudal2gen.kernel.space import NO_DECISION, Candidates
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cudal2gen.kernel import Problem, Record, parse
-from cudal2gen.tuner import answers, chat, prompt, space
+from cudal2gen.kernel import Problem, Record, parse, space
+from cudal2gen.tuner import answers, chat, prompt
 from cudal2gen.tuner.answers import LONGEST_REASON, Fault
 from cudal2gen.tuner.chat import Chat, Endpoint
 from cudal2gen.tuner.memory import Memory

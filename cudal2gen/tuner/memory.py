@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from cudal2gen import chips, files, places
-from cudal2gen.kernel import Problem, Record, SizeClass, parse
-from cudal2gen.ratios import Ratio
+from cudal2gen import places
+from cudal2gen.kernel import Problem, Record, SizeClass, parse, space
 from cudal2gen.results import INCUMBENT, Trial
-from cudal2gen.tuner import space
+from cudal2gen.results.ratios import Ratio
+from kernelproof.ground import chips, files
 
 if TYPE_CHECKING:
     from cudal2gen.tuner.race import Race

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from cudal2gen import bench, results
 from cudal2gen.bench import Turns
-from cudal2gen.compiler import Artifact, BuildError
-from cudal2gen.gpu import Contender, Device, Gpu, Kernel
+from cudal2gen.generation.compiler import Artifact, BuildError
 from cudal2gen.kernel import Problem, Record
+from cudal2gen.launch.gpu import Contender, Device, Gpu, Kernel
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Source, Timing, Trial, Verdict
 from cudal2gen.tuner.environment import trial_of
 
@@ -157,7 +157,8 @@ class DeviceWorkshop:
     """``Workshop`` on a real device: stores every new verdict, and reuses stored ones."""
 
     def __init__(self, card: Gpu, store: Path | None = None) -> None:
-        from cudal2gen import compiler, toolchain
+        from cudal2gen.generation import compiler
+        from kernelproof.ground import toolchain
 
         self._card, self._store = card, store
         self._tools = toolchain.discover()
@@ -166,7 +167,7 @@ class DeviceWorkshop:
 
     def attempt(self, records: Sequence[Record]) -> list[Artifact | BuildError]:
         """Builds on all cores."""
-        from cudal2gen import compiler
+        from cudal2gen.generation import compiler
 
         return compiler.attempt(records, tools=self._tools)
 
@@ -191,7 +192,7 @@ class DeviceWorkshop:
 
 def build(records: Sequence[Record], cores: int, report: Callable[[int, int], None]) -> None:
     """Compiles records where no GPU is needed: an ``ahead.Build``."""
-    from cudal2gen import compiler
+    from cudal2gen.generation import compiler
 
     compiler.attempt(records, jobs=cores, progress=report)
 
@@ -200,8 +201,8 @@ def connect(
     index: int, incumbent: Callable[[Problem], Record | None], seed: int = 0, measurements: Path | None = None
 ) -> GpuEnvironment:
     """The environment of CUDA device ``index``. Raises GpuError, ToolchainError."""
-    from cudal2gen import baselines
-    from cudal2gen.gpu import connect
+    from cudal2gen.bench import baselines
+    from cudal2gen.launch.gpu import connect
 
     card = connect(index)
     stored = results.measurements(measurements)

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cudal2gen.kernel import Problem, Record
-from cudal2gen.tuner import space
+from cudal2gen.kernel import Problem, Record, space
 from cudal2gen.tuner.features import Encoded, Vocabulary, encode, encode_candidates, free_choices
 from cudal2gen.tuner.network import CAPACITY, Net, bradley_terry, cumulative, leave_one_out
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from cudal2gen.ratios import Ratio
+from cudal2gen.results.ratios import Ratio
 from cudal2gen.tuner.campaign import Standing
 from cudal2gen.tuner.race import Race
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from statistics import median
 
-from cudal2gen import model
-from cudal2gen.kernel import FAMILIES, GPUS, Fields, IllegalRecord, Problem, Record, parse
+from cudal2gen.kernel import FAMILIES, GPUS, Fields, IllegalRecord, Problem, Record, parse, space
 from cudal2gen.results import INCUMBENT, Trial
-from cudal2gen.tuner import space
+from cudal2gen.timing import model
 from cudal2gen.tuner.answers import FIXED, LONGEST_REASON, schema
 from cudal2gen.tuner.proposal import Question
 from cudal2gen.tuner.proposers import distance
@@ -264,7 +263,7 @@ def _interval(trial: Trial) -> list[float]:
     """The 95 % bootstrap interval of an unpaired median time, in µs."""
     import numpy as np
 
-    from cudal2gen.ratios import percentile_interval, resampled_medians
+    from cudal2gen.results.ratios import percentile_interval, resampled_medians
 
     timing = trial.timing()
     samples = np.array([timing.wall_us or timing.event_us]) if timing else np.array([[trial.median_us]])

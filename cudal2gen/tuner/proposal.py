@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from cudal2gen.errors import MissingTool
-from cudal2gen.kernel import Fields, IllegalRecord, Problem, Record, parse
+from cudal2gen.kernel import Fields, IllegalRecord, Problem, Record, parse, space
+from cudal2gen.kernel.space import Candidates
 from cudal2gen.results import Trial
-from cudal2gen.tuner import space
-from cudal2gen.tuner.space import Candidates
 
 
 class Proposal(NamedTuple):
@@ -92,10 +90,6 @@ class Awaited(Protocol):
         """If a server asked for time, waits until it may be asked again and returns whether it may. ``stop`` ends the
         waiting."""
         ...
-
-
-class MissingLibrary(MissingTool):
-    """A proposer's library is not installed; the message has the command that installs it."""
 
 
 def trial_key(trial: Trial) -> tuple[str, str]:

@@ -11,21 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from cudal2gen.kernel import Fields, Problem, Record, parse
+from cudal2gen.kernel import Fields, Problem, Record, parse, space
+from cudal2gen.kernel.space import Candidates
 from cudal2gen.results import Trial
-from cudal2gen.tuner import reward, space
-from cudal2gen.tuner.heuristics import MatmulHeuristics
+from cudal2gen.timing.heuristics import MatmulHeuristics
+from cudal2gen.tuner import reward
 from cudal2gen.tuner.policy import Action, Group, Policy, Ranked, View
-from cudal2gen.tuner.proposal import (
-    Awaited,
-    FixedStrategy,
-    MissingLibrary,
-    Proposal,
-    Proposer,
-    Question,
-    legal_proposal,
-)
-from cudal2gen.tuner.space import Candidates
+from cudal2gen.tuner.proposal import Awaited, FixedStrategy, Proposal, Proposer, Question, legal_proposal
+from kernelproof.ground.errors import MissingLibrary
 
 FAILED = -20.0  # score of a failure, below the logarithm of any measured speed
 

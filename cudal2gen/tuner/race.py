@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from cudal2gen import model
 from cudal2gen.kernel import Problem, Record, parse
-from cudal2gen.ratios import Ratio
+from cudal2gen.kernel.space import Candidates
 from cudal2gen.results import INCUMBENT, Effort, Trial
+from cudal2gen.results.ratios import Ratio
+from cudal2gen.timing import model
 from cudal2gen.tuner.environment import Place, refusal_trial
 from cudal2gen.tuner.executor import Executor, Job
 from cudal2gen.tuner.proposal import Awaited, Proposal, Proposer, Question, trial_key
-from cudal2gen.tuner.space import Candidates
 
 Store = Callable[[Sequence[Trial]], None]
 # How many of the best records are timed again. The winner of the long timing is where it is faster than the incumbent.

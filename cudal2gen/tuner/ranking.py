@@ -17,17 +17,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.recordings.autoheuristic import MIN_TILES, Recording, Tile
-from cudal2gen.recordings.tile import TritonTile, record_of
+from cudal2gen.timing.recordings.autoheuristic import MIN_TILES, Recording, Tile
+from cudal2gen.timing.recordings.tile import TritonTile, record_of
 from cudal2gen.tuner import benchmark, cost_model, recorded
 from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder
 from cudal2gen.tuner.cost_model import CostModel
 from cudal2gen.tuner.environment import Replay
 from cudal2gen.tuner.facts import Facts, facts
-from cudal2gen.tuner.proposal import MissingLibrary, Proposer
+from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.proposers import Heuristics, Nearest, Random
+from kernelproof.ground.errors import MissingLibrary, WrongInput
 
 Recordings = Mapping[Problem, Recording]
 # Regrets: (GPU, proposer) -> (seed, the problem's key) -> a regret for each number of trials.

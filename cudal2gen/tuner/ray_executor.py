@@ -28,12 +28,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from cudal2gen import places, results
-from cudal2gen.errors import MissingTool
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Source, Trial, Verdict
 from cudal2gen.tuner.environment import Environment, trial_of
 from cudal2gen.tuner.executor import Job, JobResult
-from cudal2gen.version import __version__
+from kernelproof.ground.errors import MissingTool
+from kernelproof.ground.version import __version__
 
 Parcel = dict[str, dict[str, bytes]]  # build directory -> file name -> content
 GPU, CPU = "GPU", "CPU"  # Ray's names of resources; tests simulate GPUs by a resource of another name
@@ -67,7 +67,8 @@ def compiled(records: Sequence[Record]) -> Parcel:
 
     Raises ToolchainError where there is no compiler.
     """
-    from cudal2gen import compiler, toolchain
+    from cudal2gen.generation import compiler
+    from kernelproof.ground import toolchain
 
     tools = toolchain.discover()
     built = compiler.attempt(records, tools=tools, jobs=1)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from cudal2gen import results
-from cudal2gen.chips import GPUS
-from cudal2gen.errors import WrongInput
 from cudal2gen.kernel import Problem
-from cudal2gen.recordings import autoheuristic, tile
-from cudal2gen.recordings.autoheuristic import Recording
 from cudal2gen.results import KERNEL, Timing, Trial
+from cudal2gen.timing.recordings import autoheuristic, tile
+from cudal2gen.timing.recordings.autoheuristic import Recording
 from cudal2gen.tuner.cost_model import TimedRecords
+from kernelproof.ground.chips import GPUS
+from kernelproof.ground.errors import WrongInput
 
 VENDOR = "cublas"
 

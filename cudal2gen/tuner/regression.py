@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.workers import Lost, Task, answers
+from kernelproof.ground.workers import Lost, Task, answers
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record, parse
-from cudal2gen.renderer import render
 from cudal2gen.results import INCUMBENT, Trial
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from cudal2gen import model
-from cudal2gen.kernel import Problem, Record
+from cudal2gen.kernel import Problem, Record, space
 from cudal2gen.results import Trial
-from cudal2gen.tuner import cost_model, space
+from cudal2gen.timing import model
+from cudal2gen.tuner import cost_model
 from cudal2gen.tuner.cost_model import CostModel, TimedRecords
 
 # Modelled training data: problems of each GPU and accumulator, and candidates of each problem.

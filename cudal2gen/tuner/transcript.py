@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, TypeAdapter, ValidationError
 
 from cudal2gen import results
-from cudal2gen.errors import Failure, WrongInput, reading
 from cudal2gen.kernel import Fields, Problem, explain
 from cudal2gen.tuner.curriculum import Stage
+from kernelproof.ground.errors import Failure, WrongInput, reading
 
 Form = Literal["schema", "object", "text"]
 FORMS: tuple[Form, ...] = ("schema", "object", "text")  # response_format json_schema, json_object, or none

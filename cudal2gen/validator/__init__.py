@@ -6,10 +6,10 @@
 - ``sanitizer``: compute-sanitizer over one launch; ``agreement``: a device against the emulator, bit for bit.
 - ``judgement``: a device's verdict, with the sanitizer's and the emulator's answers on request.
 
-``cudal2gen.correctness`` defines a right product.
+``cudal2gen.validator.correctness`` defines a right product.
 """
 
-from cudal2gen.correctness import INPUTS as INPUTS
+from cudal2gen.validator.correctness import INPUTS as INPUTS
 from cudal2gen.validator.emulated import Execution as Execution
 from cudal2gen.validator.emulated import Modes as Modes
 from cudal2gen.validator.emulated import execute as execute

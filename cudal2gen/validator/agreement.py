@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.element import Element
-from cudal2gen.gpu import Contender
 from cudal2gen.kernel import Record, ceil_div
+from cudal2gen.launch.gpu import Contender
 from cudal2gen.results import Case, Rounding
-from cudal2gen.rounding import SAMPLE, agreement, ulps
 from cudal2gen.validator.device import BuiltKernel, Device
 from cudal2gen.validator.emulated import Execution, execute
 from cudal2gen.validator.matrices import Matrices
 from cudal2gen.validator.problems import Shape
+from cudal2gen.validator.rounding import SAMPLE, agreement, ulps
+from kernelproof.ground.element import Element
 
 if TYPE_CHECKING:
     import torch

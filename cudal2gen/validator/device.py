@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cudal2gen.compiler import Artifact
-from cudal2gen.correctness import Comparison, errors_of_single
-from cudal2gen.gpu import Absent, Contender, GpuError, Kernel
+from cudal2gen.generation.compiler import Artifact
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.launcher import LaunchError
-from cudal2gen.operands import typed
+from cudal2gen.launch.gpu import Absent, Contender, GpuError, Kernel
+from cudal2gen.launch.launcher import LaunchError
+from cudal2gen.launch.operands import typed
 from cudal2gen.results import Case, Verdict
+from cudal2gen.validator.correctness import Comparison, errors_of_single
 from cudal2gen.validator.matrices import Matrices
 from cudal2gen.validator.problems import Shape, kinds, stress_shapes, thorough_shape
 

@@ -16,24 +16,18 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen import emulator, fused, workers
-from cudal2gen.compiler import Artifact
-from cudal2gen.correctness import Comparison, compare, operands
+from cudal2gen.generation.compiler import Artifact
 from cudal2gen.kernel import Record, aligned, ceil_div
 from cudal2gen.kernel.fusion import GATE_COLS
 from cudal2gen.kernel.launch import Groups
-from cudal2gen.launcher import Fused, LaunchError, OpenKernel
+from cudal2gen.launch.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.results import Case, Verdict, executed
-from cudal2gen.validator.problems import (
-    CLUSTERS,
-    Shape,
-    batches,
-    kinds,
-    stress_shapes,
-    strides,
-    thorough_shape,
-)
-from cudal2gen.workers import Lost, Task
+from cudal2gen.validator import fused
+from cudal2gen.validator.correctness import Comparison, compare, operands
+from cudal2gen.validator.problems import CLUSTERS, Shape, batches, kinds, stress_shapes, strides, thorough_shape
+from kernelproof import emulator
+from kernelproof.ground import workers
+from kernelproof.ground.workers import Lost, Task
 
 Array = NDArray[Any]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cudal2gen.errors import Failure
 from cudal2gen.results import Case, Rounding, Verdict
 from cudal2gen.validator import sanitizer
 from cudal2gen.validator.agreement import against_emulator
 from cudal2gen.validator.device import Baseline, BuiltKernel, Device, validate
 from cudal2gen.validator.problems import stress_shapes
+from kernelproof.ground.errors import Failure
 
 
 def judge(

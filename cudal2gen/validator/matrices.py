@@ -12,13 +12,13 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from cudal2gen import fused
-from cudal2gen.correctness import Comparison, compare, first_place, operands
-from cudal2gen.element import Element
 from cudal2gen.kernel import Problem, Record, aligned
 from cudal2gen.kernel.fusion import ALPHA, BETA
-from cudal2gen.operands import Empty, Operands, typed
+from cudal2gen.launch.operands import Empty, Operands, typed
+from cudal2gen.validator import fused
+from cudal2gen.validator.correctness import Comparison, compare, first_place, operands
 from cudal2gen.validator.problems import strides
+from kernelproof.ground.element import Element
 
 if TYPE_CHECKING:
     import torch

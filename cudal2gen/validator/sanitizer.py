@@ -17,11 +17,11 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cudal2gen import process_tree
-from cudal2gen.element import ELEMENTS, ElementName, OutputName, stored
 from cudal2gen.kernel import Record
-from cudal2gen.launcher import LaunchError, OpenKernel
+from cudal2gen.launch.launcher import LaunchError, OpenKernel
 from cudal2gen.validator.problems import Shape, strides
+from kernelproof.ground import process_tree
+from kernelproof.ground.element import ELEMENTS, ElementName, OutputName, stored
 
 TOOLS = ("memcheck", "racecheck")
 # Lines that the process prints before the launch, and after the kernel has run.

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cudal2gen.errors import brief
 from cudal2gen.kernel import LAUNCHED, Fields, device_text, explain
 from cudal2gen.tuner.transcript import Reply
 from cudal2gen.tuner.writing import patches
+from kernelproof.ground.errors import brief
 
 CHANGEABLE = (*LAUNCHED, "padding", "options")
 LONGEST_WHY = 600  # most characters of a reason

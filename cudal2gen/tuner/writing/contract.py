@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudal2gen.grading import Tolerance
 from cudal2gen.kernel import Record, aligned
 from cudal2gen.kernel.launch import Cluster, Launch, Tiles, Tma
+from kernelproof.grading import Tolerance
 
 Array = NDArray[np.float64]
 

@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from cudal2gen import compiler, gpu, process_tree
-from cudal2gen.compiler import Artifact
+from cudal2gen.generation import compiler
+from cudal2gen.generation.compiler import Artifact
 from cudal2gen.kernel import Record
+from cudal2gen.launch import gpu
 from cudal2gen.places import PACKAGE
 from cudal2gen.validator.problems import Shape
 from cudal2gen.validator.sanitizer import launch_of
+from kernelproof.ground import process_tree
 
 # Nsight Compute's names of metrics, and what a reader calls them.
 METRICS = {

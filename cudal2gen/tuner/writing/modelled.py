@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cudal2gen import catalog, compiler, kernel, places, profile
-from cudal2gen.compiler import Artifact
-from cudal2gen.errors import MissingTool, UserError
+from cudal2gen import kernel, places
+from cudal2gen.generation import catalog, compiler
+from cudal2gen.generation.compiler import Artifact
+from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import IllegalRecord, Problem, Record, device_text
-from cudal2gen.profile import Profile
-from cudal2gen.renderer import render
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Source, Timing, Trial
+from cudal2gen.timing import profile
+from cudal2gen.timing.profile import Profile
 from cudal2gen.tuner.environment import trial_of
+from kernelproof.ground.errors import MissingTool, UserError
 
 
 class Profiler:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudal2gen import catalog
+from cudal2gen.generation import catalog
 from cudal2gen.kernel import Origin, Record, device_text
 from cudal2gen.tuner.writing import evidence, prompt
 from cudal2gen.tuner.writing.session import Attempt, Session

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from cudal2gen.errors import brief
 from cudal2gen.kernel import device_text
+from kernelproof.ground.errors import brief
 
 _SEARCH, _MIDDLE, _REPLACE = (re.compile(form) for form in (r"<{5,9} ?SEARCH", r"={5,9}", r">{5,9} ?REPLACE"))
 _HUNK = re.compile(r"^@@(?: -(\d+)\S* \+\S+ @@)?.*$", re.M)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cudal2gen import places
+from cudal2gen.generation.renderer import SYNTAX
 from cudal2gen.kernel import GPUS, Fields, Problem
-from cudal2gen.renderer import SYNTAX
 from cudal2gen.tuner.memory import Note
 
 LONGEST_TEXT = 40_000  # most characters of a kernel's text in a prompt

@@ -16,18 +16,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cudal2gen import compiler, process_tree, validator
-from cudal2gen.compiler import Artifact, BuildError
-from cudal2gen.errors import Failure, brief
-from cudal2gen.grading import RULES as GRADE_RULES
-from cudal2gen.grading import Finding, Limits, check_source
-from cudal2gen.grading import Verdict as Grade
+from cudal2gen import validator
+from cudal2gen.generation import compiler
+from cudal2gen.generation.compiler import Artifact, BuildError
+from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record
-from cudal2gen.renderer import render
 from cudal2gen.results import Outcome, Verdict
 from cudal2gen.tuner.writing import review
 from cudal2gen.tuner.writing.contract import description
-from cudal2gen.workers import Worker
+from kernelproof.grading import RULES as GRADE_RULES
+from kernelproof.grading import Finding, Limits, check_source
+from kernelproof.grading import Verdict as Grade
+from kernelproof.ground import process_tree
+from kernelproof.ground.errors import Failure, brief
+from kernelproof.ground.workers import Worker
 
 ENDLESS = frozenset(("runaway", "time-limit", "deadlock"))  # rules broken by kernels that never end
 LONGEST_REASON, LONGEST_REPORT = 400, 6000  # characters

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from cudal2gen.emulator.frontend.parser import parse
-from cudal2gen.emulator.frontend.ptx import Imm, Instr, Operand, PtxError, Reg, Sym
-from cudal2gen.errors import brief
+from kernelproof.emulator.frontend.parser import parse
+from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand, PtxError, Reg, Sym
+from kernelproof.ground.errors import brief
 
 _ELSEWHERE = re.compile(r"\.(?:param|shared|local|const)\b")
 # Instructions without a destination: what follows their name are sources.

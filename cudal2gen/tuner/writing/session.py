@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from cudal2gen import catalog, compiler, kernel, places, results
-from cudal2gen.compiler import Artifact
-from cudal2gen.errors import UserError
+from cudal2gen import kernel, places, results
+from cudal2gen.generation import catalog, compiler
+from cudal2gen.generation.compiler import Artifact
+from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import IllegalRecord, Origin, Problem, Record, device_text, parse
-from cudal2gen.renderer import render
 from cudal2gen.results import INCUMBENT, Outcome, Trial
 from cudal2gen.tuner import reward
 from cudal2gen.tuner.chat import MIN_BACKOFF_S, Chat
@@ -33,6 +33,7 @@ from cudal2gen.tuner.writing import answers, evidence, prompt, proof
 from cudal2gen.tuner.writing.answers import Base, Draft
 from cudal2gen.tuner.writing.modelled import Profiler, as_text
 from cudal2gen.tuner.writing.proof import Bounds, Proof
+from kernelproof.ground.errors import UserError
 
 PROPOSER = "writer"
 TURNS = 2  # messages of a question without corrections

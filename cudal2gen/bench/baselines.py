@@ -1,0 +1,577 @@
+"""Baselines of our kernels: torch.matmul, cuBLAS, cuBLASLt by its heuristic and auto-tuned; and peers.
+
+Fused problems: torch's product and then an operation for each part, and torch's calls of cuBLASLt's epilogues where
+there is one. Batches: torch.bmm; groups: torch._grouped_mm.
+
+Every baseline is a ``gpu.Contender``: the same operands, the same stream, D written in place. Its compute type is our
+accumulator's. cuBLAS's matrices are column-major: it computes D^T = B^T A^T, so our row-major ones stay as they are;
+``tn`` and ``nn`` say how B is stored, as everywhere here, and are cuBLAS's own TN and NN.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen import results
+from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
+from cudal2gen.kernel.fusion import PLAIN
+from cudal2gen.launch.gpu import Absent, Binder, Call, Contender, Device, GpuError, Race
+from cudal2gen.launch.operands import Operands
+from kernelproof.ground.element import F16, Element, element_of, output_of
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[Any]
+
+WORKSPACE_BYTES = 64 << 20  # cuBLASLt's own advice for Hopper is 32 MiB
+CANDIDATES = 100
+MEASURED = (
+    "torch.matmul",
+    *(
+        f"{name}-{layout}"
+        for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
+        for layout in ("nn", "tn")
+    ),
+)
+PEERS = ("triton", "torch.compile")
+LATER = (results.UNFUSED, results.EPILOGUE, results.BATCHED, results.GROUPED)  # of fused and batched problems
+
+
+def usual(problem: Problem) -> tuple[str, ...]:
+    """The default baselines of a problem of this kind."""
+    return results.rivals(problem) if problem.later else MEASURED
+
+
+class Baseline:
+    """A contender that needs no preparation."""
+
+    def __init__(self, name: str, acc: Acc, device: Device) -> None:
+        self.name = name
+        self.acc = acc
+        self._device = device
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        """Nothing to choose here."""
+
+    @property
+    def detail(self) -> str:
+        """The library or algorithm that the last prepared problem runs."""
+        return ""
+
+    def bind(self, operands: Operands) -> Call:
+        """One product of these operands, enqueued on the device's stream by each call."""
+        raise NotImplementedError
+
+
+class Matmul(Baseline):
+    """``torch.matmul`` of row-major A and B, with torch's own choice of library and algorithm."""
+
+    def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
+        import torch
+
+        matmul = torch.backends.cuda.matmul
+        if hasattr(matmul, "allow_fp16_accumulation"):
+            matmul.allow_fp16_accumulation = self.acc == "f16"
+        elif self.acc == "f16":
+            raise Absent(f"torch {torch.__version__} cannot accumulate in fp16")
+
+    @property
+    def detail(self) -> str:
+        import torch
+
+        reduced = torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+        return f"allow_fp16_accumulation={self.acc == 'f16'} allow_fp16_reduced_precision_reduction={reduced}"
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        if operands.d.dtype == operands.a.dtype:
+            return partial(torch.matmul, operands.a, operands.b_nn, out=operands.d)
+        return partial(torch.mm, operands.a, operands.b_nn, out_dtype=operands.d.dtype, out=operands.d)
+
+
+class Unfused(Matmul):
+    """torch's product, followed by one in-place operation for each part of a fusion: what a program without epilogues
+    does. D is rounded after each, and each passes over it."""
+
+    _fusion = PLAIN
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        super().prepare(problem, race)
+        if problem.fusion.aux or problem.fusion.gate:
+            raise Absent(f"{self.name} does not compute {problem.fusion}")
+        self._fusion = problem.fusion
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        fusion, d, product = self._fusion, operands.d, super().bind(operands)
+        bias = operands.bias if operands.bias is None or fusion.bias == "n" else operands.bias[:, None]
+        activations = {
+            "none": lambda: None,
+            "relu": d.relu_,
+            "silu": partial(torch.nn.functional.silu, d, inplace=True),
+            "gelu": partial(torch._C._nn.gelu_, d),
+            "gelu_tanh": partial(torch._C._nn.gelu_, d, approximate="tanh"),
+        }
+        activate = activations[fusion.activation]
+
+        def call() -> None:
+            product()
+            if fusion.scale:
+                d.mul_(operands.alpha)
+            if bias is not None:
+                d.add_(bias)
+            if operands.c is not None:
+                d.add_(operands.c, alpha=operands.beta)
+            activate()
+
+        return call
+
+
+class Epilogue(Matmul):
+    """torch's calls that hand parts of a fusion to cuBLASLt or cuBLAS: ``addmm`` for alpha with beta C, or a bias along
+    n, and ``_addmm_activation`` for such a bias with relu or gelu by tanh. Absent for other fusions."""
+
+    _fusion = PLAIN
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        super().prepare(problem, race)
+        if problem.fusion.text not in ("residual", "alpha+residual", "bias_n", "bias_n+relu", "bias_n+gelu_tanh"):
+            raise Absent(f"torch has no epilogue for {problem.fusion}")
+        if problem.d != "same":
+            raise Absent(f"torch's epilogues store D as A and B, not d={problem.d}")
+        self._fusion = problem.fusion
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        a, b, d, fusion = operands.a, operands.b_nn, operands.d, self._fusion
+        if fusion.residual:
+            return partial(torch.addmm, operands.c, a, b, beta=operands.beta, alpha=operands.alpha, out=d)
+        if fusion.activation == "none":
+            return partial(torch.addmm, operands.bias, a, b, out=d)
+        gelu = fusion.activation == "gelu_tanh"
+        return partial(torch._addmm_activation, operands.bias, a, b, use_gelu=gelu, out=d)
+
+
+class Grouped(Matmul):
+    """torch's product of groups of rows, ``torch._grouped_mm``: it makes D anew, so its calls return it."""
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        import torch
+
+        super().prepare(problem, race)
+        if problem.fusion:
+            raise Absent(f"{self.name} does not compute {problem.fusion}")
+        if not hasattr(torch, "_grouped_mm"):
+            raise Absent(f"torch {torch.__version__} has no product of groups")
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        out_dtype = {} if operands.d.dtype == operands.a.dtype else {"out_dtype": operands.d.dtype}
+        return partial(torch._grouped_mm, operands.a, operands.b_nn, offs=operands.ends, **out_dtype)
+
+
+class Batched(Matmul):
+    """``torch.bmm``."""
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        super().prepare(problem, race)
+        if problem.fusion:
+            raise Absent(f"{self.name} does not compute {problem.fusion}")
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        a, b, d = operands.a, operands.b_nn, operands.d
+        out_dtype = {} if d.dtype == a.dtype else {"out_dtype": d.dtype}
+        return partial(torch.bmm, a, b, out=d, **out_dtype)
+
+
+class Compiled(Matmul):
+    """``torch.compile`` in its max-autotune mode."""
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        """Forgets earlier problems: after a few of them torch would stop compiling, and say so in a log only."""
+        import torch
+
+        super().prepare(problem, race)
+        torch._dynamo.reset()
+
+    def bind(self, operands: Operands) -> Call:
+        import torch
+
+        product = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs", dynamic=False)
+        out_dtype = {} if operands.d.dtype == operands.a.dtype else {"out_dtype": operands.d.dtype}
+        return partial(product, operands.a, operands.b_nn, out=operands.d, **out_dtype)
+
+
+class Persistent(Baseline):
+    """A persistent Triton kernel with the fastest of its configurations, raced per problem."""
+
+    def __init__(self, name: str, acc: Acc, device: Device) -> None:
+        super().__init__(name, acc, device)
+        self._chosen: dict[str, Any] | None = None
+
+    def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
+        try:
+            from cudal2gen.bench import triton_matmul
+        except ImportError as error:
+            raise Absent(f"triton is not installed ({error})") from None
+        binders: list[Binder] = [partial(self._bound, **chosen) for chosen in triton_matmul.CONFIGURATIONS]
+        self._chosen = triton_matmul.CONFIGURATIONS[race(binders).index]
+
+    @property
+    def detail(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in (self._chosen or {}).items())
+
+    def bind(self, operands: Operands) -> Call:
+        """Raises RuntimeError where no configuration was prepared."""
+        if self._chosen is None:
+            raise RuntimeError(f"{self.name}: prepare() comes before bind()")
+        return self._bound(operands, **self._chosen)
+
+    def _bound(self, operands: Operands, **chosen: Any) -> Call:
+        import torch
+        from triton.runtime.errors import OutOfResources
+
+        from cudal2gen.bench.triton_matmul import persistent_matmul
+
+        a, b, d = operands.a, operands.b_nn, operands.d
+        (m, k), n = a.shape, d.shape[1]
+        sms = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 4
+        ctas = min(sms, ceil_div(m, chosen["BM"]) * ceil_div(n, chosen["BN"]))
+        launch = partial(
+            persistent_matmul[(ctas,)], a, b, d, m, n, k, a.stride(0), b.stride(0), d.stride(0),
+            CTAS=ctas, HALF=self.acc == "f16", **chosen,
+        )  # fmt: skip
+
+        def call() -> None:
+            try:
+                launch()
+            except OutOfResources as error:
+                raise Absent(str(error)) from None
+
+        return call
+
+
+class _Scalars:
+    """alpha = 1 and beta = 0 in the accumulator's type, by address."""
+
+    def __init__(self, acc: Acc) -> None:
+        self._values = np.array([1, 0], F16.dtype if acc == "f16" else "float32")
+        self.alpha = self._values.ctypes.data
+        self.beta = self.alpha + self._values.itemsize
+
+
+class Shared:
+    """What the vendor's baselines share: the device, one workspace, and the file of auto-tuned algorithms."""
+
+    def __init__(self, device: Device, tuned: Path) -> None:
+        self.device = device
+        self.tuned = tuned
+
+    @cached_property
+    def workspace(self) -> torch.Tensor:
+        return self.device.empty(WORKSPACE_BYTES // F16.bytes)
+
+
+class Vendor(Baseline):
+    """A vendor library's product with B stored one way."""
+
+    def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
+        super().__init__(name, acc, shared.device)
+        self.layout = layout
+        self._shared = shared
+        self._scalars = _Scalars(acc)
+
+    @property
+    def _workspace(self) -> torch.Tensor:
+        return self._shared.workspace
+
+
+class Cublas(Vendor):
+    """``cublasGemmEx`` with the default tensor-op algorithm and a workspace of ``WORKSPACE_BYTES``."""
+
+    _stream: int | None = None
+
+    @cached_property
+    def _handle(self) -> int:
+        from nvmath.bindings import cublas
+
+        return int(cublas.create())
+
+    def _follow(self, stream: int) -> None:
+        """Sets the handle's stream, and its workspace, which a new stream resets."""
+        from nvmath.bindings import cublas
+
+        cublas.set_stream(self._handle, stream)
+        cublas.set_workspace(self._handle, self._workspace.data_ptr(), self._workspace.nbytes)
+        self._stream = stream
+
+    def bind(self, operands: Operands) -> Call:
+        from nvmath import CudaDataType
+        from nvmath.bindings import cublas
+
+        a, b, d = operands.a, operands.stored(self.layout), operands.d
+        (m, k), n = a.shape, d.shape[1]
+        kind, kind_d = int(CudaDataType[element_of(a).cuda_type]), int(CudaDataType[output_of(d).cuda_type])
+        gemm = partial(
+            cublas.gemm_ex, self._handle,
+            int(cublas.Operation.T if self.layout == "tn" else cublas.Operation.N), int(cublas.Operation.N), n, m, k,
+            self._scalars.alpha, b.data_ptr(), kind, b.stride(0), a.data_ptr(), kind, a.stride(0),
+            self._scalars.beta, d.data_ptr(), kind_d, d.stride(0),
+            int(cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F),
+            int(cublas.GemmAlgo.DEFAULT_TENSOR_OP),
+        )  # fmt: skip
+        stream = self._device.stream
+
+        def call(_keep: Any = (operands, self._scalars)) -> None:
+            if (current := stream()) != self._stream:
+                self._follow(current)
+            gemm()
+
+        return call
+
+
+class _Descriptors:
+    """cuBLASLt's descriptors of an operation and its matrices; D is its own C. They are destroyed with the last call
+    that uses them; at exit the library cleans up itself."""
+
+    def __init__(self, types: tuple[Element, Element], acc: Acc, layout: Layout, *sizes: int) -> None:
+        """``types``: of A and B, and of D; ``sizes``: m, n, k, lda, ldb and ldd."""
+        from nvmath import CudaDataType
+        from nvmath.bindings import cublas, cublasLt
+
+        m, n, k, lda, ldb, ldd = sizes
+        compute = cublas.ComputeType.COMPUTE_16F if acc == "f16" else cublas.ComputeType.COMPUTE_32F
+        scale = CudaDataType[F16.cuda_type if acc == "f16" else "CUDA_R_32F"]
+        kind, kind_d = (int(CudaDataType[element.cuda_type]) for element in types)
+        self.operation = int(cublasLt.matmul_desc_create(int(compute), int(scale)))
+        transposed = np.array([int(cublas.Operation.T if layout == "tn" else cublas.Operation.N)], np.int32)
+        attribute = cublasLt.MatmulDescAttribute.TRANSA
+        cublasLt.matmul_desc_set_attribute(self.operation, int(attribute), transposed.ctypes.data, transposed.nbytes)
+        rows_b, cols_b = (k, n) if layout == "tn" else (n, k)
+        self.b = int(cublasLt.matrix_layout_create(kind, rows_b, cols_b, ldb))
+        self.a = int(cublasLt.matrix_layout_create(kind, k, m, lda))
+        self.d = int(cublasLt.matrix_layout_create(kind_d, n, m, ldd))
+        weakref.finalize(self, cublasLt.matmul_desc_destroy, self.operation).atexit = False
+        for matrix in (self.b, self.a, self.d):
+            weakref.finalize(self, cublasLt.matrix_layout_destroy, matrix).atexit = False
+
+
+class CublasLt(Vendor):
+    """``cublasLtMatmul`` with the first algorithm of its heuristic, which may use ``WORKSPACE_BYTES``."""
+
+    def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
+        super().__init__(name, acc, shared, layout)
+        self._algorithm: Array | None = None
+        self._described: weakref.WeakValueDictionary[tuple[str | int, ...], _Descriptors] = (
+            weakref.WeakValueDictionary()
+        )
+
+    @cached_property
+    def _handle(self) -> int:
+        from nvmath.bindings import cublasLt
+
+        return int(cublasLt.create())
+
+    def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
+        self._algorithm = np.array(self._candidates(problem, 1)["algo"][0])
+
+    def bind(self, operands: Operands) -> Call:
+        """Raises RuntimeError where no algorithm was prepared for this problem."""
+        if self._algorithm is None:
+            raise RuntimeError(f"{self.name}: prepare() comes before bind()")
+        return self._bound(operands, self._algorithm)
+
+    @property
+    def detail(self) -> str:
+        """The algorithm's attributes, as the library names them."""
+        from nvmath.bindings import cublasLt
+
+        if self._algorithm is None:
+            return ""
+        words = []
+        for attribute in cublasLt.MatmulAlgoConfigAttribute:
+            value = np.zeros(1, cublasLt.get_matmul_algo_config_attribute_dtype(int(attribute)))
+            size = np.zeros(1, np.uint64)
+            with suppress(cublasLt.cuBLASLtError):  # an attribute that this algorithm lacks
+                cublasLt.matmul_algo_config_get_attribute(
+                    self._algorithm.ctypes.data, int(attribute), value.ctypes.data, value.nbytes, size.ctypes.data
+                )
+                words.append(f"{attribute.name.lower()}={value[0]}")
+        return " ".join(words)
+
+    def _candidates(self, problem: Problem, count: int) -> Array:
+        """Up to ``count`` results of the heuristic, best first. Raises Absent where it has none."""
+        from nvmath.bindings import cublasLt
+
+        preference = cublasLt.matmul_preference_create()
+        m, n, k = problem.m, problem.n, problem.k
+        types = (problem.element, problem.output)
+        descriptors = self._descriptors(types, m, n, k, k, k if self.layout == "tn" else n, n)
+        try:
+            size = np.array([self._workspace.nbytes], np.uint64)
+            attribute = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
+            cublasLt.matmul_preference_set_attribute(preference, int(attribute), size.ctypes.data, size.nbytes)
+            candidates = np.zeros(count, cublasLt.matmul_heuristic_result_dtype)
+            returned = np.zeros(1, np.int32)
+            try:
+                cublasLt.matmul_algo_get_heuristic(
+                    self._handle,
+                    descriptors.operation,
+                    descriptors.b,
+                    descriptors.a,
+                    descriptors.d,
+                    descriptors.d,
+                    preference,
+                    count,
+                    candidates.ctypes.data,
+                    returned.ctypes.data,
+                )
+            except cublasLt.cuBLASLtError as error:
+                raise Absent(f"cuBLASLt has no algorithm: {error}") from None
+        finally:
+            cublasLt.matmul_preference_destroy(preference)
+        candidates = candidates[: returned[0]]
+        usable: Array = candidates[candidates["state"] == 0]
+        if not len(usable):
+            raise Absent("cuBLASLt has no algorithm for this problem")
+        return usable
+
+    def _descriptors(self, types: tuple[Element, Element], *sizes: int) -> _Descriptors:
+        """The descriptors for types of A and B, and of D, and m, n, k, lda, ldb and ldd: one set for all calls that are
+        alive."""
+        key: tuple[str | int, ...] = (*(element.name for element in types), *sizes)
+        descriptors = self._described.get(key)
+        if descriptors is None:
+            descriptors = _Descriptors(types, self.acc, self.layout, *sizes)
+            self._described[key] = descriptors
+        return descriptors
+
+    def _bound(self, operands: Operands, algorithm: Array) -> Call:
+        """A call of one algorithm; it raises Absent: the heuristic also names some that the library then refuses."""
+        from nvmath.bindings import cublasLt
+
+        a, b, d = operands.a, operands.stored(self.layout), operands.d
+        (m, k), n = a.shape, d.shape[1]
+        types = (element_of(a), output_of(d))
+        descriptors = self._descriptors(types, m, n, k, a.stride(0), b.stride(0), d.stride(0))
+        own = np.array(algorithm)
+        matmul = partial(
+            cublasLt.matmul, self._handle, descriptors.operation, self._scalars.alpha, b.data_ptr(), descriptors.b,
+            a.data_ptr(), descriptors.a, self._scalars.beta, d.data_ptr(), descriptors.d, d.data_ptr(), descriptors.d,
+            own.ctypes.data,
+            self._workspace.data_ptr(), self._workspace.nbytes,
+        )  # fmt: skip
+        stream = self._device.stream
+
+        def call(_keep: Any = (operands, self._scalars, own, descriptors)) -> None:
+            try:
+                matmul(stream())
+            except cublasLt.cuBLASLtError as error:
+                raise Absent(f"cuBLASLt refuses its algorithm: {error}") from None
+
+        return call
+
+
+class AutoTuned(CublasLt):
+    """``cublasLtMatmul`` with the fastest of up to ``CANDIDATES`` algorithms of its heuristic, timed by the race.
+
+    Winners are kept in a file, and tuned once per GPU, library version and problem.
+    """
+
+    @cached_property
+    def _stored(self) -> dict[tuple[str | int, ...], results.Algorithm]:
+        return results.algorithms(self._shared.tuned)
+
+    @cached_property
+    def _library(self) -> str:
+        from nvmath.bindings import cublasLt
+
+        return f"cublasLt {cublasLt.get_version()}"
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        from nvmath.bindings import cublasLt
+
+        card = self._device.environment.name
+        own = {"name": card, "library": self._library, "acc": self.acc, "layout": self.layout}
+        key = results.Algorithm.key_of(dict(problem) | own)
+        algorithm = self._stored.get(key)
+        if algorithm is None:
+            candidates = self._candidates(problem, CANDIDATES)
+            binders: list[Binder] = [partial(self._bound, algorithm=result["algo"]) for result in candidates]
+            winner = race(binders)
+            fastest = candidates[winner.index]
+            algorithm = results.Algorithm(
+                name=card, library=self._library, acc=self.acc, layout=self.layout,
+                m=problem.m, n=problem.n, k=problem.k, ab=problem.ab, d=problem.d,
+                blob=fastest["algo"].tobytes().hex(), workspace_bytes=int(fastest["workspace_size"]),
+                candidates=winner.timed, rank=winner.index, median_us=winner.median_us,
+            )  # fmt: skip
+            results.append([algorithm], self._shared.tuned)
+            self._stored[key] = algorithm
+        blob = bytes.fromhex(algorithm.blob)
+        self._algorithm = np.array(np.frombuffer(blob, cublasLt.matmul_algo_dtype)[0])
+
+
+def _check_vendor() -> None:
+    """Loads the libraries, which nvmath looks for only when one is called. Raises GpuError."""
+    try:
+        from nvmath.bindings import cublasLt
+
+        cublasLt.get_version()
+    except Exception as error:
+        raise GpuError(
+            f"cuBLAS and cuBLASLt cannot be called ({type(error).__name__}: {error}): pip install 'cudal2gen[gpu]', "
+            f"or choose --baselines without them"
+        ) from None
+
+
+def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> list[Contender]:
+    """The baselines of these names; ``tuned`` is the file of auto-tuned algorithms.
+
+    Raises ValueError for an unknown name, and GpuError where the vendor's bindings or libraries are not installed:
+    without this check they would be stored as absent from every measurement.
+    """
+    names = list(names)
+    alone: dict[str, type[Baseline]] = {
+        "torch.matmul": Matmul,
+        "torch.compile": Compiled,
+        "triton": Persistent,
+        results.UNFUSED: Unfused,
+        results.EPILOGUE: Epilogue,
+        results.BATCHED: Batched,
+        results.GROUPED: Grouped,
+    }
+    vendors: dict[str, type[Vendor]] = {
+        "cublas": Cublas,
+        "cublaslt-heuristic": CublasLt,
+        "cublaslt-autotuning": AutoTuned,
+    }
+    every_name = (*MEASURED, *PEERS, *LATER)
+    if unknown := [name for name in names if name not in every_name]:
+        raise ValueError(f"no baseline {', '.join(unknown)}: must be of {', '.join(every_name)}")
+    if not set(names) <= set(alone):
+        _check_vendor()
+    shared = Shared(device, tuned)
+    baselines: list[Contender] = []
+    for name in names:
+        if name in alone:
+            baselines.append(alone[name](name, acc, device))
+        else:
+            kind, _, ending = name.rpartition("-")
+            baselines.append(vendors[kind](name, acc, shared, "nn" if ending == "nn" else "tn"))
+    return baselines

@@ -1,0 +1,62 @@
+"""The record of the catalog that answers a problem: its own, one that measurements choose, or the nearest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudal2gen.generation import catalog
+from cudal2gen.kernel import Problem, Record, serving
+from cudal2gen.kernel.launch import Operands
+from cudal2gen.results import Measurements
+from cudal2gen.results.choice import Table, tabulate
+
+
+class Answers:
+    """The records of the catalog that serve problems: what every command takes, and ``cudal2gen.matmul`` from a pack.
+
+    The table of a GPU and a kind of problems is made when it is first needed, and serves them all.
+    """
+
+    def __init__(self, measured: Measurements) -> None:
+        self.measured = measured
+        self._tables: dict[tuple[Any, ...], Table] = {}
+
+    def __call__(self, problem: Problem) -> catalog.Match:
+        """The problem's own record; else the one that measurements of its neighbours choose; else the nearest one.
+
+        Raises CatalogError where no record of the accumulator becomes legal.
+        """
+        if record := catalog.own(problem):
+            return catalog.Match(record)
+        table = self._table(problem)
+        choice = table.choose(problem, Operands.packed(problem.layout, problem.n, problem.k))
+        if choice.kernel is not None:
+            resized = serving.resized(table.kernels[choice.kernel].record, problem, same_binary=True)
+            if resized is not None:
+                return catalog.Match(resized[0], f"no record for {problem.mnk}; {choice.reason}")
+        return catalog.find(problem)
+
+    def _table(self, problem: Problem) -> Table:
+        kind = (problem.gpu, *problem.kind)
+        if kind not in self._tables:
+            records = measured_records(problem, self.measured)
+            self._tables[kind] = tabulate(problem.gpu, records, self.measured)
+        return self._tables[kind]
+
+
+def answer(problem: Problem, measured: Measurements) -> catalog.Match:
+    """The record of the catalog that serves one problem, see ``Answers``."""
+    return Answers(measured)(problem)
+
+
+def measured_records(kind: Problem, measured: Measurements) -> list[Record]:
+    """Records of the problems that were measured of this GPU and kind.
+
+    ``bench`` measured the nearest record of a problem that the catalog does not have: the same is found again here.
+    """
+    every = {item.problem for item in measured.measurements}
+    problems = {problem for problem in every if (problem.gpu, *problem.kind) == (kind.gpu, *kind.kind)}
+    records = catalog.load() if problems else []
+    own = {record.problem: record for record in records if record.problem in problems}
+    ordered = sorted(problems, key=lambda item: item.key)
+    return [own.get(problem) or catalog.nearest(problem, records).record for problem in ordered]

@@ -1,0 +1,506 @@
+"""Records to compiled kernels: one ninja graph, a content-addressed build directory.
+
+``build/<digest>/`` holds kernel.cu, kernel.ptx, kernel.cubin, ptxas.json and kernel.launch. The digest covers text,
+architecture, flags and the versions of nvcc and CUTLASS, and no path. The directory appears by one rename when all its
+files are complete, so its existence is its validity. Kernels are compiled to PTX in batches, the PTX is split per
+kernel, and each part is assembled alone: a batched build and a single one give the same files.
+
+Processes that build the same kernel compile it once: a process locks the digest (``build_folder.Locks``) while it
+builds. It takes the free locks in one pass without waiting, builds those kernels, releases all its locks, and only then
+waits for the kernels that other processes build: nobody waits while holding a lock, so there is no deadlock.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cudal2gen import places
+from cudal2gen.generation.renderer import render
+from cudal2gen.kernel import Record
+from cudal2gen.launch.launcher import TORCH_LIBRARY
+from kernelproof.ground import process_tree
+from kernelproof.ground.build_folder import Locks, publish, scratch_folder
+from kernelproof.ground.errors import Failure, brief
+from kernelproof.ground.toolchain import PREBUILT, Toolchain, ToolchainError, discover, environment, temporary_folder
+
+Progress = Callable[[int, int], None]  # is called with how many are done, and how many there are
+
+NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
+LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
+SOURCES = places.PACKAGE / "launch"  # of the host launchers
+LAUNCHER_SOURCES = ("launch.h", "launcher.cpp", "pack.cpp", "cudal2gen.h")
+TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIBRARY}")
+TORCH_SOURCES = ("torch_launcher.cpp",)
+FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
+LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
+BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
+TEXT_MESSAGES = 1 << 20  # bytes of a compiler's messages; names of types may be longer than memory
+LONGEST_MESSAGE = 1000
+# Limits of a compiler of untrusted text: core files, CPU seconds, KiB of address space, 512-byte blocks of a file.
+TEXT_LIMITS = "ulimit -c 0 && ulimit -t 90 && ulimit -v 12582912 && ulimit -f 524288 &&"
+
+
+class BuildError(Failure):
+    """A kernel did not compile, or compiled to something that a catalog must not hold."""
+
+
+@dataclass(frozen=True)
+class Ptxas:
+    """ptxas's report on one kernel: registers per thread, bytes of spills, stack frame and static shared memory.
+
+    ``losses``: its warnings of potential performance loss, by code. C7508: it ignores a setmaxnreg; C7510 to C7512: it
+    serialises wgmma.
+    """
+
+    arch: str
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    smem_static_bytes: int
+    barriers: int
+    losses: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # JSON has lists only.
+        object.__setattr__(self, "losses", tuple(self.losses))
+
+    @property
+    def findings(self) -> list[str]:
+        """Reasons why a catalog must not hold this kernel; empty for a clean one."""
+        findings = []
+        if self.spill_store_bytes or self.spill_load_bytes:
+            findings.append(f"spills {self.spill_store_bytes} bytes ({self.registers} registers)")
+        elif self.stack_bytes:
+            findings.append(f"has a stack frame of {self.stack_bytes} bytes")
+        return findings + [f"is slow, says ptxas: {loss}" for loss in self.losses]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A built kernel: the directory named by its digest, and ptxas's report."""
+
+    directory: Path
+    ptxas: Ptxas
+
+    @property
+    def digest(self) -> str:
+        return self.directory.name
+
+    @property
+    def source(self) -> Path:
+        return self.directory / "kernel.cu"
+
+    @property
+    def ptx(self) -> Path:
+        return self.directory / "kernel.ptx"
+
+    @property
+    def cubin(self) -> Path:
+        return self.directory / "kernel.cubin"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One distinct binary to build."""
+
+    name: str
+    arch: str
+    text: str
+    launch: str
+    digest: str
+    alone: bool = False  # a text from elsewhere, whose macros must not reach others
+
+
+def job(record: Record, tools: Toolchain) -> Job:
+    """The binary of a record. Records that differ only in data fields have the same one."""
+    text = render(record)
+    arch = record.arch
+    launch = record.launch.write()
+    identity = {"text": text, "arch": arch, "flags": NVCC_FLAGS, "launch": launch, **tools.versions}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+    return Job(record.name, arch, text, launch, digest, record.TEXTUAL)
+
+
+def find(record: Record, *, build_dir: Path | None = None) -> Artifact | None:
+    """The record's compiled kernel, or None before it is built."""
+    return _open((build_dir or places.build_dir()) / job(record, discover()).digest)
+
+
+def stored(build_dir: Path | None = None) -> int:
+    """How many compiled kernels the build directory holds."""
+    root = build_dir or places.build_dir()
+    return (
+        sum(re.fullmatch(r"[0-9a-f]{32}", entry.name) is not None for entry in root.iterdir()) if root.is_dir() else 0
+    )
+
+
+def build(
+    records: Sequence[Record],
+    *,
+    build_dir: Path | None = None,
+    tools: Toolchain | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> list[Artifact]:
+    """Compiled kernels of the records, in their order; reuses complete directories.
+
+    Raises BuildError with a line for each kernel that does not compile (its text and the compiler's messages stay in
+    ``build/failed``), after the others are built, and ToolchainError without a compiler. A spill or a stack frame
+    raises nothing, see ``Ptxas.findings``. ``progress`` receives the numbers of finished kernels and of all kernels.
+    """
+    outcomes = attempt(records, build_dir=build_dir, tools=tools, jobs=jobs, progress=progress)
+    if failures := dict.fromkeys(str(outcome) for outcome in outcomes if isinstance(outcome, BuildError)):
+        raise BuildError("\n".join(failures))
+    return [outcome for outcome in outcomes if isinstance(outcome, Artifact)]
+
+
+def attempt(
+    records: Sequence[Record],
+    *,
+    build_dir: Path | None = None,
+    tools: Toolchain | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> list[Artifact | BuildError]:
+    """As ``build``, but a kernel that does not compile raises nothing: its BuildError stands in its place.
+
+    Raises BuildError where the build directory cannot be written, and ToolchainError without a compiler.
+    """
+    tools = tools or discover()
+    root = build_dir or places.build_dir()
+    items = [job(record, tools) for record in records]
+    missing = {item.digest: item for item in items if _open(root / item.digest) is None}
+    if missing and not tools.compiles:
+        raise _not_prebuilt(root, tools, [item.name for item in missing.values()])
+    failures: dict[str, str] = {}
+    try:
+        if missing:
+            root.mkdir(parents=True, exist_ok=True)
+            failures = _build_missing(list(missing.values()), root, tools, jobs or os.cpu_count() or 1, progress)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    return [
+        _open(root / item.digest)
+        or BuildError(
+            failures.get(item.digest) or f"{item.name}: {root / item.digest} disappeared during the build; build again"
+        )
+        for item in items
+    ]
+
+
+def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -> Path:
+    """The shared library of the generic launcher and of packs, compiled at first use (some seconds)."""
+    tools = tools or discover()
+    flags = [*LAUNCHER_FLAGS, f"-I{tools.cuda_include}"]
+    root = build_dir or places.build_dir()
+    identity = [_texts(LAUNCHER_SOURCES), LAUNCHER_FLAGS, tools.nvcc_version]
+    library = root / f"launcher-{_digest(identity)}" / "libcudal2gen.so"
+    if not tools.compiles and not library.is_file():
+        raise _not_prebuilt(root, tools, ["the launcher"])
+    return _shared(library, "the launcher", LAUNCHER_SOURCES, flags)
+
+
+def torch_launcher(*, build_dir: Path | None = None) -> Path:
+    """The shared library of planned calls of torch, compiled at first use (a second) by g++ alone: no torch, no CUDA.
+
+    Raises BuildError, and ToolchainError without g++.
+    """
+    library = torch_launcher_file(build_dir)
+    if not library.is_file() and shutil.which("g++") is None:
+        raise ToolchainError("the launcher of torch needs g++, which PATH lacks; e.g. apt install g++")
+    return _shared(library, "the launcher of torch", TORCH_SOURCES, TORCH_FLAGS)
+
+
+def torch_launcher_file(build_dir: Path | None = None) -> Path:
+    """Where ``torch_launcher`` puts its library."""
+    root = build_dir or places.build_dir()
+    return root / f"torch-launcher-{_digest([_texts(TORCH_SOURCES), TORCH_FLAGS])}" / TORCH_LIBRARY
+
+
+def _texts(sources: Sequence[str]) -> list[str]:
+    return [(SOURCES / name).read_text() for name in sources]
+
+
+def _digest(identity: object) -> str:
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+
+
+def _shared(library: Path, name: str, sources: Sequence[str], flags: Sequence[str]) -> Path:
+    """A shared library of our own C++ sources, compiled where it is not there. Raises BuildError."""
+    if library.is_file():
+        return library
+    root = library.parent.parent
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with Locks(root) as locks, locks.take(library.parent.name), scratch_folder(root) as scratch:
+            if not library.is_file():
+                _compile_shared(scratch / library.parent.name / library.name, name, sources, flags, root / "failed")
+                publish(scratch / library.parent.name, library.parent)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    return library
+
+
+def _not_prebuilt(root: Path, tools: Toolchain, names: Sequence[str]) -> ToolchainError:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return ToolchainError(
+        f"{names[0]}{more}: not in {root}, and {PREBUILT} leaves compiling to nvcc {tools.nvcc_version} elsewhere; "
+        f"build there, or unset {PREBUILT}"
+    )
+
+
+def _compile_shared(library: Path, name: str, sources: Sequence[str], flags: Sequence[str], failed: Path) -> None:
+    library.parent.mkdir()
+    paths = [str(SOURCES / source) for source in sources if source.endswith(".cpp")]
+    command = ["g++", *flags, *paths, "-o", str(library), "-ldl"]
+    with _temporary_files() as variables:
+        code, text = process_tree.output(command, environment() | variables)
+    if code:
+        raise BuildError(f"{name} did not compile: {_kept(text.splitlines(), failed / 'launcher.log')}")
+
+
+def _unwritable(root: Path, error: OSError) -> BuildError:
+    reason = error.strerror or str(error)
+    hint = "free some space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return BuildError(f"cannot write to {root}: {reason}; {hint}choose another folder with --build-dir")
+
+
+def _open(directory: Path) -> Artifact | None:
+    try:
+        ptxas = Ptxas(**json.loads((directory / "ptxas.json").read_text()))
+        complete = all((directory / name).stat().st_size for name in FILES)
+    except (OSError, ValueError, TypeError):
+        return None
+    return Artifact(directory, ptxas) if complete else None
+
+
+def _build_missing(
+    items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None
+) -> dict[str, str]:
+    """Builds what no other process builds, then waits for the others; failures by digest."""
+    with Locks(root) as locks:
+        locked: list[Job] = []
+        contended: list[Job] = []
+        for item in items:
+            (locked if locks.try_take(item.digest) else contended).append(item)
+        # Another process may have published the kernel between the look and the lock.
+        locked = [item for item in locked if _open(root / item.digest) is None]
+        failures = _run(locked, root, tools, jobs, progress) if locked else {}
+        locks.release_all()
+        for item in contended:
+            with locks.take(item.digest):
+                if _open(root / item.digest) is None:
+                    failures |= _run([item], root, tools, jobs, progress)
+    return failures
+
+
+def _run(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> dict[str, str]:
+    """Builds and publishes; returns digest -> message for failures. Retries a failed batch kernel by kernel."""
+    with scratch_folder(root) as scratch:
+        size = max(1, min(BATCH, -(-len(items) // jobs)))
+        batches = _batches(items, size)
+        total = len(items)
+
+        def report(built: int) -> None:
+            if progress:
+                progress(built, total)
+
+        report(0)
+        _ninja(batches, scratch, root, tools, jobs, report)
+        failed = [item for item in items if _open(root / item.digest) is None]
+        if failed and size > 1:
+            built = total - len(failed)
+            _ninja(_batches(failed, 1), scratch, root, tools, jobs, lambda count: report(built + count))
+            failed = [item for item in items if _open(root / item.digest) is None]
+        return {item.digest: _failure(item, scratch, root) for item in failed}
+
+
+def _batches(items: list[Job], size: int) -> list[list[Job]]:
+    ordered = sorted(items, key=lambda item: (item.arch, item.name))
+    batches: list[list[Job]] = []
+    for item in ordered:
+        last = batches[-1] if batches else [item]
+        if batches and last[0].arch == item.arch and len(last) < size and not (last[0].alone or item.alone):
+            last.append(item)
+        else:
+            batches.append([item])
+    return batches
+
+
+def _ninja(
+    batches: list[list[Job]], scratch: Path, root: Path, tools: Toolchain, jobs: int, report: Callable[[int], None]
+) -> None:
+    for items in batches:
+        _write_batch(items, scratch)
+    (scratch / "build.ninja").write_text(ninja_text(batches, tools, Path(sys.executable)))
+    command = [str(_ninja_binary()), "-k", "0", "-j", str(jobs), "-C", str(scratch), "--quiet"]
+    by_name = {_folder(item): item for items in batches for item in items}
+    log, count = [], 0
+    # Compilers end where this block does, so an exception leaves none running.
+    with _temporary_files() as variables, process_tree.started(command, environment() | variables) as process:
+        for line in process.stdout or ():
+            if line.startswith("assembled "):
+                _finish(by_name[line.split()[1]], scratch, root)
+                count += 1
+                report(count)
+            else:
+                log.append(line)
+        process.wait()
+    with (scratch / "ninja.log").open("a") as file:
+        file.writelines(log)
+
+
+@contextmanager
+def _temporary_files() -> Iterator[dict[str, str]]:
+    """The variable that names a folder for a compiler's temporary files, which a killed compiler leaves behind.
+
+    It is not in the build directory, whose path may hold what nvcc does not quote.
+    """
+    with tempfile.TemporaryDirectory("", "cudal2gen-", temporary_folder(), ignore_cleanup_errors=True) as folder:
+        yield {"TMPDIR": folder}
+
+
+def _folder(item: Job) -> str:
+    return f"{item.arch}/{item.name}"
+
+
+def _batch_name(items: list[Job]) -> str:
+    return f"{items[0].arch}_{items[0].name}_{len(items)}"
+
+
+def _write_batch(items: list[Job], scratch: Path) -> None:
+    folder = scratch / items[0].arch
+    folder.mkdir(exist_ok=True)
+    for item in items:
+        (folder / f"{item.name}.cu").write_text(item.text)
+    includes = "".join(f'#include "{item.arch}/{item.name}.cu"\n' for item in items)
+    (scratch / f"{_batch_name(items)}.cu").write_text(includes)
+
+
+def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
+    """The build graph: batch.cu -> batch.ptx -> one kernel.ptx per kernel -> kernel.cubin and ptxas's report."""
+    paths = {name: _quote(path) for name, path in asdict(tools).items() if isinstance(path, Path)}
+    rules = {
+        "nvcc": f"{paths['nvcc']} {' '.join(NVCC_FLAGS)} -arch=$arch -I{paths['cutlass_include']} -I. -ptx $in -o $out",
+        "split": f"{_quote(python)} -I -S {_quote(Path(__file__).with_name('ptx_split.py'))} $in $arch",
+        "ptxas": f"{paths['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
+    }
+    lines = ["ninja_required_version = 1.8"]
+    for rule, command in rules.items():
+        lines += [f"rule {rule}", f"  command = {command}"]
+        # The shell of a pipe ends with head's status: the compiler's goes through a file.
+        code = '"$$TMPDIR/$$$$.code"'
+        limited = f"{{ {{ {TEXT_LIMITS} {command}; }} 2>&1; echo $$? > {code}; }} | head -c {TEXT_MESSAGES}"
+        lines += [f"rule limited_{rule}", f"  command = {limited}; exit $$(cat {code})"]
+    for items in batches:
+        arch, batch = items[0].arch, _batch_name(items)
+        limited = "limited_" if items[0].alone else ""
+        parts = " ".join(f"{_folder(item)}/kernel.ptx" for item in items)
+        lines += [f"build {batch}.ptx: {limited}nvcc {batch}.cu", f"  arch = {arch}"]
+        lines += [f"build {parts}: {limited}split {batch}.ptx", f"  arch = {arch}"]
+        for item in items:
+            lines += [f"build {_folder(item)}/kernel.cubin: {limited}ptxas {_folder(item)}/kernel.ptx"]
+            lines += [f"  arch = {arch}", f"  kernel = {_folder(item)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _quote(path: Path) -> str:
+    """A path, quoted for ninja and for the shell."""
+    escaped = str(path).replace("$", "$$")
+    return "'" + escaped.replace("'", "'\\''") + "'"
+
+
+def _ninja_binary() -> Path:
+    if importlib.util.find_spec("ninja") is not None:
+        import ninja
+
+        return Path(ninja.BIN_DIR) / "ninja"
+    if path := shutil.which("ninja"):
+        return Path(path)
+    raise ToolchainError("no ninja found; install it: pip install ninja")
+
+
+def _finish(item: Job, scratch: Path, root: Path) -> None:
+    built = scratch / _folder(item)
+    log = built / "kernel.cubin.log"
+    (built / "ptxas.json").write_text(json.dumps(asdict(parse_ptxas(log.read_text(), item.arch)), indent=1) + "\n")
+    (built / "kernel.cu").write_text(item.text)
+    (built / "kernel.launch").write_text(item.launch)
+    log.unlink()
+    publish(built, root / item.digest)
+
+
+def parse_ptxas(log: str, arch: str) -> Ptxas:
+    """The report that ``ptxas -v`` prints on a module with one kernel."""
+
+    def number(pattern: str) -> int:
+        match = re.search(pattern, log)
+        return int(match.group(1)) if match else 0
+
+    return Ptxas(
+        arch=arch,
+        registers=number(r"Used (\d+) registers"),
+        spill_store_bytes=number(r"(\d+) bytes spill stores"),
+        spill_load_bytes=number(r"(\d+) bytes spill loads"),
+        stack_bytes=number(r"(\d+) bytes stack frame"),
+        smem_static_bytes=number(r"(\d+) bytes smem"),
+        barriers=number(r"used (\d+) barriers"),
+        losses=tuple(dict.fromkeys(f"{code} {text}" for code, text in LOSS.findall(log))),
+    )
+
+
+def _kept(messages: list[str], path: Path) -> str:
+    """Writes a compiler's messages to a file; the first error of them, and the file, as the rest of a sentence."""
+    path.parent.mkdir(exist_ok=True)
+    messages = [brief(line, LONGEST_MESSAGE) for line in messages]
+    path.write_text("\n".join(messages) + "\n")
+    errors = [line for line in messages if re.search("error|fatal", line)]
+    first = next(iter([*errors, *messages]), "no message").strip()
+    return f"{first}; all messages are in {path}"
+
+
+def _failure(item: Job, scratch: Path, root: Path) -> str:
+    """Why a kernel did not compile, in a line; its text and the compiler's messages are kept."""
+    source = root / "failed" / f"{item.digest}.cu"
+    source.parent.mkdir(exist_ok=True)
+    source.write_text(item.text)
+    log = (scratch / "ninja.log").read_text()
+    log = log.replace(f"{item.arch}/{item.name}.cu", str(source))
+    excerpt = [line for line in log.splitlines() if str(source) in line or item.name in line]
+    assembler = scratch / _folder(item) / "kernel.cubin.log"
+    if assembler.is_file():
+        excerpt += assembler.read_text().splitlines()
+    if number := _killed(item, log):
+        name = signal.Signals(number).name
+        return f"{item.name}: {name} ended its compiler; if memory ran out, build again with fewer --jobs"
+    return f"{item.name} did not compile: {_kept(excerpt or log.splitlines(), source.with_suffix('.log'))}"
+
+
+def _killed(item: Job, log: str) -> int:
+    """The signal that ended a compiler of this kernel, 0 for none: ninja gives the exit code, nvcc names the signal."""
+    commands = [command for command in log.split("FAILED: ") if item.name in command.partition("\n")[0]]
+    for code, number in re.findall(r"\A\[code=(\d+)\]|died due to signal (\d+)", commands[-1] if commands else ""):
+        signal_number = int(number or int(code) - 128)
+        if signal_number in signal.valid_signals():  # ptxas itself exits with 255
+            return signal_number
+    return 0
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident size of any compiler process that this process has waited for."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -1,1 +1,0 @@
-#include <cudal2gen_tensor.h>

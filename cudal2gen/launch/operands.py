@@ -1,0 +1,298 @@
+"""Operands: the torch tensors of a product, drawn at random, checked against a record, and padded where needed.
+
+Leading dimensions and shapes count elements. A batch has matrices of three dimensions, its products first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudal2gen.kernel import Layout, Problem, Record, Use, aligned, ceil_div
+from cudal2gen.kernel.fusion import ALPHA, BETA
+from cudal2gen.kernel.launch import Matrix
+from cudal2gen.kernel.launch import Operands as LaunchOperands
+from kernelproof.ground.element import F16, F32, Element
+
+if TYPE_CHECKING:
+    import torch
+
+Empty = Callable[..., "torch.Tensor"]
+
+ALIGNMENT = 256  # bytes that torch's allocator aligns to
+
+
+def typed(empty: Empty, dtype: torch.dtype) -> Empty:
+    """``empty``, whose elements have 16 bits, for tensors of this type."""
+
+    def of_type(*shape: int) -> torch.Tensor:
+        count = math.prod(shape)
+        return empty(ceil_div(count * dtype.itemsize, 2)).view(dtype)[:count].view(shape)
+
+    return of_type
+
+
+@dataclass(frozen=True)
+class Operands:
+    """One set of matrices, row-major: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n).
+
+    Of a strided batch these are (products,m,k) and so on; a B that all products share is expanded along the products.
+    Of a grouped one only B is: (groups,n,k), and ``ends`` has for each group the row behind its last, int32, ascending,
+    on the device. What a fused record reads besides: ``bias`` (n) or (m) in the type of A and B, or one for each
+    product or, along n, for each group; ``c`` as D; ``alpha`` and ``beta``. What it stores besides: ``aux`` (m,n) in
+    D's type, of a strided batch (products,m,n). D of a gated record is (m,n/2).
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    b_nn: torch.Tensor
+    d: torch.Tensor
+    bias: torch.Tensor | None = None
+    c: torch.Tensor | None = None
+    aux: torch.Tensor | None = None
+    alpha: float = 1.0
+    beta: float = 1.0
+    ends: torch.Tensor | None = None
+
+    def stored(self, layout: Layout) -> torch.Tensor:
+        """B as the layout has it."""
+        return self.b if layout == "tn" else self.b_nn
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """The tensors that are read, by their field."""
+        tensors = {"a": self.a, "b": self.b, "b_nn": self.b_nn, "bias": self.bias, "c": self.c, "ends": self.ends}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    @property
+    def products(self) -> int:
+        """Products of a batch, or groups; 1 of a single product."""
+        return self.b.shape[0] if self.b.ndim == 3 else 1
+
+
+def check(record: Record, operands: Operands) -> Problem:
+    """The problem that these tensors pose. Raises ValueError if the record's kernel does not compute it."""
+    a, b, d = operands.a, operands.stored(record.layout), operands.d
+    grouped = record.grouped
+    strided = record.batched and not grouped
+    _check_matrix("A", a, record.element, strided)
+    _check_matrix("B", b, record.element, record.batched)
+    _check_matrix("D", d, record.output, strided)
+    (m, k), n = a.shape[-2:], b.shape[-2 if record.layout == "tn" else -1]
+    rows_b, d_shape = ((n, k) if record.layout == "tn" else (k, n)), (m, record.fusion.d_cols(n))
+    batches = {tensor.shape[:-2] for tensor in ((a, d) if grouped else (a, b, d))}
+    if tuple(b.shape[-2:]) != rows_b or tuple(d.shape[-2:]) != d_shape or len(batches) > 1:
+        raise ValueError(f"A {tuple(a.shape)}, B {tuple(b.shape)} as {record.layout} and D {tuple(d.shape)} do not fit")
+    if strided and operands.products > 1 and d.stride(0) == 0:
+        raise ValueError(f"D: {operands.products} products would be stored in one matrix; it must not be expanded")
+    problem = record.problem.revised(m=m, n=n, k=k)
+    _check_ends(problem, operands)
+    _check_fused(problem, operands)
+    return problem
+
+
+def _check_matrix(name: str, tensor: torch.Tensor, element: Element, several: bool) -> None:
+    dimensions = 3 if several else 2
+    if tensor.ndim != dimensions or tensor.stride(-1) != 1 or tensor.dtype != element.torch_dtype:
+        expected = (
+            f"matrices of {element.title}, (products, rows, columns)," if several else f"a matrix of {element.title}"
+        )
+        raise ValueError(
+            f"{name}: expected {expected} with contiguous rows, "
+            f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
+        )
+
+
+def _check_ends(problem: Problem, operands: Operands) -> None:
+    """Raises ValueError unless there are ends for groups, and for nothing else."""
+    import torch
+
+    ends, groups = operands.ends, operands.products
+    if ends is None and not problem.grouped:
+        return
+    actual = "none" if ends is None else f"{ends.dtype} {tuple(ends.shape)} with strides {ends.stride()}"
+    if not problem.grouped:
+        raise ValueError(f"ends: batch={problem.batch} has none, got {actual}")
+    if ends is None or tuple(ends.shape) != (groups,) or ends.dtype != torch.int32 or ends.stride(0) != 1:
+        raise ValueError(f"ends: expected torch.int32 ({groups},), contiguous, one for each B, got {actual}")
+
+
+def _check_fused(problem: Problem, operands: Operands) -> None:
+    """Raises ValueError for a part of the fusion that is absent or of another shape or type, and for one too many."""
+    fusion, ab, d = problem.fusion, problem.element, problem.output
+    m, n, width, products = problem.m, problem.n, problem.d_cols, operands.products
+    of_each = (products,) if problem.batched and not problem.grouped else ()
+    vector: list[tuple[int, ...]] = [] if fusion.bias == "none" else [(n if fusion.bias == "n" else m,)]
+    if vector and (of_each or (problem.grouped and fusion.bias == "n")):
+        vector = [*vector, (products, *vector[0])]
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "bias": [*vector],
+        "C": [(*of_each, m, width)] if fusion.residual else [],
+        "aux": [(*of_each, m, n)] if fusion.aux else [],
+    }
+    for (name, legal), tensor, element in zip(
+        shapes.items(), (operands.bias, operands.c, operands.aux), (ab, d, d), strict=True
+    ):
+        if not legal and tensor is not None:
+            raise ValueError(f"{name}: fusion={fusion} has none, got {tuple(tensor.shape)}")
+        if not legal:
+            continue
+        actual = f"{tensor.dtype} {tuple(tensor.shape)}" if tensor is not None else "none"
+        if tensor is None or tuple(tensor.shape) not in legal or tensor.dtype != element.torch_dtype:
+            expected = " or ".join(map(str, legal))
+            raise ValueError(f"{name}: fusion={fusion} has one of {element.title} {expected}, got {actual}")
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: expected contiguous rows, got strides {tensor.stride()}")
+    for name, value, declared in (("alpha", operands.alpha, fusion.scale), ("beta", operands.beta, fusion.residual)):
+        if value != 1.0 and not declared:
+            raise ValueError(f"{name}={value}: fusion={fusion} has none, so it must be 1")
+
+
+def lies(matrix: torch.Tensor) -> Matrix:
+    """The leading dimension and alignment of a matrix, or of every matrix of a batch."""
+    starts = [matrix.data_ptr()] + ([matrix.stride(0) * matrix.element_size()] if matrix.ndim == 3 else [])
+    return Matrix(matrix.stride(-2), all(start % 16 == 0 for start in starts))
+
+
+def matrices(operands: Operands, layout: Layout) -> LaunchOperands:
+    """Leading dimensions and alignments of A, of B as the layout stores it, and of D."""
+    return LaunchOperands(lies(operands.a), lies(operands.stored(layout)), lies(operands.d))
+
+
+Pair = tuple["torch.Tensor", "torch.Tensor"]  # (target, source)
+
+
+@dataclass
+class Launched:
+    """Tensors as a kernel takes them. ``b`` and ``b_nn`` are the same one, in the record's layout. ``before`` and
+    ``after``: the copies that make them what the caller has, target and source, around the launch."""
+
+    operands: Operands
+    before: list[Pair] = field(default_factory=list)
+    after: list[Pair] = field(default_factory=list)
+
+    @property
+    def copies(self) -> list[Pair]:
+        return [*self.before, *self.after]
+
+
+class _Extents(NamedTuple):
+    """Rows and columns of each operand at the sizes that are launched."""
+
+    a: tuple[int, int]
+    b: tuple[int, int]
+    d: tuple[int, int]
+    aux: tuple[int, int]
+    bias: int
+
+
+def _extents(record: Record, use: Use) -> _Extents:
+    (m, n, k), fusion = use.launched, record.fusion
+    bias = {"none": 0, "n": n, "m": m}[fusion.bias]
+    return _Extents((m, k), (n, k) if record.layout == "tn" else (k, n), (m, fusion.d_cols(n)), (m, n), bias)
+
+
+def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) -> Launched:
+    """The operands, checked before, as the record's kernel takes them: wide matrices of zeros, of memory that ``empty``
+    gives (torch's own without), in the place of those that it does not take where they lie."""
+    extents, launch, vector = _extents(record, use), record.launch, record.element.vector
+    stored, n = operands.stored(record.layout), use.launched.n
+    ready = Launched(replace(operands, b=stored, b_nn=stored))
+
+    def wide(like: torch.Tensor, shape: tuple[int, int], *, read: bool) -> torch.Tensor:
+        if like.ndim == 3 and like.stride(0) == 0:  # shared by all products
+            return wide(like[0], shape, read=read).expand(like.shape[0], -1, -1)
+        padded = _zeros(like, (*like.shape[:-2], *shape), vector, empty)
+        inside = padded[..., : like.shape[-2], : like.shape[-1]]
+        (ready.before if read else ready.after).append((inside, like) if read else (like, inside))
+        return padded
+
+    changed: dict[str, Any] = {}
+    copies_a, copies_b, copies_d = use.copied
+    if copies_a:
+        changed["a"] = wide(operands.a, extents.a, read=True)
+    if copies_b:
+        changed["b"] = changed["b_nn"] = wide(stored, extents.b, read=True)
+    if copies_d:
+        changed["d"] = wide(operands.d, extents.d, read=False)
+    c, aux, bias = operands.c, operands.aux, operands.bias
+    if c is not None and (tuple(c.shape[-2:]) != extents.d or not launch.takes_c(n, lies(c))):
+        changed["c"] = wide(c, extents.d, read=True)
+    if aux is not None and (tuple(aux.shape[-2:]) != extents.aux or not launch.takes_aux(n, lies(aux))):
+        changed["aux"] = wide(aux, extents.aux, read=False)
+    if bias is not None and (bias.shape[-1] != extents.bias or not _starts_on_vectors(bias)):
+        several = bias.ndim == 2
+        padded = wide(bias if several else bias[None], (len(bias) if several else 1, extents.bias), read=True)
+        changed["bias"] = padded if several else padded[0]
+    ready.operands = replace(ready.operands, **changed)
+    return ready
+
+
+def _starts_on_vectors(bias: torch.Tensor) -> bool:
+    """Whether a bias, each one's of several, is on 16 bytes."""
+    apart = bias.stride(0) * bias.element_size() if bias.ndim == 2 else 0
+    return bool(bias.data_ptr() % 16 == 0 and apart % 16 == 0)
+
+
+def _zeros(like: torch.Tensor, shape: tuple[int, ...], vector: int, empty: Empty | None) -> torch.Tensor:
+    """Zeros of this shape, whose rows are whole vectors of so many elements apart."""
+    padded = (*shape[:-1], aligned(shape[-1], vector))
+    matrix = like.new_empty(padded) if empty is None else typed(empty, like.dtype)(*padded)
+    return matrix.zero_()[..., : shape[-1]]
+
+
+def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, products: int = 1) -> list[Operands]:
+    """``count`` sets of standard normal operands, of so many products; every matrix, bias and C starts at a multiple of
+    256 bytes. Groups are of equally many rows. D and aux are NaN; alpha and beta of a fusion that has them are those of
+    its tests."""
+    import torch
+
+    fusion, ab, output = problem.fusion, problem.element, problem.output
+    each_b = (products,) if problem.batched else ()
+    extents = () if problem.grouped else each_b
+
+    def tensors(element: Element, *shape: int) -> torch.Tensor:
+        return _sets(element, (count, *extents, *shape), device)
+
+    def tensors_b(*shape: int) -> torch.Tensor:
+        return _sets(ab, (count, *each_b, *shape), device)
+
+    a, b = tensors(ab, problem.m, problem.k), tensors_b(problem.n, problem.k)
+    b_nn, d = tensors_b(problem.k, problem.n), tensors(output, problem.m, problem.d_cols)
+    more: dict[str, torch.Tensor] = {}
+    if fusion.bias != "none":
+        more["bias"] = tensors_b(problem.n) if fusion.bias == "n" else tensors(ab, problem.m)
+    if fusion.residual:
+        more["c"] = tensors(output, problem.m, problem.d_cols)
+    for matrix in (a, b, *more.values()):
+        # torch draws no type of 8 bits.
+        wide = torch.empty_like(matrix, dtype=F32.torch_dtype) if matrix.element_size() < F16.bytes else matrix
+        for product in wide:
+            product.normal_(generator=generator)
+        if wide is not matrix:
+            matrix.copy_(wide)
+    b_nn.copy_(b.transpose(-2, -1))
+    if fusion.aux:
+        more["aux"] = tensors(output, problem.m, problem.n)
+    for stale in (d, *([more["aux"]] if fusion.aux else [])):
+        stale.fill_(float("nan"))
+    if problem.grouped:
+        ends = torch.arange(1, products + 1, dtype=torch.int64) * problem.m // products
+        more["ends"] = ends.to(device=device, dtype=torch.int32).expand(count, products)
+    scalars = {"alpha": ALPHA if fusion.scale else 1.0, "beta": BETA if fusion.residual else 1.0}
+    return [
+        Operands(a[i], b[i], b_nn[i], d[i], **{name: part[i] for name, part in more.items()}, **scalars)
+        for i in range(count)
+    ]
+
+
+def _sets(element: Element, shape: tuple[int, ...], device: Any) -> torch.Tensor:
+    """Memory of this shape, ``shape[0]`` sets, each of which starts at a multiple of 256 bytes."""
+    import torch
+
+    count, inside = shape[0], shape[1:]
+    size = ceil_div(math.prod(inside) * element.bytes, ALIGNMENT) * ALIGNMENT // element.bytes
+    pool = torch.empty(count * size, dtype=element.torch_dtype, device=device)
+    return pool[: count * size].view(count, size)[:, : math.prod(inside)].unflatten(1, inside)

@@ -1,0 +1,1 @@
+"""Modelled times of kernels, and how well they predict what GPUs measured."""

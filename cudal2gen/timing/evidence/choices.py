@@ -1,0 +1,101 @@
+"""Choices made on hardware, ranked by the model among the tuner's candidates."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+import numpy as np
+
+from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, space
+from cudal2gen.timing import model
+from cudal2gen.timing.evidence.findings import development, interval, mean_finding
+from cudal2gen.timing.evidence.published import SETS, hopper_configurations, regenerated
+from cudal2gen.timing.evidence.section import Finding
+
+CANDIDATES = 400  # most candidates of a problem; a random sample where there are more
+TILE = (128, 256)  # as most published H100 kernels
+
+
+def published_choices(problems: int, held_out: bool = False) -> list[Finding]:
+    """Where the record of a published kernel ranks among legal candidates: the share that the model takes for faster.
+
+    ``problems``: of each set, drawn by a digest of their extents.
+    """
+    findings, all_ranks = [], []
+    for gpu, acc in SETS:
+        records = sorted(regenerated(gpu, acc, held_out), key=lambda record: _digest(record.mnk))[:problems]
+        ranks = [rank(record) for record in records]
+        all_ranks += ranks
+        findings.append(_median_finding(f"{gpu} {acc}", ranks, None))
+    return [*findings, _median_finding("all", all_ranks, "<= 0.10")]
+
+
+def rank(record: Record) -> float:
+    """The share of candidates for a record's problem that are modelled faster, equal ones by half."""
+    candidates = space.candidates(record.problem, most=CANDIDATES).records
+    own = model.estimate(record).us
+    times = [model.estimate(candidate).us for candidate in candidates]
+    return (sum(us < own for us in times) + sum(us == own for us in times) / 2) / len(times)
+
+
+def published_tiles(held_out: bool = False) -> list[Finding]:
+    """How often the model's choice has the tile of a published H100 configuration: among all candidates, and among
+    those whose tile some published kernel has."""
+    configurations = hopper_configurations()
+    tiles = {(facts["bm"], facts["bn"]) for facts in configurations}
+    chosen: list[float] = []
+    restricted: list[float] = []
+    always: list[float] = []
+    for facts in configurations:
+        if development(facts["n"], facts["k"]) == held_out:
+            continue
+        published = (facts["bm"], facts["bn"])
+        problem = Problem(gpu="h100", acc="f32", layout="tn", m=facts["m"], n=facts["n"], k=facts["k"])
+        times = tile_times(problem)
+        chosen.append(min(times, key=times.__getitem__) == published)
+        published_times = {tile: us for tile, us in times.items() if tile in tiles}
+        restricted.append(bool(published_times) and min(published_times, key=published_times.__getitem__) == published)
+        always.append(published == TILE)
+    baselines = {f"always {TILE[0]}x{TILE[1]}": float(np.mean(always))}
+    return [
+        mean_finding("d", "H100, all candidates", "share with the tile", chosen, ">= 0.66 (150 of 226)", baselines),
+        mean_finding("d", "H100, tiles that were published", "share with the tile", restricted, None, baselines),
+    ]
+
+
+def tile_times(problem: Problem) -> dict[tuple[int, int], float]:
+    """By tile, the least modelled time of candidates with it."""
+    times: dict[tuple[int, int], float] = {}
+    for record in _deepest(problem):
+        us = model.estimate(record).us
+        tile = (record.bm, record.bn)
+        times[tile] = min(us, times.get(tile, us))
+    return times
+
+
+def _deepest(problem: Problem) -> Iterator[Record]:
+    """Legal candidates; of those that differ in stages alone the deepest, which come first."""
+    decided = set()
+    for fields in space.proposals(problem):
+        key = str({name: value for name, value in fields.items() if name != "stages"})
+        if key in decided:
+            continue
+        try:
+            record = parse(fields)
+        except IllegalRecord:
+            continue
+        decided.add(key)
+        if not record.spill_remarks:
+            yield record
+
+
+def _median_finding(subject: str, ranks: Sequence[float], target: str | None) -> Finding:
+    array = np.array(ranks)
+    low, high = interval(len(array), lambda places: float(np.median(array[places])))
+    return Finding("b", subject, "median rank", len(ranks), median(ranks), low, high, target, {"random": 0.5})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

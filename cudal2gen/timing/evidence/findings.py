@@ -1,0 +1,38 @@
+"""Means with their bootstrap intervals, and the split of problems into development and held-out ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cudal2gen.results import ratios
+from cudal2gen.timing.evidence.section import Finding
+
+RESAMPLES = 1000
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def development(n: int, k: int) -> bool:
+    """Whether problems of these extents are for development; the others are the part that is held out."""
+    return int(hashlib.sha256(f"{n}_{k}".encode()).hexdigest(), 16) % 2 == 0
+
+
+def interval(count: int, statistic: Callable[[np.ndarray[Any, np.dtype[np.int64]]], float]) -> tuple[float, float]:
+    """The bootstrap interval of a statistic of problems, which is handed the places of each resample."""
+    generator = np.random.default_rng(0)
+    values = [statistic(generator.integers(0, count, count)) for _ in range(RESAMPLES)]
+    low, high = ratios.percentile_interval(values).tolist()
+    return low, high
+
+
+def mean_finding(
+    part: str, subject: str, figure: str, values: Sequence[float], target: str | None, baselines: dict[str, float]
+) -> Finding:
+    """A mean over problems."""
+    array = np.array(values)
+    low, high = interval(len(array), lambda places: float(array[places].mean()))
+    return Finding(part, subject, figure, len(array), float(array.mean()), low, high, target, baselines)

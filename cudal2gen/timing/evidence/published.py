@@ -1,0 +1,37 @@
+"""Records that regenerate published CUDA-L2 kernels, and facts about those of the H100."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from typing import Any
+
+from cudal2gen import places
+from cudal2gen.generation import catalog
+from cudal2gen.kernel import Record
+from cudal2gen.timing.evidence.findings import development
+
+SETS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"))
+CLAIMS = ("exact", "nearest")  # structures of records that stand for a published kernel
+
+
+def regenerated(gpu: str, acc: str, held_out: bool) -> list[Record]:
+    """The shipped catalog's records of one set's published kernels, in one half of the problems."""
+    return [
+        record
+        for record in catalog.load(places.shipped("configs") / "kernels.jsonl")
+        if (record.gpu, record.acc) == (gpu, acc)
+        and record.origin.structure in CLAIMS
+        and development(record.n, record.k) != held_out
+    ]
+
+
+def hopper_configurations() -> list[dict[str, Any]]:
+    """Published H100 kernels of one clear CUTLASS configuration with TMA: facts by the names of configs/published."""
+    with lzma.open(places.shipped("configs") / "published" / "h100_f32.jsonl.xz", "rt") as lines:
+        kernels = [json.loads(line) for line in lines]
+    return [
+        facts
+        for facts in kernels
+        if facts.get("n_candidate_configs") == 1 and "Tma" in (facts.get("kernel_schedule") or "") and "bm" in facts
+    ]

@@ -1,0 +1,73 @@
+"""The timing model against others' measurements, as a section: what ``cudal2gen model --validate --json`` printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.pages import Section, Table
+
+PARTS = {
+    "a": "Published speedups of CUDA-L2: rank correlation with [vendor's modelled time / ours]",
+    "b": "Published choices: share of legal candidates that the model takes for faster",
+    "c": "Recorded timings of Triton: how much slower than the best tile the model's choice is",
+    "d": "Published H100 configurations: how often the model's choice has the tile",
+}
+COLUMNS = ("data", "figure", "problems", "value", "95 %", "target", "baselines")
+
+
+class Finding(NamedTuple):
+    """``part``: of ``PARTS``. ``figure``: the name of a number, such as ``top-1 regret``; ``subject``: of which data.
+    ``value``, and its bootstrap 95 % interval over problems. ``target``: what it should reach, None for none.
+    ``baselines``: the same number of simpler predictors."""
+
+    part: str
+    subject: str
+    figure: str
+    problems: int
+    value: float
+    low: float
+    high: float
+    target: str | None
+    baselines: dict[str, float]
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Under ``COLUMNS``."""
+        beside = ", ".join(f"{name} {value:.3f}" for name, value in self.baselines.items())
+        span = f"{self.low:.3f} to {self.high:.3f}"
+        return (self.subject, self.figure, str(self.problems), f"{self.value:.3f}", span, self.target or "", beside)
+
+
+def load(path: Path) -> list[Finding]:
+    """The figures of a file. Raises WrongInput."""
+    try:
+        return TypeAdapter(list[Finding]).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise WrongInput(
+            f"{path}: {error.strerror if isinstance(error, OSError) else 'holds no figures of a validation'}: write "
+            "them by cudal2gen model --validate --json"
+        ) from None
+
+
+def tables(rows: Sequence[Finding]) -> tuple[Table, ...]:
+    """A table for each part that has figures."""
+    return tuple(
+        Table(title, COLUMNS, tuple(row.cells for row in rows if row.part == part))
+        for part, title in PARTS.items()
+        if any(row.part == part for row in rows)
+    )
+
+
+def section(rows: Sequence[Finding]) -> Section:
+    """What the timing model is worth as a predictor."""
+    text = (
+        "The timing model of kernels that nobody measured here, compared with what others published: an order of "
+        "problems (a), of candidates (b, d), of recorded tiles (c). Intervals are 95 % bootstraps over problems; "
+        "baselines are simpler predictors of the same figure."
+    )
+    return Section("validation", "The timing model against others' measurements", (text,), (), tables(rows))

@@ -1,0 +1,60 @@
+"""nvidia-matmul-heuristics: NVIDIA's own model of its kernels, which answers without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from cudal2gen.kernel import Problem
+from kernelproof.ground.chips import GPUS
+from kernelproof.ground.element import F16
+from kernelproof.ground.errors import MissingLibrary
+
+
+class Answer(NamedTuple):
+    """A configuration of CUTLASS, the library's own object, and its modelled time."""
+
+    configuration: Any
+    us: float
+
+
+class MatmulHeuristics:
+    """The library, which is under NVIDIA's licence. Raises MissingLibrary where it is not installed."""
+
+    def __init__(self) -> None:
+        try:
+            import nvMatmulHeuristics as library
+        except ImportError:
+            raise MissingLibrary(
+                "proposer heuristics needs nvidia-matmul-heuristics, under NVIDIA's licence: "
+                "pip install nvidia-matmul-heuristics"
+            ) from None
+        self._library = library
+        self._interfaces: dict[tuple[str, str, str], Any] = {}
+
+    def answers(self, problem: Problem, most: int) -> list[Answer]:
+        """Its first choices for a problem, in its order."""
+        letter = problem.element.heuristics
+        precision = f"{letter}{'S' if problem.acc == 'f32' else F16.heuristics}{problem.output.heuristics}"
+        # Row-major A as it is; B is transposed where it is stored (n, k).
+        layout = self._library.NvMatmulHeuristicsMatmulLayout[
+            "NT_ROW_MAJOR" if problem.layout == "tn" else "NN_ROW_MAJOR"
+        ]
+        interface = self._interface(problem.gpu, precision, problem.layout, layout)
+        description = interface.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout)
+        results = interface.get(description, most, precision)
+        return [Answer(result["kernel"], result["runtime"] * 1e6) for result in results]
+
+    def least_us(self, problem: Problem) -> float:
+        """The least modelled time of its first sixteen."""
+        return min(answer.us for answer in self.answers(problem, 16))
+
+    def _interface(self, gpu: str, precision: str, name: str, layout: Any) -> Any:
+        key = (gpu, precision, name)
+        if key not in self._interfaces:
+            chip = GPUS[gpu]
+            self._interfaces[key] = self._library.NvMatmulHeuristicsInterfaceEx(
+                backend=self._library.NvMatmulHeuristicsTarget["CUTLASS3" if chip.capability.has_wgmma else "CUTLASS"],
+                gpu=self._library.NvMatmulHeuristicsNvidiaGpu[chip.heuristics],
+            )
+            self._interfaces[key].loadInternalDiscoverySet(layout, precision=precision)
+        return self._interfaces[key]

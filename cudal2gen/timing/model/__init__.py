@@ -1,0 +1,17 @@
+"""Timing models: estimates of a kernel's time without a GPU, a prior and never a measurement."""
+
+from cudal2gen.timing.model.estimate import (
+    Estimate,
+    Floor,
+    Kernel,
+    estimate,
+    estimate_kernel,
+    floor,
+    hides_issue,
+    kernel_of,
+)
+from cudal2gen.timing.model.frozen import frozen_us
+
+__all__ = [
+    "Estimate", "Floor", "Kernel", "estimate", "estimate_kernel", "floor", "frozen_us", "hides_issue", "kernel_of",
+]  # fmt: skip

@@ -1,0 +1,241 @@
+"""The cheap form of the model: a kernel's time from its parameters alone, tens of microseconds an estimate.
+
+A CTA works off k-steps. What a step asks of each part of the chip is a bound: tensor cores, shared memory, the L2,
+device memory, issue, a CTA's chain of waits, and the latency of a load shared out over the ring. CTAs come in waves;
+of the last one, with fewer CTAs, an SM hides less. The bounds of a wave combine by a norm, ``OVERLAP``. Around the
+main loop stand launch, first load, epilogue and the sums of a split k. Not modelled: bank conflicts, the order of
+instructions, a clock that falls under load. Times are in microseconds. Constants and their sources:
+docs/timing-model.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cudal2gen.kernel import GPUS, Problem, Record, Work, ceil_div
+from cudal2gen.timing.model import memory
+from kernelproof.ground.chips import REGISTERS_THREAD, SUB_CORES, TMA_CYCLES, Chip
+
+# Bounds delay one another: while a warp waits for one resource, it leaves another idle, so that two equal ones take
+# 2^(1/4) = 1.19 of either; far apart the larger alone counts. Where the TMA copies, no warp that multiplies waits for
+# copies of its own, and the largest bound is nearly all.
+OVERLAP = {"threads": 4, "tma": 16}
+STORE_BYTES = {"tma": 64, "direct": 20}  # bytes per clock and SM; those of TMA pass through shared memory twice
+# Share of the MMA rate that one, or several, warpgroups sustain; tcgen05.mma, which one thread queues, as several.
+ISSUE = {"one": 0.80, "many": 0.93}
+MMA_SYNC_ISSUE = 0.85
+# Clocks in the main loops of 150 sm_80 kernels of the catalog (ptxas 13.0): a k-block takes at least BLOCK_CLOCKS;
+# TURN_CLOCKS pass from a k-step's last MMA to the next step's first (barrier, address arithmetic, ldmatrix).
+BLOCK_CLOCKS, TURN_CLOCKS = 38, 100
+PROLOGUE_US = 0.3  # from a CTA's start to its first load
+EPILOGUE_US = 0.3  # from the last MMA to the first store, and from the last store to the end
+
+
+class Kernel(NamedTuple):
+    """Parameters of a kernel that the model reads; extents in elements. ``k_step``: the k of one step of the main loop.
+    ``threads``: per CTA, of which ``warps`` warps multiply. ``flight``: k-steps being loaded while one is multiplied; 0
+    where each load is waited for at once. ``resident``: CTAs per SM. ``persistent``: whether a CTA takes tile after
+    tile. ``shares_last_wave``: whether all CTAs share the last tiles."""
+
+    problem: Problem
+    target: Chip
+    work: Work
+    bm: int
+    bn: int
+    k_step: int
+    threads: int
+    warps: int
+    flight: int
+    resident: int
+    split_k: int = 1
+    cluster_ctas: int = 1
+    persistent: bool = False
+    shares_last_wave: bool = False
+
+    @property
+    def tiles_m(self) -> int:
+        return ceil_div(self.problem.m, self.bm)
+
+    @property
+    def tiles_n(self) -> int:
+        return ceil_div(self.problem.n, self.bn)
+
+    @property
+    def ctas(self) -> int:
+        """CTA tiles, slices of k included."""
+        return self.tiles_m * self.tiles_n * self.split_k
+
+    @property
+    def tile_steps(self) -> int:
+        """k-steps of one CTA tile."""
+        return ceil_div(ceil_div(self.problem.k, self.k_step), self.split_k)
+
+
+class Estimate(NamedTuple):
+    """A modelled time and what it is made of. ``bounds_us``: what the main loop would take if it needed one part of the
+    chip alone; ``main_us`` combines them, wave by wave. ``around_us``: all that is not hidden behind the main loop."""
+
+    us: float
+    main_us: float
+    bounds_us: dict[str, float]
+    around_us: float
+
+
+class Floor(NamedTuple):
+    """A roofline at rates that a chip sustains (``chips.Rates``), in µs: FLOP at the tensor cores' rate under load,
+    operands once through device memory; ``us``: the longer of them, and the launch. Higher clocks, or operands that
+    the L2 has already, beat it; ``grading.floor`` is the bound for claims."""
+
+    us: float
+    compute_us: float
+    memory_us: float
+
+
+class Wave(NamedTuple):
+    """CTAs that run side by side: ``ctas`` of them, ``together`` on the busiest SM, one wave after another
+    ``times``."""
+
+    times: float
+    ctas: int
+    together: int
+
+
+def estimate(record: Record) -> Estimate:
+    """The modelled time of a record on its own problem and GPU."""
+    return estimate_kernel(kernel_of(record))
+
+
+def floor(problem: Problem) -> Floor:
+    """The least time of a problem on its GPU."""
+    chip = GPUS[problem.gpu]
+    compute = problem.flops / (problem.tensor_flops * chip.sms * chip.rates.mhz)
+    moved = problem.traffic_bytes / chip.rates.dram_bytes_us
+    return Floor(memory.LAUNCH_US + max(compute, moved), compute, moved)
+
+
+def kernel_of(record: Record) -> Kernel:
+    """A record as the model reads it."""
+    work = record.work
+    return Kernel(
+        record.problem,
+        record.target,
+        work,
+        record.bm,
+        record.bn,
+        record.k_step,
+        record.threads,
+        4 * work.issuers if work.asynchronous else record.threads // 32,
+        record.steps_in_flight,
+        max(1, record.ctas_per_sm(min(REGISTERS_THREAD, record.estimated_registers))),
+        record.split_k,
+        record.cluster_ctas,
+        work.asynchronous,
+        record.shares_last_wave,
+    )
+
+
+def estimate_kernel(kernel: Kernel) -> Estimate:
+    """The modelled time of any kernel."""
+    rates, sms, work = kernel.target.rates, memory.usable_sms(kernel), kernel.work
+    waves = list(_waves(kernel, sms))
+    at_once = min(kernel.ctas, sms * kernel.resident)
+    dram_us = memory.dram_bytes(kernel, work, rates, at_once) / rates.dram_bytes_us
+    latency = rates.latency_us * rates.mhz + (TMA_CYCLES if work.tensor_maps else 0)
+    step = _Step(kernel, latency)
+    overlap = OVERLAP["tma" if work.tensor_maps else "threads"]
+    bounds: dict[str, float] = {}
+    main = 0.0
+    for wave in waves:
+        turns = wave.times * kernel.tile_steps / rates.mhz
+        parts = {name: turns * clocks for name, clocks in step.clocks(wave, sms).items()}
+        parts["device memory"] = dram_us * wave.times * wave.ctas / kernel.ctas
+        main += sum(part**overlap for part in parts.values()) ** (1 / overlap)
+        for name, part in parts.items():
+            bounds[name] = bounds.get(name, 0.0) + part
+    around = memory.LAUNCH_US + _ends_us(kernel, waves, latency / rates.mhz)
+    around += memory.sums_us(kernel, work, rates, sms, min(kernel.resident, ceil_div(kernel.ctas, sms)))
+    if work.tensor_maps:
+        around += memory.DESCRIPTOR_US
+    return Estimate(main + around, main, bounds, around)
+
+
+def hides_issue(record: Record) -> bool:
+    """Whether a k-step's MMAs take at least as long as the instructions between them that a warp issues by itself."""
+    return record.work.issue_clocks <= _mma_clocks(kernel_of(record))
+
+
+def _waves(kernel: Kernel, sms: int) -> Iterator[Wave]:
+    """Full waves, then what is left; a shared last wave is the part of a full one that its work is."""
+    slots = sms * kernel.resident
+    full, remainder = divmod(kernel.ctas, slots)
+    if kernel.shares_last_wave:
+        yield Wave(kernel.ctas / slots, slots, kernel.resident)
+        return
+    if full:
+        yield Wave(full, slots, kernel.resident)
+    if remainder:
+        yield Wave(1, remainder, ceil_div(remainder, sms))
+
+
+class _Step:
+    """Demands of one k-step of a CTA on the parts of the chip, in clocks."""
+
+    def __init__(self, kernel: Kernel, latency: float) -> None:
+        self._kernel = kernel
+        self._latency = latency
+        self._mma = _mma_clocks(kernel)
+        work = kernel.work
+        self._shared = work.shared_bytes / kernel.target.rates.smem_bytes + work.lines
+        if work.epilogue_hidden:
+            # It takes no time of its own, but its passes through shared memory delay the main loop's.
+            self._shared += _store_clocks(kernel) / kernel.tile_steps
+        # A ring's loads are in the chain of waits only where a CTA waits for them at once.
+        waits = latency if kernel.flight == 0 else 0.0
+        self._chain = max(work.issue_clocks, self._alone()) + waits
+
+    def _alone(self) -> float:
+        """A CTA's k-step of mma.sync where it has the SM to itself, as the machine code of such loops has it (T1): one
+        k-block's fragments are loaded while the MMAs of the block before run, and so far as these hide it the turn."""
+        kernel = self._kernel
+        if kernel.work.asynchronous:
+            return 0.0
+        blocks = max(1, kernel.k_step // kernel.problem.element.mma_k)
+        issued = self._mma * max(1.0, SUB_CORES / kernel.warps)
+        return max(issued + max(0.0, TURN_CLOCKS - issued / blocks), blocks * BLOCK_CLOCKS)
+
+    def clocks(self, wave: Wave, sms: int) -> dict[str, float]:
+        """Clocks that each part of the chip needs for one step of all CTAs of a wave."""
+        kernel, together = self._kernel, wave.together
+        waited = kernel.flight == 0
+        return {
+            "mma": max(together * self._mma, self._chain),
+            "shared memory": together * self._shared,
+            "L2": together * kernel.work.l2_bytes / memory.l2_share(kernel.target.rates, sms, wave.ctas),
+            "latency": 0.0 if waited or kernel.tile_steps <= kernel.flight else self._latency / kernel.flight,
+        }
+
+
+def _mma_clocks(kernel: Kernel) -> float:
+    """Clocks of an SM's tensor cores for one k-step of one CTA."""
+    flops = 2 * kernel.bm * kernel.bn * kernel.k_step
+    if kernel.work.asynchronous:
+        alone = kernel.work.instruction == "wgmma" and kernel.work.issuers == 1
+        return flops / kernel.problem.tensor_flops / ISSUE["one" if alone else "many"]
+    return flops / kernel.problem.mma_sync_flops / MMA_SYNC_ISSUE
+
+
+def _ends_us(kernel: Kernel, waves: list[Wave], latency_us: float) -> float:
+    """Time before a CTA's first MMA and after its last: all of it for the first wave; for later ones the part that
+    neither the SM's other CTAs nor the next tile's main loop hides."""
+    behind = EPILOGUE_US + _store_clocks(kernel) / kernel.target.rates.mhz
+    ahead = PROLOGUE_US + latency_us
+    later = sum(wave.times for wave in waves) - 1
+    between = 0.0 if kernel.work.epilogue_hidden else behind if kernel.persistent else ahead + behind
+    return ahead + behind + max(0.0, later) * between / kernel.resident
+
+
+def _store_clocks(kernel: Kernel) -> float:
+    """Clocks in which a CTA stores its share of a tile."""
+    tile_bytes = kernel.bm * kernel.bn * kernel.problem.output.bytes / kernel.split_k
+    return tile_bytes / STORE_BYTES[kernel.work.store]

@@ -1,0 +1,118 @@
+"""The analytic model of 2026-11-22, frozen: the tuner's model environment times its hidden terms, nothing else.
+
+``timing.model`` is the model that is developed; proposers may ask it, so it must not be what answers them.
+This module does not change when that one does: searches stay comparable. A CTA's k-tile takes as long as the slowest
+of: MMAs, operands from shared memory, operands from the L2, the latency of a load shared out over the ring, and a
+warp's own instructions between MMAs where the family counts them. Device memory bounds the whole; around it stand
+launch, first load, epilogue and the reduction of a split k. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from cudal2gen.kernel import Record, Work, ceil_div
+from kernelproof.ground.chips import Rates
+
+LAUNCH_US = 1.6
+DESCRIPTOR_US = 0.35  # the first TMA of a kernel fetches its tensor map
+CLUSTER_REDUCE_US = 1.0  # two cluster barriers and a round of distributed shared memory
+# Partial sums in device memory: 16-byte loads from the L2 that a thread has in flight, and round trips to the L2
+# before the first load (last store, arrival, look at the counter).
+SUM_LOADS, SUM_TRIPS = 8, 3
+STORE_BYTES = {"tma": 32, "direct": 20}  # per clock and SM
+ISSUE = {"one": 0.80, "many": 0.93}  # share of the MMA rate that one, or several, warpgroups sustain
+MMA_SYNC_ISSUE = 0.85
+
+
+def frozen_us(record: Record) -> float:
+    """The frozen model's time of a record on its own problem and GPU."""
+    rates, sms, work = record.target.rates, _usable_sms(record), record.work
+    resident = max(1, record.ctas_per_sm(record.estimated_registers))
+    per_sm: float = ceil_div(record.ctas, sms)
+    together = min(ceil_div(record.ctas, sms), resident)
+    tile_steps = ceil_div(ceil_div(record.k, record.k_step), record.split_k)
+    clock = rates.mhz
+    if record.shares_last_wave:
+        per_sm, together = record.ctas / sms, resident
+
+    steps = ceil(per_sm * tile_steps)
+    flight = record.steps_in_flight * together
+    bounds = {
+        "mma": steps * _mma_clocks(record, work) / clock,
+        "shared memory": steps * (work.shared_bytes / rates.smem_bytes) / clock,
+        "L2": steps * work.l2_bytes / rates.l2_bytes / clock,
+        "latency": steps * rates.latency_us / flight if tile_steps > record.steps_in_flight else 0.0,
+        "issue": steps / together * work.issue_clocks / clock,
+        "device memory": _dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us,
+    }
+    around = LAUNCH_US + rates.latency_us + _epilogue_us(record, work, rates, per_sm)
+    around += _sums_us(record, work, rates, sms, together)
+    if work.tensor_maps:
+        around += DESCRIPTOR_US
+    return max(bounds.values()) + around
+
+
+def _usable_sms(record: Record) -> int:
+    """SMs that clusters can use: those of four and more strand some, since GPCs have 16 or 18 SMs."""
+    ctas = record.cluster_ctas
+    return record.target.sms // ctas * ctas if ctas <= 2 else record.target.sms * 15 // 16 // ctas * ctas
+
+
+def _mma_clocks(record: Record, work: Work) -> float:
+    """Clocks of the tensor cores for one k-step of one CTA."""
+    flops, problem = 2 * record.bm * record.bn * record.k_step, record.problem
+    if work.instruction == "wgmma":
+        return flops / problem.tensor_flops / ISSUE["many" if work.issuers > 1 else "one"]
+    return flops / problem.mma_sync_flops / MMA_SYNC_ISSUE
+
+
+def _dram_bytes(record: Record, work: Work, rates: Rates, at_once: int) -> float:
+    """Bytes between device memory and chip: what is there once, and again what the L2 forgot between waves."""
+    once = record.problem.traffic_bytes
+    operands = record.element.bytes * record.k * (record.m + record.n)
+    if operands <= rates.l2_size * 2 // 3:
+        return once
+    band = min(work.raster_band, record.tiles_m)
+    tiles = record.tiles_m * record.tiles_n
+    wave = min(tiles, max(1, at_once // record.split_k))
+    rows, cols = min(band, wave), ceil_div(wave, band)
+    per_wave = record.element.bytes * record.k * (rows * record.bm + min(cols, record.tiles_n) * record.bn)
+    return max(once, tiles / wave * per_wave + record.element.bytes * record.m * record.n)
+
+
+def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: float) -> float:
+    """From the last MMA to the last store; between tiles only where nothing else runs meanwhile."""
+    tile_us = record.bm * record.bn * record.element.bytes / STORE_BYTES[work.store] / rates.mhz
+    if record.split_k > 1:
+        tile_us /= record.split_k
+    return 0.3 + tile_us * (1 if work.epilogue_hidden else per_sm)
+
+
+def _sums_us(record: Record, work: Work, rates: Rates, sms: int, together: int) -> float:
+    """Where a tile's k is shared out: partial sums to the L2, and from there, trips and bytes, behind the launch that
+    clears counters; or within clusters."""
+    if record.split_k > 1 and work.summed_by == "cluster":
+        return CLUSTER_REDUCE_US
+    stored, loaded = _partial_sums(record, work, sms, together)
+    if not stored:
+        return 0.0
+    threads = together * (128 * work.issuers if work.instruction == "wgmma" else record.threads)
+    loads = ceil(loaded * record.bm * record.bn / 4 / threads)
+    trips = SUM_TRIPS + ceil_div(loads, SUM_LOADS)
+    moved = (stored + loaded) * record.bm * record.bn * 4
+    return LAUNCH_US + (trips * rates.l2_clocks + moved / rates.l2_bytes) / rates.mhz
+
+
+def _partial_sums(record: Record, work: Work, sms: int, together: int) -> tuple[float, float]:
+    """Tiles of fp32 that the busiest SM keeps in device memory, and that it reads there."""
+    if record.shares_last_wave:
+        last_wave = record.ctas % (sms * together)
+        stored = together + last_wave / sms if last_wave else 0.0
+        return stored, stored
+    if record.split_k == 1:
+        return 0.0, 0.0
+    stored = ceil_div(record.ctas, sms)
+    return stored, stored if work.summed_by == "all" else ceil_div(
+        record.tiles_m * record.tiles_n, sms
+    ) * record.split_k

@@ -1,0 +1,103 @@
+"""Parts of the model around a kernel's main loop: CTAs per SM, bytes through the L2 and device memory, the sums of a
+split k, and the launch. Both forms of the model use it. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Protocol
+
+from cudal2gen.kernel import Problem, Work, ceil_div
+from kernelproof.ground.chips import L2_PORT, Chip, Rates
+
+LAUNCH_US = 1.6
+DESCRIPTOR_US = 0.35  # the first TMA of a kernel fetches its tensor map
+CLUSTER_REDUCE_US = 1.0  # two cluster barriers and a round of distributed shared memory
+# Partial sums in device memory: 16-byte loads from the L2 that a thread has in flight, and round trips to the L2
+# before the first load (last store, arrival, look at the counter).
+SUM_LOADS, SUM_TRIPS = 8, 3
+
+
+class Tiled(Protocol):
+    """What a record, or another's kernel, says of its tiles: CTAs of ``bm`` x ``bn`` in ``split_k`` slices of k."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def target(self) -> Chip: ...
+    @property
+    def bm(self) -> int: ...
+    @property
+    def bn(self) -> int: ...
+    @property
+    def tiles_m(self) -> int: ...
+    @property
+    def tiles_n(self) -> int: ...
+    @property
+    def split_k(self) -> int: ...
+    @property
+    def ctas(self) -> int: ...
+    @property
+    def cluster_ctas(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def shares_last_wave(self) -> bool: ...
+
+
+def usable_sms(tiled: Tiled) -> int:
+    """SMs that clusters can use. Clusters of four and more leave some idle, because GPCs have 16 or 18 SMs."""
+    ctas = tiled.cluster_ctas
+    return tiled.target.sms // ctas * ctas if ctas <= 2 else tiled.target.sms * 15 // 16 // ctas * ctas
+
+
+def l2_share(rates: Rates, sms: int, ctas: int) -> float:
+    """Bytes a clock that an SM takes from the L2 when so many CTAs lie on ``sms``: its share, at most what the port
+    passes."""
+    return min(L2_PORT, rates.l2_bytes * sms / min(sms, ctas))
+
+
+def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:
+    """Bytes between device memory and chip: each operand once, and again what the L2 evicted between waves."""
+    problem = tiled.problem
+    once, column_bytes = problem.traffic_bytes, problem.element.bytes * problem.k
+    operands = column_bytes * (problem.m + problem.n)
+    if operands <= rates.l2_size * 2 // 3:
+        return once
+    rows, cols, tiles = tiled.tiles_m, tiled.tiles_n, tiled.tiles_m * tiled.tiles_n
+    wave = min(tiles, max(1, at_once // tiled.split_k))
+    if work.raster_along == "m":
+        rows = min(work.raster_band, rows, wave)
+        cols = min(cols, ceil_div(wave, rows))
+    else:
+        cols = min(work.raster_band, cols, wave)
+        rows = min(rows, ceil_div(wave, cols))
+    per_wave = column_bytes * (rows * tiled.bm + cols * tiled.bn)
+    return max(once, tiles / wave * per_wave + problem.output.bytes * problem.m * problem.n)
+
+
+def sums_us(tiled: Tiled, work: Work, rates: Rates, sms: int, together: int) -> float:
+    """Time of the sums of a split k. Through the L2: partial sums there and back, in trips and bytes, after the launch
+    that clears the counters. Within clusters: ``CLUSTER_REDUCE_US``."""
+    if tiled.split_k > 1 and work.summed_by == "cluster":
+        return CLUSTER_REDUCE_US
+    stored, loaded = _partial_sums(tiled, work, sms, together)
+    if not stored:
+        return 0.0
+    threads = together * (128 * work.issuers if work.asynchronous else tiled.threads)
+    loads = ceil(loaded * tiled.bm * tiled.bn / 4 / threads)
+    trips = SUM_TRIPS + ceil_div(loads, SUM_LOADS)
+    moved = (stored + loaded) * tiled.bm * tiled.bn * 4
+    return LAUNCH_US + (trips * rates.l2_clocks + moved / rates.l2_bytes) / rates.mhz
+
+
+def _partial_sums(tiled: Tiled, work: Work, sms: int, together: int) -> tuple[float, float]:
+    """fp32 tiles that the busiest SM writes to device memory, and that it reads from there."""
+    if tiled.shares_last_wave:
+        last_wave = tiled.ctas % (sms * together)
+        stored = together + last_wave / sms if last_wave else 0.0
+        return stored, stored
+    if tiled.split_k == 1:
+        return 0.0, 0.0
+    stored = ceil_div(tiled.ctas, sms)
+    return stored, stored if work.summed_by == "all" else ceil_div(tiled.tiles_m * tiled.tiles_n, sms) * tiled.split_k

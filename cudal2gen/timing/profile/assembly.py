@@ -1,0 +1,44 @@
+"""Assembly of a profile from its parts, for records and for bare cubins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from cudal2gen.timing.profile import advice, figures
+from cudal2gen.timing.profile.loop import Listing, source_text
+from kernelproof import sass
+
+
+def assembled(
+    function: sass.Function,
+    listing: Listing,
+    loop: figures.Loop,
+    occupancy: figures.Occupancy | None,
+    time: figures.Time | None,
+    changes: Iterable[figures.Advice],
+    *,
+    arch: str,
+    gpu: str,
+    problem: str | None = None,
+    source: Path | None = None,
+) -> figures.Profile:
+    """A function's profile. ``changes``: those that are worthwhile become its advice. ``source``: the CUDA text."""
+    return figures.Profile(
+        kind="profile",
+        version=figures.VERSION,
+        modelled=True,
+        kernel=function.name,
+        arch=arch,
+        gpu=gpu,
+        problem=problem,
+        registers=function.registers,
+        spill_bytes=sass.spill_bytes(function),
+        instructions=len(function.instructions),
+        loop=loop,
+        occupancy=occupancy,
+        time=time,
+        advice=advice.worthwhile(list(changes)),
+        lines=listing.lines(source_text(source)),
+        issues=listing.issues(),
+    )

@@ -1,0 +1,173 @@
+"""The profile of a built record: its machine code, its launch, and the time that the model gives both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cudal2gen.kernel import Record
+from cudal2gen.timing.model import estimate, floor, memory
+from cudal2gen.timing.model.code import CodeEstimate, Load, estimate_code, machine_of, streams
+from cudal2gen.timing.profile import advice, figures
+from cudal2gen.timing.profile.assembly import assembled
+from cudal2gen.timing.profile.loop import Listing, Window, steady
+from cudal2gen.timing.profile.occupancy import busiest_sm, tail_share
+from cudal2gen.timing.profile.occupancy import of_record as occupancy_of
+from cudal2gen.timing.profile.sections import loop_words
+from cudal2gen.timing.profile.tensor_memory import TensorMemoryKernel, has_tensor_memory
+from kernelproof import sass
+from kernelproof.ground.pages import microseconds, percent
+from kernelproof.sass.simulation import Stream, Timeline, simulate
+from kernelproof.sass.ways import Ways
+
+NEARLY = 0.9  # least share of the main loop from which a part counts as its bound
+DETAILED_TURNS = 8  # simulated turns of the main loop, beyond those that fill the ring
+
+
+def of_record(record: Record, cubin: Path, source: Path) -> figures.Profile:
+    """The profile of a record's kernel; ``source``: its CUDA text. Raises DisassemblyError and ToolchainError."""
+    return _kernel(record, cubin, source).profile
+
+
+def brief(record: Record, cubin: Path) -> dict[str, str]:
+    """The modelled time, the main loop beside its tensor bound, and what bounds it, in words. Raises as above."""
+    kernel = _kernel(record, cubin, cubin)
+    return {
+        "modelled_time": f"{microseconds(kernel.time.us)} µs",
+        "modelled_main_loop": loop_words(kernel.loop),
+        "modelled_bound": kernel.time.bound,
+    }
+
+
+def _kernel(record: Record, cubin: Path, source: Path) -> _Kernel | TensorMemoryKernel:
+    functions = sass.disassemble(cubin)
+    function = next((function for function in functions if function.name == record.name), functions[0])
+    if has_tensor_memory(record):
+        return TensorMemoryKernel(record, function, source)
+    return _Kernel(record, function, source)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    record: Record
+    function: sass.Function
+    source: Path
+
+    @cached_property
+    def estimate(self) -> CodeEstimate:
+        return estimate_code(self.record, self.function)
+
+    @cached_property
+    def load(self) -> Load:
+        sms = memory.usable_sms(self.record)
+        return Load(self.record, Ways(self.function), machine_of(self.record, sms, self.estimate.resident))
+
+    @property
+    def turns(self) -> int:
+        """Turns of the main loop that are simulated."""
+        return min(self.load.turns, self.record.ring_steps + DETAILED_TURNS)
+
+    def _streams(self, turns: int) -> list[Stream]:
+        """The warps of one scheduler, which make so many turns."""
+        return streams(self.load, self.estimate.resident, turns)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return simulate(self._streams(self.turns), self.load.machine, detail=True)
+
+    @cached_property
+    def window(self) -> Window:
+        return steady(self.timeline.issues, self.load.ways.consumer.turn)
+
+    @cached_property
+    def listing(self) -> Listing:
+        return Listing(self.window, self.function, self.record.target)
+
+    @cached_property
+    def loop(self) -> figures.Loop:
+        tiles = self.load.tile_steps / max(1, self.load.turns)
+        return self.listing.loop("k-tile", tiles, bool(self.load.ways.consumer.turn))
+
+    @cached_property
+    def occupancy(self) -> figures.Occupancy:
+        return occupancy_of(self.record, self.function.registers)
+
+    @cached_property
+    def per_sm(self) -> int:
+        return busiest_sm(self.record)
+
+    @cached_property
+    def time(self) -> figures.Time:
+        record, modelled = self.record, self.estimate
+        rates = record.target.rates
+        launch = memory.LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
+        first = [ends[0] for ends in self.timeline.ends if ends]
+        generations = self.per_sm / modelled.resident
+        sm_us = modelled.sm_us + modelled.stores_us
+        main_us = modelled.main_us
+        outside = modelled.sm_us - main_us
+        prologue = min(outside, generations * min(first, default=0.0) / rates.mhz)
+        parts = {
+            "launch": launch,
+            "prologue": prologue,
+            "main loop": main_us,
+            "epilogue": outside - prologue,
+            "sums of split k": modelled.around_us - launch,
+            "stores that the L2 cannot keep": modelled.stores_us,
+            "device memory, beyond the SMs' time": modelled.us - modelled.around_us - sm_us,
+        }
+        cheap = estimate(record).bounds_us
+        bounds = {
+            "tensor cores": self._tensor_us,
+            "machine code": main_us,
+            "L2": cheap["L2"],
+            "device memory": modelled.dram_us,
+        }
+        memory_bound = modelled.dram_us - modelled.stores_us > modelled.sm_us
+        l2_bound = bounds["L2"] >= NEARLY * main_us and self.loop.pipes.get("tensor", 0.0) < NEARLY
+        return figures.Time(
+            us=modelled.us,
+            parts={name: us for name, us in parts.items() if us > 1e-6},
+            bounds=bounds,
+            bound="device memory" if memory_bound else "L2" if l2_bound else self.loop.bound,
+            ctas=record.ctas,
+            waves=record.waves(self.function.registers),
+            tail_share=tail_share(record),
+            floor_us=floor(record.problem).us,
+        )
+
+    @property
+    def _tensor_us(self) -> float:
+        """The tiles of the busiest SM at the rate of its tensor cores."""
+        record, problem = self.record, self.record.problem
+        rate = problem.tensor_flops if record.work.asynchronous else problem.mma_sync_flops
+        flops = 2 * self.per_sm * record.bm * record.bn * record.k_step * self.load.tile_steps
+        return flops / rate / record.target.rates.mhz
+
+    def _advice(self) -> Iterator[figures.Advice]:
+        more = advice.more_residents(self.occupancy, self.record.accumulator_registers)
+        if more and self.per_sm > self.occupancy.ctas:
+            after = estimate_code(self.record, self.function, self.occupancy.ctas + 1).us
+            yield figures.Advice(change=more, figure="time", form="machine code", before=self.estimate.us, after=after)
+        if self.load.ways.consumer.turn and self.load.turns > 1:
+            yield from advice.free_parts(self._streams, self.load.machine, self.turns)
+        if not self.record.shares_last_wave and self.time.tail_share:
+            even = self.estimate.us - self.time.tail_share * self.estimate.sm_us
+            yield figures.Advice(
+                change=f"the {percent(self.time.tail_share)} of the SMs' time that is idle in the last wave at work",
+                figure="time", form="machine code", before=self.estimate.us, after=even,
+            )  # fmt: skip
+        yield from advice.edits(self.record)
+
+    @property
+    def profile(self) -> figures.Profile:
+        record = self.record
+        return assembled(
+            self.function, self.listing, self.loop, self.occupancy, self.time, self._advice(),
+            arch=record.arch,
+            gpu=record.gpu,
+            problem=f"{record.mnk} {record.problem.types} {record.layout}{record.problem.later}",
+            source=self.source,
+        )  # fmt: skip

@@ -1,0 +1,102 @@
+"""A recorded configuration of Triton's matrix product as a record, so that the tuner's proposers search among them.
+
+The family is registered by ``register`` where recordings are read, and nowhere else: it has no template, no rules of
+its own, and nothing proposes it for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cudal2gen.kernel import FAMILIES, Fields, Origin, Problem, Record, Work, spelling
+from cudal2gen.timing import model
+from cudal2gen.timing.model import Kernel
+from cudal2gen.timing.recordings import triton
+from cudal2gen.timing.recordings.autoheuristic import Tile
+from kernelproof.ground.chips import REGISTERS_THREAD, Chip
+
+SOURCE = "github.com/AlnisM/autoheuristic-datasets"
+
+
+class TritonTile(Record):
+    """Triton's kernel of one tile: ``stages`` is its ``num_stages``, ``warps`` its ``num_warps``."""
+
+    family: Literal["triton_tile"]
+    bk: Annotated[int, Field(ge=16, description="k of one step, elements")]
+    stages: Annotated[int, Field(ge=1, description="num_stages: steps of the software pipeline")]
+    warps: Annotated[int, Field(ge=1, description="num_warps: warps of a CTA")]
+    split_k: Annotated[Literal[1], Field(description="slices of k, which this kernel does not make")]
+
+    def violations(self) -> Iterator[str]:
+        """None: what was timed was legal."""
+        yield from ()
+
+    @classmethod
+    def serves(cls, chip: Chip) -> bool:  # noqa: ARG003
+        return False
+
+    @property
+    def configuration(self) -> Tile:
+        return Tile(self.bm, self.bn, self.bk, self.stages, self.warps)
+
+    @property
+    def modelled(self) -> Kernel:
+        """The kernel as the timing model reads it."""
+        return triton.kernel_of(self.problem, self.configuration)
+
+    @property
+    def k_step(self) -> int:
+        return self.bk
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def ring_steps(self) -> int:
+        return self.stages
+
+    @property
+    def smem_bytes(self) -> int:
+        return max(1, self.stages - 1) * self.step_bytes
+
+    @property
+    def accumulator_registers(self) -> int:
+        return self.bm * self.bn // self.threads
+
+    @property
+    def estimated_registers(self) -> int:
+        return min(REGISTERS_THREAD, self.accumulator_registers + triton.LIVE_REGISTERS)
+
+    @property
+    def tile(self) -> str:
+        return f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}_w{self.warps}"
+
+    @property
+    def name(self) -> str:
+        return f"triton_{self.layout}_{self.tile}"
+
+    @property
+    def work(self) -> Work:
+        return self.modelled.work
+
+
+def register() -> None:
+    """Makes ``parse`` read recorded tiles."""
+    if "triton_tile" not in FAMILIES:
+        spelling.register(TritonTile)
+
+
+def record_of(problem: Problem, tile: Tile) -> TritonTile:
+    """The record of a recorded tile."""
+    fields: Fields = tile._asdict()
+    origin = Origin(source=SOURCE, structure="exact", changed=())
+    return TritonTile(problem=problem, family="triton_tile", origin=origin, split_k=1, **fields)
+
+
+def kernel_of(record: Record) -> Kernel:
+    """Any record as the timing model reads it."""
+    return record.modelled if isinstance(record, TritonTile) else model.kernel_of(record)

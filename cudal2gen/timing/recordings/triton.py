@@ -1,0 +1,75 @@
+"""A configuration of Triton's matrix product as the timing model reads it: Triton 3.0, of August 2024.
+
+There a tile is multiplied by wgmma on the H100 where it has 64 rows and whole warpgroups, else by mma.sync; loads are
+cp.async on both, without TMA. ``num_stages`` counts steps of the software pipeline, not buffers. With mma.sync there
+are ``num_stages - 1`` buffers; a load is asked for behind the MMAs that free its buffer, so that ``num_stages - 2``
+loads are on their way while a tile is multiplied, and with 2 a load is waited for at once. wgmma runs on while the
+loop goes on, for which there is one buffer more. With 1, registers take the place of the ring.
+"""
+
+from __future__ import annotations
+
+from cudal2gen.kernel import Problem, Work, ceil_div
+from cudal2gen.kernel.work import LINE
+from cudal2gen.timing.model import Kernel
+from cudal2gen.timing.recordings.autoheuristic import Sizes, Tile
+from kernelproof.ground.chips import GPUS, REGISTERS_THREAD
+
+GROUP = 8  # GROUP_M of the kernel's raster
+MMA_ROWS, MMA_COLS, MMA_K, WGMMA_ROWS, WARPGROUP = 16, 8, 16, 64, 4
+LIVE_REGISTERS = 40  # registers of a thread beside accumulators and fragments
+HALF = 2  # bytes of an element
+LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12  # of a warp in one k-step, as of our wgmma loops
+
+
+def problem_of(gpu: str, sizes: Sizes) -> Problem:
+    """The question that a recording answers."""
+    return Problem(gpu=gpu, acc="f32", layout="nn", m=sizes.m, n=sizes.n, k=sizes.k)
+
+
+def kernel_of(problem: Problem, tile: Tile) -> Kernel:
+    """Triton's kernel of a tile for a problem."""
+    chip, wgmma = GPUS[problem.gpu], uses_wgmma(problem.gpu, tile)
+    step_bytes = (tile.bm + tile.bn) * tile.bk * HALF
+    rows, columns = warps_of(tile)
+    if wgmma:
+        groups = tile.warps // WARPGROUP
+        along_n = ceil_div(groups, tile.bm // WGMMA_ROWS)
+        atoms = tile.bm // WGMMA_ROWS * along_n
+        read = atoms * (WGMMA_ROWS + tile.bn // along_n) * tile.bk * HALF
+        fragments, buffers, flight = 0, tile.stages, tile.stages - 1
+        issue = LOOP_CLOCKS + WGMMA_CLOCKS * ceil_div(atoms, groups) * ceil_div(tile.bk, MMA_K)
+    else:
+        read = (tile.bm * min(columns, tile.bn // MMA_COLS) + tile.bn * min(rows, tile.bm // MMA_ROWS)) * tile.bk * HALF
+        fragments = MMA_K * HALF * (tile.bm // rows + tile.bn // columns) // 4 // 32 * 2
+        buffers, flight, issue = max(1, tile.stages - 1), max(0, tile.stages - 2), 0
+    registers = min(REGISTERS_THREAD, tile.bm * tile.bn // (32 * tile.warps) + fragments + LIVE_REGISTERS)
+    smem = max(buffers * step_bytes, tile.bm * tile.bn * HALF)
+    work = Work(
+        "wgmma" if wgmma else "mma.sync",
+        step_bytes,
+        issuers=max(1, tile.warps // WARPGROUP),
+        shared_bytes=read + step_bytes,
+        lines=step_bytes // min(LINE, tile.bk * HALF),
+        raster_band=GROUP,
+        issue_clocks=issue,
+    )
+    resident = max(1, chip.capability.residency(32 * tile.warps, registers, smem).ctas)
+    return Kernel(problem, chip, work, tile.bm, tile.bn, tile.bk, 32 * tile.warps, tile.warps, flight, resident)
+
+
+def uses_wgmma(gpu: str, tile: Tile) -> bool:
+    """Whether Triton multiplies a tile by warpgroups."""
+    return GPUS[gpu].capability.has_wgmma and tile.bm >= WGMMA_ROWS and tile.warps % WARPGROUP == 0
+
+
+def warps_of(tile: Tile) -> tuple[int, int]:
+    """Warps along m and n with mma.sync: doubled along the extent of which a warp has more, m first."""
+    along_m = along_n = 1
+    while along_m * along_n < tile.warps:
+        rows = tile.bm / MMA_ROWS / along_m
+        if rows >= tile.bn / (2 * MMA_COLS) / along_n and rows > 1:
+            along_m *= 2
+        else:
+            along_n *= 2
+    return along_m, along_n

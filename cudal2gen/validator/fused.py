@@ -1,0 +1,308 @@
+"""Fused products: operands beside A and B, and the comparison of D with the fp64 reference and an error bound.
+
+D = activation(Z), Z = alpha A B + bias + beta C, see ``kernel.fusion``. The bound of an element adds, in this order:
+
+1. the rounding error of the sum (``correctness.sum_error``) times alpha; one rounding to fp16 for fp16 sums of slices;
+2. one rounding in fp32 for each part of Z, and the sum so far times the steepest slope of the activation;
+3. the activation's own error;
+4. with a gate, each half's error times the other half's magnitude, and one rounding in fp32;
+5. one rounding to D's type.
+
+Inputs whose sums are all exact leave no error before the activation: D is then the reference rounded once, if there is
+no gate and no activation but relu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen.kernel import Acc
+from cudal2gen.kernel.fusion import ALPHA, BETA, GATE_COLS, Activation, Fusion
+from cudal2gen.validator.correctness import (
+    BOUND,
+    BOUNDED,
+    CHUNK,
+    SAMPLED,
+    Array,
+    Comparison,
+    Order,
+    library,
+    operands,
+    rounding_error,
+    sum_error,
+)
+from kernelproof.ground.element import F16, SINGLE_ERROR, Element
+
+if TYPE_CHECKING:
+    import torch
+
+# Steepest slopes: of silu at 2.4, of both gelu at sqrt(2), rounded up.
+SLOPES: dict[Activation, float] = {"none": 1.0, "relu": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}
+# x times 1 / (1 + 2^(x f(x))): ex2.approx and rcp.approx err by 2 ulp each at most (PTX ISA 9.0, 2^-22 and 1 ulp), the
+# sum and the products by half an ulp each; the exponent's own roundings count with their size, below.
+SIGMOID_ULPS = 16.0
+# Absolute, of the normal distribution: 7.5e-8 of its polynomial (Abramowitz and Stegun 26.2.17), and roundings of terms
+# whose sum of magnitudes is below 2.3.
+NORMAL_ERROR = 8 * SINGLE_ERROR
+FLUSHED = 2.0**-118  # largest silu or gelu that becomes 0 because ex2 overflows or its result is flushed
+
+
+class FusedOperands(NamedTuple, Generic[Array]):
+    """Operands beside A and B: bias (n,) or (m,) in their type, C (m,n) in the type of D; None where the fusion lacks
+    the part."""
+
+    bias: Array | None
+    c: Array | None
+    alpha: float = ALPHA
+    beta: float = BETA
+
+    def of_rows(self, fusion: Fusion, rows: slice) -> FusedOperands[Array]:
+        """The operands of these rows of D."""
+        bias = self.bias if self.bias is None or fusion.bias == "n" else self.bias[rows]
+        return FusedOperands(bias, None if self.c is None else self.c[rows], self.alpha, self.beta)
+
+
+@overload
+def draw(
+    fusion: Fusion,
+    inputs: str,
+    m: int,
+    n: int,
+    rng: np.random.Generator,
+    element: Element,
+    output: Element,
+    *,
+    k: int = 1,
+) -> FusedOperands[NDArray[Any]]: ...
+@overload
+def draw(
+    fusion: Fusion,
+    inputs: str,
+    m: int,
+    n: int,
+    rng: torch.Generator,
+    element: Element,
+    output: Element,
+    *,
+    k: int = 1,
+) -> FusedOperands[torch.Tensor]: ...
+def draw(
+    fusion: Fusion,
+    inputs: str,
+    m: int,
+    n: int,
+    rng: np.random.Generator | torch.Generator,
+    element: Element,
+    output: Element,
+    *,
+    k: int = 1,
+) -> FusedOperands[NDArray[Any]] | FusedOperands[torch.Tensor]:
+    """Operands of one kind of ``INPUTS`` from NumPy's or torch's generator, without the NaN of ``special``: those are
+    of A and B. Normal ones are as large as sums of ``k`` products, so that the bound of these sees a wrong one."""
+    kind = "integers" if inputs in ("binary", "sparse", "integers") else "normal"
+    extent, scale = {"none": 0, "n": n, "m": m}[fusion.bias], 1 << (k.bit_length() // 2 if kind == "normal" else 0)
+    # One branch per library, because their arrays do not mix.
+    if isinstance(rng, np.random.Generator):
+        vector = operands(kind, extent, 1, 1, rng, element)[0][:, 0] * scale if extent else None
+        matrix = operands(kind, m, 1, n, rng, output)[0] * scale if fusion.residual else None
+        return FusedOperands(_as(vector, element), _as(matrix, output))
+    bias = operands(kind, extent, 1, 1, rng, element)[0][:, 0] * scale if extent else None
+    c = operands(kind, m, 1, n, rng, output)[0] * scale if fusion.residual else None
+    return FusedOperands(_as(bias, element), _as(c, output))
+
+
+def _as(values: Array | None, element: Element) -> Array | None:
+    return None if values is None else library(values).rounded(values, element)
+
+
+def apply(activation: Activation, z: Array) -> Array:
+    """The activation in fp64. It gives NaN for minus infinity where 0 times infinity does, as torch's."""
+    arrays = library(z)
+    result = z
+    with np.errstate(all="ignore"):
+        if activation == "relu":
+            result = arrays.where(z < 0, arrays.zeros(z), z)
+        elif activation == "silu":
+            result = z / (1 + arrays.exp(-z))
+        elif activation == "gelu_tanh":
+            # 1 + tanh(u) is 2 / (1 + exp(-2 u)), which keeps its digits where u is negative.
+            result = z / (1 + arrays.exp(-2 * math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+        elif activation == "gelu":
+            result = 0.5 * z * (1 + arrays.erf(z / math.sqrt(2)))
+    return result
+
+
+def own_error(activation: Activation, z: Array, result: Array) -> Array:
+    """Error of the kernel's evaluation of an activation, beyond that of its argument."""
+    error: Array = library(z).zeros(z)
+    if activation == "gelu":
+        error = NORMAL_ERROR * abs(z) + 4 * SINGLE_ERROR * abs(result) + FLUSHED
+    elif activation in ("silu", "gelu_tanh"):
+        exponent = 1.45 * abs(z) if activation == "silu" else abs(z) * (2.31 + 0.103 * z * z)
+        # Two roundings of the exponent, or of three factors of it, each relative; e^x - 1 < 2 x for what stays small.
+        error = (4 * exponent + SIGMOID_ULPS) * SINGLE_ERROR * abs(result) + FLUSHED
+    return error
+
+
+@dataclass(frozen=True)
+class Reference(Generic[Array]):
+    """The fused product in fp64, and what each element of D may differ by."""
+
+    result: Array
+    allowed: Array
+    exact: bool  # whether D must equal the reference rounded once
+    # Where infinity is gated by nothing but error: NaN, or infinite of either sign.
+    undetermined: Array | bool = False
+
+
+@dataclass(frozen=True)
+class FusedProduct(Generic[Array]):
+    """A fused product of A (m,k) and B (n,k). ``inputs``: their kind, of ``INPUTS``; ``operands``: what is read beside
+    them. ``order``: the k of each partial sum, a record's ``k_order``; ``output``: the type of D."""
+
+    acc: Acc
+    fusion: Fusion
+    inputs: str
+    a: Array
+    b: Array
+    operands: FusedOperands[Array]
+    order: Order
+    output: Element
+
+    def of_rows(self, rows: slice) -> FusedProduct[Array]:
+        """The product that gives these rows of D."""
+        return replace(self, a=self.a[rows], operands=self.operands.of_rows(self.fusion, rows))
+
+    def reference(self, roundings: int = 0) -> Reference[Array]:
+        """The product in fp64 with its error bounds. ``roundings``: to D's type before the activation, by a contender
+        that adds the parts one after the other; a fused kernel has none."""
+        fusion, operands = self.fusion, self.operands
+        arrays = library(self.a)
+        wide_a, wide_b = arrays.wide(self.a), arrays.wide(self.b)
+        with np.errstate(all="ignore"):
+            product = arrays.product(wide_a, wide_b)
+            scale = operands.alpha if fusion.scale else 1.0
+            z, magnitude = scale * product, abs(scale * product)
+            for part in _added(fusion, operands):
+                z, magnitude = z + part, magnitude + abs(part)
+            error = arrays.zeros(z)
+            sums_are_exact = self.inputs not in BOUNDED and (
+                self.acc == "f32" or float(abs(product).max()) <= F16.exact
+            )
+            if not sums_are_exact:
+                error = abs(scale) * sum_error(self.acc, wide_a, wide_b, product, self.order)
+                if self.acc == "f16" and len(self.order) > 1:
+                    error = error + abs(scale) * rounding_error(product, error, F16)
+                error = error + (3 * SINGLE_ERROR + roundings * self.output.unit_roundoff) * (magnitude + error)
+            result, error, undetermined = _activated(fusion, z, error)
+            allowed = error + rounding_error(result, error, self.output)
+        exact = sums_are_exact and not fusion.gate and fusion.activation in ("none", "relu")
+        return Reference(result, allowed, exact, undetermined)
+
+    def compare(self, d: Array) -> Comparison:
+        """D (m,n) against the reference, by the criterion of the inputs, some rows at a time.
+
+        As of plain products (``correctness``), the bound of an fp16 accumulator on a large problem is computed for some
+        rows; elsewhere twice its largest holds.
+        """
+        (m, n), k = d.shape, self.a.shape[1]
+        stride = m * n * k // SAMPLED if self.acc == "f16" and self.inputs in BOUNDED else 0
+        comparison = Comparison(BOUND, m * n)
+        ceiling: float | None = None
+        if stride > 1:
+            some = slice(None, None, stride)
+            bounds = self.of_rows(some).reference()
+            _add(comparison, range(0, m, stride), self.inputs, bounds, d[some], self.output, None)
+            comparison.compared += f" in {len(range(0, m, stride))} rows, twice its largest in all"
+            ceiling = 2 * float(bounds.allowed.max())
+        # With a ceiling only the values matter, so the bound is that of fp32 sums, which is cheap to compute.
+        bounded = self if ceiling is None else replace(self, acc="f32")
+        step = max(1, CHUNK // n)
+        for top in range(0, m, step):
+            rows = slice(top, min(m, top + step))
+            bounds = bounded.of_rows(rows).reference()
+            _add(comparison, range(rows.start, rows.stop), self.inputs, bounds, d[rows], self.output, ceiling)
+        return comparison
+
+    def compare_stored(self, d: Array, aux: Array | None) -> Comparison:
+        """D compared, and the Z that ``aux`` stores beside it; of a wrong Z its own comparison."""
+        comparison = self.compare(d)
+        if aux is None:
+            return comparison
+        beside = replace(self, fusion=self.fusion.before_activation).compare(aux)
+        return replace(beside, first=f"aux, {beside.first}") if beside.wrong else comparison
+
+
+def _activated(fusion: Fusion, z: Array, error: Array) -> tuple[Array, Array, Array | bool]:
+    """Activation and gate: their result of Z, its error from that of Z, and where it is undetermined."""
+    first, first_error = _half(fusion, z, 0), _half(fusion, error, 0)
+    result = apply(fusion.activation, first)
+    result_error = SLOPES[fusion.activation] * first_error + own_error(fusion.activation, first, result)
+    if not fusion.gate:
+        return result, result_error, False
+    factor, factor_error = _half(fusion, z, 1), _half(fusion, error, 1)
+    gated = result * factor
+    gated_error = (
+        abs(result) * factor_error + result_error * (abs(factor) + factor_error) + SINGLE_ERROR * abs(gated) + FLUSHED
+    )
+    return gated, gated_error, (abs(factor) == math.inf) & (abs(result) <= result_error)
+
+
+def _half(fusion: Fusion, z: Array, half: int) -> Array:
+    """Z1 or Z3 of columns that are interleaved by 8, where they are gated; else all."""
+    if not fusion.gate:
+        return z
+    m, n = z.shape
+    return z.reshape(m, n // GATE_COLS, 2, GATE_COLS // 2)[:, :, half].reshape(m, n // 2)
+
+
+def _added(fusion: Fusion, fused: FusedOperands[Array]) -> Iterator[Array]:
+    """The parts that are added to the product, to be broadcast over D."""
+    if fused.bias is not None:
+        bias = library(fused.bias).wide(fused.bias)
+        yield bias[None, :] if fusion.bias == "n" else bias[:, None]
+    if fused.c is not None:
+        yield fused.beta * library(fused.c).wide(fused.c)
+
+
+def _add(
+    comparison: Comparison,
+    rows: range,
+    inputs: str,
+    bounds: Reference[Array],
+    d: Array,
+    output: Element,
+    ceiling: float | None,
+) -> None:
+    """Adds the comparison of these rows of D. ``ceiling``: what all errors may be, in place of a bound for each."""
+    arrays = library(d)
+    wide = arrays.wide(d)
+    with np.errstate(all="ignore"):
+        rounded = arrays.wide(arrays.rounded(bounds.result, output))
+        errors = abs(wide - bounds.result)
+        if inputs == "special":
+            comparison.compared = "NaN and infinities in their places"
+            equal = (arrays.nan(rounded) & arrays.nan(wide)) | (rounded == wide)
+            finite = (abs(rounded) < math.inf) & (abs(wide) < math.inf)
+            comparison.count(rows, ~(equal | finite | bounds.undetermined), bounds.result, d)
+            comparison.max_error = float(comparison.wrong)
+            return
+        errors[arrays.nan(errors)] = math.inf
+        # Values beyond the output's range are stored as infinity.
+        errors[(abs(wide) == math.inf) & (wide == rounded)] = 0.0
+        if ceiling is not None:
+            comparison.count(rows, errors > ceiling, bounds.result, d)
+        elif bounds.exact:
+            comparison.compared = "equality" if comparison.allowed is None else comparison.compared
+            comparison.count(rows, wide != rounded, bounds.result, d)
+            comparison.max_error = max(comparison.max_error, float(errors.max()))
+        else:
+            comparison.compared = BOUND if comparison.compared == "equality" else comparison.compared
+            comparison.bound(errors, bounds.allowed)
+            comparison.count(rows, errors > bounds.allowed, bounds.result, d)

@@ -1,0 +1,139 @@
+"""Models of how a tensor core may round, and how often each predicts a device's results.
+
+A tensor core adds up a product of matrices in steps: an instruction's 16 of k at once or in parts. In a step it
+adds the products and the sum so far exactly, or first aligns them to the largest and cuts them off some bits below it;
+then it rounds the new sum to the accumulator's type, to nearest or toward zero. NVIDIA documents none of this: the
+models are compared with measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudal2gen.kernel import Acc
+from cudal2gen.results import Rounding
+from kernelproof.ground.element import F16
+
+Array = NDArray[Any]
+Order = list[list[list[int]]]
+
+SAMPLE = 32  # rows and columns of D that the models predict
+ALIGNED_BITS = (23, 24, 25, 26)  # candidates: bits kept below the largest exponent of a step
+
+
+class Model(NamedTuple):
+    """``width``: of k in a step, None for all of it; ``bits``: kept below the largest exponent, None for all."""
+
+    width: int | None
+    bits: int | None
+    toward_zero: bool
+
+    @property
+    def name(self) -> str:
+        step = "all k" if self.width is None else f"{self.width} k"
+        precision = "exact" if self.bits is None else f"{self.bits} bits"
+        return f"{step}, {precision}, {'toward zero' if self.toward_zero else 'nearest'}"
+
+
+def models(acc: Acc) -> Iterator[Model]:
+    """The candidates; of an fp16 accumulator also one that is fp32 until it is stored."""
+    for width in (4, 8, 16):
+        yield Model(width, None, False)
+        yield Model(width, None, True)
+        for bits in ALIGNED_BITS:
+            yield Model(width, bits, acc == "f32")
+    if acc == "f16":
+        yield Model(None, None, False)
+
+
+def predict(model: Model, acc: Acc, a: Array, b: Array, order: Order, output: np.dtype[Any] | None = None) -> Array:
+    """D (m,n) of A (m,k) and B (n,k), in their type or ``output``, as the model has it. ``order``: a record's
+    ``k_order``."""
+    slices = [_accumulate(model, acc, a.astype(np.float64), b.astype(np.float64), part) for part in order]
+    total = slices[0]
+    for more in slices[1:]:  # the reduction of a split k is in fp32
+        total = (total + more).astype(np.float32).astype(np.float64)
+    return total.astype(output or a.dtype)
+
+
+def _accumulate(model: Model, acc: Acc, a: Array, b: Array, part: list[list[int]]) -> Array:
+    kind = np.dtype(F16.dtype if acc == "f16" else "float32")
+    total = np.zeros((a.shape[0], b.shape[0]))
+    for step in _steps(part, model.width):
+        products = a[:, None, step] * b[None, :, step]
+        if model.bits is not None:
+            products, total = _aligned(products, a[:, step], b[:, step], total, model.bits)
+        total = _rounded(products.sum(-1) + total, kind, model.toward_zero)
+    return total
+
+
+def _steps(part: list[list[int]], width: int | None) -> Iterator[list[int]]:
+    """The k of each step; a part is given in groups of up to 8, half an MMA."""
+    if width is None:
+        yield [k for group in part for k in group]
+    elif width == 16:
+        for at in range(0, len(part), 2):
+            yield [k for group in part[at : at + 2] for k in group]
+    else:
+        for group in part:
+            yield from (group[at : at + width] for at in range(0, len(group), width))
+
+
+def _aligned(products: Array, a: Array, b: Array, total: Array, bits: int) -> tuple[Array, Array]:
+    """Products and sum, cut off ``bits`` below the largest exponent; a product's is the sum of its factors'."""
+    none = -10_000
+    factors = [np.where(values == 0, none, np.frexp(values)[1] - 1) for values in (a, b)]
+    exponents = factors[0][:, None, :] + factors[1][None, :, :]
+    largest = np.maximum(exponents.max(-1), np.where(total == 0, none, np.frexp(total)[1] - 1))
+    unit = bits - np.maximum(largest, -200)
+    return np.ldexp(np.trunc(np.ldexp(products, unit[..., None])), -unit[..., None]), np.ldexp(
+        np.trunc(np.ldexp(total, unit)), -unit
+    )
+
+
+def _rounded(values: Array, kind: np.dtype[Any], toward_zero: bool) -> Array:
+    near = values.astype(kind)
+    if toward_zero:
+        beyond = np.abs(near.astype(np.float64)) > np.abs(values)
+        near = np.where(beyond, np.nextafter(near, kind.type(0)), near)
+    return near.astype(np.float64)
+
+
+def ulps(values: Array, others: Array) -> Array:
+    """Distances in units of the last place between numbers of 16 or 32 bits; NaN agrees with NaN only."""
+    apart: Array = np.abs(_place(values) - _place(others))
+    nan, other_nan = np.isnan(values), np.isnan(others)
+    return np.where(nan | other_nan, np.where(nan & other_nan, 0, 1 << 8 * values.itemsize), apart)
+
+
+def _place(values: Array) -> Array:
+    """Numbers counted from zero: neighbours differ by one."""
+    bits = values.view(f"i{values.itemsize}").astype(np.int64)
+    return np.where(bits < 0, -(bits & (1 << 8 * values.itemsize - 1) - 1), bits)
+
+
+def agreement(acc: Acc, a: Array, b: Array, d: Array, order: Order) -> dict[str, float]:
+    """For each model the share of elements at D's corner that it predicts."""
+    first = np.s_[:SAMPLE]
+    corner = d[first, first]
+    return {
+        model.name: round(float((ulps(predict(model, acc, a[first], b[first], order, d.dtype), corner) == 0).mean()), 4)
+        for model in models(acc)
+    }
+
+
+def markdown(lines: Iterable[Rounding]) -> str:
+    """The comparisons as a table."""
+    head = ["on", "acc", "family", "m_n_k", "inputs", "differing", "max ulp", "models that predict most", "of them"]
+    rows = [head, ["---"] * len(head)]
+    for line in sorted(lines, key=lambda line: (line.on, line.acc, line.family, line.inputs, line.k, line.m, line.n)):
+        best = line.best
+        names = "; ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
+        share = f"{100 * line.models[best[0]]:.1f} %" if best else ""
+        problem = [line.on, line.acc, line.family, f"{line.m}_{line.n}_{line.k}", line.inputs]
+        rows.append([*problem, f"{100 * line.differing:.2f} %", str(line.max_ulp), names, share])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -1,0 +1,216 @@
+"""From CUDA sources to a library that holds host code and PTX: compiled once per content.
+
+Each source is one nvcc call (the PTX is embedded beside the host code, no machine code is made), and the objects are
+linked into a library, so that a program's own ``main`` can be called. Relocatable device code (``-rdc=true``) stays
+PTX: nvcc's device linker, which makes machine code, is left out, and the stand-in runtime links the modules. The cache
+in the user's cache folder is asked by the compiler's version, the flags, the source and every header that it included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernelproof.ground import build_folder, files, places, process_tree
+from kernelproof.ground.errors import Failure, WrongInput, reading
+from kernelproof.ground.toolchain import Toolchain, accept, environment
+
+# Options that this module sets itself, each with the number of words that follow it.
+_OWN = {
+    "-arch": 1, "--gpu-architecture": 1, "-gencode": 1, "--generate-code": 1, "-code": 1, "--gpu-code": 1, "-o": 1,
+    "-cudart": 1, "--cudart": 1, "-c": 0, "-shared": 0, "-ptx": 0, "-cubin": 0, "-lcuda": 0, "-lcudart": 0,
+    "-lcudadevrt": 0, "-lcudart_static": 0, "-lineinfo": 0, "--generate-line-info": 0, "-dlto": 0,
+    "--dlink-time-opt": 0,
+}  # fmt: skip
+# Headers of libraries that are not emulated, with what programs need to compile.
+_STAND_INS = Path(__file__).parent / "include"
+_RELOCATABLE = frozenset(("-dc", "--device-c", "-rdc=true", "--relocatable-device-code=true"))
+_RDC = "-rdc=true"
+# What nvcc's device linker defines: called by each relocatable object's constructor, to register its device code.
+_REGISTRATION = re.compile(rb"__cudaRegisterLinkedBinary_\w+")
+
+
+def split_arguments(text: str) -> tuple[list[str], str | None]:
+    """nvcc's arguments without those that choose architecture, output and runtime; and the architecture that they
+    name, such as ``sm_90a``. Raises WrongInput."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise WrongInput(f"--nvcc-args {text!r}: {error}") from None
+    arguments, sm, at = [], None, 0
+    while at < len(words):
+        word = words[at]
+        name, _, value = word.partition("=")
+        at += 1
+        if word in ("-rdc", "--relocatable-device-code") and words[at : at + 1]:
+            word, at = f"-rdc={words[at]}", at + 1
+        if word in _RELOCATABLE:
+            arguments.append(_RDC)
+            continue
+        if name not in _OWN:
+            arguments.append(word)
+            continue
+        if not value and _OWN[name]:
+            value, at = " ".join(words[at : at + 1]), at + 1
+        if (number := re.search(r"(?:sm|compute)_(\d+[af]?)", value)) is not None:
+            sm = max(sm or "", f"sm_{number[1]}", key=lambda text: (int(re.sub(r"\D", "", text) or 0), text))
+    return arguments, sm
+
+
+def library(
+    sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None
+) -> Path:
+    """The library of some sources. Raises Failure with the compiler's errors, and where one takes longer than
+    ``seconds``."""
+    objects = [_object(source, arguments, sm, tools, seconds) for source in sources]
+    of_objects = re.sub(r"\0(?:-x|--x)\0[^\0]*", "", "\0".join(["", *arguments])).split("\0")[1:]
+    own = [argument for argument in of_objects if argument != _RDC]
+    link = [str(tools.nvcc), "-shared", "-nodlink", "-cudart", "none", "-Xlinker", "-Bsymbolic", *own]
+    stubs = _registration(objects) if _RDC in arguments else ""
+    key = _digest(tools.nvcc_version, *link[1:], stubs, *(path.name for path in objects))
+    target = _folder() / f"{key}.so"
+    if target.exists():
+        return target
+    extra = []
+    if stubs:
+        extra = [target.with_name(f"{key}.{os.getpid()}.c")]
+        files.write(extra[0], stubs)
+    try:
+        _compile([*link, *map(str, [*objects, *extra])], target, sources[0].parent)
+    finally:
+        for path in extra:
+            path.unlink()
+    return target
+
+
+def _registration(objects: Sequence[Path]) -> str:
+    """C text that registers the device code of relocatable objects as one group."""
+    names = sorted({name.decode() for path in objects for name in _REGISTRATION.findall(path.read_bytes())})
+    head = "static char group;\nvoid kernelproof_register_linked(void (*)(void **), void *, const void *);\n"
+    return head + "".join(
+        f"void {name}(void (*callback)(void **), void *image, void *name, void (*unused)(void *))\n"
+        "{ kernelproof_register_linked(callback, image, &group); }\n"
+        for name in names
+    )
+
+
+def text_file(text: str, suffix: str) -> Path:
+    """A file of some text, in the cache: the same one for the same text."""
+    path = _folder() / "texts" / f"{_digest(text)}{suffix}"
+    if not path.exists():
+        files.write(path, text)
+    return path
+
+
+def _folder() -> Path:
+    return places.user_cache() / "check"
+
+
+def ptx(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None) -> Path:
+    """The PTX of a source's kernels; nothing of its host code is compiled. Raises Failure with the compiler's
+    errors, and where it takes longer than ``seconds``."""
+    options = ["-ptx", "-lineinfo", *_includes(tools), f"-arch={sm}", *arguments]
+    return _translated(source, options, ".ptx", tools, seconds)
+
+
+def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None) -> Path:
+    """A compiled source."""
+    number = sm.removeprefix("sm_")
+    options = [
+        "-c", "-lineinfo", "--no-compress", "-Xcompiler", "-fPIC", *_includes(tools),
+        "-gencode", f"arch=compute_{number},code=compute_{number}", *arguments,
+    ]  # fmt: skip
+    try:
+        return _translated(source, options, ".o", tools, seconds)
+    except Failure as error:
+        if source.suffix == ".cu" or "-x" in arguments or "__global__" not in source.read_text(errors="replace"):
+            raise
+        hint = f'{source.name} has kernels and is compiled as C++: name it .cu, or pass --nvcc-args "-x cu"'
+        raise Failure(f"{error}\n{hint}") from None
+
+
+def _includes(tools: Toolchain) -> list[str]:
+    accept(_STAND_INS, "move this program")
+    return [f"-I{tools.cutlass_include}", "-isystem", str(_STAND_INS)]
+
+
+def _translated(
+    source: Path, options: Sequence[str], suffix: str, tools: Toolchain, seconds: float | None = None
+) -> Path:
+    """What nvcc makes of a source, from the cache if neither the source nor a header of it has changed. Processes that
+    need the same at a time compile it once."""
+    with reading(source):
+        content = source.read_bytes()
+    where = source.resolve()
+    key = _digest(tools.nvcc_version, *options, str(where), str(Path.cwd()), content)
+    manifest = _folder() / f"{key}.json"
+    _folder().mkdir(parents=True, exist_ok=True)
+    with build_folder.Locks(_folder()) as locks, locks.take(key):
+        if (stored := _current(manifest)) is not None:
+            return stored
+        scratch = _folder() / f"{key}.{os.getpid()}.d"
+        try:
+            target = _folder() / f"{key}.{os.getpid()}{suffix}"
+            accept(where, "rename the folder or the file")
+            command = [str(tools.nvcc), *options, "-MD", "-MT", "object", "-MF", str(scratch), str(where)]
+            _compile(command, target, Path.cwd(), seconds)
+            headers = _headers(scratch.read_text() if scratch.exists() else "", tools)
+        finally:
+            scratch.unlink(missing_ok=True)
+        # A path with a backslash is no file in the rule: then nobody could ask whether the header has changed.
+        digests = {str(path): _digest(path.read_bytes()) for path in headers if path.is_file()}
+        final = _folder() / f"{_digest(key, target.read_bytes())}{suffix}"
+        target.replace(final)
+        if len(digests) == len(headers):
+            files.write(manifest, json.dumps({"object": final.name, "headers": digests}))
+    return final
+
+
+def _current(manifest: Path) -> Path | None:
+    """The object that a manifest names, if it exists and no header has changed since."""
+    try:
+        record = json.loads(manifest.read_text())
+        target = _folder() / str(record["object"])
+        unchanged = all(_digest(Path(path).read_bytes()) == digest for path, digest in record["headers"].items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return target if unchanged and target.exists() else None
+
+
+def _headers(rule: str, tools: Toolchain) -> list[Path]:
+    """The files of a dependency rule, without those whose version enters the key already."""
+    text = rule.partition(":")[2].replace("\\\n", " ")
+    paths = [Path(word.replace("\\ ", " ")).resolve() for word in re.findall(r"(?:\\ |\S)+", text)]
+    toolkit = (tools.cuda_include.resolve(), tools.cutlass_include.resolve(), Path("/usr/include"), Path("/usr/lib"))
+    return sorted({path for path in paths if not any(path.is_relative_to(root) for root in toolkit)})
+
+
+def _compile(command: Sequence[str], target: Path, folder: Path, seconds: float | None = None) -> None:
+    """Run nvcc; ``target`` appears whole or not at all. Raises Failure with its first errors, or behind ``seconds``."""
+    accept(target.parent, "name another folder by KERNELPROOF_CACHE_DIR")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        code, output = process_tree.output([*command, "-o", str(scratch)], environment(), seconds, folder)
+        if code:
+            lines = [line for line in output.splitlines() if line.strip()]
+            faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined|multiple definition", line)]
+            raise Failure("nvcc failed:\n" + "\n".join((faults or lines)[:12]))
+        scratch.replace(target)
+    except subprocess.TimeoutExpired:
+        raise Failure(f"nvcc did not end within {seconds:.0f} s") from None
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _digest(*parts: str | bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update((part.encode() if isinstance(part, str) else part) + b"\0")
+    return total.hexdigest()[:24]

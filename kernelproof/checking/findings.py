@@ -1,0 +1,89 @@
+"""The kernels that a check ran, and how its findings are told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernelproof.emulator import LaunchResult, Report
+from kernelproof.emulator.state.sites import Frame
+
+# The emulator refuses a launch: no fault of the program, but the launch is not checked.
+CANNOT = "launch-error"
+
+# Two findings with the same key are the same finding.
+Cause = tuple[object, ...]
+
+
+def frames(report: Report) -> tuple[Frame, ...]:
+    """The lines to show: the user's own first, then those that lead from it to the instruction, then its callers."""
+    site = report.access.site
+    if site.home is None:
+        return ()
+    inner = [frame for frame in site.frames[: site.frames.index(site.home)] if frame != site.home]
+    return (site.home, *reversed(inner), *site.calls)
+
+
+def local(frame: Frame) -> Frame:
+    """The line, with its file as seen from the working directory where it lies below."""
+    path, folder = Path(frame.file), Path.cwd()
+    return frame._replace(file=str(path.relative_to(folder))) if path.is_relative_to(folder) else frame
+
+
+@dataclass
+class Kernel:
+    """A kernel and its launches: how many ran, how many more were repetitions on the same data and so were not run
+    again, the CTAs executed, and counters summed over launches."""
+
+    name: str
+    launches: int = 0
+    repetitions: int = 0
+    ctas: int = 0
+    seconds: float = 0.0
+    grids: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def add(self, run: Run) -> None:
+        """Count a launch that ran."""
+        self.launches += 1
+        self.ctas += run.ctas
+        self.seconds += run.seconds
+        self.grids[run.grid] = self.grids.get(run.grid, 0) + 1
+        for name, value in run.counters.items():
+            self.counters[name] = self.counters.get(name, 0) + value
+
+
+@dataclass(frozen=True)
+class Run:
+    """A launch that ran: grid and block as text, CTAs executed, its time and counters."""
+
+    grid: str
+    ctas: int
+    seconds: float
+    counters: dict[str, int]
+
+
+def run_of(result: LaunchResult, seconds: float) -> Run:
+    """The run of a launch, from its result."""
+    spelled = f"{extents(result.grid)} of {extents(result.block)}"
+    counters = numbers(result.counters.summary()) if result.counters is not None else {}
+    return Run(spelled, 0 if result.ctas is None else len(result.ctas), seconds, counters)
+
+
+def extents(dims: tuple[int, int, int]) -> str:
+    """A grid or a block as users write it."""
+    x, y, z = dims
+    return f"{x}x{y}x{z}" if z > 1 else f"{x}x{y}" if y > 1 else str(x)
+
+
+def numbers(counters: dict[str, Any]) -> dict[str, int]:
+    """Counters without opcodes, and bank conflicts, sectors and bytes by kind; bytes of bulk copies."""
+    out = {name: value for name, value in counters.items() if isinstance(value, int) and value}
+    out |= {f"bulk {name}": value for name, value in counters["bulk"].items() if value}
+    for kind, banks in counters["shared"].items():
+        out[f"{kind} conflicts"] = banks["wavefronts"] - banks["ideal"]
+    for kind, traffic in counters["global"].items():
+        out[f"{kind} sectors"], out[f"{kind} ideal sectors"] = traffic["sectors"], traffic["ideal_sectors"]
+        out[f"{kind} bytes"] = traffic["bytes"]
+    return out

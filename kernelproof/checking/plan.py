@@ -1,0 +1,216 @@
+"""What a check runs: a program's main, a function of it, or launches that the user describes; and on which device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kernelproof.ground.errors import WrongInput, brief, reading
+
+DTYPES = {
+    "f16": "f2", "bf16": "u2", "f32": "f4", "f64": "f8", "i8": "i1", "u8": "u1", "i16": "i2", "u16": "u2", "i32": "i4",
+    "u32": "u4", "i64": "i8", "u64": "u8",
+}  # fmt: skip
+ROLES = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}
+_BUFFER = re.compile(r"(in|out|inout|scratch):(\w+)\[([\d, x]+)\](?:=(.+))?")
+_TYPED = re.compile(r"(\w+):(-?[\d.][\w.+-]*)")
+FORM = "a number, i64:5, f64:0.5, or in|out|inout|scratch:f32[64,32]=zeros|ones|iota|random|FILE.npy"
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """An array that a launch takes: role, type and shape, and what it holds at first."""
+
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    content: str
+
+    def array(self, seed: int) -> NDArray[np.generic]:
+        """Its content. Raises WrongInput for a file that does not fit."""
+        kind, count = np.dtype(self.dtype), int(np.prod(self.shape))
+        if self.content == "zeros":
+            return np.zeros(self.shape, kind)
+        if self.content == "ones":
+            return np.ones(self.shape, kind)
+        if self.content == "iota":
+            return np.arange(count).astype(kind).reshape(self.shape)
+        rng = np.random.default_rng(seed)
+        if self.content == "random":
+            values = rng.random(count) * 2 - 1 if kind.kind == "f" else rng.integers(0, 100, count)
+            return values.astype(kind).reshape(self.shape)
+        with reading(Path(self.content)):
+            try:
+                array = np.load(self.content)
+            except ValueError as error:
+                raise WrongInput(f"{self.content}: {error}") from None
+        if array.nbytes != count * kind.itemsize:
+            raise WrongInput(f"{self.content} holds {array.nbytes} bytes, {count * kind.itemsize} are needed")
+        loaded: NDArray[np.generic] = np.ascontiguousarray(array).view(kind).reshape(self.shape)
+        return loaded
+
+
+# A buffer's specification, the name of a shared one, a number of the parameter's own size, or one of a type.
+Argument = BufferSpec | str | int | float | np.generic
+
+
+def argument(text: str | int | float, buffers: Mapping[str, BufferSpec]) -> Argument:
+    """An argument as a user writes it. Raises WrongInput."""
+    if not isinstance(text, str):
+        return text
+    if text in buffers:
+        return text
+    if match := _BUFFER.fullmatch(text):
+        return _buffer(match)
+    if (typed := _TYPED.fullmatch(text)) and typed[1] in DTYPES:
+        kind = np.dtype(DTYPES[typed[1]])
+        scalar: np.generic = kind.type(float(typed[2]) if kind.kind == "f" else int(typed[2], 0))
+        return scalar
+    for read in (lambda text: int(text, 0), float):
+        try:
+            number: int | float = read(text.rstrip("f") if read is float else text)
+        except ValueError:
+            continue
+        return number
+    raise WrongInput(f"argument {text!r}: write {FORM}")
+
+
+def buffer(text: str) -> BufferSpec:
+    """A buffer as a user writes it. Raises WrongInput."""
+    match = _BUFFER.fullmatch(text)
+    if match is None:
+        raise WrongInput(f"buffer {text!r}: write {FORM.partition('or ')[2]}")
+    return _buffer(match)
+
+
+def _buffer(match: re.Match[str]) -> BufferSpec:
+    role, kind, shape, content = match.groups()
+    if kind not in DTYPES:
+        raise WrongInput(f"type {kind!r} of {match[0]!r}: one of {', '.join(DTYPES)}")
+    extents = tuple(int(extent) for extent in re.split(r"[,x ]+", shape.strip()) if extent)
+    return BufferSpec(ROLES[role], DTYPES[kind], extents, content or ("random" if role == "in" else "zeros"))
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """A launch: the kernel as the user names it, its geometry and arguments."""
+
+    entry: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    smem: int = 0
+    cluster: tuple[int, ...] = (1,)
+    arguments: tuple[Argument, ...] = ()
+
+
+_Extent = Annotated[int, Field(ge=1)]
+_Extents = Annotated[list[_Extent], Field(min_length=1, max_length=3)] | _Extent
+
+
+class LaunchEntry(BaseModel):
+    """A launch, as users describe it."""
+
+    model_config = ConfigDict(extra="forbid")
+    entry: Annotated[str, Field(description="The kernel: its plain name where unambiguous, else add<float>.")]
+    grid: Annotated[_Extents, Field(description="CTAs: x, or up to [x, y, z].")] = 1
+    block: Annotated[_Extents, Field(description="Threads of a CTA: x, or up to [x, y, z].")]
+    smem: Annotated[int, Field(ge=0, description="Bytes of dynamic shared memory.")] = 0
+    cluster: Annotated[_Extents, Field(description="CTAs of a cluster: x, or up to [x, y, z].")] = 1
+    args: Annotated[
+        list[str | int | float],
+        Field(description=f"One per parameter: {FORM}, or the name of one of the buffers."),
+    ] = []
+
+
+class LaunchFile(BaseModel):
+    """The file of ``--launch``: launches in order, and buffers that they share, by name."""
+
+    model_config = ConfigDict(extra="forbid")
+    launches: Annotated[list[LaunchEntry], Field(min_length=1)]
+    buffers: dict[str, str] = {}
+
+    def specifications(self) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpec]]:
+        """The launches and shared buffers. Raises WrongInput."""
+        buffers = {name: buffer(spec) for name, spec in self.buffers.items()}
+        launches = tuple(
+            LaunchSpec(
+                launch.entry,
+                _extents(launch.grid),
+                _extents(launch.block),
+                launch.smem,
+                _extents(launch.cluster),
+                tuple(argument(value, buffers) for value in launch.args),
+            )
+            for launch in self.launches
+        )
+        return launches, buffers
+
+
+def launch_file(path: Path) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpec]]:
+    """The launches and shared buffers of a file. Raises WrongInput."""
+    with reading(path):
+        text = path.read_text()
+    try:
+        content = LaunchFile.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise WrongInput(f"{path}: {place + ': ' if place else ''}{brief(first['msg'], 200)}") from None
+    return content.specifications()
+
+
+def _extents(value: Sequence[int] | int) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def extents(text: str, option: str) -> tuple[int, ...]:
+    """x, x,y or x,y,z. Raises WrongInput."""
+    try:
+        numbers = tuple(int(part) for part in re.split(r"[,x]", text))
+    except ValueError:
+        numbers = ()
+    if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
+        raise WrongInput(f"{option} {text!r}: one to three positive numbers, such as 128 or 16,16")
+    return numbers
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that the process of a check needs. ``library``: host code and PTX; ``ptx``: texts of their own.
+
+    Exactly one of ``main`` (its arguments, behind the name), ``call`` (a function, with its arguments) and ``launches``
+    is set. ``sample``: CTAs of a launch to run, 0: all. ``device``: a capability or chip, as ``devices`` spells them.
+    """
+
+    device: str
+    library: Path | None = None
+    ptx: tuple[Path, ...] = ()
+    main: tuple[str, ...] | None = None
+    call: tuple[str, tuple[Argument, ...]] | None = None
+    launches: tuple[LaunchSpec, ...] = ()
+    buffers: Mapping[str, BufferSpec] = field(default_factory=dict)
+    counters: bool = False
+    adverse: bool = False
+    sample: int = 0
+    seed: int = 0
+    quiet: bool = False
+    output_to_stderr: bool = False
+
+
+def target_of(files: Sequence[Path]) -> str | None:
+    """The newest architecture that PTX files are for, None without files. Raises WrongInput."""
+    targets = []
+    for path in files:
+        with reading(path):
+            match = re.search(r"^\s*\.target\s+(\w+)", path.read_text(errors="replace"), re.M)
+        if match is None:
+            raise WrongInput(f"{path}: no .target directive, so not a PTX file")
+        targets.append(match[1])
+    return max(targets, key=lambda target: (int(re.sub(r"\D", "", target) or 0), target), default=None)

@@ -1,0 +1,133 @@
+"""The outcome of a check: what ran, what it found, how the program ended, and what could not be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kernelproof.checking import text
+from kernelproof.checking.findings import Cause, Kernel
+from kernelproof.checking.names import demangled, fitted, short_names
+from kernelproof.emulator import Report
+from kernelproof.emulator.state.findings_json import finding_fields
+from kernelproof.ground.pages import counted
+
+SCHEMA = 1
+LONGEST_NAME = 80  # of a kernel, in the summary
+CLEAN, ERRORS, NOT_CHECKED = 0, 1, 2
+
+
+@dataclass
+class Result:
+    """``expected`` are findings that a list of expectations names; ``refusals``: kernel or "", and why it cannot be
+    executed; ``unsupported``: functions of CUDA that were called and answered "not supported"; ``ending``: how the
+    program ended if not by itself with exit code 0; ``limited``: the kernel, or "" of the host, that ran when a limit
+    of time or memory ended it, None without one."""
+
+    target: str
+    device: str
+    findings: dict[Cause, Report] = field(default_factory=dict)
+    expected: list[Report] = field(default_factory=list)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    refusals: dict[tuple[str, str], int] = field(default_factory=dict)
+    unsupported: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    exit_code: int | None = None
+    ending: str = ""
+    limited: str | None = None
+    seconds: float = 0.0
+
+    def add(self, finding: Report) -> None:
+        """Count a finding."""
+        earlier = self.findings.get(finding.cause)
+        if earlier is None:
+            self.findings[finding.cause] = finding
+        else:
+            earlier.count += finding.count
+
+    @property
+    def ordered(self) -> list[Report]:
+        """Errors first."""
+        return sorted(self.findings.values(), key=lambda item: item.order)
+
+    @property
+    def errors(self) -> list[Report]:
+        return [item for item in self.findings.values() if item.is_error]
+
+    @property
+    def code(self) -> int:
+        """The exit code: 1 for errors or a program that fails, 2 for what could not be checked, or not within the
+        limits."""
+        if self.errors:
+            return ERRORS
+        if self.refusals or self.limited is not None or (self.ending and self.unsupported):
+            return NOT_CHECKED
+        return ERRORS if self.ending else CLEAN
+
+    def document(self) -> dict[str, Any]:
+        """The result as JSON; docs/kernelproof/check.md describes the keys."""
+        names = short_names(self.kernels)
+        return {
+            "schema": SCHEMA,
+            "target": self.target,
+            "device": self.device,
+            "outcome": ("clean", "errors", "not checked")[self.code],
+            "exit_code": self.exit_code,
+            "ending": self.ending,
+            "seconds": round(self.seconds, 3),
+            "kernels": [
+                {**asdict(kernel), "name": names[name], "full_name": demangled(name), "symbol": name,
+                 "seconds": round(kernel.seconds, 4)}
+                for name, kernel in self.kernels.items()
+            ],
+            "findings": [finding_fields(item) for item in self.ordered],
+            "expected": [finding_fields(item) for item in self.expected],
+            "not_checked": [
+                {"kernel": kernel, "reason": reason, "count": count}
+                for (kernel, reason), count in self._not_checked.items()
+            ],
+            "unsupported": self.unsupported,
+            "notes": self.notes,
+        }  # fmt: skip
+
+    @property
+    def _not_checked(self) -> dict[tuple[str, str], int]:
+        """Refusals, and what did not end within the limits."""
+        if self.limited is None:
+            return self.refusals
+        return {**self.refusals, (self.limited, f"the program {self.ending}"): 1}
+
+    def summary(self) -> str:
+        """The end of the text output."""
+        names = fitted(short_names(self.kernels), LONGEST_NAME)
+        lines = []
+        for symbol, kernel in self.kernels.items():
+            own = [item for item in self.ordered if item.kernel == symbol]
+            lines += text.kernel_lines(names[symbol], kernel, own)
+        lines += [
+            f"not checked: {reason}" + (f" (x{count})" if count > 1 else "")
+            for (_, reason), count in self._not_checked.items()
+        ]
+        if self.unsupported:
+            lines.append(f"answered 'not supported': {', '.join(self.unsupported)}")
+        lines += [f"note: {note}" for note in self.notes]
+        if self.ending and self.limited is None:
+            lines.append(f"the program {self.ending}")
+        return "\n".join([*lines, self._verdict()])
+
+    def _verdict(self) -> str:
+        launches = sum(kernel.launches for kernel in self.kernels.values())
+        ran = f"{counted(launches, 'launch')} of {counted(len(self.kernels), 'kernel')} on {self.device}"
+        counts = [
+            f"{number} benign" if severity == "benign" else counted(number, severity)
+            for severity in ("error", "benign", "lint")
+            if (number := _count(self.findings.values(), severity))
+        ]
+        if self.expected:
+            counts.append(f"{len(self.expected)} expected")
+        return f"{ran}, {self.seconds:.1f} s: {', '.join(counts) or 'no findings'}"
+
+
+def _count(findings: Iterable[Report], severity: str) -> int:
+    return sum(item.severity == severity for item in findings)

@@ -1,0 +1,65 @@
+"""The CTAs that ``--sample`` runs, and findings of launches that read what a partial launch left unwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from kernelproof.checking.findings import CANNOT
+from kernelproof.emulator import Report
+from kernelproof.emulator.frontend.flow.dependence import Dependence, memory_dependence
+from kernelproof.emulator.frontend.flow.graph import build
+from kernelproof.emulator.host.execution import Launch
+from kernelproof.emulator.state.rules import Severity
+
+# Rules that are broken because something else did not happen: a write, an arrival, a way out of a loop.
+OMISSIONS = frozenset((
+    "uninitialised-shared", "uninitialised-local", "uninitialised-global", "in-flight", "deadlock", "runaway",
+    "barrier-divergence", "barrier-count", "mbarrier",
+))  # fmt: skip
+
+
+def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]]:
+    """A function from a grid to the CTAs to run: the corners, and random ones up to ``count``."""
+
+    def chosen(grid: tuple[int, int, int]) -> list[int]:
+        gx, gy, gz = grid
+        total = gx * gy * gz
+        if total <= count:
+            return list(range(total))
+        corners = {x + gx * (y + gy * z) for x in (0, gx - 1) for y in (0, gy - 1) for z in (0, gz - 1)}
+        sample = np.random.default_rng(seed).choice(total, min(total, count), replace=False)
+        return sorted({*corners, *map(int, sample)})
+
+    return chosen
+
+
+class MemoryDependences:
+    """By kernel, the findings that loaded values decide: after a partial launch these may be those of values that CTAs
+    which did not run would have written."""
+
+    def __init__(self) -> None:
+        self._dependences: dict[tuple[str, str], Dependence] = {}
+
+    def excuse(self, launch: Launch, reports: Iterable[Report]) -> None:
+        """Makes such errors of a launch benign."""
+        for report in reports:
+            if report.is_error and report.kind != CANNOT and _follows(report, self._dependence(launch)):
+                report.severity = Severity.BENIGN
+                report.message += "; it may follow from values that CTAs which did not end would have written"
+
+    def _dependence(self, launch: Launch) -> Dependence:
+        module, kernel = launch.module, launch.kernel
+        key = module.text, kernel
+        if key not in self._dependences:
+            self._dependences[key] = memory_dependence(build(module, module.kernels[kernel]).blocks)
+        return self._dependences[key]
+
+
+def _follows(report: Report, dependence: Dependence) -> bool:
+    """Does a finding follow from loaded values?"""
+    if not report.line or report.kind in OMISSIONS:
+        return dependence.writes or report.line in dependence.lines
+    other_line = report.other.site.line if report.other is not None else 0
+    return not dependence.lines.isdisjoint((report.line, other_line))

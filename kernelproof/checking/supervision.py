@@ -1,0 +1,133 @@
+"""Runs a plan in a process of its own, with limits of time and memory, and collects what it reports."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Literal, NamedTuple
+
+from kernelproof.checking import devices
+from kernelproof.checking.execution import Message, serve
+from kernelproof.checking.findings import Kernel
+from kernelproof.checking.names import plain
+from kernelproof.checking.plan import Plan
+from kernelproof.checking.result import Result
+from kernelproof.ground import process_tree
+from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.workers import Worker
+
+STEP_S = 0.2
+
+# Called while a kernel runs: its name, seconds since it began, CTAs that have ended, and CTAs in all.
+Progress = Callable[[str, float, int, int], None]
+
+
+def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress | None = None) -> Result:
+    """The result of a plan. Raises WrongInput for what the process refuses: a missing kernel, a wrong argument."""
+    result = Result(target, devices.device(plan.device).name)
+    start = time.perf_counter()
+    worker = Worker("fork", serve, plan)
+    watch = process_tree.Watch(worker.pid, seconds, gib)
+    try:
+        running: _Running | None = None
+        ctas = 0, 0
+        while True:
+            alive = worker.alive
+            if worker.pipe.poll(STEP_S if alive else 0):
+                message: Message = worker.pipe.recv()
+                ctas = message.ctas
+                if message.kind == "begin":
+                    running = _Running(message.kernel, message.text, time.perf_counter())
+                elif message.kind == "loop" and running:
+                    running = running._replace(loop=message.text)
+                elif message.kind != "progress":
+                    running = None
+                _take(result, message)
+            elif not alive:  # its children may hold the pipe
+                raise EOFError
+            if progress and running:
+                progress(running.kernel, time.perf_counter() - running.start, *ctas)
+            if limit := watch.passed():
+                result.limited = running.kernel if running else ""
+                result.ending = _excess(limit, seconds, gib, _launch(result, running, *ctas) if running else "")
+                if limit == "time" and not running and not result.kernels:
+                    result.ending += ". It has launched no kernel: --nvcc-args -O2 makes its own code faster"
+                break
+    except (EOFError, ConnectionResetError):
+        _ending(result, worker.exit_code(), ended_early=plan.main is not None)
+    finally:
+        with suppress(ProcessLookupError):
+            process_tree.kill_session(worker.pid)
+        worker.end()
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+class _Running(NamedTuple):
+    """A launch that has begun: its kernel, its grid as text, when it began, and the loop that it was last seen in, as
+    text."""
+
+    kernel: str
+    grid: str
+    start: float
+    loop: str = ""
+
+
+def expected(seconds: float, done: int, ctas: int) -> str:
+    """The time of a launch, by that of its CTAs so far: the rest of a sentence. Empty before one has ended."""
+    whole = seconds * ctas / done if done else 0.0
+    amount = f"{whole:.0f} s" if whole < 120 else f"{whole / 60:.0f} min" if whole < 7200 else f"{whole / 3600:.0f} h"
+    return f", all of them in about {amount}" if done else ""
+
+
+def _launch(result: Result, running: _Running, done: int, ctas: int) -> str:
+    """A launch that has begun: the rest of a sentence."""
+    kernel = result.kernels.get(running.kernel)
+    number = 1 + (kernel.launches + kernel.repetitions if kernel else 0)
+    seconds = time.perf_counter() - running.start
+    loop = f", at last {running.loop}" if running.loop else ""
+    share = f" ({done} of {ctas} CTAs{expected(seconds, done, ctas)})" if done else ""
+    return f": launch {number} of {plain(running.kernel)}, {running.grid}, ran for {seconds:.0f} s{share}{loop}"
+
+
+def _excess(limit: Literal["time", "memory"], seconds: float, gib: float, launch: str) -> str:
+    """A limit that is passed, and in which ``launch``: the rest of a sentence about the program."""
+    if limit == "memory":
+        return f"needs more than {gib:g} GiB of memory; --memory gives it more"
+    fewer = ", --sample N runs only N CTAs of a grid" if launch else ""
+    return f"did not end within {seconds:.0f} s{launch}; --timeout gives it longer{fewer}"
+
+
+def _take(result: Result, message: Message) -> None:
+    """Enter a message into the result."""
+    kernel = message.kernel
+    match message.kind:
+        case "finding":
+            assert message.finding is not None
+            result.add(message.finding)
+        case "launch":
+            assert message.run is not None
+            result.kernels.setdefault(kernel, Kernel(kernel)).add(message.run)
+        case "repeated":
+            result.kernels.setdefault(kernel, Kernel(kernel)).repetitions += 1
+        case "refused":
+            key = (kernel, message.text)
+            result.refusals[key] = result.refusals.get(key, 0) + 1
+        case "unsupported":
+            result.unsupported.append(message.text)
+        case "ended" | "note":
+            result.notes.append(message.text)
+        case "wrong":
+            raise WrongInput(message.text)
+
+
+def _ending(result: Result, code: int | None, ended_early: bool) -> None:
+    result.exit_code = code
+    if code is None or not ended_early or code == 0:
+        return
+    if code > 0:
+        result.ending = f"ended with exit code {code}"
+        return
+    result.ending = f"was ended by {signal.Signals(-code).name}"

@@ -1,0 +1,58 @@
+"""Findings and results as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import PurePosixPath
+
+from kernelproof.checking.findings import Kernel, frames, local
+from kernelproof.checking.names import plain
+from kernelproof.emulator import Report
+from kernelproof.emulator.state.sites import Frame
+from kernelproof.ground.pages import counted
+
+LONGEST_LIST = 8  # grids
+
+
+def finding(item: Report) -> str:
+    """A finding when it is first seen: what, where, who, the other side, and what to do."""
+    lines = frames(item)
+    at = [f" in {plain(item.kernel)}"] if item.kernel else []
+    at += [f" at {local(lines[0]).file}:{lines[0].line}"] if lines else []
+    place = f": {item.place}" if item.place is not None else ""
+    out = [f"{item.severity}: {item.kind}{''.join(at)}: {item.message}{place}"]
+    out += [f"    by way of {way}" for way in _ways(lines[1:])]
+    if item.access.cta is not None:
+        out.append(f"    {item.access.who}")
+    if item.line:
+        out.append(f"    PTX line {item.line}: {' '.join(item.text.split())}")
+    if item.other is not None:
+        site = item.other.site
+        home = local(site.home) if site.home else None
+        where = f" at {home.file}:{home.line}" if home else f" at PTX line {site.line}" if site.line else ""
+        out.append(f"    the other side: {item.other.who}{where}")
+    out.append(f"    hint: {item.rule.hint}")
+    return "\n".join(out) + "\n"
+
+
+def _ways(lines: Sequence[Frame]) -> Iterator[str]:
+    """The program's own lines, and of libraries' headers between them the names and lines alone, joined."""
+    for is_library, group in groupby(lines, lambda frame: frame.is_library):
+        if is_library:
+            yield " > ".join(f"{PurePosixPath(frame.file).name}:{frame.line}" for frame in group)
+        else:
+            yield from (str(local(frame)) for frame in group)
+
+
+def kernel_lines(name: str, kernel: Kernel, findings: list[Report]) -> list[str]:
+    """A kernel in the summary."""
+    grids = [f"{spelled}{f' x{count}' if count > 1 else ''}" for spelled, count in kernel.grids.items()]
+    more = f", {len(grids) - LONGEST_LIST} more" if len(grids) > LONGEST_LIST else ""
+    outcome = ", ".join(f"{item.severity} {item.kind} x{item.count}" for item in findings) or "no findings"
+    repetitions = f", {counted(kernel.repetitions, 'repetition')} on the same data" if kernel.repetitions else ""
+    head = f"{name}: {counted(kernel.launches, 'launch')} in {kernel.seconds:.2f} s{repetitions}; {outcome}"
+    lines = [head, f"    grid {', '.join(grids[:LONGEST_LIST])}{more}"]
+    if kernel.counters:
+        lines.append("    " + ", ".join(f"{name} {value}" for name, value in kernel.counters.items()))
+    return lines

@@ -1,0 +1,119 @@
+"""Findings for other programs: SARIF, GitHub annotations, and a page of source lines."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kernelproof.checking.findings import frames, local
+from kernelproof.checking.names import plain
+from kernelproof.checking.result import Result
+from kernelproof.emulator import RULES, Report
+from kernelproof.emulator.state.sites import Frame
+from kernelproof.ground import files
+from kernelproof.ground.version import __version__
+
+LEVELS = {"error": "error", "benign": "note", "lint": "note"}
+CONTEXT = 4  # lines around a finding
+
+
+def sarif(result: Result, path: Path) -> None:
+    """Write SARIF 2.1.0. Raises Failure."""
+    rules = sorted({item.kind for item in result.findings.values()})
+    run: dict[str, Any] = {
+        "tool": {
+            "driver": {
+                "name": "kernelproof check",
+                "version": __version__,
+                "rules": [
+                    {"id": rule, "shortDescription": {"text": RULES[rule].meaning}, "help": {"text": RULES[rule].hint},
+                     "defaultConfiguration": {"level": LEVELS[RULES[rule].severity.value]}}
+                    for rule in rules
+                ],
+            }
+        },
+        "results": [_sarif_result(item, rules) for item in result.ordered],
+        # What tells the runs of several programs apart, where they are shown together.
+        "automationDetails": {"id": f"kernelproof/{result.target}/"},
+    }  # fmt: skip
+    document = {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
+    files.write(path, json.dumps(document, indent=1) + "\n")
+
+
+def _sarif_result(item: Report, rules: list[str]) -> dict[str, Any]:
+    places = [
+        {"physicalLocation": {"artifactLocation": {"uri": local(place).file}, "region": {"startLine": place.line}}}
+        for place in frames(item)
+    ]
+    record: dict[str, Any] = {
+        "ruleId": item.kind,
+        "ruleIndex": rules.index(item.kind),
+        "level": LEVELS[str(item.severity)],
+        "message": {"text": f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message},
+        "locations": places[:1],
+        "occurrenceCount": item.count,
+    }
+    if places[1:]:
+        record["relatedLocations"] = places[1:]
+    return record
+
+
+def github(result: Result) -> Iterator[str]:
+    """Workflow commands that GitHub shows beside the lines."""
+    return map(annotation, result.ordered)
+
+
+def annotation(item: Report) -> str:
+    """The workflow command of one finding."""
+    kind = "error" if item.is_error else "notice"
+    home = item.access.site.home
+    place = f"file={local(home).file},line={home.line}," if home else ""
+    message = f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message
+    escaped = message.replace("%", "%25").replace("\n", "%0A")
+    return f"::{kind} {place}title={item.kind}::{escaped}"
+
+
+def page(result: Result, path: Path) -> None:
+    """Write a page: the summary, and every source line that has findings, with its neighbours. Raises Failure."""
+    by_place: dict[Frame | None, list[Report]] = {}
+    for item in result.ordered:
+        by_place.setdefault(item.access.site.home, []).append(item)
+    body = [f"<h1>{html.escape(result.target)}</h1><pre>{html.escape(result.summary())}</pre>"]
+    for place, items in sorted(
+        by_place.items(), key=lambda pair: (str(pair[0].file), pair[0].line) if pair[0] else ("", 0)
+    ):
+        body.append(f"<h2>{html.escape(str(place) if place else 'no source line')}</h2>")
+        body += [_item(item) for item in items]
+        if place:
+            body.append(_source(place))
+    files.write(path, _PAGE.format(title=html.escape(result.target), body="\n".join(body)))
+
+
+def _item(item: Report) -> str:
+    times = f" &times;{item.count}" if item.count > 1 else ""
+    text = html.escape(f"{item.kind} in {plain(item.kernel)}: {item.message}")
+    ptx = html.escape(item.text)
+    return f'<p class="{item.severity}"><b>{item.severity}</b> {text}{times}<br><small>{ptx}</small></p>'
+
+
+def _source(place: Frame) -> str:
+    try:
+        lines = Path(place.file).read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    rows = []
+    for number in range(max(1, place.line - CONTEXT), min(len(lines), place.line + CONTEXT) + 1):
+        mark = ' class="here"' if number == place.line else ""
+        rows.append(f"<span{mark}>{number:5} {html.escape(lines[number - 1])}</span>")
+    return "<pre>" + "\n".join(rows) + "</pre>"
+
+
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:15px sans-serif;margin:2em;max-width:70em}}pre{{background:#f4f4f4;padding:.6em;overflow:auto}}
+.here{{background:#ffd9a8;display:inline-block;width:100%}}.error b{{color:#b00020}}
+.benign b,.lint b{{color:#665}}</style>
+{body}</html>
+"""

@@ -1,0 +1,213 @@
+"""The verb check: any CUDA program, executed and checked without a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperCommand
+
+from kernelproof.cli.program import app
+from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.messages import refuse
+from kernelproof.ground.command_line.options import Json, Nvcc
+from kernelproof.ground.command_line.progress import SECONDS
+
+if TYPE_CHECKING:
+    from kernelproof.checking.plan import Plan
+    from kernelproof.checking.supervision import Progress
+
+PROGRAM_ARGUMENTS = "kernelproof.program_arguments"
+KINDS = {
+    "source": (".cu", ".cpp", ".cc", ".cxx", ".c"), "ptx": (".ptx",), "library": (".so",), "cubin": (".cubin",),
+}  # fmt: skip
+TIMEOUT_S, MEMORY_GIB = 600.0, 8.0
+
+
+@dataclass(frozen=True)
+class What:
+    """What runs, in place of the program's main."""
+
+    entry: Annotated[
+        str | None, typer.Option("--entry", metavar="KERNEL", help="Launch this kernel; a short name will do.")
+    ] = None
+    grid: Annotated[str, typer.Option("--grid", metavar="X[,Y[,Z]]", help="CTAs of --entry.")] = "1"
+    block: Annotated[str, typer.Option("--block", metavar="X[,Y[,Z]]", help="Threads of a CTA of --entry.")] = "32"
+    smem: Annotated[int, typer.Option("--smem", min=0, help="Bytes of dynamic shared memory of --entry.")] = 0
+    args: Annotated[
+        str,
+        typer.Option(
+            "--args",
+            help="Arguments of --entry or --call, separated by blanks: 5, 2.5, i64:5, in:f32[64,32]=random, "
+            "out:f32[64]; also inout and scratch, and zeros, ones, iota or FILE.npy.",
+        ),
+    ] = ""
+    launch: Annotated[
+        Path | None, typer.Option("--launch", metavar="FILE.json", help="Launches with their arguments.")
+    ] = None
+    call: Annotated[str | None, typer.Option("--call", metavar="FUNCTION", help='Call this extern "C" function.')] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class How:
+    """How it runs."""
+
+    nvcc_args: Annotated[str, typer.Option("--nvcc-args", help='For nvcc: "-I... -D... -std=...".')] = ""
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="DEVICE", help="sm_80, sm_86, sm_89, sm_90a, ... or a GPU such as a100."),
+    ] = None
+    sample: Annotated[
+        int, typer.Option("--sample", min=0, help="CTAs of a grid to run: corners, and drawn ones; 0 runs all.")
+    ] = 0
+    seed: Annotated[int, typer.Option("--seed", help="Of random inputs and of --sample.")] = 0
+    adverse: Annotated[bool, typer.Option("--adverse", help="Another order of events that hardware may choose.")] = (
+        False
+    )
+    counters: Annotated[bool, typer.Option("--counters", help="Count bank conflicts, sectors, barriers.")] = False
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that the program may take.")] = TIMEOUT_S
+    memory: Annotated[float, typer.Option("--memory", min=0.1, help="GiB that the program may need.")] = MEMORY_GIB
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where findings go, beside the text."""
+
+    as_json: Json = False
+    expect: Annotated[
+        Path | None, typer.Option("--expect", metavar="FILE", help="Findings that are known: the program passes.")
+    ] = None
+    sarif: Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="Write findings as SARIF.")] = None
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page of source lines with findings.")
+    ] = None
+    github: Annotated[
+        bool, typer.Option("--github", envvar="GITHUB_ACTIONS", help="Print findings as GitHub annotations too.")
+    ] = False
+
+
+class CheckCommand(TyperCommand):
+    """A command whose words behind ``--`` are the program's: they are in the context's ``meta``."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Splits the words."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[PROGRAM_ARGUMENTS] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+
+@verb(app, "check", CheckCommand)
+def check(
+    context: typer.Context,
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILES [-- ARGS]", help="x.cu ..., x.ptx, x.so, or x.cubin beside x.ptx.")
+    ],
+    what: What,
+    how: How,
+    output: Output,
+    nvcc: Nvcc = None,
+) -> None:
+    """Run a CUDA program on an emulated GPU and report its faults.
+
+    Races, wrong addresses, missing fences, deadlocks.
+
+    Exit codes: 0 nothing found, 1 errors found or the program failed, 2 wrong input or what cannot be checked, 3 a
+    missing tool. docs/kernelproof/check.md has more.
+    """
+    from kernelproof.checking import expectations, supervision, writing
+
+    expected = expectations.read(output.expect) if output.expect else ()
+    plan = _plan([Path(file) for file in files], what, how, output, nvcc, context.meta[PROGRAM_ARGUMENTS])
+    sys.stdout.flush()
+    result = supervision.run(plan, " ".join(files), how.timeout, how.memory, _progress())
+    expectations.apply(result, expected)
+    if output.sarif:
+        writing.sarif(result, output.sarif)
+    if output.html:
+        writing.page(result, output.html)
+    if output.as_json:
+        print(json.dumps(result.document(), indent=1))
+    else:
+        print(result.summary())
+    if output.github:
+        print("\n".join(writing.github(result)), file=sys.stderr if output.as_json else sys.stdout)
+    raise typer.Exit(result.code)
+
+
+def _plan(
+    files: list[Path], what: What, how: How, output: Output, nvcc: Path | None, arguments: tuple[str, ...]
+) -> Plan:
+    """What the process of the check gets. Compiles sources."""
+    from kernelproof.checking import compilation, devices, plan
+
+    for file in files:
+        if not file.is_file():
+            refuse(
+                f"{file}: no such file; name .cu, .cpp, .ptx, .so or .cubin files, a program's own arguments behind --"
+            )
+    kinds = {kind: [file for file in files if file.suffix.lower() in suffixes] for kind, suffixes in KINDS.items()}
+    others = [file for file in files if not any(file in group for group in kinds.values())]
+    if others:
+        refuse(f"{others[0]}: not a .cu, .cpp, .ptx, .so or .cubin file; a program's own arguments stand behind --")
+    nvcc_args, sm = compilation.split_arguments(how.nvcc_args)
+    ptx = [*kinds["ptx"], *(_beside(cubin) for cubin in kinds["cubin"])]
+    device = how.device or devices.nearest(sm or plan.target_of(ptx) or devices.DEFAULT)
+    devices.device(device)
+    library = kinds["library"][0] if kinds["library"] else None
+    if len(kinds["library"]) > 1 or (library and kinds["source"]):
+        refuse("one library, or sources, make a program; name them alone")
+    launches, buffers = plan.launch_file(what.launch) if what.launch else ((), {})
+    listed = tuple(plan.argument(word, {}) for word in what.args.split())
+    if what.entry:
+        grid, block = plan.extents(what.grid, "--grid"), plan.extents(what.block, "--block")
+        launches = (plan.LaunchSpec(what.entry, grid, block, what.smem, (1,), listed),)
+    if sum(map(bool, (what.entry, what.launch, what.call))) > 1:
+        refuse("--entry, --launch and --call exclude each other")
+    runs_main = not (launches or what.call)
+    if runs_main and not (kinds["source"] or library):
+        refuse(f"{files[0]} has no main: give --entry KERNEL with --grid, --block and --args, or --launch FILE.json")
+    if kinds["source"]:
+        from kernelproof.ground import toolchain
+
+        library = compilation.library(
+            kinds["source"], nvcc_args, sm or devices.target(device), toolchain.discover(nvcc)
+        )
+    return plan.Plan(
+        device, library, tuple(ptx), (str(files[0].with_suffix("")), *arguments) if runs_main else None,
+        (what.call, listed) if what.call else None, launches, buffers, how.counters, how.adverse, how.sample, how.seed,
+        quiet=output.as_json, output_to_stderr=output.as_json,
+    )  # fmt: skip
+
+
+def _beside(cubin: Path) -> Path:
+    """The PTX that a cubin was assembled from."""
+    ptx = cubin.with_suffix(".ptx")
+    if not ptx.is_file():
+        refuse(f"{cubin}: the emulator executes PTX, and {ptx} is missing; keep it with nvcc --keep")
+    return ptx
+
+
+def _progress() -> Progress:
+    """A line about a kernel that takes long: every ten seconds, on a terminal every second."""
+    from kernelproof.checking.names import plain
+    from kernelproof.checking.supervision import expected
+
+    terminal = sys.stderr.isatty()
+    last = {"seconds": 0.0}
+
+    def show(kernel: str, seconds: float, done: int, ctas: int) -> None:
+        if seconds < last["seconds"]:
+            last["seconds"] = 0.0
+        if seconds - last["seconds"] > (1.0 if terminal else SECONDS):
+            last["seconds"] = seconds
+            part = f"{done} of {ctas} CTAs in" if ctas else "running for"
+            line = f"{plain(kernel)}: {part} {seconds:.0f} s{expected(seconds, done, ctas)}"
+            print(f"\r{line}\r" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,40 @@
+"""The verb grade: a kernel against its reference, and the rules that catch cheats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelproof.cli.program import app
+from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.options import Json
+
+CODES = {"right": 0, "wrong": 1, "not checked": 2}
+
+
+@verb(app, "grade")
+def grade(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="x.py or x.json: reference, shapes, buffers, launches, as check_source."),
+    ],
+    source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]", help="The kernels, in place of FILE's.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of all draws, in place of FILE's.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Grade kernels without a GPU, by a reference in Python. Cheats are looked for as well.
+
+    A FILE.py is executed. Exit codes: 0 right, 1 wrong, 2 wrong input or what cannot be checked, 3 a missing tool.
+    docs/kernelproof/grading.md has more.
+    """
+    from kernelproof.grading import Limits, check_source, description
+
+    arguments = description.arguments(file, source)
+    if seed is not None:
+        arguments["limits"] = replace(arguments.get("limits") or Limits(), seed=seed)
+    verdict = check_source(**arguments)
+    print(verdict.model_dump_json(indent=1) if as_json else verdict)
+    raise typer.Exit(CODES[verdict.outcome])

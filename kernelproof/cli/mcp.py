@@ -1,0 +1,35 @@
+"""The verb mcp: tools for language models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kernelproof.cli.program import app
+from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.errors import MissingTool
+
+
+@verb(app, "mcp")
+def mcp(
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Limit of a call's run.")] = 60.0,
+    memory: Annotated[float, typer.Option("--memory", min=0.1, help="GiB that a call's run may need.")] = 4.0,
+    guide: Annotated[bool, typer.Option("--skill", help="Print the guide for models, a SKILL.md, and end.")] = False,
+) -> None:
+    """Serve check, explain and count to a language model, by MCP.
+
+    On standard input and output. Only device code is compiled and run. --skill prints how a model uses them.
+    """
+    from kernelproof.mcp_server import pages
+
+    if guide:
+        print(pages.guide(), end="")
+        return
+    try:
+        from kernelproof.mcp_server import server
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+            raise
+        raise MissingTool("the SDK of the protocol is missing; install it: pip install 'cudal2gen[mcp]'") from None
+    server.serve(seconds, memory)

@@ -1,0 +1,231 @@
+"""Floats as PTX defines them: rounding, fused multiply-add, bfloat16, halves, comparisons. Shapes are (lanes,)."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import Array
+
+
+def bf16_to_f32(raw: Array) -> Array:
+    """Raw bfloat16 -> float32."""
+    return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def f32_to_bf16(x: Array, mode: str = "rn") -> Array:
+    """float32 -> raw bfloat16; NaN becomes 0x7FFF."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    if mode == "rn":
+        out = (bits + (np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))) >> np.uint32(16)
+    else:
+        out = bits >> np.uint32(16)
+        inexact = (bits & np.uint32(0xFFFF)) != 0
+        negative = (bits >> np.uint32(31)) != 0
+        up = inexact & (~negative if mode == "rp" else negative if mode == "rm" else np.zeros(len(bits), bool))
+        out = out + up.astype(np.uint32)
+    return np.where(np.isnan(x), np.uint32(0x7FFF), out).astype(np.uint16)
+
+
+def f64_to_bf16(x: Array) -> Array:
+    """float64 -> raw bfloat16, rounded once (to odd in between)."""
+    return f32_to_bf16(round_odd_f32(x))
+
+
+def round_odd_f32(x: Array) -> Array:
+    """float64 -> float32, to the neighbour whose last bit is one where inexact: rounding again to fewer bits is then
+    as good as rounding once."""
+    y = x.astype(np.float32)
+    exact = y.astype(np.float64)
+    inexact = (exact != x) & np.isfinite(x) & np.isfinite(y)
+    toward = np.where(np.abs(exact) > np.abs(x), np.nextafter(y, np.float32(0)), y)
+    bits = toward.view(np.uint32)
+    return np.where(inexact, bits | np.uint32(1), y.view(np.uint32)).astype(np.uint32).view(np.float32)
+
+
+def directed(x: Array, dtype: Any, mode: str) -> Array:
+    """Round float64 (or longdouble) values to a narrower float with mode rn, rz, rm or rp."""
+    y = x.astype(dtype)
+    if mode in ("rn", "rna", ""):
+        return np.asarray(y)
+    back = y.astype(x.dtype)
+    info = np.finfo(dtype)
+    y = np.where(np.isinf(y) & np.isfinite(x), np.copysign(dtype(info.max), y), y).astype(dtype)
+    over = np.isinf(back) & np.isfinite(x)
+    back = np.where(over, y.astype(x.dtype), back)
+    zero, inf = dtype(0), dtype(np.inf)
+    if mode == "rz":
+        out = np.where(np.abs(back) > np.abs(x), np.nextafter(y, zero), y)
+    elif mode == "rm":
+        out = np.where(back > x, np.nextafter(y, -inf), y)
+    else:
+        out = np.where(back < x, np.nextafter(y, inf), y)
+    return np.asarray(out.astype(dtype))
+
+
+def flush(x: Array) -> Array:
+    """.ftz: subnormal float32 or float16 -> zero of the same sign."""
+    u, sign, normal = ("u2", 0x8000, 0x400) if x.dtype == np.float16 else ("u4", 1 << 31, 0x800000)
+    bits = x.view(u)
+    # Without the sign, less one: zero becomes the largest number.
+    subnormal = (bits << 1) - 1 < 2 * normal - 1
+    if not subnormal.any():
+        return x
+    return np.where(subnormal, bits & sign, bits).astype(u).view(x.dtype)
+
+
+def saturate(x: Array) -> Array:
+    """.sat for floats: clamp to [0, 1], NaN -> 0."""
+    out = np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0)).astype(x.dtype)
+    return np.asarray(out)
+
+
+def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
+    """Fused multiply-add of float32, rounded once.
+
+    The product is exact in float64; rounding the float64 sum again is wrong only where that lies halfway between two
+    float32, so has 28 zeros behind a one, or between two subnormal ones.
+    """
+    p = a.astype(np.float64) * b.astype(np.float64)
+    cc = c.astype(np.float64)
+    s = p + cc
+    if mode != "rn":
+        return directed(_round_odd_sum(p, cc, s), np.float32, mode)
+    out = s.astype(np.float32)
+    bits = s.view(np.uint64)
+    halfway = (bits & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
+    # Without the sign, less one: zero becomes the largest number.
+    halfway |= (bits << np.uint64(1)) - np.uint64(1) < np.uint64(2 * 0x3810000000000000 - 1)
+    if halfway.any():
+        halfway &= _error(p, cc, s) != 0
+    if halfway.any():
+        out[halfway] = _round_odd_sum(p[halfway], cc[halfway], s[halfway]).astype(np.float32)
+    return np.asarray(out)
+
+
+def _error(p: Array, c: Array, s: Array) -> Array:
+    """What ``s``, the rounded sum of p and c, lacks."""
+    t = s - p
+    return np.asarray((p - (s - t)) + (c - t))
+
+
+def _round_odd_sum(p: Array, c: Array, s: Array) -> Array:
+    """p + c to odd: ``s``, their sum to nearest, one unit toward the error where its last bit is even, so that a second
+    rounding cannot be misled."""
+    error, bits = _error(p, c, s), s.view(np.int64)
+    fix = (error != 0) & ((bits & 1) == 0) & np.isfinite(s)
+    if not fix.any():
+        return s
+    away = (error > 0) == (s > 0)
+    return np.where(fix, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
+
+
+@cache
+def _c_fma() -> Any:
+    function = ctypes.CDLL(ctypes.util.find_library("m") or "libm.so.6").fma
+    function.restype = ctypes.c_double
+    function.argtypes = [ctypes.c_double] * 3
+    return function
+
+
+def fma64(a: Array, b: Array, c: Array) -> Array:
+    """Fused multiply-add of float64 through the C library."""
+    fma = _c_fma()
+    a, b, c = np.broadcast_arrays(a, b, c)
+    out = [fma(float(x), float(y), float(z)) for x, y, z in zip(a, b, c, strict=True)]
+    return np.array(out, np.float64)
+
+
+def fma16(a: Array, b: Array, c: Array) -> Array:
+    """Fused multiply-add of float16: exact in float64 before the one rounding."""
+    return np.asarray((a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float16))
+
+
+def fmin(a: Array, b: Array, nan: bool, larger: bool) -> Array:
+    """min or max: NaN loses unless ``nan``; -0 counts as less than +0."""
+    pick_a = (a > b) if larger else (a < b)
+    tie = (a == b) & (np.signbit(a) != np.signbit(b))
+    pick_a = np.where(tie, np.signbit(a) != larger, pick_a)
+    out = np.where(pick_a, a, b)
+    na, nb = np.isnan(a), np.isnan(b)
+    out = np.where(na | nb, a.dtype.type(np.nan), out) if nan else np.where(na, b, np.where(nb, a, out))
+    return np.asarray(out.astype(a.dtype))
+
+
+def unary32(name: str, x: Array) -> Array:
+    """Transcendental and approximate functions: computed in float64, rounded once. The hardware's error is not
+    modelled."""
+    wide = x.astype(np.float64)
+    if name == "ex2":
+        out = np.exp2(wide)
+    elif name == "lg2":
+        out = np.log2(wide)
+    elif name == "rcp":
+        out = 1.0 / wide
+    elif name == "sqrt":
+        out = np.sqrt(wide)
+    elif name == "rsqrt":
+        out = 1.0 / np.sqrt(wide)
+    elif name == "sin":
+        out = np.sin(wide)
+    elif name == "cos":
+        out = np.cos(wide)
+    else:
+        out = np.tanh(wide)
+    return np.asarray(out.astype(x.dtype))
+
+
+def test_float(test: str, x: Array) -> Array:
+    """testp."""
+    if test == "finite":
+        return np.asarray(np.isfinite(x))
+    if test == "infinite":
+        return np.asarray(np.isinf(x))
+    if test == "number":
+        return np.asarray(~np.isnan(x))
+    if test == "notanumber":
+        return np.asarray(np.isnan(x))
+    tiny = np.finfo(x.dtype).tiny
+    subnormal = (np.abs(x) < tiny) & (x != 0)
+    if test == "subnormal":
+        return np.asarray(subnormal)
+    return np.asarray(np.isfinite(x) & ~subnormal & (x != 0))
+
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: (a != b) & ~np.isnan(a) & ~np.isnan(b),
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "equ": lambda a, b: (a == b) | np.isnan(a) | np.isnan(b),
+    "neu": lambda a, b: a != b,
+    "ltu": lambda a, b: ~(a >= b),
+    "leu": lambda a, b: ~(a > b),
+    "gtu": lambda a, b: ~(a <= b),
+    "geu": lambda a, b: ~(a < b),
+    "num": lambda a, b: ~np.isnan(a) & ~np.isnan(b),
+    "nan": lambda a, b: np.isnan(a) | np.isnan(b),
+}
+
+
+def packed(kind: str, function: Callable[..., Array], *operands: Array) -> Array:
+    """Apply a function of float arrays to both halves of f16x2 or bf16x2 words (raw uint32)."""
+    halves = [np.ascontiguousarray(x).view(np.uint16) for x in operands]
+    return scalar16(kind[:-2], function, *halves).view(np.uint32)
+
+
+def scalar16(kind: str, function: Callable[..., Array], *operands: Array) -> Array:
+    """Apply a function of float arrays to f16 or bf16 (raw uint16): bf16 is computed in float64 and rounded once."""
+    if kind == "f16":
+        return np.ascontiguousarray(np.asarray(function(*(x.view(np.float16) for x in operands)), np.float16)).view(
+            np.uint16
+        )
+    wide = [bf16_to_f32(x).astype(np.float64) for x in operands]
+    return f64_to_bf16(np.asarray(function(*wide), np.float64))

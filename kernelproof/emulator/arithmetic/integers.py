@@ -1,0 +1,277 @@
+"""Integers and bits as PTX defines them. Arrays hold raw bits unless a function says otherwise; shapes are (lanes,)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernelproof.emulator.arithmetic.types import U
+from kernelproof.emulator.state.arrays import Array
+
+
+def shl(a: Array, n: Any) -> Array:
+    """Shift left; counts beyond the width give 0."""
+    bits = a.dtype.itemsize * 8
+    count = np.asarray(n).astype(np.uint64)
+    wide = a.astype(np.uint64) << np.minimum(count, 63).astype(np.uint64)
+    return np.where(count >= bits, 0, wide).astype(a.dtype)
+
+
+def shr(a: Array, n: Any) -> Array:
+    """Shift right; counts beyond the width give 0, or the sign for signed arrays."""
+    bits = a.dtype.itemsize * 8
+    count = np.minimum(np.asarray(n).astype(np.uint64), bits)
+    if a.dtype.kind == "i":
+        return np.asarray((a >> np.minimum(count, bits - 1).astype(a.dtype)).astype(a.dtype))
+    return np.where(count >= bits, 0, a >> np.minimum(count, bits - 1).astype(a.dtype)).astype(a.dtype)
+
+
+def lop3(a: Array, b: Array, c: Array, table: int) -> Array:
+    """Any boolean function of three words: bit 4a+2b+c of ``table``."""
+    out = np.zeros_like(a)
+    for i in range(8):
+        if table >> i & 1:
+            out |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+    return out
+
+
+def prmt(a: Array, b: Array, selector: Array, mode: str) -> Array:
+    """Byte permute."""
+    pool = b.astype(np.uint64) << np.uint64(32) | a.astype(np.uint64)
+    out = np.zeros(len(pool), np.uint32)
+    s = np.broadcast_to(selector, out.shape).astype(np.uint32)
+    for i in range(4):
+        if mode == "":
+            nibble = s >> np.uint32(4 * i) & np.uint32(15)
+            index, sign = nibble & np.uint32(7), (nibble & np.uint32(8)) != 0
+        else:
+            c = (s & np.uint32(3)).astype(np.int64)
+            sign = np.zeros(len(out), bool)
+            table = {
+                "f4e": c + i,
+                "b4e": (c - i) % 8,
+                "rc8": c,
+                "ecl": np.maximum(c, i),
+                "ecr": np.minimum(c, i),
+                "rc16": (c & 1) * 2 + (i & 1),
+            }[mode]
+            index = table.astype(np.uint32)
+        byte = (pool >> (index.astype(np.uint64) * np.uint64(8)) & np.uint64(255)).astype(np.uint32)
+        byte = np.where(sign, np.where(byte & 128, 255, 0), byte).astype(np.uint32)
+        out |= byte << np.uint32(8 * i)
+    return out
+
+
+def funnel(low: Array, high: Array, count: Array, left: bool, wrap: bool) -> Array:
+    """shf: 32 bits of the 64-bit pair high:low after a shift."""
+    n = np.broadcast_to(count, low.shape).astype(np.uint64)
+    n = n & np.uint64(31) if wrap else np.minimum(n, np.uint64(32))
+    pair = high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64)
+    if left:
+        # A shift by 32 leaves the low word in the high half.
+        return ((pair << n) >> np.uint64(32)).astype(np.uint32)
+    return (pair >> n & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+
+def bfe(a: Array, start: Any, length: Any) -> Array:
+    """Bit field extract; the type of ``a`` (signed or not) decides the extension."""
+    bits = a.dtype.itemsize * 8
+    raw = a.view(U[bits]).astype(np.uint64)
+    pos = np.broadcast_to(np.asarray(start).astype(np.uint64) & np.uint64(255), raw.shape)
+    size = np.broadcast_to(np.asarray(length).astype(np.uint64) & np.uint64(255), raw.shape)
+    low = np.where(pos >= bits, 0, raw >> np.minimum(pos, np.uint64(63)))
+    n = np.minimum(size, np.uint64(bits))
+    ones = np.where(
+        n >= 64, np.uint64(0xFFFFFFFFFFFFFFFF), (np.uint64(1) << np.minimum(n, np.uint64(63))) - np.uint64(1)
+    )
+    field = low & ones
+    if a.dtype.kind == "i":
+        at = np.minimum(pos + size - np.uint64(1), np.uint64(bits - 1))
+        sign = np.where(size == 0, 0, raw >> at & np.uint64(1)).astype(bool)
+        # The sign fills what lies beyond the word, too.
+        available = np.where(pos >= bits, 0, np.minimum(n, np.uint64(bits) - np.minimum(pos, np.uint64(bits))))
+        keep = np.where(
+            available >= 64,
+            np.uint64(0xFFFFFFFFFFFFFFFF),
+            (np.uint64(1) << np.minimum(available, np.uint64(63))) - np.uint64(1),
+        )
+        field = np.where(sign, (field & keep) | ~keep, field & keep)
+    return field.astype(U[bits])
+
+
+def bfi(a: Array, b: Array, start: Any, length: Any) -> Array:
+    """Insert the low ``length`` bits of ``a`` into ``b`` at ``start``."""
+    bits = b.dtype.itemsize * 8
+    pos = np.broadcast_to(np.asarray(start).astype(np.uint64) & np.uint64(255), b.shape)
+    size = np.minimum(np.broadcast_to(np.asarray(length).astype(np.uint64) & np.uint64(255), b.shape), np.uint64(bits))
+    ones = np.where(
+        size >= 64, np.uint64(0xFFFFFFFFFFFFFFFF), (np.uint64(1) << np.minimum(size, np.uint64(63))) - np.uint64(1)
+    )
+    shift = np.minimum(pos, np.uint64(63))
+    mask = np.where(pos >= bits, np.uint64(0), ones << shift)
+    return ((b.astype(np.uint64) & ~mask) | ((a.astype(np.uint64) << shift) & mask)).astype(b.dtype)
+
+
+def popc(a: Array) -> Array:
+    """Number of one bits."""
+    return np.bitwise_count(a).astype(np.uint32)
+
+
+def clz(a: Array) -> Array:
+    """Leading zeros."""
+    out = np.zeros(a.shape, np.uint32)
+    bits = a.dtype.itemsize * 8
+    rest = a.astype(np.uint64)
+    n = np.full(a.shape, bits, np.int64)
+    for step in (32, 16, 8, 4, 2, 1):
+        big = (rest >> np.uint64(step)) != 0
+        n = np.where(big, n - step, n)
+        rest = np.where(big, rest >> np.uint64(step), rest)
+    out[:] = np.where(rest != 0, n - 1, n)
+    return out
+
+
+def bfind(a: Array, amount: bool) -> Array:
+    """Position of the most significant bit (signed: of the most significant non-sign bit), 0xFFFFFFFF if none."""
+    bits = a.dtype.itemsize * 8
+    raw = a.view(U[bits])
+    if a.dtype.kind == "i":
+        raw = np.where(a < 0, ~raw, raw)
+    lead = clz(raw)
+    none = raw == 0
+    value = lead if amount else (bits - 1 - lead.astype(np.int64)).astype(np.uint32)
+    return np.where(none, np.uint32(0xFFFFFFFF), value).astype(np.uint32)
+
+
+def brev(a: Array) -> Array:
+    """Reverse the bits."""
+    bits = a.dtype.itemsize * 8
+    out = a.astype(np.uint64)
+    full = np.uint64((1 << bits) - 1)
+    for step in (1, 2, 4, 8, 16, 32):
+        if step >= bits:
+            break
+        period = 2 * step
+        mask = np.uint64(sum(((1 << step) - 1) << i for i in range(0, bits, period)))
+        out = ((out >> np.uint64(step)) & mask) | ((out & mask) << np.uint64(step))
+    return (out & full).astype(a.dtype)
+
+
+def mulhi(a: Array, b: Array) -> Array:
+    """High half of a product; operands are arrays of the same type."""
+    bits = a.dtype.itemsize * 8
+    if bits <= 32:
+        wide = np.int64 if a.dtype.kind == "i" else np.uint64
+        return (a.astype(wide) * b.astype(wide) >> wide(bits)).astype(a.dtype)
+    ua, ub = a.view(np.uint64), b.view(np.uint64)
+    low = np.uint64(0xFFFFFFFF)
+    s32 = np.uint64(32)
+    a0, a1, b0, b1 = ua & low, ua >> s32, ub & low, ub >> s32
+    mid = a1 * b0 + (a0 * b0 >> s32)
+    mid2 = a0 * b1 + (mid & low)
+    high = a1 * b1 + (mid >> s32) + (mid2 >> s32)
+    if a.dtype.kind == "i":
+        high = high - np.where(a < 0, ub, np.uint64(0)) - np.where(b < 0, ua, np.uint64(0))
+        return np.asarray(high.view(np.int64))
+    return np.asarray(high)
+
+
+def divide(a: Array, b: Array) -> Array:
+    """Truncating division; by zero gives all ones (what current GPUs give)."""
+    if a.dtype.kind == "u":
+        return np.asarray(
+            np.where(b == 0, a.dtype.type(~a.dtype.type(0)), a // np.where(b == 0, 1, b).astype(a.dtype)).astype(
+                a.dtype
+            )
+        )
+    unsigned = U[a.dtype.itemsize * 8]
+    ua, ub = np.abs(a).view(unsigned), np.abs(b).view(unsigned)
+    q = (ua // np.where(ub == 0, 1, ub).astype(unsigned)).view(a.dtype)
+    q = np.where((a < 0) != (b < 0), -q, q)
+    return np.asarray(np.where(b == 0, a.dtype.type(-1), q).astype(a.dtype))
+
+
+def remainder(a: Array, b: Array) -> Array:
+    """Remainder with the sign of the dividend; by zero gives the dividend."""
+    if a.dtype.kind == "u":
+        return np.where(b == 0, a, a % np.where(b == 0, 1, b).astype(a.dtype)).astype(a.dtype)
+    unsigned = U[a.dtype.itemsize * 8]
+    ua, ub = np.abs(a).view(unsigned), np.abs(b).view(unsigned)
+    r = (ua % np.where(ub == 0, 1, ub).astype(unsigned)).view(a.dtype)
+    return np.where(b == 0, a, np.where(a < 0, -r, r)).astype(a.dtype)
+
+
+def divide_int(a: int, b: int) -> int:
+    """Uniform truncating division of signed ints."""
+    if b == 0:
+        return -1
+    q = abs(a) // abs(b)
+    return -q if (a < 0) != (b < 0) else q
+
+
+def remainder_int(a: int, b: int) -> int:
+    """Uniform remainder with the sign of the dividend; by zero gives the dividend."""
+    if b == 0:
+        return a
+    r = abs(a) % abs(b)
+    return -r if a < 0 else r
+
+
+def saturate_add(a: Array, b: Array, subtract: bool) -> Array:
+    """add.sat and sub.sat of int32."""
+    wide = a.astype(np.int64) - b.astype(np.int64) if subtract else a.astype(np.int64) + b.astype(np.int64)
+    return np.clip(wide, -(1 << 31), (1 << 31) - 1).astype(np.int32)
+
+
+def add_carry(a: Array, b: Array, carry: Array | None, subtract: bool) -> tuple[Array, Array]:
+    """(sum, carry out) of unsigned arrays; for a subtraction the carry is a borrow."""
+    zero = np.zeros(a.shape, a.dtype)
+    c = zero if carry is None else carry.astype(a.dtype)
+    if subtract:
+        first = a - b
+        out = first - c
+        borrow: Array = (a < b) | (first < c)
+        return out, borrow
+    first = a + b
+    out = first + c
+    over: Array = (first < a) | (out < first)
+    return out, over
+
+
+def dot4(a: Array, b: Array, c: Array, signed_a: bool, signed_b: bool) -> Array:
+    """dp4a: four byte products added to a 32-bit word."""
+    x = a.view(np.int8 if signed_a else np.uint8).astype(np.int64).reshape(-1, 4)
+    y = b.view(np.int8 if signed_b else np.uint8).astype(np.int64).reshape(-1, 4)
+    return np.asarray(((x * y).sum(axis=1) + c.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32))
+
+
+def dot2(a: Array, b: Array, c: Array, signed_a: bool, signed_b: bool, high: bool) -> Array:
+    """dp2a: two 16-bit by byte products added to a 32-bit word."""
+    x = a.view(np.int16 if signed_a else np.uint16).astype(np.int64).reshape(-1, 2)
+    y = b.view(np.int8 if signed_b else np.uint8).astype(np.int64).reshape(-1, 4)[:, 2 if high else 0 :][:, :2]
+    return np.asarray(((x * y).sum(axis=1) + c.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32))
+
+
+def bit_mask(start: Array, length: Array, clamp: bool) -> Array:
+    """bmsk."""
+    a, b = start.astype(np.uint64), length.astype(np.uint64)
+    if not clamp:
+        a, b = a & np.uint64(31), b & np.uint64(31)
+    n = np.minimum(b, np.uint64(32))
+    ones = (np.uint64(1) << n) - np.uint64(1)
+    return np.where(a >= 32, 0, ones << np.minimum(a, np.uint64(32)) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+
+def extend(a: Array, length: Array, clamp: bool, signed: bool) -> Array:
+    """szext: sign- or zero-extend from bit ``length``."""
+    n = length.astype(np.int64)
+    if not clamp:
+        n = n & 31
+    n = np.minimum(n, 32)
+    raw = a.astype(np.int64) & 0xFFFFFFFF
+    low = raw & ((np.int64(1) << n) - 1)
+    if signed:
+        sign = (n > 0) & ((raw >> np.maximum(n - 1, 0) & 1) != 0)
+        low = np.where(sign, low - (np.int64(1) << n), low)
+    return (low & 0xFFFFFFFF).astype(np.uint32)

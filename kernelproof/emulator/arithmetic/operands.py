@@ -1,0 +1,159 @@
+"""Elements of matrix operands: fp8 and its rounding, and the numbers in the registers of mma, wmma and wgmma."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.arithmetic.floats import bf16_to_f32
+from kernelproof.emulator.state.arrays import Array
+
+# Bits of an element by PTX type.
+ELEMENT_BITS = {
+    "f64": 64, "tf32": 32, "f32": 32, "s32": 32, "f16": 16, "bf16": 16, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 8,
+    "s4": 4, "u4": 4, "b1": 1,
+}  # fmt: skip
+# fp8 types: bits of the mantissa, bias of the exponent, code of the largest finite number.
+_EIGHTS = {"e4m3": (3, 7, 0x7E), "e5m2": (2, 15, 0x7B)}
+
+
+def _magnitudes(kind: str) -> Array:
+    """The numbers of the codes 0 to 127, as float32; codes beyond the largest finite one are infinity and NaN."""
+    mantissa, bias, last = _EIGHTS[kind]
+    codes = np.arange(128)
+    exponent, fraction = codes >> mantissa, codes & ((1 << mantissa) - 1)
+    significand = np.where(exponent > 0, fraction + (1 << mantissa), fraction)
+    out = significand * 2.0 ** (np.maximum(exponent, 1) - bias - mantissa)
+    out[last + 1 :] = np.nan
+    if kind == "e5m2":
+        out[last + 1] = np.inf
+    return np.asarray(out.astype(np.float32))
+
+
+_MAGNITUDES = {kind: _magnitudes(kind) for kind in _EIGHTS}
+_DECODED = {kind: np.concatenate([values, -values]) for kind, values in _MAGNITUDES.items()}
+_MIDDLES = {
+    kind: (values[: last + 1][:-1].astype(np.float64) + values[1 : last + 1]) / 2
+    for kind, values in _MAGNITUDES.items()
+    for last in (_EIGHTS[kind][2],)
+}
+
+
+def f8_to_f32(raw: Array, kind: str) -> Array:
+    """Raw e4m3 or e5m2 -> float32."""
+    out: Array = _DECODED[kind][raw]
+    return out
+
+
+def f64_to_f8(x: Array, kind: str) -> Array:
+    """float64 -> raw e4m3 or e5m2, to the nearest (ties to even), beyond the largest finite number to that one
+    (``.satfinite``); NaN becomes 0x7F."""
+    magnitude = np.abs(x)
+    middles = _MIDDLES[kind]
+    code = np.searchsorted(middles, magnitude)
+    tie = (code < len(middles)) & (middles[np.minimum(code, len(middles) - 1)] == magnitude)
+    code = code + (tie & (code & 1 == 1))
+    out = code | np.signbit(x).astype(np.int64) << 7
+    return np.where(np.isnan(x), 0x7F, out).astype(np.uint8)
+
+
+def pack_f8(high: Array, low: Array, kind: str, relu: bool) -> Array:
+    """Two float arrays -> e4m3x2 or e5m2x2 (raw uint16), the first in the upper byte."""
+    codes = []
+    for values in (high, low):
+        wide = values.astype(np.float64)
+        codes.append(f64_to_f8(np.where(wide < 0, 0.0, wide) if relu else wide, kind).astype(np.uint16))
+    packed: Array = codes[0] << np.uint16(8) | codes[1]
+    return packed
+
+
+def unpack_f8(raw: Array, kind: str, relu: bool) -> Array:
+    """e4m3x2 or e5m2x2 (raw uint16) -> f16x2 (raw uint32), which holds every such number."""
+    halves = f8_to_f32(np.ascontiguousarray(raw).view(np.uint8), kind).astype(np.float16)
+    if relu:
+        halves = np.where(halves < 0, np.float16(0), halves)
+    bits = np.where(np.isnan(halves), np.uint16(0x7FFF), halves.view(np.uint16))
+    return np.ascontiguousarray(bits).view(np.uint32)
+
+
+# Bits of a half, shifted right by three as a signed number from the upper end of a word, that stand where those of a
+# float32 do, but for the bias of the exponent.
+_HALF_BITS = np.int32(0x8FFFE000 - (1 << 32))
+_BIAS = np.float32(2.0**112)
+_TINY = np.array([1], np.int32).view(np.float32)
+
+
+def _are_finite(raw: Array) -> bool:
+    """No infinity or NaN among f16 (raw uint16), and the processor does not flush denormals: they scale exactly."""
+    return int((raw << np.uint16(1)).max(initial=0)) < 0xF800 and bool((_TINY * _BIAS)[0])
+
+
+def _scaled(words: Array) -> Array:
+    """Words (int32, changed in place) with finite f16 in their upper halves -> those numbers as float32."""
+    words >>= 3
+    words &= _HALF_BITS
+    out: Array = words.view(np.float32)
+    out *= _BIAS
+    return out
+
+
+def f16_to_f32(raw: Array) -> Array:
+    """Raw f16 (uint16) -> float32; several times faster than NumPy's conversion where all numbers are finite."""
+    if not _are_finite(raw):
+        return np.asarray(raw.view(np.float16).astype(np.float32))
+    words = raw.view(np.int16).astype(np.int32)
+    words <<= 16
+    return _scaled(words)
+
+
+def halves(raw: Array, kind: str) -> Array:
+    """The float32 values of 16-bit operands (uint16), f16 or bf16."""
+    return f16_to_f32(raw) if kind == "f16" else bf16_to_f32(raw)
+
+
+def split_halves(words: Array, kind: str) -> Array:
+    """Words (..., n) of two f16 or bf16 each -> float32 (..., 2, n): all lower halves, then all upper ones."""
+    if kind == "f16" and not _are_finite(words.view(np.uint16)):
+        pairs = words.view(np.float16).astype(np.float32).reshape(*words.shape, 2)
+        return np.ascontiguousarray(np.moveaxis(pairs, -1, -2))
+    out = np.empty((*words.shape[:-1], 2, words.shape[-1]), np.uint32)
+    np.left_shift(words, 16, out=out[..., 0, :])
+    np.bitwise_and(words, 0xFFFF0000, out=out[..., 1, :])
+    return _scaled(out.view(np.int32)) if kind == "f16" else out.view(np.float32)
+
+
+def elements(raw: Array, kind: str) -> Array:
+    """Raw bytes (uint8, last axis contiguous) -> the numbers in them: floats as float32 (f64: float64), integers as
+    float64, which holds every sum of their products."""
+    data = np.ascontiguousarray(raw)
+    if kind in _EIGHTS:
+        return f8_to_f32(data, kind)
+    if kind == "f16":
+        return f16_to_f32(data.view(np.uint16))
+    if kind == "bf16":
+        return bf16_to_f32(data.view(np.uint16))
+    if kind == "tf32":
+        # The tensor core reads the upper 19 bits.
+        return np.asarray((data.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32))
+    if kind in ("f32", "f64"):
+        return data.view(np.float32 if kind == "f32" else np.float64)
+    if kind in ("s8", "u8", "s32"):
+        return np.asarray(data.view({"s8": np.int8, "u8": np.uint8, "s32": np.int32}[kind]).astype(np.float64))
+    bits = ELEMENT_BITS[kind]
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    parts = (data[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    signed = np.where(parts > 7, parts.astype(np.float64) - 16, parts) if kind == "s4" else parts
+    return np.asarray(signed.astype(np.float64).reshape(*data.shape[:-1], -1))
+
+
+def rounded(values: Array, kind: str, saturate: bool = False) -> Array:
+    """Sums as an accumulator of type ``kind`` holds them; s32 wraps, or clamps with ``saturate``."""
+    if kind == "s32":
+        whole = values.astype(np.int64)
+        if saturate:
+            whole = np.clip(whole, -(1 << 31), (1 << 31) - 1)
+        return whole.astype(np.int32)
+    out = values.astype({"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind])
+    if saturate:
+        most = np.finfo(out.dtype).max
+        out = np.where(np.isnan(out), 0, np.clip(out, -most, most)).astype(out.dtype)
+    return np.asarray(out)

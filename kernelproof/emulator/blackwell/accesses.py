@@ -1,0 +1,169 @@
+"""tcgen05.ld and .st, their waits, and the fences of tcgen05."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.blackwell.allocation import Allocation
+from kernelproof.emulator.blackwell.clocks import TensorClocks
+from kernelproof.emulator.blackwell.fragments import Fragment, fragment
+from kernelproof.emulator.blackwell.pending import LoadedRegister, PendingLoads
+from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUP, LOAD, STORE, Region, TensorMemory
+from kernelproof.emulator.state.arrays import Array, Mask, distinct
+from kernelproof.emulator.state.batch import BatchState
+
+
+class Access(NamedTuple):
+    """A kind of tcgen05.ld or .st: ``shape``, ``.x{times}``, packed halves, columns between halves (.16x32bx2)."""
+
+    shape: str
+    times: int
+    packed: bool
+    split: int = 0
+
+    @property
+    def fragment(self) -> Fragment:
+        """The register of each word."""
+        return fragment(self.shape, self.times, self.packed, self.split)
+
+
+class TensorAccesses:
+    """Accesses of warps to tensor memory. Values move at issue; pending accesses are kept in the registers
+    (``PendingLoads``) and in the tags of the memory."""
+
+    def __init__(
+        self,
+        batch: BatchState,
+        clocks: TensorClocks,
+        memory: TensorMemory,
+        allocation: Allocation,
+        pending: PendingLoads,
+    ) -> None:
+        self.batch, self.launch, self.clocks = batch, batch.launch, clocks
+        self.memory, self.allocation, self.pending = memory, allocation, pending
+        self.hazards = batch.launch.options.hazards
+
+    def _warps(self, m: Mask, site: int) -> list[int]:
+        """The warps of the batch that execute an instruction; parts of warps are reported."""
+        self.batch.require_whole_warps(m, site)
+        warps: list[int] = distinct(self.batch.lanes(m) >> 5).tolist()
+        return warps
+
+    # --- places ---
+
+    def _place(self, access: Access, address: Array, warp: int, site: int) -> tuple[int, int]:
+        """First lane and column of a warp's access; those that it may not touch are reported. Column -1: none."""
+        lanes = np.arange(32 * warp, 32 * warp + 32)
+        first = int(address[lanes[0]])
+        index = warp % self.batch.warps_per_cta
+        lane, column = first >> 16, first & 0xFFFF
+        own, height = 32 * (index % 4), access.fragment.lanes
+        if (address[lanes] != first).any():
+            text = "the lanes of a warp name different addresses of tensor memory"
+            self.batch.report_lanes("tensor-memory-bounds", text, site, lanes)
+        if lane not in (own, own + 32 - height):
+            text = f"lane {lane} of tensor memory: warp {index} may touch lanes {own} to {own + 31} (of its index % 4)"
+            self.batch.report_lanes("tensor-memory-bounds", text, site, lanes)
+            # Its own lanes, in the same half: DeepGEMM says that hardware ignores the other bits.
+            lane = own + (32 - height if lane % 32 else 0)
+        row, high = warp // self.batch.warps_per_cta, column + self._width(access)
+        if high > COLUMNS or not self.allocation.owned[row, column:high].all():
+            text = f"columns {column} to {high - 1} of tensor memory, which the CTA has not allocated"
+            self.batch.report_lanes("tensor-memory-bounds", text, site, lanes)
+            if high > COLUMNS:
+                column = -1
+        elif self.hazards:
+            self.allocation.check_access(row, column, high, int(lanes[0]), site)
+        return lane, column
+
+    def _width(self, access: Access) -> int:
+        """Columns from the first to behind the last."""
+        return int(access.fragment.column[-1, -1]) + 1 + int(access.packed)
+
+    def _regions(self, access: Access, row: int, lane: int, column: int) -> list[Region]:
+        groups = slice(lane // GROUP, (lane + access.fragment.lanes) // GROUP)
+        if access.shape != "16x32bx2":
+            return [Region(row, groups, column, column + self._width(access))]
+        width = access.times * (2 if access.packed else 1)
+        gap = access.split * (2 if access.packed else 1)
+        return [Region(row, groups, at, at + width) for at in (column, column + gap)]
+
+    # --- loads and stores ---
+
+    def load(self, access: Access, address: Array, m: Mask, site: int) -> list[LoadedRegister]:
+        """tcgen05.ld: the registers that it writes."""
+        shape = access.fragment
+        out = np.full((len(shape.lane), self.batch.size), 0xFFFFFFFF, np.uint32)
+        warps = self._warps(m, site)
+        for warp in warps:
+            row, index = divmod(warp, self.batch.warps_per_cta)
+            lane, column = self._place(access, address, warp, site)
+            if column < 0:
+                continue
+            for region in self._regions(access, row, lane, column) if self.hazards else ():
+                self.memory.load(region, index, site)
+            data, threads = self.memory.data[row], slice(32 * warp, 32 * warp + 32)
+            if access.shape == "32x32b" and not access.packed:
+                out[:, threads] = data[lane : lane + 32, column : column + access.times].T
+            elif access.packed:
+                low, high = (data[lane + shape.lane, column + shape.column + i] & 0xFFFF for i in (0, 1))
+                out[:, threads] = low | high << np.uint32(16)
+            else:
+                out[:, threads] = data[lane + shape.lane, column + shape.column]
+        load = self.pending.begin(np.array(warps, np.int64))
+        return [LoadedRegister(value, load) for value in out]
+
+    def store(self, access: Access, address: Array, values: tuple[Array, ...], m: Mask, site: int) -> None:
+        """tcgen05.st."""
+        shape = access.fragment
+        words = np.stack(values)
+        for warp in self._warps(m, site):
+            row, index = divmod(warp, self.batch.warps_per_cta)
+            lane, column = self._place(access, address, warp, site)
+            if column < 0:
+                continue
+            for region in self._regions(access, row, lane, column) if self.hazards else ():
+                self.memory.store(region, index, site)
+            values_of_warp, data = words[:, 32 * warp : 32 * warp + 32], self.memory.data[row]
+            if access.packed:
+                data[lane + shape.lane, column + shape.column] = values_of_warp & np.uint32(0xFFFF)
+                data[lane + shape.lane, column + shape.column + 1] = values_of_warp >> np.uint32(16)
+            else:
+                data[lane + shape.lane, column + shape.column] = values_of_warp
+        self.launch.version += 1
+
+    # --- waits and fences ---
+
+    def wait(self, kind: int, m: Mask, site: int) -> None:
+        """tcgen05.wait::ld (``LOAD``) or ::st (``STORE``)."""
+        self.launch.tick += 1
+        warps = self._warps(m, site)
+        for warp in warps:
+            self.memory.wait(*divmod(warp, self.batch.warps_per_cta), kind)
+        if kind == LOAD:
+            self.pending.wait(np.array(warps, np.int64))
+
+    def wait_load(self, m: Mask, site: int) -> None:
+        """tcgen05.wait::ld."""
+        self.wait(LOAD, m, site)
+
+    def wait_store(self, m: Mask, site: int) -> None:
+        """tcgen05.wait::st."""
+        self.wait(STORE, m, site)
+
+    def fence_before(self, m: Mask) -> None:
+        """tcgen05.fence::before_thread_sync: the next synchronisation also passes on completed accesses."""
+        if not self.hazards:
+            return
+        self.launch.tick += 1
+        for warp in distinct(self.batch.lanes(m) >> 5).tolist():
+            row, index = divmod(warp, self.batch.warps_per_cta)
+            tick = self.memory.released(row, index)
+            self.clocks.learn(row, np.array([index]), self.clocks.access_column(row, index), tick)
+
+    def fence_after(self, m: Mask) -> None:
+        """tcgen05.fence::after_thread_sync."""
+        if self.hazards:
+            self.clocks.fence_after(m)

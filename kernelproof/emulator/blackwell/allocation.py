@@ -1,0 +1,208 @@
+"""tcgen05.alloc, .dealloc and .relinquish_alloc_permit: ownership of columns of tensor memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, TensorMemory
+from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
+from kernelproof.emulator.machine.scheduler import Scheduler, Step
+from kernelproof.emulator.state.arrays import Array, Mask, distinct
+from kernelproof.emulator.state.batch import BatchState
+
+MIN_COLUMNS = 32
+RULE = "tensor-memory-allocation"
+
+
+@dataclass(slots=True)
+class Block:
+    """Columns that one alloc has allocated."""
+
+    columns: int
+    site: int
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A warp that waits for free columns or, with cta_group::2, for the alloc of its peer CTA."""
+
+    row: int
+    lanes: Array
+    address: Array
+    columns: int
+    pair: bool
+    site: int
+    free: int = 0
+
+    def describe(self, row: int) -> str:  # noqa: ARG002
+        """The state of the wait, as text."""
+        if self.pair:
+            return f"tcgen05.alloc.cta_group::2 of {self.columns} columns, which the CTA's peer must execute, too"
+        return f"tcgen05.alloc of {self.columns} columns of tensor memory, of which {self.free} are free"
+
+
+class Allocation:
+    """The columns of every row. ``owned``: is a column allocated; ``blocks``: by first column; ``group``: the cta_group
+    of the launch's tcgen05 instructions (0: none so far)."""
+
+    def __init__(self, batch: BatchState, scheduler: Scheduler, shared: ClusterMemory, memory: TensorMemory) -> None:
+        self.batch, self.scheduler, self.shared, self.memory = batch, scheduler, shared, memory
+        self.owned: Array = np.zeros((batch.count, COLUMNS), bool)
+        # Blocks of a row that its peer has deallocated for both CTAs: (row, first column) -> columns.
+        self.withdrawn: dict[tuple[int, int], int] = {}
+        self.blocks: list[dict[int, Block]] = [{} for _ in range(batch.count)]
+        self.relinquished: Array = np.zeros(batch.count, bool)
+        # Per row: columns of the last alloc.
+        self.last: Array = np.full(batch.count, COLUMNS, np.int64)
+        self.group = 0
+        self.requests: list[Request] = []
+
+    def use_group(self, group: int, lanes: Array, site: int) -> None:
+        """Checks that all tcgen05 instructions of a kernel have one cta_group, and that cta_group::2 has pairs of
+        CTAs."""
+        if self.group not in (0, group):
+            text = f"cta_group::{group} in a kernel that has executed tcgen05 instructions of cta_group::{self.group}"
+            self.batch.report_lanes("tcgen05-group", text, site, lanes)
+        elif group == 2 and self.batch.cluster_size % 2:
+            text = f"cta_group::2 in a cluster of {self.batch.cluster_size}: its CTAs are no pairs"
+            self.batch.report_lanes("tcgen05-group", text, site, lanes)
+        self.group = self.group or group
+
+    def peer(self, row: int) -> int:
+        """The other CTA of a row's pair."""
+        other = int(self.batch.rank[row]) ^ 1
+        return row if other >= self.batch.cluster_size else row - int(self.batch.rank[row]) + other
+
+    def _warps(self, group: int, m: Mask, site: int) -> list[tuple[int, Array]]:
+        """(row, lanes) of every warp that executes an instruction."""
+        lanes = self.batch.lanes(m)
+        if not lanes.size:
+            return []
+        self.batch.require_whole_warps(m, site)
+        self.use_group(group, lanes, site)
+        warps = lanes >> 5
+        return [(int(w) // self.batch.warps_per_cta, lanes[warps == w]) for w in distinct(warps)]
+
+    # --- alloc ---
+
+    def alloc(self, group: int, address: Array, columns: Array, m: Mask, resume: int, site: int) -> Step:
+        """tcgen05.alloc: its warp sleeps until there are columns, and until the peer has come for cta_group::2."""
+        asleep = np.zeros(self.batch.size, bool)
+        for row, lanes in self._warps(group, m, site):
+            count = self._count(row, columns, lanes, site)
+            request = Request(row, lanes, address, count, group == 2, site)
+            asleep[lanes] = True
+            self.requests.append(request)
+            self.scheduler.sleep(request, self._mask(lanes), resume, site)
+        self._serve()
+        awake = self.batch.running(m) & ~asleep
+        return self.scheduler.next(resume, awake) if awake.any() else self.scheduler.pick()
+
+    def _mask(self, lanes: Array) -> Array:
+        mask = np.zeros(self.batch.size, bool)
+        mask[lanes] = True
+        return mask
+
+    def _count(self, row: int, columns: Array, lanes: Array, site: int) -> int:
+        """The number of columns that a warp requests, corrected to a legal one."""
+        count = int(columns[lanes[0]])
+        texts = []
+        if (columns[lanes] != count).any():
+            texts.append("the lanes of a warp allocate different numbers of columns")
+        if count not in (32, 64, 128, 256, 512):
+            texts.append(f"tcgen05.alloc of {count} columns: a power of two from {MIN_COLUMNS} to {COLUMNS} is needed")
+            count = min(max(MIN_COLUMNS, 1 << (max(count, 1) - 1).bit_length()), COLUMNS)
+        elif count > self.last[row]:
+            texts.append(f"tcgen05.alloc of {count} columns after one of {self.last[row]}: sizes may not grow")
+        if self.relinquished[row]:
+            texts.append("tcgen05.alloc after tcgen05.relinquish_alloc_permit of this CTA")
+        for text in texts:
+            self.batch.report_lanes(RULE, text, site, lanes)
+        self.last[row] = count
+        return count
+
+    def _serve(self) -> None:
+        """Grants requests whose columns are free and, for pairs, whose peer has requested too."""
+        for request in list(self.requests):
+            if request not in self.requests:
+                continue
+            row = request.row
+            partners = [request]
+            if request.pair and self.peer(row) != row:
+                peer = next((r for r in self.requests if r.pair and r.row == self.peer(row)), None)
+                if peer is None:
+                    continue
+                partners.append(peer)
+            places = [self._find(partner) for partner in partners]
+            if min(places) < 0:
+                continue
+            for partner, at in zip(partners, places, strict=True):
+                self._give(partner, at)
+
+    def _find(self, request: Request) -> int:
+        """The first column of a free block, -1 if there is none."""
+        owned = self.owned[request.row]
+        request.free = int((~owned).sum())
+        starts = range(0, COLUMNS, request.columns)
+        return next((at for at in starts if not owned[at : at + request.columns].any()), -1)
+
+    def _give(self, request: Request, at: int) -> None:
+        row, lanes = request.row, request.lanes
+        self.owned[row, at : at + request.columns] = True
+        self.blocks[row][at] = Block(request.columns, request.site)
+        self.memory.clear(row, at, at + request.columns)
+        self.requests.remove(request)
+        value = np.full(self.batch.size, at, np.uint32)
+        self.shared.store(request.address, value, 4, self._mask(lanes[:1]), request.site)
+        self.scheduler.release(request, self._mask(lanes))
+
+    # --- dealloc ---
+
+    def dealloc(self, group: int, address: Array, columns: Array, m: Mask, site: int) -> None:
+        """tcgen05.dealloc: the columns must be a whole block, and all accesses to them must have ended."""
+        for row, lanes in self._warps(group, m, site):
+            at, count = int(address[lanes[0]]), int(columns[lanes[0]])
+            block = self.blocks[row].get(at)
+            if block is None or block.columns != count:
+                text = f"tcgen05.dealloc of {count} columns at {at:#x}: "
+                text += "no alloc gave that address" if block is None else f"its alloc gave {block.columns}"
+                self.batch.report_lanes(RULE, text, site, lanes)
+                if block is None:
+                    continue
+            elif self.memory.hazards:
+                self._check_over(group, row, at, count, lanes, site)
+            self.owned[row, at : at + block.columns] = False
+            del self.blocks[row][at]
+            self.withdrawn.pop((row, at), None)
+            if group == 2 and at in self.blocks[self.peer(row)]:
+                self.withdrawn[self.peer(row), at] = block.columns
+        self._serve()
+
+    def _check_over(self, group: int, row: int, at: int, count: int, lanes: Array, site: int) -> None:
+        """Have all accesses to the columns ended (for a pair's dealloc, in both CTAs)?"""
+        rows = {self.peer(row): "columns of the CTA's peer"} if group == 2 else {}
+        rows[row] = "columns"
+        for other, name in rows.items():
+            if not self.memory.is_over(other, at, at + count, int(lanes[0])):
+                text = f"tcgen05.dealloc of {name} that may still be in use: nothing orders it behind their accesses"
+                self.batch.report_lanes("tensor-memory-race", text, site, lanes)
+
+    def check_access(self, row: int, low: int, high: int, lane: int, site: int) -> None:
+        """Reports the use of columns that the peer deallocates, whichever of the two comes first here."""
+        if any(row == owner and low < at + count and at < high for (owner, at), count in self.withdrawn.items()):
+            text = f"columns {low} to {high - 1} of tensor memory, which tcgen05.dealloc of the CTA's peer gives back: "
+            text += "nothing orders it behind this access"
+            self.batch.report_lane("tensor-memory-race", text, site, lane)
+
+    def relinquish(self, group: int, m: Mask, site: int) -> None:
+        """tcgen05.relinquish_alloc_permit."""
+        for row, _ in self._warps(group, m, site):
+            self.relinquished[row] = True
+
+    def exited(self, row: int) -> None:
+        """A CTA ends: its columns must be free."""
+        for at, block in self.blocks[row].items():
+            text = f"the CTA exits without tcgen05.dealloc of {block.columns} columns at {at:#x}"
+            self.batch.report(RULE, text, block.site, row, ())

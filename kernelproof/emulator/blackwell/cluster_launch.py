@@ -1,0 +1,107 @@
+"""clusterlaunchcontrol: a running cluster cancels one that has not started, and does its work.
+
+A response is opaque to programs; here its words are the first CTA's x, y, z and whether a cluster was cancelled.
+Hardware has been seen to answer that nothing is pending while much is (QuACK, notes on cluster launch control, July
+2026): in an adverse order every third request of a launch is answered so, and what is pending starts later.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.hopper.async_reads import Elements
+from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
+from kernelproof.emulator.hopper.mbarrier import MBarriers
+from kernelproof.emulator.hopper.peers import WITHIN, Peers
+from kernelproof.emulator.memory.shared import WINDOW_START
+from kernelproof.emulator.state.arrays import MOVER, Array, Mask
+from kernelproof.emulator.state.batch import BatchState
+
+CANCELLED, NOTHING = 0x434C4301, 0x434C4300
+RULE = "cluster-launch-control"
+NBYTES = 16
+
+
+class ClusterLaunches:
+    """The requests of a batch. ``refused``: clusters of the batch (their first rows) that know that nothing was
+    cancelled for them: another request is undefined."""
+
+    def __init__(self, batch: BatchState, peers: Peers, shared: ClusterMemory, mbarriers: MBarriers) -> None:
+        self.batch, self.launch = batch, batch.launch
+        self.peers, self.shared, self.mbarriers = peers, shared, mbarriers
+        self.refused: set[int] = set()
+
+    def _cluster(self, row: int) -> int:
+        return row - int(self.batch.rank[row])
+
+    # --- requests ---
+
+    def try_cancel(self, address: Array, bar: Array, everyone: bool, m: Mask, site: int) -> None:
+        """clusterlaunchcontrol.try_cancel.async; ``everyone``: the response goes to all CTAs of the cluster."""
+        for lane in self.batch.lanes(m).tolist():
+            row = int(self.batch.row_of[lane])
+            offset, bar_offset = ((int(at[lane]) & WITHIN) - WINDOW_START for at in (address, bar))
+            if (offset + WINDOW_START) % NBYTES:
+                text = f"a response at shared offset {offset}: no multiple of {NBYTES}"
+                self.batch.report_lane("shared-misaligned", text, site, lane, offset)
+                continue
+            if self._cluster(row) in self.refused:
+                text = "a request after one whose response says that nothing was cancelled"
+                self.batch.report_lane(RULE, text, site, lane)
+            rows = [row]
+            if everyone:
+                rows = [self._cluster(row) + rank for rank in range(self.batch.cluster_size)]
+                self._check_alive(rows, lane, site)
+            response = self._response()
+            for target in rows:
+                self._respond(target, offset, bar_offset, response, lane, site)
+
+    def _check_alive(self, rows: list[int], lane: int, site: int) -> None:
+        alive = self.batch.alive.reshape(-1, self.batch.width)[rows].any(axis=1)
+        if not alive.all():
+            text = "a request for all CTAs of the cluster, of which one has exited"
+            self.batch.report_lane(RULE, text, site, lane)
+
+    def _response(self) -> Array:
+        """16 bytes."""
+        queue = self.launch.queue
+        queue.requests += 1
+        spurious = self.launch.options.adverse and queue.requests % 3 == 0
+        first = None if spurious else queue.cancel()
+        self.launch.version += 1
+        words = (0, 0, 0, NOTHING) if first is None else (*self.launch.cta_index(first), CANCELLED)
+        return np.array(words, np.uint32).view(MOVER[NBYTES])
+
+    def _respond(self, row: int, offset: int, bar_offset: int, response: Array, lane: int, site: int) -> None:
+        lanes = np.array([lane])
+        if row != self.batch.row_of[lane] and self.launch.options.hazards:
+            self.peers.visit(row, lanes, site, remember=False)
+        bar = self.mbarriers.find(row, bar_offset, lanes, site, asynchronous=True)
+        if bar is not None and self.shared.fits(offset, offset + NBYTES, lane, site):
+            to = Elements(self.shared.chunks(row, np.array([offset])), offset, offset + NBYTES)
+            if self.launch.options.hazards:
+                self.shared.check_reads_fenced(to, lane, row, site, "a response replaces")
+            self.mbarriers.fly(to, response, NBYTES, bar, lane, row, site)
+
+    # --- responses ---
+
+    def _words(self, response: Array) -> Array:
+        """(lanes, 4)."""
+        return np.ascontiguousarray(response).view(np.uint32).reshape(-1, 4)
+
+    def is_canceled(self, response: Array, m: Mask) -> Array:
+        """clusterlaunchcontrol.query_cancel.is_canceled."""
+        state = self._words(response)[:, 3]
+        lanes = self.batch.lanes(m)
+        for row in np.unique(self.batch.row_of[lanes[state[lanes] == NOTHING]]).tolist():
+            self.refused.add(self._cluster(row))
+        return np.asarray(state == CANCELLED)
+
+    def first_ctaid(self, response: Array, axis: int, m: Mask, site: int) -> Array:
+        """clusterlaunchcontrol.query_cancel.get_first_ctaid; undefined where nothing was cancelled."""
+        words = self._words(response)
+        lanes = self.batch.lanes(m)
+        if (undefined := lanes[words[lanes, 3] != CANCELLED]).size:
+            text = "the first CTA of a response that says that nothing was cancelled: it is undefined"
+            self.batch.report_lane(RULE, text, site, int(undefined[0]))
+        return np.where(words[:, 3] == CANCELLED, words[:, axis], self.batch.unspecified(4))

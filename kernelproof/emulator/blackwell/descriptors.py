@@ -1,0 +1,70 @@
+"""The descriptors of tcgen05.mma: types and shape of a product (32 bits), and operands in shared memory (64 bits).
+
+Fields and legal values: PTX ISA 9.1, "Instruction descriptor", "Shared memory descriptor" and "Shapes and data types"
+of tcgen05. They differ from wgmma's descriptor in bits 46 to 48 and in the three bits of the swizzle.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from kernelproof.emulator.hopper.pattern import Strides
+
+# Bytes of a row of the swizzle pattern, by bits 61 to 63.
+SPANS = {0: 16, 2: 128, 4: 64, 6: 32}
+INPUTS, SUMS = {0: "f16", 1: "bf16"}, {0: "f16", 1: "f32"}
+
+
+class Product(NamedTuple):
+    """What the instruction descriptor of kind::f16 says: rows and columns of D (of both CTAs of a pair), types, sign of
+    A times that of B, and operands that are M- or N-major."""
+
+    m: int
+    n: int
+    kind_a: str
+    kind_b: str
+    acc: str
+    sign: float
+    along_a: bool
+    along_b: bool
+
+
+@lru_cache(maxsize=256)
+def product(bits: int, group: int) -> tuple[Product | None, str]:
+    """The product that an instruction descriptor describes for ``cta_group``, and its fault ("": none)."""
+    kind_a, kind_b, acc = INPUTS.get(bits >> 7 & 7), INPUTS.get(bits >> 10 & 7), SUMS.get(bits >> 4 & 3)
+    m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
+    if kind_a is None or kind_b is None or acc is None:
+        text = f"types {bits >> 4 & 3} of D, {bits >> 7 & 7} of A, {bits >> 10 & 7} of B are none of kind::f16"
+        return None, text
+    if kind_a != kind_b:
+        return None, f"A is {kind_a} and B is {kind_b}"
+    if acc == "f16" and kind_a == "bf16":
+        return None, "bf16 is summed in f32 only"
+    rows, step = ((64, 128), 16 if m == 128 else 8) if group == 1 else ((128, 256), 16)
+    if m not in rows or n % step or not step <= n <= 256:
+        legal = f"M {rows[0]} or {rows[1]}, N a multiple of {step} up to 256"
+        return None, f"M {m}, N {n} with cta_group::{group}: {legal}"
+    reserved = bits & (1 << 2 | 1 << 3 | 1 << 6 | 1 << 23 | 1 << 29 | 3 << 30 | 3)
+    wrong = f"bits {reserved:#x}, which are zero for a dense product of kind::f16, are set" if reserved else ""
+    sign = -1.0 if (bits >> 13 ^ bits >> 14) & 1 else 1.0
+    return Product(m, n, kind_a, kind_b, acc, sign, bool(bits >> 15 & 1), bool(bits >> 16 & 1)), wrong
+
+
+@lru_cache(maxsize=4096)
+def strides(bits: int) -> tuple[Strides | None, str]:
+    """The place of an operand in shared memory, and the fault of its descriptor ("": none)."""
+    if bits >> 46 & 7 != 1:
+        return None, f"bits 46 to 48 are {bits >> 46 & 7:#05b}, not 0b001 (of wgmma they are zero)"
+    if bits >> 53 & 0xFF:
+        return None, f"bits 53 to 60 are {bits >> 53 & 0xFF:#x}, not zero"
+    if bits >> 52 & 1:
+        return None, "an absolute leading offset (bit 52) exists on sm_103a only"
+    swizzle = bits >> 61
+    if swizzle == 1:
+        return None, "the 128-byte swizzle of 32-byte atoms (1 in bits 61 to 63) is not modelled"
+    if swizzle not in SPANS:
+        return None, f"{swizzle} in bits 61 to 63 is no swizzle: 0 none, 2 128 bytes, 4 64 bytes, 6 32 bytes"
+    address, leading, stride = ((bits >> low & 0x3FFF) << 4 for low in (0, 16, 32))
+    return Strides(address, leading, stride, bits >> 49 & 7, SPANS[swizzle]), ""

@@ -1,0 +1,86 @@
+"""Registers that tcgen05.ld writes: their values hold from tcgen05.wait::ld on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.machine.tensor import Accumulator, force
+from kernelproof.emulator.state.arrays import Array, Mask
+from kernelproof.emulator.state.batch import BatchState
+
+
+class LoadedRegister:
+    """A register that a tcgen05.ld writes: raw bits per lane, and per warp of the batch the number of that load, 0
+    where a warp's lanes were not loaded."""
+
+    __slots__ = ("load", "value")
+
+    def __init__(self, value: Array, load: Array) -> None:
+        self.value, self.load = value, load
+
+
+# A register that tcgen05.ld or mma.sync writes. None: not written yet.
+Register = Array | LoadedRegister | Accumulator | None
+
+
+class PendingLoads:
+    """The loads of a batch, numbered from 1 in every warp: ``begun`` is the last one, ``waited`` the last that a
+    tcgen05.wait::ld has covered."""
+
+    def __init__(self, batch: BatchState) -> None:
+        self.batch = batch
+        self.hazards = batch.launch.options.hazards
+        warps = batch.size // 32
+        self.begun: Array = np.zeros(warps, np.int64)
+        self.waited: Array = np.zeros(warps, np.int64)
+
+    def begin(self, warps: Array) -> Array:
+        """Warps load: the numbers of their loads, 0 for the others."""
+        self.begun[warps] += 1
+        out = np.zeros(len(self.begun), np.int64)
+        out[warps] = self.begun[warps]
+        return out
+
+    def wait(self, warps: Array) -> None:
+        """tcgen05.wait::ld by warps."""
+        self.waited[warps] = self.begun[warps]
+
+    # --- registers under other instructions, as the emitter calls them ---
+
+    def read(self, value: Register, m: Mask, site: int) -> Array:
+        """The array behind a register that another instruction reads."""
+        self._check(value, m, site, "reads")
+        return self._plain(value)
+
+    def overwrite(self, value: Register, m: Mask, site: int) -> None:
+        """Another instruction is about to write a register."""
+        self._check(value, m, site, "writes")
+
+    def _check(self, value: Register, m: Mask, site: int, verb: str) -> None:
+        if not self.hazards or not isinstance(value, LoadedRegister):
+            return
+        busy = value.load > self.waited
+        if busy.any():
+            lanes = np.flatnonzero(np.repeat(busy, 32) & self.batch.running(m))
+            if lanes.size:
+                text = f"{verb} a register of a tcgen05.ld that no tcgen05.wait::ld of this warp follows yet"
+                self.batch.report_lanes("tensor-memory-registers", text, site, lanes)
+
+    def merge(self, m: Mask, new: Register, old: Register) -> Register:
+        """Masked assignment: lanes outside keep the old register, with the load that it waits for."""
+        if old is None or new is old or m is None:
+            return new
+        if new is None:
+            return old
+        value = np.where(m, self._plain(new), self._plain(old))
+        load = np.zeros(len(self.begun), np.int64)
+        chosen = m.reshape(-1, 32).any(axis=1)
+        for register, which in ((new, chosen), (old, ~chosen)):
+            if isinstance(register, LoadedRegister):
+                load[which] = register.load[which]
+        return LoadedRegister(value, load) if (load > self.waited).any() else value
+
+    def _plain(self, value: Register) -> Array:
+        if isinstance(value, LoadedRegister):
+            return value.value
+        return np.zeros(self.batch.size, np.uint32) if value is None else force(value)

@@ -1,0 +1,356 @@
+"""tcgen05.mma of kind::f16 and tcgen05.commit.
+
+Values are computed at issue, rounded as wgmma's are (fp32 sums once per instruction, fp16 likewise). What a product
+reads in shared memory counts as being read, and its accumulator as being written, until somebody has waited for an
+mbarrier on which a later commit of the issuing thread arrives.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.arithmetic.operands import halves
+from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_products
+from kernelproof.emulator.blackwell.allocation import Allocation
+from kernelproof.emulator.blackwell.clocks import TensorClocks
+from kernelproof.emulator.blackwell.descriptors import Product, product
+from kernelproof.emulator.blackwell.shared_operands import RULE, SharedOperands
+from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUPS, Issuer, Region, TensorMemory
+from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
+from kernelproof.emulator.hopper.mbarrier import MBarriers
+from kernelproof.emulator.hopper.peers import Peers
+from kernelproof.emulator.hopper.tile import Form, accumulated
+from kernelproof.emulator.state.arrays import Array, Mask
+from kernelproof.emulator.state.batch import BatchState
+
+# A disable mask that leaves no lane of a pair alone.
+ENABLED = np.zeros(256, bool)
+
+
+class Operands(NamedTuple):
+    """The operands of a tcgen05.mma, one per lane: addresses of D and of A (``inside``: in tensor memory; else a
+    descriptor), descriptors of B and of the product, lanes of D that stay as they are (a word per 32; None: none),
+    whether D is added to, by 2 to the power of ``-scale``."""
+
+    group: int
+    inside: bool
+    d: Array
+    a: Array
+    b: Array
+    form: Array
+    disabled: tuple[Array, ...] | None
+    keep: Array
+    scale: int
+
+
+class Accumulator(NamedTuple):
+    """Where D lies in the tensor memory of each CTA: ``rows`` of the batch, first lane and column, width in columns."""
+
+    rows: tuple[int, ...]
+    lane: int
+    column: int
+    width: int
+    halved: bool
+
+    def region(self, row: int) -> Region:
+        """The cells in a row of the batch."""
+        groups = slice(0, GROUPS) if not self.halved else slice(self.lane // 16, GROUPS, 2)
+        return Region(row, groups, self.column, self.column + self.width)
+
+
+class TensorProducts:
+    """The tcgen05.mma of a batch. ``open``: by warp of the batch, the lanes that have issued some since their last
+    commit, with the tick of the first; ``last``: by warp, the tick and the instruction of the last product; ``remote``:
+    per row, who works on its memory from another CTA, column of the clocks -> (tick, instruction)."""
+
+    def __init__(
+        self,
+        batch: BatchState,
+        clocks: TensorClocks,
+        peers: Peers,
+        shared: ClusterMemory,
+        mbarriers: MBarriers,
+        memory: TensorMemory,
+        allocation: Allocation,
+    ) -> None:
+        self.batch, self.launch, self.clocks, self.peers = batch, batch.launch, clocks, peers
+        self.shared, self.mbarriers, self.memory, self.allocation = shared, mbarriers, memory, allocation
+        self.shared_operands = SharedOperands(batch, clocks, shared)
+        self.hazards = batch.launch.options.hazards
+        self.open: dict[int, dict[int, int]] = {}
+        self.issuers: set[int] = set()
+        self.forms: dict[tuple[object, ...], int] = {}
+        self.remote: dict[int, dict[int, tuple[int, int]]] = {}
+        self.last: dict[int, tuple[int, int]] = {}
+
+    # --- tcgen05.mma ---
+
+    def mma(self, operands: Operands, m: Mask, site: int) -> None:
+        """tcgen05.mma by one thread of each CTA, or of each pair."""
+        lanes = self.batch.lanes(m)
+        if not lanes.size:
+            return
+        self.allocation.use_group(operands.group, lanes, site)
+        for lane in self._single(lanes, site, "tcgen05.mma"):
+            self._issue(operands, lane, site)
+        self.launch.version += 1
+
+    def _single(self, lanes: Array, site: int, name: str) -> list[int]:
+        """The first lane of each warp; warps of which several lanes execute the instruction are reported."""
+        warps, first = np.unique(lanes >> 5, return_index=True)
+        if len(warps) < len(lanes):
+            several = lanes[np.isin(lanes >> 5, warps[np.bincount(np.searchsorted(warps, lanes >> 5)) > 1])]
+            text = f"{name} by {len(several)} threads at once: each issues it, and one thread must (elect.sync)"
+            self.batch.report_lanes("tcgen05-issuer", text, site, several)
+        return [int(lane) for lane in lanes[first]]
+
+    def _issue(self, operands: Operands, lane: int, site: int) -> None:
+        kind, wrong = product(int(operands.form[lane]), operands.group)
+        if wrong:
+            self.batch.report_lane(RULE, f"instruction descriptor: {wrong}", site, lane)
+        if kind is None:
+            return
+        row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
+        issuer = Issuer(lane, row, warp, self.clocks.product_column(row, warp))
+        rows = (row,) if operands.group == 1 else tuple(sorted((row, self.allocation.peer(row))))
+        place = self._place(int(operands.d[lane]), kind, operands.group, rows, lane, site)
+        if place is None:
+            return
+        for other in rows:
+            if other != row:
+                self._visit(other, issuer, self.launch.tick, site)
+        factors = self._operands(operands, kind, rows, issuer, site)
+        if factors is None:
+            return
+        keep = bool(operands.keep[lane])
+        self._account(place, kind, issuer, keep, site)
+        self._accumulate(kind, place, *factors, keep, operands.scale, self._disabled(operands, lane))
+        self._begun(issuer, site)
+        if self.launch.counters is not None:
+            self.launch.counters.tcgen05 += 1
+            self.launch.counters.tcgen05_flops += 2 * kind.m * kind.n * 16
+
+    def _begun(self, issuer: Issuer, site: int) -> None:
+        self.issuers.add(issuer.lane)
+        self.open.setdefault(issuer.lane >> 5, {}).setdefault(issuer.lane, self.launch.tick)
+        self.last[issuer.lane >> 5] = self.launch.tick, site
+
+    def _account(self, place: Accumulator, kind: Product, issuer: Issuer, keep: bool, site: int) -> None:
+        """Checks and tags of D."""
+        shape = (place.column, place.lane, kind.m, kind.n, kind.acc)
+        form = self.forms.setdefault(shape, len(self.forms) + 1)
+        for row in place.rows:
+            self.memory.product_write(place.region(row), issuer, form, keep, site)
+
+    def _visit(self, row: int, issuer: Issuer, tick: int, site: int) -> None:
+        """Asynchronous work on another CTA: it must have started, and outlive it."""
+        if self.hazards:
+            self.peers.visit(row, np.array([issuer.lane]), site, remember=False)
+            self.remote.setdefault(row, {})[issuer.column] = tick, site
+
+    # --- places in tensor memory ---
+
+    def _place(
+        self, address: int, kind: Product, group: int, rows: tuple[int, ...], lane: int, site: int
+    ) -> Accumulator | None:
+        """The place of D, or None and a report."""
+        first, column = address >> 16, address & 0xFFFF
+        halved = kind.m == 64
+        width = kind.n // 2 if group == 2 and kind.m == 128 else kind.n
+        if first not in ((0, 16) if halved else (0,)):
+            text = f"D at lane {first} of tensor memory: M {kind.m} begins at lane 0{' or 16' if halved else ''}"
+            self.batch.report_lane("tensor-memory-bounds", text, site, lane)
+            return None
+        out = Accumulator(rows, first, column, width, halved)
+        return out if all(self._is_owned(row, column, width, "D", lane, site) for row in rows) else None
+
+    def _is_owned(self, row: int, column: int, width: int, name: str, lane: int, site: int) -> bool:
+        high = column + width
+        if high <= COLUMNS and self.allocation.owned[row, column:high].all():
+            if self.memory.hazards:
+                self.allocation.check_access(row, column, high, lane, site)
+            return True
+        where = "" if row == self.batch.row_of[lane] else " of the peer"
+        text = f"{name} in columns {column} to {high - 1} of tensor memory{where}, which are not allocated"
+        self.batch.report_lane("tensor-memory-bounds", text, site, lane)
+        return high <= COLUMNS
+
+    def _view(self, place: Accumulator) -> Array:
+        """The words of D in each row: (rows, 128, columns), or (rows, 4, 16, columns) where lanes are halved."""
+        low, high = place.column, place.column + place.width
+        # The CTAs of a pair are neighbours.
+        data = self.memory.data[place.rows[0] : place.rows[-1] + 1]
+        if place.halved:
+            return np.asarray(data.reshape(-1, 4, 32, COLUMNS)[:, :, place.lane : place.lane + 16, low:high])
+        return np.asarray(data[:, :, low:high])
+
+    # --- operands ---
+
+    def _operands(
+        self, operands: Operands, kind: Product, rows: tuple[int, ...], issuer: Issuer, site: int
+    ) -> tuple[Array, Array] | None:
+        """A of each CTA, (rows, rows of A, 16), and B, (16, n); None, and a report: they cannot be read."""
+        a, b, height = int(operands.a[issuer.lane]), int(operands.b[issuer.lane]), kind.m // len(rows)
+        inside = self._left_inside(a, kind, height, rows, issuer, site) if operands.inside else None
+        shared = self.shared_operands.read(kind, None if operands.inside else a, b, rows, issuer, site)
+        if shared is None:
+            return None
+        left, right = (inside if operands.inside else shared[0]), shared[1]
+        return None if left is None else (left, right)
+
+    def _left_inside(
+        self, address: int, kind: Product, height: int, rows: tuple[int, ...], issuer: Issuer, site: int
+    ) -> Array | None:
+        """A in tensor memory: two elements a word, 8 columns."""
+        first, column = address >> 16, address & 0xFFFF
+        halved = height == 64
+        if kind.along_a or (halved and len(rows) == 2) or first not in ((0, 16) if halved else (0,)):
+            text = f"A at lane {first} of tensor memory for M {kind.m}: not K-major, not at lane 0, or M 128 of a pair"
+            self.batch.report_lane(RULE, text, site, issuer.lane)
+            return None
+        place = Accumulator(rows, first, column, 8, halved)
+        for row in rows:
+            if not self._is_owned(row, column, 8, "A", issuer.lane, site):
+                return None
+            self.memory.product_read(place.region(row), issuer, site)
+        words = np.ascontiguousarray(self._view(place).reshape(len(rows), height, 8))
+        return halves(words.view(np.uint16), kind.kind_a)
+
+    # --- sums ---
+
+    def _disabled(self, operands: Operands, lane: int) -> Array:
+        """Per lane of each CTA's tensor memory: does the product leave it unchanged?"""
+        if operands.disabled is None:
+            return ENABLED
+        words = np.array([register[lane] for register in operands.disabled], np.uint32)
+        out = np.zeros(256, bool)
+        bits = (words[:, None] >> np.arange(32, dtype=np.uint32) & 1).astype(bool).reshape(-1)
+        out[: len(bits)] = bits
+        return out
+
+    def _accumulate(
+        self, kind: Product, place: Accumulator, left: Array, right: Array, keep: bool, scale: int, disabled: Array
+    ) -> None:
+        """Computes D of each CTA."""
+        count, height = left.shape[:2]
+        view = self._view(place)
+        before = self._before(kind, view, height, scale) if keep else None
+        rounding = ROUNDINGS.get(self.launch.options.rounding)
+        if kind.acc == "f32" and rounding is not None:
+            total = np.zeros((count, height, kind.n), np.float32) if before is None else before
+            block = add_products(kind.sign * left, np.broadcast_to(right, (count, *right.shape)), total, rounding)
+        else:
+            block = np.matmul(left, right)
+            form = Form(kind.n, kind.kind_a, kind.kind_b, kind.acc, False, kind.along_a, kind.along_b, kind.sign)
+            block = accumulated(form, -block if kind.sign < 0 else block, before, [keep] * count)
+        words = self._words(block, view.shape)
+        if disabled.any():
+            lanes = disabled[: 128 * count].reshape(count, 4, 32)
+            lanes = lanes[:, :, place.lane : place.lane + 16] if place.halved else lanes.reshape(count, 128)
+            words = np.where(lanes[..., None], view, words)
+        view[...] = words
+
+    def _before(self, kind: Product, view: Array, height: int, scale: int) -> Array:
+        """D before the product, (rows, rows of D, n), in the accumulator's type."""
+        count = len(view)
+        paired = view.shape[1] == 128 and height == 64
+        words = view.reshape(count, 2, 64, -1).transpose(0, 2, 1, 3) if paired else view
+        words = words.reshape(count, height, kind.n)
+        if kind.acc == "f16":
+            values = words.astype(np.uint16).view(np.float16)
+            return values if not scale else (values * np.float16(2.0**-scale)).astype(np.float16)
+        out = words.view(np.float32)
+        return out if not scale else out * np.float32(2.0**-scale)
+
+    def _words(self, block: Array, shape: tuple[int, ...]) -> Array:
+        """Sums (rows, rows of D, n) as words of tensor memory; the upper half of a word with an f16 is undefined."""
+        if block.dtype == np.float16:
+            words = block.view(np.uint16).astype(np.uint32) | np.uint32(0xFFFF0000)
+        else:
+            words = block.view(np.uint32)
+        if block.shape[1] == 64 and shape[1] == 128:
+            words = words.reshape(len(block), 64, 2, -1).transpose(0, 2, 1, 3)
+        return words.reshape(shape)
+
+    # --- tcgen05.commit ---
+
+    def commit(self, group: int, address: Array, ranks: Array | None, m: Mask, site: int) -> None:
+        """tcgen05.commit: one arrival on an mbarrier, of each CTA in ``ranks``, when the thread's products are done."""
+        lanes = self.batch.lanes(m)
+        if not lanes.size:
+            return
+        self.allocation.use_group(group, lanes, site)
+        for row, offset, _, some in list(self.mbarriers.places(address, m, site)):
+            for lane in some.tolist():
+                self._check_issuer(lane, site)
+                self.launch.tick += 1
+                clock, before = self._released(lane), self.launch.tick - 1
+                for target in self._targets(row, lane, ranks, site):
+                    self._arrive(target, offset, clock, before, lane, site)
+                self.open.get(lane >> 5, {}).pop(lane, None)
+
+    def _column(self, lane: int) -> int:
+        return self.clocks.product_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
+
+    def _check_issuer(self, lane: int, site: int) -> None:
+        """Reports a commit by another thread than the one that issued the products: it does not cover them."""
+        row = self.batch.row_of[lane]
+        others = [other for lanes in self.open.values() for other in lanes if self.batch.row_of[other] == row]
+        if lane not in self.issuers and others:
+            text = (
+                "tcgen05.commit by a thread that has issued no tcgen05.mma: it does not wait for those of thread "
+                f"{int(self.batch.thread[others[0]])}"
+            )
+            self.batch.report_lane("tcgen05-issuer", text, site, lane)
+
+    def _targets(self, row: int, lane: int, ranks: Array | None, site: int) -> list[int]:
+        if ranks is None:
+            return [row]
+        chosen = [rank for rank in range(16) if int(ranks[lane]) >> rank & 1]
+        beyond = [rank for rank in chosen if rank >= self.batch.cluster_size]
+        if beyond:
+            text = f"names CTA {beyond[0]} of a cluster of {self.batch.cluster_size}"
+            self.batch.report_lane("cluster", text, site, lane)
+        own = int(self.batch.row_of[lane])
+        return [self.peers.row_of_rank(own, rank) for rank in chosen if rank not in beyond]
+
+    def _arrive(self, target: int, offset: int, clock: Array, before: int, lane: int, site: int) -> None:
+        """The arrival in one CTA; ``before``: the tick before the commit's."""
+        row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
+        if target != row:
+            self._visit(target, Issuer(lane, row, warp, self._column(lane)), before, site)
+        self.mbarriers.commit(target, offset, clock, np.array([lane]), site)
+
+    def _released(self, lane: int) -> Array:
+        """The clock that the arrival passes on: ended products of this thread, accesses that the thread has seen to
+        end, and those that tcgen05.fence::before_thread_sync would pass on."""
+        clocks = self.clocks
+        if not self.hazards:
+            return clocks.empty()
+        row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
+        column = self._column(lane)
+        present = clocks.of(lane)
+        clock = clocks.only_ended(present)
+        if not clocks.ended:
+            clock[clocks.wgmma :] = present[clocks.wgmma :]
+        others = [tick for other, tick in self.open.get(lane >> 5, {}).items() if other != lane]
+        clocks.set(clock, column, min([self.launch.tick, *others]))
+        clocks.set(clock, clocks.access_column(row, warp), self.memory.released(row, warp))
+        return clock
+
+    # --- the end ---
+
+    def exited(self, row: int) -> None:
+        """A CTA ends: no product may be under way, of its own or of its peer."""
+        clock, clocks = self.clocks.of_cta(row), self.clocks
+        for warp, (tick, site) in self.last.items():
+            owner, index = divmod(warp, self.batch.warps_per_cta)
+            if owner == row and tick >= clock[clocks.product_column(row, index) + clocks.ended]:
+                text = "the CTA exits while tcgen05.mma may be under way: none of its threads has waited for a commit"
+                self.batch.report("in-flight", text, site, row, ())
+        for column, (tick, site) in self.remote.get(row, {}).items():
+            if tick >= clock[column + clocks.ended]:
+                text = "tcgen05.mma or commit of another CTA may use this CTA's memory after its exit"
+                self.batch.report("cluster", text, site, row, ())

@@ -1,0 +1,133 @@
+"""Operands of tcgen05.mma in shared memory: where they lie, checks and tags of their reads, and their numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.blackwell.clocks import TensorClocks
+from kernelproof.emulator.blackwell.descriptors import Product, strides
+from kernelproof.emulator.blackwell.tensor_memory import Issuer
+from kernelproof.emulator.hopper.async_reads import Elements, ProductPlaces
+from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
+from kernelproof.emulator.hopper.pattern import numbers, pattern
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.batch import BatchState
+
+RULE = "tcgen05-descriptor"
+# Most products whose places are cached; a ring of stages uses the same ones every turn.
+MAX_PLACES = 1024
+
+
+class Part(NamedTuple):
+    """The part of an operand in one CTA: its row of the batch, elements, and who reads them (an asynchronous reader of
+    that CTA)."""
+
+    row: int
+    elements: Elements
+    reader: int
+
+
+class Places(NamedTuple):
+    """Where the operands of a product lie: parts of A (none: it lies elsewhere), then those of B; all of them
+    together; elements of A among these."""
+
+    parts: list[Part]
+    together: ProductPlaces
+    left: int
+
+
+class SharedOperands:
+    """The operands that the products of a batch read in shared memory."""
+
+    def __init__(self, batch: BatchState, clocks: TensorClocks, shared: ClusterMemory) -> None:
+        self.batch, self.clocks, self.shared = batch, clocks, shared
+        self.hazards = batch.launch.options.hazards
+        self.places: dict[tuple[Product, int | None, int, tuple[int, ...], int, int], Places] = {}
+
+    def read(
+        self, kind: Product, a: int | None, b: int, rows: tuple[int, ...], issuer: Issuer, site: int
+    ) -> tuple[Array | None, Array] | None:
+        """A of each CTA, (rows, rows of A, 16), and B, (16, n), of which each CTA of a pair has half of the columns, by
+        their descriptors (A None: it lies elsewhere); checked and tagged. None, and a report: they cannot be read."""
+        key = kind, a, b, rows, issuer.row, issuer.warp
+        places = self.places.get(key)
+        if places is None:
+            places = self._place(kind, a, b, rows, issuer, site)
+            if places is None:
+                return None
+            if len(self.places) >= MAX_PLACES:
+                self.places.clear()
+            self.places[key] = places
+        if self.hazards:
+            self._tag(places, issuer, site)
+        raw, count = self.shared.views[16].take(places.together.at), len(rows)
+        left = None
+        if a is not None:
+            whole = raw[: places.left].reshape(count, -1)
+            left = np.asarray(numbers(whole, kind.kind_a, kind.m // count, kind.along_a, False))
+        columns = raw[places.left :].reshape(count, -1)
+        right = numbers(columns, kind.kind_b, kind.n // count, kind.along_b, True)
+        return left, np.asarray(right[0] if count == 1 else np.concatenate(right, axis=1))
+
+    # --- places ---
+
+    def _place(
+        self, kind: Product, a: int | None, b: int, rows: tuple[int, ...], issuer: Issuer, site: int
+    ) -> Places | None:
+        operands = [("B", b, kind.n // len(rows), kind.along_b)]
+        if a is not None:
+            operands.insert(0, ("A", a, kind.m // len(rows), kind.along_a))
+        lists = [self._parts(*operand, rows, issuer, site) for operand in operands]
+        if any(len(parts) < len(rows) for parts in lists):
+            return None
+        parts = [part for parts in lists for part in parts]
+        length = self.shared.async_reads.tags.shape[1]
+        together = ProductPlaces(
+            np.concatenate([part.elements.at for part in parts]),
+            np.concatenate([part.elements.at + part.reader * length for part in parts]),
+            tuple((part.reader, part.elements.low, part.elements.high, part.row != issuer.row) for part in parts),
+        )
+        left = 0 if a is None else sum(len(part.elements.at) for part in lists[0])
+        return Places(parts, together, left)
+
+    def _parts(
+        self, name: str, bits: int, height: int, along: bool, rows: tuple[int, ...], issuer: Issuer, site: int
+    ) -> list[Part]:
+        """An operand in every CTA, or a report."""
+        fields, wrong = strides(bits)
+        if fields is None:
+            self.batch.report_lane(RULE, f"shared memory descriptor of {name}: {wrong}", site, issuer.lane)
+            return []
+        lies = pattern(fields, height, along)
+        if not self.shared.fits(lies.low, lies.high, issuer.lane, site):
+            return []
+        out = []
+        for row in rows:
+            at = lies.chunks + row * (self.shared.stride >> 4)
+            reader = issuer.warp if row == issuer.row else self.clocks.warps + issuer.warp
+            out.append(Part(row, Elements(at, lies.low, lies.high), reader))
+        return out
+
+    # --- checks ---
+
+    def _tag(self, places: Places, issuer: Issuer, site: int) -> None:
+        written = self.shared.product_reads(places.together, issuer.lane, issuer.column)
+        if written is not None:
+            self._note_fence(*written, issuer, site)
+            return
+        for row, elements, reader in places.parts:
+            self.shared.async_read(elements, issuer.lane, row, reader, site, "tcgen05.mma", issuer.column)
+            if row == issuer.row:
+                self._note_fence(*self.shared.last_write(int(elements.at[0])), issuer, site)
+
+    def _note_fence(self, column: int, tick: int, issuer: Issuer, site: int) -> None:
+        """Records that a fence of tcgen05 should follow the synchronisation that shows an operand written by a
+        column."""
+        own = int(self.clocks.first[issuer.row]) + issuer.warp
+        if column in (own, -1) or tick < self.clocks.fenced_of(issuer.lane)[column]:
+            return
+        if tick < self.clocks.of(issuer.lane)[column]:
+            text = "tcgen05.mma reads an operand: no tcgen05.fence::after_thread_sync follows the wait that shows it"
+            self.batch.report_lane("tcgen05-fence", text, site, issuer.lane)

@@ -1,0 +1,309 @@
+"""Tensor memory: 128 lanes of 512 columns of 32 bits per CTA, and tags of the last accesses to its parts.
+
+Order between two accesses, by the canonical patterns of PTX ISA 9.1, "Memory consistency model" of tcgen05: the later
+one must know, from before its last tcgen05.fence::after_thread_sync, that the earlier one is over. A tcgen05.mma is
+over for whoever has waited for an mbarrier on which its commit has arrived, a tcgen05.ld or .st by its own warp's wait,
+and for others by a tcgen05.fence::before_thread_sync behind that wait. tcgen05.mma of one thread into one accumulator,
+of one shape, follow each other without all that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.blackwell.clocks import TensorClocks
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.participants import Participant
+
+LANES, COLUMNS = 128, 512
+# Lanes come in groups that are touched together.
+GROUP = 16
+GROUPS = LANES // GROUP
+LOAD, STORE = 0, 1
+UNFENCED = "no tcgen05.fence::after_thread_sync follows the synchronisation that says so"
+
+
+class Region(NamedTuple):
+    """Columns [low, high) of groups of 16 lanes of a row's tensor memory."""
+
+    row: int
+    groups: slice
+    low: int
+    high: int
+
+    @property
+    def cells(self) -> tuple[int, slice, slice]:
+        """Its place in arrays (rows, groups, columns)."""
+        return self.row, self.groups, slice(self.low, self.high)
+
+
+class Issuer(NamedTuple):
+    """The thread that issues a tcgen05.mma: its lane of the batch, row and warp; ``column`` of the clocks."""
+
+    lane: int
+    row: int
+    warp: int
+    column: int
+
+
+class Prior(NamedTuple):
+    """Earlier accesses to a region: ``ticks`` (0: none) and the columns of the clocks that they belong to; ``kind``:
+    LOAD for reads, STORE for writes."""
+
+    ticks: Array
+    columns: Array
+    sites: Array
+    kind: int
+
+
+class TensorMemory:
+    """The tensor memory of a batch. ``writes``: the tick, column and instruction of every cell's last write, and the
+    number of the products' shape and accumulator (``forms``); ``loads``: those of its last load, by four warps;
+    ``product_reads``: those of its last read by a tcgen05.mma. A tick 0 says that there was none."""
+
+    def __init__(self, batch: BatchState, clocks: TensorClocks) -> None:
+        self.batch, self.launch, self.clocks = batch, batch.launch, clocks
+        self.hazards = batch.launch.options.hazards
+        self.slots = -(-batch.warps_per_cta // 4)
+        shape = batch.count, GROUPS, COLUMNS
+        # Cells that nothing has written.
+        self.blank = np.uint32(batch.launch.poison * 0x01010101)
+        self.data: Array = np.full((batch.count, LANES, COLUMNS), self.blank, np.uint32)
+        self.write_ticks, self.read_ticks = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self.load_ticks: Array = np.zeros((batch.count, self.slots, GROUPS, COLUMNS), np.int64)
+        self.writers, self.readers = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        self.write_sites, self.read_sites = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        self.load_sites: Array = np.zeros(self.load_ticks.shape, np.int32)
+        self.forms: Array = np.zeros(shape, np.int32)
+        # Per row: the number of accesses, without products that continue the last one; and that product.
+        self.changes: Array = np.zeros(batch.count, np.int64)
+        self.last_product: dict[int, tuple[Region, int, int, int]] = {}
+        # (row, warp, kind): the tick of its last wait, and of its first access since then (0: none).
+        self.waited: Array = np.zeros((batch.count, batch.warps_per_cta, 2), np.int64)
+        self.pending: Array = np.zeros_like(self.waited)
+
+    def clear(self, row: int, low: int, high: int) -> None:
+        """Columns have a new owner."""
+        self.data[row, :, low:high] = self.blank
+        for ticks in (self.write_ticks[row], self.read_ticks[row], *self.load_ticks[row]):
+            ticks[:, low:high] = 0
+        self.changes[row] += 1
+
+    # --- waits and fences ---
+
+    def wait(self, row: int, warp: int, kind: int) -> None:
+        """tcgen05.wait::ld or ::st; the tick has advanced."""
+        self.waited[row, warp, kind] = self.launch.tick
+        self.pending[row, warp, kind] = 0
+
+    def released(self, row: int, warp: int) -> int:
+        """The tick before which a warp's accesses are complete; the tick has advanced."""
+        pending = self.pending[row, warp]
+        return int(min(pending[pending > 0], default=self.launch.tick))
+
+    # --- accesses of warps ---
+
+    def load(self, region: Region, warp: int, site: int) -> None:
+        """A tcgen05.ld of a warp."""
+        if not self.hazards:
+            return
+        cells, row = region.cells, region.row
+        self._check_written(region, self._lane(row, warp), site)
+        self._check_access(region, self._writes(region), warp, site, "reads", "wrote")
+        slot = row, warp // 4, *cells[1:]
+        self.load_ticks[slot], self.load_sites[slot] = self.launch.tick, site
+        self._begin(row, warp, LOAD)
+
+    def store(self, region: Region, warp: int, site: int) -> None:
+        """A tcgen05.st of a warp."""
+        if not self.hazards:
+            return
+        self._check_access(region, self._writes(region), warp, site, "overwrites", "wrote")
+        for prior in self._reads(region):
+            self._check_access(region, prior, warp, site, "overwrites", "reads")
+        self._tag_write(region, self.clocks.access_column(region.row, warp), 0, site)
+        self._begin(region.row, warp, STORE)
+
+    def _begin(self, row: int, warp: int, kind: int) -> None:
+        self.changes[row] += 1
+        if not self.pending[row, warp, kind]:
+            self.pending[row, warp, kind] = self.launch.tick
+
+    def _lane(self, row: int, warp: int) -> int:
+        return row * self.batch.width + 32 * warp
+
+    # --- accesses of products ---
+
+    def product_write(self, region: Region, issuer: Issuer, form: int, keeps: bool, site: int) -> None:
+        """A tcgen05.mma writes its accumulator; ``keeps``: and adds to what is there."""
+        if not self.hazards:
+            return
+        row = region.row
+        key = region, issuer.column, form, int(self.changes[row])
+        if self.last_product.get(row) == key:
+            self.write_ticks[region.cells] = self.launch.tick
+            return
+        if keeps:
+            self._check_written(region, issuer.lane, site)
+        writes = self._writes(region)
+        same = (writes.columns == issuer.column) & (self.forms[region.cells] == form)
+        self._check_product(region, writes._replace(ticks=np.where(same, 0, writes.ticks)), issuer, site, "overwrites")
+        for prior in self._reads(region):
+            self._check_product(region, prior, issuer, site, "overwrites")
+        self._tag_write(region, issuer.column, form, site)
+        self.changes[row] += 1
+        self.last_product[row] = region, issuer.column, form, int(self.changes[row])
+
+    def product_read(self, region: Region, issuer: Issuer, site: int) -> None:
+        """A tcgen05.mma reads A."""
+        if not self.hazards:
+            return
+        self._check_written(region, issuer.lane, site)
+        self._check_product(region, self._writes(region), issuer, site, "reads")
+        cells = region.cells
+        self.read_ticks[cells], self.readers[cells] = self.launch.tick, issuer.column
+        self.read_sites[cells] = site
+        self.changes[region.row] += 1
+
+    def _tag_write(self, region: Region, column: int, form: int, site: int) -> None:
+        cells = region.cells
+        self.write_ticks[cells], self.writers[cells] = self.launch.tick, column
+        self.write_sites[cells], self.forms[cells] = site, form
+
+    # --- checks ---
+
+    def _check_written(self, region: Region, lane: int, site: int) -> None:
+        missing = self.write_ticks[region.cells] == 0
+        if missing.any():
+            group, column = np.argwhere(missing)[0].tolist()
+            first = (region.groups.start + group * (region.groups.step or 1)) * GROUP
+            text = f"reads column {region.low + column} of lanes {first} to {first + 15}, which nobody has written"
+            self.batch.report_lane("uninitialised-tensor-memory", text, site, lane, doubtful=True)
+
+    def _writes(self, region: Region) -> Prior:
+        cells = region.cells
+        return Prior(self.write_ticks[cells], self.writers[cells], self.write_sites[cells], STORE)
+
+    def _reads(self, region: Region) -> Iterator[Prior]:
+        """The last reads, by tcgen05.mma and by each warp of a sub-partition."""
+        cells, row = region.cells, region.row
+        if self.read_ticks[cells].any():
+            yield Prior(self.read_ticks[cells], self.readers[cells], self.read_sites[cells], LOAD)
+        groups = np.arange(GROUPS)[region.groups]
+        for slot in range(self.slots):
+            ticks = self.load_ticks[row, slot][cells[1:]]
+            if ticks.any():
+                warps = np.minimum(4 * slot + groups // 2, self.batch.warps_per_cta - 1)
+                columns = self.clocks.access_column(row, 0) + warps
+                sites = self.load_sites[row, slot][cells[1:]]
+                yield Prior(ticks, np.broadcast_to(columns[:, None], ticks.shape), sites, LOAD)
+
+    def _check_access(self, region: Region, prior: Prior, warp: int, site: int, verb: str, earlier: str) -> None:
+        """Checks an access of a warp: the warp's earlier accesses need its wait; others need a fence behind the
+        synchronisation that shows their end."""
+        clocks, row = self.clocks, region.row
+        own = (prior.columns == clocks.access_column(row, warp)) & (prior.ticks > 0)
+        lane = self._lane(row, warp)
+        if own.any() and (verb, earlier) != ("reads", "reads"):
+            bad = own & (prior.ticks >= self.waited[row, warp, prior.kind])
+            if bad.any():
+                name = ("ld", "st")[prior.kind]
+                why = f"no tcgen05.wait::{name} follows it"
+                self._report(region, prior, bad, lane, site, f"{verb} what this warp's tcgen05.{name} {earlier}: {why}")
+        self._check(region, prior, ~own, clocks.fenced[row, warp], clocks.ticks[row, warp], lane, site, verb)
+
+    def _check_product(self, region: Region, prior: Prior, issuer: Issuer, site: int, verb: str) -> None:
+        clocks = self.clocks
+        own = prior.columns == clocks.access_column(issuer.row, issuer.warp)
+        if own.any():
+            bad = own & (prior.ticks > 0) & (prior.ticks >= self.waited[issuer.row, issuer.warp, prior.kind])
+            if bad.any():
+                name = ("ld", "st")[prior.kind]
+                text = f"tcgen05.mma {verb} what its warp's tcgen05.{name} touches: no tcgen05.wait::{name} follows it"
+                self._report(region, prior, bad, issuer.lane, site, text)
+        fenced, present = clocks.fenced_of(issuer.lane), clocks.of(issuer.lane)
+        self._check(region, prior, ~own, fenced, present, issuer.lane, site, f"tcgen05.mma {verb}")
+
+    def _check(
+        self,
+        region: Region,
+        prior: Prior,
+        foreign: Array,
+        fenced: Array,
+        present: Array,
+        lane: int,
+        site: int,
+        event: str,
+    ) -> None:
+        """Checks that ``foreign`` accesses have ended by the lane's clock (``present``), from before its last fence
+        (``fenced``)."""
+        clocks = self.clocks
+        ended = clocks.ended if prior.kind == LOAD else 0
+        bad = foreign & (prior.ticks > 0) & (prior.ticks >= fenced[prior.columns + ended])
+        if not bad.any():
+            return
+        first = tuple(np.argwhere(bad)[0])
+        column, tick = int(prior.columns[first]), int(prior.ticks[first])
+        is_product = bool(clocks.is_product(prior.columns[first]))
+        complete, why = self._why(region.row, column, tick, present, ended, is_product, prior.kind)
+        name = "a tcgen05.mma" if is_product else ("a tcgen05.ld", "a tcgen05.st")[prior.kind]
+        verb = "writes" if prior.kind == STORE else "reads"
+        kind = "tcgen05-fence" if complete and prior.kind == LOAD else "tensor-memory-race"
+        self._report(region, prior, bad, lane, site, f"{event} what {name} {verb}: {why}", kind)
+
+    def _why(
+        self, row: int, column: int, tick: int, present: Array, ended: int, is_product: bool, kind: int
+    ) -> tuple[bool, str]:
+        """Has the other access ended although the order is incomplete, and what is missing."""
+        if tick < present[column + ended]:
+            return True, UNFENCED
+        if is_product:
+            return False, "no wait for an mbarrier on which its tcgen05.commit arrives comes between"
+        rank, index = divmod(column - self.clocks.wgmma, self.clocks.groups)
+        warp = index - self.clocks.warps
+        plain = rank * self.clocks.warps + warp
+        if tick < present[plain + ended] and tick < self.waited[self._row(row, rank), warp, kind]:
+            return True, "no tcgen05.fence::before_thread_sync comes before the synchronisation between"
+        return False, f"nothing orders it behind that one's tcgen05.wait::{('ld', 'st')[kind]}"
+
+    def _row(self, row: int, rank: int) -> int:
+        """The row of another rank of a row's cluster."""
+        return row - int(self.batch.rank[row]) + rank
+
+    def _report(
+        self,
+        region: Region,
+        prior: Prior,
+        bad: Array,
+        lane: int,
+        site: int,
+        text: str,
+        kind: str = "tensor-memory-race",
+    ) -> None:
+        first = tuple(np.argwhere(bad)[0])
+        clocks = self.clocks
+        rank, index = divmod(int(prior.columns[first]) - clocks.wgmma, clocks.groups)
+        row = self._row(region.row, rank)
+        other = Participant(
+            self.launch.site(int(prior.sites[first])), self.batch.cta_index(row), agent=clocks.agent(index)
+        )
+        self.batch.report_lane(kind, f"{text} (column {region.low + int(first[1])})", site, lane, other=other)
+
+    def is_over(self, row: int, low: int, high: int, lane: int) -> bool:
+        """Does a lane know that all accesses to the columns have ended?"""
+        present, clocks = self.clocks.of(lane), self.clocks
+        region = Region(row, slice(0, GROUPS), low, high)
+        for prior in (self._writes(region), *self._reads(region)):
+            late = (prior.ticks > 0) & (prior.ticks >= present[prior.columns + clocks.ended])
+            for column, tick in {(int(c), int(t)) for c, t in zip(prior.columns[late], prior.ticks[late], strict=True)}:
+                is_product = bool(clocks.is_product(np.array(column)))
+                own = column == clocks.access_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
+                if own and tick < self.waited[row, self.batch.warp[lane], prior.kind]:
+                    continue
+                if not self._why(row, column, tick, present, clocks.ended, is_product, prior.kind)[0]:
+                    return False
+        return True

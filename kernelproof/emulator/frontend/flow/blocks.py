@@ -1,0 +1,174 @@
+"""Basic blocks: instructions up to a branch, a label or a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from kernelproof.emulator.frontend.instruction import Instruction, facts, waits
+from kernelproof.emulator.frontend.ptx import Imm, Instr, Label, PtxError, Reg, Sym, Vec
+
+_ALL_LANES = 0xFFFFFFFF
+
+
+@dataclass(slots=True)
+class Block:
+    """Straight-line code and how it ends.
+
+    ``end`` is one of ``jump`` (targets[0]), ``cond`` (``cond`` true: targets[0], else targets[1]), ``switch`` (``cond``
+    indexes targets), ``wait`` (blocking ``last``, then targets[0]), ``exit``.
+    """
+
+    index: int
+    instrs: list[Instr]
+    end: str = "jump"
+    targets: list[int] = field(default_factory=list)
+    cond: Reg | None = None
+    last: Instr | None = None
+    line: int = 0
+
+    def all(self) -> Iterator[Instr]:
+        """Its instructions, a blocking one included."""
+        yield from self.instrs
+        if self.end == "wait" and self.last is not None:
+            yield self.last
+
+
+def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
+    """Instructions that consist of others are expanded, and before those that lanes, a warp or a warpgroup execute
+    together, these meet. A warp or warpgroup meets once for a run of instructions: nothing in it drives it apart."""
+    last_meeting = ""
+    for item in items:
+        form = facts(item) if isinstance(item, Instr) else None
+        if not isinstance(item, Instr) or form is None:
+            last_meeting = last_meeting if isinstance(item, Instr) and item.base not in ("bra", "brx") else ""
+            yield item
+            continue
+        if form.expands is not None:
+            last_meeting = ""
+            yield from form.expands(item)
+            continue
+        meeting = _meeting(item, form)
+        if meeting and (meeting == "lanes" or meeting != last_meeting):
+            lanes = {"lanes": item.operands[-1:], "warp": (Imm(_ALL_LANES),)}.get(meeting, ())
+            yield replace(item, op="emu_meet", parts=("emu_meet", meeting), operands=lanes)
+        if item.guard is not None and (meeting or form.waits):
+            last_meeting = ""
+        elif meeting != "lanes" and (meeting or form.waits):
+            last_meeting = meeting
+        yield item
+
+
+def _meeting(ins: Instr, form: Instruction) -> str:
+    """What meets before an instruction; where it names all lanes, the warp does."""
+    if form.meets != "lanes":
+        return form.meets
+    members = ins.operands[-1]
+    return "warp" if isinstance(members, Imm) and members.value & _ALL_LANES == _ALL_LANES else "lanes"
+
+
+def split(items: Iterable[Instr | Label]) -> list[Block]:
+    """Basic blocks in text order; the last one is the common exit."""
+    splitter = _Splitter()
+    for item in items:
+        if isinstance(item, Label):
+            splitter.label(item)
+        else:
+            splitter.instruction(item)
+    return splitter.finish()
+
+
+# Targets that have no label: the next block, and the common exit.
+_NEXT, _EXIT = "", "\n"
+
+
+class _Splitter:
+    """Cuts a body from front to back. Invariant: ``current`` is the last block; when it has ``ended``, the next
+    instruction opens a new one. Targets are resolved at the end, as labels may come after their branches."""
+
+    def __init__(self) -> None:
+        self.blocks = [Block(0, [])]
+        self.current, self.ended = self.blocks[0], False
+        self.at: dict[str, int] = {}
+        self.targets: list[tuple[Block, list[str]]] = []
+
+    def open(self, line: int) -> Block:
+        """A new block is the current one."""
+        self.current, self.ended = Block(len(self.blocks), [], line=line), False
+        self.blocks.append(self.current)
+        return self.current
+
+    def label(self, label: Label) -> None:
+        if self.current.instrs or self.ended or self.current.index == 0:
+            previous = None if self.ended else self.current
+            current = self.open(label.line)
+            if previous is not None:
+                previous.targets = [current.index]
+        self.at[label.name] = self.current.index
+        self.ended = False
+
+    def instruction(self, item: Instr) -> None:
+        if self.ended:
+            self.open(item.line)
+        if not self.current.instrs:
+            self.current.line = item.line
+        if item.base in ("bra", "brx", "ret", "exit"):
+            self.leave(item)
+        elif waits(item):
+            self.wait(item)
+        else:
+            self.current.instrs.append(item)
+
+    def leave(self, item: Instr) -> None:
+        """A branch or an exit ends the block."""
+        block = self.current
+        block.last, self.ended = item, True
+        if item.base == "brx":
+            index, labels = item.operands
+            if item.guard is not None or not isinstance(index, Reg) or not isinstance(labels, Vec):
+                raise PtxError(item.line, "this form of brx.idx is not modelled")
+            block.end, block.cond = "switch", index
+            self.targets.append((block, [t.name for t in labels.items if isinstance(t, Sym)]))
+            return
+        target = _EXIT
+        if item.base == "bra":
+            label = item.operands[0]
+            if not isinstance(label, Sym):
+                raise PtxError(item.line, "branch without a label")
+            target = label.name
+        if item.guard is not None:
+            block.end, block.cond = "cond", item.guard
+            self.targets.append((block, [target, _NEXT]))
+        else:
+            self.targets.append((block, [target]))
+
+    def wait(self, item: Instr) -> None:
+        """A blocking instruction ends the block; a guarded one stands in a block of its own."""
+        if item.guard is not None:
+            head = self.current
+            head.end, head.cond = "cond", item.guard
+            own = self.open(item.line)
+            head.targets = [own.index, own.index + 1]
+            item = replace(item, guard=None)
+        block = self.current
+        block.end, block.last, block.targets = "wait", item, [len(self.blocks)]
+        self.open(item.line)
+
+    def finish(self) -> list[Block]:
+        """All blocks, the common exit last."""
+        if not self.ended:
+            self.targets.append((self.current, [_EXIT]))
+        final = self.open(self.current.line)
+        final.end = "exit"
+        for block, names in self.targets:
+            block.targets = [self.resolve(block, name, final.index) for name in names]
+        return self.blocks
+
+    def resolve(self, block: Block, name: str, final: int) -> int:
+        if name == _NEXT:
+            return block.index + 1
+        if name == _EXIT:
+            return final
+        if name not in self.at:
+            raise PtxError(block.line, f"label {name} does not exist")
+        return self.at[name]

@@ -1,0 +1,197 @@
+"""Liveness, and which registers hold one value for all lanes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kernelproof.emulator.frontend.flow.blocks import Block
+from kernelproof.emulator.frontend.flow.loops import bits, immediate_postdominators, reachable
+from kernelproof.emulator.frontend.instruction import defs_uses, facts, holds, is_uniform, symbols
+from kernelproof.emulator.frontend.ptx import Instr
+from kernelproof.emulator.frontend.registers import LAUNCH_CONSTANTS, SPECIALS
+
+
+class Write(NamedTuple):
+    """An instruction of a block that writes a register: what it reads, and whether equal operands give an equal
+    result."""
+
+    block: int
+    ins: Instr
+    uses: list[str]
+    uniform: bool
+
+
+@dataclass
+class Liveness:
+    """Per block: ``live`` at its start, ``defs`` it writes, ``uses`` it reads before writing; per register its
+    ``sites``, every write of it."""
+
+    live: list[set[str]]
+    defs: list[set[str]]
+    uses: list[set[str]]
+    sites: dict[str, list[Write]]
+
+    @classmethod
+    def of(cls, blocks: list[Block], varying_symbols: frozenset[str]) -> Liveness:
+        """The liveness of all registers. ``varying_symbols``: variables whose addresses differ between CTAs."""
+        out = cls([], [], [], {})
+        for block in blocks:
+            used: set[str] = set()
+            written: set[str] = set()
+            for ins in block.all():
+                defs, uses = defs_uses(ins)
+                used.update(x for x in uses if x not in written)
+                written.update(defs)
+                if defs:
+                    uniform = is_uniform(ins) and varying_symbols.isdisjoint(symbols(ins))
+                    write = Write(block.index, ins, uses, uniform)
+                    for name in defs:
+                        out.sites.setdefault(name, []).append(write)
+            if block.cond is not None and block.cond.name not in written:
+                used.add(block.cond.name)
+            out.uses.append(used)
+            out.defs.append(written)
+        out.live = [set(u) for u in out.uses]
+        changed = True
+        while changed:
+            changed = False
+            for block in reversed(blocks):
+                live = out.live[block.index]
+                size = len(live)
+                for t in block.targets:
+                    live |= out.live[t] - out.defs[block.index]
+                changed |= len(live) != size
+        return out
+
+    def across(self) -> set[str]:
+        """Registers that are live at the start of some block, so are seen by more than one."""
+        return set().union(*self.live)
+
+
+def launch_constants(sites: dict[str, list[Write]]) -> set[str]:
+    """Registers with one write, from launch constants only: equal in all lanes at any time."""
+    constant: set[str] = set()
+    changed = True
+    while changed:
+        changed = False
+        for name, where in sites.items():
+            if name in constant or len(where) != 1:
+                continue
+            (write,) = where
+            launch_wide = all(u in constant or u in LAUNCH_CONSTANTS for u in write.uses)
+            if write.ins.guard is None and write.uniform and launch_wide:
+                constant.add(name)
+                changed = True
+    return constant
+
+
+def varying_registers(
+    blocks: list[Block], liveness: Liveness, constant: set[str], conservative: bool
+) -> set[str] | None:
+    """Registers that may differ between lanes; None where lanes could overtake each other, so that only the
+    conservative answer holds.
+
+    A register varies if an instruction that writes it does, or reads what varies; and, since lanes that a varying
+    branch separates execute different writes, if such a branch makes it (``_diverge``). Both are repeated until nothing
+    changes. Conservatively, whatever more than one block sees varies unless it is a launch constant.
+    """
+    sites = liveness.sites
+    varying: set[str] = set()
+    if conservative:
+        across = liveness.across()
+        varying |= {r for r in sites if r in across and r not in constant}
+    ipdom = immediate_postdominators(blocks)
+    branches = {b.index for b in blocks if b.cond is not None}
+    changed = True
+    while changed:
+        changed = _spread(sites, varying, constant)
+        if conservative:
+            continue
+        for index in sorted(branches):
+            cond = blocks[index].cond
+            if cond is not None and cond.name in varying:
+                branches.discard(index)
+                separated = _diverge(blocks, blocks[index], ipdom[index], liveness, constant)
+                if separated is None:
+                    return None
+                changed |= bool(separated - varying)
+                varying |= separated
+    return varying
+
+
+def _spread(sites: dict[str, list[Write]], varying: set[str], constant: set[str]) -> bool:
+    """Add what depends on varying registers; whether there was any."""
+    changed = False
+    for name, where in sites.items():
+        if name not in varying and name not in constant and any(_varies(w, varying) for w in where):
+            varying.add(name)
+            changed = True
+    return changed
+
+
+def _varies(write: Write, varying: set[str]) -> bool:
+    return not write.uniform or any(u in varying or (u in SPECIALS and u not in LAUNCH_CONSTANTS) for u in write.uses)
+
+
+def _diverge(
+    blocks: list[Block], branch: Block, join: int | None, liveness: Liveness, constant: set[str]
+) -> set[str] | None:
+    """Registers that a divergent ``branch`` makes varying; None where lanes could overtake each other.
+
+    A side is what can be reached from a target before the ``join``, the immediate post-dominator. Lanes of one side run
+    its writes and those of another do not, so a register that a side writes varies if it is read at the join or beyond,
+    or on another side, whose lanes run later and would find this side's value. A wait inside a side breaks the premise:
+    lanes that sleep there are overtaken by those of the other side, unless that one leaves the kernel for good.
+    """
+    sides = [reachable(blocks, [t], join) for t in dict.fromkeys(branch.targets)]
+    at_join = liveness.live[join] if join is not None else set()
+    real = [side for side in sides if side]
+    waits = any(blocks[i].end == "wait" for side in real for i in side)
+    if len(real) > 1 and waits and not _leaves(blocks, real):
+        return None
+    out: set[str] = set()
+    for k, side in enumerate(sides):
+        read = set(at_join).union(*(liveness.live[i] for j, other in enumerate(sides) if j != k for i in other))
+        for i in side:
+            out |= liveness.defs[i] & read
+    return out - constant
+
+
+def _leaves(blocks: list[Block], sides: list[set[int]]) -> bool:
+    """Does at most one side wait, and do the sides share no block? Then the others have left, and no
+    lane overtakes another."""
+    waiting = [side for side in sides if any(blocks[i].end == "wait" for i in side)]
+    return len(waiting) <= 1 and sum(map(len, sides)) == len(set().union(*sides))
+
+
+def spin_heads(blocks: list[Block], loops: dict[int, int], sites: dict[str, list[Write]]) -> set[int]:
+    """Heads of loops whose exit depends on memory that another thread may write."""
+    return {head for head, mask in loops.items() if _polls(blocks, set(bits(mask)), sites)}
+
+
+def _polls(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]]) -> bool:
+    todo = []
+    for i in inside:
+        cond = blocks[i].cond
+        if cond is not None and any(t not in inside for t in blocks[i].targets):
+            todo.append(cond.name)
+    visited = set(todo)
+    stores = (ins for i in inside for ins in blocks[i].all() if _is_shared(ins, "st"))
+    stored = frozenset(name for ins in stores for name in defs_uses(ins)[1])
+    while todo:
+        for write in sites.get(todo.pop(), ()):
+            if write.block in inside:
+                form = facts(write.ins)
+                if form is not None and holds(form.polls, write.ins):
+                    return True
+                # One thread may poll for all of its CTA, and hand on what it read in shared memory.
+                handed = stored if _is_shared(write.ins, "ld") else frozenset()
+                fresh = [name for name in {*write.uses, *handed} if name not in visited]
+                visited.update(fresh)
+                todo += fresh
+    return False
+
+
+def _is_shared(ins: Instr, base: str) -> bool:
+    return ins.base == base and any(part.startswith("shared") for part in ins.parts)

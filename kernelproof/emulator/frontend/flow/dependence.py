@@ -1,0 +1,67 @@
+"""Which instructions depend on what memory holds: their addresses, their guards, or whether they are executed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kernelproof.emulator.frontend.flow.blocks import Block
+from kernelproof.emulator.frontend.flow.loops import immediate_postdominators, reachable
+from kernelproof.emulator.frontend.instruction import Writes, defs_uses, facts
+from kernelproof.emulator.frontend.ptx import Instr, Mem, Tensor
+from kernelproof.emulator.frontend.registers import registers
+
+# Instructions whose result is what memory holds, parameters and constants aside.
+_LOADS = ("ld", "ldu", "atom", "ldmatrix", "wmma", "tcgen05")
+
+
+class Dependence(NamedTuple):
+    """``lines``: PTX lines of instructions whose address, guard, operands that are no stored values, or execution
+    depends on values that were loaded; ``writes``: some of them write memory or wait for other threads."""
+
+    lines: frozenset[int]
+    writes: bool
+
+
+def memory_dependence(blocks: list[Block]) -> Dependence:
+    """What depends on loaded values. What is stored somewhere and loaded again counts as loaded, so the answer is a
+    superset."""
+    lists = [list(block.all()) for block in blocks]
+    joins = immediate_postdominators(blocks)
+    loaded: set[str] = set()
+    controlled: set[int] = set()  # blocks whose execution depends on loaded values
+    size = -1
+    while size != len(loaded) + len(controlled):
+        size = len(loaded) + len(controlled)
+        for block, instructions in zip(blocks, lists, strict=True):
+            for ins in instructions:
+                defs, uses = defs_uses(ins)
+                if _loads(ins) or block.index in controlled or not loaded.isdisjoint(uses):
+                    loaded.update(defs)
+            if block.cond is not None and block.cond.name in loaded:
+                controlled |= reachable(blocks, block.targets, joins[block.index])
+    dependent = [
+        ins
+        for block, instructions in zip(blocks, lists, strict=True)
+        for ins in instructions
+        if block.index in controlled or not loaded.isdisjoint(_deciding(ins))
+    ]
+    return Dependence(frozenset(ins.line for ins in dependent), any(map(_affects_others, dependent)))
+
+
+def _loads(ins: Instr) -> bool:
+    return ins.base in _LOADS and not {"param", "const"} & set(ins.parts)
+
+
+def _deciding(ins: Instr) -> set[str]:
+    """The registers that decide where an instruction acts and whether: addresses and the guard; of one without an
+    address all that it reads."""
+    addresses = [operand for operand in ins.operands if isinstance(operand, Mem | Tensor)]
+    if not addresses:
+        return set(defs_uses(ins)[1])
+    names = {name for operand in addresses for name in registers(operand)}
+    return names if ins.guard is None else names | {ins.guard.name}
+
+
+def _affects_others(ins: Instr) -> bool:
+    form = facts(ins)
+    return form is None or form.waits or Writes.MEMORY in form.writes

@@ -1,0 +1,117 @@
+"""The control-flow graph of one kernel, ready for translation.
+
+The machine runs a batch of CTAs in lockstep and, after a divergent branch, always the group of lanes whose block comes
+first in ``Graph.blocks``. That order lists every loop contiguously and its inside topologically, so lanes meet again at
+the immediate post-dominator of the branch. On that rests ``uniform``: a register in it holds the same value in every
+lane that can still read it, and is one Python int. What static reasoning promises here is checked at run time
+(``Graph.clobbers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kernelproof.emulator.frontend.flow.blocks import Block, split, with_waits
+from kernelproof.emulator.frontend.flow.dataflow import Liveness, launch_constants, spin_heads, varying_registers
+from kernelproof.emulator.frontend.flow.inline import Inliner
+from kernelproof.emulator.frontend.flow.loops import add_latches, natural_loops, scheduling_order
+from kernelproof.emulator.frontend.instruction import needs_blackwell, needs_hopper
+from kernelproof.emulator.frontend.ptx import Function, Instr, Label, Module, Variable
+from kernelproof.emulator.frontend.registers import SPECIALS
+
+
+@dataclass(slots=True)
+class Graph:
+    """Blocks in scheduling order (``blocks[i].index == i``, entry 0), and what is known of registers.
+
+    ``kinds``: declared types; ``live_in`` per block; ``uniform``: see above; ``shared_across``: seen by several blocks;
+    ``clobbers`` per block: uniform registers that it writes and other blocks see, launch constants aside;
+    ``spin_heads``: heads of loops that poll memory; ``conservative``: only launch constants and what one block sees are
+    uniform; ``hopper``, ``blackwell``: it needs the units of sm_90, of sm_100.
+    """
+
+    function: Function
+    blocks: list[Block]
+    kinds: dict[str, str]
+    variables: list[Variable]
+    live_in: list[set[str]]
+    uniform: set[str]
+    shared_across: set[str]
+    clobbers: list[set[str]]
+    spin_heads: set[int]
+    back_edges: set[tuple[int, int]]
+    conservative: bool
+    hopper: bool
+    blackwell: bool
+
+    def instructions(self) -> Iterator[Instr]:
+        """Every instruction, blocking ones included."""
+        for block in self.blocks:
+            yield from block.all()
+
+
+def build(module: Module, kernel: Function, conservative: bool = False) -> Graph:
+    """The graph of ``kernel``.
+
+    ``conservative``: for kernels whose lanes may overtake each other. Those that spin, sleep at mbarriers, wait on both
+    sides of a divergent branch or have irreducible loops are translated so in any case.
+    """
+    inliner = Inliner(module, kernel)
+    items = inliner.run()
+    hopper = any(isinstance(item, Instr) and needs_hopper(item) for item in items)
+    blackwell = any(isinstance(item, Instr) and needs_blackwell(item) for item in items)
+    variables = [*module.variables.values(), *inliner.variables]
+    # Where there may be clusters, addresses of shared memory hold the rank of the CTA.
+    ranked = frozenset(v.name for v in variables if v.space == "shared") if hopper else frozenset()
+    blocks, reducible, back, liveness, heads = _flow(with_waits(items) if hopper else items, ranked)
+    if heads and not hopper:
+        blocks, reducible, back, liveness, heads = _flow(with_waits(items), ranked)
+    constant = launch_constants(liveness.sites)
+    # Lanes that sleep at an mbarrier are overtaken as a matter of course.
+    conservative = conservative or not reducible or hopper or bool(heads)
+    varying = varying_registers(blocks, liveness, constant, conservative)
+    if varying is None:
+        conservative = True
+        varying = varying_registers(blocks, liveness, constant, conservative)
+    assert varying is not None
+    sites, across = liveness.sites, liveness.across()
+    # A register that nothing writes is read as zero by every lane.
+    unwritten = {r for r in set().union(*liveness.uses) if r not in sites and r not in SPECIALS}
+    uniform = (set(sites) - varying) | unwritten
+    clobbers = [{r for r in defs if r in uniform and r in across and r not in constant} for defs in liveness.defs]
+    return Graph(
+        kernel, blocks, inliner.kinds, inliner.variables, liveness.live, uniform, across, clobbers, heads, back,
+        conservative, hopper, blackwell,
+    )  # fmt: skip
+
+
+class _Flow(NamedTuple):
+    """Blocks in scheduling order, whether the graph is reducible, and the ``Graph``'s facts of the same names."""
+
+    blocks: list[Block]
+    reducible: bool
+    back_edges: set[tuple[int, int]]
+    liveness: Liveness
+    spin_heads: set[int]
+
+
+def _flow(items: Iterable[Instr | Label], ranked: frozenset[str]) -> _Flow:
+    """The flow of a body."""
+    blocks, reducible = _ordered(split(items))
+    loops, back, _ = natural_loops(blocks)
+    liveness = Liveness.of(blocks, ranked)
+    return _Flow(blocks, reducible, back, liveness, spin_heads(blocks, loops, liveness.sites))
+
+
+def _ordered(blocks: list[Block]) -> tuple[list[Block], bool]:
+    """The reachable blocks in scheduling order, and whether the graph is reducible."""
+    add_latches(blocks)
+    order, reducible = scheduling_order(blocks)
+    position = {old: new for new, old in enumerate(order)}
+    blocks = [blocks[old] for old in order]
+    for block in blocks:
+        block.index = position[block.index]
+        block.targets = [position[t] for t in block.targets]
+    return blocks, reducible

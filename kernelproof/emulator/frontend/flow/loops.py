@@ -1,0 +1,183 @@
+"""Dominators, loops, and the order of blocks in which lanes reconverge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kernelproof.emulator.frontend.flow.blocks import Block
+
+
+def dominators(successors: list[list[int]], root: int) -> list[int]:
+    """Dominator sets as bit masks; unreachable nodes get 0."""
+    n = len(successors)
+    predecessors: list[list[int]] = [[] for _ in range(n)]
+    reached, stack, order = {root}, [(root, iter(successors[root]))], []
+    while stack:
+        node, children = stack[-1]
+        for nxt in children:
+            predecessors[nxt].append(node)
+            if nxt not in reached:
+                reached.add(nxt)
+                stack.append((nxt, iter(successors[nxt])))
+                break
+        else:
+            order.append(node)
+            stack.pop()
+    order.reverse()
+    everything = (1 << n) - 1
+    dom = [0] * n
+    for node in order:
+        dom[node] = everything
+    dom[root] = 1 << root
+    changed = True
+    while changed:
+        changed = False
+        for node in order:
+            if node == root:
+                continue
+            mask = everything
+            for p in predecessors[node]:
+                mask &= dom[p]
+            mask |= 1 << node
+            if mask != dom[node]:
+                dom[node], changed = mask, True
+    return dom
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def reachable(blocks: list[Block], starts: Iterable[int], stop: int | None = None) -> set[int]:
+    """The blocks on ways from ``starts``, these included, up to but without ``stop``."""
+    reached: set[int] = set()
+    stack = list(starts)
+    while stack:
+        node = stack.pop()
+        if node != stop and node not in reached:
+            reached.add(node)
+            stack += blocks[node].targets
+    return reached
+
+
+def natural_loops(blocks: list[Block]) -> tuple[dict[int, int], set[tuple[int, int]], bool]:
+    """Natural loops: head -> body mask, the back edges, and whether the graph is reducible."""
+    successors = [b.targets for b in blocks]
+    dom = dominators(successors, 0)
+    predecessors: list[list[int]] = [[] for _ in blocks]
+    for b in blocks:
+        if dom[b.index]:
+            for t in b.targets:
+                predecessors[t].append(b.index)
+    back = {(b.index, t) for b in blocks if dom[b.index] for t in b.targets if dom[b.index] >> t & 1}
+    loops: dict[int, int] = {}
+    for tail, head in back:
+        body, stack = loops.get(head, 1 << head), [tail]
+        while stack:
+            node = stack.pop()
+            if not body >> node & 1:
+                body |= 1 << node
+                stack += predecessors[node]
+        loops[head] = body
+    return loops, back, _is_acyclic(blocks, dom, back)
+
+
+def _is_acyclic(blocks: list[Block], dom: list[int], back: set[tuple[int, int]]) -> bool:
+    """Is the graph of the reachable blocks without its back edges acyclic? That is, is it reducible?"""
+    indegree = [0] * len(blocks)
+    for b in blocks:
+        if dom[b.index]:
+            for t in b.targets:
+                indegree[t] += (b.index, t) not in back
+    ready, removed = [0], 0
+    while ready:
+        node = ready.pop()
+        removed += 1
+        for t in blocks[node].targets:
+            if (node, t) not in back:
+                indegree[t] -= 1
+                if indegree[t] == 0:
+                    ready.append(t)
+    return removed == sum(1 for d in dom if d)
+
+
+def add_latches(blocks: list[Block]) -> None:
+    """Give each loop one back edge, so that a branch to the next iteration reconverges before the head."""
+    _, back, _ = natural_loops(blocks)
+    tails: dict[int, list[int]] = {}
+    for tail, head in sorted(back):
+        tails.setdefault(head, []).append(tail)
+    for head, sources in tails.items():
+        if len(sources) < 2:
+            continue
+        latch = Block(len(blocks), [], targets=[head], line=blocks[head].line)
+        blocks.append(latch)
+        for source in sources:
+            blocks[source].targets = [latch.index if t == head else t for t in blocks[source].targets]
+
+
+def scheduling_order(blocks: list[Block]) -> tuple[list[int], bool]:
+    """The order in which the machine prefers blocks; False if the graph is irreducible.
+
+    Reachable blocks, topologically but for back edges, every loop contiguous. So of the groups of lanes that a
+    divergent branch makes, the one whose block comes first is always the one that others can still meet: a group past
+    the join waits for those before it, and a group behind a loop for those inside.
+    """
+    loops, _, reducible = natural_loops(blocks)
+    dom = dominators([b.targets for b in blocks], 0)
+    reachable = sum(1 << i for i, d in enumerate(dom) if d)
+    return _arrange(blocks, loops, reachable, 0), reducible
+
+
+def _arrange(blocks: list[Block], loops: dict[int, int], nodes: int, head: int) -> list[int]:
+    """Order ``nodes`` (a mask), a loop with this head or the whole graph: each outermost loop inside is one item,
+    arranged by itself. Edges back to ``head`` do not count, so what is left of a reducible graph is acyclic; of an
+    irreducible one the lowest block is taken when none is ready."""
+    inner = {h: m & nodes for h, m in loops.items() if h != head and nodes >> h & 1 and m & ~nodes == 0}
+    outermost = {
+        h: m for h, m in inner.items() if not any(o != h and om & m == m and om != m for o, om in inner.items())
+    }
+    owner = {node: h for h, m in outermost.items() for node in bits(m)}
+    items = {owner.get(n, n) for n in bits(nodes)}
+    indegree = dict.fromkeys(items, 0)
+    edges: dict[int, set[int]] = {i: set() for i in items}
+    for n in bits(nodes):
+        source = owner.get(n, n)
+        for t in blocks[n].targets:
+            target = owner.get(t, t)
+            if nodes >> t & 1 and t != head and target != source and target not in edges[source]:
+                edges[source].add(target)
+                indegree[target] += 1
+    out: list[int] = []
+    left = set(items)
+    while left:
+        ready = [i for i in left if indegree[i] == 0]
+        pick = min(ready) if ready else min(left)
+        left.discard(pick)
+        for t in edges[pick]:
+            indegree[t] -= 1
+        out += _arrange(blocks, loops, outermost[pick], pick) if pick in outermost else [pick]
+    return out
+
+
+def immediate_postdominators(blocks: list[Block]) -> list[int | None]:
+    """Of every block, the first block through which all its ways to the end lead; None where there is none."""
+    n = len(blocks)
+    reverse: list[list[int]] = [[] for _ in range(n + 1)]
+    for b in blocks:
+        for t in b.targets:
+            reverse[t].append(b.index)
+        if not b.targets:
+            reverse[n].append(b.index)
+    dom = dominators(reverse, n)
+    out: list[int | None] = []
+    for b in blocks:
+        candidates = [c for c in bits(dom[b.index]) if c not in (b.index, n)]
+        # The immediate one is dominated (in reverse) by all the others.
+        best = max(candidates, key=lambda c: dom[c].bit_count(), default=None)
+        out.append(best)
+    return out

@@ -1,0 +1,80 @@
+"""Which pointers an address is computed from, and which are written through: parameters and variables of the module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kernelproof.emulator.frontend.instruction import Writes, defs_uses, facts, symbols
+from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Instr, Mem, Reg, Sym, Tensor, Vec
+from kernelproof.emulator.state.launch import Origin
+
+Origins = frozenset[Origin]
+_NONE: Origins = frozenset()
+# Results that hold no part of a pointer in memory, or whose pointer cannot be followed.
+_SPACES = ("shared", "global", "local", "param")
+_OPAQUE = frozenset(("ld", "ldu", "atom", "shfl", "mapa", "getctarank"))
+
+
+def origins(
+    instructions: Iterable[Instr], kinds: Mapping[str, str], places: Mapping[str, tuple[str, int]]
+) -> dict[str, Origins]:
+    """64-bit registers -> all that may be a pointer in the sum that they hold, over all their writes; a register whose
+    value may be a pointer that cannot be followed is missing. ``places``: state space and offset of variables."""
+    writes: list[tuple[str, Origins | None, list[str]]] = []
+    for ins in instructions:
+        defs, uses = defs_uses(ins)
+        wide = [name for name in defs if kinds.get(name, "").endswith("64")]
+        if wide:
+            own = _own(ins, places)
+            sources = [] if own is None or ins.base == "ld" else uses
+            writes += [(name, own, sources) for name in wide]
+    result: dict[str, Origins | None] = {name: _NONE for name, _, _ in writes}
+    changed = True
+    while changed:
+        changed = False
+        for name, own, sources in writes:
+            before = result[name]
+            if before is None:
+                continue
+            after: Origins | None = None if own is None else before | own
+            for source in sources:
+                part = result.get(source, _NONE)
+                after = None if after is None or part is None else after | part
+            if after != before:
+                result[name], changed = after, True
+    return {name: pointers for name, pointers in result.items() if pointers}
+
+
+def _own(ins: Instr, places: Mapping[str, tuple[str, int]]) -> Origins | None:
+    """The pointers that an instruction itself brings in; None if it may bring in one that cannot be followed."""
+    if ins.base in ("ld", "ldu"):
+        at = ins.operands[1]
+        width = TYPE_BYTES.get(ins.parts[-1], 8)
+        if isinstance(at, Mem) and isinstance(at.base, Sym) and places.get(at.base.name, ("",))[0] == "param":
+            first = places[at.base.name][1] + at.base.offset + at.offset
+            count = len(ins.operands[0].items) if isinstance(ins.operands[0], Vec) else 1
+            return frozenset(first + i * width for i in range(count)) if width == 8 else _NONE
+        return None if width >= 8 else _NONE
+    packed = ins.base == "mov" and len(ins.operands) > 1 and isinstance(ins.operands[1], Vec)
+    if ins.base in _OPAQUE or packed:
+        return None
+    return frozenset(name for name in symbols(ins) if places.get(name, ("",))[0] in ("global", "const"))
+
+
+def written(instructions: Iterable[Instr], pointers: Mapping[str, Origins]) -> Origins | None:
+    """The pointers through which global memory may be written; None where an address cannot be followed. ``pointers``:
+    as of ``origins``."""
+    out: set[Origin] = set()
+    for ins in instructions:
+        form = facts(ins)
+        spaces = [part.split(":")[0] for part in ins.parts if part.split(":")[0] in _SPACES]
+        if form is None or Writes.MEMORY not in form.writes or (spaces and spaces[0] != "global"):
+            continue
+        at = next((operand for operand in ins.operands if isinstance(operand, Mem | Tensor)), None)
+        if at is None:
+            continue
+        through = pointers.get(at.base.name) if isinstance(at, Mem) and isinstance(at.base, Reg) else None
+        if through is None:
+            return None
+        out |= through
+    return frozenset(out)

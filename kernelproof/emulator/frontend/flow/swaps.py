@@ -1,0 +1,185 @@
+"""First loads of loops of compare-and-swap: plain ones, whose value may be stale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kernelproof.emulator.frontend.flow.blocks import Block
+from kernelproof.emulator.frontend.flow.loops import immediate_postdominators
+from kernelproof.emulator.frontend.instruction import Writes, defs_uses, facts
+from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Reg
+from kernelproof.emulator.frontend.registers import registers
+
+
+class _Definition(NamedTuple):
+    """A register as an instruction of a block writes it. ``fresh``: the next swap compares with what it comes from."""
+
+    block: int
+    at: int
+    name: str
+    fresh: bool = True
+
+
+def checked_loads(blocks: list[Block]) -> set[int]:
+    """Identities of loads whose value a later atom.cas at the same address checks. By moves alone the value reaches the
+    comparison of that atom.cas; otherwise it only decides branches between which nothing else is written, and makes the
+    value to swap in. A swap that succeeds proves the value current, so uses after it do not count."""
+    lists = [list(block.all()) for block in blocks]
+    writers: dict[str, list[Instr]] = {}
+    places: dict[int, _Definition] = {}
+    swaps = []
+    for index, instructions in enumerate(lists):
+        for at, ins in enumerate(instructions):
+            for name in defs_uses(ins)[0]:
+                writers.setdefault(name, []).append(ins)
+                places[id(ins)] = _Definition(index, at, name)
+            if _is_swap(ins):
+                swaps.append(ins)
+    if not swaps:
+        return set()
+    comparing: dict[int, set[int]] = {}
+    for swap in swaps:
+        for load in _compared_loads(swap, writers):
+            comparing.setdefault(load, set()).add(id(swap))
+    fates = _Fates(blocks, lists)
+    return {load for load, own in comparing.items() if fates.harmless(places[load], own)}
+
+
+class _Fates:
+    """What becomes of a value."""
+
+    def __init__(self, blocks: list[Block], lists: list[list[Instr]]) -> None:
+        self.blocks, self.lists = blocks, lists
+        self.joins = immediate_postdominators(blocks)
+
+    def harmless(self, loaded: _Definition, swaps: set[int]) -> bool:
+        """Does it reach nothing but swaps and the branches around them?"""
+        todo, visited = [loaded], set[_Definition]()
+        while todo:
+            definition = todo.pop()
+            if definition in visited:
+                continue
+            visited.add(definition)
+            for block, at, fresh in self._uses(definition, swaps):
+                if at == len(self.lists[block]):
+                    if not self._writes_nothing(block, swaps):
+                        return False
+                    continue
+                ins = self.lists[block][at]
+                if id(ins) in swaps:
+                    if definition.name in registers(ins.operands[1]):
+                        return False
+                    continue
+                form = facts(ins)
+                if form is None or form.writes is not Writes.RESULT or form.waits:
+                    return False
+                todo += [_Definition(block, at, name, fresh) for name in defs_uses(ins)[0]]
+        return True
+
+    def _uses(self, definition: _Definition, swaps: set[int]) -> Iterator[tuple[int, int, bool]]:
+        """(block, number of the instruction, whether the next swap still compares with it) of all that read it; behind
+        the last instruction: the block's branch."""
+        name = definition.name
+        todo = [(definition.block, definition.at + 1, definition.fresh)]
+        visited = set[tuple[int, bool]]()
+        while todo:
+            index, start, fresh = todo.pop()
+            block, instructions = self.blocks[index], self.lists[index]
+            for at in range(start, len(instructions)):
+                defs, uses = defs_uses(instructions[at])
+                if name in uses:
+                    yield index, at, fresh
+                if name in defs and name not in uses:
+                    break
+            else:
+                if block.cond is not None and block.cond.name == name:
+                    yield index, len(instructions), fresh
+                equal = self._success(index, swaps)
+                for target in block.targets:
+                    state = target, fresh and equal is None
+                    if not (fresh and target == equal) and state not in visited:
+                        visited.add(state)
+                        todo.append((target, 0, state[1]))
+
+    def _success(self, index: int, swaps: set[int]) -> int | None:
+        """Where a block goes if its swap has succeeded, None where its branch does not say."""
+        block, test, between = self.blocks[index], None, set[str]()
+        if block.end != "cond" or block.cond is None:
+            return None
+        for ins in reversed(self.lists[index]):
+            defs, _ = defs_uses(ins)
+            if test is None:
+                if block.cond.name in defs:
+                    compares = ins.base == "setp" and ins.parts[1] in ("eq", "ne") and ins.parts[-1][0] != "f"
+                    if not compares or len(ins.operands) != 3:
+                        return None
+                    test = ins
+                continue
+            if id(ins) in swaps:
+                sides = {op.name for op in test.operands[1:3] if isinstance(op, Reg)}
+                swapped = {op.name for op in (ins.operands[0], ins.operands[2]) if isinstance(op, Reg)}
+                if len(sides) != 2 or sides != swapped or sides & between or ins.guard or test.guard:
+                    return None
+                return block.targets[(test.parts[1] == "ne") != block.cond.negated]
+            between.update(defs)
+        return None
+
+    def _writes_nothing(self, branch: int, swaps: set[int]) -> bool:
+        """Is nothing written, swaps apart, between a branch and where its paths join?"""
+        todo, visited = list(self.blocks[branch].targets), {self.joins[branch]}
+        while todo:
+            index = todo.pop()
+            if index in visited:
+                continue
+            visited.add(index)
+            todo += self.blocks[index].targets
+            for ins in self.lists[index]:
+                form = facts(ins)
+                if id(ins) not in swaps and (form is None or Writes.MEMORY in form.writes or ins.op == "emu_vprintf"):
+                    return False
+        return True
+
+
+def _is_swap(ins: Instr) -> bool:
+    return ins.base == "atom" and "cas" in ins.parts
+
+
+def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
+    """The loads behind what one atom.cas compares with, directly or as the result of an earlier swap at the same
+    address; none if anything but moves and such swaps is between."""
+    out: set[int] = set()
+    place = _place(swap.operands[1], writers)
+    todo, visited = [swap.operands[2]], set[str]()
+    while todo:
+        operand = todo.pop()
+        if not isinstance(operand, Reg):
+            return set()
+        if operand.name in visited:
+            continue
+        visited.add(operand.name)
+        for ins in writers.get(operand.name, ()):
+            if ins.base == "mov":
+                todo.append(ins.operands[1])
+            elif (ins.base != "ld" and not _is_swap(ins)) or _place(ins.operands[1], writers) != place:
+                return set()
+            elif ins.base == "ld":
+                out.add(id(ins))
+            else:
+                todo.append(ins.operands[2])
+    return out
+
+
+def _place(operand: Operand, writers: dict[str, list[Instr]], depth: int = 8) -> object:
+    """An address as an expression that is the same for the same address: through moves, cvta and additions of registers
+    that are written once."""
+    if isinstance(operand, Mem):
+        return _place(operand.base, writers), operand.offset
+    if not isinstance(operand, Reg) or depth == 0 or len(writers.get(operand.name, ())) != 1:
+        return operand
+    (ins,) = writers[operand.name]
+    if ins.base in ("mov", "cvta") and ins.guard is None:
+        return _place(ins.operands[1], writers, depth - 1)
+    if ins.base == "add" and ins.guard is None:
+        return frozenset(_place(term, writers, depth - 1) for term in ins.operands[1:3])
+    return operand

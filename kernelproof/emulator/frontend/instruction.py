@@ -1,0 +1,228 @@
+"""What is true of an instruction: one registration per form, which flow, translation and mutation ask.
+
+A new instruction is one function under ``@instruction(...)``, in a module of ``instructions`` or anywhere else::
+
+    @instruction("toy.copy", types=WORDS, writes=Writes.MEMORY, completed_by=("toy.wait",), mutations=(drop,))
+    def toy_copy(e: Emitter, ins: Instr) -> None: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Flag
+from inspect import cleandoc
+
+from kernelproof.emulator.frontend.emitter import Emitter
+from kernelproof.emulator.frontend.mutations import Mutation
+from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Sym, Tensor, Vec
+from kernelproof.emulator.frontend.registers import registers
+
+INTEGERS = frozenset(("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "b8", "b16", "b32", "b64"))
+REALS = frozenset(("f32", "f64"))
+HALVES = frozenset(("f16", "bf16", "f16x2", "bf16x2"))
+FLOATS = REALS | HALVES
+
+Handler = Callable[[Emitter, Instr], None]
+# A fact that may depend on the modifiers and operands.
+Test = bool | Callable[[Instr], bool]
+
+
+class Writes(Flag):
+    """What an instruction writes: its first operand, memory (or the state of a unit), both or nothing."""
+
+    NOTHING = 0
+    RESULT = 1
+    MEMORY = 2
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One form of an opcode.
+
+    - ``opcode``: the base and modifiers that the form must have, in any order; ``types`` that it serves (the last part;
+      None: all), ``serves``: a further test of the parts.
+    - ``emit`` writes the Python text.
+    - ``writes``; ``updates``: the result is read, too, and only the active lanes of it change.
+    - ``uniform``: equal operands give an equal result, which the handler can compute on Python ints.
+    - ``polls``: the result depends on memory that other threads may write.
+    - ``waits``: lanes may have to wait here, so it ends a block; the handler calls ``Emitter.wait``.
+    - ``meets``: what comes together before it: the ``lanes`` that its last operand names, or all of a ``warp``, or the
+      ``warps`` of a warpgroup (these two once for a run of such instructions); empty: nobody.
+    - ``completed_by``: opcodes whose wait ends what it has begun; empty: it is not asynchronous.
+    - ``expands``: what the instruction consists of: others, in order.
+    - ``accumulates``: operands whose registers it may leave under way.
+    - ``hopper``, ``blackwell``: it needs the units of sm_90, or those of sm_100 as well.
+    - ``access``: bytes of its smallest access to a state space, 0 for none: the grain of tags.
+    - ``mutations``: how it may be written wrongly.
+    """
+
+    opcode: str
+    emit: Handler
+    types: frozenset[str] | None = None
+    serves: Callable[[tuple[str, ...]], bool] | None = None
+    writes: Writes = Writes.RESULT
+    updates: bool = False
+    uniform: Test = False
+    polls: Test = False
+    waits: bool = False
+    meets: str = ""
+    completed_by: tuple[str, ...] = ()
+    expands: Callable[[Instr], Iterable[Instr]] | None = None
+    accumulates: Callable[[Instr], Iterable[Operand]] | None = None
+    hopper: bool = False
+    blackwell: bool = False
+    access: Callable[[Instr, str], int] | None = None
+    mutations: tuple[Mutation, ...] = ()
+
+    @property
+    def asynchronous(self) -> bool:
+        """Does its effect come after it?"""
+        return bool(self.completed_by)
+
+    def fits(self, parts: tuple[str, ...]) -> bool:
+        """Is an instruction with these parts of this form?"""
+        if self.types is not None and parts[-1] not in self.types:
+            return False
+        if self.serves is not None and not self.serves(parts):
+            return False
+        return set(self.opcode.split(".")) <= set(parts)
+
+
+_forms: dict[str, list[Instruction]] = {}
+_form_of: dict[tuple[str, ...], Instruction | None] = {}
+
+
+def instruction(
+    *opcodes: str,
+    types: frozenset[str] | None = None,
+    serves: Callable[[tuple[str, ...]], bool] | None = None,
+    writes: Writes = Writes.RESULT,
+    updates: bool = False,
+    uniform: Test = False,
+    polls: Test = False,
+    waits: bool = False,
+    meets: str = "",
+    completed_by: tuple[str, ...] = (),
+    expands: Callable[[Instr], Iterable[Instr]] | None = None,
+    accumulates: Callable[[Instr], Iterable[Operand]] | None = None,
+    hopper: bool = False,
+    blackwell: bool = False,
+    access: Callable[[Instr, str], int] | None = None,
+    mutations: tuple[Mutation, ...] = (),
+) -> Callable[[Handler], Handler]:
+    """Register a handler for forms of opcodes; the facts are those of ``Instruction``."""
+    if uniform and Writes.MEMORY in writes:
+        raise ValueError(f"{opcodes}: what writes memory is not uniform")
+
+    def register(handler: Handler) -> Handler:
+        for opcode in opcodes:
+            form = Instruction(
+                opcode, handler, types, serves, writes, updates, uniform, polls, waits, meets, completed_by, expands,
+                accumulates, hopper or blackwell, blackwell, access, mutations,
+            )  # fmt: skip
+            _forms.setdefault(opcode.split(".")[0], []).append(form)
+        _form_of.clear()
+        return handler
+
+    return register
+
+
+def unregister(*opcodes: str) -> None:
+    """Forget forms that were registered under these opcodes."""
+    for opcode in opcodes:
+        base = opcode.split(".")[0]
+        _forms[base] = [form for form in _forms.get(base, []) if form.opcode != opcode]
+    _form_of.clear()
+
+
+def registered() -> Iterator[Instruction]:
+    """All forms."""
+    for forms in _forms.values():
+        yield from forms
+
+
+def facts(ins: Instr) -> Instruction | None:
+    """The form of an instruction: of all that fit, the one with the most modifiers, then the one whose first modifier
+    stands first. None for an unknown instruction."""
+    parts = ins.parts
+    try:
+        return _form_of[parts]
+    except KeyError:
+        forms = [form for form in _forms.get(parts[0], ()) if form.fits(parts)]
+        form = _form_of[parts] = max(forms, key=lambda form: _rank(form, parts), default=None)
+        return form
+
+
+def modelled(ins: Instr) -> str:
+    """What is executed of the kind of a refused instruction, as the end of a sentence."""
+    form = facts(ins)
+    if form is not None and form.emit.__doc__:
+        text = cleandoc(form.emit.__doc__).split("\n\n")[0].replace("\n", " ")
+        return f"; modelled: {text.rstrip('.')}"
+    opcodes = sorted({form.opcode.replace(":", "::") for form in _forms.get(ins.base, ())})
+    return f"; modelled: {', '.join(opcodes)}" if opcodes else f"; nothing of {ins.base} is modelled"
+
+
+def _rank(form: Instruction, parts: tuple[str, ...]) -> tuple[int, int]:
+    modifiers = form.opcode.split(".")[1:]
+    return len(modifiers), -min((parts.index(m) for m in modifiers), default=0)
+
+
+def holds(test: Test, ins: Instr) -> bool:
+    """A fact that may depend on the instruction."""
+    return test if isinstance(test, bool) else test(ins)
+
+
+def is_uniform(ins: Instr) -> bool:
+    """Whether equal operands give an equal result that the handler can compute on ints."""
+    form = facts(ins)
+    return form is not None and holds(form.uniform, ins)
+
+
+def waits(ins: Instr) -> bool:
+    """Whether lanes may have to wait at an instruction."""
+    form = facts(ins)
+    return form is not None and form.waits
+
+
+def needs_hopper(ins: Instr) -> bool:
+    """Whether an instruction needs the units of sm_90: its own fact, an address, scope or register of the cluster, or
+    a proxy."""
+    form = facts(ins)
+    if (form is not None and form.hopper) or any("cluster" in p or p == "proxy" for p in ins.parts[1:]):
+        return True
+    return any(name.startswith("%cluster") for op in ins.operands for name in registers(op))
+
+
+def needs_blackwell(ins: Instr) -> bool:
+    """Whether an instruction needs the units of sm_100."""
+    form = facts(ins)
+    return form is not None and form.blackwell
+
+
+def symbols(ins: Instr) -> Iterator[str]:
+    """Names of the variables in the operands."""
+    for operand in ins.operands:
+        base = operand.base if isinstance(operand, Mem | Tensor) else operand
+        for item in base.items if isinstance(base, Vec) else (base,):
+            if isinstance(item, Sym):
+                yield item.name
+
+
+def defs_uses(ins: Instr) -> tuple[list[str], list[str]]:
+    """(registers written, registers read). A guarded write reads its old value too."""
+    form = facts(ins)
+    operands = ins.operands
+    defs: list[str] = []
+    # A form that may omit its result begins with an address.
+    if operands and (form is None or Writes.RESULT in form.writes) and not isinstance(operands[0], Mem):
+        defs = [name for name in registers(operands[0]) if name != "_"]
+        operands = operands[1:]
+    uses = [name for op in operands for name in registers(op) if name != "_"]
+    if ins.guard is not None:
+        uses.append(ins.guard.name)
+        uses += defs
+    elif form is not None and form.updates:
+        uses += defs
+    return defs, uses

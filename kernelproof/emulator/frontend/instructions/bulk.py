@@ -1,0 +1,105 @@
+"""cp.async.bulk and cp.reduce.async.bulk: boxes of tensor maps, runs of bytes, and the groups of stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelproof.emulator.frontend.emitter import Emitter
+from kernelproof.emulator.frontend.instruction import Writes, instruction
+from kernelproof.emulator.frontend.instructions.memory import copy_access
+from kernelproof.emulator.frontend.mutations import Change, Statement, adjust, drop, shift_register, swap, weaken
+from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Tensor
+from kernelproof.emulator.hopper.bulk import Delivery
+
+_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "cp.async.bulk.wait_group")
+# Shifted by one row of a swizzle pattern.
+_MUTATIONS = (drop, shift_register(128))
+
+
+def _spaces(e: Emitter, ins: Instr) -> tuple[str, str]:
+    """Destination and source."""
+    heads = [p.split(":")[0] for p in ins.parts]
+    spaces = [h for h in heads if h in ("shared", "global")]
+    e.refuse("im2col", "im2col_no_offs", "gather4", "scatter4", "cp_mask", "ignore_oob")
+    if len(spaces) != 2:
+        raise e.fail()
+    return spaces[0], spaces[1]
+
+
+def _delivery(e: Emitter, ins: Instr, to: Operand, bar: Operand, mask_at: int) -> str:
+    """Where a copy to shared memory goes; the ranks of a multicast are operand ``mask_at``."""
+    ranks = e.array(ins.operands[mask_at], "u2") if _is_multicast(ins) else "None"
+    reach = next(p for p in ins.parts if p.startswith("shared"))
+    paired = "cta_group:2" in ins.parts
+    return f"{e.bind('delivery', Delivery)}({e.shared(to, reach)}, {e.shared(bar, reach)}, {ranks}, {paired})"
+
+
+@instruction(
+    "cp.async.bulk", writes=Writes.MEMORY, completed_by=_WAITS, hopper=True, access=copy_access, mutations=_MUTATIONS
+)
+def copy(e: Emitter, ins: Instr) -> None:
+    """cp.async.bulk of a run of bytes to or from shared memory."""
+    destination, origin = _spaces(e, ins)
+    if "reduce" in ins.parts:
+        raise e.fail()
+    to, source, size = ins.operands[:3]
+    count = e.array(size, "u4")
+    if destination == "global":
+        e.line(f"C.store({e.address(to, 'global')}, {e.shared(source, 'shared:cta')}, {count}, {e.lanes()})")
+        return
+    inside = origin == "shared"
+    start = e.shared(source, "shared:cta") if inside else e.address(source, "global")
+    e.line(f"C.load({start}, {count}, {_delivery(e, ins, to, ins.operands[3], 4)}, {e.lanes()}, {inside})")
+
+
+def _is_multicast(ins: Instr) -> bool:
+    return any(p.split(":")[0] == "multicast" for p in ins.parts)
+
+
+def _mask(s: Statement) -> Iterator[Change]:
+    """CTA 0 is left out of a multicast, or is one of its receivers, too."""
+    if _is_multicast(s.ins):
+        yield from adjust("mask", 3, "b16", "xor.b16", "1")(s)
+
+
+@instruction(
+    "cp.async.bulk.tensor", writes=Writes.MEMORY, completed_by=_WAITS, hopper=True, mutations=(*_MUTATIONS, _mask)
+)
+def copy_tensor(e: Emitter, ins: Instr) -> None:
+    """cp.async.bulk.tensor and its reductions: a box of a tiled tensor map to or from shared memory."""
+    destination, origin = _spaces(e, ins)
+    tensor = next(op for op in ins.operands if isinstance(op, Tensor))
+    map_address = e.address(Mem(tensor.base, tensor.offset), "generic")
+    coordinates = "[" + ", ".join(e.array(c, "u4") for c in tensor.coordinates) + "]"
+    if (destination, origin) == ("shared", "global"):
+        to, _, bar = ins.operands[:3]
+        e.line(f"C.load_tensor({map_address}, {coordinates}, {_delivery(e, ins, to, bar, 3)}, {e.lanes()})")
+        return
+    reduction = next((p for p in ins.parts if p in _REDUCTIONS), "") if "reduce" in ins.parts else ""
+    source = e.shared(ins.operands[1], "shared:cta")
+    e.line(f"C.store_tensor({map_address}, {coordinates}, {source}, {reduction!r}, {e.lanes()})")
+
+
+@instruction("cp.async.bulk.prefetch", writes=Writes.NOTHING, hopper=True, mutations=_MUTATIONS)
+@instruction("cp.async.bulk.prefetch.tensor", writes=Writes.NOTHING, hopper=True, mutations=_MUTATIONS)
+def prefetch(e: Emitter, ins: Instr) -> None:
+    """Prefetches have no effect on values."""
+
+
+@instruction("cp.async.bulk.commit_group", writes=Writes.MEMORY, hopper=True, mutations=(drop,))
+def commit(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """cp.async.bulk.commit_group."""
+    e.line(f"C.commit({e.mask()})")
+
+
+def _of_reads(s: Statement) -> Iterator[Change]:
+    """A wait for the ends of stores waits for their reads only."""
+    if "read" not in s.ins.parts:
+        yield s.become("read", s.text.replace("wait_group", "wait_group.read", 1))
+
+
+@instruction("cp.async.bulk.wait_group", writes=Writes.MEMORY, hopper=True, mutations=(drop, weaken, swap, _of_reads))
+def wait(e: Emitter, ins: Instr) -> None:
+    """cp.async.bulk.wait_group."""
+    e.line(f"C.wait({e.literal(ins.operands[0])}, {'read' in ins.parts}, {e.mask()})")

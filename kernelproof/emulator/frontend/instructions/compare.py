@@ -1,0 +1,124 @@
+"""setp and set of integers and floats."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator import arithmetic
+from kernelproof.emulator.frontend.emitter import Emitter, Value
+from kernelproof.emulator.frontend.instruction import HALVES, INTEGERS, instruction
+from kernelproof.emulator.frontend.instructions.bits import SYMBOLS
+from kernelproof.emulator.frontend.instructions.floating import flushed
+from kernelproof.emulator.frontend.instructions.integer import width_of
+from kernelproof.emulator.frontend.mutations import compare as compare_otherwise
+from kernelproof.emulator.frontend.ptx import Instr, Pair
+from kernelproof.emulator.state.arrays import Array
+
+_UNSIGNED = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+_ORDERED = {"eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_INTEGER = {**_UNSIGNED, **_ORDERED, "ne": "!="}
+_REAL = {"f32": "f4", "f64": "f8"}
+
+
+def _comparison(e: Emitter, ins: Instr, kind: str) -> Value:
+    (a, b), test = ins.operands[1:3], ins.parts[1]
+    if kind not in INTEGERS:
+        return _float_comparison(e, ins, kind)
+    bits = width_of(kind)
+    if kind[0] == "s" and test not in ("eq", "ne"):
+        x, y = e.signed(a, bits), e.signed(b, bits)
+    else:
+        x, y = e.raw(a, bits), e.raw(b, bits)
+    if test not in _INTEGER:
+        raise e.fail()
+    return Value(f"{x.text} {_INTEGER[test]} {y.text}", "p", x.uniform and y.uniform)
+
+
+def _float_comparison(e: Emitter, ins: Instr, kind: str) -> Value:
+    (a, b), test = ins.operands[1:3], ins.parts[1]
+    if kind == "bf16":
+        x, y = (f"A.bf16_to_f32({e.array(op, 'u2')})" for op in (a, b))
+    elif kind == "f16":
+        x, y = (flushed(ins, op, e.array(op, "f2")) for op in (a, b))
+    elif kind in _REAL:
+        x, y = flushed(ins, a, e.array(a, _REAL[kind])), flushed(ins, b, e.number(b, _REAL[kind]))
+    else:
+        raise e.fail()
+    if test in _ORDERED:
+        return Value(f"({x} {_ORDERED[test]} {y})", "p", False)
+    if test not in arithmetic.COMPARE:
+        raise e.fail()
+    return Value(f"A.COMPARE[{test!r}]({x}, {y})", "p", False)
+
+
+def _is_integer(ins: Instr) -> bool:
+    return ins.parts[-1] in INTEGERS
+
+
+@instruction("setp", uniform=_is_integer, mutations=(compare_otherwise,))
+def setp(e: Emitter, ins: Instr) -> None:
+    """setp with one or two destinations."""
+    d = ins.operands[0]
+    combine = next((p for p in ins.parts[2:-1] if p in SYMBOLS), None)
+    value = _comparison(e, ins, ins.parts[-1])
+    operand = e.predicate(ins.operands[3]) if combine else None
+    uniform = value.uniform and (operand is None or operand.uniform)
+
+    def result(text: str) -> Value:
+        if operand is None or combine is None:
+            return Value(text, "p", uniform)
+        if uniform:
+            return Value(f"bool({text}) {SYMBOLS[combine]} bool({operand.text})", "p", True)
+        left = f"K(int({text}), 0)" if value.uniform else f"({text})"
+        right = f"K(int({operand.text}), 0)" if operand.uniform else f"({operand.text})"
+        return Value(f"{left} {SYMBOLS[combine]} {right}", "p", False)
+
+    if not isinstance(d, Pair):
+        e.assign(d, result(value.text))
+        return
+    holds = e.temp(value.text)
+    inverse = f"(not {holds})" if value.uniform else f"~{holds}"
+    yes, no = e.temp(result(holds).text), e.temp(result(inverse).text)
+    e.assign(d.first, Value(yes, "p", uniform))
+    if d.second.name != "_":
+        e.assign(d.second, Value(no, "p", uniform))
+
+
+def _types(ins: Instr) -> list[str]:
+    """The types of set: of its result and of what it compares."""
+    return [p for p in ins.parts if p in INTEGERS or p in HALVES or p in _REAL]
+
+
+@instruction("set")
+def set_(e: Emitter, ins: Instr) -> None:
+    """set: all ones (or 1.0) where the comparison holds."""
+    types = _types(ins)
+    if types[-1] in ("f16x2", "bf16x2"):
+        _set_packed(e, ins, types)
+        return
+    d = ins.operands[0]
+    dst, src = types[0], types[-1]
+    combine = next((p for p in ins.parts[2:] if p in SYMBOLS), None)
+    v = _comparison(e, ins, src)
+    text = f"K(int({v.text}), 0)" if v.uniform else f"({v.text})"
+    if combine:
+        text = f"({text} {SYMBOLS[combine]} ({e.predicate_array(ins.operands[3])}))"
+    bits = 16 if dst in ("f16", "bf16") else width_of(dst)
+    true = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000}.get(dst, (1 << bits) - 1)
+    k = f"u{bits // 8}"
+    e.assign(d, Value(f"np.where({text}, {k}.type({true}), {k}.type(0))", k, False))
+
+
+def _set_packed(e: Emitter, ins: Instr, types: list[str]) -> None:
+    """set on f16x2 and bf16x2."""
+    e.refuse("ftz")
+    d, a, b = ins.operands[:3]
+    if types[0] not in ("f16x2", "bf16x2") or len(ins.operands) > 3:
+        raise e.fail()
+    test = arithmetic.COMPARE[ins.parts[1]]
+
+    def function(x: Array, y: Array) -> Array:
+        return np.asarray(test(x, y).astype(x.dtype))
+
+    name = e.bind("fn", function)
+    e.assign(d, Value(f"A.packed({types[-1]!r}, {name}, {e.array(a, 'u4')}, {e.array(b, 'u4')})", "u4", False))

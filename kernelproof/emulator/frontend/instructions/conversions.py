@@ -1,0 +1,106 @@
+"""cvt between all types."""
+
+from __future__ import annotations
+
+from kernelproof.emulator import arithmetic
+from kernelproof.emulator.arithmetic.types import type_bits
+from kernelproof.emulator.frontend.emitter import Emitter, Value
+from kernelproof.emulator.frontend.instruction import INTEGERS, instruction
+from kernelproof.emulator.frontend.instructions.integer import width_of
+from kernelproof.emulator.frontend.mutations import retype, truncate
+from kernelproof.emulator.frontend.ptx import Instr, Operand, Reg, Vec
+
+_SCALARS = frozenset(("f16", "bf16", "f32", "f64", "u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"))
+_ROUNDING = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
+
+
+def _between_integers(parts: tuple[str, ...]) -> bool:
+    return parts[-2] in INTEGERS and "sat" not in parts
+
+
+@instruction("cvt", types=INTEGERS, serves=_between_integers, uniform=True)
+def convert_integer(e: Emitter, ins: Instr) -> None:
+    """cvt between integers: the low bits, or extension by the sign of the source."""
+    dst, src = ins.parts[-2:]
+    d, a = ins.operands
+    to, origin = width_of(dst), width_of(src)
+    v = e.signed(a, origin) if src[0] == "s" else e.raw(a, origin)
+    if v.uniform:
+        e.assign(d, Value(f"({v.text}) & {(1 << to) - 1}", f"u{to // 8}", True))
+        if dst[0] == "s":
+            _extend_uniform(e, d, to)
+        return
+    k = f"{'i' if dst[0] == 's' else 'u'}{to // 8}"
+    if to == origin:
+        text = v.text if v.kind == k else f"{v.text}.view({k})"
+    elif to > origin:
+        text = f"{v.text}.astype({'i' if src[0] == 's' else 'u'}{k[1:]}).view({k})"
+    else:
+        text = f"{v.text}.astype({k})"
+    e.assign(d, Value(text, k, False))
+
+
+def _extend_uniform(e: Emitter, d: Operand, bits: int) -> None:
+    """A narrow signed result is sign-extended into a wider register."""
+    have = e.operand_bits(d)
+    if not isinstance(d, Reg) or have is None or bits >= have:
+        return
+    if not e.is_uniform(d.name):
+        raise e.fail("narrow signed conversion of a uniform value")
+    name = e.variable(d.name)
+    e.line(f"{name} = S{bits}({name}) & {(1 << have) - 1}")
+
+
+_EIGHTS = frozenset(("e4m3x2", "e5m2x2"))
+
+
+def _convert_eights(e: Emitter, ins: Instr) -> None:
+    """cvt from f32 (two) or f16x2 to a pair of fp8, and from such a pair to f16x2."""
+    parts = ins.parts
+    dst, src = parts[-2:]
+    relu = "relu" in parts
+    d, a = ins.operands[:2]
+    if dst == "f16x2" and src in _EIGHTS:
+        e.assign(d, Value(f"A.unpack_f8({e.array(a, 'u2')}, {src[:-2]!r}, {relu})", "u4", False))
+    elif src == "f32" and "satfinite" in parts:
+        high, low = e.array(a, "f4"), e.array(ins.operands[2], "f4")
+        e.assign(d, Value(f"A.pack_f8({high}, {low}, {dst[:-2]!r}, {relu})", "u2", False))
+    elif src == "f16x2" and "satfinite" in parts:
+        word = e.temp(f"{e.array(a, 'u4')}.view('f2')")
+        e.assign(d, Value(f"A.pack_f8({word}[1::2], {word}[::2], {dst[:-2]!r}, {relu})", "u2", False))
+    else:
+        raise e.fail()
+
+
+def _with_float(parts: tuple[str, ...]) -> bool:
+    return not (parts[-1] in INTEGERS and _between_integers(parts))
+
+
+@instruction("cvt", serves=_with_float, mutations=(retype, truncate))
+def convert(e: Emitter, ins: Instr) -> None:
+    """cvt where a float takes part, or that saturates."""
+    e.refuse("pack", "rs", *(() if _EIGHTS & set(ins.parts[-2:]) else ("satfinite",)))
+    parts = ins.parts
+    dst, src = parts[-2:]
+    mode = next((p for p in parts if p in _ROUNDING), "rn" if dst[0] in "fb" else "rzi")
+    d, a = ins.operands[:2]
+    if _EIGHTS & {dst, src}:
+        _convert_eights(e, ins)
+        return
+    if dst in ("f16x2", "bf16x2"):
+        if src != "f32" or len(ins.operands) != 3:
+            raise e.fail()
+        high, low = e.array(a, "u4"), e.array(ins.operands[2], "u4")
+        text = f"A.pack_f32({high}, {low}, {dst[:-2]!r}, {mode!r}, {'relu' in parts})"
+        e.assign(d, Value(text, "u4", False))
+        return
+    if dst == "tf32":
+        e.refuse("relu")
+        e.assign(d, Value(f"A.to_tf32({e.array(a, 'u4')}, {mode!r})", "u4", False))
+        return
+    if not {dst, src} <= _SCALARS or "relu" in parts or isinstance(a, Vec):
+        raise e.fail()
+    function = e.bind("cvt", arithmetic.converter(dst, src, mode, "ftz" in parts, "sat" in parts))
+    text = f"{function}({e.array(a, f'u{type_bits(src) // 8}')})"
+    k = f"{'i' if dst[0] == 's' else 'u'}{type_bits(dst) // 8}"
+    e.assign(d, Value(f"{text}.view({k})" if k[0] == "i" else text, k, False))

@@ -1,0 +1,180 @@
+"""mbarrier.* and what completes on mbarriers without being a bulk copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kernelproof.emulator.frontend.emitter import Emitter, Value
+from kernelproof.emulator.frontend.instruction import Writes, instruction
+from kernelproof.emulator.frontend.instructions.memory import joined
+from kernelproof.emulator.frontend.instructions.warps import is_discarded
+from kernelproof.emulator.frontend.mutations import (
+    Change,
+    Mutation,
+    Statement,
+    adjust,
+    drop,
+    narrow,
+    shift,
+    vector_bytes,
+)
+from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Instr, Mem, Reg, Vec
+from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_in
+
+
+def _order(ins: Instr) -> int:
+    """Scope and release, or acquire, of an arrival or a wait."""
+    return scope_in(ins.parts, Scope.CTA) | (0 if "relaxed" in ins.parts else ORDERS)
+
+
+# --- arrivals
+
+
+def _bytes(s: Statement) -> Iterator[Change]:
+    """16 bytes more are expected."""
+    if "expect_tx" in s.ins.parts:
+        yield from adjust("bytes", len(s.ins.operands) - 1, "b32", "add.u32", "16")(s)
+
+
+@instruction("mbarrier.arrive", writes=Writes.RESULT | Writes.MEMORY, hopper=True, mutations=(drop, _bytes, narrow))
+@instruction("mbarrier.arrive_drop", writes=Writes.RESULT | Writes.MEMORY, hopper=True, mutations=(_bytes, narrow))
+def arrive(e: Emitter, ins: Instr) -> None:
+    """mbarrier.arrive, with a state or without, after expect_tx or with a count."""
+    operands = list(ins.operands)
+    state = operands.pop(0) if not isinstance(operands[0], Mem) else None
+    at = e.shared(operands[0])
+    extra = e.array(operands[1], "u4") if len(operands) > 1 else None
+    count, expected = "1", "None"
+    if extra is not None and "expect_tx" in ins.parts:
+        expected = extra
+    elif extra is not None:
+        count = extra
+    mask = e.mask()
+    text = f"B.arrive({at}, {count}, {expected}, {mask}, {e.site()}, {_order(ins)}, {'arrive_drop' in ins.parts})"
+    if state is None or is_discarded(state):
+        e.line(text)
+    else:
+        e.assign(state, Value(text, "u8", False))
+
+
+def _counted(e: Emitter, ins: Instr, method: str) -> None:
+    """A number for an mbarrier."""
+    at, number = ins.operands
+    e.line(f"B.{method}({e.shared(at)}, {e.array(number, 'u4')}, {e.lanes()})")
+
+
+@instruction("mbarrier.expect_tx", writes=Writes.MEMORY, hopper=True, mutations=(drop, _bytes))
+def expect(e: Emitter, ins: Instr) -> None:
+    """mbarrier.expect_tx."""
+    _counted(e, ins, "expect")
+
+
+@instruction("mbarrier.complete_tx", writes=Writes.MEMORY, hopper=True, mutations=(drop,))
+def complete(e: Emitter, ins: Instr) -> None:
+    """mbarrier.complete_tx."""
+    _counted(e, ins, "complete")
+
+
+@instruction("cp.async.mbarrier.arrive", writes=Writes.MEMORY, hopper=True)
+def copies_arrive(e: Emitter, ins: Instr) -> None:
+    """cp.async.mbarrier.arrive."""
+    at = e.shared(ins.operands[0])
+    e.line(f"B.copies_arrive({at}, {'noinc' in ins.parts}, {e.lanes()})")
+
+
+@instruction(
+    "st.async",
+    writes=Writes.MEMORY,
+    completed_by=("mbarrier.try_wait", "mbarrier.test_wait"),
+    hopper=True,
+    mutations=(shift(0, "shift", vector_bytes), drop),
+)
+def store_async(e: Emitter, ins: Instr) -> None:
+    """st.async: a store that completes on an mbarrier of the destination's CTA."""
+    width = TYPE_BYTES[ins.parts[-1]]
+    at, value, bar = ins.operands
+    items = value.items if isinstance(value, Vec) else (value,)
+    data = joined(e, items, width)
+    place, signal = (e.shared(op, "shared:cluster") for op in (at, bar))
+    e.line(f"C.store_async({place}, {data}, {width * len(items)}, {signal}, {e.lanes()})")
+
+
+# --- init and inval
+
+
+def _count(kind: str, op: str) -> Mutation:
+    """An arrival more or less is expected."""
+    return adjust(kind, 1, "b32", op, "1")
+
+
+@instruction(
+    "mbarrier.init",
+    writes=Writes.MEMORY,
+    hopper=True,
+    mutations=(_count("count", "add.u32"), _count("discount", "sub.u32")),
+)
+def init(e: Emitter, ins: Instr) -> None:
+    """mbarrier.init."""
+    _counted(e, ins, "init")
+
+
+@instruction("mbarrier.inval", writes=Writes.MEMORY, hopper=True)
+def invalidate(e: Emitter, ins: Instr) -> None:
+    """mbarrier.inval."""
+    at = e.shared(ins.operands[0])
+    e.line(f"B.invalidate({at}, {e.lanes()})")
+
+
+# --- waits
+
+
+def _skipped(s: Statement) -> Iterator[Change]:
+    """No wait, or one try whatever it says."""
+    if isinstance(s.ins.operands[0], Reg):
+        name = s.text.split(s.ins.parts[1], 1)[1].split(None, 1)[1].split(",", maxsplit=1)[0].strip()
+        yield s.become("skip", f"setp.eq.u32 {name}, 0, 0;")
+        yield s.become("once", f"{s.text} setp.eq.u32 {name}, 0, 0;")
+
+
+def _parity(s: Statement) -> Iterator[Change]:
+    """The other phase."""
+    if "parity" in s.ins.parts:
+        yield from adjust("parity", 2, "b32", "xor.b32", "1")(s)
+
+
+def _token(e: Emitter, ins: Instr, index: int) -> str:
+    """Address, phase, whether that is a parity, and the order of memory."""
+    parity = "parity" in ins.parts
+    token = e.array(ins.operands[index + 1], "u4" if parity else "u8")
+    return f"{e.shared(ins.operands[index])}, {token}, {parity}, {_order(ins)}"
+
+
+@instruction("mbarrier.test_wait", polls=True, hopper=True, mutations=(_skipped, _parity, narrow))
+def test_wait(e: Emitter, ins: Instr) -> None:
+    """mbarrier.test_wait."""
+    e.assign(ins.operands[0], Value(f"B.test_wait({_token(e, ins, 1)}, {e.lanes()})", "p", False))
+
+
+def _wait_and_result(ins: Instr) -> Iterator[Instr]:
+    """The wait ends a block; its result is known to those whom it has let go."""
+    yield replace(ins, op="emu_try_wait", parts=("emu_try_wait", *ins.parts[2:]), operands=ins.operands[1:])
+    yield replace(ins, op="emu_waited", parts=("emu_waited",), operands=ins.operands[:1])
+
+
+@instruction("mbarrier.try_wait", expands=_wait_and_result, hopper=True, mutations=(_skipped, _parity, narrow))
+def try_wait(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """mbarrier.try_wait has been expanded."""
+    raise e.fail()
+
+
+@instruction("emu_try_wait", writes=Writes.NOTHING, waits=True, hopper=True)
+def wait(e: Emitter, ins: Instr) -> None:
+    """The wait of a try_wait."""
+    e.wait("B.try_wait", _token(e, ins, 0))
+
+
+@instruction("emu_waited", hopper=True)
+def waited(e: Emitter, ins: Instr) -> None:
+    """The result of the try_wait before."""
+    e.assign(ins.operands[0], Value("B.waited()", "p", False))

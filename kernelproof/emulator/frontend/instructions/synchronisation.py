@@ -1,0 +1,157 @@
+"""Barriers, fences, traps, and hints without an effect."""
+
+from __future__ import annotations
+
+from kernelproof.emulator.frontend.emitter import Emitter, Value
+from kernelproof.emulator.frontend.instruction import Writes, instruction
+from kernelproof.emulator.frontend.mutations import drop, drop_with, narrow, swap
+from kernelproof.emulator.frontend.ptx import Instr, Operand
+from kernelproof.emulator.state.scopes import Scope, restricted, scope_in
+
+# --- barriers
+
+
+def _number_and_count(e: Emitter, operands: tuple[Operand, ...]) -> list[str]:
+    """The barrier's number and the threads expected; 0 where they are not named."""
+    return [*(e.scalar(op) for op in operands[:2]), "0", "0"][:2]
+
+
+@instruction("bar", "barrier", writes=Writes.NOTHING, waits=True, mutations=(drop, swap))
+def sync(e: Emitter, ins: Instr) -> None:
+    """bar.sync."""
+    e.wait("J.sync", *_number_and_count(e, ins.operands))
+
+
+@instruction("bar.red", "barrier.red", waits=True)
+def reduce(e: Emitter, ins: Instr) -> None:
+    """bar.red: a barrier, and a reduction over the CTA."""
+    mode = next(p for p in ins.parts if p in ("popc", "and", "or"))
+    d, *numbers, value = ins.operands
+    text = e.temp(f"J.reduce({mode!r}, {e.predicate_array(value)}, m, {e.site()})")
+    e.assign(d, Value(text, "u4" if mode == "popc" else "p", False))
+    e.wait("J.sync", *_number_and_count(e, tuple(numbers)))
+
+
+@instruction("bar.arrive", "barrier.arrive", writes=Writes.NOTHING, mutations=(drop, swap))
+def arrive(e: Emitter, ins: Instr) -> None:
+    """bar.arrive: counts, does not wait."""
+    e.line(f"J.arrive({', '.join(_number_and_count(e, ins.operands))}, {e.lanes()})")
+
+
+@instruction("bar.warp.sync", writes=Writes.NOTHING, waits=True, mutations=(drop, swap))
+def sync_warp(e: Emitter, ins: Instr) -> None:
+    """bar.warp.sync."""
+    e.wait("J.sync_warp", e.scalar(ins.operands[0]))
+
+
+@instruction(
+    "barrier.cluster.arrive", writes=Writes.NOTHING, hopper=True, mutations=(drop_with("barrier.cluster.wait"),)
+)
+def cluster_arrive(e: Emitter, ins: Instr) -> None:
+    """barrier.cluster.arrive."""
+    mask = e.mask()
+    e.line(f"D.arrive({mask}, {'relaxed' not in ins.parts}, {e.site()})")
+
+
+@instruction("barrier.cluster.wait", writes=Writes.NOTHING, waits=True, hopper=True, mutations=(drop, swap))
+def cluster_wait(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """barrier.cluster.wait."""
+    e.wait("D.wait")
+
+
+@instruction("emu_meet", writes=Writes.NOTHING, waits=True)
+def meet(e: Emitter, ins: Instr) -> None:
+    """Lanes of a warp (the operand), or the warps of a warpgroup, come together without any order of memory."""
+    e.wait("Y.converge", e.scalar(ins.operands[0]) if ins.operands else "None")
+
+
+# --- fences
+
+
+@instruction("membar", "fence", writes=Writes.NOTHING, mutations=(drop, swap, narrow))
+def fence(e: Emitter, ins: Instr) -> None:
+    """membar and fence; .acquire and .release of one direction, .sync_restrict of shared memory."""
+    scope, sides = e.bind("scope", scope_in(ins.parts, Scope.GPU)), {"acquire", "release"}
+    sides = sides.intersection(ins.parts) or sides
+    unit = "S" if restricted(ins.parts) else "G"
+    e.line(f"{unit}.fence({e.mask()}, {scope}, {'acquire' in sides}, {'release' in sides}, {unit == 'S'})")
+
+
+@instruction("fence.mbarrier_init", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap))
+def fence_init(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """fence.mbarrier_init."""
+    e.line(f"B.fence_init({e.mask()})")
+
+
+@instruction("fence.proxy", "membar.proxy", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap))
+def fence_proxy(e: Emitter, ins: Instr) -> None:
+    """fence.proxy.async; that of aliases has no effect here."""
+    if "alias" in ins.parts:
+        return
+    mask = e.mask()
+    if "global" not in ins.parts:
+        e.line(f"S.fence_proxy({mask})")
+    if not any("shared" in part for part in ins.parts):
+        e.line(f"G.fence_proxy({mask})")
+    e.line(f"B.fence_init({mask})")
+
+
+@instruction("griddepcontrol.wait", writes=Writes.NOTHING, mutations=(drop,))
+def grid_wait(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """griddepcontrol.wait."""
+    e.line(f"G.grid_wait({e.mask()})")
+
+
+# --- traps and hints
+
+
+@instruction("trap", writes=Writes.NOTHING)
+def trap(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """trap."""
+    e.line(f"M.trap({e.site()}, 'trap executed', {e.mask()})")
+
+
+@instruction("emu_nofunction", writes=Writes.NOTHING)
+def no_function(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """An indirect call of what is no function."""
+    text = "an indirect call of an address that is no function of this file with such parameters, or a recursive one"
+    e.line(f"M.trap({e.site()}, {text!r}, {e.mask()})")
+
+
+ASSERT_KINDS = ("u8", "u8", "u4", "u8")
+
+
+@instruction("emu_assertfail", writes=Writes.NOTHING)
+def assert_fail(e: Emitter, ins: Instr) -> None:
+    """A failing assert: its text, file, line and function, and the size of a character."""
+    text, file, line, function = (e.array(op, kind) for op, kind in zip(ins.operands, ASSERT_KINDS, strict=False))
+    e.line(f"U.assert_failed({text}, {file}, {line}, {function}, {e.mask()}, {e.site()})")
+
+
+@instruction("emu_vprintf", writes=Writes.NOTHING)
+def print_formatted(e: Emitter, ins: Instr) -> None:
+    """printf: the format, and where its arguments lie."""
+    form, values = (e.array(op, "u8") for op in ins.operands)
+    e.line(f"U.print({form}, {values}, {e.mask()}, {e.site()})")
+
+
+@instruction(
+    "prefetch", "prefetchu", "nanosleep", "pmevent", "applypriority", "brkpt", "griddepcontrol",
+    writes=Writes.NOTHING,
+)  # fmt: skip
+def nothing(e: Emitter, ins: Instr) -> None:
+    """Hints without an effect on values."""
+
+
+@instruction("discard", writes=Writes.MEMORY)
+def discard(e: Emitter, ins: Instr) -> None:
+    """discard.L2 of 128 bytes: they are undefined until they are written again."""
+    at = ins.operands[0]
+    e.trace(at)
+    e.line(f"G.discard({e.address(at, 'global')}, {e.lanes()})")
+
+
+@instruction("createpolicy")
+def createpolicy(e: Emitter, ins: Instr) -> None:
+    """createpolicy: cache hints have no effect."""
+    e.assign(ins.operands[0], Value("0", "u8", True))

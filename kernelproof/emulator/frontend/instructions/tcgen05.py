@@ -1,0 +1,227 @@
+"""tcgen05: tensor memory, its products, and their order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from kernelproof.emulator.blackwell.accesses import Access
+from kernelproof.emulator.blackwell.fragments import SHAPES
+from kernelproof.emulator.blackwell.products import Operands
+from kernelproof.emulator.frontend.emitter import Emitter
+from kernelproof.emulator.frontend.instruction import Writes, instruction
+from kernelproof.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, shift_register, swap
+from kernelproof.emulator.frontend.ptx import Imm, Instr, Mem, Operand, Reg, Vec
+
+
+def _group(e: Emitter, ins: Instr) -> int:
+    group = next((part for part in ins.parts if part.startswith("cta_group:")), None)
+    if group is None:
+        raise e.fail("cta_group is missing")
+    return int(group[-1])
+
+
+# --- allocation
+
+
+def _fewer(s: Statement) -> Iterator[Change]:
+    """Half of the columns."""
+    columns = s.ins.operands[-1]
+    if isinstance(columns, Imm):
+        yield s.become("fewer", re.sub(r"\b\d+\s*;$", f"{columns.value // 2};", s.text))
+
+
+def _late(s: Statement) -> Iterator[Change]:
+    """Behind relinquish_alloc_permit."""
+    group = next(part for part in s.ins.parts if part.startswith("cta_group")).replace(":", "::")
+    yield s.become("late", f"tcgen05.relinquish_alloc_permit.{group}.sync.aligned; {s.text}")
+
+
+def _other_group(s: Statement) -> Iterator[Change]:
+    """The other cta_group."""
+    groups = {"cta_group::1": "cta_group::2", "cta_group::2": "cta_group::1"}
+    for group, replacement in groups.items():
+        if group in s.text:
+            yield s.become("group", s.text.replace(group, replacement))
+
+
+@instruction(
+    "tcgen05.alloc", writes=Writes.MEMORY, waits=True, meets="warp", blackwell=True, mutations=(_fewer, _late),
+    access=lambda _ins, space: 4 if space == "shared" else 0,
+)  # fmt: skip
+def alloc(e: Emitter, ins: Instr) -> None:
+    """tcgen05.alloc."""
+    at, columns = ins.operands
+    e.wait("TA.alloc", str(_group(e, ins)), e.shared(at), e.array(columns, "u4"))
+
+
+@instruction("tcgen05.dealloc", writes=Writes.MEMORY, meets="warp", blackwell=True, mutations=(drop, _fewer))
+def dealloc(e: Emitter, ins: Instr) -> None:
+    """tcgen05.dealloc."""
+    at, columns = ins.operands
+    e.line(f"TA.dealloc({_group(e, ins)}, {e.array(at, 'u4')}, {e.array(columns, 'u4')}, {e.lanes()})")
+
+
+@instruction("tcgen05.relinquish_alloc_permit", writes=Writes.MEMORY, meets="warp", blackwell=True)
+def relinquish(e: Emitter, ins: Instr) -> None:
+    """tcgen05.relinquish_alloc_permit."""
+    e.line(f"TA.relinquish({_group(e, ins)}, {e.lanes()})")
+
+
+# --- loads and stores
+
+
+def _access(e: Emitter, ins: Instr) -> Access:
+    """The shape; .16x32bx2 has a last operand."""
+    shape = next((part for part in ins.parts if part in SHAPES), None)
+    times = next((int(part[1:]) for part in ins.parts if re.fullmatch(r"x\d+", part)), 0)
+    if shape is None or not times or "red" in ins.parts:
+        raise e.fail()
+    packed = bool({"pack:16b", "unpack:16b"} & set(ins.parts))
+    split = e.literal(next(op for op in ins.operands if isinstance(op, Imm))) if shape == "16x32bx2" else 0
+    return Access(shape, times, packed, split)
+
+
+def _loaded(ins: Instr) -> Iterator[Operand]:
+    """The registers that are written until tcgen05.wait::ld."""
+    yield ins.operands[0]
+
+
+def _registers(e: Emitter, operand: Operand, access: Access) -> tuple[Operand, ...]:
+    items = operand.items if isinstance(operand, Vec) else (operand,)
+    if len(items) != SHAPES[access.shape][0] * access.times:
+        raise e.fail("wrong number of registers")
+    return items
+
+
+@instruction(
+    "tcgen05.ld", meets="warp", completed_by=("tcgen05.wait:ld",), accumulates=_loaded, blackwell=True,
+    mutations=(swap, shift_register(32 << 16)),
+)  # fmt: skip
+def load(e: Emitter, ins: Instr) -> None:
+    """tcgen05.ld."""
+    access = _access(e, ins)
+    items = _registers(e, ins.operands[0], access)
+    names = [e.variable(item.name) for item in items if isinstance(item, Reg)]
+    if len(names) != len(items):
+        raise e.fail("register expected")
+    call = f"TM.load({e.bind('access', access)}, {e.address(ins.operands[1], 'shared')}, {e.lanes()})"
+    if e.guard is None:
+        e.line(f"{', '.join(names)}, = {call}")
+        return
+    guard, loaded = e.mask(), e.temp(call)
+    for i, name in enumerate(names):
+        e.line(f"{name} = X.merge({guard}, {loaded}[{i}], {name})")
+
+
+@instruction(
+    "tcgen05.st", writes=Writes.MEMORY, meets="warp", completed_by=("tcgen05.wait:st",), blackwell=True,
+    mutations=(drop, shift_register(32 << 16)),
+)  # fmt: skip
+def store(e: Emitter, ins: Instr) -> None:
+    """tcgen05.st."""
+    access = _access(e, ins)
+    values = e.arrays(_registers(e, ins.operands[-1], access), "u4")
+    e.line(f"TM.store({e.bind('access', access)}, {e.address(ins.operands[0], 'shared')}, {values}, {e.lanes()})")
+
+
+@instruction("tcgen05.wait:ld", writes=Writes.MEMORY, meets="warp", blackwell=True, mutations=(drop, swap))
+def wait_load(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """tcgen05.wait::ld."""
+    e.line(f"TM.wait_load({e.lanes()})")
+
+
+@instruction("tcgen05.wait:st", writes=Writes.MEMORY, meets="warp", blackwell=True, mutations=(drop, swap))
+def wait_store(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """tcgen05.wait::st."""
+    e.line(f"TM.wait_store({e.lanes()})")
+
+
+@instruction("tcgen05.fence:before_thread_sync", writes=Writes.NOTHING, blackwell=True, mutations=(drop, swap))
+def fence_before(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """tcgen05.fence::before_thread_sync."""
+    e.line(f"TM.fence_before({e.mask()})")
+
+
+@instruction("tcgen05.fence:after_thread_sync", writes=Writes.NOTHING, blackwell=True, mutations=(drop, swap))
+def fence_after(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """tcgen05.fence::after_thread_sync."""
+    e.line(f"TM.fence_after({e.mask()})")
+
+
+# --- products
+
+
+def _descriptor(kind: str, op: str, by: str) -> Mutation:
+    """A change of the descriptor of B."""
+    return adjust(kind, 2, "b64", op, by)
+
+
+def _keep(s: Statement) -> Iterator[Change]:
+    """Added to an accumulator of before."""
+    which = next(i for i, op in enumerate(s.ins.operands) if i > 3 and isinstance(op, Reg))
+    changed = s.with_operand(which, " mutant")
+    yield s.become("keep", f"{{ .reg .pred mutant; setp.eq.u32 mutant, 0, 0; {changed} }}")
+
+
+_UNMODELLED = ("sp", "ws", "ashift", "block_scale", "collector:b")
+
+
+@instruction(
+    "tcgen05.mma",
+    writes=Writes.MEMORY,
+    completed_by=("mbarrier.try_wait", "mbarrier.test_wait"),
+    blackwell=True,
+    mutations=(
+        drop,
+        _descriptor("step", "add.u64", "2"),
+        _descriptor("swizzle", "xor.b64", "0x4000000000000000"),
+        adjust("shape", 3, "b32", "xor.b32", "0x20000"),
+        adjust("type", 3, "b32", "xor.b32", "0x480"),
+        _keep,
+    ),
+)
+def mma(e: Emitter, ins: Instr) -> None:
+    """tcgen05.mma of kind::f16, A in shared or tensor memory."""
+    parts = ins.parts
+    unmodelled = [part for part in parts if part.split(":")[0] in _UNMODELLED or part.startswith("scale_vec")]
+    if "kind:f16" not in parts or unmodelled:
+        kinds = unmodelled or [part for part in parts if part.startswith("kind:")]
+        raise e.fail(f"{', '.join(f'.{part}' for part in kinds).replace(':', '::')} is not modelled")
+    group = _group(e, ins)
+    d, a, b, form, *trailing = ins.operands
+    disabled = "None"
+    if trailing and isinstance(trailing[0], Vec):
+        mask = trailing.pop(0)
+        if not isinstance(mask, Vec) or len(mask.items) != 4 * group:
+            raise e.fail("wrong number of registers of disabled lanes")
+        # Literals (zeros, as a rule) leave all lanes enabled.
+        if any(not isinstance(item, Imm) or item.value for item in mask.items):
+            disabled = e.arrays(mask.items, "u4")
+    keep = e.predicate_array(trailing[0])
+    scale = e.literal(trailing[1]) if len(trailing) > 1 else 0
+    inside = isinstance(a, Mem)
+    left = e.address(a, "shared") if inside else e.array(a, "u8")
+    operands = f"{group}, {inside}, {e.address(d, 'shared')}, {left}, {e.array(b, 'u8')}, {e.array(form, 'u4')}"
+    e.line(f"TP.mma({e.bind('operands', Operands)}({operands}, {disabled}, {keep}, {scale}), {e.lanes()})")
+
+
+def _alone(s: Statement) -> Iterator[Change]:
+    """The arrival at the own CTA only."""
+    if any(part.startswith("multicast") for part in s.ins.parts):
+        head = s.text.split(None, 1)[0].replace(".multicast::cluster", "")
+        yield s.become("alone", f"{head} {s.operands[0]};")
+
+
+@instruction("tcgen05.commit", writes=Writes.MEMORY, blackwell=True, mutations=(drop, swap, _alone, _other_group))
+def commit(e: Emitter, ins: Instr) -> None:
+    """tcgen05.commit."""
+    multicast = any(part.startswith("multicast") for part in ins.parts)
+    ranks = e.array(ins.operands[1], "u2") if multicast else "None"
+    e.line(f"TP.commit({_group(e, ins)}, {e.shared(ins.operands[0])}, {ranks}, {e.lanes()})")
+
+
+@instruction("tcgen05.cp", "tcgen05.shift", writes=Writes.MEMORY, blackwell=True)
+def unmodelled(e: Emitter, ins: Instr) -> None:
+    """none: copies of scale factors and shifts of accumulators serve kinds of products that are not modelled."""
+    raise e.fail(f"{'.'.join(ins.parts[:2])} is not modelled: kind::f16 needs no scale factors in tensor memory")

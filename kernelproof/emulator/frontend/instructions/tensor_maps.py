@@ -1,0 +1,55 @@
+"""tensormap.replace, tensormap.cp_fenceproxy and their fences: tensor maps that a kernel makes itself."""
+
+from __future__ import annotations
+
+from kernelproof.emulator.frontend.emitter import Emitter
+from kernelproof.emulator.frontend.instruction import Writes, instruction
+from kernelproof.emulator.frontend.mutations import drop, narrow, swap
+from kernelproof.emulator.frontend.ptx import Instr, Operand
+from kernelproof.emulator.hopper.tensor_map import FIELDS, MAP_BYTES
+from kernelproof.emulator.state.scopes import Scope, scope_in
+
+_ACCESS = 16  # bytes of shared and global memory that a field's change reads and writes
+
+
+def _access(ins: Instr, space: str) -> int:  # noqa: ARG001
+    return _ACCESS
+
+
+@instruction("tensormap.replace", writes=Writes.MEMORY, hopper=True, access=_access)
+def replace(e: Emitter, ins: Instr) -> None:
+    """One field of a map; operands are its address, the dimension where there are several, a value."""
+    field = next((part for part in ins.parts if part in FIELDS), "")
+    shared = any(part.startswith("shared") for part in ins.parts)
+    if not field or not (shared or "global" in ins.parts):
+        raise e.fail("fields of tensor maps in shared or global memory are modelled")
+    at = e.shared(ins.operands[0], "shared:cta") if shared else e.address(ins.operands[0], "global")
+    value = e.array(ins.operands[-1], "u8" if "b64" in ins.parts else "u4")
+    ordinal = e.literal(ins.operands[1]) if len(ins.operands) > 2 else 0
+    e.line(f"V.replace({field!r}, {at}, {ordinal}, {value}, {e.lanes()})")
+
+
+@instruction("tensormap.cp_fenceproxy", writes=Writes.MEMORY, hopper=True, access=_access)
+def publish(e: Emitter, ins: Instr) -> None:
+    """The map in shared memory becomes one in global memory, for whoever fences the proxy of tensor maps."""
+    to, source, size = ins.operands
+    _check_size(e, size)
+    scope = e.bind("scope", scope_in(ins.parts, Scope.GPU))
+    e.line(f"V.publish({e.address(to, 'global')}, {e.shared(source, 'shared:cta')}, {scope}, {e.lanes()})")
+
+
+def _check_size(e: Emitter, size: Operand) -> None:
+    if e.literal(size) != MAP_BYTES:
+        raise e.fail(f"{MAP_BYTES} bytes are modelled")
+
+
+@instruction("fence.proxy.tensormap:generic", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap, narrow))
+def fence(e: Emitter, ins: Instr) -> None:
+    """What threads have written, for users of tensor maps: released, or acquired at an address."""
+    scope = e.bind("scope", scope_in(ins.parts, Scope.GPU))
+    if "release" in ins.parts:
+        e.line(f"V.proxy.release({e.mask()}, {scope})")
+        return
+    at, size = ins.operands
+    _check_size(e, size)
+    e.line(f"V.proxy.acquire({e.address(at, 'generic')}, {e.mask()}, {scope})")

@@ -1,0 +1,126 @@
+"""wgmma: fences, groups and products of warpgroups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from kernelproof.emulator.arithmetic.operands import ELEMENT_BITS
+from kernelproof.emulator.frontend.emitter import Emitter
+from kernelproof.emulator.frontend.instruction import Writes, instruction
+from kernelproof.emulator.frontend.mutations import (
+    Change,
+    Mutation,
+    Statement,
+    adjust,
+    drop,
+    retype,
+    swap,
+    weaken,
+    without_last_warp,
+)
+from kernelproof.emulator.frontend.ptx import Instr, Operand, Reg, Vec
+from kernelproof.emulator.hopper.tile import Form
+
+
+@instruction("wgmma.fence", writes=Writes.NOTHING, meets="warps", hopper=True, mutations=(drop,))
+def fence(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """wgmma.fence."""
+    e.line(f"X.fence({e.mask()})")
+
+
+@instruction("wgmma.commit_group", writes=Writes.NOTHING, hopper=True, mutations=(drop,))
+def commit(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """wgmma.commit_group."""
+    e.line(f"X.commit({e.lanes()})")
+
+
+@instruction("wgmma.wait_group", writes=Writes.NOTHING, hopper=True, mutations=(drop, weaken, swap, without_last_warp))
+def wait(e: Emitter, ins: Instr) -> None:
+    """wgmma.wait_group."""
+    e.line(f"X.wait({e.literal(ins.operands[0])}, {e.mask()})")
+
+
+def _descriptor(kind: str, op: str, by: str) -> Mutation:
+    """A change of the first operand that is a descriptor: A, or B where A comes from registers."""
+
+    def mutation(s: Statement) -> Iterator[Change]:
+        index = 3 if isinstance(s.ins.operands[1], Vec) else 2
+        yield from adjust(kind, index, "b64", op, by)(s)
+
+    return mutation
+
+
+def _registers_in_use(ins: Instr) -> Iterator[Operand]:
+    """The accumulators, and A: while the instruction is under way, it may not be written either."""
+    yield ins.operands[0]
+    if isinstance(ins.operands[1], Vec):
+        yield ins.operands[1]
+
+
+_SIZE = re.compile(r"m64n(\d+)k(\d+)$")
+# Types of A and B, and of accumulators.
+_ACCUMULATORS = {
+    "f16": ("f16", "f32"), "bf16": ("f32",), "tf32": ("f32",), "e4m3": ("f16", "f32"), "e5m2": ("f16", "f32"),
+    "s8": ("s32",), "u8": ("s32",),
+}  # fmt: skip
+
+
+def _form(e: Emitter, ins: Instr) -> Form:
+    """The kind of product. After the predicate come the signs of A and B and, for operands in shared memory, whether
+    they are M- or N-major; all may be missing."""
+    parts = ins.parts
+    size = next((match for part in parts if (match := _SIZE.match(part))), None)
+    types = [part for part in parts if part in ELEMENT_BITS]
+    if size is None or len(types) != 3 or {"sp", "popc"} & set(parts) or e.guard is not None:
+        raise e.fail()
+    acc, kind_a, kind_b = types
+    columns, bits = int(size[1]), ELEMENT_BITS[kind_a]
+    fits = bits == ELEMENT_BITS[kind_b] and acc in _ACCUMULATORS.get(kind_a, ()) and int(size[2]) == 256 // bits
+    if not fits or (bits == 16 and kind_a != kind_b) or columns % 8 or not 8 <= columns <= 256:
+        raise e.fail()
+    _, a, _, *trailing = ins.operands
+    numbers = [e.literal(op) for op in trailing[1:]]
+    registers = isinstance(a, Vec)
+    sign_a, sign_b, *along = [*numbers, 0, 0, 0, 0] if numbers else [1, 1, 0, 0]
+    along_a, along_b = (False, bool(along[0])) if registers else (bool(along[0]), bool(along[1]))
+    sign = float(sign_a * sign_b)
+    return Form(columns, kind_a, kind_b, acc, registers, along_a, along_b, sign, "satfinite" in parts)
+
+
+@instruction(
+    "wgmma.mma_async",
+    updates=True,
+    meets="warps",
+    completed_by=("wgmma.wait_group",),
+    accumulates=_registers_in_use,
+    hopper=True,
+    mutations=(_descriptor("step", "add.u64", "2"), _descriptor("swizzle", "xor.b64", "0xC000000000000000"), retype),
+)
+def mma(e: Emitter, ins: Instr) -> None:
+    """wgmma.mma_async of dense f16, bf16, tf32, e4m3, e5m2, s8 and u8."""
+    form = _form(e, ins)
+    d, a, b, *trailing = ins.operands
+    if not isinstance(d, Vec) or len(d.items) != form.n // (4 if form.acc == "f16" else 2):
+        raise e.fail("wrong number of registers")
+    keep = e.predicate(trailing[0]).text
+    name = e.bind("form", form)
+    left = _tuple(_variables(e, a)) if isinstance(a, Vec) else e.array(a, "u8")
+    names = _variables(e, d)
+    call = f"X.mma({name}, {_tuple(names)}, {left}, {e.array(b, 'u8')}, {keep}, m, {e.site()})"
+    e.line(f"{', '.join(names)} = {call}")
+    if isinstance(a, Vec):
+        names = _variables(e, a)
+        e.line(f"{', '.join(names)} = X.lend({_tuple(names)}, m)")
+
+
+def _tuple(names: list[str]) -> str:
+    return f"({', '.join(names)},)"
+
+
+def _variables(e: Emitter, operand: Vec) -> list[str]:
+    """The local variables of registers, as they are: they may hold accumulators under way."""
+    names = [e.variable(item.name) for item in operand.items if isinstance(item, Reg)]
+    if len(names) != len(operand.items):
+        raise e.fail("register expected")
+    return names

@@ -1,0 +1,105 @@
+"""Modules that were compiled apart -> one module, by the rules of PTX linkage.
+
+A name without a linkage directive belongs to its module; ``.visible`` defines it for all, ``.extern`` uses what another
+module defines, and of several ``.weak`` definitions the first one stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from kernelproof.emulator.frontend.mangled import plain_name
+from kernelproof.emulator.frontend.ptx import (
+    Function,
+    Instr,
+    Label,
+    Linkage,
+    LinkError,
+    Mem,
+    Module,
+    Operand,
+    Sym,
+    Tensor,
+    Variable,
+    Vec,
+)
+
+
+def linked(modules: Sequence[Module]) -> Module:
+    """All kernels, functions and variables of some modules; PTX lines stay those of each module's own text.
+
+    Raises LinkError for a name that two modules define, and for a variable that none does.
+    """
+    out = Module("", "", {}, {}, set(), {}, {}, "\n".join(module.text for module in modules))
+    out.target = max((module.target for module in modules), default="")
+    out.version = max((module.version for module in modules), default="")
+    for number, module in enumerate(modules, 1):
+        _add(out, _with_own_names(module, out.linkage, number))
+    missing = [plain_name(name) for name, linkage in out.linkage.items() if linkage is Linkage.EXTERN]
+    if missing:
+        raise LinkError(f"no file defines the variable {', '.join(missing)}, which is declared extern")
+    out.declared = set().union(*(module.declared for module in modules)) - out.functions.keys()
+    return out
+
+
+def _add(out: Module, module: Module) -> None:
+    """Enter a module whose own names are unlike those that are there."""
+    for name, linkage in module.linkage.items():
+        before = out.linkage.get(name)
+        if before is Linkage.STRONG and linkage is Linkage.STRONG:
+            raise LinkError(f"two files define {plain_name(name)}: make it static or inline")
+        if before not in (None, Linkage.EXTERN) and linkage is not Linkage.STRONG:
+            continue  # what is there stands
+        out.linkage[name] = linkage
+        for source, target in ((module.kernels, out.kernels), (module.functions, out.functions)):
+            if name in source:
+                target[name] = source[name]
+        if name in module.variables:
+            out.variables[name] = module.variables[name]
+
+
+def _with_own_names(module: Module, present: Mapping[str, Linkage], number: int) -> Module:
+    """A module whose local names are none of those present."""
+    names = {
+        name: f"{name}@@file{number}"
+        for name, linkage in module.linkage.items()
+        if name in present and Linkage.LOCAL in (linkage, present[name])
+    }
+    if not names:
+        return module
+    return replace(
+        module,
+        kernels={names.get(name, name): _renamed(function, names) for name, function in module.kernels.items()},
+        functions={names.get(name, name): _renamed(function, names) for name, function in module.functions.items()},
+        variables={names.get(name, name): _variable(variable, names) for name, variable in module.variables.items()},
+        linkage={names.get(name, name): linkage for name, linkage in module.linkage.items()},
+    )
+
+
+def _renamed(function: Function, names: Mapping[str, str]) -> Function:
+    body: list[Instr | Label] = [
+        replace(item, operands=tuple(_operand(op, names) for op in item.operands)) if isinstance(item, Instr) else item
+        for item in function.body
+    ]
+    targets = {
+        label: tuple(names.get(target, target) for target in listed)
+        for label, listed in function.branch_targets.items()
+    }
+    return replace(function, name=names.get(function.name, function.name), body=body, branch_targets=targets)
+
+
+def _variable(variable: Variable, names: Mapping[str, str]) -> Variable:
+    pointers = tuple((offset, names.get(symbol, symbol), addend) for offset, symbol, addend in variable.pointers)
+    return replace(variable, name=names.get(variable.name, variable.name), pointers=pointers)
+
+
+def _operand(operand: Operand, names: Mapping[str, str]) -> Operand:
+    """An operand with other names of symbols."""
+    if isinstance(operand, Sym):
+        return Sym(names.get(operand.name, operand.name), operand.offset)
+    if isinstance(operand, Mem | Tensor) and isinstance(operand.base, Sym):
+        return operand._replace(base=Sym(names.get(operand.base.name, operand.base.name), operand.base.offset))
+    if isinstance(operand, Vec):
+        return Vec(tuple(_operand(item, names) for item in operand.items))
+    return operand

@@ -1,0 +1,61 @@
+"""``.loc`` directives -> chains of CUDA lines.
+
+A directive names its line, the function that the line stands in, and where that function was inlined. The call site has
+a directive of its own, which names the next one: so the chain is followed from directive to directive.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kernelproof.emulator.frontend.mangled import plain_name
+from kernelproof.emulator.state.sites import Frame
+
+_DIRECTIVE = re.compile(
+    r"(\d+)\s+(\d+)\s+(\d+)(?:\s*,\s*function_name\s+([\w$]+)(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?"
+)
+_STRING = re.compile(r"^([\w$]+):\s*\n((?:\s*\.b8[ \t][\d, \t]*\n)+)", re.M)
+# file number, line, column
+_Place = tuple[str, str, str]
+
+
+class Locations:
+    """The locations of a PTX text. ``files``: number -> path."""
+
+    def __init__(self, text: str, files: dict[int, str]) -> None:
+        self.text, self.files = text, files
+        self.function = ""
+        self.chains: dict[_Place, tuple[Frame, ...]] = {}
+        self._names: dict[str, str] | None = None
+
+    def enter(self, function: str) -> None:
+        """The directives that follow stand in a PTX function."""
+        self.function = plain_name(function)
+        self.chains = {}
+
+    def frames(self, directive: str) -> tuple[Frame, ...]:
+        """The lines of a directive's arguments, the innermost first; none for code without a line."""
+        m = _DIRECTIVE.match(directive)
+        if m is None or m[2] == "0":
+            return ()
+        if m[4] is None:
+            chain: tuple[Frame, ...] = (self._frame(m[1], m[2], self.function),)
+        else:
+            outer = self.chains.get((m[5], m[6], m[7]))
+            # A call site of which no code is left has no directive of its own.
+            chain = (self._frame(m[1], m[2], self._name(m[4])), *(outer or (self._frame(m[5], m[6], ""),)))
+        self.chains[m[1], m[2], m[3]] = chain
+        return chain
+
+    def _frame(self, file: str, line: str, function: str) -> Frame:
+        return Frame(self.files.get(int(file), "?"), int(line), function)
+
+    def _name(self, label: str) -> str:
+        """The function whose mangled name stands at a label of ``.debug_str``."""
+        if self._names is None:
+            self._names = {}
+            start = self.text.find(".debug_str")
+            for m in _STRING.finditer(self.text, max(start, 0)) if start >= 0 else ():
+                raw = bytes(int(number) for number in re.findall(r"\d+", m[2].replace(".b8", "")))
+                self._names[m[1]] = plain_name(raw.split(b"\0")[0].decode(errors="replace"))
+        return self._names.get(label, "")

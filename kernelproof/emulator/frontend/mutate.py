@@ -1,0 +1,55 @@
+"""Mutants of a PTX text: the mechanical mistakes that a checker of kernels must notice.
+
+Every wait, barrier, fence, commit, copy, shared or global access and predicate gives one or more mutants: dropped,
+weakened, shifted, swapped with its neighbour, negated. Which, stands on the registration of the instruction. A mutant
+is legal PTX of the same kernel; whether it behaves differently is for the caller to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernelproof.emulator.frontend.instructions import facts
+from kernelproof.emulator.frontend.mutations import ARITHMETIC, Source, Statement, of_guard
+from kernelproof.emulator.frontend.parser import parse
+from kernelproof.emulator.frontend.ptx import Function
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``name``: what was done, as ``kind opcode at line``; ``kind``: the first word; ``line``: the PTX line changed;
+    ``text``: the file."""
+
+    name: str
+    kind: str
+    line: int
+    text: str
+
+
+def mutants(text: str, kernel: str | None = None, *, arithmetic: bool = False) -> Iterator[Mutant]:
+    """All mutants of a PTX text, of one kernel or (None) of all kernels, in the order of the text.
+
+    ``arithmetic``: also those whose kind is in ``ARITHMETIC``: sums and products that lack an operand or have it twice,
+    types taken for others, arguments larger by 8, CTAs that are always the first.
+
+    Raises PtxError for text that is not PTX and KeyError for an unknown kernel.
+    """
+    module = parse(text)
+    functions = list(module.kernels.values()) if kernel is None else [module.kernels[kernel]]
+    source = Source(text)
+    for function in functions:
+        yield from (mutant for mutant in _of_function(function, source) if arithmetic or mutant.kind not in ARITHMETIC)
+
+
+def _of_function(function: Function, source: Source) -> Iterator[Mutant]:
+    for index in range(len(function.body)):
+        statement = Statement.of(source, function.body, index)
+        if statement is None:
+            continue
+        ins = statement.ins
+        form = facts(ins)
+        for mutation in (*(form.mutations if form is not None else ()), of_guard):
+            for change in mutation(statement):
+                name = f"{change.kind} {ins.op} at {ins.line}"
+                yield Mutant(name, change.kind, ins.line, change.apply(source.text))

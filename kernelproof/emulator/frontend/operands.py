@@ -1,0 +1,148 @@
+"""The operands of an instruction: text -> ``Operand``."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from kernelproof.emulator.frontend.ptx import Imm, Mem, Operand, Pair, PtxError, Reg, Sym, Tensor, Vec
+
+_TOKEN = re.compile(r"0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|[%$\w.]+|[{}\[\](),|+\-!<>=]")
+
+
+def literal(token: str, line: int) -> Imm:
+    """A literal token. Raises PtxError."""
+    head = token[:2].lower()
+    try:
+        if head == "0f":
+            return Imm(int(token[2:], 16), "f")
+        if head == "0d":
+            return Imm(int(token[2:], 16), "d")
+        if "." in token or (head != "0x" and "e" in token.lower()):
+            return Imm(int.from_bytes(struct.pack("<d", float(token)), "little"), "d")
+        digits = token.rstrip("uU")
+        if head == "0x":
+            return Imm(int(digits, 16))
+        if head == "0b":
+            return Imm(int(digits[2:], 2))
+        return Imm(int(digits, 8 if len(digits) > 1 and digits[0] == "0" else 10))
+    except ValueError:
+        raise PtxError(line, f"literal not understood: {token!r}") from None
+
+
+def operands(text: str, line: int, renames: dict[str, str]) -> tuple[Operand, ...]:
+    """The operands in a text; ``renames``: unique names of what scopes have declared. Raises PtxError."""
+    return _Reader(text, line, renames).all()
+
+
+class _Reader:
+    """Reads tokens from left to right; ``at`` is the next one."""
+
+    def __init__(self, text: str, line: int, renames: dict[str, str]) -> None:
+        self.text, self.line, self.renames = text, line, renames
+        self.tokens: list[str] = _TOKEN.findall(text)
+        self.at = 0
+
+    def all(self) -> tuple[Operand, ...]:
+        try:
+            return tuple(self.items(""))
+        except IndexError:
+            raise PtxError(self.line, f"operands not understood: {self.text.strip()[:60]!r}") from None
+
+    def items(self, stop: str) -> list[Operand]:
+        """Operands between commas up to a closing token (consumed), or the end."""
+        out: list[Operand] = []
+        while self.at < len(self.tokens) if not stop else self.tokens[self.at] != stop:
+            if self.tokens[self.at] == ",":
+                self.at += 1
+            else:
+                out.append(self.operand())
+        self.at += bool(stop)
+        return out
+
+    def take(self) -> str:
+        """The next token."""
+        token = self.tokens[self.at]
+        self.at += 1
+        return token
+
+    def name(self, token: str) -> str:
+        return self.renames.get(token, token)
+
+    def following(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def operand(self) -> Operand:
+        """An operand with what may follow it: an offset, or the second of a pair."""
+        item = self.atom()
+        if self.following() in ("+", "-"):
+            offset = self.offset()
+            if isinstance(item, Sym):
+                return Sym(item.name, item.offset + offset)
+            if isinstance(item, Reg):
+                return Mem(item, offset)
+            if isinstance(item, Imm):
+                return Imm(item.value + offset)
+        if self.following() == "|":
+            self.at += 1
+            second = self.atom()
+            return Pair(item if isinstance(item, Reg) else Reg("_"), second if isinstance(second, Reg) else Reg("_"))
+        return item
+
+    def offset(self) -> int:
+        sign = 1 if self.take() == "+" else -1
+        if self.tokens[self.at] == "-":
+            sign, self.at = -sign, self.at + 1
+        return sign * literal(self.take(), self.line).value
+
+    def atom(self) -> Operand:
+        token = self.take()
+        first = token[0]
+        if first == "%":
+            return Reg(self.name(token))
+        if first.isdigit():
+            return literal(token, self.line)
+        if first == "-":
+            return self.negative()
+        if token == "WARP_SZ":
+            return Imm(32)
+        if first == "!":
+            return Reg(self.name(self.take()), True)
+        if first in "{(":
+            return Vec(tuple(self.items("}" if first == "{" else ")")))
+        if first == "[":
+            return self.address()
+        unique = self.name(token)
+        # A register of a scope may be declared without '%': its unique name tells it from a variable's.
+        return Reg(unique) if "@" in unique and "@@" not in unique else Sym(unique)
+
+    def negative(self) -> Imm:
+        token = self.take()
+        if token[0] == "%":
+            raise PtxError(self.line, "negated register operand is not modelled")
+        number = literal(token, self.line)
+        if number.kind == "i":
+            return Imm(-number.value)
+        return Imm(number.value ^ (1 << (31 if number.kind == "f" else 63)), number.kind)
+
+    def address(self) -> Mem | Tensor:
+        """What stands in brackets, the opening one consumed."""
+        if self.tokens[self.at] == "{":
+            raise PtxError(self.line, "texture coordinates are not modelled")
+        inside = self.operand()
+        mem: Mem
+        if isinstance(inside, Mem):
+            mem = inside
+        elif isinstance(inside, Sym):
+            mem = Mem(Sym(inside.name), inside.offset)
+        elif isinstance(inside, Reg | Imm):
+            mem = Mem(inside, 0)
+        else:
+            raise PtxError(self.line, "address not understood")
+        if self.take() != ",":
+            return mem
+        where = self.operand()
+        if not isinstance(where, Vec):
+            raise PtxError(self.line, "tensor coordinates not understood")
+        self.at += 1
+        return Tensor(mem.base, mem.offset, where.items)

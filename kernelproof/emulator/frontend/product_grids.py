@@ -1,0 +1,88 @@
+"""Products that follow each other in a block, each A with each B, become one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from kernelproof.emulator.machine.tensor import Grid, Shape
+
+
+class ProductLine(NamedTuple):
+    """An mma.sync, at a line of its block. ``shape_name``, ``a``, ``b``, ``c``, ``d``: their Python text, the latter
+    four per register; ``reads``, ``writes``: names of registers."""
+
+    line: int
+    shape: Shape
+    shape_name: str
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    c: tuple[str, ...]
+    d: tuple[str, ...]
+    reads: frozenset[str]
+    writes: frozenset[str]
+    site: int
+
+    @property
+    def text(self) -> str:
+        """The product alone, as a line."""
+        operands = ", ".join(map(_tuple, (self.a, self.b, self.c)))
+        return f"{', '.join(self.d)} = T.mma({self.shape_name}, {operands}, m, {self.site})"
+
+
+def _tuple(texts: tuple[str, ...]) -> str:
+    return f"({', '.join(texts)},)"
+
+
+def join_products(lines: list[str], products: list[ProductLine], bind: Callable[[str, object], str]) -> list[str]:
+    """The lines of a block, each grid of products as one. ``bind`` makes an object visible to the text."""
+    out, at = [], 0
+    for run in _runs(products):
+        out += lines[at : run[0].line]
+        at = run[-1].line + 1
+        while run:
+            count = _largest_grid(run)
+            out.append(run[0].text if count == 1 else _grid_line(run[:count], bind))
+            run = run[count:]
+    return out + lines[at:]
+
+
+def _runs(products: list[ProductLine]) -> Iterator[list[ProductLine]]:
+    """Products of one shape on neighbouring lines, none of which reads or writes what an earlier one writes."""
+    run: list[ProductLine] = []
+    written: frozenset[str] = frozenset()
+    for product in products:
+        if run and (
+            product.line != run[-1].line + 1
+            or product.shape is not run[0].shape
+            or written & (product.reads | product.writes)
+        ):
+            yield run
+            run, written = [], frozenset()
+        run.append(product)
+        written |= product.writes
+    if run:
+        yield run
+
+
+def _largest_grid(run: list[ProductLine]) -> int:
+    """How many products at the beginning of a run are all products of some A with some B."""
+    lefts, rights, pairs, largest = set(), set(), set(), 1
+    for count, product in enumerate(run, 1):
+        lefts.add(product.a)
+        rights.add(product.b)
+        pairs.add((product.a, product.b))
+        if len(pairs) < count:
+            break
+        if len(lefts) * len(rights) == count:
+            largest = count
+    return largest
+
+
+def _grid_line(run: list[ProductLine], bind: Callable[[str, object], str]) -> str:
+    lefts, rights = list(dict.fromkeys(p.a for p in run)), list(dict.fromkeys(p.b for p in run))
+    cells = tuple((lefts.index(p.a), rights.index(p.b)) for p in run)
+    grid = bind("grid", Grid(run[0].shape, len(lefts), len(rights), cells, tuple(p.site for p in run)))
+    operands = [sum(lefts, ()), sum(rights, ()), sum((p.c for p in run), ())]
+    targets = ", ".join(name for p in run for name in p.d)
+    return f"{targets} = T.grid({grid}, {', '.join(map(_tuple, operands))}, m)"

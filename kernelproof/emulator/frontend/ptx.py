@@ -1,0 +1,229 @@
+"""PTX as data: a module with kernels and functions, flat lists of instructions and labels, operands.
+
+Only syntax lives here. What an opcode means stands on its registration (``instruction``); control flow is in ``flow``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+from kernelproof.emulator.state.sites import Frame, Site
+
+
+class PtxError(Exception):
+    """The text is not PTX that this machine understands. The message starts with ``line N:``."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(f"line {line}: {message}")
+        self.line = line
+
+
+class LinkError(Exception):
+    """Modules that do not make one program; the message names what is missing or defined twice."""
+
+
+class Linkage(Enum):
+    """Who sees a name of module scope. LOCAL: its module alone; EXTERN: a variable that another module defines."""
+
+    LOCAL = ""
+    STRONG = "visible"
+    WEAK = "weak"
+    EXTERN = "extern"
+
+
+class Reg(NamedTuple):
+    """A register, or a special register such as ``%tid.x``; ``negated`` is the ``!`` of a predicate operand."""
+
+    name: str
+    negated: bool = False
+
+
+class Imm(NamedTuple):
+    """A literal. ``value`` is an int, or the raw bits when ``kind`` is ``f`` (single) or ``d`` (double)."""
+
+    value: int
+    kind: str = "i"
+
+
+class Sym(NamedTuple):
+    """The address of a variable, a label or a function, plus a byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+class Mem(NamedTuple):
+    """``[base + offset]``, the offset in bytes."""
+
+    base: Reg | Sym | Imm
+    offset: int = 0
+
+
+class Tensor(NamedTuple):
+    """``[base + offset, {c0, c1, ...}]``: a tensor map's address and the coordinates of a box, innermost first."""
+
+    base: Reg | Sym | Imm
+    offset: int
+    coordinates: tuple[Operand, ...]
+
+
+class Vec(NamedTuple):
+    """``{a, b, ...}``; also the parenthesised lists of a call."""
+
+    items: tuple[Operand, ...]
+
+
+class Pair(NamedTuple):
+    """``p|q``: two destinations."""
+
+    first: Reg
+    second: Reg
+
+
+Operand = Reg | Imm | Sym | Mem | Tensor | Vec | Pair
+
+
+@dataclass(slots=True)
+class Instr:
+    """One instruction. ``parts`` is the opcode split at the dots; ``guard`` is ``@p`` or ``@!p``; ``frames`` are the
+    CUDA lines, the innermost first (none without ``-lineinfo``)."""
+
+    op: str
+    parts: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    guard: Reg | None
+    line: int
+    frames: tuple[Frame, ...]
+    text: str
+
+    @property
+    def base(self) -> str:
+        """The opcode up to the first dot."""
+        return self.parts[0]
+
+
+def refused(ins: Instr, why: str) -> PtxError:
+    """The error for an instruction that the machine refuses, with PTX line, opcode and CUDA line."""
+    where = f" [{Site(frames=ins.frames).source}]" if ins.frames else ""
+    return PtxError(ins.line, f"{why}: {ins.op} in `{' '.join(ins.text.split())}`{where}")
+
+
+@dataclass(slots=True)
+class Label:
+    """A branch target. ``line`` is its PTX line."""
+
+    name: str
+    line: int
+
+
+@dataclass(slots=True)
+class Variable:
+    """A declared variable. ``size`` is in bytes (0: ``.extern .shared``), ``init`` the bytes of its initialiser, and
+    ``pointers`` the places (byte offset, symbol, addend) in it that hold addresses; ``kind`` is its elements' type."""
+
+    name: str
+    space: str
+    size: int
+    align: int
+    init: bytes | None = None
+    pointers: tuple[tuple[int, str, int], ...] = ()
+    line: int = 0
+    kind: str = ""
+
+
+@dataclass(slots=True)
+class Function:
+    """An ``.entry`` or ``.func`` with a body. ``params`` carry byte sizes; ``offsets`` are the kernel ABI's byte
+    offsets."""
+
+    name: str
+    entry: bool
+    params: list[Variable]
+    results: list[Variable]
+    line: int
+    body: list[Instr | Label] = field(default_factory=list)
+    registers: dict[str, str] = field(default_factory=dict)
+    ranges: dict[str, tuple[str, int]] = field(default_factory=dict)
+    variables: list[Variable] = field(default_factory=list)
+    branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    attributes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def register_type(self, name: str, line: int) -> str:
+        """The declared type (``b32``, ``pred``, ...) of a register, or PtxError."""
+        kind = self.registers.get(name)
+        if kind is not None:
+            return kind
+        match = _NUMBERED.match(name)
+        if match is not None:
+            entry = self.ranges.get(match.group(1))
+            if entry is not None and int(match.group(2)) < entry[1]:
+                self.registers[name] = entry[0]
+                return entry[0]
+        raise PtxError(line, f"register {name} is not declared")
+
+    @property
+    def offsets(self) -> list[int]:
+        """Byte offset of every parameter, each aligned to its own alignment."""
+        out, at = [], 0
+        for p in self.params:
+            at = -(-at // p.align) * p.align
+            out.append(at)
+            at += p.size
+        return out
+
+    @property
+    def param_bytes(self) -> int:
+        """Bytes of the parameter block."""
+        return self.offsets[-1] + self.params[-1].size if self.params else 0
+
+
+# The variable that stands for the workspace of a cooperative grid: 8 bytes, the second word counts arrivals.
+GRID_WORKSPACE = "%grid_workspace"
+# No buffer lies there.
+CODE_START = 0xFC << 56
+
+
+@dataclass
+class Module:
+    """A PTX file. ``kernels`` and ``functions`` by name, ``variables`` of module scope, ``target`` such as ``sm_80``,
+    ``linkage`` of what has a body or is a variable."""
+
+    target: str
+    version: str
+    kernels: dict[str, Function]
+    functions: dict[str, Function]
+    declared: set[str]
+    variables: dict[str, Variable]
+    files: dict[int, str]
+    text: str
+    linkage: dict[str, Linkage] = field(default_factory=dict)
+    # Translations, kept here so that they live as long as the text they belong to.
+    translated: dict[tuple[str, bool, bool], object] = field(default_factory=dict)
+
+    @cached_property
+    def function_addresses(self) -> dict[str, int]:
+        """What stands for the addresses of functions, by name: no address of data."""
+        return {name: CODE_START + 16 * i for i, name in enumerate(self.functions)}
+
+    @cached_property
+    def addressed(self) -> set[str]:
+        """Functions whose address an instruction or an initialiser takes."""
+        names = {symbol for variable in self.variables.values() for _, symbol, _ in variable.pointers}
+        for function in (*self.kernels.values(), *self.functions.values()):
+            for item in function.body:
+                if isinstance(item, Instr) and item.base == "mov":
+                    names |= {op.name for op in item.operands if isinstance(op, Sym)}
+        return names & self.functions.keys()
+
+
+TYPE_BYTES = {
+    "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4,
+    "f32": 4, "f16x2": 4, "bf16x2": 4, "tf32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16, "pred": 1,
+    "e4m3": 1, "e5m2": 1, "e4m3x2": 2, "e5m2x2": 2, "u16x2": 4, "s16x2": 4,
+}  # fmt: skip
+
+_NUMBERED = re.compile(r"(.*?)(\d+)$", re.S)

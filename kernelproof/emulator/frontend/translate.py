@@ -1,0 +1,440 @@
+"""A kernel's control-flow graph -> one Python generator function.
+
+Each basic block is an arm of a binary tree of comparisons. Under a partial mask a block computes all lanes, touches
+memory for the masked ones, and at its end merges those registers that other blocks can see. What an instruction becomes
+is written by its handler (``instruction``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelproof.emulator import arithmetic
+from kernelproof.emulator.frontend.emitter import (
+    BLACKWELL_UNITS,
+    HOPPER_UNITS,
+    UNITS,
+    Emitter,
+    Names,
+    UnknownInstruction,
+    unsupported,
+)
+from kernelproof.emulator.frontend.flow.blocks import Block
+from kernelproof.emulator.frontend.flow.graph import Graph, build
+from kernelproof.emulator.frontend.flow.provenance import origins, written
+from kernelproof.emulator.frontend.flow.swaps import checked_loads
+from kernelproof.emulator.frontend.instruction import Instruction, defs_uses, modelled, symbols
+from kernelproof.emulator.frontend.instructions import facts
+from kernelproof.emulator.frontend.mangled import plain_name
+from kernelproof.emulator.frontend.product_grids import join_products
+from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Reg, Variable
+from kernelproof.emulator.frontend.registers import registers
+from kernelproof.emulator.machine.batch import KernelFunction
+from kernelproof.emulator.machine.scheduler import BLOCKED, DONE
+from kernelproof.emulator.machine.tensor import Accumulator, force
+from kernelproof.emulator.memory.shared import WINDOW_START
+from kernelproof.emulator.state.arrays import MOVER, Array
+from kernelproof.emulator.state.launch import KernelFacts, SharedVariable
+from kernelproof.emulator.state.reports import EmulatorError
+from kernelproof.emulator.state.scopes import restricted
+
+CANCEL = ("clusterlaunchcontrol", "try_cancel")
+
+
+@dataclass(eq=False)
+class Compiled(KernelFacts):
+    """A translated kernel: its function and that function's text. ``hopper``, ``blackwell``: it runs on the units of
+    sm_90, of sm_100;
+    ``conservative``: its lanes may overtake each other."""
+
+    function: KernelFunction
+    source: str
+    conservative: bool
+    hopper: bool
+    blackwell: bool
+
+
+class _Layout:
+    """Where a kernel's variables lie: ``symbols`` (name -> state space, offset or window address), and the bytes of
+    static shared and of local memory."""
+
+    def __init__(self, module: Module, graph: Graph) -> None:
+        self.symbols: dict[str, tuple[str, int]] = {}
+        variables = [*module.variables.values(), *graph.variables]
+        mentioned = {name for ins in graph.instructions() for name in symbols(ins)}
+        shared = [v for v in variables if v.space == "shared" and v.name in mentioned]
+        # What has no size begins where the static memory ends.
+        self.shared_static = self._place(sorted(shared, key=lambda v: v.size == 0), "shared", WINDOW_START, 1)
+        self.shared_variables = tuple(
+            SharedVariable(plain_name(v.name.split("@@")[0]), self.symbols[v.name][1] - WINDOW_START, v.size)
+            for v in shared
+        )
+        local = self._place([v for v in graph.variables if v.space == "local"], "local", 0, 16)
+        self.local_bytes = -(-local // 16) * 16
+        for variable in variables:
+            if variable.space in ("global", "const"):
+                self.symbols[variable.name] = (variable.space, 0)
+        for function, address in module.function_addresses.items():
+            self.symbols.setdefault(function, ("code", address))
+        for param, offset in zip(graph.function.params, graph.function.offsets, strict=True):
+            self.symbols[param.name] = ("param", offset)
+
+    def _place(self, variables: list[Variable], space: str, base: int, least_align: int) -> int:
+        at = 0
+        for variable in variables:
+            align = max(variable.align, least_align)
+            at = -(-at // align) * align
+            self.symbols[variable.name] = (space, base + at)
+            at += variable.size
+        return at
+
+
+def _lazy_registers(graph: Graph) -> set[str]:
+    """Registers that may hold an accumulator under way: results of mma and wgmma, and copies of them."""
+    lazy: set[str] = set()
+    moves: list[tuple[str, str]] = []
+    for ins in graph.instructions():
+        form = facts(ins)
+        if form is not None and form.accumulates is not None:
+            for operand in form.accumulates(ins):
+                lazy.update(registers(operand))
+        elif ins.base == "mov" and len(ins.operands) == 2:
+            to, source = ins.operands
+            if isinstance(to, Reg) and isinstance(source, Reg):
+                moves.append((to.name, source.name))
+    changed = True
+    while changed:
+        changed = False
+        for name, origin in moves:
+            if origin in lazy and name not in lazy and name not in graph.uniform:
+                lazy.add(name)
+                changed = True
+    return lazy
+
+
+class _Translator:
+    """Writes the function of one kernel. The emitter holds the lines of the block that is written."""
+
+    def __init__(self, module: Module, graph: Graph, counters: bool) -> None:
+        self.graph, self.counters = graph, counters
+        self.layout = _Layout(module, graph)
+        lazy = _lazy_registers(graph)
+        names = Names(
+            graph.kinds, graph.uniform, lazy, checked_loads(graph.blocks), self.layout.symbols, graph.hopper,
+            polls=bool(graph.spin_heads),
+            origins=origins(graph.instructions(), graph.kinds, self.layout.symbols),
+        )  # fmt: skip
+        # Registers that some path reads before it writes them, and those of them whose value may count.
+        self.unset = self._unset_registers()
+        accumulators = self._set_anew()
+        self.uncertain = [name for name in self.unset if name not in accumulators]
+        self.scope: dict[str, object] = dict(_NAMESPACE)
+        self.emitter = Emitter(names, self.scope)
+
+    def compile(self) -> Compiled:
+        """The kernel's function and facts."""
+        graph, e = self.graph, self.emitter
+        code: list[list[str]] = []
+        for block in graph.blocks:
+            e.lines, e.indent, e.products = [], "", []
+            self._block(block)
+            code.append(join_products(e.lines, e.products, e.bind))
+        units = UNITS | (HOPPER_UNITS if graph.hopper else {}) | (BLACKWELL_UNITS if graph.blackwell else {})
+        out = ["def kernel(M):", " " + "; ".join(f"{name} = M.{unit}" for name, unit in units.items())]
+        out += self._initial_registers()
+        out += [" b, m, w = R.start()", " while True:"]
+        self._tree(code, 0, len(code), "  ", out)
+        source = "\n".join(out) + "\n"
+        defined: dict[str, KernelFunction] = {}
+        exec(compile(source, f"<{graph.function.name}>", "exec"), self.scope, defined)
+        return Compiled(
+            name=graph.function.name,
+            sites=e.sites,
+            shared_static=self.layout.shared_static,
+            shared_variables=self.layout.shared_variables,
+            shared_granule=_granule(graph, "shared"),
+            global_granule=_granule(graph, "global"),
+            local_bytes=self.layout.local_bytes,
+            clobbers=[frozenset(c) for c in graph.clobbers],
+            live_in=[frozenset(s) for s in graph.live_in],
+            block_lines=[b.line for b in graph.blocks],
+            block_opcodes=[_opcodes(block) for block in graph.blocks],
+            attributes=graph.function.attributes,
+            origins=e.address_origins,
+            written=written(graph.instructions(), e.origins),
+            uncertain=[(name, site) for name, site in e.first_uses.items() if site >= 0],
+            cancels=any(ins.parts[:2] == CANCEL for ins in graph.instructions()),
+            restricts=any(ins.base == "fence" and restricted(ins.parts) for ins in graph.instructions()),
+            function=defined["kernel"],
+            source=source,
+            conservative=graph.conservative,
+            hopper=graph.hopper,
+            blackwell=graph.blackwell,
+        )
+
+    def _unset_registers(self) -> list[str]:
+        """Registers that some path reads before it writes them."""
+        graph = self.graph
+        written: set[str] = set()
+        read: set[str] = set()
+        for ins in graph.instructions():
+            defs, uses = defs_uses(ins)
+            written.update(defs)
+            read.update(uses)
+        read |= {b.cond.name for b in graph.blocks if b.cond is not None}
+        return sorted(name for name in graph.live_in[0] | (read - written) if name in graph.kinds)
+
+    def _set_anew(self) -> set[str]:
+        """Accumulators of wgmma, whose first product may set them: a predicate says whether their value counts."""
+        parts = [ins.operands[0] for ins in self.graph.instructions() if ins.parts[:2] == ("wgmma", "mma_async")]
+        return {name for operand in parts for name in registers(operand)}
+
+    def _initial_registers(self) -> list[str]:
+        """Registers that may be read before they are written hold what the launch has for such, the others None."""
+        graph, e = self.graph, self.emitter
+        out = []
+        for name in self.unset:
+            bits = e.bits(name)
+            ones = sum(1 << i for i in range(0, bits, 8)) if bits > 1 else 1
+            value = f"M.launch.unspecified * {ones}" if bits > 1 else "M.launch.unspecified & 1"
+            if name not in self.uncertain:
+                value = "0"
+            text = value if name in graph.uniform else f"K({value}, {0 if bits == 1 else bits // 8})"
+            out.append(f" {e.variable(name)} = {text}")
+        # What wgmma may hold is looked at before it is first written.
+        empty = graph.shared_across | e.lazy if e.hopper else graph.shared_across
+        others = [e.variable(n) for n in sorted(empty) if n in e.kinds and n not in set(self.unset)]
+        for i in range(0, len(others), 50):
+            out.append(" " + " = ".join(others[i : i + 50]) + " = None")
+        return out
+
+    def _tree(self, code: list[list[str]], low: int, high: int, pad: str, out: list[str]) -> None:
+        if high - low == 1:
+            if self.counters:
+                out.append(f"{pad}M.launch.counters.block({low}, M.size, m)")
+            out += [pad + text for text in code[low]] or [pad + "pass"]
+            return
+        middle = (low + high) // 2
+        out.append(f"{pad}if b < {middle}:")
+        self._tree(code, low, middle, pad + " ", out)
+        out.append(f"{pad}else:")
+        self._tree(code, middle, high, pad + " ", out)
+
+    # --- a block ---
+
+    def _block(self, block: Block) -> None:
+        e = self.emitter
+        merged = self._merged_registers(block)
+        saved = {name: f"o_{e.variable(name)}" for name in merged}
+        if merged:
+            e.line("if w:")
+            e.line(" " + "; ".join(f"{saved[name]} = {e.variable(name)}" for name in merged))
+        for ins in block.instrs:
+            self._emit(ins)
+        if block.end == "wait":
+            assert block.last is not None
+            e.resume = block.targets[0]
+            self._emit(block.last)
+        if merged:
+            e.line("if w:")
+            for name in merged:
+                e.line(" " + self._merge(name, saved[name]))
+        self._end(block)
+
+    def _merged_registers(self, block: Block) -> list[str]:
+        """Registers that the block writes and others see: lanes outside of its mask keep theirs. An instruction that
+        updates only the active lanes of its result has done so itself."""
+        written: set[str] = set()
+        for ins in block.all():
+            form = facts(ins)
+            if form is None or not form.updates:
+                written.update(defs_uses(ins)[0])
+        graph = self.graph
+        return sorted(
+            n for n in written if n in graph.shared_across and n not in graph.uniform and n in self.emitter.kinds
+        )
+
+    def _merge(self, name: str, saved: str) -> str:
+        e = self.emitter
+        v = e.variable(name)
+        if name not in e.lazy:
+            return f"{v} = SEL(m, {v}, {saved})"
+        if e.hopper:
+            return f"{v} = X.merge(m, {v}, {saved})"
+        return f"{v} = SEL(m, FORCE({v}), FORCE({saved}))"
+
+    def _emit(self, ins: Instr) -> None:
+        """One instruction, guard included."""
+        e = self.emitter
+        e.current, e.guard, e.indent = ins, None, ""
+        for name in self.uncertain:
+            if name not in e.first_uses and name in defs_uses(ins)[1]:
+                e.first_uses[name] = e.site()
+        form = facts(ins)
+        try:
+            if form is None:
+                raise unsupported(ins)
+            self._emit_guarded(form, ins)
+        except UnknownInstruction as error:
+            raise UnknownInstruction(f"{error}{modelled(ins)}") from None
+        except (IndexError, KeyError, ValueError, StopIteration) as error:
+            raise UnknownInstruction(f"{unsupported(ins, 'form not modelled')}{modelled(ins)}") from error
+        e.guard, e.indent = None, ""
+
+    def _emit_guarded(self, form: Instruction, ins: Instr) -> None:
+        """A uniform guard is an ``if``, a varying one narrows the mask."""
+        e = self.emitter
+        if ins.guard is not None:
+            p = e.predicate(ins.guard)
+            if p.uniform:
+                e.line(f"if {p.text}:")
+                e.indent = " "
+                e.line("pass")
+            else:
+                e.guard = p.text
+        form.emit(e, ins)
+
+    # --- how a block ends ---
+
+    def _end(self, block: Block) -> None:
+        e = self.emitter
+        if block.end == "exit":
+            e.line("b, m, w = R.exit(m)")
+            e.line(f"if b == {DONE}: return")
+            self._blocked()
+        elif block.end == "jump":
+            self._goto(block, block.targets[0])
+        elif block.end == "cond":
+            self._branch(block)
+        elif block.end == "switch":
+            assert block.cond is not None
+            e.current = block.last
+            e.line(f"b, m, w = R.switch({e.array(block.cond, 'u4')}, {tuple(block.targets)}, m)")
+        else:
+            e.line(f"b, m, w = {e.waiting}")
+            self._blocked()
+            e.line(f"if b == {DONE}: return")
+
+    def _branch(self, block: Block) -> None:
+        e, at = self.emitter, block.index
+        assert block.cond is not None
+        yes, no = block.targets
+        p = e.predicate(block.cond)
+        if yes == no:
+            self._goto(block, yes)
+            return
+        if p.uniform:
+            for head, target in ((f"if {p.text}:", yes), ("else:", no)):
+                e.line(head)
+                e.indent = " "
+                self._goto(block, target)
+                e.indent = ""
+            return
+        back = [t for t in (yes, no) if (at, t) in self.graph.back_edges]
+        spinning = [t for t in back if t in self.graph.spin_heads]
+        if back:
+            self._backward(block)
+        if spinning:
+            e.line(f"b, m, w = R.spin_branch({p.text}, {yes}, {no}, {spinning[0]}, m)")
+            self._blocked()
+        else:
+            e.line(f"b, m, w = R.branch({p.text}, {yes}, {no}, m)")
+
+    def _backward(self, block: Block) -> None:
+        # The branch; a block whose successor follows it has none.
+        self.emitter.current = next(filter(None, (block.last, *reversed(block.instrs))), self.emitter.current)
+        self.emitter.line(f"R.backward({self.emitter.site()}, {block.index}, m)")
+
+    def _blocked(self) -> None:
+        """While every lane waits for other CTAs, they run."""
+        e = self.emitter
+        e.line(f"while b == {BLOCKED}:")
+        e.line(" yield")
+        e.line(" b, m, w = R.resume()")
+
+    def _goto(self, block: Block, target: int) -> None:
+        e, at = self.emitter, block.index
+        if (at, target) in self.graph.back_edges:
+            self._backward(block)
+            if target in self.graph.spin_heads:
+                e.line(f"b, m, w = R.spin({target}, m)")
+                self._blocked()
+                return
+        e.line(f"b = {target}")
+        e.line("if w: b, m, w = R.next(b, m)")
+
+
+def _opcodes(block: Block) -> dict[str, int]:
+    """How often each opcode stands in a block."""
+    out: dict[str, int] = {}
+    for ins in [*block.instrs, *([block.last] if block.last is not None else [])]:
+        out[ins.op] = out.get(ins.op, 0) + 1
+    return out
+
+
+def _granule(graph: Graph, space: str) -> int:
+    """Bytes of the smallest access to a space: tags need not be finer."""
+    smallest = 16
+    for ins in graph.instructions():
+        form = facts(ins)
+        if form is not None and form.access is not None:
+            smallest = min(smallest, form.access(ins, space) or 16)
+    return smallest
+
+
+def _signed(bits: int) -> Callable[[int], int]:
+    top, full = 1 << (bits - 1), 1 << bits
+    return lambda x: x - full if x & top else x
+
+
+def _select(p: Array, new: Array | Accumulator, old: Array | None) -> Array | Accumulator:
+    """Masked assignment; a register that has no value yet takes the new one."""
+    if old is None:
+        return new
+    return np.where(p, force(new), old)
+
+
+def _split(values: Array, n: int, width: int, lanes: int) -> Array:
+    """A vector load -> its ``n`` elements of ``width`` bytes, one array each."""
+    return np.ascontiguousarray(values.view(f"u{width}").reshape(lanes, n).T)
+
+
+def _join(parts: tuple[Array, ...], width: int) -> Array:
+    """Elements of ``width`` bytes -> one wide value per lane."""
+    n = len(parts)
+    out = np.empty((len(parts[0]), n), f"u{width}")
+    for i, part in enumerate(parts):
+        out[:, i] = part
+    return out.reshape(-1).view(MOVER[n * width])
+
+
+# What a kernel's text may name beside the units of its batch.
+_NAMESPACE: dict[str, object] = {
+    "np": np,
+    "FORCE": force,
+    "SEL": _select,
+    "SPLIT": _split,
+    "JOIN": _join,
+    "WHERE": np.where,
+    **{f"S{bits}": _signed(bits) for bits in (8, 16, 32, 64)},
+    "A": arithmetic,
+    **{kind: np.dtype(kind) for kind in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")},
+}
+
+
+def translate(module: Module, name: str, counters: bool = False, conservative: bool = False) -> Compiled:
+    """Compile kernel ``name`` of a module. Cached per module object.
+
+    Raises UnknownInstruction (an EmulatorError) or PtxError, both naming the PTX line.
+    """
+    key = (name, counters, conservative)
+    out = module.translated.get(key)
+    if not isinstance(out, Compiled):
+        kernel: Function | None = module.kernels.get(name)
+        if kernel is None:
+            raise EmulatorError(f"no kernel {name!r} in this file; it has {', '.join(module.kernels) or 'none'}")
+        out = module.translated[key] = _Translator(module, build(module, kernel, conservative), counters).compile()
+    return out

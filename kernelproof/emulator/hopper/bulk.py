@@ -1,0 +1,567 @@
+"""Bulk copies: boxes of tensor maps, runs of bytes, multicast, st.async, stores and their groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.hopper.async_reads import Elements
+from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
+from kernelproof.emulator.hopper.map_proxy import MapProxy
+from kernelproof.emulator.hopper.mbarrier import MBarriers
+from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
+from kernelproof.emulator.hopper.tensor_map import (
+    MAP_BYTES,
+    SWIZZLE_SPAN,
+    Box,
+    TensorMap,
+    decode,
+    place,
+    place_inside,
+    refuse,
+)
+from kernelproof.emulator.memory.device import DeviceMemory
+from kernelproof.emulator.memory.device_hazards import GlobalAccess
+from kernelproof.emulator.memory.shared import WINDOW_START
+from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.reports import EmulatorError
+from kernelproof.emulator.state.scopes import Scope, sized
+from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
+
+# cp.reduce: CUtensorMapDataType -> element, and operation.
+_REDUCIBLE = {6: np.float16, 7: np.float32, 2: np.uint32, 3: np.int32, 8: np.float64}
+NOT_THERE = "in another CTA than the copy's destination"
+_REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
+
+
+class Delivery(NamedTuple):
+    """Where a bulk copy to shared memory goes: per lane the address and that of its mbarrier, and for multicast the
+    ranks that receive it (a bit per CTA). ``paired`` (cta_group::2): the mbarrier may lie in the other CTA of the
+    receiver's pair, the even or the odd one as its address says."""
+
+    to: Array
+    bar: Array
+    ranks: Array | None
+    paired: bool = False
+
+
+class StoredBox(NamedTuple):
+    """A lane's store of a box ``at`` coordinates, from an address in shared memory."""
+
+    lane: int
+    map_: TensorMap
+    at: list[int]
+    source: int
+
+
+class Bulk:
+    """The bulk copies of a batch. Values are read at issue and land when the mbarrier's phase has been waited for;
+    what a store reads counts as being read until its group has been waited for.
+
+    Per lane: ``open`` are the ticks of its stores that no group holds yet, ``groups`` those of each committed group
+    that has not been waited for, oldest first. ``writes`` are the writes to global memory of each committed group whose
+    end has not been waited for (``.read`` waits for reads only), and last of those that no group holds yet.
+    """
+
+    def __init__(
+        self,
+        batch: BatchState,
+        clocks: ClusterClocks,
+        peers: Peers,
+        shared: ClusterMemory,
+        mbarriers: MBarriers,
+        device: DeviceMemory,
+        map_proxy: MapProxy,
+    ) -> None:
+        self.batch, self.launch = batch, batch.launch
+        self.clocks, self.peers, self.shared, self.mbarriers, self.device = clocks, peers, shared, mbarriers, device
+        self.map_proxy, self.arena, self.counters = map_proxy, device.arena, batch.launch.counters
+        self.hazards = batch.launch.options.hazards
+        self.maps: dict[bytes, TensorMap | None] = {}
+        self.swizzled: dict[tuple[int, int, int], Array] = {}
+        self.open: dict[int, list[int]] = {}
+        self.groups: dict[int, list[list[int]]] = {}
+        self.writes: dict[int, list[list[GlobalAccess]]] = {}
+        # The instruction of each lane's last store.
+        self.sites: dict[int, int] = {}
+
+    def _lanes(self, m: Mask) -> Iterator[int]:
+        return iter(self.batch.lanes(m).tolist())
+
+    # --- boxes ---
+
+    def _map(self, address: int, lane: int, site: int) -> TensorMap | None:
+        """The tensor map at a generic address: a kernel parameter, or global memory."""
+        if address >> SHIFT_TO_WINDOW == Window.PARAM:
+            raw = self.device.state.parameters[address & 0xFFFFFFFF :][:MAP_BYTES]
+        else:
+            at = address - self.arena.base
+            buffer = self.arena.find(at) if 0 <= at < self.arena.capacity else None
+            raw = b"" if buffer is None else self.arena.data[at : at + MAP_BYTES].tobytes()
+            if buffer is not None and at + MAP_BYTES <= buffer.end:
+                self.map_proxy.use(buffer, at, lane, site)
+        if raw not in self.maps:
+            map_ = decode(raw)
+            self.maps[raw] = None if map_ is None or refuse(map_) else map_
+        out = self.maps[raw]
+        if out is None or address % 64:
+            text = f"no tensor map of cuTensorMapEncodeTiled lies at {address:#x}"
+            self.batch.report_lane("tensor-map", text, site, lane)
+            return None
+        if out.interleave or any(step != 1 for step in out.steps):
+            raise EmulatorError("tensor maps with interleave or element strides are not modelled")
+        return out
+
+    def _swizzled(self, offset: int, nbytes: int, span: int) -> Array:
+        """Byte offsets in shared memory of the 16-byte elements of a box: bits 4 to 6 are xored with bits 7 to 9, as
+        many as the span of the swizzle has chunks."""
+        key = (offset, nbytes, span)
+        out = self.swizzled.get(key)
+        if out is None:
+            linear = offset + WINDOW_START + np.arange(0, nbytes, 16)
+            linear ^= ((linear >> 7) & (span // 16 - 1)) << 4
+            out = self.swizzled[key] = linear - WINDOW_START
+        return out
+
+    def _check_box(self, map_: TensorMap, box: Box, lane: int, site: int) -> bool:
+        """Do the rows lie inside one buffer? Reports if not."""
+        inside = box.rows[box.rows != -1]
+        if inside.size == 0 or box.low >= box.high:
+            return False
+        low, high = int(inside.min()) + box.low, int(inside.max()) + box.high
+        buffer = self.arena.find(low) if 0 <= low < self.arena.capacity else None
+        if buffer is None or high > buffer.end:
+            at = map_.address if buffer is None else self.arena.base + high - 1
+            text = f"the tensor map reaches {self.arena.describe(at)}"
+            self.batch.report_lane("global-out-of-bounds", text, site, lane, at)
+            return False
+        return True
+
+    def _read_box(self, map_: TensorMap, coordinates: list[int], lane: int, site: int) -> Array:
+        """A box as 16-byte elements, zero outside the tensor."""
+        inside = self._read_inside(map_, coordinates, lane, site)
+        if inside is not None:
+            return inside
+        box = place(map_, coordinates, self.arena)
+        out = np.zeros((len(box.rows), box.inner), np.uint8)
+        if self._check_box(map_, box, lane, site):
+            inside_rows = np.flatnonzero(box.rows != -1)
+            rows = box.rows[inside_rows]
+            if (box.low | box.high) & 15 == 0 and int(rows[0]) & 15 == 0:
+                chunks = np.arange(box.low // 16, box.high // 16)
+                out.view(MOVER[16])[inside_rows[:, None], chunks] = self.arena.views[16][(rows >> 4)[:, None] + chunks]
+            else:
+                inside = np.arange(box.low, box.high)
+                out[inside_rows[:, None], inside] = self.arena.data[rows[:, None] + inside]
+            self._touch_global(rows, box, lane, site, write=False)
+        return out.reshape(-1).view(MOVER[16])
+
+    def _read_inside(self, map_: TensorMap, coordinates: list[int], lane: int, site: int) -> Array | None:
+        """A box of an input, whose bounds are all there is to check; None for others."""
+        extent = place_inside(map_, coordinates, self.arena)
+        if extent is None:
+            return None
+        first, stride, nbytes = extent
+        buffer = self.arena.find(first) if 0 <= first < self.arena.capacity else None
+        if buffer is None or first + nbytes > buffer.end or buffer.written is not None or buffer.role != "input":
+            return None
+        self.device.guard(np.array([lane]), np.array([first]), site)
+        shape = map_.box[1], map_.box[0] * map_.item // 16
+        view: Array = np.ndarray(shape, MOVER[16], self.arena.data, first, (stride, 16))
+        return view.copy().reshape(-1)
+
+    def _touch_global(self, rows: Array, box: Box, lane: int, site: int, write: bool, reduced: int = 0) -> None:
+        """Checks and tags the global side of a copy. ``reduced``: bytes of the elements of a reduction, which are
+        relaxed atomics of GPU scope."""
+        device = self.device
+        first = int(rows[0]) + box.low
+        device.guard(np.array([lane]), np.array([first]), site)
+        buffer = self.arena.find(first)
+        assert buffer is not None
+        if not write and buffer.written is None and buffer.role == "input":
+            return
+        width = reduced or 16
+        while (first | (box.high - box.low) | int(np.bitwise_or.reduce(rows + box.low))) & (width - 1):
+            width //= 2
+        offset = (rows[:, None] + np.arange(box.low, box.high, width)).reshape(-1)
+        strong = sized(Scope.GPU, width, read_modify_write=True) if reduced else 0
+        access = GlobalAccess(buffer, np.full(len(offset), lane), offset, width, site, strong)
+        if write:
+            if reduced:
+                device.hazards.before_atomic(access)
+            else:
+                device.hazards.before_write(access, None)
+            device.mark(access)
+            self._begin_write(access, [lane])
+        else:
+            device.hazards.before_copy(access)
+
+    def _begin_write(self, access: GlobalAccess, lanes: list[int]) -> None:
+        """A store's write is under way until the lanes have waited for their groups."""
+        if not self.hazards:
+            return
+        self.device.hazards.begin_copy(access)
+        of_lane = self.batch.everyone if access.lanes is None else access.lanes
+        for lane in lanes:
+            own = of_lane == lane
+            part = access if len(lanes) == 1 else access._replace(lanes=of_lane[own], offset=access.offset[own])
+            self.writes.setdefault(lane, [[]])[-1].append(part)
+
+    # --- loads ---
+
+    def load_tensor(self, address: Array, coordinates: list[Array], to: Delivery, m: Mask, site: int) -> None:
+        """cp.async.bulk.tensor to shared memory, of this CTA or of several of the cluster."""
+        for lane in self._lanes(m):
+            map_ = self._map(int(address[lane]), lane, site)
+            if map_ is not None:
+                data = self._read_box(map_, _signed(coordinates, lane), lane, site)
+                self._deliver(data, to, SWIZZLE_SPAN[map_.swizzle], 128, lane, site)
+
+    def load(self, source: Array, size: Array, to: Delivery, m: Mask, site: int, shared: bool) -> None:
+        """cp.async.bulk of a run of bytes from global memory (or this CTA's shared memory) to shared memory."""
+        for lane in self._lanes(m):
+            count, start = int(size[lane]), int(source[lane])
+            if count % 16 or start % 16 or count == 0:
+                text = f"bulk copy of {count} bytes from {start:#x}: multiples of 16 needed"
+                self.batch.report_lane("shared-misaligned", text, site, lane)
+            elif shared:
+                origin = self._shared_places(start, count, lane, site)
+                if origin is not None:
+                    self._deliver(self.shared.views[16][origin], to, 16, 16, lane, site, origin)
+            else:
+                box = self._run(start, count, lane, site)
+                if box is not None:
+                    at = int(box.rows[0])
+                    data = self.arena.views[16][at >> 4 : (at + count) >> 4].copy()
+                    self._touch_global(box.rows, box, lane, site, write=False)
+                    self._deliver(data, to, 16, 16, lane, site)
+
+    def _run(self, address: int, count: int, lane: int, site: int) -> Box | None:
+        """A run of bytes of global memory as a box of one row; None, and a report, outside of buffers."""
+        at = address - self.arena.base
+        buffer = self.arena.find(at)
+        if buffer is None or at + count > buffer.end:
+            text = f"bulk copy of {count} bytes: {self.arena.describe(address)}"
+            self.batch.report_lane("global-out-of-bounds", text, site, lane, address)
+            return None
+        return Box(np.array([at]), count, 0, count)
+
+    def _shared_places(self, start: int, count: int, lane: int, site: int) -> Array | None:
+        """16-byte elements of a run of bytes in the lane's CTA."""
+        offset = start - WINDOW_START
+        if not self.shared.fits(offset, offset + count, lane, site):
+            return None
+        return self.shared.chunks(int(self.batch.row_of[lane]), offset + np.arange(0, count, 16))
+
+    def _receivers(self, to: Delivery, lane: int) -> list[int]:
+        """The ranks that get a lane's copy."""
+        if to.ranks is not None:
+            mask = int(to.ranks[lane])
+            return [rank for rank in range(16) if mask >> rank & 1]
+        return [self._rank(int(to.to[lane]), lane)]
+
+    def _rank(self, address: int, lane: int) -> int:
+        """The CTA of the cluster that an address names."""
+        rank = (address >> RANK_SHIFT) - 1
+        return int(self.batch.rank[self.batch.row_of[lane]]) if rank < 0 else rank
+
+    def _deliver(
+        self, data: Array, to: Delivery, span: int, align: int, lane: int, site: int, origin: Array | None = None
+    ) -> None:
+        """Send 16-byte elements to shared memory. ``origin``: where in the lane's own they come from."""
+        offset = (int(to.to[lane]) & WITHIN) - WINDOW_START
+        bar_offset = (int(to.bar[lane]) & WITHIN) - WINDOW_START
+        if (offset + WINDOW_START) % align:
+            text = f"bulk copy to shared offset {offset}: no multiple of {align}"
+            self.batch.report_lane("shared-misaligned", text, site, lane, offset)
+            return
+        ranks = self._receivers(to, lane)
+        signal = self._rank(int(to.bar[lane]), lane)
+        if to.ranks is None and signal >> to.paired != ranks[0] >> to.paired:
+            fault = "outside of the pair of CTAs that the copy goes to" if to.paired else NOT_THERE
+            self.batch.report_lane("cluster", f"the mbarrier lies {fault}", site, lane)
+            return
+        nbytes = data.size * 16
+        if self.counters is not None:
+            self.counters.bulk_boxes += 1
+            self.counters.bulk_load_bytes += nbytes
+            self.counters.bulk_delivered_bytes += nbytes * len(ranks)
+        places = self._swizzled(offset, nbytes, span)
+        for rank in ranks:
+            signalled = rank & ~1 | signal & 1 if to.paired else rank
+            self._deliver_to((rank, signalled), data, offset, places, bar_offset, lane, site, origin)
+
+    def _signals_there(self, address: int, bar_address: int, lane: int, site: int) -> bool:
+        """Does the mbarrier lie in the CTA that receives the data? Reports if not."""
+        if address >> RANK_SHIFT == bar_address >> RANK_SHIFT:
+            return True
+        self.batch.report_lane("cluster", f"the mbarrier lies {NOT_THERE}", site, lane)
+        return False
+
+    def _deliver_to(
+        self,
+        ranks: tuple[int, int],
+        data: Array,
+        offset: int,
+        places: Array,
+        bar_offset: int,
+        lane: int,
+        site: int,
+        origin: Array | None,
+    ) -> None:
+        """One receiver of a copy, and the CTA whose mbarrier it signals: data and mbarrier are at the same offsets in
+        every CTA."""
+        batch = self.batch
+        own = int(batch.row_of[lane])
+        if max(ranks) >= batch.cluster_size:
+            text = f"names CTA {max(ranks)} of a cluster of {batch.cluster_size}"
+            batch.report_lane("cluster", text, site, lane)
+            return
+        row, bar_row = (self.peers.row_of_rank(own, rank) for rank in ranks)
+        lanes = np.array([lane])
+        if not self.shared.fits(offset, offset + data.size * 16, lane, site):
+            return
+        for other in {row, bar_row} - {own} if self.hazards else ():
+            self.peers.visit(other, lanes, site, remember=False)
+        bar = self.mbarriers.find(bar_row, bar_offset, lanes, site, asynchronous=True)
+        if bar is None:
+            return
+        if origin is not None and self.hazards:
+            # A wait for the copy also shows that its source has been read.
+            reader = int(self.clocks.groups + batch.warp[lane])
+            begin = int(origin[0]) * 16 - own * self.shared.stride
+            self.shared.async_read(
+                Elements(origin, begin, begin + data.size * 16), lane, own, reader, site, "a bulk copy", bar.column
+            )
+        to = Elements(self.shared.chunks(row, places), offset, offset + data.size * 16)
+        self.mbarriers.fly(to, data, 16, bar, lane, row, site)
+
+    def store_async(self, address: Array, value: Array, width: int, bar_address: Array, m: Mask, site: int) -> None:
+        """st.async of ``width`` bytes per lane."""
+        everyone = self.batch.lanes(m)
+        # The mbarrier's phase says that it has arrived.
+        lanes, rows = self.peers.rows(address[everyone], everyone, site, remember=False)
+        for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
+            offset = (int(address[lane]) & WITHIN) - WINDOW_START
+            bar_offset = (int(bar_address[lane]) & WITHIN) - WINDOW_START
+            if not self._signals_there(int(address[lane]), int(bar_address[lane]), lane, site):
+                continue
+            bar = self.mbarriers.find(row, bar_offset, np.array([lane]), site)
+            if bar is None or not self.shared.fits(offset, offset + width, lane, site):
+                continue
+            if offset % width:
+                text = f"st.async of {width} bytes to shared offset {offset}"
+                self.batch.report_lane("shared-misaligned", text, site, lane)
+                continue
+            at = Elements(np.array([(offset + row * self.shared.stride) >> SHIFT[width]]), offset, offset + width)
+            self.mbarriers.fly(at, value[lane : lane + 1].copy(), width, bar, lane, row, site)
+
+    # --- stores ---
+
+    def _read_shared(self, lane: int, source: Elements, row: int, site: int) -> Array:
+        """What a store of this lane sends; it reads shared memory until its group has been waited for."""
+        if self.hazards:
+            reader = int(self.clocks.groups + self.batch.warp[lane])
+            self.shared.async_read(source, lane, row, reader, site, "a bulk store")
+            self._open_store(lane, site)
+        return np.ascontiguousarray(self.shared.views[16][source.at]).view(np.uint8)
+
+    def _open_store(self, lane: int, site: int) -> None:
+        self.open.setdefault(lane, []).append(self.launch.tick)
+        self.sites[lane] = site
+
+    def store_tensor(
+        self, address: Array, coordinates: list[Array], source: Array, reduction: str, m: Mask, site: int
+    ) -> None:
+        """cp.async.bulk.tensor (or cp.reduce) from shared to global memory."""
+        first_of: dict[tuple[int, ...], int] = {}
+        boxes: list[StoredBox] = []
+        for lane in self._lanes(m):
+            # A warp whose lanes all name one box stores it once (CUTLASS has such code); each lane has its group.
+            key = (lane >> 5, int(address[lane]), int(source[lane]), *(int(c[lane]) for c in coordinates))
+            if first_of.setdefault(key, lane) != lane and not reduction:
+                if self.hazards:
+                    self._open_store(lane, site)
+                continue
+            map_ = self._map(int(address[lane]), lane, site)
+            if map_ is not None:
+                boxes.append(StoredBox(lane, map_, _signed(coordinates, lane), int(source[lane])))
+        if reduction or len(boxes) < 2 or not self._store_together(boxes, site):
+            for box in boxes:
+                self._store_box(box, reduction, site)
+
+    def _store_together(self, boxes: list[StoredBox], site: int) -> bool:
+        """Stores boxes of one output that lie apart inside it, if all is right at a glance; else does nothing."""
+        map_, arena = boxes[0].map_, self.arena
+        corners = {tuple(box.at) for box in boxes}
+        apart = len(corners) == len(boxes) and all(
+            at % extent == 0 for corner in corners for at, extent in zip(corner, map_.box, strict=True)
+        )
+        apart = apart and len(map_.dims) == 2 and map_.strides[0] >= map_.dims[0] * map_.item
+        extents = [place_inside(map_, box.at, arena) for box in boxes] if apart else [None]
+        sources = [box.source - WINDOW_START for box in boxes]
+        fits = min(sources) >= 0 and max(sources) + map_.nbytes <= self.shared.size
+        if None in extents or any(box.map_ is not map_ or box.source % 128 for box in boxes) or not fits:
+            return False
+        first = np.array([extent[0] for extent in extents if extent is not None])
+        _, stride, nbytes = extents[0] or (0, 0, 0)
+        low, high = int(first.min()), int(first.max()) + nbytes
+        buffer = arena.find(low) if 0 <= low < arena.capacity else None
+        if buffer is None or high > buffer.end:
+            return False
+        lanes = np.array([box.lane for box in boxes])
+        rows = self.batch.row_of[lanes]
+        span = SWIZZLE_SPAN[map_.swizzle]
+        at = np.stack([self._swizzled(offset, map_.nbytes, span) for offset in sources])
+        at = self.shared.chunks(rows[:, None], at)
+        if self.hazards:
+            if not self.shared.store_reads(at, (min(sources), max(sources) + map_.nbytes), lanes, rows):
+                return False
+            for box in boxes:
+                self._open_store(box.lane, site)
+        if self.counters is not None:
+            self.counters.bulk_boxes += len(boxes)
+            self.counters.bulk_store_bytes += len(boxes) * map_.nbytes
+        self.device.guard(lanes, first, site)
+        lines = np.arange(map_.box[1])[:, None] * stride + np.arange(0, map_.box[0] * map_.item, 16)
+        offset = (first[:, None] + lines.reshape(-1)).reshape(-1)
+        access = GlobalAccess(buffer, np.repeat(lanes, lines.size), offset, 16, site)
+        self.device.hazards.before_write(access, None)
+        self.device.mark(access)
+        self._begin_write(access, lanes.tolist())
+        arena.views[16][offset >> SHIFT[16]] = self.shared.views[16].take(at).reshape(-1)
+        self.launch.version += 1
+        return True
+
+    def _store_box(self, stored: StoredBox, reduction: str, site: int) -> None:
+        lane, map_, coordinates, source = stored
+        row, offset = int(self.batch.row_of[lane]), source - WINDOW_START
+        if source % 128:
+            text = f"bulk store from shared offset {offset}: no multiple of 128"
+            self.batch.report_lane("shared-misaligned", text, site, lane, offset)
+            return
+        if not self.shared.fits(offset, offset + map_.nbytes, lane, site):
+            return
+        at = self.shared.chunks(row, self._swizzled(offset, map_.nbytes, SWIZZLE_SPAN[map_.swizzle]))
+        raw = self._read_shared(lane, Elements(at, offset, offset + map_.nbytes), row, site)
+        if self.counters is not None:
+            self.counters.bulk_boxes += 1
+            self.counters.bulk_store_bytes += map_.nbytes
+        box = place(map_, coordinates, self.arena)
+        if not self._check_box(map_, box, lane, site):
+            return
+        inside_rows = np.flatnonzero(box.rows != -1)
+        rows, data = box.rows[inside_rows], raw.reshape(-1, box.inner)[inside_rows]
+        self._touch_global(rows, box, lane, site, write=True, reduced=map_.item if reduction else 0)
+        self.launch.version += 1
+        if reduction:
+            self._reduce(rows, box, data, reduction, map_.dtype)
+        else:
+            self._write(rows, box, data)
+
+    def _reduce(self, rows: Array, box: Box, data: Array, reduction: str, dtype: int) -> None:
+        if dtype not in _REDUCIBLE or reduction not in _REDUCTIONS:
+            raise EmulatorError(f"cp.reduce {reduction} on data type {dtype} is not modelled")
+        kind, combine = _REDUCIBLE[dtype], _REDUCTIONS[reduction]
+        for row, new in zip(rows, data, strict=True):
+            old = self.arena.data[row + box.low : row + box.high].view(kind)
+            old[:] = combine(old, new[box.low : box.high].view(kind))
+
+    def _write(self, rows: Array, box: Box, data: Array) -> None:
+        if (box.low | box.high) & 15 == 0 and int(rows[0]) & 15 == 0:
+            chunks = np.arange(box.low // 16, box.high // 16)
+            wide = np.ascontiguousarray(data).view(MOVER[16])
+            self.arena.views[16][(rows >> SHIFT[16])[:, None] + chunks] = wide[:, chunks]
+        else:
+            inside = np.arange(box.low, box.high)
+            self.arena.data[rows[:, None] + inside] = data[:, inside]
+
+    def store(self, to: Array, source: Array, size: Array, m: Mask, site: int) -> None:
+        """cp.async.bulk of a run of bytes from shared to global memory."""
+        for lane in self._lanes(m):
+            count, start = int(size[lane]), int(to[lane])
+            if count % 16 or start % 16 or int(source[lane]) % 16 or not count:
+                text = f"bulk copy of {count} bytes to {start:#x}: multiples of 16 are needed"
+                self.batch.report_lane("global-misaligned", text, site, lane, start)
+                continue
+            places = self._shared_places(int(source[lane]), count, lane, site)
+            if places is None:
+                continue
+            begin = int(source[lane]) - WINDOW_START
+            row = int(self.batch.row_of[lane])
+            data = self._read_shared(lane, Elements(places, begin, begin + count), row, site)
+            box = self._run(start, count, lane, site)
+            if box is not None:
+                self._touch_global(box.rows, box, lane, site, write=True)
+                self.launch.version += 1
+                self._write(box.rows, box, data.reshape(1, -1))
+
+    # --- groups of stores ---
+
+    def commit(self, m: Mask) -> None:
+        """cp.async.bulk.commit_group."""
+        for lane in self._lanes(m):
+            ticks = self.open.pop(lane, None)
+            if ticks is not None or lane in self.groups:
+                self.groups.setdefault(lane, []).append(ticks or [])
+            if lane in self.writes:
+                self.writes[lane].append([])
+
+    def wait(self, pending: int, reads: bool, m: Mask) -> None:
+        """cp.async.bulk.wait_group: all but the ``pending`` newest groups are complete, or (``reads``) have read their
+        source."""
+        if not self.hazards:
+            return
+        self.launch.tick += 1
+        done = []
+        for lane in self._lanes(m):
+            if not reads and lane in self.writes:
+                self._end_writes(lane, pending)
+            groups = self.groups.get(lane)
+            if groups is not None and len(groups) > pending:
+                self.groups[lane] = groups[len(groups) - pending :] if pending else []
+                done.append(lane)
+        for warp in sorted({lane >> 5 for lane in done}):
+            # Other lanes of the warp, and younger groups, may have stores under way: only what is older than all of
+            # them is known to be over.
+            left = [
+                tick
+                for other in range(32 * warp, 32 * warp + 32)
+                for group in (*self.groups.get(other, ()), self.open.get(other, ()))
+                for tick in group
+            ]
+            row, index = divmod(warp, self.clocks.warps)
+            clock = self.clocks.empty()
+            self.clocks.set(clock, self.clocks.bulk_column(row, index), min(left, default=self.launch.tick))
+            self.clocks.acquire(np.array([lane for lane in done if lane >> 5 == warp]), clock)
+
+    def _end_writes(self, lane: int, pending: int) -> None:
+        """The writes of all but a lane's ``pending`` newest groups are complete."""
+        *groups, still_open = self.writes[lane]
+        ended = max(0, len(groups) - pending)
+        for group in groups[:ended]:
+            for access in group:
+                self.device.hazards.end_copy(access)
+        self.writes[lane] = [*groups[ended:], still_open]
+
+    def exited(self, row: int) -> None:
+        """A CTA has ended: no bulk store may still read its shared memory."""
+        batch = self.batch
+        for lane in {*self.groups, *self.open}:
+            if int(batch.row_of[lane]) == row and (any(self.groups.get(lane, ())) or self.open.get(lane)):
+                batch.report_lane(
+                    "in-flight",
+                    "the CTA exits while a bulk store may still read its shared memory "
+                    "(cp.async.bulk.wait_group.read is missing)",
+                    self.sites[lane],
+                    lane,
+                )
+                return
+
+
+def _signed(coordinates: list[Array], lane: int) -> list[int]:
+    return [int(c[lane].view(np.int32)) for c in coordinates]

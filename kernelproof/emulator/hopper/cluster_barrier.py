@@ -1,0 +1,120 @@
+"""barrier.cluster: all living threads of a cluster arrive, and wait for each other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.mbarrier import MBarriers
+from kernelproof.emulator.machine.scheduler import Scheduler, Step
+from kernelproof.emulator.state.arrays import Array, Mask, distinct
+from kernelproof.emulator.state.batch import BatchState
+
+
+class ClusterBarrier:
+    """barrier.cluster of one cluster: ``generation`` counts completions; ``arrived`` the threads of the present one.
+    ``clock`` is what they have released, ``done_clock`` what those of the last generation did."""
+
+    __slots__ = ("arrived", "clock", "done_clock", "generation")
+
+    def __init__(self, size: int) -> None:
+        self.generation = 0
+        self.arrived: Array = np.zeros(size, bool)
+        self.clock: Array | None = None
+        self.done_clock: Array | None = None
+
+    def describe(self, row: int) -> str:  # noqa: ARG002
+        """State in words."""
+        return f"barrier.cluster, where {int(self.arrived.sum())} threads of the cluster have arrived"
+
+
+class ClusterBarriers:
+    """The cluster barriers of a batch."""
+
+    def __init__(self, batch: BatchState, scheduler: Scheduler, clocks: ClusterClocks, mbarriers: MBarriers) -> None:
+        self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
+        self.clocks, self.mbarriers = clocks, mbarriers
+        self.hazards = batch.launch.options.hazards
+        self.lanes_per_cluster = batch.cluster_size * batch.width
+        self.clusters = [ClusterBarrier(self.lanes_per_cluster) for _ in range(batch.count // batch.cluster_size)]
+        # Per lane: the generation in which it arrived and for which it has not waited yet, -1 for none.
+        self.arrived_at: Array = np.full(batch.size, -1, np.int64)
+
+    def _members(self, index: int) -> slice:
+        return slice(index * self.lanes_per_cluster, (index + 1) * self.lanes_per_cluster)
+
+    def arrive(self, m: Mask, release: bool, site: int) -> None:
+        """barrier.cluster.arrive; a relaxed one publishes no accesses."""
+        batch = self.batch
+        mask = batch.running(m)
+        self.launch.tick += 1
+        for index, cluster in enumerate(self.clusters):
+            members = self._members(index)
+            lanes = np.flatnonzero(mask[members]) + members.start
+            if lanes.size == 0:
+                continue
+            again = self.arrived_at[lanes] >= 0
+            if again.any():
+                text = "arrives at barrier.cluster again without having waited"
+                batch.report_lanes("barrier-divergence", text, site, lanes[again])
+            self.arrived_at[lanes] = cluster.generation
+            cluster.arrived[lanes - members.start] = True
+            if self.hazards:
+                clock = self.clocks.publish(lanes) if release else self.clocks.only_ended(self.clocks.knowledge(lanes))
+                cluster.clock = clock if cluster.clock is None else np.maximum(cluster.clock, clock)
+            self._settle(index)
+
+    def _settle(self, index: int) -> None:
+        """Complete the generation if every living thread has arrived, and wake who waits."""
+        batch, cluster = self.batch, self.clusters[index]
+        alive = batch.alive[self._members(index)]
+        if not cluster.arrived.any() or (alive & ~cluster.arrived).any():
+            return
+        self.mbarriers.progress = True
+        self.launch.tick += 1
+        cluster.generation += 1
+        cluster.arrived[:] = False
+        clock = self.clocks.empty() if cluster.clock is None else cluster.clock
+        self.clocks.set(clock, self.clocks.started, self.launch.tick)
+        cluster.done_clock, cluster.clock = clock, None
+        self.launch.version += 1
+        free = self.scheduler.asleep(cluster)
+        if free.any():
+            self._leave(cluster, np.flatnonzero(free))
+            self.scheduler.release(cluster, free)
+
+    def _leave(self, cluster: ClusterBarrier, lanes: Array) -> None:
+        self.arrived_at[lanes] = -1
+        if self.hazards and cluster.done_clock is not None:
+            self.clocks.acquire(lanes, cluster.done_clock)
+
+    def wait(self, m: Mask, resume: int, site: int) -> Step:
+        """barrier.cluster.wait."""
+        batch = self.batch
+        mask = batch.running(m).copy()
+        awake = np.zeros(batch.size, bool)
+        for index, cluster in enumerate(self.clusters):
+            members = self._members(index)
+            lanes = np.flatnonzero(mask[members]) + members.start
+            if lanes.size == 0:
+                continue
+            never = self.arrived_at[lanes] < 0
+            if never.any():
+                text = "waits at barrier.cluster without having arrived"
+                batch.report_lanes("barrier-divergence", text, site, lanes[never])
+            done = never | (self.arrived_at[lanes] < cluster.generation)
+            if done.any():
+                self._leave(cluster, lanes[done])
+                awake[lanes[done]] = True
+            if not done.all():
+                others = np.zeros(batch.size, bool)
+                others[lanes[~done]] = True
+                self.scheduler.sleep(cluster, others, resume, site)
+        if (awake == mask).all():
+            return self.scheduler.go(resume, m)
+        return self.scheduler.next(resume, awake) if awake.any() else self.scheduler.pick()
+
+    def exited(self, lanes: Array) -> None:
+        """Lanes have left the kernel: nobody waits for them."""
+        for index in distinct(lanes // self.lanes_per_cluster):
+            self._settle(int(index))

@@ -1,0 +1,567 @@
+"""Shared memory of clusters: tags that name any CTA's threads, asynchronous readers and writers, proxies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from kernelproof.emulator.hopper.async_reads import AsyncReads, Elements, Extent, ProductPlaces
+from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.peers import WITHIN, Peers
+from kernelproof.emulator.memory.late_copies import undefined
+from kernelproof.emulator.memory.recorded import RecordedSites
+from kernelproof.emulator.memory.shared import (
+    READ_AFTER_WRITE,
+    WINDOW_START,
+    WRITE_AFTER_READ,
+    WRITE_AFTER_WRITE,
+    Access,
+    Granules,
+    SharedMemory,
+)
+from kernelproof.emulator.state.arrays import SHIFT, Array, Mask, distinct
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.participants import Participant
+from kernelproof.emulator.state.sites import Site
+
+# Actors: rank << 10 | thread, SEVERAL + (rank << 5 | warp), PSEUDO + column of a clock.
+RANK_THREADS = 10
+SEVERAL, PSEUDO = 1 << 14, 1 << 15
+ACTOR = (1 << 16) - 1
+NARROW = "they are of different CTAs, and the synchronisation between is of CTA scope only"
+
+
+@lru_cache(maxsize=64)
+def _column_table(warps: int, columns: int) -> Array:
+    """Actor -> column of clocks."""
+    actor = np.arange(1 << 16)
+    thread = (actor >> RANK_THREADS) * warps + ((actor & 1023) >> 5)
+    several = ((actor - SEVERAL) >> 5) * warps + ((actor - SEVERAL) & 31)
+    table = np.where(actor < SEVERAL, thread, np.where(actor < PSEUDO, several, actor - PSEUDO))
+    return np.minimum(table, columns - 1)
+
+
+class ClusterMemory(SharedMemory):
+    """Shared memory whose words remember asynchronous accesses and those of other CTAs of the cluster.
+
+    Asynchronous accesses are of 16-byte elements. Their tags name a column of the clocks, and are ordered before
+    whoever knows that column beyond the tag's tick. ``async_reads`` keeps the last asynchronous read of every element
+    by warpgroup (wgmma), then by warp (bulk stores). A barrier orders threads, not what is asynchronous, so every
+    access is checked: ``fresh`` is 0.
+    """
+
+    TAG = np.uint64
+    BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 16, (1 << 64) - 1, 1 << 63, 1 << 46
+    DEFERS = False
+    # Tags up to here are LONG_AGO or none.
+    LONG_PAST = 1 << 16
+
+    def __init__(self, batch: BatchState, clocks: ClusterClocks, peers: Peers, size: int, granule: int) -> None:
+        self.cluster_clocks, self.peers = clocks, peers
+        super().__init__(batch, clocks, size, granule)
+        self.column_of = _column_table(clocks.warps, clocks.columns)
+        self.async_reads = AsyncReads(clocks.groups + clocks.warps, self.data.size >> 4)
+        self.thread_reads = Extent(size, 0)
+        # Per lane, the tick of its last fence.proxy.async; per (row, warp), what its last one covers.
+        self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
+        self.proxy_horizon: dict[tuple[int, int], Array] = {}
+
+    def _reader_columns(self) -> int:
+        return self.cluster_clocks.wgmma
+
+    def _actors(self) -> tuple[Array, Array, Array]:
+        batch = self.batch
+        rank = batch.rank[batch.row_of]
+        thread = (rank << RANK_THREADS | batch.thread).astype(np.uint64)
+        several = (SEVERAL + (rank << 5 | batch.warp)).astype(np.uint64)
+        return thread, several, (rank * batch.warps_per_cta + batch.warp).astype(np.int64)
+
+    def _first_fresh(self) -> int:
+        return 0
+
+    # --- order ---
+
+    def _split(self, tags: Array) -> tuple[Array, Array, Array]:
+        """Tags -> actors, ticks, columns of the clocks."""
+        actor = (tags & ACTOR).astype(np.int64)
+        ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
+        return actor, ticks, self.column_of[actor]
+
+    def _degree(self, actor: Array, column: Array, hazard: str) -> Array:
+        """The columns of the clocks that must be known. Data that is read, or overwritten by threads, must be visible;
+        after reads and bulk copies it suffices that they have ended."""
+        if hazard == READ_AFTER_WRITE:
+            return column
+        ended = self.cluster_clocks.ended
+        return column + ended if hazard == WRITE_AFTER_READ else column + ended * (actor >= PSEUDO)
+
+    def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:
+        batch, clocks = self.batch, self.cluster_clocks
+        actor, ticks, column = self._split(tags)
+        column = self._degree(actor, column, hazard)
+        out: Array = actor == self.actor[lanes].astype(np.int64)
+        out |= ticks < clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column]
+        if clocks.private and not out.all():
+            for i in np.flatnonzero(~out):
+                out[i] = clocks.ordered_privately(int(lanes[i]), int(column[i]), int(ticks[i]))
+        return out
+
+    def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
+        """Names the scope where only an order of CTA scope lies between accesses of two CTAs."""
+        if self.cluster_clocks.ended and hazard != WRITE_AFTER_READ:
+            narrow = bad.copy()
+            narrow[bad] = self._ordered(granules.lane[bad], tags[bad], WRITE_AFTER_READ)
+            if narrow.any():
+                text = f"{hazard}: {NARROW}"
+                self._report("memory-scope", text, granules, narrow, tags, doubtful=doubtful)
+                bad = bad & ~narrow
+        if bad.any():
+            super()._report_unordered(hazard, bad, tags, granules, doubtful)
+
+    def _over(self, lanes: Array, column: int) -> Array:
+        batch, clocks = self.batch, self.cluster_clocks
+        return np.asarray(clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column + clocks.ended])
+
+    def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
+        actor, clocks = tag & ACTOR, self.cluster_clocks
+        site = self._recorded_site(granule, int(self.column_of[actor]) if reader else None)
+        threads: tuple[int, ...] = ()
+        agent = ""
+        if actor < SEVERAL:
+            rank, threads = actor >> RANK_THREADS, (actor & 1023,)
+        elif actor < PSEUDO:
+            rank, agent = (actor - SEVERAL) >> 5, f"a lane of warp {(actor - SEVERAL) & 31}"
+        else:
+            column = actor - PSEUDO
+            if column >= clocks.barriers:
+                return Participant(site, agent="a bulk copy")
+            if column < clocks.bulk:
+                rank, group = divmod(column - clocks.wgmma, clocks.groups)
+                agent = clocks.agent(group)
+            else:
+                rank, warp = divmod(column - clocks.bulk, clocks.warps)
+                agent = f"a bulk store of warp {warp}"
+        return Participant(site, self.batch.cta_index(self.peers.row_of_rank(row, rank)), threads, agent)
+
+    def _recorded_site(self, granule: int, column: int | None) -> Site:
+        if column is not None and column >= self.cluster_clocks.barriers:
+            # A bulk copy to another CTA reads on behalf of an mbarrier, and is recorded under its warp's column.
+            chunk = granule * self.granule >> 4
+            actors = (self.async_reads.tags[:, chunk] & self.TAG(ACTOR)).astype(np.int64)
+            readers = np.flatnonzero(actors == PSEUDO | column)
+            row = granule * self.granule // self.stride
+            column = self._reader_column(row, int(readers[0])) if len(readers) else None
+        return super()._recorded_site(granule, column)
+
+    def _make_recorded(self, granules: int) -> RecordedSites:
+        # Asynchronous readers have their columns behind those of the warps, up to that of the last bulk store.
+        return RecordedSites(granules, self.cluster_clocks.barriers)
+
+    # --- elements of 16 bytes ---
+
+    def chunks(self, row: int, offsets: Array) -> Array:
+        """Byte offsets in a CTA's shared memory -> indices of 16-byte elements."""
+        out: Array = (offsets + row * self.stride) >> 4
+        return out
+
+    def last_write(self, element: int) -> tuple[int, int]:
+        """The column of the clocks of whoever wrote a 16-byte element last, and the tick; column -1: nobody, or long
+        ago."""
+        tag = self.rows[16][0][element : element + 1].reshape(-1)[:1]
+        if int(tag[0]) >= self.IN_FLIGHT or int(tag[0]) <= self.LONG_PAST:
+            return -1, 0
+        _, ticks, columns = self._split(tag)
+        return int(columns[0]), int(ticks[0])
+
+    def fits(self, low: int, high: int, lane: int, site: int) -> bool:
+        """Are bytes [low, high) inside the CTA's shared memory? Reports if not."""
+        if low >= 0 and high <= self.size:
+            return True
+        text = f"bytes {low} to {high} of the {self.size} bytes of shared memory"
+        self.batch.report_lane("shared-out-of-bounds", text, site, lane, low)
+        return False
+
+    def _report_element(
+        self,
+        kind: str,
+        text: str,
+        site: int,
+        lane: int,
+        at: int,
+        doubtful: bool = False,
+        other: Participant | None = None,
+    ) -> None:
+        self.batch.report_lane(kind, text, site, lane, at * 16 % self.stride, doubtful, other)
+
+    def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+        self._note_thread_reads()
+        super()._read(lanes, at, width, site, offset)
+
+    def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+        self._note_thread_reads()
+        super().read_together(lanes, at, width, site, offset)
+
+    def _note_thread_reads(self) -> None:
+        low, high = self.extent
+        self.thread_reads.add(low - WINDOW_START, high - WINDOW_START)
+
+    # --- asynchronous reads ---
+
+    def async_read(
+        self, source: Elements, lane: int, row: int, reader: int, site: int, reader_name: str, column: int | None = None
+    ) -> None:
+        """An asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane, to be remembered as reader
+        ``reader`` of that CTA (warpgroups, then warps). It has ended for those who know ``column`` of the clocks (None:
+        the reader's own)."""
+        self._follow_tick()
+        at = source.at
+        tags = self.rows[16][0][at]
+        if not self._are_known(tags[None], np.array([lane]), self.batch.row_of[[lane]]):
+            self._check_async_read(tags, at, lane, row, site, reader_name)
+        own = self._reader_column(row, reader)
+        ender = own if column is None else column
+        self.async_reads.add(reader, source.low, source.high, ender != own)
+        self.async_reads.tags[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
+        if self.recorded is not None:
+            self.recorded.read(at, 16 // self.granule, own, site)
+
+    def wgmma_read(
+        self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array, readers: Array, site: int
+    ) -> bool:
+        """``async_read`` by the wgmma of several warpgroups at once, elements (warpgroups, elements) in these bytes of
+        their CTAs; False, and nothing is done, where some need a closer look."""
+        self._follow_tick()
+        if not self._are_known(self.rows[16][0][at], lanes, rows):
+            return False
+        clocks = self.cluster_clocks
+        own = clocks.wgmma + self.batch.rank[rows] * clocks.groups + readers
+        for reader in readers.tolist():
+            self.async_reads.add(reader, *extent)
+        self.async_reads.tags[readers[:, None], at] = (self.stamp | PSEUDO | own).astype(self.TAG)[:, None]
+        if self.recorded is not None:
+            for elements, column in zip(at, own.tolist(), strict=True):
+                self.recorded.read(elements, 16 // self.granule, column, site)
+        return True
+
+    def product_reads(self, places: ProductPlaces, lane: int, column: int) -> tuple[int, int] | None:
+        """``async_read`` of all operands of a matrix product at once: the column and the tick of the bulk copies that
+        wrote them. None, and nothing is done, unless these belong to one phase of an mbarrier, and the lane knows
+        it."""
+        self._follow_tick()
+        tags = self.rows[16][0].take(places.at, axis=0)
+        tag = int(tags.flat[0])
+        source, tick = (tag & ACTOR) - PSEUDO, (tag >> self.BITS) - 1 + self.t0
+        if source < 0 or tag >= self.IN_FLIGHT or self.recorded is not None or (tags != self.TAG(tag)).any():
+            return None
+        if tick >= int(self.cluster_clocks.of(lane)[source]):
+            return None
+        for reader in places.readers:
+            self.async_reads.add(*reader)
+        self.async_reads.flat[places.tags] = self.TAG(self.stamp | PSEUDO | column)
+        return source, tick
+
+    def store_reads(self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array) -> bool:
+        """``async_read`` by bulk stores of several lanes at once, elements (lanes, elements) in these bytes of their
+        CTAs; False, and nothing is done, unless threads of the lane's own CTA wrote them all, and whoever wrote has
+        fenced since, in an order that the lane knows."""
+        self._follow_tick()
+        batch, clocks = self.batch, self.cluster_clocks
+        tags = self.rows[16][0].take(at, axis=0).reshape(len(at), -1)
+        rank = (batch.rank[rows].astype(self.TAG) << self.TAG(RANK_THREADS))[:, None]
+        if self.recorded is not None or ((tags ^ rank) & self.TAG(ACTOR ^ 1023)).any():
+            return False
+        warps, width = batch.warp[lanes], batch.width
+        limit = self.proxy_fenced.reshape(-1, width)[rows]
+        for i, (lane, row) in enumerate(zip(lanes.tolist(), rows.tolist(), strict=True)):
+            own = int(limit[i, batch.thread[lane]])
+            np.minimum(limit[i], np.repeat(clocks.of(lane)[clocks.own(row)], 32)[:width], out=limit[i])
+            limit[i, batch.thread[lane]] = own
+        ticks = (tags >> self.TAG(self.BITS)).astype(np.int64) - 1 + self.t0
+        thread = (tags & self.TAG(1023)).astype(np.int64)
+        if (ticks >= np.take_along_axis(limit, thread, axis=1)).any():
+            return False
+        columns = clocks.bulk + batch.rank[rows] * clocks.warps + warps
+        readers = clocks.groups + warps
+        for reader in readers.tolist():
+            self.async_reads.add(reader, *extent)
+        self.async_reads.tags[readers[:, None], at] = (self.stamp | PSEUDO | columns).astype(self.TAG)[:, None]
+        return True
+
+    def _are_known(self, tags: Array, lanes: Array, rows: Array) -> bool:
+        """Are reads by lanes of elements with these writers (lanes, elements, ...) right at a glance? So they are where
+        a bulk copy that the lane knows wrote them all, or threads of its CTA whose writes have since been passed by
+        barriers and proxy fences of all."""
+        clocks = self.cluster_clocks
+        tags = tags.reshape(len(tags), -1)
+        last = tags.max(axis=1)
+        if int(last.max()) >= self.IN_FLIGHT:
+            return False
+        actor, ticks, columns = self._split(last)
+        warps = self.batch.warp[lanes]
+        if (actor >= PSEUDO).all():
+            if (tags != last[:, None]).any():
+                return False
+            late = ticks >= clocks.ticks[rows, warps, columns]
+            return all(int(ticks[i]) < int(clocks.of(int(lanes[i]))[columns[i]]) for i in np.flatnonzero(late))
+        if clocks.cluster > 1 or (tags & self.TAG(SEVERAL | PSEUDO)).any():
+            return False
+        width = self.batch.width
+        passed = clocks.ticks[rows, warps, : clocks.warps].min(axis=1)
+        fenced = self.proxy_fenced.reshape(-1, width)[rows].min(axis=1)
+        return bool((ticks < np.minimum(passed, fenced)).all())
+
+    def _check_async_read(self, tags: Array, at: Array, lane: int, row: int, site: int, reader_name: str) -> None:
+        """An asynchronous read of elements that were written under these tags."""
+        tags, at_of = self._writers_of(tags, at, lane, site, reader_name)
+        actor, ticks, columns = self._split(tags)
+        clock = self.cluster_clocks.of(lane)
+        bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
+        self._report_race(f"{reader_name} reads", READ_AFTER_WRITE, bad, tags, at_of, lane, row, site)
+        generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
+        if generic.any():
+            self._check_proxy(tags[generic], lane, at_of[generic], site, f"{reader_name} reads", row)
+
+    def _writers_of(self, tags: Array, at: Array, lane: int, site: int, reader_name: str) -> tuple[Array, Array]:
+        """The tags of the writers of elements that are read, and the element of each; undefined ones are reported and
+        left out."""
+        at_of = at
+        if tags.ndim > 1:
+            at_of = np.repeat(at, tags.shape[1])
+            tags = tags.reshape(-1)
+        if int(tags.max()) >= self.IN_FLIGHT:
+            for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
+                other = self._copy_under(tags, at_of, bad, kind)
+                self._report_element(kind, f"{reader_name} {text}", site, lane, int(at_of[bad][0]), doubtful, other)
+            good = tags < self.IN_FLIGHT
+            tags, at_of = tags[good], at_of[good]
+        return tags, at_of
+
+    def _copy_under(self, tags: Array, at: Array, bad: Array, kind: str) -> Participant | None:
+        """The copy under way to the first of the ``bad`` elements."""
+        if kind != "in-flight":
+            return None
+        element = int(at[bad][0])
+        granule = element * 16 // self.granule
+        return self.participant(int(tags[bad][0]), element * 16 // self.stride, granule, reader=False)
+
+    def _reader_column(self, row: int, reader: int) -> int:
+        """The clocks' column of an asynchronous reader of a row."""
+        clocks = self.cluster_clocks
+        if reader < clocks.groups:
+            return clocks.wgmma_column(row, reader)
+        return clocks.bulk_column(row, reader - clocks.groups)
+
+    def _check_write(
+        self,
+        lanes: Array | None,
+        width: int,
+        at: Array,
+        site: int,
+        offset: Array,
+        same: Callable[[], Array] | None = None,
+    ) -> None:
+        super()._check_write(lanes, width, at, site, offset, same)
+        low, high = self.extent
+        readers = self.async_reads.readers(low - WINDOW_START, high - WINDOW_START)
+        if not readers:
+            return
+        reads = self.async_reads.tags[np.array(readers)[:, None], at * width >> 4]
+        reader, element = np.nonzero(reads)
+        lane = element if lanes is None else lanes[element]
+        if not element.size or self._ordered(lane, reads[reader, element], WRITE_AFTER_READ).all():
+            return
+        for number in range(len(readers)):
+            of_reader = reader == number
+            granules = Granules(site, lane[of_reader], element[of_reader], offset)
+            all_read = np.ones(len(granules.element), bool)
+            self._check_order(WRITE_AFTER_READ, all_read, reads[number, granules.element], granules)
+
+    # --- proxies ---
+
+    def fence_proxy(self, m: Mask) -> None:
+        """fence.proxy.async by the lanes of ``m``."""
+        if not self.hazards:
+            return
+        self.launch.tick += 1
+        lanes = self.batch.lanes(m)
+        self.proxy_fenced[lanes] = self.launch.tick
+        for warp in distinct(lanes >> 5):
+            row, index = divmod(int(warp), self.batch.warps_per_cta)
+            first = int(lanes[lanes >> 5 == warp][0])
+            self.proxy_horizon[(row, index)] = self.cluster_clocks.of(first).copy()
+
+    def _check_proxy(self, tags: Array, lane: int, at: Array, site: int, event: str, row: int) -> None:
+        """Writes of threads that an asynchronous access follows need a fence.proxy.async between, by the writer or by
+        whoever issues the access."""
+        batch = self.batch
+        actor, ticks, column = self._split(tags)
+        first = self.peers.row_of_rank(row, 0)
+        writer = (first + (actor >> RANK_THREADS)) * batch.width + (actor & 1023)
+        bad = ticks >= self.proxy_fenced[writer]
+        if bad.any():
+            horizon = self.proxy_horizon.get((int(batch.row_of[lane]), int(batch.warp[lane])))
+            if horizon is not None:
+                bad &= ticks >= horizon[column]
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            text = f"{event} what a thread wrote without a fence.proxy.async between"
+            other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, reader=False)
+            self._report_element("proxy-fence", text, site, lane, int(at[i]), other=other)
+
+    def check_reads_fenced(self, to: Elements, lane: int, row: int, site: int, event: str) -> None:
+        """Reads of threads that an asynchronous write of 16-byte elements follows need a fence.proxy.async between, by
+        the reader or by whoever issues the write."""
+        batch = self.batch
+        horizon = self.proxy_horizon.get((int(batch.row_of[lane]), int(batch.warp[lane])))
+        for reader, tags in enumerate(self.rows[16][2][to.at].reshape(-1, self.columns).T):
+            tag = tags.max(keepdims=True)
+            if tag[0] <= self.LONG_PAST:
+                continue
+            actor, ticks, column = self._split(tag)
+            rank, warp = divmod(reader, batch.warps_per_cta)
+            first = self.peers.row_of_rank(row, rank) * batch.width + warp * 32
+            # The tag does not tell which of several readers of a warp read: a fence by any of them counts.
+            threads = first + (int(actor[0]) & 31 if actor[0] < SEVERAL else np.arange(32))
+            covered = -1 if horizon is None else int(horizon[column[0]])
+            if ticks[0] >= max(covered, int(self.proxy_fenced[threads].max())):
+                text = f"{event} what a thread read without a fence.proxy.async between"
+                at = int(to.at[0])
+                other = self.participant(int(tag[0]), row, at * 16 // self.granule, reader=True)
+                self._report_element("proxy-fence", text, site, lane, at, other=other)
+
+    # --- asynchronous writes ---
+
+    def async_write(self, to: Elements, lane: int, row: int, column: int, site: int, width: int = 16) -> None:
+        """A copy into elements of ``width`` bytes of CTA ``row`` starts: till it lands they are undefined."""
+        at = to.at
+        if self.hazards:
+            self._follow_tick()
+            writer = self.rows[width][0]
+            tags = writer[at]
+            if not self._may_overwrite(tags, to, lane, width):
+                self._check_async_write(tags, to, lane, row, site, width)
+            writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
+            if self.recorded is not None:
+                self.recorded.wrote(at, width // self.granule, site)
+        self.views[width][at] = self.poison[width]
+
+    def _may_overwrite(self, tags: Array, to: Elements, lane: int, width: int) -> bool:
+        """Is a copy into elements that were written under these tags right at a glance? So it is where they are new, or
+        were written by one bulk copy that the lane knows, no thread has read, and it knows the end of all that matrix
+        products and bulk stores read there."""
+        last, clock = int(tags.max()), self.cluster_clocks.of(lane)
+        ended = self.cluster_clocks.ended
+        at = to.at
+        if int(tags.min()) != last or width != 16:
+            return False
+        if self.thread_reads.meets(to.low, to.high) and self.rows[width][1][at].any():
+            return False
+        if last != self.UNWRITTEN and last > self.LONG_PAST:
+            actor = last & ACTOR
+            if last >= self.IN_FLIGHT or actor < PSEUDO:
+                return False
+            if (last >> self.BITS) - 1 + self.t0 >= int(clock[actor - PSEUDO + ended]):
+                return False
+        for reader in self.async_reads.readers(to.low, to.high):
+            reads = self.async_reads.tags[reader, at]
+            tag = int(reads.max())
+            if not tag:
+                continue
+            if self.async_reads.is_mixed(reader):
+                others = (reads != 0) & ((reads ^ self.TAG(tag)) & self.TAG(ACTOR) != 0)
+                if others.any():
+                    return False
+            if (tag >> self.BITS) - 1 + self.t0 >= int(clock[(tag & ACTOR) - PSEUDO + ended]):
+                return False
+        return True
+
+    def _check_async_write(self, tags: Array, to: Elements, lane: int, row: int, site: int, width: int) -> None:
+        """A copy into elements of ``width`` bytes that were written under these tags."""
+        _, latest, readers = self.rows[width]
+        at, flat = to.at, tags.reshape(-1)
+        where = np.repeat(at, flat.size // len(at)) * width // 16
+        self._check_overwrite(flat, where, lane, row, site, width)
+        if latest[at].any():
+            reads = readers[at].reshape(-1, self.columns)
+            for reader in np.flatnonzero(reads.any(axis=0)):
+                self._check_reads(reads[:, reader], where, lane, row, site)
+        chunks = at * width >> 4
+        for asynchronous in self.async_reads.readers(to.low, to.high):
+            async_reads = self.async_reads.tags[asynchronous, chunks]
+            if async_reads.any():
+                self._check_reads(async_reads, chunks, lane, row, site)
+
+    def _check_overwrite(self, tags: Array, where: Array, lane: int, row: int, site: int, width: int) -> None:
+        """A bulk copy overwrites what was written under these tags."""
+        for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
+            other = self._copy_under(tags, where, bad, kind)
+            self._report_element(kind, text, site, lane, int(where[bad][0]), doubtful, other)
+        plain = np.flatnonzero((tags < self.IN_FLIGHT) & (tags > self.LONG_PAST))
+        if plain.size:
+            tags, where = tags[plain], where[plain]
+            actor, ticks, columns = self._split(tags)
+            horizon = self.cluster_clocks.of(lane)[self._degree(actor, columns, WRITE_AFTER_WRITE)]
+            bad = (ticks >= horizon) & (actor != int(self.actor[lane]))
+            self._report_race("a bulk copy starts", WRITE_AFTER_WRITE, bad, tags, where, lane, row, site)
+            generic = (actor < SEVERAL) & ~bad
+            if generic.any() and width == 16:
+                self._check_proxy(tags[generic], lane, where[generic], site, "a bulk copy overwrites", row)
+
+    def _check_reads(self, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
+        """A bulk copy overwrites what was read under these tags."""
+        actor, ticks, columns = self._split(tags)
+        horizon = self.cluster_clocks.of(lane)[self._degree(actor, columns, WRITE_AFTER_READ)]
+        bad = (tags != 0) & (ticks >= horizon) & (actor != int(self.actor[lane]))
+        self._report_race("a bulk copy starts", WRITE_AFTER_READ, bad, tags, at, lane, row, site)
+
+    def _report_race(
+        self, event: str, hazard: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int
+    ) -> None:
+        """An asynchronous access that is not ordered behind the ``bad`` ones."""
+        if not bad.any():
+            return
+        i = int(np.flatnonzero(bad)[0])
+        _, ticks, columns = self._split(tags[i : i + 1])
+        clocks = self.cluster_clocks
+        narrow = bool(clocks.ended) and int(ticks[0]) < int(clocks.of(lane)[columns[0] + clocks.ended])
+        kind, why = ("memory-scope", f": {NARROW}") if narrow else ("shared-race", " without synchronisation between")
+        other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, hazard == WRITE_AFTER_READ)
+        self._report_element(kind, f"{event}: {hazard}{why}", site, lane, int(at[i]), other=other)
+
+    def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
+        """A copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""
+        self.views[width][at] = data
+        if self.hazards:
+            self.rows[width][0][at] = self.TAG((tick - self.t0) << self.BITS | PSEUDO | column)
+        self.launch.version += 1
+
+    # --- other CTAs ---
+
+    def of_cta(self, address: Array, m: Mask, site: int) -> Array:
+        return self.peers.of_cta(address, m, site)
+
+    def of_cluster(self, address: Array) -> Array:
+        return self.peers.of_cluster(address)
+
+    def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
+        lanes = self.batch.lanes(m)
+        if lanes.size == 0:
+            return None
+        chosen = address if m is None else address[lanes]
+        if int(chosen.max()) <= WITHIN:
+            return super().locate(address, width, m, site)
+        lanes, rows = self.peers.rows(chosen, lanes, site)
+        low = address & np.uint32(WITHIN)
+        mask = np.zeros(self.batch.size, bool)
+        mask[lanes] = True
+        access = super().locate(low, width, mask, site)
+        if access is None:
+            return None
+        left = access[0]
+        assert left is not None
+        if len(left) != len(lanes):
+            rows = rows[np.isin(lanes, left)]
+        offset = low[left].astype(np.int64) - WINDOW_START + rows * self.stride
+        return left, offset >> SHIFT[width], offset

@@ -1,0 +1,68 @@
+"""Tensor maps that a kernel makes: tensormap.replace, tensormap.cp_fenceproxy from shared to global memory."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
+from kernelproof.emulator.hopper.map_proxy import MapProxy
+from kernelproof.emulator.hopper.tensor_map import DEVICE_TYPES, FIELDS, MAGIC, MAP_BYTES, decode, refuse
+from kernelproof.emulator.memory.device import DeviceMemory
+from kernelproof.emulator.state.arrays import Array, Mask
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.scopes import Scope
+
+_CHUNK = 16
+
+
+class MapEdits:
+    """Edits of tensor maps by a batch. Fields are read and written as the memory that they lie in, so that races are
+    seen; a map that no tensor map of the driver could be is reported where it is published."""
+
+    def __init__(self, batch: BatchState, shared: ClusterMemory, device: DeviceMemory, proxy: MapProxy) -> None:
+        self.batch, self.shared, self.device, self.proxy = batch, shared, device, proxy
+
+    def replace(self, field: str, address: Array, ordinal: int, value: Array, m: Mask, site: int) -> None:
+        """tensormap.replace.tile: one field of the map at ``address``, of shared memory (uint32) or global memory.
+        ``ordinal``: the dimension."""
+        offset, form, step = FIELDS[field]
+        self._edit(address, 0, MAGIC, m, site)
+        for lane in self.batch.lanes(m).tolist():
+            number = int(value[lane])
+            number = DEVICE_TYPES.get(number, number) if field == "elemtype" else number + (field == "rank")
+            mask = np.zeros(self.batch.size, bool)
+            mask[lane] = True
+            self._edit(address, offset + ordinal * step, struct.pack(form, number), mask, site)
+
+    def _edit(self, address: Array, offset: int, raw: bytes, m: Mask, site: int) -> None:
+        """Bytes of the map, within one chunk."""
+        start = offset % _CHUNK
+        at = address + address.dtype.type(offset - start)
+        memory = self.shared if address.dtype == np.uint32 else self.device
+        chunk = memory.load(at, _CHUNK, m, site).copy()
+        chunk.view(np.uint8).reshape(-1, _CHUNK)[:, start : start + len(raw)] = np.frombuffer(raw, np.uint8)
+        memory.store(at, chunk, _CHUNK, m, site)
+
+    def publish(self, to: Array, source: Array, scope: Scope, m: Mask, site: int) -> None:
+        """tensormap.cp_fenceproxy: the first lane of each warp copies the map from shared to global memory, for all of
+        the warp, and releases it to the proxy of tensor maps."""
+        lanes = self.batch.lanes(m)
+        self.proxy.clocks.warp_sync(m)
+        first = lanes[np.unique(lanes >> 5, return_index=True)[1]]
+        mask = np.zeros(self.batch.size, bool)
+        mask[first] = True
+        chunks = []
+        for offset in range(0, MAP_BYTES, _CHUNK):
+            chunk = self.shared.load(source + np.uint32(offset), _CHUNK, mask, site)
+            self.device.store(to + np.uint64(offset), chunk, _CHUNK, mask, site)
+            chunks.append(chunk[first])
+        content = np.ascontiguousarray(np.stack(chunks, axis=1)).view(np.uint8).reshape(len(first), MAP_BYTES)
+        for lane, raw in zip(first.tolist(), content, strict=True):
+            map_ = decode(raw.tobytes())
+            why = "no field of a tensor map has been set" if map_ is None else refuse(map_)
+            if why:
+                self.batch.report_lane("tensor-map", why, site, lane)
+        self.proxy.release(m, scope)
+        self.proxy.clocks.warp_sync(m)

@@ -1,0 +1,78 @@
+"""The proxy of tensor maps: when a bulk copy may use a map that this launch has written to global memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.tensor_map import MAP_BYTES
+from kernelproof.emulator.memory.arena import Buffer
+from kernelproof.emulator.memory.device import DeviceMemory
+from kernelproof.emulator.memory.device_hazards import GlobalAccess
+from kernelproof.emulator.memory.tags import THREAD, TICK_SHIFT
+from kernelproof.emulator.state.arrays import Array, Mask, distinct
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.scopes import Scope
+
+_CHUNK = 16
+UNFENCED = "uses a tensor map in global memory that this launch has written"
+
+
+class MapProxy:
+    """What threads write reaches the proxy of tensor maps by a release fence in the writer's CTA and an acquire fence
+    of the map's address in the user's, both of a scope that holds the other one. The acquire fence must be ordered
+    before the use, and the write before the release. Maps of earlier launches need no fences here."""
+
+    def __init__(self, batch: BatchState, clocks: ClusterClocks, device: DeviceMemory) -> None:
+        self.batch, self.launch, self.clocks, self.device = batch, batch.launch, clocks, device
+        # (row, offset in the arena) -> (warp, scope) -> the tick of the last acquire fence.
+        self.acquired: dict[tuple[int, int], dict[tuple[int, Scope], int]] = {}
+
+    def release(self, m: Mask, scope: Scope) -> None:
+        """fence.proxy.tensormap::generic.release, or the end of a copy that has one."""
+        self.launch.tick += 1
+        for row in distinct(self.batch.row_of[self.batch.lanes(m)]).tolist():
+            self.device.state.map_releases[int(self.batch.ctas[row]), scope] = self.launch.tick
+
+    def acquire(self, address: Array, m: Mask, scope: Scope) -> None:
+        """fence.proxy.tensormap::generic.acquire of the map at an address, per lane."""
+        batch = self.batch
+        self.launch.tick += 1
+        lanes = batch.lanes(m)
+        places = zip(batch.row_of[lanes].tolist(), batch.warp[lanes].tolist(), address[lanes].tolist(), strict=True)
+        for row, warp, at in set(places):
+            fences = self.acquired.setdefault((row, at - self.device.arena.base), {})
+            fences[warp, scope] = self.launch.tick
+
+    def use(self, buffer: Buffer, at: int, lane: int, site: int) -> None:
+        """A bulk copy of a lane uses the map at offset ``at`` in the arena: it is a read, and passes the proxy."""
+        if not self.launch.options.hazards:
+            return
+        state, batch = self.device.state, self.batch
+        tags = state.tags(buffer, self.launch.recording)
+        if not tags.is_written:
+            return
+        first = (at - buffer.start) >> state.granule_shift
+        tag = int(tags.written[first : first + (MAP_BYTES >> state.granule_shift)].max())
+        if not tag:
+            return
+        offset = at + np.arange(0, MAP_BYTES, _CHUNK)
+        self.device.hazards.before_read(GlobalAccess(buffer, np.full(len(offset), lane), offset, _CHUNK, site))
+        writer, own, tick = (tag & THREAD) // batch.width, int(batch.ctas[batch.row_of[lane]]), tag >> TICK_SHIFT
+        reach = self.launch.scope_of_both(writer, own)
+        fault = ""
+        if not any(t > tick and c == writer and s >= reach for (c, s), t in state.map_releases.items()):
+            fault = "without a release of its writer to the proxy of tensor maps"
+        elif not self._is_acquired(lane, at, tick, reach):
+            fault = "without fence.proxy.tensormap::generic.acquire of its address between"
+        if fault:
+            batch.report_lane("tensor-map-fence", f"{UNFENCED}, {fault}", site, lane, at + self.device.arena.base)
+
+    def _is_acquired(self, lane: int, at: int, tick: int, reach: Scope) -> bool:
+        """Has an acquire fence of this scope come after a tick, and before the lane's present?"""
+        row, own = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
+        clock, first = self.clocks.of(lane), int(self.clocks.first[row])
+        return any(
+            fenced > tick and scope >= reach and (warp == own or clock[first + warp] > fenced)
+            for (warp, scope), fenced in self.acquired.get((row, at), {}).items()
+        )

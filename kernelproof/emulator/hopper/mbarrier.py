@@ -1,0 +1,538 @@
+"""mbarriers: phases, arrivals, transaction bytes, copies that land with a phase, and lanes that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from kernelproof.emulator.hopper.async_reads import Elements
+from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
+from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
+from kernelproof.emulator.machine.scheduler import Scheduler, Step
+from kernelproof.emulator.memory.copies import AsyncCopies
+from kernelproof.emulator.memory.shared import WINDOW_START
+from kernelproof.emulator.state.arrays import Array, Mask, Scalar, distinct
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
+
+# Most arrivals of a phase, and most bytes that it may expect.
+MAX_COUNT = (1 << 20) - 1
+# Stores the data of a copy; it is visible to clocks that know this tick of the mbarrier's column.
+Landing = Callable[[int], None]
+# The fault of an mbarrier whose initialisation the asynchronous proxy may not see.
+UNFENCED = "whose initialisation no fence.mbarrier_init or fence.proxy.async follows"
+
+
+class MBarrier:
+    """One mbarrier object.
+
+    ``phase`` counts completed phases; ``pending`` arrivals and ``bytes`` (expected minus arrived) are those of the
+    current one, of which ``count`` arrivals are expected. ``clocks`` are what the arrivals of the current phase release
+    to an acquire of CTA scope, and what more to one of cluster scope; ``done_clocks`` what those of the last completed
+    one did.
+
+    Data lands as late as the model allows. ``flights`` are the copies of the current phase; when it completes they
+    become ``landing``, and they land when the first thread has waited for that phase. Invariants: a lane that has not
+    waited never reads landed data; a phase completes only with pending == bytes == 0; 0 <= pending <= count unless
+    cp.async arrivals have raised it; ``done_clocks[CTA][column] == done_tick``.
+    """
+
+    __slots__ = (
+        "bytes", "clocks", "column", "commits", "copy_site", "count", "done_clocks", "done_copies", "done_tick",
+        "fenced", "flights", "granules", "init_lane", "init_site", "init_tick", "landing", "offset", "pending", "phase",
+        "row", "trusted",
+    )  # fmt: skip
+
+    def __init__(self, row: int, offset: int, count: int, column: int, lane: int, tick: int, site: int) -> None:
+        self.row, self.offset, self.count, self.column = row, offset, count, column
+        self.init_lane, self.init_tick, self.init_site = lane, tick, site
+        # The last copy that completes on it.
+        self.copy_site: int | None = None
+        # The tick of a fence that makes the initialisation visible to the cluster and the asynchronous proxy.
+        self.fenced = 0
+        self.pending, self.bytes, self.phase = count, 0, 0
+        self.clocks: dict[Scope, Array] = {}
+        self.done_clocks: dict[Scope, Array] = {}
+        self.done_tick = 0
+        # Arrivals of asynchronous work in the current phase.
+        self.commits = 0
+        # Whether copies, or such arrivals, were part of the last completed phase.
+        self.done_copies = False
+        self.flights: list[Landing] = []
+        self.landing: list[Landing] = []
+        # Warps that are known to see the initialisation; -1: the asynchronous proxy.
+        self.trusted: set[int] = set()
+        # Its granules of shared memory: a tag there shows that something else has written its words.
+        self.granules = slice(0)
+
+    def release(self, scope: Scope, clock: Array) -> None:
+        """An arrival passes a clock on to waits that acquire at a scope."""
+        old = self.clocks.get(scope)
+        self.clocks[scope] = clock if old is None else np.maximum(old, clock)
+
+    def passed(self, token: int, parity: bool) -> bool:
+        """Is the phase of this parity (or this state) complete?"""
+        return self.phase & 1 != token & 1 if parity else self.phase > token
+
+    def describe(self, row: int) -> str:  # noqa: ARG002
+        """State in words, for reports of deadlocks."""
+        missing = f"{self.pending} of {self.count} arrivals"
+        if self.bytes > 0:
+            missing += f" and {self.bytes} bytes"
+        elif self.bytes:
+            missing += f", and has {-self.bytes} bytes more than expect_tx named"
+        return f"the mbarrier at shared offset {self.offset}, whose phase {self.phase} lacks {missing}"
+
+
+class MBarriers:
+    """The mbarriers of a batch, by row and byte offset in the CTA's shared memory."""
+
+    def __init__(
+        self,
+        batch: BatchState,
+        scheduler: Scheduler,
+        clocks: ClusterClocks,
+        peers: Peers,
+        shared: ClusterMemory,
+        copies: AsyncCopies,
+    ) -> None:
+        self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
+        self.clocks, self.peers, self.shared, self.copies = clocks, peers, shared, copies
+        self.hazards = batch.launch.options.hazards
+        self.bars: dict[tuple[int, int], MBarrier] = {}
+        # Per lane: the result of its last try_wait, and whether that ended by its time limit.
+        self.results: Array = np.zeros(batch.size, bool)
+        self.timed_out: Array = np.zeros(batch.size, bool)
+        # Per instruction: the lanes whose wait there ended by the time limit.
+        self.limited: dict[int, Array] = {}
+        # Per lane: the scope of its last try_wait, and whether that acquires.
+        self.orders: Array = np.zeros(batch.size, np.int64)
+        # Whether anything has changed since sleepers were last woken by their time limit.
+        self.progress = True
+        scheduler.alarms.append(self._expire)
+
+    # --- places ---
+
+    def places(
+        self, address: Array, m: Mask, site: int, token: Array | None = None
+    ) -> Iterator[tuple[int, int, int, Array]]:
+        """(row, offset, token, lanes) of every mbarrier that the lanes name."""
+        batch = self.batch
+        lanes = batch.lanes(m)
+        if lanes.size == 0:
+            return
+        chosen = address[lanes]
+        if int(chosen.max()) >> RANK_SHIFT:
+            lanes, rows = self.peers.rows(chosen, lanes, site)
+            chosen = address[lanes] & np.uint32(WITHIN)
+        else:
+            rows = batch.row_of[lanes]
+        offset = chosen.astype(np.int64) - WINDOW_START
+        wrong = (offset < 0) | (offset + 8 > self.shared.size) | (offset & 7 != 0)
+        if wrong.any():
+            at = int(offset[wrong][0])
+            text = f"an mbarrier at shared offset {at}: outside, or no multiple of 8"
+            batch.report_lanes("shared-out-of-bounds", text, site, lanes[wrong], at)
+            lanes, rows, offset = lanes[~wrong], rows[~wrong], offset[~wrong]
+            if lanes.size == 0:
+                return
+        tokens = np.zeros(len(lanes), np.int64) if token is None else token[lanes].astype(np.int64)
+        key = rows << 40 | offset << 20 | (tokens & 0xFFFFF)
+        if (key == key[0]).all():
+            yield int(rows[0]), int(offset[0]), int(tokens[0]), lanes
+            return
+        cuts = np.flatnonzero(key[1:] != key[:-1]) + 1
+        if (key[cuts] > key[cuts - 1]).all():
+            # Each mbarrier's lanes stand together, the usual case.
+            for first, last in pairwise((0, *cuts.tolist(), len(key))):
+                yield int(rows[first]), int(offset[first]), int(tokens[first]), lanes[first:last]
+            return
+        values, inverse = np.unique(key, return_inverse=True)
+        for i in range(len(values)):
+            some = np.flatnonzero(inverse == i)
+            yield int(rows[some[0]]), int(offset[some[0]]), int(tokens[some[0]]), lanes[some]
+
+    def _each(self, address: Array, m: Mask, site: int) -> Iterator[tuple[MBarrier, Array]]:
+        """(mbarrier, lanes) of every mbarrier that the lanes name; missing ones are reported."""
+        for row, offset, _, lanes in list(self.places(address, m, site)):
+            bar = self.find(row, offset, lanes, site)
+            if bar is not None:
+                yield bar, lanes
+
+    def find(self, row: int, offset: int, lanes: Array, site: int, asynchronous: bool = False) -> MBarrier | None:
+        """The mbarrier there, or a report. Its initialisation must be visible to the lanes, and (``asynchronous``) to
+        the proxy that copies in bulk."""
+        bar = self.bars.get((row, offset))
+        batch = self.batch
+        if bar is None:
+            text = f"no mbarrier has been initialised at shared offset {offset}"
+            batch.report_lanes("mbarrier", text, site, lanes, offset)
+            return None
+        if self.hazards:
+            self._check_intact(bar, lanes, site)
+            if asynchronous and not bar.fenced and -1 not in bar.trusted:
+                bar.trusted.add(-1)
+                text = f"a bulk copy completes on the mbarrier at shared offset {offset}, {UNFENCED}"
+                batch.report_lanes("mbarrier", text, site, lanes, offset)
+            first, last = int(lanes[0]) >> 5, int(lanes[-1]) >> 5
+            if bar.trusted.issuperset(range(first, last + 1)):
+                return bar
+            for warp in distinct(lanes >> 5):
+                if int(warp) not in bar.trusted:
+                    self._check_visible(bar, int(lanes[lanes >> 5 == warp][0]), site)
+        return bar
+
+    def _check_intact(self, bar: MBarrier, lanes: Array, site: int) -> None:
+        """Reports an mbarrier that other writes have overwritten: its own words count as never written."""
+        tags = self.shared.writer[bar.granules]
+        if min(tags.tolist()) == self.shared.UNWRITTEN:
+            return
+        changed = np.flatnonzero(tags != self.shared.UNWRITTEN)
+        if changed.size:
+            first = int(changed[0])
+            other = self.shared.participant(int(tags[first]), bar.row, bar.granules.start + first, reader=False)
+            text = f"the mbarrier at shared offset {bar.offset} has been overwritten since its initialisation"
+            self.batch.report_lanes("mbarrier-overwritten", text, site, lanes, bar.offset, other=other)
+
+    def _check_visible(self, bar: MBarrier, lane: int, site: int) -> None:
+        batch, clocks = self.batch, self.clocks
+        bar.trusted.add(lane >> 5)
+        origin = int(batch.row_of[bar.init_lane])
+        column = int(clocks.first[origin] + batch.warp[bar.init_lane])
+        horizon = clocks.of(lane)
+        # A relaxed cluster barrier carries what fence.mbarrier_init released.
+        if lane == bar.init_lane or horizon[column] > bar.init_tick or 0 < bar.fenced < horizon[-1]:
+            return
+        text = (
+            f"uses the mbarrier at shared offset {bar.offset} before its initialisation is known to be visible "
+            "(no barrier between)"
+        )
+        batch.report_lane("mbarrier", text, site, lane, bar.offset)
+
+    # --- init and inval ---
+
+    def init(self, address: Array, count: Array, m: Mask, site: int) -> None:
+        """mbarrier.init."""
+        batch = self.batch
+        for row, offset, _, lanes in self.places(address, m, site):
+            number = int(count[lanes[-1]])
+            if not 1 <= number <= MAX_COUNT:
+                batch.report_lanes("mbarrier", f"initialised with a count of {number}", site, lanes, offset)
+                number = max(1, min(number, MAX_COUNT))
+            old = self.bars.get((row, offset))
+            if old is not None or len(lanes) > 1:
+                text = f"the mbarrier at shared offset {offset} is initialised again without mbarrier.inval"
+                batch.report_lanes("mbarrier", text, site, lanes, offset)
+            column = old.column if old is not None else self.clocks.barrier_column(row)
+            bar = MBarrier(row, offset, number, column, int(lanes[-1]), self.launch.tick, site)
+            self.bars[(row, offset)] = bar
+            if self.hazards:
+                start, unit = row * self.shared.stride + offset, self.shared.granule
+                bar.granules = slice(start // unit, -(-(start + 8) // unit))
+                self.shared.writer[bar.granules] = self.shared.UNWRITTEN
+
+    def invalidate(self, address: Array, m: Mask, site: int) -> None:
+        """mbarrier.inval."""
+        for bar, _ in self._each(address, m, site):
+            del self.bars[(bar.row, bar.offset)]
+
+    def fence_init(self, m: Mask) -> None:
+        """fence.mbarrier_init or a proxy fence: what the lanes have initialised is released."""
+        fresh = [bar for bar in self.bars.values() if not bar.fenced]
+        if fresh:
+            self.launch.tick += 1
+            for bar in fresh:
+                if m is None or m[bar.init_lane]:
+                    bar.fenced = self.launch.tick
+
+    # --- arrivals ---
+
+    def arrive(
+        self,
+        address: Array,
+        count: Scalar,
+        expected: Array | None,
+        m: Mask,
+        site: int,
+        order: int = Scope.CTA | ORDERS,
+        drop: bool = False,
+    ) -> Array:
+        """mbarrier.arrive by every lane, after expect_tx of ``expected`` bytes. ``order``: its scope, and whether it
+        releases. ``drop``: later phases expect that much less. Returns the states (uint64)."""
+        states = np.zeros(self.batch.size, np.uint64)
+        groups = list(self.places(address, m, site))
+        # What the lanes did before is older than this tick, what they do next is not.
+        self.launch.tick += 1
+        for row, offset, _, lanes in groups:
+            bar = self.find(row, offset, lanes, site)
+            if bar is None:
+                continue
+            # Released with the group's first arrival: a phase that another lane completes must carry it. Where more
+            # arrive than it lacks, the rest releases to the next phase.
+            total = count * len(lanes) if isinstance(count, int) else int(count[lanes].astype(np.int64).sum())
+            parts = 1 if total <= bar.pending else len(lanes)
+            if parts == 1 and expected is None and not drop:
+                if self.hazards:
+                    self._release(bar, lanes, order)
+                states[lanes] = bar.phase
+                self._count_down(bar, total, drop, lanes, site)
+                continue
+            for i, lane in enumerate(lanes):
+                if self.hazards and i < parts:
+                    self._release(bar, lanes if parts == 1 else lanes[i : i + 1], order)
+                states[lane] = bar.phase
+                if expected is not None:
+                    self._add_bytes(bar, int(expected[lane]), lanes, site)
+                self._count_down(bar, count if isinstance(count, int) else int(count[lane]), drop, lanes, site)
+        return states
+
+    def _release(self, bar: MBarrier, lanes: Array, order: int) -> None:
+        """What an arrival passes on: to acquires in its own CTA all, to those in another one only by cluster scope.
+        Whatever its scope, waiting for it shows that what the lanes had waited for has ended, and by a release all that
+        they did."""
+        clocks, scope = self.clocks, scope_of(order)
+        sides = [(lanes, Scope.CTA)]
+        if clocks.cluster > 1:
+            near = self.batch.row_of[lanes] == bar.row
+            sides = [(lanes[near], Scope.CTA), (lanes[~near], Scope.CLUSTER)]
+        for some, reach in sides:
+            if not some.size:
+                continue
+            clock = clocks.publish(some) if order & ORDERS else clocks.knowledge(some)
+            visible = clock if order & ORDERS else self.shared.fenced_by(some, reach)
+            if visible is not None and scope >= reach:
+                bar.release(reach, visible)
+            if visible is not clock or reach > Scope.CTA:
+                bar.release(Scope.CTA, clocks.only_ended(clock))
+
+    def _count_down(self, bar: MBarrier, n: int, drop: bool, lanes: Array, site: int) -> None:
+        """``n`` arrivals."""
+        if n > bar.pending:
+            text = (
+                f"{n} arrivals at the mbarrier at shared offset {bar.offset}, whose phase {bar.phase} expects "
+                f"{bar.pending} more of {bar.count}"
+            )
+            self.batch.report_lanes("mbarrier", text, site, lanes, bar.offset)
+            n = bar.pending
+        bar.pending -= n
+        if drop:
+            bar.count = max(1, bar.count - n)
+        self._settle(bar)
+
+    def commit(self, row: int, offset: int, clock: Array, lanes: Array, site: int) -> None:
+        """One arrival when what the lanes have begun is complete; whoever waits for it learns the clock."""
+        bar = self.find(row, offset, lanes, site)
+        if bar is not None:
+            if self.hazards:
+                bar.release(Scope.CTA, clock)
+            bar.commits += 1
+            self._count_down(bar, 1, False, lanes, site)
+
+    def copies_arrive(self, address: Array, noinc: bool, m: Mask, site: int) -> None:
+        """cp.async.mbarrier.arrive: the lanes' copies so far land with the phase, each lane arrives once for them.
+        Without ``noinc`` the phase expects that arrival beside its own."""
+        for bar, lanes in self._each(address, m, site):
+            for copy in self.copies.take(lanes):
+                bar.flights.append(self.landing(copy.to.at, copy.data, copy.to.width, bar))
+                bar.copy_site = site
+            if not noinc:
+                bar.pending += len(lanes)
+            mask = np.zeros(self.batch.size, bool)
+            mask[lanes] = True
+            self.arrive(address, 1, None, mask, site)
+
+    def landing(self, at: Array, data: Array, width: int, bar: MBarrier) -> Landing:
+        """A function that stores a copy's data once the mbarrier's phase has been waited for."""
+        return lambda tick: self.shared.land(at, data, bar.column, tick, width)
+
+    def expect(self, address: Array, expected: Array, m: Mask, site: int) -> None:
+        """mbarrier.expect_tx."""
+        for bar, lanes in self._each(address, m, site):
+            self._add_bytes(bar, int(expected[lanes].astype(np.int64).sum()), lanes, site)
+
+    def _add_bytes(self, bar: MBarrier, nbytes: int, lanes: Array, site: int) -> None:
+        """More bytes are expected in the present phase."""
+        bar.bytes += nbytes
+        if bar.bytes > MAX_COUNT:
+            text = f"{bar.bytes} bytes expected at the mbarrier at shared offset {bar.offset}, {MAX_COUNT} are possible"
+            self.batch.report_lanes("mbarrier", text, site, lanes, bar.offset)
+
+    def complete(self, address: Array, done: Array, m: Mask, site: int) -> None:
+        """mbarrier.complete_tx."""
+        for bar, lanes in self._each(address, m, site):
+            bar.bytes -= int(done[lanes].astype(np.int64).sum())
+            self._settle(bar)
+
+    def fly(self, to: Elements, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
+        """``data`` is under way to elements of ``width`` bytes of a row's shared memory, and completes on the mbarrier.
+        It lands when the first thread has waited for the phase."""
+        self.shared.async_write(to, lane, row, bar.column, site, width)
+        bar.flights.append(self.landing(to.at, data, width, bar))
+        bar.copy_site = site
+        bar.bytes -= data.size * width
+        self._settle(bar)
+
+    # --- phases ---
+
+    def _settle(self, bar: MBarrier) -> None:
+        """Complete the phase if nothing is missing, and wake who waits for it."""
+        self.progress = True
+        if bar.pending or bar.bytes:
+            return
+        self.launch.tick += 1
+        bar.done_tick = self.launch.tick
+        clock = bar.clocks.get(Scope.CTA)
+        clock = self.clocks.empty() if clock is None else clock.copy()
+        self.clocks.set(clock, bar.column, bar.done_tick)
+        bar.done_clocks, bar.clocks = bar.clocks | {Scope.CTA: clock}, {}
+        # Copies of an earlier phase that nobody waited for stay in front: they land first, with this tick.
+        bar.done_copies, bar.commits = bool(bar.flights or bar.commits), 0
+        bar.landing += bar.flights
+        bar.flights = []
+        bar.phase += 1
+        bar.pending = bar.count
+        self.launch.version += 1
+        self._wake(bar)
+
+    def _wake(self, bar: MBarrier) -> None:
+        free = np.zeros(self.batch.size, bool)
+        for sleeper in self.scheduler.waiting:
+            if sleeper.barrier is bar and bar.passed(sleeper.token >> 1, bool(sleeper.token & 1)):
+                free |= sleeper.mask
+        if free.any():
+            lanes = np.flatnonzero(free)
+            for order in distinct(np.sort(self.orders[lanes])):
+                self._acquire(bar, lanes[self.orders[lanes] == order], int(order))
+            self.results[lanes] = True
+            self.timed_out[lanes] = False
+            self.scheduler.release(bar, free)
+
+    def _acquire(self, bar: MBarrier, lanes: Array, order: int) -> None:
+        """The lanes have seen the last phase complete: its data lands, and they know what its arrivals released, as far
+        as the scope of their wait reaches; by a relaxed wait, what has ended, and with a fence behind it the rest."""
+        landing, bar.landing = bar.landing, []
+        for land in landing:
+            land(bar.done_tick)
+        if not self.hazards:
+            return
+        for scope, clock in bar.done_clocks.items():
+            if scope > scope_of(order):
+                continue
+            if order & ORDERS:
+                self.clocks.acquire(lanes, clock)
+            else:
+                self.clocks.acquire(lanes, self.clocks.only_ended(clock))
+                self.shared.learn(lanes, scope, clock)
+
+    def try_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, resume: int, site: int) -> Step:
+        """mbarrier.try_wait: lanes whose phase is not complete sleep. Lanes that have never waited here, or wait in an
+        adverse order, are told first that it is not complete, which may be so even where it is by now: nothing that
+        they know orders it before. ``order``: the scope, and whether it acquires."""
+        batch = self.batch
+        self.orders[batch.lanes(m)] = order
+        if self.launch.counters is not None:
+            waiting = (batch.running(m) & ~self.timed_out).reshape(-1, 32).any(axis=1)
+            self.launch.counters.mbarrier_waits += int(waiting.sum())
+        asleep = None
+        for row, offset, phase, lanes in self.places(address, m, site, token & 1 if parity else token):
+            bar = self.find(row, offset, lanes, site)
+            complete = bar is None or bar.passed(phase, parity)
+            if bar is not None:
+                lanes = self._expire_early(bar, complete, lanes, site)
+                if lanes.size == 0:
+                    continue
+            if bar is None or complete:
+                self.results[lanes] = True
+                self.timed_out[lanes] = False
+                if bar is not None and bar.phase:
+                    self._acquire(bar, lanes, order)
+                continue
+            if asleep is None:
+                asleep = np.zeros(batch.size, bool)
+            asleep[lanes] = True
+            mask = np.zeros(batch.size, bool)
+            mask[lanes] = True
+            # Lanes of one mbarrier may wait for different phases: the token tells which, and in which form.
+            self.scheduler.sleep(bar, mask, resume, site, phase << 1 | int(parity))
+        if asleep is None:
+            return self.scheduler.go(resume, m)
+        awake = batch.running(m) & ~asleep
+        if awake.any():
+            return self.scheduler.next(resume, awake)
+        return self.scheduler.pick()
+
+    def _expire_early(self, bar: MBarrier, complete: bool, lanes: Array, site: int) -> Array:
+        """Ends a wait of lanes by its time limit, never twice in a row, but of those that know the phase complete; the
+        lanes that are left."""
+        limited = self.limited.setdefault(site, np.zeros(self.batch.size, bool))
+        due = self.launch.options.adverse or not limited[lanes].all()
+        if not due or self.timed_out[lanes].all():
+            return lanes
+        informed = self._know_complete(bar, lanes) if complete else np.zeros(len(lanes), bool)
+        ended = lanes[~informed]
+        self.results[ended] = False
+        self.timed_out[ended] = limited[ended] = True
+        return lanes[informed]
+
+    def _know_complete(self, bar: MBarrier, lanes: Array) -> Array:
+        """Which lanes are certain to come after the last phase completed: it needed no arrivals, or they know all of
+        them, and no copy was part of it."""
+        if not self.hazards or bar.phase == 0:
+            return np.ones(len(lanes), bool)
+        batch, clocks = self.batch, self.clocks
+        arrived = bar.done_clocks[Scope.CTA][clocks.ended :][: clocks.wgmma]
+        out = np.zeros(len(lanes), bool)
+        for warp in distinct(lanes >> 5):
+            lane = int(lanes[lanes >> 5 == warp][0])
+            horizon = clocks.of(lane)
+            unknown = arrived > horizon[clocks.ended :][: clocks.wgmma]
+            unknown[int(clocks.first[batch.row_of[lane]] + batch.warp[lane])] = False
+            is_known = horizon[bar.column] >= bar.done_tick or not (bar.done_copies or unknown.any())
+            out[lanes >> 5 == warp] = is_known
+        return out
+
+    def test_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, site: int) -> Array:
+        """mbarrier.test_wait: is the phase complete now? (bool per lane)"""
+        out = np.zeros(self.batch.size, bool)
+        for row, offset, phase, lanes in self.places(address, m, site, token & 1 if parity else token):
+            bar = self.find(row, offset, lanes, site)
+            if bar is None or bar.passed(phase, parity):
+                out[lanes] = True
+                if bar is not None and bar.phase:
+                    self._acquire(bar, lanes, order)
+        return out
+
+    def waited(self) -> Array:
+        """The result of the last try_wait of each lane."""
+        return self.results.copy()
+
+    def _expire(self) -> bool:
+        """Nothing can run: end the waits of all try_wait by their time limit, once per state of the world."""
+        if not self.progress:
+            return False
+        self.progress = False
+        sleepers = [s for s in self.scheduler.waiting if isinstance(s.barrier, MBarrier)]
+        if not sleepers:
+            return False
+        free = np.logical_or.reduce([s.mask for s in sleepers])
+        self.results[free] = False
+        for bar in {s.barrier for s in sleepers}:
+            self.scheduler.release(bar, free)
+        return True
+
+    # --- the end ---
+
+    def exited(self, row: int) -> None:
+        """A CTA ends: nothing may be under way to its shared memory, and no phase may be half done."""
+        for bar in self.bars.values():
+            if bar.row != row:
+                continue
+            if bar.flights or bar.landing:
+                text = f"the CTA exits while bulk copies to it are under way ({bar.describe(row)})"
+                self.batch.report("in-flight", text, bar.copy_site, row, (), address=bar.offset)
+            if 0 < bar.pending < bar.count:
+                text = f"the CTA exits in the middle of a phase: too many arrivals, or too few, at {bar.describe(row)}"
+                self.batch.report("phase-at-exit", text, bar.init_site, row, (), address=bar.offset)

@@ -1,0 +1,72 @@
+"""Operands of wgmma and tcgen05.mma in shared memory: addresses from a descriptor's fields, and their values."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.arithmetic.operands import elements, split_halves
+from kernelproof.emulator.memory.shared import WINDOW_START
+from kernelproof.emulator.state.arrays import Array
+
+
+class Strides(NamedTuple):
+    """Bytes of a descriptor: its start ``address``, the ``leading`` and the ``stride`` offset; ``base`` offset of the
+    swizzle pattern, and the ``span`` of a row of that pattern (16: none)."""
+
+    address: int
+    leading: int
+    stride: int
+    base: int
+    span: int
+
+
+class Pattern(NamedTuple):
+    """Where an operand's 16-byte elements lie in a CTA's shared memory: byte offsets, indices, and the bytes
+    [low, high) that hold them."""
+
+    offsets: Array
+    chunks: Array
+    low: int
+    high: int
+
+
+@lru_cache(maxsize=4096)
+def pattern(strides: Strides, rows: int, along: bool) -> Pattern:
+    """The 16-byte elements of an operand of ``rows`` rows and 32 bytes of k, in the order that ``numbers`` reads;
+    ``along``: rows, not k, are contiguous (16-bit elements)."""
+    address, leading, stride, base, span = strides
+    wide = span // 16
+    if along:
+        k, chunk = np.arange(16)[:, None], np.arange(rows // 8)[None, :]
+        if wide == 1:
+            linear = chunk * stride + k % 8 * 16 + k // 8 * leading
+        else:
+            linear = chunk % wide * 16 + chunk // wide * leading + k % 8 * span + k // 8 * stride
+    else:
+        r, chunk = np.arange(rows)[:, None], np.arange(2)[None, :]
+        if wide == 1:
+            linear = r % 8 * 16 + r // 8 * stride + chunk * leading
+        else:
+            linear = r % 8 * span + r // 8 * stride + chunk * 16
+    linear = linear.reshape(-1) + address
+    linear ^= (((linear >> 7) - base) & (wide - 1)) << 4
+    offsets = linear - WINDOW_START
+    return Pattern(offsets, offsets >> 4, int(offsets.min()), int(offsets.max()) + 16)
+
+
+def numbers(raw: Array, kind: str, rows: int, along: bool, across: bool) -> Array:
+    """16-byte elements (operands, elements of a pattern) -> numbers (operands, rows, k); ``across``: (operands, k,
+    rows)."""
+    count = len(raw)
+    if along:
+        # Only for 16-bit elements: 16 rows of k, each with the elements along m or n.
+        values = elements(raw.view(np.uint8), kind).reshape(count, 16, rows)
+    elif across and kind in ("f16", "bf16"):
+        words = np.ascontiguousarray(raw.view(np.uint32).reshape(count, rows, 8).transpose(0, 2, 1))
+        values = split_halves(words, kind).reshape(count, 16, rows)
+    else:
+        values = elements(raw.view(np.uint8), kind).reshape(count, rows, -1).transpose(0, 2, 1)
+    return values if across else values.transpose(0, 2, 1)

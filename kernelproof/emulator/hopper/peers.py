@@ -1,0 +1,134 @@
+"""Other CTAs of a cluster: shared::cluster addresses, and lifetimes that accesses to them need."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.state.arrays import MOVER, Array, Mask
+from kernelproof.emulator.state.batch import BatchState
+
+# An address of shared memory holds the CTA's rank in the cluster in bits 24 and up, that of its own variables, too. The
+# units are told of other CTAs only: to them an address below 2^24 is of the lane's own CTA, others hold rank + 1.
+RANK_SHIFT = 24
+WITHIN = (1 << RANK_SHIFT) - 1
+# More ranks than a cluster has; rank + 1 must fit above WITHIN.
+MAX_RANK = 0x7F
+
+
+class Peers:
+    """Addresses of other CTAs of the cluster, and the last accesses to each CTA by others."""
+
+    def __init__(self, batch: BatchState, clocks: ClusterClocks) -> None:
+        self.batch, self.launch, self.clocks = batch, batch.launch, clocks
+        self.hazards = batch.launch.options.hazards
+        # Per lane: the bits of its CTA's rank in an address.
+        self.own: Array = (batch.rank[batch.row_of] << RANK_SHIFT).astype(np.uint32)
+        self._variables: dict[tuple[int, int], Array] = {}
+        # Row -> {column of the clocks: (tick, site) of its last access}.
+        self.visits: dict[int, dict[int, tuple[int, int]]] = {}
+
+    # --- addresses as the program computes them ---
+
+    def variable(self, offset: int, width: int) -> Array:
+        """The address of a variable in the lanes' own CTAs, as a register of ``width`` bytes."""
+        key = (offset, width)
+        out = self._variables.get(key)
+        if out is None:
+            out = self._variables[key] = (self.own + np.uint32(offset)).astype(MOVER[width])
+        return out
+
+    def mapa(self, address: Array, rank: Array) -> Array:
+        """mapa of shared or generic addresses; the rank is checked where the address is used."""
+        low = address & address.dtype.type(~(MAX_RANK << RANK_SHIFT) & ((1 << 8 * address.itemsize) - 1))
+        out: Array = low | (rank & MAX_RANK).astype(address.dtype) << address.dtype.type(RANK_SHIFT)
+        return out
+
+    def rank_of(self, address: Array) -> Array:
+        """getctarank."""
+        return np.asarray((address >> address.dtype.type(RANK_SHIFT) & address.dtype.type(MAX_RANK)).astype(np.uint32))
+
+    def is_of_cta(self, address: Array) -> Array:
+        """Which of these addresses of shared memory, generic or not, lie in the lanes' own CTAs?"""
+        return np.asarray(self.rank_of(address) == self.own >> RANK_SHIFT)
+
+    # --- addresses as the units take them ---
+
+    def of_cta(self, address: Array, m: Mask, site: int) -> Array:
+        """An operand in shared::cta: what names another CTA is reported, and then taken for the own one."""
+        near: Array = address ^ self.own
+        if int(near.max()) > WITHIN:
+            far = self.batch.running(m) & (near > WITHIN)
+            if far.any():
+                first = int(np.flatnonzero(far)[0])
+                rank, own = int(address[first]) >> RANK_SHIFT, int(self.own[first]) >> RANK_SHIFT
+                text = f"an instruction on shared::cta of CTA {own} of the cluster has an address of CTA {rank}"
+                self.batch.report_lanes("shared-out-of-bounds", text, site, np.flatnonzero(far))
+            near &= np.uint32(WITHIN)
+        return near
+
+    def of_cluster(self, address: Array) -> Array:
+        """An operand in shared::cluster."""
+        near: Array = address ^ self.own
+        if int(near.max()) > WITHIN:
+            near = np.where(near > WITHIN, address + np.uint32(1 << RANK_SHIFT), near)
+        return near
+
+    # --- who touches whom ---
+
+    def row_of_rank(self, row: int, rank: int) -> int:
+        """The row of another rank of a row's cluster."""
+        return row - int(self.batch.rank[row]) + rank
+
+    def rows(self, address: Array, lanes: Array, site: int, remember: bool = True) -> tuple[Array, Array]:
+        """Lanes and the rows of the CTAs that addresses (as the units take them) name; wrong ranks are reported.
+        ``remember``: the access ends with the instruction, so the CTA must outlive it."""
+        batch = self.batch
+        rank = (address >> RANK_SHIFT).astype(np.int64) - 1
+        own = batch.row_of[lanes]
+        rows = np.where(rank < 0, own, own - batch.rank[own] + rank)
+        bad = rank >= batch.cluster_size
+        if bad.any():
+            text = f"names CTA {int(rank[bad][0])} of a cluster of {batch.cluster_size}"
+            batch.report_lanes("cluster", text, site, lanes[bad])
+            lanes, rows = lanes[~bad], rows[~bad]
+        if self.hazards:
+            away = rows != batch.row_of[lanes]
+            if away.any():
+                for row in np.unique(rows[away]):
+                    self.visit(int(row), lanes[away & (rows == row)], site, remember)
+        return lanes, rows
+
+    def visit(self, row: int, lanes: Array, site: int, remember: bool = True) -> None:
+        """Lanes of other CTAs touch CTA ``row``: it must have started, and must not have ended."""
+        batch, clocks = self.batch, self.clocks
+        event = f"touches the shared memory of CTA {batch.cta_index(row)}"
+        some = lanes if len(lanes) == 1 else lanes[np.unique(lanes >> 5, return_index=True)[1]]
+        for lane in some.tolist():
+            horizon = clocks.of(lane)
+            its_warps = slice(clocks.own(row).start + clocks.ended, clocks.own(row).stop + clocks.ended)
+            if not horizon[clocks.started] and not horizon[its_warps].any():
+                text = f"{event} before a cluster barrier says that it has started"
+                batch.report_lanes("cluster", text, site, lanes)
+        if not batch.alive[row * batch.width : (row + 1) * batch.width].any():
+            batch.report_lanes("cluster", f"{event}, which has exited", site, lanes)
+            return
+        if remember:
+            visits = self.visits.setdefault(row, {})
+            for column in np.unique(clocks.first[batch.row_of[lanes]] + batch.warp[lanes]):
+                visits[int(column)] = (self.launch.tick, site)
+
+    def exited(self, row: int) -> None:
+        """A CTA ends: its shared memory goes, so every access of others must have come before."""
+        clock = self.clocks.of_cta(row)
+        for column, (tick, site) in self.visits.get(row, {}).items():
+            if tick >= clock[column + self.clocks.ended]:
+                rank, warp = divmod(column, self.clocks.warps)
+                self.batch.report(
+                    "cluster",
+                    f"warp {warp} of the cluster's CTA {rank} touches this CTA's shared memory, and this CTA may exit "
+                    "before: none of its threads waits for it",
+                    site,
+                    row,
+                    (),
+                )

@@ -1,0 +1,80 @@
+"""setmaxnreg: registers that warpgroups give back to their CTA and take from it."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cached_property
+
+from kernelproof.emulator.state.arrays import Mask, distinct
+from kernelproof.emulator.state.batch import BatchState
+
+# The number of registers that a setmaxnreg names.
+COUNT = re.compile(r"setmaxnreg\S*\s+(\d+)")
+
+
+class RegisterPool:
+    """Registers per thread of every warpgroup of a batch, numbered row by row."""
+
+    def __init__(self, batch: BatchState) -> None:
+        self.batch, self.launch = batch, batch.launch
+        self.per_row = -(-batch.warps_per_cta // 4)
+        # Warpgroup -> (registers, instruction) of every setmaxnreg, in order; and how many warps have executed one.
+        self.steps: dict[int, list[tuple[int, int]]] = {}
+        self.warps: dict[int, int] = {}
+
+    def change(self, count: int, more: bool, m: Mask, site: int) -> None:
+        """setmaxnreg.inc (``more``) or .dec: a warpgroup's registers per thread."""
+        batch = self.batch
+        lanes = batch.lanes(m)
+        if not 24 <= count <= 256 or count % 8:
+            batch.report_lanes("registers", f"setmaxnreg {count}: multiples of 8 from 24 to 256", site, lanes)
+        groups = batch.row_of[lanes] * self.per_row + (batch.warp[lanes] >> 2)
+        for group in distinct(groups).tolist():
+            steps = self.steps.setdefault(group, [])
+            before = steps[-1][0] if steps else self.entry_registers
+            if count < before if more else count > before:
+                text = f"setmaxnreg.{'inc' if more else 'dec'} to {count} where a thread has {before} registers"
+                batch.report_lanes("registers", text, site, lanes)
+            steps.append((count, site))
+            self.warps[group] = self.warps.get(group, 0) + len(distinct(batch.warp[lanes[groups == group]]))
+
+    @cached_property
+    def entry_registers(self) -> int:
+        """Registers per thread at entry: what launch bounds leave, in units of 8, and no more than the largest number
+        that a setmaxnreg of the kernel names, as ptxas 13.0 reports it."""
+        kernel = self.launch.kernel
+        fixed = kernel.attributes.get("maxnreg")
+        if fixed:
+            return fixed[0]
+        blocks = (kernel.attributes.get("minnctapersm") or (1,))[0]
+        limit = kernel.attributes.get("maxntid") or kernel.attributes.get("reqntid")
+        threads = math.prod(limit) if limit else self.launch.threads
+        per = self.launch.device.registers_per_sm // blocks // (-(-threads // 128) * 128)
+        named = [int(count[1]) for site in kernel.sites if (count := COUNT.search(site.text))]
+        return min(255, per, max(named)) // 8 * 8
+
+    def exited(self, row: int) -> None:
+        """A CTA ends: checks that its warpgroups' registers fit, and that whole warpgroups executed every
+        setmaxnreg."""
+        batch = self.batch
+        changes = {group: steps for group, steps in self.steps.items() if group // self.per_row == row}
+        if not changes:
+            return
+        for group, steps in changes.items():
+            warps = min(4, batch.warps_per_cta - 4 * (group % self.per_row))
+            executed = self.warps[group]
+            if executed != warps * len({site for _, site in steps}) and executed % warps:
+                text = f"setmaxnreg was executed by {executed} of {warps} warps of a warpgroup"
+                batch.report("registers", text, steps[0][1], row, ())
+        entry = self.entry_registers
+        pool = entry * self.per_row
+        groups = range(row * self.per_row, (row + 1) * self.per_row)
+        final = [changes[group][-1][0] if group in changes else entry for group in groups]
+        if sum(final) > pool:
+            worst = max(changes, key=lambda group: changes[group][-1][0])
+            text = (
+                f"setmaxnreg waits for ever: the warpgroups want {' + '.join(map(str, final))} registers per thread, "
+                f"the CTA has {self.per_row} * {entry} = {pool}"
+            )
+            batch.report("registers", text, changes[worst][-1][1], row, ())

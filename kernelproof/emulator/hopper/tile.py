@@ -1,0 +1,121 @@
+"""Registers of wgmma: accumulators and A operands, the group that uses them, and sums not yet spread to registers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.arithmetic.operands import ELEMENT_BITS, f16_to_f32, rounded
+from kernelproof.emulator.machine.tensor import Accumulator
+from kernelproof.emulator.state.arrays import Array
+
+
+class Form(NamedTuple):
+    """A kind of wgmma.mma_async: ``n`` columns, types of A and B (of one width), accumulator ``acc``; A from registers
+    (``registers``) or shared memory; operands M- or N-major (``along_a``, ``along_b``); sign of A times that of B;
+    ``saturate``: s32 sums are clamped."""
+
+    n: int
+    kind_a: str
+    kind_b: str
+    acc: str
+    registers: bool
+    along_a: bool
+    along_b: bool
+    sign: float
+    saturate: bool = False
+
+    @property
+    def k(self) -> int:
+        """Elements along k: 32 bytes."""
+        return 256 // ELEMENT_BITS[self.kind_a]
+
+
+class Sums(NamedTuple):
+    """D of some warpgroups as (warpgroups, 64, n) of float16, float32 or int32; ``starts``: their first lanes."""
+
+    starts: tuple[int, ...]
+    block: Array
+
+    def spread(self, registers: Array) -> None:
+        """Write D into accumulator registers (registers, lanes): rows are 16 * warp + 8 * half + lane / 4, columns
+        8 * i + lane % 4 * 2 + j, and two float16 share a register."""
+        count, n = len(self.starts), self.block.shape[2]
+        cells = self.block.reshape(count, 4, 2, 8, n // 8, 4, 2)
+        if self.block.dtype == np.float16:
+            ordered = np.ascontiguousarray(cells.transpose(0, 4, 2, 1, 3, 5, 6)).view(np.uint32)
+        else:
+            ordered = np.ascontiguousarray(cells.transpose(0, 4, 2, 6, 1, 3, 5)).view(np.uint32)
+        for start, part in zip(self.starts, ordered.reshape(count, -1, 128), strict=True):
+            registers[:, start : start + 128] = part
+
+
+def accumulated(form: Form, product: Array, before: Array | None, keep: list[bool]) -> Array:
+    """Products (warpgroups, 64, n), to which D of before is added where ``keep``, as D holds them. float32 products are
+    overwritten."""
+    if before is not None:
+        wide = f16_to_f32(before.view(np.uint16)) if form.acc == "f16" else before
+        if all(keep):
+            np.add(wide, product, out=product)
+        else:
+            product[keep] = wide[keep] + product[keep]
+    if form.acc == "f32":
+        return product
+    return product.astype(np.float16) if form.acc == "f16" else rounded(product, "s32", form.saturate)
+
+
+class Tile:
+    """Registers of a wgmma and, per warpgroup, the group that uses them last. Those of A are only ``lent``: they may
+    be read meanwhile. ``sums``: what the registers of some warpgroups hold instead of what stands in ``base``
+    (registers, lanes)."""
+
+    __slots__ = ("_registers", "base", "group", "lent", "sums")
+
+    def __init__(self, base: Array, group: Array, lent: bool = False, sums: Sums | None = None) -> None:
+        self.base, self.group, self.lent, self.sums = base, group, lent, sums
+        self._registers: Array | None = base if sums is None else None
+
+    @property
+    def registers(self) -> Array:
+        """Raw bits, (registers, lanes), not to be changed."""
+        if self._registers is None:
+            assert self.sums is not None
+            self._registers = self.base.copy()
+            self.sums.spread(self._registers)
+        return self._registers
+
+    def gathered(self, starts: tuple[int, ...], form: Form) -> Array:
+        """D of the warpgroups that begin at these lanes, as ``Sums`` holds it."""
+        if self.sums is not None and self.sums.starts == starts and self.sums.block.shape[2] == form.n:
+            return self.sums.block
+        kind = {"f16": np.float16, "f32": np.float32, "s32": np.int32}[form.acc]
+        registers = np.stack([self.registers[:, start : start + 128] for start in starts])
+        count = len(starts)
+        if form.acc == "f16":
+            cells = registers.view(kind).reshape(count, form.n // 8, 2, 4, 8, 4, 2).transpose(0, 3, 2, 4, 1, 5, 6)
+        else:
+            cells = registers.view(kind).reshape(count, form.n // 8, 2, 2, 4, 8, 4).transpose(0, 4, 2, 5, 1, 6, 3)
+        return np.ascontiguousarray(cells).reshape(count, 64, form.n)
+
+
+class TileRegister:
+    """One register of a tile."""
+
+    __slots__ = ("index", "tile")
+
+    def __init__(self, tile: Tile, index: int) -> None:
+        self.tile, self.index = tile, index
+
+    def is_same(self, other: TileRegister) -> bool:
+        """Is it the same register of the same tile?"""
+        return self.tile is other.tile and self.index == other.index
+
+    def get(self) -> Array:
+        """Raw bits per lane."""
+        out: Array = self.tile.registers[self.index]
+        return out
+
+
+# What a register may hold that wgmma or mma writes. None: not written yet.
+Register = Array | TileRegister | Accumulator | None

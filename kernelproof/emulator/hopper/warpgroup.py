@@ -1,0 +1,337 @@
+"""wgmma: products of warpgroups from shared memory, their accumulators and groups.
+
+Values are computed at issue, rounded as ``machine.tensor`` describes (fp32 sums once per instruction, fp16 likewise);
+what an instruction reads counts as being read, and its accumulators as undefined, until its group has been waited for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.arithmetic.operands import elements
+from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDED_KINDS, ROUNDINGS, add_products
+from kernelproof.emulator.hopper.async_reads import Elements
+from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
+from kernelproof.emulator.hopper.pattern import Pattern, Strides, numbers, pattern
+from kernelproof.emulator.hopper.tile import Form, Register, Sums, Tile, TileRegister, accumulated
+from kernelproof.emulator.state.arrays import Array, Mask, distinct
+from kernelproof.emulator.state.batch import BatchState
+
+# Bytes of a row of the swizzle pattern, by the layout field of a descriptor: none, 128, 64, 32.
+SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
+
+
+class Places(NamedTuple):
+    """Elements of an operand by warpgroup, which of them are shared, whether all lie inside shared memory, and the
+    bytes of the CTAs that hold them."""
+
+    at: Array
+    slot_of: list[int] | None
+    inside: bool
+    extent: tuple[int, int]
+
+
+# Most cached places of operands; a ring of stages uses the same ones every turn.
+MAX_PLACES = 256
+
+
+class Warpgroups:
+    """The warpgroups of a batch, numbered row by row.
+
+    Groups of wgmma count from 1 per warpgroup: ``committed`` is the last one closed, ``retired`` the last that each of
+    its warps has waited for, (warps, warpgroups): a wait is of the executing threads, a commit of the warpgroup.
+    Invariants: retired <= committed; a tile whose group is beyond a warp's ``retired`` is under way for that warp;
+    ``fenced`` says that since the last wgmma.fence no other instruction has touched registers that wgmma uses.
+    """
+
+    def __init__(self, batch: BatchState, clocks: ClusterClocks, shared: ClusterMemory) -> None:
+        self.batch, self.launch, self.clocks, self.shared = batch, batch.launch, clocks, shared
+        self.hazards = batch.launch.options.hazards
+        self.per_row = -(-batch.warps_per_cta // 4)
+        self.count = batch.count * self.per_row
+        self.of_lane: Array = batch.row_of * self.per_row + (batch.warp >> 2)
+        # First lane of every warpgroup.
+        self.starts = [q // self.per_row * batch.width + q % self.per_row * 128 for q in range(self.count)]
+        self.committed: Array = np.zeros(self.count, np.int64)
+        self.retired: Array = np.zeros((4, self.count), np.int64)
+        # Which of its warpgroup's warps a lane is of.
+        self.warp_of_lane: Array = batch.warp & 3
+        # Per warpgroup, the tick at which each group was committed.
+        self.group_ticks: list[list[int]] = [[] for _ in range(self.count)]
+        self.fenced: Array = np.zeros(self.count, bool)
+        # The mask of the last access to registers since a fence, compared by identity; False: no access.
+        self.last_touch: Mask | bool = False
+        self.first_lanes: Array = np.array(self.starts)
+        self.places: dict[tuple[bytes, tuple[int, ...], int, bool], Places] = {}
+
+    # --- registers under other instructions ---
+
+    def read(self, value: Register, m: Mask, site: int) -> Array:
+        """The array behind a register that an ordinary instruction reads."""
+        if isinstance(value, TileRegister) and not value.tile.lent:
+            self._check_settled(value.tile, m, site, "reads")
+            self._touch(m)
+        return self._plain(value)
+
+    def overwrite(self, value: Register, m: Mask, site: int) -> None:
+        """An ordinary instruction is about to write a register that wgmma uses."""
+        if isinstance(value, TileRegister):
+            self._check_settled(value.tile, m, site, "writes")
+        self._touch(m)
+
+    def _touch(self, m: Mask) -> None:
+        if m is None or m is not self.last_touch:
+            self.last_touch = m
+            self.fenced[self._groups_of(m)] = False
+
+    def _groups_of(self, m: Mask) -> Array | slice:
+        return slice(None) if m is None else distinct(self.of_lane[self.batch.lanes(m)])
+
+    def _check_settled(self, tile: Tile, m: Mask, site: int, verb: str) -> None:
+        busy = tile.group > self.retired
+        if not self.hazards or not busy.any():
+            return
+        lanes = busy[self.warp_of_lane, self.of_lane] & self.batch.running(m)
+        if lanes.any():
+            operand = "a source" if tile.lent else "an accumulator"
+            text = f"{verb} {operand} of a wgmma that has not been waited for"
+            self.batch.report_lanes("wgmma-registers", text, site, np.flatnonzero(lanes))
+
+    def merge(self, m: Mask, new: Register, old: Register) -> Register:
+        """Masked assignment of registers that wgmma uses: lanes outside keep the old register, with the group that it
+        waits for."""
+        if old is None or new is old or m is None:
+            return new
+        if isinstance(new, TileRegister) and isinstance(old, TileRegister) and new.is_same(old):
+            return new
+        if new is None:
+            return old
+        out = np.where(m, self._plain(new), self._plain(old))
+        group = np.zeros(self.count, np.int64)
+        chosen = np.zeros(self.count, bool)
+        chosen[self.of_lane[m]] = True
+        tiles = [value.tile for value in (new, old) if isinstance(value, TileRegister)]
+        for value, which in ((new, chosen), (old, ~chosen)):
+            if isinstance(value, TileRegister):
+                group[which] = value.tile.group[which]
+        if (group > self.retired).any():
+            return TileRegister(Tile(out.reshape(1, -1), group, all(tile.lent for tile in tiles)), 0)
+        return out
+
+    def _plain(self, value: Register) -> Array:
+        if isinstance(value, np.ndarray):
+            return value
+        return np.zeros(self.batch.size, np.uint32) if value is None else value.get()
+
+    # --- wgmma ---
+
+    def fence(self, m: Mask) -> None:
+        """wgmma.fence."""
+        self.last_touch = False
+        self.fenced[self._groups_of(m)] = True
+
+    def _whole(self, m: Mask, site: int) -> list[int]:
+        """The complete warpgroups in the mask; incomplete ones are reported."""
+        batch = self.batch
+        if m is None:
+            if batch.width % 128 == 0:
+                return list(range(self.count))
+            m = batch.alive
+        out = []
+        for q in distinct(self.of_lane[batch.lanes(m)]).tolist():
+            start = self.starts[q]
+            members = m[start : start + 128]
+            if members.size == 128 and members.all() and (start + 127) // batch.width == start // batch.width:
+                out.append(q)
+            else:
+                lanes = np.flatnonzero(m & (self.of_lane == q))
+                batch.report_lanes("warp-divergence", "wgmma by a part of a warpgroup only", site, lanes)
+        return out
+
+    def mma(
+        self,
+        form: Form,
+        d: tuple[Register, ...],
+        a: Array | tuple[Register, ...],
+        b: Array,
+        scale: bool | int | Array,
+        m: Mask,
+        site: int,
+    ) -> list[TileRegister]:
+        """wgmma.mma_async. ``a``: descriptors (uint64 per lane) or registers; ``scale``: keep the accumulators."""
+        groups = self._whole(m, site)
+        old, group = self._accumulators(d)
+        sums = old.sums
+        if groups:
+            starts = tuple(self.starts[q] for q in groups)
+            if isinstance(a, tuple):
+                left = self._from_registers(a, form, starts)
+            else:
+                left = self._operand(form.kind_a, a, 64, form.along_a, groups, site)
+            right = self._operand(form.kind_b, b, form.n, form.along_b, groups, site, across=True)
+            keep = [bool(scale)] * len(starts) if isinstance(scale, bool | int) else scale[list(starts)].tolist()
+            before = old.gathered(starts, form) if any(keep) else None
+            if sums is not None and sums.starts != starts:
+                old = Tile(old.registers, group)
+            sums = Sums(starts, self._summed(form, left, right, before, keep))
+            self._check_fenced(groups, site)
+            group[groups] = self.committed[groups] + 1
+            if self.launch.counters is not None:
+                self.launch.counters.wgmma += len(groups)
+                self.launch.counters.wgmma_flops += len(groups) * 2 * 64 * form.n * form.k
+        tile = Tile(old.base, group, sums=sums)
+        return [TileRegister(tile, i) for i in range(len(d))]
+
+    def _summed(self, form: Form, left: Array, right: Array, before: Array | None, keep: list[bool]) -> Array:
+        """D of operands (warpgroups, 64, k) and (warpgroups, k, n) and of D before, which some warpgroups keep."""
+        rounding = ROUNDINGS.get(self.launch.options.rounding)
+        if rounding is None or form.acc != "f32" or form.kind_a not in ROUNDED_KINDS:
+            product = np.matmul(left, right)
+            return accumulated(form, -product if form.sign < 0 else product, before, keep)
+        total = np.zeros((*left.shape[:2], form.n), np.float32)
+        if before is not None:
+            total[keep] = before[keep]
+        return add_products(-left if form.sign < 0 else left, right, total, rounding)
+
+    def _accumulators(self, d: tuple[Register, ...]) -> tuple[Tile, Array]:
+        """The tile before an mma, and the groups that use its registers."""
+        first = d[0]
+        if isinstance(first, TileRegister) and len(first.tile.base) == len(d):
+            tile = first.tile
+            if all(isinstance(x, TileRegister) and x.tile is tile and x.index == i for i, x in enumerate(d)):
+                return tile, tile.group.copy()
+        group = np.zeros(self.count, np.int64)
+        for x in d:
+            if isinstance(x, TileRegister):
+                np.maximum(group, x.tile.group, out=group)
+        return Tile(np.stack([self._plain(x) for x in d]), group), group
+
+    def _check_fenced(self, groups: list[int], site: int) -> None:
+        bad = [q for q in groups if not self.fenced[q]]
+        if self.hazards and bad:
+            start = self.starts[bad[0]]
+            text = "registers have been accessed since the last wgmma.fence of this warpgroup, or there was none"
+            self.batch.report_lanes("wgmma-registers", text, site, np.arange(start, start + 128))
+            self.fenced[bad] = True
+
+    def lend(self, registers: tuple[Register, ...], m: Mask) -> list[TileRegister]:
+        """The A registers of the mma just issued: not to be written before its group has been waited for."""
+        group = np.zeros(self.count, np.int64)
+        chosen = self._groups_of(m)
+        group[chosen] = self.committed[chosen] + 1
+        for value in registers:
+            if isinstance(value, TileRegister) and value.tile.lent:
+                np.maximum(group, value.tile.group, out=group)
+        tile = Tile(np.stack([self._plain(r) for r in registers]), group, lent=True)
+        return [TileRegister(tile, i) for i in range(len(registers))]
+
+    # --- operands ---
+
+    def _from_registers(self, registers: tuple[Register, ...], form: Form, starts: tuple[int, ...]) -> Array:
+        plain = [self._plain(r) for r in registers]
+        raw = np.stack([np.stack([r[s : s + 128] for r in plain]) for s in starts])
+        values = elements(np.ascontiguousarray(raw).view(np.uint8), form.kind_a)
+        # Register r: rows 8 * (r % 2), and of the half r / 2 of k the elements of one register.
+        cells = values.reshape(len(starts), 2, 2, 4, 8, 4, -1).transpose(0, 3, 2, 4, 1, 5, 6)
+        return np.ascontiguousarray(cells).reshape(len(starts), 64, form.k)
+
+    def _operand(
+        self, kind: str, descriptors: Array, rows: int, along: bool, groups: list[int], site: int, across: bool = False
+    ) -> Array:
+        """A or B of every warpgroup as numbers, (warpgroups, rows, elements along k); ``across``: the other way
+        round."""
+        at, slot_of = self._places(descriptors, rows, along, groups, site)
+        count = len(groups) if slot_of is None else max(slot_of) + 1
+        if slot_of is not None:
+            at = at[[slot_of.index(slot) for slot in range(count)]]
+        raw = self.shared.views[16].take(at)
+        values = numbers(raw, kind, rows, along, across)
+        return values if slot_of is None else values[slot_of]
+
+    def _places(
+        self, descriptors: Array, rows: int, along: bool, groups: list[int], site: int
+    ) -> tuple[Array, list[int] | None]:
+        """16-byte elements of an operand of every warpgroup, (warpgroups, elements), checked and tagged; and which
+        warpgroups share them, by numbers (None: none do)."""
+        starts = self.first_lanes[groups]
+        first = descriptors[starts]
+        key = (first.tobytes(), tuple(groups), rows, along)
+        places = self.places.get(key)
+        if places is None:
+            if len(self.places) >= MAX_PLACES:
+                self.places.clear()
+            places = self.places[key] = self._place(first, starts, rows, along, groups)
+        at, slot_of, inside, extent = places
+        if inside and bool((descriptors[starts[:, None] + np.arange(128)] == first[:, None]).all()):
+            own, readers = starts // self.batch.width, np.array(groups) % self.per_row
+            if not self.hazards or self.shared.wgmma_read(at, extent, starts, own, readers, site):
+                return at, slot_of
+        patterns = [self._pattern(int(descriptor), rows, along) for descriptor in first]
+        checked = [self._places_of(q, pattern, descriptors, site) for q, pattern in zip(groups, patterns, strict=True)]
+        return np.stack(checked), slot_of
+
+    def _place(self, first: Array, starts: Array, rows: int, along: bool, groups: list[int]) -> Places:
+        patterns = [self._pattern(descriptor, rows, along) for descriptor in first.tolist()]
+        own = starts // self.batch.width
+        at = np.stack([pattern.chunks for pattern in patterns]) + (own * (self.shared.stride >> 4))[:, None]
+        # Warpgroups of a CTA often share an operand.
+        slots: dict[tuple[int, int], int] = {}
+        shared_by = [slots.setdefault(pair, len(slots)) for pair in zip(own.tolist(), first.tolist(), strict=True)]
+        inside = all(pattern.low >= 0 and pattern.high <= self.shared.size for pattern in patterns)
+        extent = min(pattern.low for pattern in patterns), max(pattern.high for pattern in patterns)
+        return Places(at, shared_by if len(slots) < len(groups) else None, inside, extent)
+
+    def _places_of(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
+        """The same of one warpgroup, with whatever there is to report."""
+        start = self.starts[q]
+        if (descriptors[start : start + 128] != descriptors[start]).any():
+            text = "the threads of a warpgroup have different descriptors of one operand"
+            self.batch.report_lanes("wgmma-descriptor", text, site, np.arange(start, start + 128))
+        offsets, row = pattern.offsets, start // self.batch.width
+        if not self.shared.fits(pattern.low, pattern.high, start, site):
+            offsets = np.clip(offsets, 0, self.shared.size - 16)
+        at = self.shared.chunks(row, offsets)
+        if self.hazards:
+            elements = Elements(at, int(offsets.min()), int(offsets.max()) + 16)
+            self.shared.async_read(elements, start, row, q % self.per_row, site, "wgmma")
+        return at
+
+    def _pattern(self, descriptor: int, rows: int, along: bool) -> Pattern:
+        """The 16-byte elements of an operand, in the order of ``numbers``."""
+        fields = Strides(
+            address=(descriptor & 0x3FFF) << 4,
+            leading=(descriptor >> 16 & 0x3FFF) << 4,
+            stride=(descriptor >> 32 & 0x3FFF) << 4,
+            base=descriptor >> 49 & 7,
+            span=SPAN[descriptor >> 62],
+        )
+        return pattern(fields, rows, along)
+
+    # --- groups ---
+
+    def commit(self, m: Mask, site: int) -> None:
+        """wgmma.commit_group."""
+        self.launch.tick += 1
+        for q in self._whole(m, site):
+            self.committed[q] += 1
+            self.group_ticks[q].append(self.launch.tick)
+
+    def wait(self, pending: int, m: Mask) -> None:
+        """wgmma.wait_group: for these warps all but the ``pending`` newest groups are complete, and they know what
+        those have read."""
+        batch = self.batch
+        lanes = batch.lanes(m)
+        groups = self.of_lane[lanes]
+        for q in distinct(groups).tolist():
+            done = int(self.committed[q]) - pending
+            if done <= 0:
+                continue
+            row, index = divmod(q, self.per_row)
+            warps = distinct(batch.warp[lanes[groups == q]])
+            self.retired[warps & 3, q] = np.maximum(self.retired[warps & 3, q], done)
+            if self.hazards:
+                column = self.clocks.wgmma_column(row, index)
+                self.clocks.learn(row, warps, column, self.group_ticks[q][done - 1])

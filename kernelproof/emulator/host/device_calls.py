@@ -1,0 +1,146 @@
+"""Runtime calls on the device: its attributes and properties."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from kernelproof.emulator.host.cuda import INVALID_DEVICE, RESERVED_SHARED, STATIC_SHARED_LIMIT, SUCCESS
+from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
+from kernelproof.emulator.host.standin import Words
+from kernelproof.emulator.state.launch import Device
+
+PROPERTIES_BYTES = 1008
+
+
+def attributes(d: Device) -> dict[int, int]:
+    """cudaDeviceAttr -> value; attributes not listed are 0."""
+    return {
+        1: 1024,
+        2: 1024,
+        3: 1024,
+        4: 64,
+        5: 2**31 - 1,
+        6: 65535,
+        7: 65535,
+        8: STATIC_SHARED_LIMIT,
+        9: 65536,
+        10: 32,
+        11: 2**31 - 1,
+        12: d.registers_per_sm,
+        14: 512,
+        15: 1,
+        13: 1_410_000,
+        16: d.sm_count,
+        19: 1,
+        31: 1,
+        36: 1_215_000,
+        37: 5120,
+        38: d.l2_bytes,
+        39: d.threads_per_sm,
+        40: 3,
+        41: 1,
+        51: 32,
+        75: d.capability[0],
+        76: d.capability[1],
+        81: d.smem_per_sm_bytes,
+        78: 1,
+        79: 1,
+        80: 1,
+        82: d.registers_per_sm,
+        83: 1,
+        89: 1,
+        90: 1,
+        95: 1,
+        97: d.smem_optin_bytes,
+        106: d.blocks_per_sm,
+        108: persisting_l2(d),
+        109: persisting_l2(d),
+        111: RESERVED_SHARED,
+        115: 1,
+        120: int(d.capability[0] >= 9),
+    }
+
+
+def persisting_l2(d: Device) -> int:
+    """Bytes of the L2 that accesses may keep to themselves: three quarters."""
+    return d.l2_bytes * 3 // 4
+
+
+class DeviceCalls:
+    """There is one device, number 0."""
+
+    def __init__(self, state: RuntimeState) -> None:
+        self.state = state
+        self.calls: dict[str, Call] = {
+            "get_device": self.get_device,
+            "device_count": self.device_count,
+            "device_attribute": self.device_attribute,
+            "device_properties": self.device_properties,
+            "device_name": self.device_name,
+        }
+
+    def get_device(self, a: Words) -> int:
+        """cudaGetDevice."""
+        put(a[0], "i", 0)
+        return SUCCESS
+
+    def device_count(self, a: Words) -> int:
+        """cudaGetDeviceCount."""
+        put(a[0], "i", 1)
+        return SUCCESS
+
+    def device_name(self, a: Words) -> int:
+        """cuDeviceGetName: out, its size."""
+        name = self.state.device.name.encode()[: max(0, a[1] - 1)] + b"\0"
+        ctypes.memmove(a[0], name, len(name))
+        return SUCCESS
+
+    def device_attribute(self, a: Words) -> int:
+        """cudaDeviceGetAttribute: out, attribute, device."""
+        if a[2] != 0:
+            return INVALID_DEVICE
+        put(a[0], "i", attributes(self.state.device).get(a[1], 0))
+        return SUCCESS
+
+    def device_properties(self, a: Words) -> int:
+        """cudaGetDeviceProperties: out, device."""
+        if a[1] != 0:
+            return INVALID_DEVICE
+        d = self.state.device
+        # Offsets of cudaDeviceProp in CUDA 13.
+        fields: list[tuple[int, str, tuple[int, ...]]] = [
+            (288, "Q", (self.state.memory.capacity,)),
+            (296, "Q", (STATIC_SHARED_LIMIT,)),
+            (304, "i", (d.registers_per_sm,)),
+            (308, "i", (32,)),
+            (312, "Q", (2**31 - 1,)),
+            (320, "i", (1024,)),
+            (324, "3i", (1024, 1024, 64)),
+            (336, "3i", (2**31 - 1, 65535, 65535)),
+            (352, "Q", (65536,)),
+            (360, "2i", d.capability),
+            (368, "2Q", (512, 32)),
+            (384, "i", (d.sm_count,)),
+            (392, "i", (1,)),  # canMapHostMemory
+            (560, "i", (1,)),
+            (584, "2i", (3, 1)),  # asyncEngineCount, unifiedAddressing
+            (592, "7i", (5120, d.l2_bytes, persisting_l2(d), d.threads_per_sm, 1, 1, 1)),
+            (624, "Q", (d.smem_per_sm_bytes,)),
+            (632, "i", (d.registers_per_sm,)),
+            (636, "i", (1,)),  # managedMemory
+            (656, "2i", (1, 1)),  # concurrentManagedAccess, computePreemptionSupported
+            (668, "i", (1,)),  # cooperativeLaunch
+            (672, "Q", (d.smem_optin_bytes,)),
+            (688, "2i", (d.blocks_per_sm, persisting_l2(d))),
+            (696, "Q", (RESERVED_SHARED,)),
+            (720, "i", (1,)),  # memoryPoolsSupported
+            (748, "i", (int(d.capability[0] >= 9),)),  # clusterLaunch
+        ]
+        out = bytearray(PROPERTIES_BYTES)
+        name = d.name.encode()[:255]
+        out[: len(name)] = name
+        for offset, form, values in fields:
+            struct.pack_into("<" + form, out, offset, *values)
+        ctypes.memmove(a[0], bytes(out), len(out))
+        return SUCCESS

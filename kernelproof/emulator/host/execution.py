@@ -1,0 +1,306 @@
+"""One launch from arguments to findings: variables placed, CTAs executed, undefined values tried twice, outputs
+checked."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from kernelproof.emulator.blackwell.batch import BlackwellBatch
+from kernelproof.emulator.frontend.ptx import Module, Variable
+from kernelproof.emulator.frontend.translate import Compiled, translate
+from kernelproof.emulator.hopper.batch import HopperBatch
+from kernelproof.emulator.host.checks import check_launch, check_target, fixed_cluster
+from kernelproof.emulator.host.naming import Naming
+from kernelproof.emulator.machine.batch import Batch, in_clusters, run
+from kernelproof.emulator.machine.scheduler import Overtaken, Runaway
+from kernelproof.emulator.memory.arena import Buffer, Memory
+from kernelproof.emulator.memory.device_state import DeviceState, Touched
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.launch import USUAL, Device, Geometry, LaunchResult, LaunchState, Options, Variation
+from kernelproof.emulator.state.participants import Place, Space
+from kernelproof.emulator.state.reports import EmulatorError, Report
+from kernelproof.emulator.state.suspects import Trial
+
+# Most bytes of writable memory that are copied so that a launch can be executed a second time, conservatively.
+SNAPSHOT_LIMIT = 1 << 28
+# A second pattern for undefined shared memory: a finite number (1.0 and a little) as fp16, bf16 and fp32.
+OTHER_POISON = 0x3C
+# What racing reads are given, in every byte: a NaN, a large number and its opposite, in fp16, bf16 and fp32; then
+# zero, a flag that is not set.
+TRIED = (0xFF, 0x7B, 0xFB, 0x00)
+
+
+def load_globals(module: Module, memory: Memory) -> dict[str, int]:
+    """Place the module's global and constant variables; returns their addresses. A text is placed once per memory."""
+    variables = [v for v in module.variables.values() if v.space in ("global", "const")]
+    for function in (*module.kernels.values(), *module.functions.values()):
+        variables += [v for v in function.variables if v.space in ("global", "const")]
+    addresses: dict[str, int] = {}
+    fresh: list[tuple[Variable, Buffer]] = []
+    for variable in variables:
+        key = (module.text, variable.name)
+        buffer = memory.globals.get(key)
+        if buffer is None:
+            buffer = memory.globals[key] = memory.allocate(
+                max(variable.size, 1), "input" if variable.space == "const" else "inout", name=variable.name
+            )
+            buffer.bytes()[:] = 0
+            if variable.init is not None:
+                buffer.bytes()[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
+            fresh.append((variable, buffer))
+        addresses[variable.name] = buffer.address
+    for variable, buffer in fresh:
+        for offset, symbol, addend in variable.pointers:
+            address = addresses.get(symbol, module.function_addresses.get(symbol, 0)) + addend
+            buffer.bytes()[offset : offset + 8] = np.frombuffer(struct.pack("<Q", address), np.uint8)
+    return addresses
+
+
+@dataclass
+class Launch:
+    """A launch to be executed. ``parameters``: the kernel's parameter block; ``ctas``: linear numbers (x + gx * (y + gy
+    * z)) of those to run, all if None; ``dynamic_limit``: bytes of dynamic shared memory allowed; ``large_clusters``:
+    more than 8 CTAs in a cluster are allowed. ``memory_state``: who touched memory last, once executed. ``before``:
+    memory before the launch, where the caller has a copy of it."""
+
+    module: Module
+    kernel: str
+    geometry: Geometry
+    parameters: bytes
+    memory: Memory
+    device: Device
+    options: Options
+    ctas: Iterable[int] | None
+    dynamic_limit: int
+    large_clusters: bool = False
+    memory_state: DeviceState | None = None
+    before: Snapshot | None = None
+
+    def touched(self) -> list[Touched]:
+        """What the launch did to buffers, where its options have ``hazards``."""
+        return self.memory_state.touched() if self.memory_state is not None else []
+
+    def execute(self) -> LaunchResult:
+        """Check and run. Raises LaunchRefused or EmulatorError."""
+        function = self.module.kernels[self.kernel]
+        check_target(self.module.target, self.device)
+        compiled = translate(self.module, self.kernel, self.options.counters)
+        geometry = self.geometry
+        if geometry.cluster == (1, 1, 1):
+            geometry = replace(geometry, cluster=fixed_cluster(function) or (1, 1, 1))
+        check_launch(function, geometry, compiled.shared_static, self.dynamic_limit, self.device, self.large_clusters)
+        run = _Run(self, geometry, load_globals(self.module, self.memory), self._chosen(geometry))
+        state = run.with_undefined_values(compiled)
+        naming = Naming(self.memory, function, self.parameters, compiled)
+        for report in state.reports.by_key.values():
+            naming.name(report)
+        return LaunchResult(
+            self.kernel,
+            geometry.grid,
+            geometry.block,
+            geometry.shared_bytes,
+            state.reports.list(),
+            state.counters,
+            run.ctas,
+            "".join(state.printed),
+            state.failed_asserts,
+        )
+
+    def _chosen(self, geometry: Geometry) -> Array:
+        """The CTAs to run, whole clusters."""
+        count = geometry.ctas
+        if self.ctas is None:
+            chosen = np.arange(count)
+        else:
+            chosen = np.unique(np.fromiter((int(c) for c in self.ctas), np.int64))
+        if len(chosen) and (chosen[0] < 0 or chosen[-1] >= count):
+            raise EmulatorError(f"CTA numbers {chosen[0]}..{chosen[-1]} for a grid of {count}")
+        return chosen if geometry.cluster_size == 1 else in_clusters(chosen, geometry.grid, geometry.cluster)
+
+
+@dataclass
+class _Run:
+    """A launch that has been checked: it may be executed more than once."""
+
+    launch: Launch
+    geometry: Geometry
+    symbols: dict[str, int]
+    ctas: Array
+    # CTAs of each batch of the last execution.
+    batches: list[int] = field(default_factory=list)
+
+    def once(self, code: Compiled, options: Options, variation: Variation = USUAL) -> LaunchState:
+        """Execute. Raises Overtaken where the translation relied on lockstep that does not hold."""
+        launch, geometry = self.launch, self.geometry
+        state = LaunchState(code, geometry, options, launch.device, variation, self.batches)
+        for name, site in code.uncertain:
+            text = f"register {name} is read on a path that has not written it"
+            state.reports.add("uninitialised-register", text, site, doubtful=True)
+        device = DeviceState(
+            launch.memory,
+            code.global_granule,
+            geometry.threads,
+            launch.parameters,
+            self.symbols,
+            geometry.overlapping and launch.device.capability >= (9, 0),  # dependent launch begins with sm_90
+            code.origins,
+        )
+        try:
+            batch = BlackwellBatch if code.blackwell else HopperBatch if code.hopper else Batch
+            run(state, device, code.function, self.ctas, batch)
+        except Runaway:
+            pass
+        except (EmulatorError, Overtaken):
+            raise
+        except Exception as error:
+            raise EmulatorError(f"{launch.kernel}: internal error, {type(error).__name__}: {error}") from error
+        if variation.trial is None and variation.poison == USUAL.poison:
+            launch.memory_state = device
+        return state
+
+    def in_order(self, compiled: Compiled, before: Snapshot | None) -> tuple[LaunchState, Compiled]:
+        """Execute; from the start and conservatively if lanes leave lockstep where the translation relied on it."""
+        launch = self.launch
+        try:
+            # What cannot be repeated is recorded from the start.
+            return self.once(compiled, launch.options, Variation(recording=before is None)), compiled
+        except Overtaken:
+            if before is None:
+                raise EmulatorError(
+                    f"{launch.kernel}: threads leave lockstep, and too much memory is allocated to start over"
+                ) from None
+        before.restore()
+        self.batches.clear()
+        compiled = translate(launch.module, launch.kernel, launch.options.counters, conservative=True)
+        return self.once(compiled, launch.options), compiled
+
+    def with_undefined_values(self, compiled: Compiled) -> LaunchState:
+        """Execute, and again where a race has to be named on both sides: recording costs time that a right kernel does
+        not pay. Whether undefined values matter is seen by executing again with other ones: if nothing differs, they
+        never reached an output. Likewise, if nothing else is wrong, whether the values of racing reads matter."""
+        before = self.launch.before
+        if before is None or not before.covers(self.launch.memory):
+            before = Snapshot.of(self.launch.memory)
+        state, compiled = self.in_order(compiled, before)
+        if state.reports.one_sided and before is not None:
+            before.restore()
+            state = self.once(compiled, self.launch.options, Variation(recording=True))
+        reports = state.reports
+        if before is None:
+            reports.forget(reports.unspecified)
+        if before is None or not (reports.doubtful or reports.races or reports.unspecified):
+            return state
+        after = Snapshot.of(self.launch.memory)
+        assert after is not None
+        if reports.doubtful and self._same(before, after, compiled, Variation(OTHER_POISON)):
+            reports.acquit(reports.doubtful)
+        if reports.unspecified and self._same(before, after, compiled, Variation(unspecified=OTHER_POISON)):
+            reports.forget(reports.unspecified)
+        if reports.races and reports.errors() <= reports.races:
+            trials = (Variation(OTHER_POISON, trial=Trial(state.suspects, pattern)) for pattern in TRIED)
+            if all(self._same(before, after, compiled, trial) for trial in trials):
+                reports.acquit(reports.races)
+        after.restore()
+        return state
+
+    def _same(self, before: Snapshot, after: Snapshot, compiled: Compiled, variation: Variation) -> bool:
+        """Execute again, with the variation's poison in device memory too: is the outcome the same?"""
+        before.restore()
+        if variation.poison != USUAL.poison:
+            before.poison(variation.poison)
+        self.once(compiled, replace(self.launch.options, hazards=variation.trial is not None), variation)
+        return after.matches()
+
+
+class Snapshot:
+    """The contents of all writable buffers, to run a launch again."""
+
+    def __init__(self, buffers: list[Buffer]) -> None:
+        self.saved = [(b, _copy(b.bytes()), None if b.written is None else _copy(b.written)) for b in buffers]
+
+    @classmethod
+    def of(cls, memory: Memory) -> Snapshot | None:
+        """None if there is too much to keep."""
+        writable = [b for b in memory.buffers if b.role != "input"]
+        return cls(writable) if sum(b.nbytes for b in writable) <= SNAPSHOT_LIMIT else None
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for buffer, content, written in self.saved:
+            buffer.bytes()[:] = content
+            if written is not None and buffer.written is not None:
+                buffer.written[:] = written
+
+    def poison(self, value: int) -> None:
+        """Overwrite what nobody has written."""
+        for buffer, _, written in self.saved:
+            if written is not None:
+                buffer.bytes()[written == 0] = value
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes to keep."""
+        kept = [array for _, content, written in self.saved for array in (content, written) if array is not None]
+        return sum(len(array) if array.strides[0] else 1 for array in kept)
+
+    def covers(self, memory: Memory) -> bool:
+        """Are its buffers the writable ones of now?"""
+        return [b for b, _, _ in self.saved] == [b for b in memory.buffers if b.role != "input"]
+
+    def matches(self) -> bool:
+        """Is the same written now, and with the same values?"""
+        return all(_unchanged(*saved) for saved in self.saved)
+
+    def changed(self) -> list[Buffer]:
+        """The buffers where something else is written now, or other values."""
+        return [saved[0] for saved in self.saved if not _unchanged(*saved)]
+
+
+def _copy(content: Array) -> Array:
+    """A copy to be read; of bytes that are all alike, as in fresh memory, one that stands for all."""
+    step = 1 << 18
+    if len(content) and all((content[at : at + step] == content[0]).all() for at in range(0, len(content), step)):
+        return np.broadcast_to(content[:1].copy(), content.shape)
+    return content.copy()
+
+
+def _unchanged(buffer: Buffer, content: Array, written: Array | None) -> bool:
+    """Has a buffer this content, where it is written?"""
+    if written is None or buffer.written is None:
+        return np.array_equal(buffer.bytes(), content)
+    if not np.array_equal(buffer.written, written):
+        return False
+    return np.array_equal(buffer.bytes(), content) or not ((buffer.bytes() != content) & (written != 0)).any()
+
+
+def output_reports(memory: Memory, kernel: str = "") -> list[Report]:
+    """What output buffers lack."""
+    out = []
+    for buffer in memory.buffers:
+        missing = buffer.unwritten() if buffer.role == "output" else np.zeros(0, np.int64)
+        if len(missing):
+            elements = np.unique(missing // buffer.dtype.itemsize)
+            index = tuple(int(i) for i in np.unravel_index(elements[0], buffer.shape))
+            last = tuple(int(i) for i in np.unravel_index(elements[-1], buffer.shape))
+            out.append(
+                Report(
+                    "unwritten-output",
+                    f"{len(elements)} of {int(np.prod(buffer.shape))} elements of {buffer.name or 'an output'} "
+                    f"were never written, first {index}, last {last}",
+                    kernel,
+                    place=Place(
+                        Space.GLOBAL,
+                        buffer.address + int(missing[0]),
+                        buffer.name or "an output",
+                        int(missing[0]),
+                        buffer.element_name,
+                        index,
+                    ),
+                    count=len(elements),
+                )
+            )
+    return out

@@ -1,0 +1,147 @@
+"""Memory that graphs allocate: its address is fixed when the node is made, and it exists from where a launch reaches
+that node to where work on a stream, another launch or the host frees it.
+
+Rules: "Graph Memory Nodes" of the CUDA programming guide, and cudaGraphAddMemAllocNode, cudaGraphAddMemFreeNode and
+cudaGraphLaunch in cuda_runtime_api.h of CUDA 13.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kernelproof.emulator.host.cuda import INVALID_VALUE, SUCCESS, LaunchRefused
+from kernelproof.emulator.host.runtime_state import Call, put
+from kernelproof.emulator.host.standin import Words
+from kernelproof.emulator.memory.arena import Buffer, Memory
+
+# cudaGraphMemAttributeType.
+USED, USED_HIGH, RESERVED, RESERVED_HIGH = range(4)
+
+
+@dataclass(eq=False)
+class MemoryNodes:
+    """Of a graph: what its nodes allocate, and what they free."""
+
+    allocated: list[Buffer] = field(default_factory=list)
+    freed: list[Buffer] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.allocated or self.freed)
+
+
+class GraphMemory:
+    """The memory of all graphs of a session. ``account``: of work on a stream, its name and the buffer, all of whose
+    bytes it touches; ``forget`` a buffer that is about to be freed."""
+
+    def __init__(
+        self, memory: Memory, account: Callable[[int, str, Buffer], None], forget: Callable[[Buffer], None]
+    ) -> None:
+        self.memory, self.account, self.forget = memory, account, forget
+        self.owners: dict[Buffer, MemoryNodes] = {}
+        self.freed_elsewhere: set[Buffer] = set()
+        self.used_high = self.reserved = self.reserved_high = 0  # bytes
+        self.calls: dict[str, Call] = {
+            "graph_memory": self.attribute,
+            "graph_memory_reset": self.reset_attribute,
+            "graph_memory_trim": self.trim,
+        }
+
+    # --- when nodes are made ---
+
+    def reserve(self, nodes: MemoryNodes, nbytes: int) -> Buffer:
+        """An address for a node that allocates. Raises EmulatorError when the arena is full."""
+        buffer = self.memory.allocate(max(1, nbytes))
+        self.memory.free(buffer)
+        self.owners[buffer] = nodes
+        nodes.allocated.append(buffer)
+        return buffer
+
+    def freed_by(self, nodes: MemoryNodes, address: int) -> Buffer:
+        """What a new node frees. Raises LaunchRefused."""
+        buffer = next((buffer for buffer in self.owners if buffer.address == address), None)
+        if buffer is None:
+            raise LaunchRefused(INVALID_VALUE, f"a graph frees {address:#x}, which no node of a graph allocates")
+        owner = self.owners[buffer]
+        if buffer in nodes.freed:
+            raise LaunchRefused(INVALID_VALUE, f"two nodes of a graph free {address:#x}")
+        if buffer in self.freed_elsewhere if nodes is owner else buffer in owner.freed:
+            raise LaunchRefused(INVALID_VALUE, f"the graph that allocates {address:#x} and another one free it")
+        nodes.freed.append(buffer)
+        if nodes is not owner:
+            self.freed_elsewhere.add(buffer)
+        return buffer
+
+    def covers(self, address: int, count: int) -> bool:
+        """Do these bytes lie in memory that some graph allocates?"""
+        return any(buffer.address <= address <= buffer.address + buffer.nbytes - count for buffer in self.owners)
+
+    # --- when graphs run ---
+
+    def allocate(self, buffer: Buffer, stream: int) -> int:
+        """A launch reaches the node that allocates: memory with undefined contents."""
+        self.memory.restore(buffer)
+        self.account(stream, "an allocation", buffer)
+        self.reserved = max(self.reserved, self._used())
+        self.used_high = max(self.used_high, self._used())
+        self.reserved_high = max(self.reserved_high, self.reserved)
+        return SUCCESS
+
+    def free(self, buffer: Buffer, stream: int) -> int:
+        """A launch reaches a node that frees. Raises LaunchRefused."""
+        if not self.exists(buffer):
+            raise LaunchRefused(INVALID_VALUE, f"a graph frees {buffer.address:#x}, which is not allocated by then")
+        self.account(stream, "a free", buffer)
+        self.forget(buffer)
+        self.memory.free(buffer)
+        return SUCCESS
+
+    def begin_launch(self, nodes: MemoryNodes, stream: int, auto_free: bool) -> None:
+        """What earlier launches allocated is free by now, or freed here with ``auto_free``. Raises LaunchRefused."""
+        for buffer in nodes.allocated:
+            if not self.exists(buffer):
+                continue
+            if not auto_free:
+                raise LaunchRefused(
+                    INVALID_VALUE,
+                    f"a graph is launched again before the {buffer.nbytes} bytes at {buffer.address:#x} are freed that "
+                    "it allocated; free them, or instantiate it with cudaGraphInstantiateFlagAutoFreeOnLaunch",
+                )
+            self.free(buffer, stream)
+
+    def exists(self, buffer: Buffer) -> bool:
+        """Is a buffer allocated?"""
+        return self.memory.find(buffer.start) is buffer
+
+    # --- attributes of the device ---
+
+    def _used(self) -> int:
+        return sum(buffer.nbytes for buffer in self.owners if self.exists(buffer))
+
+    def attribute(self, a: Words) -> int:
+        """cudaDeviceGetGraphMemAttribute: attribute, out bytes."""
+        values = {
+            USED: self._used(),
+            USED_HIGH: self.used_high,
+            RESERVED: self.reserved,
+            RESERVED_HIGH: self.reserved_high,
+        }
+        if a[0] not in values:
+            return INVALID_VALUE
+        put(a[1], "Q", values[a[0]])
+        return SUCCESS
+
+    def reset_attribute(self, a: Words) -> int:
+        """cudaDeviceSetGraphMemAttribute: attribute; a high mark becomes the present value."""
+        if a[0] == USED_HIGH:
+            self.used_high = self._used()
+        elif a[0] == RESERVED_HIGH:
+            self.reserved_high = self.reserved
+        else:
+            return INVALID_VALUE
+        return SUCCESS
+
+    def trim(self, _: Words) -> int:
+        """cudaDeviceGraphMemTrim: what is not in use goes back to the system."""
+        self.reserved = self._used()
+        return SUCCESS

@@ -1,0 +1,241 @@
+"""Graphs: work that is recorded once and given at each launch, in the order that its edges say.
+
+A captured graph has its streams' work in the order in which it was given. A graph built node by node has a clock per
+node, so two nodes without a path between them that touch the same bytes are a finding, like two streams.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from ctypes import string_at
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+from kernelproof.emulator.host.cuda import INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS, LaunchRefused
+from kernelproof.emulator.host.graph_memory import GraphMemory, MemoryNodes
+from kernelproof.emulator.host.runtime_state import Call, put
+from kernelproof.emulator.host.standin import Words
+
+Work = Callable[[int], int]  # of a stream
+NODE = 3  # the stream on which graphs.c gives the work of a node
+AUTO_FREE = 1  # cudaGraphInstantiateFlagAutoFreeOnLaunch
+
+
+@dataclass
+class Graph:
+    """``work``: captured, in the order in which it was given; ``nodes``: each with its own work, by handle; ``before``:
+    of a node, those that it waits for; ``memory``: what its nodes allocate and free, one for the graph and its
+    executable one. Of an executable graph, ``source``: the graph that it is of, ``auto_free``: it frees before a launch
+    what its last one allocated; ``instance``: the executable one of a graph that allocates or frees memory."""
+
+    work: list[Work] = field(default_factory=list)
+    nodes: dict[int, list[Work]] = field(default_factory=dict)
+    before: dict[int, set[int]] = field(default_factory=dict)
+    memory: MemoryNodes = field(default_factory=MemoryNodes)
+    source: Graph | None = None
+    auto_free: bool = False
+    instance: Graph | None = None
+
+    def copy(self) -> Graph:
+        """Another graph of the same work: what is changed in one does not change the other."""
+        nodes = {node: list(work) for node, work in self.nodes.items()}
+        before = {node: set(others) for node, others in self.before.items()}
+        return Graph(list(self.work), nodes, before, self.memory)
+
+    def ordered(self) -> list[int]:
+        """The nodes, each behind those that it waits for. Raises LaunchRefused for a cycle."""
+        try:
+            return list(TopologicalSorter({node: sorted(self.before[node]) for node in self.nodes}).static_order())
+        except CycleError:
+            raise LaunchRefused(INVALID_VALUE, "the nodes of a graph wait for each other in a circle") from None
+
+
+class Graphs:
+    """The graphs of a session, and which of them records. ``new_handle`` writes a fresh one through a pointer; ``play``
+    runs a graph on a stream; ``memory``: what graphs allocate."""
+
+    def __init__(
+        self, new_handle: Callable[[int], int], play: Callable[[Graph, int], int], memory: GraphMemory
+    ) -> None:
+        self.new_handle, self.play, self.memory = new_handle, play, memory
+        self.by_handle: dict[int, Graph] = {}
+        self.capturing: dict[int, list[Work]] = {}  # by stream: where its work is recorded
+        self.captured: dict[int, Graph] = {}  # by stream; of NODE, the graph that gets a node
+        self.calls: dict[str, Call] = {
+            "capture_status": self.capture_status,
+            "capture_begin": self.begin_capture,
+            "capture_end": self.end_capture,
+            "graph_create": self.create,
+            "graph_clone": self.clone,
+            "graph_instantiate": self.instantiate,
+            "graph_destroy_executable": self.destroy_executable,
+            "graph_update": self.update,
+            "graph_launch": self.launch,
+            "graph_edges": self.add_edges,
+            "graph_nodes": self.list_nodes,
+            "child_graph": self.add_child,
+            "node_begin": self.begin_node,
+            "node_again": self.change_node,
+            "node_end": self.end_node,
+            **memory.calls,
+        }
+
+    def _graph(self, handle: int) -> Graph:
+        if handle not in self.by_handle:
+            raise LaunchRefused(INVALID_HANDLE, f"{handle:#x} is no graph")
+        return self.by_handle[handle]
+
+    def give(self, stream: int, work: Work) -> int:
+        """Do work on a stream now, or record it while the stream is under capture."""
+        recorded = self.capturing.get(stream)
+        if recorded is None:
+            return work(stream)
+        recorded.append(work)
+        return SUCCESS
+
+    # --- capture ---
+
+    def capture_status(self, a: Words) -> int:
+        """cudaStreamIsCapturing: stream, out."""
+        put(a[1], "i", int(a[0] in self.capturing))
+        return SUCCESS
+
+    def begin_capture(self, a: Words) -> int:
+        """cudaStreamBeginCapture."""
+        if a[0] in self.capturing:
+            return INVALID_VALUE
+        self.join_capture(a[0], Graph())
+        return SUCCESS
+
+    def join_capture(self, stream: int, graph: Graph) -> None:
+        """From now on a stream's work is recorded in a graph."""
+        self.captured[stream] = graph
+        self.capturing[stream] = graph.work
+
+    def end_capture(self, a: Words) -> int:
+        """cudaStreamEndCapture: stream, out graph."""
+        graph = self.captured.get(a[0])
+        if graph is None:
+            return INVALID_VALUE
+        for stream in [stream for stream, other in self.captured.items() if other is graph]:
+            del self.captured[stream], self.capturing[stream]
+        self.by_handle[self.new_handle(a[1])] = graph
+        return SUCCESS
+
+    # --- whole graphs ---
+
+    def create(self, a: Words) -> int:
+        """cudaGraphCreate: out."""
+        self.by_handle[self.new_handle(a[0])] = Graph()
+        return SUCCESS
+
+    def clone(self, a: Words) -> int:
+        """cudaGraphClone: out, graph."""
+        graph = self._graph(a[1])
+        if graph.memory:
+            raise LaunchRefused(NOT_SUPPORTED, "a graph that allocates or frees memory cannot be cloned")
+        self.by_handle[self.new_handle(a[0])] = graph.copy()
+        return SUCCESS
+
+    def instantiate(self, a: Words) -> int:
+        """cudaGraphInstantiate: out, graph, flags."""
+        graph = self._graph(a[1])
+        graph.ordered()
+        if graph.memory and graph.instance is not None:
+            raise LaunchRefused(
+                NOT_SUPPORTED, "a graph that allocates or frees memory has one executable graph at a time"
+            )
+        executable = graph.instance = graph.copy()
+        executable.source, executable.auto_free = graph, bool(a[2] & AUTO_FREE)
+        self.by_handle[self.new_handle(a[0])] = executable
+        return SUCCESS
+
+    def destroy_executable(self, a: Words) -> int:
+        """cudaGraphExecDestroy: executable graph."""
+        graph = self.by_handle.pop(a[0], None)
+        if graph is not None and graph.source is not None and graph.source.instance is graph:
+            graph.source.instance = None
+        return SUCCESS
+
+    def update(self, a: Words) -> int:
+        """cudaGraphExecUpdate: executable graph, graph whose work it gets."""
+        executable, graph = self._graph(a[0]), self._graph(a[1]).copy()
+        executable.work, executable.nodes, executable.before = graph.work, graph.nodes, graph.before
+        return SUCCESS
+
+    def launch(self, a: Words) -> int:
+        """cudaGraphLaunch: executable graph, stream."""
+        graph = self._graph(a[0])
+
+        def work(stream: int) -> int:
+            self.memory.begin_launch(graph.memory, stream, graph.auto_free)
+            return self.play(graph, stream)
+
+        return self.give(a[1], work)
+
+    # --- nodes ---
+
+    def begin_node(self, a: Words) -> int:
+        """The work that follows on NODE is that of a new node: out, graph, nodes that it waits for, their number."""
+        graph, before = self._graph(a[1]), _handles(a[2], a[3])
+        if not before <= graph.nodes.keys():
+            return INVALID_VALUE
+        node = self.new_handle(a[0])
+        graph.before[node] = before
+        graph.nodes[node] = self.capturing[NODE] = []
+        self.captured[NODE] = graph
+        return SUCCESS
+
+    def change_node(self, a: Words) -> int:
+        """The work that follows on NODE replaces that of a node: executable graph or 0, node."""
+        graphs = (
+            [self._graph(a[0])] if a[0] else [graph for graph in self.by_handle.values() if a[1] in graph.nodes][:1]
+        )
+        if not graphs or a[1] not in graphs[0].nodes:
+            return INVALID_HANDLE
+        graphs[0].nodes[a[1]] = self.capturing[NODE] = []
+        return SUCCESS
+
+    def end_node(self, a: Words) -> int:
+        """The work of a node is complete: the code of the call that gave it. One that failed makes no node."""
+        graph, work = self.captured.pop(NODE, None), self.capturing.pop(NODE, None)
+        if a[0] and graph is not None:
+            node = next(node for node in graph.nodes if graph.nodes[node] is work)
+            del graph.nodes[node], graph.before[node]
+        return SUCCESS
+
+    def add_child(self, a: Words) -> int:
+        """cudaGraphAddChildGraphNode: graph, stream."""
+        graph = self._graph(a[0]).copy()
+        if graph.memory:
+            raise LaunchRefused(NOT_SUPPORTED, "a graph that allocates or frees memory cannot be part of another one")
+        return self.give(a[1], lambda stream: self.play(graph, stream))
+
+    def add_edges(self, a: Words) -> int:
+        """cudaGraphAddDependencies: graph, nodes, for each one that waits for it, their number."""
+        graph = self._graph(a[0])
+        for first, second in zip(_listed(a[1], a[3]), _listed(a[2], a[3]), strict=True):
+            if not {first, second} <= graph.nodes.keys():
+                return INVALID_VALUE
+            graph.before[second].add(first)
+        return SUCCESS
+
+    def list_nodes(self, a: Words) -> int:
+        """cudaGraphGetNodes: graph, out nodes or null, number in and out, whether only those that wait for none."""
+        graph = self._graph(a[0])
+        nodes = [node for node in graph.nodes if not (a[3] and graph.before[node])]
+        if a[1]:
+            (room,) = struct.unpack("<Q", string_at(a[2], 8))
+            nodes = nodes[:room]
+            put(a[1], f"{len(nodes)}Q", *nodes)
+        put(a[2], "Q", len(nodes))
+        return SUCCESS
+
+
+def _listed(pointer: int, count: int) -> tuple[int, ...]:
+    return struct.unpack(f"<{count}Q", string_at(pointer, 8 * count)) if count else ()
+
+
+def _handles(pointer: int, count: int) -> set[int]:
+    return set(_listed(pointer, count))

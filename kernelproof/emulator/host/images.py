@@ -1,0 +1,153 @@
+"""Fat binaries: the PTX that nvcc embeds in a program, as the program registers it or loads it from memory.
+
+The layout is that of CUDA 13's ``fatbinary``: a wrapper points to a header, behind which entries follow each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernelproof.emulator.frontend.linking import linked
+from kernelproof.emulator.frontend.ptx import LinkError
+from kernelproof.emulator.host.checks import runs
+from kernelproof.emulator.host.cuda import INVALID_IMAGE, NO_IMAGE, LaunchRefused
+from kernelproof.emulator.host.program import Program
+from kernelproof.emulator.host.standin import standin
+from kernelproof.emulator.state.launch import Device
+
+_WRAPPER, _HEADER = 0x466243B1, 0xBA55ED50
+_PTX = 1
+_LZ4, _ZSTD = 0x2000, 0x8000
+# What decompresses PTX, where the system has it.
+_LIBRARIES = {_LZ4: "liblz4.so.1", _ZSTD: "libzstd.so.1"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a fat binary: PTX or machine code for ``sm``. ``text`` is empty for what is no PTX, and for what this
+    system cannot decompress."""
+
+    ptx: bool
+    sm: int
+    compressed: bool
+    text: str
+
+
+def entries(address: int) -> list[Entry]:
+    """The entries of a fat binary in memory, or of the wrapper that points to one. Raises LaunchRefused."""
+    magic = int.from_bytes(ctypes.string_at(address, 4), "little")
+    if magic == _WRAPPER:
+        address = int.from_bytes(ctypes.string_at(address + 8, 8), "little")
+        magic = int.from_bytes(ctypes.string_at(address, 4), "little")
+    if magic != _HEADER:
+        raise LaunchRefused(INVALID_IMAGE, "a registered image is no fat binary")
+    header, size = struct.unpack("<HQ", ctypes.string_at(address + 6, 10))
+    at, end = address + header, address + header + size
+    parts = []
+    while at < end:
+        kind, _, head, payload = struct.unpack("<HHIQ", ctypes.string_at(at, 16))
+        sm = int.from_bytes(ctypes.string_at(at + 28, 4), "little")
+        flags = int.from_bytes(ctypes.string_at(at + 40, 8), "little")
+        compressed = flags & (_LZ4 | _ZSTD)
+        raw = ctypes.string_at(at + head, payload) if kind == _PTX else b""
+        if raw and compressed:
+            stored, whole = struct.unpack("<I36xQ", ctypes.string_at(at + 16, 48))
+            raw = _decompressed(raw[:stored], whole, compressed)
+        parts.append(Entry(kind == _PTX, sm, bool(compressed), raw.rstrip(b"\0").decode()))
+        at += head + payload
+    return parts
+
+
+def _decompressed(raw: bytes, size: int, form: int) -> bytes:
+    """Compressed PTX as it was, empty where the system lacks the library of its format."""
+    out = ctypes.create_string_buffer(size)
+    try:
+        library = ctypes.CDLL(_LIBRARIES[form])
+    except OSError:
+        return b""
+    if form == _ZSTD:
+        library.ZSTD_decompress.restype = ctypes.c_size_t
+        written = library.ZSTD_decompress(out, ctypes.c_size_t(size), raw, ctypes.c_size_t(len(raw)))
+    else:
+        written = library.LZ4_decompress_safe(raw, out, len(raw), size)
+    return out.raw if written == size else b""
+
+
+def is_fat_binary(address: int) -> bool:
+    """Is this a fat binary, or a wrapper of one?"""
+    return int.from_bytes(ctypes.string_at(address, 4), "little") in (_WRAPPER, _HEADER)
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> Program:
+    return Program(text + "\n")
+
+
+@lru_cache(maxsize=16)
+def _linked(programs: tuple[Program, ...]) -> Program:
+    """The program that files with relocatable device code make together. Raises LaunchRefused."""
+    try:
+        return Program(linked([program.module for program in programs]))
+    except LinkError as error:
+        raise LaunchRefused(NO_IMAGE, f"device code cannot be linked: {error}") from None
+
+
+def program_of(address: int, device: Device) -> Program:
+    """The PTX of a fat binary that a device would take: of the newest target that it has. Raises LaunchRefused."""
+    parts = entries(address)
+    texts = [part.text for part in parts if part.text]
+    programs = [_parsed(text) for text in texts]
+    usable = [program for program in programs if runs(program.module.target, device)]
+    if usable:
+        return max(usable, key=lambda program: program.module.target)
+    if programs:
+        targets = ", ".join(program.module.target for program in programs)
+        raise LaunchRefused(
+            NO_IMAGE, f"the program has PTX of {targets}, and the device is {sm_name(device)}; choose another one"
+        )
+    if any(part.ptx for part in parts):
+        raise LaunchRefused(
+            NO_IMAGE,
+            f"the PTX in this program is compressed, and the system lacks {' or '.join(_LIBRARIES.values())}; compile "
+            "it with nvcc --no-compress",
+        )
+    present = ", ".join(f"sm_{part.sm}" for part in parts) or "nothing"
+    raise LaunchRefused(
+        NO_IMAGE,
+        f"the program has no PTX, only machine code ({present}); compile it with -gencode "
+        "arch=compute_80,code=compute_80",
+    )
+
+
+def sm_name(device: Device) -> str:
+    """The architecture of a device, such as sm_80."""
+    return f"sm_{device.capability[0]}{device.capability[1]}"
+
+
+def registered(image: int, device: Device) -> Program:
+    """The program of the image that was registered under a number, with the images that are linked with it. Raises
+    LaunchRefused."""
+    wrapper, group = _image(image)
+    if wrapper is None:
+        raise LaunchRefused(INVALID_IMAGE, f"image {image} was never registered")
+    if not group:
+        return program_of(wrapper, device)
+    images = (_image(number) for number in range(image_count()))
+    return _linked(tuple(program_of(address, device) for address, other in images if address and other == group))
+
+
+def _image(number: int) -> tuple[int | None, int]:
+    """The wrapper of a registered image, None behind the last, and the group that it is linked in, 0 if alone."""
+    group = ctypes.c_void_p()
+    return standin().emulator_image(number, ctypes.byref(ctypes.c_int(0)), ctypes.byref(group)), group.value or 0
+
+
+def image_count() -> int:
+    """How many images have been registered in this process."""
+    number = 0
+    while _image(number)[0] is not None:
+        number += 1
+    return number

@@ -1,0 +1,116 @@
+"""Names for the places of findings: allocations, parameters and shared variables, and the index in elements."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from dataclasses import replace
+
+from kernelproof.emulator.frontend.mangled import plain_name
+from kernelproof.emulator.frontend.ptx import Function
+from kernelproof.emulator.host.declarations import Declared, parameters, shared_variable, source_text
+from kernelproof.emulator.memory.arena import Buffer, Memory
+from kernelproof.emulator.state.launch import KernelFacts, SharedVariable
+from kernelproof.emulator.state.participants import Place, Space
+from kernelproof.emulator.state.reports import Report
+
+# How Memory.label writes an allocation without a name.
+_NUMBERED = re.compile(r"\bbuffer (\d+)(?= \()")
+
+
+class Naming:
+    """The names of a launch of ``function``, whose parameter block is ``block``."""
+
+    def __init__(self, memory: Memory, function: Function, block: bytes, facts: KernelFacts) -> None:
+        self.memory, self.function, self.block, self.facts = memory, function, block, facts
+
+    def name(self, report: Report) -> None:
+        """Name the place of a report, and the allocations in its message."""
+        place = report.place
+        if place is None or place.buffer:
+            return
+        frames = report.access.site.frames
+        text = source_text(frames[-1].file) if frames else ""
+        report.message = _NUMBERED.sub(lambda match: self._numbered(int(match[1]), text), report.message)
+        if place.space is Space.SHARED:
+            report.place = self._shared(place, text)
+        else:
+            report.place = self._global(place, text)
+
+    # --- shared memory ---
+
+    def _shared(self, place: Place, text: str) -> Place:
+        variable = self._shared_variable(place.address)
+        if variable is None:
+            return place
+        offset = place.address - variable.offset
+        declared = shared_variable(text, variable.name, variable.nbytes)
+        named = replace(place, buffer=variable.name, offset=offset)
+        return _indexed(named, declared, declared.extents if declared is not None else ())
+
+    def _shared_variable(self, offset: int) -> SharedVariable | None:
+        """The one that holds an offset: with a size, or what begins behind the static memory."""
+        behind = None
+        for variable in self.facts.shared_variables:
+            if variable.offset <= offset < variable.offset + variable.nbytes:
+                return variable
+            if variable.nbytes == 0 and offset >= variable.offset:
+                behind = variable
+        return behind
+
+    # --- global memory ---
+
+    def _global(self, place: Place, text: str) -> Place:
+        memory, at = self.memory, place.address - self.memory.base
+        near = memory.nearest(at)
+        if near is None:
+            return place
+        buffer, note = near
+        declared = self._parameter(buffer, text)
+        named = replace(place, buffer=self._buffer_name(buffer, declared), offset=at - buffer.start, note=note)
+        if buffer.is_typed:
+            declared = Declared("", buffer.element_name, buffer.shape)
+            return _indexed(named, declared, buffer.shape, buffer.dtype.itemsize)
+        return _indexed(named, declared, ())
+
+    def _numbered(self, number: int, text: str) -> str:
+        buffer = self.memory.buffers[number]
+        return self._buffer_name(buffer, self._parameter(buffer, text))
+
+    def _buffer_name(self, buffer: Buffer, declared: Declared | None) -> str:
+        """What a user calls an allocation."""
+        if buffer.name:
+            return plain_name(buffer.name)
+        if declared is not None and declared.name:
+            return declared.name
+        return f"buffer {self.memory.buffers.index(buffer)}"
+
+    def _parameter(self, buffer: Buffer, text: str) -> Declared | None:
+        """The kernel's parameter that points into a buffer."""
+        function = self.function
+        names = parameters(text, plain_name(function.name), len(function.params))
+        for number, (param, offset) in enumerate(zip(function.params, function.offsets, strict=True)):
+            for byte in range(0, param.size - 7, 8):
+                (address,) = struct.unpack_from("<Q", self.block, offset + byte)
+                if buffer.start <= address - self.memory.base < max(buffer.end, buffer.start + 1):
+                    if param.size > 8:
+                        return Declared(f"the pointer at byte {byte} of parameter {number}", "")
+                    return names[number] if names else Declared(f"parameter {number}", "")
+        return None
+
+
+def _indexed(place: Place, declared: Declared | None, extents: tuple[int | None, ...], unit: int = 0) -> Place:
+    """The place with its index in elements, as (row, column, ..) where all extents but the first are known."""
+    unit = unit or (declared.element_bytes if declared is not None else 0)
+    if declared is None or not unit:
+        return place
+    index = place.offset // unit
+    inner = [extent for extent in extents[1:] if extent]
+    if len(inner) != max(len(extents) - 1, 0):
+        inner = []
+    indices: list[int] = []
+    for extent in (math.prod(inner[i:]) for i in range(len(inner))):
+        indices.append(index // extent)
+        index %= extent
+    return replace(place, element=declared.element, index=(*indices, index))

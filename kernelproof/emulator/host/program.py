@@ -1,0 +1,306 @@
+"""Programs: a PTX file with its host launcher, explicit launches, calls of launchers."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from kernelproof.emulator.frontend.mangled import plain_name
+from kernelproof.emulator.frontend.parser import parse
+from kernelproof.emulator.frontend.ptx import Function, Module, Variable
+from kernelproof.emulator.frontend.translate import Compiled, translate
+from kernelproof.emulator.host.checks import device_for
+from kernelproof.emulator.host.cuda import SYMBOL_NOT_FOUND, LaunchRefused
+from kernelproof.emulator.host.execution import Launch, output_reports
+from kernelproof.emulator.host.standin import active, standin
+from kernelproof.emulator.host.tensors import Tensors
+from kernelproof.emulator.memory.arena import Buffer, Memory
+from kernelproof.emulator.memory.tensors import Tensor, is_tensor
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.launch import Device, Geometry, LaunchResult, Options
+from kernelproof.emulator.state.participants import Dim3
+from kernelproof.emulator.state.reports import EmulatorError
+
+Dim = int | Sequence[int]
+# An argument of a kernel.
+KernelArgument = Buffer | Tensor | int | float | np.generic | Array | bytes | bytearray
+
+
+def as_dim(value: Dim) -> Dim3:
+    """x alone, or up to three of (x, y, z); what is missing is 1."""
+    if isinstance(value, int | np.integer):
+        return int(value), 1, 1
+    x, y, z = (*value, 1, 1, 1)[:3]
+    return int(x), int(y), int(z)
+
+
+class Program:
+    """A PTX file, ready to launch, with its host launcher if there is one."""
+
+    def __init__(self, text: str | Module, name: str = "") -> None:
+        self.module = parse(text) if isinstance(text, str) else text
+        self.name = name
+        self.library: ctypes.CDLL | None = None
+        self.owner = 0
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Entry names, in the order of the file."""
+        return tuple(self.module.kernels)
+
+    def entry(self, name: str) -> str:
+        """The kernel of this name, or the only one with this plain name. Raises LaunchRefused."""
+        if name in self.module.kernels:
+            return name
+        same = [kernel for kernel in self.kernels if plain_name(kernel) == name]
+        if len(same) == 1:
+            return same[0]
+        if same:
+            raise LaunchRefused(SYMBOL_NOT_FOUND, f"kernel {name!r} is ambiguous; write one of {', '.join(same)}")
+        raise LaunchRefused(SYMBOL_NOT_FOUND, f"no kernel {name!r}; the file has {', '.join(self.kernels) or 'none'}")
+
+    def compiled(self, kernel: str, counters: bool = False, conservative: bool = False) -> Compiled:
+        """The translated kernel. Raises EmulatorError for unknown kernels and instructions, PtxError for bad text."""
+        return translate(self.module, kernel, counters, conservative)
+
+    def read_only(self, kernel: str, counters: bool = False) -> frozenset[int]:
+        """The numbers of the parameters through which a kernel surely writes nothing. Raises as ``compiled`` does."""
+        written = self.compiled(kernel, counters).written
+        if written is None:
+            return frozenset()
+        return frozenset(i for i, offset in enumerate(self.module.kernels[kernel].offsets) if offset not in written)
+
+    def launch(
+        self,
+        kernel: str,
+        grid: Dim,
+        block: Dim,
+        args: Sequence[KernelArgument],
+        *,
+        memory: Memory | None = None,
+        shared_bytes: int = 0,
+        ctas: Iterable[int] | None = None,
+        device: Device | None = None,
+        options: Options | None = None,
+        check_outputs: bool = True,
+        cluster: Dim = 1,
+        overlapping: bool = False,
+        cooperative: bool = False,
+    ) -> LaunchResult:
+        """Run one kernel with explicit grid, block, arguments and dynamic shared memory (bytes).
+
+        ``kernel``: its name in the PTX, or its plain name where one kernel alone has it (``vectorAdd``). ``memory``:
+        where buffers live, a fresh one if None. ``cluster``: CTAs per cluster. ``overlapping``: launched with
+        programmatic stream serialization. ``cooperative``: all CTAs are resident at a time, so that they may wait.
+
+        ``args``: one per parameter: a Buffer or int (pointers, integers), a float, a NumPy scalar, bytes (structs), or
+        a CPU tensor of PyTorch: a pointer to its elements, and what the kernel writes is in it afterwards.
+        ``ctas``: linear numbers (x + gx * (y + gy * z)) of those to run; all if None. ``check_outputs`` reports what an
+        output buffer lacks afterwards (only when all CTAs ran). Raises LaunchRefused where the CUDA runtime would
+        refuse, EmulatorError for what the machine does not know.
+        """
+        kernel = self.entry(kernel)
+        memory = memory or Memory()
+        tensors = Tensors(memory)
+        function = self.module.kernels[kernel]
+        geometry = Geometry(as_dim(grid), as_dim(block), shared_bytes, as_dim(cluster), overlapping, cooperative)
+        device = device or device_for(self.module.target)
+        options = options or Options()
+        result = Launch(
+            self.module,
+            kernel,
+            geometry,
+            pack_arguments(function, args, tensors, self.read_only(kernel, options.counters)),
+            memory,
+            device,
+            options,
+            ctas,
+            device.smem_optin_bytes,
+            large_clusters=True,
+        ).execute()
+        tensors.store()
+        if check_outputs and ctas is None:
+            result.reports += output_reports(memory, kernel)
+        return result
+
+    def call(self, function: str, *args: object) -> int:
+        """Call a function of the launcher. Buffers become pointers, ints ``int`` (or 64-bit if they do not fit), NumPy
+        scalars their own type, floats ``double``; ctypes objects pass as they are. CPU tensors of PyTorch become
+        pointers too: uploaded before the call, and what kernels wrote is in them after it. Returns the function's int.
+
+        Raises EmulatorError without launcher, or outside a session.
+        """
+        if self.library is None:
+            raise EmulatorError("this program was loaded without a launcher")
+        if not active:
+            raise EmulatorError("call launchers inside `with emulator.session(...)`")
+        owners[self.owner] = self
+        tensors = session_tensors[-1]
+        code = call(self.library, function, *(_pointer(tensors, arg) if is_tensor(arg) else arg for arg in args))
+        tensors.store()
+        return code
+
+
+# The tensors of the sessions that run, the innermost last.
+session_tensors: list[Tensors] = []
+
+
+def _pointer(tensors: Tensors, tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensors.address(tensor))
+
+
+def call(library: ctypes.CDLL, function: str, *args: object) -> int:
+    """Call a function of a library; arguments as of ``Program.call``. Raises EmulatorError where there is none."""
+    target = getattr(library, function, None)
+    if target is None:
+        raise EmulatorError(f"the launcher has no function {function!r}")
+    return int(target(*(_c_argument(a) for a in args)))
+
+
+_C_TYPES: dict[str, type[ctypes._SimpleCData[int]] | type[ctypes._SimpleCData[float]]] = {
+    "i1": ctypes.c_int8,
+    "i2": ctypes.c_int16,
+    "i4": ctypes.c_int32,
+    "i8": ctypes.c_int64,
+    "u1": ctypes.c_uint8,
+    "u2": ctypes.c_uint16,
+    "u4": ctypes.c_uint32,
+    "u8": ctypes.c_uint64,
+    "f4": ctypes.c_float,
+    "f8": ctypes.c_double,
+}
+
+
+def _c_argument(value: object) -> object:
+    if isinstance(value, Buffer):
+        return ctypes.c_void_p(value.address)
+    if value is None:
+        return ctypes.c_void_p(None)
+    if isinstance(value, np.generic):
+        return _C_TYPES[value.dtype.str[1:]](value.item())
+    if isinstance(value, bool | int):
+        return ctypes.c_int(value) if -(1 << 31) <= value < 1 << 31 else ctypes.c_int64(value)
+    if isinstance(value, float):
+        return ctypes.c_double(value)
+    return value.encode() if isinstance(value, str) else value
+
+
+def pack_arguments(
+    function: Function,
+    args: Sequence[KernelArgument],
+    tensors: Tensors | None = None,
+    read_only: frozenset[int] = frozenset(),
+) -> bytes:
+    """Arguments -> the kernel's parameter block; ``tensors`` places those among them, as inputs where ``read_only`` has
+    their number. Raises EmulatorError when number, size or type do not fit."""
+    name = plain_name(function.name)
+    if len(args) != len(function.params):
+        kinds = ", ".join(
+            f".{param.kind}[{param.size}]" if param.kind == "b8" else f".{param.kind}" for param in function.params
+        )
+        raise EmulatorError(f"{name} takes ({kinds}), and {len(args)} arguments are passed")
+    block = bytearray(function.param_bytes)
+    for i, (arg, param, offset) in enumerate(zip(args, function.params, function.offsets, strict=True)):
+        if tensors is not None and is_tensor(arg):
+            arg = tensors.address(arg, role="input" if i in read_only else "inout")
+        raw = _raw_argument(arg, param, f"argument {i} of {name}")
+        if len(raw) != param.size:
+            raise EmulatorError(f"argument {i} of {name} has {len(raw)} bytes, the parameter {param.size}")
+        block[offset : offset + param.size] = raw
+    return bytes(block)
+
+
+def _raw_argument(arg: KernelArgument, param: Variable, name: str) -> bytes:
+    """The bytes of an argument for a parameter; ``name``: of the argument, for errors."""
+    if isinstance(arg, Buffer):
+        return struct.pack("<Q", arg.address)
+    if isinstance(arg, bool | int) and param.kind not in _FLOATS:
+        bits = 8 * param.size
+        if not -(1 << bits - 1) <= arg < 1 << bits:
+            raise EmulatorError(f"{name}: {arg} does not fit into {param.size} bytes")
+        return (arg & ((1 << bits) - 1)).to_bytes(param.size, "little")
+    if isinstance(arg, bool | int | float):
+        if re.fullmatch(r"[us]\d+", param.kind):
+            raise EmulatorError(f"{name} is an integer (.{param.kind}), not {arg}")
+        return struct.pack({2: "<e", 4: "<f", 8: "<d"}.get(param.size, "<d"), arg)
+    if isinstance(arg, np.generic | np.ndarray):
+        return arg.tobytes()
+    if isinstance(arg, bytes | bytearray):
+        return bytes(arg)
+    raise EmulatorError(f"{name} is {type(arg).__name__}: a Buffer, a number, bytes or a CPU tensor is needed")
+
+
+_FLOATS = ("f16", "f32", "f64")
+
+
+# Launchers that have been opened: the file's version -> number under which the stand-in knows their kernels, number ->
+# library and the program that stands behind it at present.
+_owner_of_version: dict[tuple[str, int, int, int], int] = {}
+_libraries: dict[int, ctypes.CDLL] = {}
+owners: dict[int, Program] = {}
+
+
+def load(source: str | Path, launcher: str | Path | None = None) -> Program:
+    """A program from PTX text or a file of it (a Path, or a str without line breaks that ends in ``.ptx``).
+
+    ``launcher``: a shared library built by ``nvcc -shared -Xcompiler -fPIC -cudart none``; its kernels are looked up by
+    name in this PTX. Raises PtxError for text that is not PTX, EmulatorError for a launcher that cannot be opened.
+    """
+    if isinstance(source, Path) or ("\n" not in source and source.endswith(".ptx")):
+        program = Program(Path(source).read_text(), str(source))
+    else:
+        program = Program(source)
+    if launcher is not None:
+        program.owner = _open(str(Path(launcher).resolve()))
+        program.library = _libraries[program.owner]
+        owners[program.owner] = program
+    return program
+
+
+def _open(path: str) -> int:
+    """The number of a launcher; each version of the file is opened once per process."""
+    try:
+        stat = Path(path).stat()
+        version = path, stat.st_ino, stat.st_mtime_ns, stat.st_size
+        owner = _owner_of_version.get(version)
+        if owner is None:
+            owner = len(_owner_of_version) + 1
+            older = any(file == path for file, *_ in _owner_of_version)
+            _libraries[owner] = _opened(path, owner, renamed=older)
+            _owner_of_version[version] = owner
+    except OSError as error:
+        raise EmulatorError(f"launcher {path}: {error}") from error
+    return owner
+
+
+def _opened(path: str, owner: int, *, renamed: bool) -> ctypes.CDLL:
+    """Opens a launcher whose static constructors register kernels as an owner's. ``renamed``: under another name, since
+    the system's loader answers a name that it knows with the file that it opened under it."""
+    with tempfile.TemporaryDirectory(prefix="kernelproof-launcher-") if renamed else nullcontext() as folder:
+        name = shutil.copy(path, folder) if folder else path
+        standin().emulator_owner(owner)
+        try:
+            return ctypes.CDLL(name, mode=ctypes.RTLD_LOCAL)
+        finally:
+            standin().emulator_owner(0)
+
+
+def from_file(path: Path) -> Program:
+    """The program of a PTX file, parsed once per version of it."""
+    stat = path.stat()
+    return _version(path.resolve(), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=16)
+def _version(path: Path, modified_ns: int, nbytes: int) -> Program:
+    del modified_ns, nbytes
+    return Program(path.read_text(), str(path))

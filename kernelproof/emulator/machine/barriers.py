@@ -1,0 +1,349 @@
+"""bar.sync, bar.arrive, bar.red and bar.warp.sync, and the instructions at which lanes only meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelproof.emulator.machine.scheduler import WARP_BARRIER, Scheduler, Step, ranges
+from kernelproof.emulator.memory.order import GlobalOrder
+from kernelproof.emulator.state.arrays import Array, Mask, Scalar, bits_of
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.reports import EmulatorError
+
+# Barriers of a CTA.
+BARRIERS = 16
+
+
+class Barriers:
+    """The numbered barriers of every CTA, and those of its warps. ``arrived``: number -> lanes that have arrived in the
+    barrier's present phase. A barrier without a count waits for threads that have not exited (PTX ISA, ``exit``)."""
+
+    def __init__(self, batch: BatchState, scheduler: Scheduler, clocks: Clocks, order: GlobalOrder) -> None:
+        self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
+        self.clocks, self.order = clocks, order
+        self.arrived: dict[int, Array] = {}
+        # Open phases by barrier: threads expected per row, and the instruction at which each lane arrived.
+        self.phases: dict[int, tuple[Array, Array]] = {}
+        self.without_count: set[int] = set()
+        # Per lane that waits at bar.warp.sync: the mask of lanes it waits for.
+        self.members: Array = np.zeros(batch.size, np.uint32)
+        scheduler.on_exit.append(self._after_exit)
+
+    # --- barriers of a CTA ---
+
+    def sync(self, number: Scalar, expected: Scalar, m: Mask, resume: int, site: int) -> Step:
+        """bar.sync: ``expected`` threads (0: all of the CTA) wait for each other and go on at block ``resume``."""
+        self._count(m)
+        if (
+            isinstance(number, int)
+            and isinstance(expected, int)
+            and expected in (0, self.batch.threads)
+            and number < BARRIERS
+            and number not in self.arrived
+            and self.scheduler.alone
+            and (m is None or self.batch.is_everyone(m))
+            and (self.scheduler.complete or self._ctas_are_whole())
+        ):
+            self._sync_all()
+            return resume, m, False
+        for barrier, count, group in self._groups(number, expected, m):
+            if isinstance(expected, int) and not expected:
+                self.without_count.add(barrier)
+            self._check(barrier, count, group, site)
+            self._arrive(barrier, count, group, resume, site)
+        return self.scheduler.pick()
+
+    def arrive(self, number: Scalar, expected: Scalar, m: Mask, site: int) -> None:
+        """bar.arrive: counts, does not wait."""
+        self._count(m)
+        for barrier, count, group in self._groups(number, expected, m):
+            self._check(barrier, count, group, site)
+            self._arrive(barrier, count, group, None, site)
+
+    def _count(self, m: Mask) -> None:
+        if self.launch.counters is not None:
+            batch = self.batch
+            rows = batch.count if m is None else len(np.unique(batch.row_of[batch.lanes(m)]))
+            self.launch.counters.barriers += rows
+
+    def _ctas_are_whole(self) -> bool:
+        """Does the mask hold all threads of each CTA, or none of them?"""
+        left = self.batch.alive.reshape(self.batch.count, self.batch.width).sum(axis=1)
+        return bool(((left == 0) | (left == self.batch.threads)).all())
+
+    def _groups(self, number: Scalar, expected: Scalar, m: Mask) -> list[tuple[int, int, Array]]:
+        """(barrier, threads expected, lanes) of every barrier that the lanes name."""
+        batch = self.batch
+        mask = batch.running(m).copy()
+        if isinstance(number, int) and isinstance(expected, int):
+            return [(number, expected or batch.threads, mask)]
+        numbers = np.full(batch.size, number) if isinstance(number, int) else number
+        counts = np.full(batch.size, expected) if isinstance(expected, int) else expected
+        pairs = {(int(a), int(b)) for a, b in zip(numbers[mask], counts[mask], strict=True)}
+        return [(a, b or batch.threads, mask & (numbers == a) & (counts == b)) for a, b in sorted(pairs)]
+
+    def _check(self, number: int, expected: int, mask: Array, site: int) -> None:
+        """The number exists, the count is of whole warps and that of those who have arrived, and the lanes of a warp
+        arrive by the same instruction."""
+        batch = self.batch
+        text = ""
+        if number >= BARRIERS:
+            text = f"barrier {number}, of {BARRIERS} per CTA"
+        elif expected % 32 and expected != batch.threads:
+            text = f"barrier {number} for {expected} threads, which are no whole warps"
+        arrived = self.arrived.get(number)
+        counts, sites = self.phases.get(number) or (np.zeros(batch.count, np.int64), np.zeros(batch.size, np.int64))
+        rows = mask.reshape(batch.count, batch.width).any(axis=1)
+        if arrived is not None:
+            before = arrived.reshape(batch.count, batch.width).any(axis=1) & rows
+            if (counts[before] != expected).any():
+                first = int(counts[before][counts[before] != expected][0])
+                text = f"arrives at barrier {number} for {expected} threads, at which others arrive for {first}"
+            if self._is_aligned(site):
+                elsewhere = (arrived & (sites != site)).reshape(-1, 32).any(axis=1)
+                split = np.repeat(elsewhere, 32) & mask
+                if split.any():
+                    apart = f"lanes of one warp arrive at barrier {number} by different instructions"
+                    batch.report_lanes("barrier-divergence", apart, site, np.flatnonzero(split))
+        counts[rows], sites[mask] = expected, site
+        self.phases[number] = counts, sites
+        if text:
+            batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask))
+
+    def _is_aligned(self, site: int) -> bool:
+        """Must all lanes of a warp execute this very instruction?"""
+        opcode = next(part for part in self.launch.kernel.sites[site].text.split() if part[0] != "@")
+        return opcode.startswith("bar.") or ".aligned" in opcode
+
+    def _arrive(self, number: int, expected: int, mask: Array, resume: int | None, site: int) -> None:
+        """Lanes arrive, and sleep until ``resume`` (None: do not wait); a CTA whose count is reached goes on."""
+        batch = self.batch
+        arrived = self.arrived.get(number)
+        if arrived is not None and (arrived & mask).any():
+            text = f"arrives at barrier {number} again before it has completed ({expected} threads expected)"
+            batch.report_lanes("barrier-divergence", text, site, np.flatnonzero(arrived & mask))
+        arrived = mask if arrived is None else arrived | mask
+        if resume is not None:
+            self.scheduler.sleep(number, mask, resume, site)
+        counts = arrived.reshape(batch.count, batch.width).sum(axis=1)
+        if (counts > expected).any():
+            most = int(counts.max())
+            text = f"{most} threads arrive at barrier {number}, which waits for {expected}"
+            batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask & (counts > expected)[batch.row_of]))
+        self._settle(number, arrived, counts >= expected)
+
+    def _after_exit(self, exited: Array) -> None:  # noqa: ARG002
+        """Barriers without a count may have waited for these threads alone."""
+        for number in self.without_count.intersection(self.arrived):
+            self._settle(number, self.arrived[number], np.zeros(self.batch.count, bool))
+        arrived = self.arrived.get(WARP_BARRIER)
+        if arrived is not None:
+            free = arrived & ~self._warp_lacks(bits_of(self.members), arrived)
+            if free.any():
+                self._free_warps(free, arrived)
+
+    def _settle(self, number: int, arrived: Array, done: Array) -> None:
+        """Rows in which the barrier has completed, by its count (``done``) or because all others have exited, go on."""
+        batch = self.batch
+        participants = arrived
+        if number in self.without_count:
+            absent = (batch.alive & ~arrived).reshape(batch.count, batch.width).any(axis=1)
+            early = arrived.reshape(batch.count, batch.width).any(axis=1) & ~absent & ~done
+            if early.any():
+                exited = ~batch.alive & (batch.thread < batch.threads) & early[batch.row_of]
+                self._report_early(number, arrived, exited)
+                participants, done = arrived | exited, done | early
+        if done.any():
+            finished = done[batch.row_of]
+            self._sync_some(participants & finished, done)
+            self.scheduler.release(number, finished)
+            arrived = arrived & ~finished
+        self._keep(number, arrived)
+
+    def _report_early(self, number: int, arrived: Array, exited: Array) -> None:
+        """Lanes wait at a barrier that lanes of ``exited`` never reach."""
+        batch = self.batch
+        row = int(batch.row_of[np.flatnonzero(exited)[0]])
+        ended = batch.thread[exited & (batch.row_of == row)]
+        lanes = np.flatnonzero(arrived & (batch.row_of == row))
+        text = f"{len(ended)} threads ({ranges(ended)}) have exited before barrier {number}, at which {len(lanes)} wait"
+        batch.report_lanes("exit-before-barrier", text, int(self.phases[number][1][lanes[0]]), lanes)
+
+    def _keep(self, number: int, arrived: Array) -> None:
+        if arrived.any():
+            self.arrived[number] = arrived
+        else:
+            self.arrived.pop(number, None)
+
+    def _sync_all(self) -> None:
+        self.launch.tick += 1
+        self.clocks.meet_all()
+        if self.order.active:
+            warps = range(self.batch.warps_per_cta)
+            threads = np.arange(self.batch.threads)
+            for cta in self.batch.ctas:
+                self.order.barrier(int(cta), warps, threads)
+
+    def _sync_some(self, participants: Array, rows: Array) -> None:
+        """A barrier has completed in some rows (bool per row)."""
+        batch = self.batch
+        self.launch.tick += 1
+        for row in np.flatnonzero(rows):
+            base = row * batch.width
+            threads = np.flatnonzero(participants[base : base + batch.width])
+            warps = np.unique(threads >> 5)
+            self.clocks.meet(int(row), warps, whole=len(threads) == batch.threads)
+            self.order.barrier(int(batch.ctas[row]), [int(w) for w in warps], threads)
+
+    def reduce(self, mode: str, value: Array, m: Mask, site: int) -> Array:
+        """bar.red over the CTA (all threads take part): popc gives uint32, and/or predicates."""
+        batch = self.batch
+        active = batch.running(m).reshape(batch.count, batch.width)
+        counts = active.sum(axis=1)
+        if ((counts != 0) & (counts != batch.threads)).any():
+            line = self.launch.kernel.sites[site].line
+            raise EmulatorError(f"PTX line {line}: barrier with reduction by a part of a CTA is not modelled")
+        bits = value.reshape(batch.count, batch.width) & active
+        if mode == "popc":
+            return np.repeat(bits.sum(axis=1).astype(np.uint32), batch.width)
+        result = bits.any(axis=1) if mode == "or" else (bits | ~active).all(axis=1)
+        return np.repeat(result, batch.width)
+
+    # --- barriers of a warp ---
+
+    def _require_own_lane(self, members: Scalar, mask: Array, site: int) -> None:
+        """The lanes that execute bar.warp.sync are among its members."""
+        batch = self.batch
+        absent = (batch.words(members).reshape(-1) >> batch.lane & 1 == 0) & mask
+        if absent.any():
+            text = "the member mask omits the lane that executes it"
+            batch.report_lanes("warp-divergence", text, site, np.flatnonzero(absent))
+
+    def sync_warp(self, members: Scalar, m: Mask, resume: int, site: int) -> Step:
+        """bar.warp.sync: the named lanes of a warp that are still alive wait for each other, wherever they are.
+
+        Lanes of one warp may name different sets: each set is complete when all its living members have arrived.
+        """
+        batch, scheduler = self.batch, self.scheduler
+        if scheduler.alone:
+            if not isinstance(members, int) or members != 0xFFFFFFFF:
+                self._require_own_lane(members, batch.running(m), site)
+            self.clocks.warp_sync(m)
+            return resume, m, False
+        mask = batch.running(m).copy()
+        self._require_own_lane(members, mask, site)
+        arrived = self.arrived.get(WARP_BARRIER)
+        arrived = mask if arrived is None else arrived | mask
+        words = batch.words(members)
+        named = bits_of(words)
+        missing = self._warp_lacks(named, arrived) & mask
+        self.members[mask] = words.reshape(-1)[mask]
+        scheduler.sleep(WARP_BARRIER, mask, resume, site)
+        ready = np.repeat((mask & ~missing).reshape(-1, 32).any(axis=1), 32)
+        if ready.any():
+            free = arrived & ready
+            if int(words.reshape(-1)[np.flatnonzero(mask)[0]]) != 0xFFFFFFFF:
+                free &= (named & (mask & ~missing).reshape(-1, 32, 1)).any(axis=1).reshape(-1)
+            self._free_warps(free, arrived)
+        else:
+            self._keep(WARP_BARRIER, arrived)
+        return scheduler.pick()
+
+    def _warp_lacks(self, named: Array, arrived: Array) -> Array:
+        """Per lane: has a living lane that it names not arrived yet?"""
+        absent = (self.batch.alive & ~arrived).reshape(-1, 1, 32)
+        return np.asarray((named.reshape(-1, 32, 32) & absent).any(axis=2).reshape(-1))
+
+    def _free_warps(self, free: Array, arrived: Array) -> None:
+        """The lanes ``free`` of those that have ``arrived`` go on behind bar.warp.sync."""
+        self.scheduler.release(WARP_BARRIER, free)
+        self.clocks.warp_sync(free)
+        self._keep(WARP_BARRIER, arrived & ~free)
+
+
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """Lanes that wait at one instruction for the others of their warp (``members``: which, as each lane names them) or,
+    with None, of their warpgroup."""
+
+    lanes: Array
+    members: Scalar | None
+
+    def describe(self, row: int) -> str:  # noqa: ARG002
+        """What is waited for, in words."""
+        return "an instruction that their " + ("warpgroup" if self.members is None else "warp") + " executes together"
+
+    def add(self, lanes: Array, members: Scalar | None) -> None:
+        """More lanes come."""
+        if self.members is not None and members is not None:
+            same = isinstance(members, int) and isinstance(self.members, int) and members == self.members
+            self.members = members if same else np.where(lanes, members, self.members).astype(np.uint32)
+        self.lanes = self.lanes | lanes
+
+
+class Meetings:
+    """Instructions that lanes, a warp or a warpgroup execute together, such as shuffles and wgmma. The hardware's warps
+    run apart and come together there; meeting orders no memory.
+
+    Invariant: ``by_site`` has the lanes that have come to an instruction and not left it; all of them sleep. A lane
+    leaves when no living lane of its unit (the members named, or the warpgroup) is still elsewhere.
+    """
+
+    def __init__(self, batch: BatchState, scheduler: Scheduler) -> None:
+        self.batch, self.scheduler = batch, scheduler
+        self.by_site: dict[int, Meeting] = {}
+        scheduler.on_exit.append(self._after_exit)
+
+    def converge(self, members: Scalar | None, m: Mask, resume: int, site: int) -> Step:
+        """The named lanes of a warp (None: the warps of a warpgroup) come together, then go on at ``resume``."""
+        if self.scheduler.alone:
+            return resume, m, False
+        mask = self.batch.running(m)
+        meeting = self.by_site.get(site)
+        if meeting is None:
+            meeting = Meeting(mask, members)
+            if not (mask & self._lacks(meeting, self.batch.alive & ~mask)).any():
+                return self.scheduler.go(resume, m)
+            self.by_site[site] = meeting
+        else:
+            meeting.add(mask, members)
+        self.scheduler.sleep(meeting, mask, resume, site)
+        self._settle(site)
+        return self.scheduler.pick()
+
+    def _after_exit(self, exited: Array) -> None:
+        """Exited lanes are no longer waited for, so meetings may be complete now."""
+        for site, meeting in list(self.by_site.items()):
+            if meeting.members is not None:
+                deserted = meeting.lanes & self._lacks(meeting, exited)
+                if deserted.any():
+                    text = "the member mask names lanes that exit without executing it"
+                    self.batch.report_lanes("warp-divergence", text, site, np.flatnonzero(deserted))
+            self._settle(site)
+
+    def _settle(self, site: int) -> None:
+        meeting = self.by_site[site]
+        free = meeting.lanes & ~self._lacks(meeting, self.batch.alive & ~meeting.lanes)
+        if free.any():
+            meeting.lanes = meeting.lanes & ~free
+            self.scheduler.release(meeting, free)
+        if not meeting.lanes.any():
+            del self.by_site[site]
+
+    def _lacks(self, meeting: Meeting, absent: Array) -> Array:
+        """Per lane: is a lane of its unit among the ``absent``?"""
+        batch, members = self.batch, meeting.members
+        absent = absent.reshape(-1, 32)
+        if members is None:
+            warps, groups = batch.warps_per_cta, -(-batch.warps_per_cta // 4)
+            missing = np.zeros((batch.count, groups * 4), bool)
+            missing[:, :warps] = absent.any(axis=1).reshape(batch.count, warps)
+            by_group = missing.reshape(batch.count, groups, 4).any(axis=2)
+            return np.repeat(np.repeat(by_group, 4, axis=1)[:, :warps].reshape(-1), 32)
+        if isinstance(members, int):
+            return np.repeat((absent & bits_of(np.array(members, np.uint32))).any(axis=1), 32)
+        named = bits_of(members.reshape(-1, 32))
+        return np.asarray((named & absent[:, None, :]).any(axis=2).reshape(-1))

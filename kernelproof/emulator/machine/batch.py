@@ -1,0 +1,170 @@
+"""A batch of CTAs with its units, and the loop over all batches of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+import numpy as np
+
+from kernelproof.emulator.machine.barriers import Barriers, Meetings
+from kernelproof.emulator.machine.batch_sizes import BatchSizes
+from kernelproof.emulator.machine.collectives import Warps
+from kernelproof.emulator.machine.matrices import MatrixInstructions
+from kernelproof.emulator.machine.matrix_memory import MatrixMemory
+from kernelproof.emulator.machine.output import Output
+from kernelproof.emulator.machine.scheduler import Scheduler
+from kernelproof.emulator.machine.special_registers import SpecialRegisters
+from kernelproof.emulator.memory.atomics import Atomics
+from kernelproof.emulator.memory.copies import AsyncCopies
+from kernelproof.emulator.memory.device import DeviceMemory
+from kernelproof.emulator.memory.device_state import DeviceState
+from kernelproof.emulator.memory.local import GenericMemory, LocalMemory, Parameters
+from kernelproof.emulator.memory.shared import SharedMemory
+from kernelproof.emulator.state.arrays import Array, Mask, reuse_memory
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.launch import LaunchState
+from kernelproof.emulator.state.queue import CtaQueue
+
+MAX_IDLE_ROUNDS = 64
+# The same for CTAs that read a clock while they wait: their patience may end (by 16 million ticks).
+MAX_TIMED_ROUNDS = 8192
+
+
+class Batch(BatchState):
+    """Some CTAs of a launch with everything that executes them.
+
+    A compiled kernel is a generator that keeps all registers and calls the units. It yields when every lane of its
+    batch waits for another CTA. What an architecture adds are units of a subclass.
+    """
+
+    def __init__(self, launch: LaunchState, device: DeviceState, ctas: Array) -> None:
+        super().__init__(launch, ctas)
+        shared_bytes = launch.kernel.shared_static + launch.geometry.shared_bytes
+        self.scheduler = Scheduler(self)
+        self.make_shared(shared_bytes, launch.kernel.shared_granule)
+        clocks, shared = self.clocks, self.shared
+        self.barriers = Barriers(self, self.scheduler, clocks, device.order)
+        self.meetings = Meetings(self, self.scheduler)
+        self.memory = DeviceMemory(self, clocks, device, shared)
+        self.copies = AsyncCopies(self, self.memory, shared)
+        self.local = LocalMemory(self, launch.kernel.local_bytes)
+        self.parameters = Parameters(self, device.parameters)
+        self.generic = GenericMemory(self, self.memory, shared, self.local, self.parameters)
+        self.atomics = Atomics(self, self.memory, shared)
+        self.warps = Warps(self, clocks)
+        self.matrices = MatrixInstructions(self, shared, self.memory, self.generic)
+        self.matrix_memory = MatrixMemory(self, shared)
+        self.output = Output(self, self.memory, self.generic)
+        self.special = SpecialRegisters(self)
+        launch.tick += 1
+        clocks.start()
+
+    def make_shared(self, nbytes: int, granule: int) -> None:
+        """Make ``clocks`` and ``shared``, on which the other units stand."""
+        self.clocks = Clocks(self)
+        self.shared = SharedMemory(self, self.clocks, nbytes, granule)
+
+    def address_of(self, symbol: str) -> int:
+        """The device address of a module's variable."""
+        return self.memory.state.symbols[symbol]
+
+    def grid_workspace(self, symbol: str, site: int) -> int:
+        """The address of the workspace in which the CTAs of a cooperative grid meet."""
+        if not self.launch.geometry.cooperative:
+            text = "uses the workspace of a cooperative grid, which this launch is not"
+            self.report_lanes("grid-sync", text, site, np.flatnonzero(self.alive))
+        return self.address_of(symbol)
+
+    def trap(self, site: int, message: str, m: Mask) -> None:
+        """Report a trap of the lanes."""
+        lanes = np.flatnonzero(self.running(m))
+        if len(lanes):
+            self.report_lanes("trap", message, site, lanes)
+
+
+# What a kernel is translated to. Every resumption runs until all lanes of the batch wait for other CTAs.
+KernelFunction = Callable[[Batch], Generator[None, None, None]]
+
+
+def run(
+    launch: LaunchState, device: DeviceState, function: KernelFunction, ctas: Array, batch_type: type[Batch]
+) -> None:
+    """Execute the CTAs with these linear numbers (whole clusters, rank by rank) in batches. Batches that wait for flags
+    of others take turns. Raises Runaway, Overtaken, or EmulatorError for what the machine does not know."""
+    reuse_memory()
+    sizes, resident = BatchSizes(launch), _resident(launch, len(ctas))
+    queue = launch.queue = CtaQueue(ctas, launch.geometry.cluster_size, resident)
+    running: list[tuple[Batch, Generator[None, None, None]]] = []
+    idle_rounds = rounds = active = 0
+    with np.errstate(all="ignore"):
+        while len(queue) or running:
+            starts = min(len(queue), resident - active)
+            if starts:
+                batch = batch_type(launch, device, queue.take(sizes.next(starts)))
+                active += batch.count
+                running.insert(0, (batch, function(batch)))
+            before, count = launch.version, len(running)
+            left = []
+            for batch, code in running:
+                if _continues(code):
+                    left.append((batch, code))
+                else:
+                    active -= batch.count
+                    sizes.ended(batch.count, batch.scheduler.steps)
+            running = left
+            if launch.options.progress and len(running) < count:
+                launch.options.progress(len(ctas) - len(queue) - active, len(ctas))
+            moved = launch.version != before or len(running) < count
+            idle_rounds = 0 if moved or starts else idle_rounds + 1
+            rounds += 1
+            timed = any(batch.special.clock_reads > MAX_IDLE_ROUNDS for batch, _ in running)
+            limit = MAX_TIMED_ROUNDS if timed else MAX_IDLE_ROUNDS
+            if idle_rounds > limit or rounds > (launch.options.loop_limit or rounds):
+                _report_stuck([batch for batch, _ in running])
+                return
+
+
+def _resident(launch: LaunchState, count: int) -> int:
+    """CTAs that may run at a time. One per SM where CTAs can cancel others, because then it matters which have
+    started."""
+    if not launch.kernel.cancels:
+        return count
+    size = launch.geometry.cluster_size
+    return max(size, launch.device.sm_count // size * size)
+
+
+def _report_stuck(batches: list[Batch]) -> None:
+    """Reports that no batch can go on: a deadlock, unless lanes wait for CTAs that are not executed."""
+    launch = batches[0].launch
+    absent = launch.geometry.ctas - sum(launch.batches) - launch.queue.cancelled
+    text = ""
+    if any(batch.memory.last_read is not None and batch.memory.last_read.of_host for batch in batches):
+        text = "waits for memory that the host writes, which goes on only when the kernel has ended"
+    elif absent:
+        text = f"waits for some of the {absent} CTAs that are left out of {launch.geometry.ctas}"
+    if text:
+        launch.reports.add("launch-error", f"{launch.kernel.name} {text}")
+        return
+    for batch in batches:
+        batch.scheduler.report_stuck()
+
+
+def _continues(code: Generator[None, None, None]) -> bool:
+    """Run a batch until it yields; False when it has ended."""
+    try:
+        next(code)
+    except StopIteration:
+        return False
+    return True
+
+
+def in_clusters(ctas: Array, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Array:
+    """The CTAs of all clusters that contain ``ctas``, cluster by cluster, by rank in each."""
+    (gx, gy, _), (cx, cy, cz) = grid, cluster
+    x, y, z = ctas % gx, ctas // gx % gy, ctas // (gx * gy)
+    first = np.unique(x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz)))
+    rank = np.arange(cx * cy * cz)
+    step = rank % cx + gx * (rank // cx % cy + gy * (rank // (cx * cy)))
+    out: Array = (first[:, None] + step).reshape(-1)
+    return out

@@ -1,0 +1,54 @@
+"""Sizes of batches: CTAs executed together share the cost of a step as long as they take the same steps."""
+
+from __future__ import annotations
+
+from kernelproof.emulator.state.launch import MAX_LANES, MIN_LANES, LaunchState
+
+# Most bytes of shared and of local memory in a batch that is wider than ``MIN_LANES``.
+SHARED_BYTES, LOCAL_BYTES = 1 << 22, 1 << 24
+# A batch of twice the lanes may take this many times the steps.
+GROWTH = 1.5
+
+
+class BatchSizes:
+    """The batch sizes of a launch. ``planned``: sizes of an earlier execution, which are used again."""
+
+    def __init__(self, launch: LaunchState) -> None:
+        self.launch = launch
+        self.planned = list(launch.batches)
+        launch.batches.clear()
+        geometry, lanes = launch.geometry, launch.options.lanes
+        self.cluster = geometry.cluster_size
+        self.threads = max(32, -(-geometry.threads // 32) * 32)
+        self.size = self._whole(MIN_LANES if lanes is None else lanes)
+        self.most = self.size if lanes is not None else max(self.size, self._whole(self._most_lanes()))
+        # Lanes and steps of the widest batch so far.
+        self.steps: tuple[int, int] | None = None
+
+    def _most_lanes(self) -> int:
+        kernel = self.launch.kernel
+        shared = max(1, kernel.shared_static + self.launch.geometry.shared_bytes)
+        return min(MAX_LANES, SHARED_BYTES // shared * self.threads, LOCAL_BYTES // max(1, kernel.local_bytes))
+
+    def _whole(self, lanes: int) -> int:
+        """As many CTAs as have so many lanes: whole clusters, at least one."""
+        return max(1, lanes // self.threads // self.cluster) * self.cluster
+
+    def next(self, most: int) -> int:
+        """CTAs of the next batch, ``most`` of which there is room for."""
+        count = min(most, self.planned.pop(0) if self.planned else self.size)
+        self.launch.batches.append(count)
+        return count
+
+    def ended(self, count: int, steps: int) -> None:
+        """A batch of ``count`` CTAs has ended after so many steps of its scheduler: the next one is wider, unless
+        wider batches take more steps, because their CTAs run apart."""
+        if count != self.size or self.size >= self.most:
+            return
+        if self.steps is not None and count > self.steps[0]:
+            before, least = self.steps
+            if steps > GROWTH * (least + 1) * count / before / 2:
+                self.size = self.most = before
+                return
+        self.steps = count, steps
+        self.size = min(self.most, 2 * self.size)

@@ -1,0 +1,124 @@
+"""Text output of kernels: printf, and the messages of failed asserts."""
+
+from __future__ import annotations
+
+import re
+import struct
+from functools import lru_cache
+
+import numpy as np
+
+from kernelproof.emulator.memory.device import DeviceMemory
+from kernelproof.emulator.memory.local import GenericMemory
+from kernelproof.emulator.state.arrays import Array, Mask
+from kernelproof.emulator.state.batch import BatchState
+
+_CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|j|z|t)?([diouxXcsfFeEgGaAp%])")
+_DOT = re.compile(r"%[-+ #0]*(?:\*|\d+)?\.")
+MAX_STRING = 4096  # characters of a string in device memory
+MAX_CHARACTERS = 1 << 20  # characters that a launch may print, as many as a device's buffer for printf holds
+
+
+@lru_cache(maxsize=256)
+def _pieces(form: str) -> tuple[str | tuple[str, tuple[tuple[str, int], ...]], ...]:
+    """A format as plain text and conversions; a conversion is Python's form of it, and (kind, bytes) of each argument:
+    ``i`` and ``u`` integers, ``f`` floating, ``s`` a string."""
+    out: list[str | tuple[str, tuple[tuple[str, int], ...]]] = []
+    at = 0
+    for m in _CONVERSION.finditer(form):
+        out.append(form[at : m.start()])
+        at = m.end()
+        flags, width, precision, length, kind = m.groups()
+        if kind == "%":
+            out.append("%")
+            continue
+        arguments = [("i", 4) for part in (width, precision) if part == "*"]
+        size = 8 if length in ("l", "ll", "j", "z", "t") or kind in "sfFeEgGaAp" else 4
+        arguments.append(("f" if kind in "fFeEgGaA" else "s" if kind == "s" else "i" if kind in "dic" else "u", size))
+        dot = f".{precision or ''}" if _DOT.match(m[0]) else ""
+        if kind == "p":
+            flags, kind = flags + "#", "x"
+        out.append((f"%{flags}{width or ''}{dot}{'g' if kind in 'aA' else kind}", tuple(arguments)))
+    out.append(form[at:])
+    return tuple(out)
+
+
+class Output:
+    """Texts of the lanes of a batch, in the order of lanes at each instruction."""
+
+    def __init__(self, batch: BatchState, memory: DeviceMemory, generic: GenericMemory) -> None:
+        self.batch, self.memory, self.generic = batch, memory, generic
+
+    def _string(self, address: int) -> str:
+        """A C string in global memory."""
+        arena = self.memory.state.arena
+        at = address - arena.base
+        if not 0 <= at < arena.capacity:
+            return "(no string)"
+        raw = arena.data[at : at + MAX_STRING].tobytes()
+        return raw.partition(b"\0")[0].decode(errors="replace")
+
+    def print(self, form: Array, values: Array, m: Mask, site: int) -> None:
+        """printf of each lane: the address of its format, and the generic one of its arguments."""
+        launch = self.batch.launch
+        if launch.printed_characters > MAX_CHARACTERS:
+            return
+        lanes = np.flatnonzero(self.batch.running(m))
+        texts: dict[int, str] = {}
+        for address in np.unique(form[lanes]):
+            chosen = self.batch.spread(np.ones(len(lanes), bool), lanes, 1).astype(bool) & (form == address)
+            texts.update(self._formatted(self._string(int(address)), values, chosen, site))
+        launch.printed.append("".join(text for _, text in sorted(texts.items())))
+        launch.printed_characters += len(launch.printed[-1])
+
+    def _formatted(self, form: str, values: Array, m: Array, site: int) -> dict[int, str]:
+        """lane -> its text."""
+        lanes = [int(lane) for lane in np.flatnonzero(m)]
+        texts = dict.fromkeys(lanes, "")
+        at = 0
+        for piece in _pieces(form):
+            if isinstance(piece, str):
+                for lane in lanes:
+                    texts[lane] += piece
+                continue
+            conversion, arguments = piece
+            columns = []
+            for kind, size in arguments:
+                at = -(-at // size) * size
+                raw = self.generic.load(values + np.uint64(at), size, m, site)
+                columns.append({lane: self._value(kind, size, int(raw[lane])) for lane in lanes})
+                at += size
+            for lane in lanes:
+                texts[lane] += _spelled(conversion, tuple(column[lane] for column in columns))
+        return texts
+
+    def _value(self, kind: str, size: int, raw: int) -> int | float | str:
+        if kind == "f":
+            number: float = struct.unpack("<d", struct.pack("<Q", raw))[0]
+            return number
+        if kind == "s":
+            return self._string(raw) if raw else "(null)"
+        top = 1 << 8 * size - 1
+        return raw - 2 * top if kind == "i" and raw & top else raw
+
+    def assert_failed(self, text: Array, file: Array, line: Array, function: Array, m: Mask, site: int) -> None:
+        """A failed assert of the lanes."""
+        lanes = np.flatnonzero(self.batch.running(m))
+        if len(lanes):
+            first = int(lanes[0])
+            where = f"{self._string(int(file[first]))}:{int(line[first])}"
+            words = (
+                f"assertion `{self._string(int(text[first]))}` failed in {self._string(int(function[first]))}, {where}"
+            )
+            self.batch.report_lanes("trap", words, site, lanes)
+            self.batch.launch.failed_asserts = True
+
+
+def _spelled(conversion: str, arguments: tuple[int | float | str, ...]) -> str:
+    try:
+        if conversion[-1] == "c":
+            *before, code = arguments
+            return conversion % (*before, chr(int(code) & 255))
+        return conversion % arguments
+    except (TypeError, ValueError, OverflowError):
+        return conversion

@@ -1,0 +1,111 @@
+"""Special registers: who a lane is, and constants of the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import MOVER, Array
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.reports import EmulatorError
+
+TICK = 2048  # a clock advances so much per read, so a kernel that waits for milliseconds reads it some thousand times
+
+
+class SpecialRegisters:
+    """The special registers of a batch, by their PTX names."""
+
+    def __init__(self, batch: BatchState) -> None:
+        self.batch, self.launch = batch, batch.launch
+        self._read: dict[str, Array] = {}
+        self.clock_reads = 0
+
+    def lanes(self, name: str) -> Array:
+        """A special register that differs between threads, uint32 per lane."""
+        out = self._read.get(name)
+        if out is None:
+            out = self._read[name] = self._compute(name)
+        return out
+
+    def _compute(self, name: str) -> Array:
+        batch, geometry = self.batch, self.launch.geometry
+        if name.startswith("%reserved_smem") or name.endswith(".w"):
+            return batch.constant(0, 4)
+        bx, by, _ = geometry.block
+        lane = batch.lane.astype(np.int64)
+        full = 0xFFFFFFFF
+        of_threads: dict[str, Callable[[], Array]] = {
+            "%tid.x": lambda: batch.thread % bx,
+            "%tid.y": lambda: batch.thread // bx % by,
+            "%tid.z": lambda: batch.thread // (bx * by),
+            "%laneid": lambda: lane,
+            "%warpid": lambda: batch.warp,
+            "%lanemask_eq": lambda: 1 << lane,
+            "%lanemask_le": lambda: (2 << lane) - 1,
+            "%lanemask_lt": lambda: (1 << lane) - 1,
+            "%lanemask_ge": lambda: full & ~((1 << lane) - 1),
+            "%lanemask_gt": lambda: full & ~((2 << lane) - 1),
+        }
+        if name in of_threads:
+            same = batch.who.special
+            if name not in same:
+                same[name] = of_threads[name]().astype(np.uint32)
+            return same[name]
+        return np.repeat(self._of_ctas(name).astype(np.uint32), batch.width)
+
+    def _of_ctas(self, name: str) -> Array:
+        """A special register that is the same in a CTA, one per row."""
+        batch, geometry = self.batch, self.launch.geometry
+        gx, gy, _ = geometry.grid
+        cx, cy, cz = geometry.cluster
+        cta = batch.ctas.astype(np.int64)
+        x, y, z = cta % gx, cta // gx % gy, cta // (gx * gy)
+        of_ctas: dict[str, Array] = {
+            "%ctaid.x": x,
+            "%ctaid.y": y,
+            "%ctaid.z": z,
+            "%clusterid.x": x // cx,
+            "%clusterid.y": y // cy,
+            "%clusterid.z": z // cz,
+            "%cluster_ctaid.x": x % cx,
+            "%cluster_ctaid.y": y % cy,
+            "%cluster_ctaid.z": z % cz,
+            "%cluster_ctarank": batch.rank,
+            "%smid": cta % self.launch.device.sm_count,
+        }
+        if name not in of_ctas:
+            raise EmulatorError(f"special register {name} is not modelled")
+        return of_ctas[name]
+
+    def constant(self, name: str) -> int:
+        """A special register with one value per launch."""
+        launch, geometry = self.launch, self.launch.geometry
+        by_axis = {
+            "%ntid": geometry.block,
+            "%nctaid": geometry.grid,
+            "%nclusterid": tuple(g // c for g, c in zip(geometry.grid, geometry.cluster, strict=True)),
+            "%cluster_nctaid": geometry.cluster,
+        }
+        base, _, axis = name.partition(".")
+        if base in by_axis:
+            return by_axis[base]["xyz".find(axis)]
+        shared_bytes = launch.kernel.shared_static + geometry.shared_bytes
+        values = {
+            "%cluster_nctarank": geometry.cluster_size,
+            "%is_explicit_cluster": int(geometry.cluster_size > 1),
+            "%gridid": 0,
+            "%nsmid": launch.device.sm_count,
+            "%nwarpid": launch.device.threads_per_sm // 32,
+            "%dynamic_smem_size": geometry.shared_bytes,
+            "%total_smem_size": shared_bytes,
+            "%aggr_smem_size": shared_bytes,
+        }
+        if name not in values:
+            raise EmulatorError(f"special register {name} is not modelled")
+        return values[name]
+
+    def clock(self, bits: int) -> Array:
+        """A counter that advances with every call: no model of time."""
+        self.clock_reads += 1
+        return np.full(self.batch.size, self.clock_reads * TICK & ((1 << bits) - 1), MOVER[bits // 8])

@@ -1,0 +1,213 @@
+"""Device memory: one arena of host memory with guard gaps, so that device pointers are real host addresses.
+
+A pointer therefore passes untouched through a C launcher, and every access can be traced to the buffer that it belongs
+to.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kernelproof.emulator.memory.tensors import Tensor, element_name, host_array, is_tensor
+from kernelproof.emulator.state.arrays import MOVER, POISON, Array
+from kernelproof.emulator.state.reports import EmulatorError
+
+# What NumPy takes as an index: slices, integers or a mask, alone or in a tuple.
+Index = slice | int | EllipsisType | Array
+
+ROLES = ("input", "output", "inout", "scratch")
+ALIGN = 256
+
+
+@dataclass(eq=False)
+class Buffer:
+    """An allocation. ``address`` is the device pointer, ``nbytes`` its size.
+
+    ``role``: an ``input`` may not be written, an ``output`` and ``scratch`` may not be read before written, and an
+    ``output`` must be written everywhere (inside its region). ``written`` has a byte per byte (None: all defined),
+    ``allowed`` too (None: all). ``element`` names the type of elements that NumPy lacks, such as bfloat16, for which
+    ``dtype`` has integers of their size. ``of_host``: the host writes it without a call, while kernels run too.
+    """
+
+    memory: Memory
+    start: int
+    nbytes: int
+    role: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    written: Array | None = None
+    allowed: Array | None = None
+    name: str = ""
+    element: str = ""
+    of_host: bool = False
+
+    @property
+    def element_name(self) -> str:
+        """The type of its elements, for people."""
+        return self.element or str(self.dtype)
+
+    @property
+    def address(self) -> int:
+        """The device pointer."""
+        return self.memory.base + self.start
+
+    @property
+    def end(self) -> int:
+        """Arena offset behind the last byte."""
+        return self.start + self.nbytes
+
+    @property
+    def is_typed(self) -> bool:
+        """Is there an array behind it, with a type of its own?"""
+        return self.dtype != np.uint8 or self.shape != (self.nbytes,)
+
+    def bytes(self) -> Array:
+        """A view (not a copy) of the buffer's bytes, shape (nbytes,), uint8."""
+        return self.memory.data[self.start : self.end]
+
+    def download(self) -> Array:
+        """A copy of the contents in the shape and dtype of the upload."""
+        return self.bytes().view(self.dtype).reshape(self.shape).copy()
+
+    def unwritten(self) -> Array:
+        """Byte offsets that are in the region but never were written, shape (n,)."""
+        if self.written is None:
+            return np.zeros(0, np.int64)
+        missing = self.written == 0
+        if self.allowed is not None:
+            missing &= self.allowed != 0
+        return np.flatnonzero(missing)
+
+
+# Linux's value, for Pythons that do not name it.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def _reserve(capacity: int) -> Array:
+    """Reserves address space, which costs nothing until touched; halves it as often as the system refuses."""
+    while True:
+        try:
+            block = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+            return np.frombuffer(block, np.uint8)
+        except OSError:
+            if capacity <= 1 << 26:
+                raise
+            capacity //= 2
+
+
+class Memory:
+    """Global memory. ``capacity`` bytes of address space are reserved; only what is touched costs memory."""
+
+    def __init__(self, capacity: int = 1 << 35, guard: int = 4096) -> None:
+        self.data: Array = _reserve(capacity)
+        capacity = len(self.data)
+        self.base = int(self.data.ctypes.data)
+        self.capacity, self.guard = capacity, guard
+        self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
+        self.starts: list[int] = []
+        self.buffers: list[Buffer] = []
+        self.next = guard
+        # Counts what changes memory or what is allocated, apart from kernels and what the host writes without a call.
+        self.writes = 0
+        self.globals: dict[tuple[str, str], Buffer] = {}
+
+    def allocate(self, nbytes: int, role: str = "scratch", guard: int | None = None, name: str = "") -> Buffer:
+        """Allocate undefined memory. Raises EmulatorError when the arena is full or the role unknown."""
+        if role not in ROLES:
+            raise EmulatorError(f"role {role!r}: one of {', '.join(ROLES)}")
+        start = -(-self.next // ALIGN) * ALIGN
+        gap = self.guard if guard is None else max(guard, ALIGN)
+        if start + nbytes + gap > self.capacity:
+            raise EmulatorError(f"out of device memory: {nbytes} bytes needed, {self.capacity - start} left")
+        self.next = start + nbytes + gap
+        buffer = Buffer(self, start, nbytes, role, (nbytes,), np.dtype(np.uint8), name=name)
+        if role in ("output", "scratch"):
+            buffer.written = np.zeros(nbytes, np.uint8)
+        self.starts.append(start)
+        self.buffers.append(buffer)
+        return buffer
+
+    def upload(
+        self,
+        array: ArrayLike | Tensor,
+        role: str = "input",
+        *,
+        guard: int | None = None,
+        region: Index | tuple[Index, ...] | None = None,
+        name: str = "",
+    ) -> Buffer:
+        """Copy ``array`` to the device; an ``output`` takes only its shape and dtype and starts as NaN bytes (0xFF).
+
+        ``array``: also a CPU tensor of PyTorch; one of bfloat16 or fp8 comes back as the integers of its bits.
+        ``guard``: bytes of forbidden memory that follow. ``region``: an index into the array (slices or a mask) outside
+        of which the kernel may not write and nothing is expected. Returns the buffer.
+        """
+        element = element_name(array) if is_tensor(array) else ""
+        content = host_array(array) if is_tensor(array) else array
+        source = np.ascontiguousarray(content)
+        buffer = self.allocate(source.nbytes, role, guard, name)
+        buffer.shape, buffer.dtype, buffer.element = np.shape(content), source.dtype, element
+        if role == "output":
+            buffer.bytes()[:] = POISON
+        elif role != "scratch":
+            buffer.bytes()[:] = source.reshape(-1).view(np.uint8)
+        if region is not None:
+            allowed = np.zeros(source.shape, bool)
+            allowed[region] = True
+            buffer.allowed = np.repeat(allowed.reshape(-1).view(np.uint8), source.itemsize)
+        return buffer
+
+    def free(self, buffer: Buffer) -> None:
+        """Give a buffer back: later accesses to it are out of bounds (addresses are not used again)."""
+        self.writes += 1
+        i = self.buffers.index(buffer)
+        del self.buffers[i], self.starts[i]
+
+    def restore(self, buffer: Buffer) -> None:
+        """Allocate a buffer that was freed again, at its address; its contents are undefined."""
+        self.writes += 1
+        i = bisect_right(self.starts, buffer.start)
+        self.starts.insert(i, buffer.start)
+        self.buffers.insert(i, buffer)
+        buffer.written = np.zeros(buffer.nbytes, np.uint8) if buffer.role in ("output", "scratch") else None
+
+    def find(self, offset: int) -> Buffer | None:
+        """The buffer that contains this arena offset."""
+        i = bisect_right(self.starts, offset) - 1
+        if i >= 0 and offset < self.buffers[i].end:
+            return self.buffers[i]
+        return None
+
+    def nearest(self, offset: int) -> tuple[Buffer, str] | None:
+        """The buffer that contains an arena offset, or the one next to it and how far it is; None if it is nowhere."""
+        inside = self.find(offset)
+        if inside is not None:
+            return inside, ""
+        i = bisect_right(self.starts, offset) - 1
+        if not 0 <= offset < self.capacity or i < 0:
+            return None
+        before = self.buffers[i]
+        after = self.buffers[i + 1] if i + 1 < len(self.buffers) else None
+        if after is not None and after.start - offset < offset - before.end:
+            return after, f"{after.start - offset} bytes before its start"
+        return before, f"{offset - before.end} bytes past its end"
+
+    def describe(self, address: int) -> str:
+        """Where a device address lies, in words."""
+        near = self.nearest(address - self.base)
+        if near is None:
+            return "outside any allocation"
+        buffer, beside = near
+        return f"{beside or f'byte {address - self.base - buffer.start}'} of {self.label(buffer)}"
+
+    def label(self, buffer: Buffer) -> str:
+        """A buffer in words."""
+        role = "" if buffer.role == "scratch" else f"{buffer.role}, "
+        return f"{buffer.name or f'buffer {self.buffers.index(buffer)}'} ({role}{buffer.nbytes} bytes)"

@@ -1,0 +1,194 @@
+"""atom and red: read-modify-write of shared and device memory, lane by lane in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.arithmetic.floats import fmin, packed, scalar16
+from kernelproof.emulator.arithmetic.types import F, S, U
+from kernelproof.emulator.memory.device import DeviceMemory
+from kernelproof.emulator.memory.shared import SharedMemory
+from kernelproof.emulator.state.arrays import Array, Mask
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
+
+
+class AtomicKind(NamedTuple):
+    """What an atomic does: the operation (``add``, ``cas``, ...), its PTX type, the state space (``generic``: told by
+    the address), its scope with whether it acquires (``read``) and releases (``write``), as of ``state.scopes``, and
+    whether anybody wants the old value."""
+
+    op: str
+    kind: str
+    space: str
+    read: int
+    write: int
+    returns: bool = True
+
+
+# Operations that can be taken back, on types whose bits are integers.
+_INVERTIBLE: dict[str, tuple[np.ufunc, np.ufunc]] = {
+    "add": (np.add, np.subtract),
+    "xor": (np.bitwise_xor, np.bitwise_xor),
+}
+# Operations of one ufunc on such integers; of these, addition alone on floats.
+_SIMPLE: dict[str, np.ufunc] = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+_REALS = frozenset(("f32", "f64"))
+_INTEGERS = frozenset(("u32", "s32", "b32", "u64", "s64", "b64"))
+
+
+class Atomics:
+    """The atomics of a batch."""
+
+    def __init__(self, batch: BatchState, device: DeviceMemory, shared: SharedMemory) -> None:
+        self.batch, self.device, self.shared = batch, device, shared
+
+    def apply(self, form: AtomicKind, address: Array, value: Array, compare: Array | None, m: Mask, site: int) -> Array:
+        """Read, modify, write, in lane order. ``compare``: of cas. Returns the old values."""
+        if form.space == "generic":
+            return self._apply_by_window(form, address, value, compare, m, site)
+        batch, width = self.batch, value.dtype.itemsize
+        if form.space == "shared":
+            access = self.shared.touch(address, width, m, site, form.read, form.write)
+            view = self.shared.views[width]
+        else:
+            access = self.device.touch(address, width, m, site, form.read, form.write)
+            view = self.device.arena.views[width]
+        if access is None:
+            return batch.poison(width)
+        lanes, at = access
+        other = compare[lanes] if compare is not None else None
+        old, changed = modify(form.op, form.kind, view, at, value[lanes], other, form.returns)
+        if changed:
+            batch.launch.version += 1
+        if not form.returns:
+            return value
+        out = np.zeros(batch.size, value.dtype)
+        out[lanes] = old
+        return out
+
+    def _apply_by_window(
+        self, form: AtomicKind, address: Array, value: Array, compare: Array | None, m: Mask, site: int
+    ) -> Array:
+        """Of generic addresses, those of shared memory first."""
+        inside = (address >> np.uint64(SHIFT_TO_WINDOW)) == Window.SHARED
+        active = self.batch.running(m)
+        out = self.batch.poison(value.dtype.itemsize)
+        low = self.shared.of_cluster((address & np.uint64(0xFFFFFFFF)).astype(np.uint32))
+        for space, places, mask in (("shared", low, active & inside), ("global", address, active & ~inside)):
+            if mask.any():
+                old = self.apply(form._replace(space=space), places, value, compare, mask, site)
+                out[mask] = old[mask]
+        return out
+
+
+def _combined(op: str, kind: str, old: Array, value: Array, compare: Array | None) -> Array:
+    if op == "exch":
+        return value
+    if op == "cas":
+        assert compare is not None
+        return np.where(old == compare, value, old)
+    if op in ("and", "or", "xor"):
+        return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op](old, value)
+    if op == "inc":
+        return np.where(old >= value, 0, old + 1).astype(old.dtype)
+    if op == "dec":
+        return np.where((old == 0) | (old > value), value, old - 1).astype(old.dtype)
+    combine: Callable[[Array, Array], Array] = {
+        "add": lambda a, b: a + b,
+        "min": lambda a, b: fmin(a, b, False, False) if a.dtype.kind == "f" else np.minimum(a, b),
+        "max": lambda a, b: fmin(a, b, False, True) if a.dtype.kind == "f" else np.maximum(a, b),
+    }[op]
+    if kind in ("f16x2", "bf16x2"):
+        return packed(kind, combine, old, value)
+    if kind in ("f16", "bf16"):
+        return scalar16(kind, combine, old, value)
+    bits = old.dtype.itemsize * 8
+    real = F[kind] if kind[0] == "f" else S[bits] if kind[0] == "s" else U[bits]
+    return np.ascontiguousarray(combine(old.view(real), value.view(real))).view(old.dtype)
+
+
+def _sorted(at: Array) -> Array:
+    """The stable order of places, digit by digit: NumPy counts where it sorts numbers of 16 bits."""
+    left = at - at.min()
+    order: Array = np.argsort(left.astype(np.uint16), kind="stable")
+    while (left := left >> 16).any():
+        order = order[np.argsort(left[order].astype(np.uint16), kind="stable")]
+    return order
+
+
+class _Groups:
+    """Elements of an atomic, sorted by place and then by lane. ``order``: element of each rank; ``starts``: the rank at
+    which the elements of a place begin; ``sizes``: how many a place has."""
+
+    def __init__(self, at: Array) -> None:
+        self.order = _sorted(at)
+        places = at[self.order]
+        self.starts: Array = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
+        self.sizes: Array = np.diff(self.starts, append=len(at))
+        self.places: Array = places[self.starts]
+
+    def turns(self) -> Iterator[Array]:
+        """Yields elements with distinct places, turn by turn, such that those of one place come in their order."""
+        turn = np.arange(len(self.order)) - np.repeat(self.starts, self.sizes)
+        by_turn = np.argsort(turn, kind="stable")
+        at = 0
+        for count in np.bincount(turn):
+            yield self.order[by_turn[at : at + count]]
+            at += count
+
+
+def modify(
+    op: str, kind: str, view: Array, at: Array, value: Array, compare: Array | None, returns: bool = True
+) -> tuple[Array, bool]:
+    """Atomically change ``view[at]``, in lane order where places repeat. Returns the old values (nothing of use without
+    ``returns``) and whether anything changed."""
+    simple = None if returns else _SIMPLE.get(op)
+    if simple is not None and (kind in _INTEGERS or (op == "add" and kind in _REALS)):
+        real = F[kind] if kind in _REALS else S[8 * value.itemsize] if kind[0] == "s" else value.dtype
+        simple.at(view.view(real), at, value.view(real))
+        return value, True
+    groups = _Groups(at)
+    if len(groups.starts) == len(at):
+        old = view[at]
+        new = _combined(op, kind, old, value, compare)
+        view[at] = new
+        return old, bool((new != old).any())
+    if kind in _INTEGERS and op in _INVERTIBLE:
+        return _modify_sums(_INVERTIBLE[op], view, groups, value)
+    old = np.empty(len(at), view.dtype)
+    changed = False
+    for now in groups.turns():
+        before = view[at[now]]
+        after = _combined(op, kind, before, value[now], None if compare is None else compare[now])
+        old[now] = before
+        changed = changed or bool((after != before).any())
+        view[at[now]] = after
+    return old, changed
+
+
+def _modify_sums(
+    operations: tuple[np.ufunc, np.ufunc], view: Array, groups: _Groups, value: Array
+) -> tuple[Array, bool]:
+    """An operation on integers that can be taken back: what lanes find is a difference of sums."""
+    combine, take_back = operations
+    values = value[groups.order]
+    sums = combine.accumulate(values, dtype=values.dtype)
+    ahead = take_back(sums, values)
+    before = view[groups.places]
+    base = take_back(before, ahead[groups.starts])
+    earlier = combine(ahead, np.repeat(base, groups.sizes))
+    view[groups.places] = combine(base, sums[groups.starts + groups.sizes - 1])
+    old = np.empty_like(values)
+    old[groups.order] = earlier
+    return old, bool(values.any())

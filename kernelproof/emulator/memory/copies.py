@@ -1,0 +1,184 @@
+"""cp.async: copies of threads from device to shared memory, which land as late as the waits allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernelproof.emulator.memory.device import DeviceMemory
+from kernelproof.emulator.memory.late_copies import LateCopy
+from kernelproof.emulator.memory.shared import SharedMemory
+from kernelproof.emulator.state.arrays import MOVER, Array, Mask, Scalar
+from kernelproof.emulator.state.batch import BatchState
+
+
+@dataclass(slots=True)
+class Copy:
+    """One issued cp.async: where it lands, what lands, and its group (per lane, or one number while all agree; None
+    before it is committed)."""
+
+    to: LateCopy
+    data: Array
+    group: int | Array | None = None
+
+    @property
+    def lanes(self) -> Array | None:
+        """The lanes that issued it (None: all)."""
+        return self.to.lanes
+
+    def part(self, chosen: Array, everyone: Array) -> Copy:
+        """The copy restricted to some of its lanes (bool per lane of the copy)."""
+        group = self.group if self.group is None or isinstance(self.group, int) else self.group[chosen]
+        to = self.to
+        lanes = (everyone if to.lanes is None else to.lanes)[chosen]
+        return Copy(LateCopy(to.low, to.high, lanes, to.at[chosen], to.width), self.data[chosen], group)
+
+
+class AsyncCopies:
+    """The cp.async of a batch. Groups are counted per lane: ``committed`` is an int while all lanes agree.
+
+    Invariants: ``open`` copies have no group yet; a ``flying`` copy has a group below its lanes' ``committed``, and its
+    destination is poison to whoever looks. It lands when a wait of its lane covers its group, never earlier.
+    """
+
+    def __init__(self, batch: BatchState, device: DeviceMemory, shared: SharedMemory) -> None:
+        self.batch, self.device, self.shared = batch, device, shared
+        self.counters = batch.launch.counters
+        self.committed: int | Array = 0
+        self.open: list[Copy] = []
+        self.flying: list[Copy] = []
+
+    # --- issue ---
+
+    def issue(
+        self, destination: Array, source: Array, width: int, bytes_read: Scalar | None, m: Mask, site: int
+    ) -> None:
+        """cp.async of ``width`` bytes per lane, the first ``bytes_read`` (None: all) from global memory, the rest
+        zero."""
+        if self.counters is not None:
+            self.counters.cp_async += self.batch.size if m is None else int(m.sum())
+        if bytes_read is None:
+            data = self.device.load(source, width, m, site)
+        else:
+            data = self._read_part(source, width, bytes_read, m, site)
+        access = self.shared.locate(destination, width, m, site)
+        if access is None:
+            return
+        lanes, at, offset = access
+        if lanes is not None:
+            data = data[lanes]
+        if self.counters is not None:
+            self.counters.shared("cp.async", destination, width, m)
+        self.open.append(Copy(self.shared.write_pending(lanes, at, width, site, offset), data))
+
+    def _read_part(self, source: Array, width: int, bytes_read: Scalar, m: Mask, site: int) -> Array:
+        """The first bytes of every lane from global memory, zeros behind them."""
+        size = self.batch.size
+        count = np.full(size, bytes_read, np.int64) if isinstance(bytes_read, int) else bytes_read.astype(np.int64)
+        active = np.ones(size, bool) if m is None else m
+        if (count[active] > width).any():
+            bad = np.flatnonzero(active & (count > width))
+            self.batch.report_lanes("global-out-of-bounds", f"src-size larger than {width}", site, bad)
+        full = active & (count >= width)
+        if full.all():
+            return self.device.load(source, width, None, site)
+        raw = np.zeros((size, width), np.uint8)
+        if full.any():
+            data = self.device.load(source, width, full, site)
+            raw[full] = np.ascontiguousarray(data).view(np.uint8).reshape(-1, width)[full]
+        for nbytes in np.unique(count[active & (count > 0) & (count < width)]):
+            self._read_head(raw, source, width, int(nbytes), active & (count == nbytes), site)
+        return raw.reshape(-1).view(MOVER[width])
+
+    def _read_head(self, raw: Array, source: Array, width: int, nbytes: int, mask: Array, site: int) -> None:
+        """``nbytes`` of each lane in the mask. Alignment is that of the whole copy; only the bytes that are read must
+        be valid."""
+        misaligned = mask & ((source & np.uint64(width - 1)) != 0)
+        if misaligned.any():
+            at = int(source[np.flatnonzero(misaligned)[0]])
+            self.batch.report_lanes("global-misaligned", f"{width}-byte copy", site, np.flatnonzero(misaligned), at)
+        step = nbytes & -nbytes
+        for k in range(0, nbytes, step):
+            data = self.device.load(source + np.uint64(k), step, mask & ~misaligned, site)
+            raw[mask, k : k + step] = np.ascontiguousarray(data).view(np.uint8).reshape(-1, step)[mask]
+
+    # --- groups ---
+
+    def commit(self, m: Mask) -> None:
+        """cp.async.commit_group by the lanes of ``m``."""
+        if isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m)):
+            for copy in self.open:
+                copy.group = self.committed
+            self.flying += self.open
+            self.open = []
+            self.committed += 1
+            return
+        self.shared.leave_copies()
+        committed = self._per_lane()
+        mask = np.ones(self.batch.size, bool) if m is None else m
+        left = []
+        for copy in self.open:
+            inside = mask[self._lanes(copy)]
+            if inside.any():
+                group = copy.part(inside, self.batch.everyone)
+                group.group = committed[self._lanes(group)]
+                self.flying.append(group)
+            if not inside.all():
+                left.append(copy.part(~inside, self.batch.everyone))
+        self.open = left
+        self.committed = np.where(mask, committed + 1, committed)
+
+    def _lanes(self, copy: Copy) -> Array:
+        return self.batch.everyone if copy.lanes is None else copy.lanes
+
+    def _per_lane(self) -> Array:
+        if isinstance(self.committed, int):
+            return np.full(self.batch.size, self.committed, np.int64)
+        return self.committed
+
+    def wait(self, pending: int, m: Mask) -> None:
+        """cp.async.wait_group: all but the ``pending`` newest groups of the lanes in ``m`` land."""
+        together = isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m))
+        if not together:
+            self.shared.leave_copies()
+        left: list[Copy] = []
+        for copy in self.flying:
+            if together and isinstance(self.committed, int) and isinstance(copy.group, int):
+                if copy.group < self.committed - pending:
+                    self._land(copy)
+                else:
+                    left.append(copy)
+                continue
+            lanes = self._lanes(copy)
+            ready: Array = (self._per_lane()[lanes] - pending) > copy.group
+            if m is not None:
+                ready &= m[lanes]
+            if ready.any():
+                self._land(copy if ready.all() else copy.part(ready, self.batch.everyone))
+            if not ready.all():
+                left.append(copy.part(~ready, self.batch.everyone) if ready.any() else copy)
+        self.flying = left
+
+    def wait_all(self, m: Mask) -> None:
+        """cp.async.wait_all: waits also for copies that were never committed."""
+        self.commit(m)
+        self.wait(0, m)
+
+    def take(self, lanes: Array) -> list[Copy]:
+        """The copies of these lanes that have not landed; they now belong to an mbarrier."""
+        self.shared.leave_copies()
+        out: list[Copy] = []
+        for copies in (self.open, self.flying):
+            left = []
+            for copy in copies:
+                inside = np.isin(self._lanes(copy), lanes)
+                if inside.any():
+                    out.append(copy.part(inside, self.batch.everyone))
+                if not inside.all():
+                    left.append(copy.part(~inside, self.batch.everyone))
+            copies[:] = left
+        return out
+
+    def _land(self, copy: Copy) -> None:
+        self.shared.land_own(copy.to, copy.data)

@@ -1,0 +1,345 @@
+"""Global memory as the threads of a batch see it: bounds, loads, stores, flags and fences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.memory.arena import Buffer
+from kernelproof.emulator.memory.device_hazards import DeviceHazards, GlobalAccess
+from kernelproof.emulator.memory.device_state import DeviceState
+from kernelproof.emulator.memory.flags import Side
+from kernelproof.emulator.memory.order import Clock
+from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, take
+from kernelproof.emulator.memory.shared import SharedMemory
+from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, distinct
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_of
+
+_ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
+# A buffer, and which elements of an access lie in it (None: all).
+Place = tuple[Buffer, Array | None]
+
+
+class Access(NamedTuple):
+    """Where lanes (None: all) touch global memory: arena offsets, places, their ``form`` (scattered in several
+    buffers), and the numbers of the elements of ``width`` bytes."""
+
+    lanes: Array | None
+    offset: Array
+    places: list[Place]
+    form: Form
+    elements: Places
+
+
+class DeviceMemory:
+    """Global accesses of a batch. Addresses are uint64, one per lane."""
+
+    def __init__(self, batch: BatchState, clocks: Clocks, state: DeviceState, shared: SharedMemory) -> None:
+        self.batch, self.clocks, self.state, self.shared = batch, clocks, state, shared
+        self.launch, self.arena, self.counters = batch.launch, state.arena, batch.launch.counters
+        self.hazards = DeviceHazards(batch, clocks, state)
+        # Launched to overlap its predecessor: global data may not be touched before griddepcontrol.wait.
+        self.guarded = state.overlapping and batch.launch.options.hazards
+        self.targets = state.targets if batch.launch.options.hazards else {}
+        # The last packed access: its addresses, its width, and where it goes.
+        self._last_packed = (np.zeros(0, np.uint64), 0, Access(None, batch.everyone, [], Form.PACKED, slice(0)))
+        # The buffer of the last load.
+        self.last_read: Buffer | None = None
+        # Per row and warp: the tick of its griddepcontrol.wait, 0 before.
+        self.waited: Array = np.zeros((batch.count, batch.warps_per_cta), np.int64)
+
+    # --- programmatic dependent launch ---
+
+    def grid_wait(self, m: Mask) -> None:
+        """griddepcontrol.wait."""
+        if self.guarded:
+            self.launch.tick += 1
+            lanes = self.batch.lanes(m)
+            self.waited[self.batch.row_of[lanes], self.batch.warp[lanes]] = self.launch.tick
+
+    def guard(self, lanes: Array | None, offset: Array, site: int) -> None:
+        """Report global accesses, at offsets in the arena, that may come before the end of the launch before."""
+        if not self.guarded:
+            return
+        if lanes is None:
+            lanes = self.batch.everyone
+        rows, warps = self.batch.row_of[lanes], self.batch.warp[lanes]
+        bad = self.waited[rows, warps] == 0
+        for i in np.flatnonzero(bad):
+            # A barrier behind another warp's wait suffices too.
+            row, warp = int(rows[i]), int(warps[i])
+            waited = self.waited[row]
+            horizon = self.clocks.horizon(np.full(len(waited), row), np.full(len(waited), warp), np.arange(len(waited)))
+            bad[i] = not ((waited > 0) & (horizon > waited)).any()
+        if bad.any():
+            self.batch.report_lanes(
+                "grid-dependency",
+                "touches global memory before griddepcontrol.wait, in a launch that may overlap the one before",
+                site,
+                lanes[bad],
+                int(offset[bad][0]) + self.arena.base,
+            )
+
+    # --- places ---
+
+    def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
+        """Where an access goes, invalid lanes reported and dropped; None if no lane is left."""
+        if m is None and address is self._last_packed[0] and width == self._last_packed[1]:
+            access = self._last_packed[2]
+            self._check_target(access.places[0][0], None, access.offset, width, site)
+            return access
+        addresses, lanes = address, None
+        if m is not None:
+            lanes = self.batch.lanes(m)
+            if lanes.size == 0:
+                return None
+            address = address[lanes]
+        arena = self.arena
+        offset = (address - np.uint64(arena.base)).view(np.int64)
+        form = self._form(lanes, offset, width)
+        # What begins a row has the lowest address of it.
+        step = {Form.PACKED: len(offset), Form.ROWS: ROW, Form.SCATTERED: 1}[form]
+        heads = offset[::step]
+        low, high = int(heads.min()), int(heads.max()) + step * width
+        buffer = arena.find(low) if low >= 0 else None
+        if buffer is None or high > buffer.end or int(np.bitwise_or.reduce(heads)) & (width - 1):
+            return self._locate_each(lanes, offset, width, site)
+        self._check_target(buffer, lanes, offset, width, site)
+        elements: Places = heads >> SHIFT[width]
+        if form is Form.PACKED:
+            elements = slice(low >> SHIFT[width], (low >> SHIFT[width]) + step)
+        elif form is Form.ROWS:
+            elements = Rows(heads >> SHIFT[width])
+        access = Access(lanes, offset, [(buffer, None)], form, elements)
+        if form is Form.PACKED and m is None:
+            self._last_packed = addresses, width, access
+        return access
+
+    def _form(self, lanes: Array | None, offset: Array, width: int) -> Form:
+        """The form of the lanes' offsets."""
+        first, count = int(offset[0]), len(offset)
+        ramp = self.batch.who.ramp(width)
+        if int(offset[-1]) - first == (count - 1) * width and (
+            lanes is None or int(lanes[-1]) - int(lanes[0]) == count - 1
+        ):
+            return Form.PACKED if (offset - ramp[:count] == first).all() else Form.SCATTERED
+        if count % ROW or int(offset[ROW - 1]) - first != (ROW - 1) * width:
+            return Form.SCATTERED
+        by_row = offset.reshape(-1, ROW)
+        are_rows = bool((by_row - ramp[:ROW] == by_row[:, :1]).all())
+        return Form.ROWS if are_rows else Form.SCATTERED
+
+    def _check_target(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
+        """Report an access in another buffer than those that its address is computed from."""
+        targets = self.targets.get(site)
+        if targets is None or buffer in targets:
+            return
+        at = int(offset[0]) + self.arena.base
+        expected = " or ".join(self.arena.label(target) for target in targets[:3])
+        text = f"{width}-byte access through a pointer into {expected}, which lands in another buffer"
+        everyone = self.batch.everyone if lanes is None else lanes
+        self.batch.report_lanes("another-buffer", text, site, everyone, at)
+
+    def _locate_each(self, lanes: Array | None, offset: Array, width: int, site: int) -> Access | None:
+        arena = self.arena
+        starts = np.array(arena.starts, np.int64)
+        ends = np.array([b.end for b in arena.buffers], np.int64)
+        number = np.searchsorted(starts, offset, side="right") - 1
+        if len(starts):
+            outside = (number < 0) | (offset + width > ends[np.maximum(number, 0)])
+        else:
+            outside = np.ones(len(offset), bool)
+        misaligned = (offset & (width - 1)) != 0
+        bad = outside | misaligned
+        if bad.any():
+            if lanes is None:
+                lanes = self.batch.everyone
+            for wrong, kind in ((outside & ~misaligned, "global-out-of-bounds"), (misaligned, "global-misaligned")):
+                if wrong.any():
+                    at = int(offset[np.flatnonzero(wrong)[0]]) + arena.base
+                    text = f"{width}-byte access"
+                    self.batch.report_lanes(kind, text, site, lanes[wrong], at)
+            lanes, offset, number = lanes[~bad], offset[~bad], number[~bad]
+            if lanes.size == 0:
+                return None
+        places: list[Place] = [(arena.buffers[int(i)], np.flatnonzero(number == i)) for i in np.unique(number)]
+        for buffer, part in places:
+            self._check_target(buffer, part if lanes is None else lanes[part], offset[part], width, site)
+        return Access(lanes, offset, places, Form.SCATTERED, offset >> SHIFT[width])
+
+    def require_aligned(self, address: Array, width: int, m: Mask, site: int) -> None:
+        """Report addresses that are no multiple of ``width``."""
+        lanes = self.batch.lanes(m)
+        misaligned = (address[lanes] & np.uint64(width - 1)) != 0
+        if misaligned.any():
+            at = int(address[lanes[misaligned][0]])
+            text = f"{width}-byte access"
+            self.batch.report_lanes("global-misaligned", text, site, lanes[misaligned], at)
+
+    def discard(self, address: Array, m: Mask, site: int) -> None:
+        """discard.L2: 128 bytes per lane are undefined until they are written again."""
+        access = self.locate(address, 128, m, site)
+        if access is None:
+            return
+        for buffer, part in access.places:
+            lanes, at = self._part(access.lanes, access.offset, part)
+            self.hazards.check_allowed(GlobalAccess(buffer, lanes, at, 128, site))
+            if buffer.written is None:
+                buffer.written = np.ones(buffer.nbytes, np.uint8)
+            for start in (at - buffer.start).tolist():
+                buffer.written[start : start + 128] = 0
+                buffer.bytes()[start : start + 128] = self.launch.poison
+
+    # --- accesses ---
+
+    def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
+        """Global load, ``width`` bytes per lane. ``strong``: scope and acquire, as ``state.scopes`` counts; 0: weak."""
+        read_only = strong == READ_ONLY
+        if read_only:
+            strong = 0
+        access = self.locate(address, width, m, site)
+        if access is None:
+            return self.batch.poison(width)
+        lanes, offset, places, form, elements = access
+        if self.guarded:
+            self.guard(lanes, offset, site)
+        if self.counters is not None:
+            self.counters.memory("ld.global", self.batch.size, offset, lanes, width)
+        self.last_read = places[-1][0]
+        for buffer, part in places:
+            if buffer.written is not None or buffer.role != "input":
+                buffer_access = GlobalAccess(buffer, *self._part(lanes, offset, part), width, site, strong, form)
+                self.hazards.before_read(buffer_access)
+                if read_only:
+                    self.hazards.before_constant_read(buffer_access)
+        if strong and not strong & CHECKED and self.state.order.active:
+            self._flags(lanes, offset, strong, read=True)
+        values = take(self.arena.views[width], elements)
+        if form is Form.PACKED and lanes is None:
+            return values.copy()
+        return values if lanes is None else self.batch.spread(values, lanes, width)
+
+    def store(self, address: Array, value: Array, width: int, m: Mask, site: int, strong: int = 0) -> None:
+        """Global store. ``strong``: scope and release, as ``state.scopes`` counts; 0: weak."""
+        access = self.locate(address, width, m, site)
+        if access is None:
+            return
+        lanes, offset, places, form, elements = access
+        if self.guarded:
+            self.guard(lanes, offset, site)
+        if lanes is not None:
+            value = value[lanes]
+        if self.counters is not None:
+            self.counters.memory("st.global", self.batch.size, offset, lanes, width)
+        for buffer, part in places:
+            buffer_access = GlobalAccess(buffer, *self._part(lanes, offset, part), width, site, strong, form)
+            self.hazards.before_write(buffer_access, value if part is None else value[part])
+            self.mark(buffer_access)
+        if strong and (self.state.order.active or strong & ORDERS):
+            self._flags(lanes, offset, strong, write=True)
+        put(self.arena.views[width], elements, value)
+        self.launch.version += 1
+
+    def touch(
+        self, address: Array, width: int, m: Mask, site: int, read: int, write: int
+    ) -> tuple[Array, Array] | None:
+        """(lanes, element index) of a read-modify-write, checked and tagged; the caller performs it. ``read``,
+        ``write``: the scope of both, and whether it acquires and releases."""
+        access = self.locate(address, width, m, site)
+        if access is None:
+            return None
+        lanes, offset, places = access.lanes, access.offset, access.places
+        if lanes is None:
+            lanes = self.batch.everyone
+        if self.guarded:
+            self.guard(lanes, offset, site)
+        if self.counters is not None:
+            self.counters.memory("atom.global", self.batch.size, offset, lanes, width)
+        for buffer, part in places:
+            buffer_access = GlobalAccess(buffer, *self._part(lanes, offset, part), width, site, write)
+            self.hazards.before_atomic(buffer_access)
+            self.mark(buffer_access)
+        if self.state.order.active or (read | write) & ORDERS:
+            # Read first, then write, lane by lane: a later lane may see the earlier one's release.
+            for i in range(len(lanes)):
+                self._flags(lanes[i : i + 1], offset[i : i + 1], read, read=True)
+                self._flags(lanes[i : i + 1], offset[i : i + 1], write, write=True, keep=True)
+        return lanes, offset >> SHIFT[width]
+
+    def _part(self, lanes: Array | None, offset: Array, part: Array | None) -> tuple[Array | None, Array]:
+        if part is None:
+            return lanes, offset
+        return (self.batch.everyone if lanes is None else lanes)[part], offset[part]
+
+    def mark(self, access: GlobalAccess) -> None:
+        """The bytes of a write have been written."""
+        written, width = access.buffer.written, access.width
+        if written is None:
+            return
+        if access.form is not Form.SCATTERED:
+            put(written, access.bytes, 1)
+            return
+        relative = access.offset - access.buffer.start
+        if len(written) % width == 0:
+            written.view(MOVER[width])[relative >> SHIFT[width]] = _ONES[width]
+        else:
+            for k in range(width):
+                written[relative + k] = 1
+
+    # --- flags and fences ---
+
+    def fence_proxy(self, m: Mask) -> None:
+        """fence.proxy.async of global memory by the lanes of ``m``."""
+        if self.launch.options.hazards:
+            self.launch.tick += 1
+            for row in distinct(self.batch.row_of[self.batch.lanes(m)]).tolist():
+                self.state.proxy_fences[int(self.batch.ctas[row])] = self.launch.tick
+
+    def _flags(
+        self,
+        lanes: Array | None,
+        offset: Array,
+        strong: int,
+        read: bool = False,
+        write: bool = False,
+        keep: bool = False,
+    ) -> None:
+        batch, order = self.batch, self.state.order
+        scope, orders = scope_of(strong), bool(strong & ORDERS)
+        present: dict[tuple[int, int], Clock] = {}
+        if write and orders and self.launch.options.hazards:
+            writers = None if lanes is None else np.isin(batch.everyone, lanes)
+            for row, warp, its_lanes, horizon in self._warps(writers):
+                cta = int(batch.ctas[row])
+                present[cta, warp] = order.present(cta, warp, its_lanes, horizon, self.launch.tick)
+            self.launch.tick += 1
+        for i, at in enumerate(offset):
+            lane = i if lanes is None else int(lanes[i])
+            cta, warp = int(batch.ctas[batch.row_of[lane]]), int(batch.warp[lane])
+            side = Side(cta, self.launch.cluster_of(cta))
+            if read:
+                order.read_flag(int(at), side, warp, scope, orders)
+            if write:
+                order.write_flag(int(at), side, warp, scope, keep, present.get((cta, warp)))
+
+    def _warps(self, m: Mask) -> Iterator[tuple[int, int, Array, Array]]:
+        """(row, warp, its threads in the mask, what it knows of every thread of its CTA)."""
+        batch = self.batch
+        mask = batch.running(m).reshape(batch.count, batch.warps_per_cta, 32)
+        for row, warp in zip(*np.nonzero(mask.any(axis=2)), strict=True):
+            lanes = np.flatnonzero(mask[row, warp]) + 32 * warp
+            yield int(row), int(warp), lanes, self.clocks.horizon_of_threads(int(row), int(warp))
+
+    def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, restricted: bool) -> None:
+        """A fence of all memory; arguments as of ``SharedFlags.fence``."""
+        if not self.launch.options.hazards:
+            return
+        for row, warp, lanes, horizon in self._warps(m):
+            self.state.order.fence(
+                int(self.batch.ctas[row]), warp, lanes, horizon, self.launch.tick, scope, acquire, release
+            )
+        self.shared.fence(m, scope, acquire, release, restricted)

@@ -1,0 +1,435 @@
+"""Findings of global accesses: initialisation, regions, races between threads and CTAs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.memory.arena import Buffer
+from kernelproof.emulator.memory.device_state import DeviceState
+from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, take
+from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, Run, Tags
+from kernelproof.emulator.state.arrays import SHIFT, Array
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.participants import Participant
+from kernelproof.emulator.state.scopes import CHECKED, READ_MODIFY_WRITE, SIZE_SHIFT, Scope, scope_of
+
+
+class GlobalAccess(NamedTuple):
+    """An access of lanes (None: all) to ``width`` bytes of a buffer each, by instruction ``site``. ``offset``: the
+    arena's, one per lane; ``strong``: scope, order and size, as ``state.scopes`` counts, 0: weak; ``form``: how the
+    offsets lie in memory."""
+
+    buffer: Buffer
+    lanes: Array | None
+    offset: Array
+    width: int
+    site: int
+    strong: int = 0
+    form: Form = Form.SCATTERED
+
+    @property
+    def bytes(self) -> Places:
+        """Its bytes in the buffer, unless it is scattered."""
+        if self.form is Form.PACKED:
+            start = int(self.offset[0]) - self.buffer.start
+            return slice(start, start + len(self.offset) * self.width)
+        return Rows(self.offset[::ROW] - self.buffer.start, ROW * self.width)
+
+
+class Origin(NamedTuple):
+    """The instructions that left the tags of an access's granules, if they are recorded; the sizes of strong
+    ones."""
+
+    sites: Array | None
+    granules: Places
+    sizes: Array | None = None
+
+    def site(self, element: int) -> int:
+        """Of one element, -1 if it is not recorded."""
+        return -1 if self.sites is None else int(take(self.sites, self.granules)[element]) - 1
+
+    def alike(self, strong: int) -> Array | bool:
+        """Which of them, if strong, cover what a strong access covers, no more and no less? Read-modify-writes are
+        atomic for each other whatever their sizes."""
+        size = strong >> SIZE_SHIFT
+        if self.sizes is None or not size:
+            return True
+        sizes = take(self.sizes, self.granules)
+        both_modify = sizes & size & READ_MODIFY_WRITE != 0
+        return np.asarray(both_modify | (sizes | READ_MODIFY_WRITE == size | READ_MODIFY_WRITE))
+
+
+class DeviceHazards:
+    """Checks before every global access of a batch."""
+
+    def __init__(self, batch: BatchState, clocks: Clocks, state: DeviceState) -> None:
+        self.batch, self.clocks, self.state = batch, clocks, state
+        self.launch = batch.launch
+        self.hazards = batch.launch.options.hazards
+        # Instructions are recorded granule by granule.
+        self.keeps_runs = batch.are_in_a_row and not self.launch.recording
+        self._row_of_cta: dict[int, int] = {}
+        # The last stamp of all lanes, and the tick and scope that it is for.
+        self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
+
+    def before_read(self, access: GlobalAccess) -> None:
+        """A read; strong ones do not race with strong writes that their scope reaches."""
+        buffer, lanes, _, _, site, strong, form = access
+        if buffer.written is not None:
+            self._check_written(access, buffer.written)
+        if not self.hazards:
+            return
+        tags = self.state.tags(buffer, self.launch.recording)
+        if form is Form.PACKED and self._is_kept(access, tags.read_run, tags.size_read):
+            return
+        stamp = self._stamp(lanes, strong)
+        kind = "plain-first-load" if strong & CHECKED else "global-race"
+        for touched in self._granules(access):
+            if tags.is_written:
+                tagged, origin = take(tags.written, touched), Origin(tags.written_at, touched, tags.written_sizes)
+                if self._check_order("read after write", tagged, access, origin, kind=kind):
+                    break
+            put(tags.read, touched, stamp)
+            if strong >> SIZE_SHIFT:
+                tags.size_read(touched, strong >> SIZE_SHIFT)
+            if tags.read_at is not None:
+                put(tags.read_at, touched, site + 1)
+
+    def before_constant_read(self, access: GlobalAccess) -> None:
+        """A read through the read-only path (``ld.global.nc``): nobody writes these bytes during the launch."""
+        if not self.hazards:
+            return
+        tags = self.state.tags(access.buffer, self.launch.recording)
+        if tags.read_only is None:
+            tags.read_only = np.zeros(tags.granules, bool)
+        for touched in self._granules(access):
+            put(tags.read_only, touched, True)
+            if not tags.is_written:
+                continue
+            bad = take(tags.written, touched) != 0
+            if bad.any():
+                self._report("read-only-path", "reads by ld.global.nc what this launch has written", access, bad)
+                return
+
+    # --- bulk copies
+
+    def begin_copy(self, access: GlobalAccess) -> None:
+        """A bulk store's write, checked and tagged, is under way until its group is complete."""
+        tags = self.state.tags(access.buffer, self.launch.recording)
+        if tags.copied is None:
+            tags.copied = np.zeros(tags.granules, bool)
+        moment = UNDER_WAY << TICK_SHIFT | self._moment(access.strong) & SCOPE << SCOPE_SHIFT
+        for touched in self._granules(access):
+            put(tags.written, touched, self.batch.gthread[access.lanes] | moment)
+            put(tags.copied, touched, True)
+
+    def end_copy(self, access: GlobalAccess) -> None:
+        """What is still there of a bulk store's write is complete, as if its lanes had written it now."""
+        tags = self.state.tags(access.buffer, self.launch.recording)
+        stamp = self._stamp(access.lanes, access.strong)
+        for touched in self._granules(access):
+            old = take(tags.written, touched)
+            still = (old >> TICK_SHIFT == UNDER_WAY) & (old & THREAD == stamp & THREAD)
+            put(tags.written, touched, np.where(still, stamp, old))
+
+    def before_copy(self, access: GlobalAccess) -> None:
+        """A bulk copy's read: a fence of proxies stands between it and what threads have written, in their CTA or in
+        that of whoever copies."""
+        self.before_read(access)
+        tags = self.state.tags(access.buffer, self.launch.recording)
+        if not self.hazards or not tags.is_written:
+            return
+        own = int(self.batch.ctas[self.batch.row_of[access.lanes[0]]]) if access.lanes is not None else 0
+        fences = self.state.proxy_fences
+        for touched in self._granules(access):
+            written = take(tags.written, touched)
+            generic = written != 0
+            if tags.copied is not None:
+                generic &= ~take(tags.copied, touched)
+            for tag in np.unique(written[generic]).tolist():
+                writer, tick = (tag & THREAD) // self.batch.width, tag >> TICK_SHIFT
+                if max(fences.get(writer, 0), fences.get(own, 0)) <= tick:
+                    text = "a bulk copy reads what a thread wrote to global memory without a fence.proxy.async between"
+                    self._report("proxy-fence", text, access, written == tag)
+                    return
+
+    def _report(self, kind: str, text: str, access: GlobalAccess, bad: Array, doubtful: bool = False) -> None:
+        """A finding of the ``bad`` ones of an access's lanes."""
+        numbers = np.flatnonzero(bad)
+        at = int(access.offset[numbers[0]]) + self.state.arena.base
+        offenders = numbers if access.lanes is None else access.lanes[numbers]
+        self.batch.report_lanes(kind, text, access.site, offenders, at, doubtful)
+
+    def _granules(self, access: GlobalAccess) -> Iterator[Places]:
+        """Per granule of an access, its number in the buffer for every lane."""
+        buffer, _, offset, width, _, _, form = access
+        shift = self.state.granule_shift
+        per = max(1, width >> shift)
+        if form is Form.PACKED:
+            start = (int(offset[0]) - buffer.start) >> shift
+            for k in range(per):
+                yield slice(start + k, start + len(offset) * per, per)
+            return
+        if form is Form.ROWS and per == 1:
+            yield Rows((offset[::ROW] - buffer.start) >> shift)
+            return
+        first = (offset - buffer.start) >> shift
+        for k in range(per):
+            yield first + k if k else first
+
+    def _check_order(
+        self,
+        hazard: str,
+        tags: Array,
+        access: GlobalAccess,
+        origin: Origin,
+        differs: Callable[[], Array] | None = None,
+        kind: str = "global-race",
+    ) -> bool:
+        """Report lanes whose access does not come after the tagged one. ``differs``: which of them change what is
+        there; others race with nobody."""
+        if not tags.any():
+            return False
+        lanes = access.lanes
+        # Fast path: most lanes touch granules that only they have touched.
+        bad = (tags & THREAD) != (self.batch.gthread if lanes is None else self.batch.gthread[lanes])
+        if not bad.any():
+            return False
+        bad &= tags != 0
+        if not bad.any():
+            return False
+        compared = 0 if access.strong & CHECKED else access.strong
+        everyone = self.batch.everyone if lanes is None else lanes
+        bad &= self._unordered(everyone, tags, compared, hazard == "write after read", origin)
+        if bad.any() and differs is not None:
+            bad &= differs()
+        if bad.any():
+            self._report_race(kind, hazard, access, tags, bad, origin, compared)
+        return bool(bad.any())
+
+    def _check_written(self, access: GlobalAccess, written: Array) -> None:
+        """A read of bytes of a buffer some of which may be unwritten."""
+        if access.form is not Form.SCATTERED and take(written, access.bytes).all():
+            return
+        relative = access.offset - access.buffer.start
+        defined = written[relative]
+        if access.width > 1:
+            defined = defined & written[relative + (access.width - 1)]
+        if not defined.all():
+            text = "reads memory that nobody has written"
+            self._report("uninitialised-global", text, access, defined == 0, doubtful=True)
+
+    def before_atomic(self, access: GlobalAccess) -> None:
+        """A read-modify-write."""
+        buffer = access.buffer
+        if buffer.written is not None:
+            undefined = buffer.written[access.offset - buffer.start] == 0
+            if undefined.any():
+                text = "atomic on memory that nobody has written"
+                self._report("uninitialised-global", text, access, undefined)
+        self.before_write(access, None)
+        if self.hazards and scope_of(access.strong) < Scope.GPU:
+            # Lanes of several CTAs may have changed one place in this very instruction.
+            for touched in self._granules(access):
+                tags = self.state.tags(buffer, self.launch.recording)
+                origin = Origin(tags.written_at, touched, tags.written_sizes)
+                self._check_order("write after write", take(tags.written, touched), access, origin)
+
+    def before_write(self, access: GlobalAccess, value: Array | None) -> None:
+        """A write of ``value`` (None: not known yet). Writing what is already there races with nobody."""
+        self.check_allowed(access)
+        if not self.hazards:
+            return
+        buffer, lanes, _, _, site, strong, form = access
+        tags = self.state.tags(buffer, self.launch.recording)
+        if form is Form.PACKED and self._is_kept(access, tags.write_run, tags.size_written):
+            return
+        stamp = self._stamp(lanes, strong)
+        shared_places = False
+        differs = None if value is None else partial(self._bytes_differ, access, value)
+        for touched in self._granules(access):
+            if tags.read_only is not None and take(tags.read_only, touched).any():
+                bad = take(tags.read_only, touched) & (True if differs is None else differs())
+                if bad.any():
+                    self._report("read-only-path", "writes what this launch reads by ld.global.nc", access, bad)
+            self._check_before_write(tags, touched, access, differs)
+            put(tags.written, touched, stamp)
+            if strong >> SIZE_SHIFT:
+                tags.size_written(touched, strong >> SIZE_SHIFT)
+            if tags.written_at is not None:
+                put(tags.written_at, touched, site + 1)
+            if value is not None and form is not Form.PACKED:
+                shared_places = shared_places or bool((take(tags.written, touched) != stamp).any())
+        if shared_places and value is not None:
+            self._check_duplicates(access, value)
+
+    def _check_before_write(
+        self, tags: Tags, touched: Places, access: GlobalAccess, differs: Callable[[], Array] | None
+    ) -> None:
+        """A write of granules comes after earlier writes and reads of them."""
+        if tags.is_written:
+            origin = Origin(tags.written_at, touched, tags.written_sizes)
+            if self._check_order("write after write", take(tags.written, touched), access, origin, differs):
+                return
+        if tags.is_read:
+            origin = Origin(tags.read_at, touched, tags.read_sizes)
+            self._check_order("write after read", take(tags.read, touched), access, origin, differs)
+
+    def _is_kept(self, access: GlobalAccess, keep: Callable[[Run], bool], size: Callable[[Places, int], None]) -> bool:
+        """Is a packed access kept as a run, by what its tags have for reads or for writes: ``keep``, and ``size`` of
+        strong ones?"""
+        if not self.keeps_runs:
+            return False
+        run, strong = self._run(access), access.strong
+        if not keep(run):
+            return False
+        if strong >> SIZE_SHIFT:
+            size(slice(run.start, run.stop), strong >> SIZE_SHIFT)
+        return True
+
+    def _run(self, access: GlobalAccess) -> Run:
+        """A packed access as a run."""
+        buffer, lanes, offset, width, _, strong, _ = access
+        shift = self.state.granule_shift
+        start, per = (int(offset[0]) - buffer.start) >> shift, width >> shift
+        first = 0 if lanes is None else lanes[0]
+        return Run(start, start + len(offset) * per, per, int(self.batch.gthread[first]), self._moment(strong))
+
+    def _moment(self, strong: int) -> int:
+        scope = scope_of(strong) if strong else 0
+        return self.launch.tick << TICK_SHIFT | scope << SCOPE_SHIFT
+
+    def _stamp(self, lanes: Array | None, strong: int) -> Array:
+        """The tags that lanes leave now."""
+        moment = self._moment(strong)
+        if lanes is not None:
+            return np.asarray(self.batch.gthread[lanes] | moment)
+        if self._last_stamp[0] != moment:
+            self._last_stamp = moment, self.batch.gthread | moment
+        return self._last_stamp[1]
+
+    def check_allowed(self, access: GlobalAccess) -> None:
+        """A write may go to this buffer, and within its region."""
+        buffer = access.buffer
+        if buffer.role == "input":
+            self._report("input-modified", "writes to an input", access, np.ones(len(access.offset), bool))
+        if buffer.allowed is not None:
+            relative = access.offset - buffer.start
+            allowed = buffer.allowed[relative] & buffer.allowed[relative + (access.width - 1)]
+            if not allowed.all():
+                self._report("outside-region", "writes outside the declared region", access, allowed == 0)
+
+    def _unordered(self, lanes: Array, tags: Array, strong: int, reads: bool, origin: Origin) -> Array:
+        """Which of these tagged accesses (``reads``: they read) race with what the lanes do now?
+
+        An access is ordered if it is the lane's own, if both are strong and alike and their scopes reach each other, or
+        if its thread's tick is known: within a CTA and a cluster by the clocks, elsewhere by fences and flags.
+        """
+        batch = self.batch
+        thread = tags & THREAD
+        bad: Array = thread != batch.gthread[lanes]
+        if strong and bad.any():
+            bad &= ~(self._morally_strong(lanes, tags, thread, scope_of(strong)) & origin.alike(strong))
+        if not bad.any():
+            return bad
+        todo = np.flatnonzero(bad)
+        cta, local, tick = thread[todo] // batch.width, thread[todo] % batch.width, tags[todo] >> TICK_SHIFT
+        pending = lanes[todo]
+        own = batch.ctas[batch.row_of[pending]]
+        ordered = np.zeros(len(todo), bool)
+        inside = np.flatnonzero(cta == own)
+        if inside.size:
+            near = pending[inside]
+            horizon = self.clocks.horizon(batch.row_of[near], batch.warp[near], local[inside] >> 5)
+            ordered[inside] = tick[inside] < horizon
+        if batch.cluster_size > 1:
+            for i in np.flatnonzero(~ordered):
+                row = self._rows().get(int(cta[i]))
+                if row is not None:
+                    lane = pending[i]
+                    ordered[i] = self.clocks.ordered_in_cluster(
+                        int(batch.row_of[lane]), int(batch.warp[lane]), row, int(local[i] >> 5), int(tick[i]), reads
+                    )
+        if self.state.order.active:
+            self._by_flags(ordered, own, pending, cta, local, tick, strong)
+        bad[todo[ordered]] = False
+        return bad
+
+    def _rows(self) -> dict[int, int]:
+        """CTA -> its row."""
+        if not self._row_of_cta:
+            self._row_of_cta = {int(cta): row for row, cta in enumerate(self.batch.ctas)}
+        return self._row_of_cta
+
+    def _morally_strong(self, lanes: Array, tags: Array, thread: Array, scope: Scope) -> Array:
+        """Which tagged accesses are strong, of scopes that reach the lanes, as the lanes' scope reaches them?"""
+        reach = np.minimum(tags >> SCOPE_SHIFT & SCOPE, int(scope))
+        out: Array = reach >= Scope.GPU
+        narrow = np.flatnonzero((reach > 0) & ~out)
+        if narrow.size:
+            tagged, present = thread[narrow] // self.batch.width, self.batch.ctas[self.batch.row_of[lanes[narrow]]]
+            pairs = zip(tagged.tolist(), present.tolist(), strict=True)
+            out[narrow] = reach[narrow] >= np.array([self.launch.scope_of_both(a, b) for a, b in pairs])
+        return out
+
+    def _by_flags(
+        self, ordered: Array, own: Array, lanes: Array, cta: Array, local: Array, tick: Array, strong: int
+    ) -> None:
+        """Marks the accesses that fences and flags order, warp by warp."""
+        batch, order = self.batch, self.state.order
+        pending = np.flatnonzero(~ordered)
+        if not pending.size:
+            return
+        keys = own[pending] * batch.warps_per_cta + batch.warp[lanes[pending]]
+        for key in np.unique(keys):
+            of_warp = pending[keys == key]
+            warp, own_cta = int(batch.warp[lanes[of_warp[0]]]), int(own[of_warp[0]])
+            ordered[of_warp] = order.ordered(own_cta, warp, cta[of_warp], local[of_warp], tick[of_warp], strong > 0)
+
+    def _report_race(
+        self, kind: str, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: Origin, strong: int
+    ) -> None:
+        """A race of the ``bad`` ones of an access's lanes with what left the tags. ``strong``: the access's, as far as
+        it counts against races."""
+        batch, arena = self.batch, self.state.arena
+        lanes = batch.everyone if access.lanes is None else access.lanes
+        first = int(np.flatnonzero(bad)[0])
+        cta, thread = divmod(int(tags[first]) & THREAD, batch.width)
+        index = self.launch.cta_index(cta)
+        relation = "in the same CTA" if index == batch.cta_index(int(batch.row_of[lanes[first]])) else "in another CTA"
+        both_strong = strong and int(tags[first]) >> SCOPE_SHIFT & SCOPE
+        mixed = both_strong and not np.broadcast_to(origin.alike(strong), len(tags))[first]
+        why = ": both are strong, but of different sizes" if mixed else ""
+        if int(tags[first]) >> TICK_SHIFT == UNDER_WAY:
+            why = ": nothing has waited for that bulk store (cp.async.bulk.wait_group, without .read)"
+        batch.report_lanes(
+            kind,
+            f"{hazard} by a thread {relation}, with no barrier or release and acquire between{why}",
+            access.site,
+            lanes[bad],
+            int(access.offset[first]) + arena.base,
+            other=Participant(self.launch.site(origin.site(first)), index, (thread,)),
+        )
+
+    def _bytes_differ(self, access: GlobalAccess, value: Array) -> Array:
+        """Which elements hold something else than the values that are about to be written."""
+        width = access.width
+        content = self.state.arena.views[width][access.offset >> SHIFT[width]]
+        a = np.ascontiguousarray(content).view(np.uint8).reshape(-1, width)
+        b = np.ascontiguousarray(value).view(np.uint8).reshape(-1, width)
+        return np.asarray((a != b).any(axis=1))
+
+    def _check_duplicates(self, access: GlobalAccess, value: Array) -> None:
+        """Reports a race where several lanes write different values to one place in one instruction."""
+        words = np.ascontiguousarray(value).view(np.uint8).reshape(-1, access.width)
+        content: dict[int, bytes] = {}
+        for word, at in zip(words, access.offset.tolist(), strict=True):
+            if content.setdefault(at, word.tobytes()) != word.tobytes():
+                text = "several threads write different values to one place in one instruction"
+                self._report("global-race", text, access, access.offset == at)
+                return

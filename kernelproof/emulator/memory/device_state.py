@@ -1,0 +1,87 @@
+"""Device memory of a launch, shared by its CTAs: the arena, tags of the last accesses, happens-before between CTAs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kernelproof.emulator.memory.arena import Buffer, Memory
+from kernelproof.emulator.memory.order import GlobalOrder
+from kernelproof.emulator.memory.tags import Tags
+from kernelproof.emulator.state.arrays import SHIFT, Array
+from kernelproof.emulator.state.launch import Origin
+from kernelproof.emulator.state.scopes import Scope
+
+
+class Touched(NamedTuple):
+    """Granules of ``size`` bytes of a buffer, from byte ``first`` on, that work read and wrote (None: none)."""
+
+    buffer: Buffer
+    size: int
+    read: Array | None
+    written: Array | None
+    first: int = 0
+
+
+class DeviceState:
+    """The arena with the launch's tags per ``granule`` bytes, and the order of accesses of different CTAs.
+
+    ``symbols``: addresses of the module's variables; ``parameters``: the kernel's parameter block; ``overlapping``:
+    the launch may begin before its predecessor has ended, so global data waits for griddepcontrol.wait.
+    """
+
+    def __init__(
+        self,
+        arena: Memory,
+        granule: int,
+        threads: int,
+        parameters: bytes = b"",
+        symbols: dict[str, int] | None = None,
+        overlapping: bool = False,
+        origins: dict[int, frozenset[Origin]] | None = None,
+    ) -> None:
+        self.arena, self.granule, self.parameters, self.overlapping = arena, granule, parameters, overlapping
+        self.granule_shift = SHIFT[granule]
+        self.symbols = symbols or {}
+        self.order = GlobalOrder(-(-threads // 32) * 32)
+        # CTA -> the tick of its last proxy fence between threads and bulk copies in global memory.
+        self.proxy_fences: dict[int, int] = {}
+        # (CTA, scope) -> the tick of its last release to the proxy of tensor maps.
+        self.map_releases: dict[tuple[int, Scope], int] = {}
+        self._tags: dict[int, Tags] = {}
+        # Per instruction: the buffers that its address may be computed from.
+        self.targets = {site: buffers for site, names in (origins or {}).items() if (buffers := self._buffers(names))}
+
+    def _buffers(self, origins: frozenset[Origin]) -> tuple[Buffer, ...]:
+        """The buffers into which these parameters and variables point; none where that is uncertain, because a pointer
+        points to no buffer."""
+        buffers = []
+        for origin in origins:
+            if isinstance(origin, str):
+                address = self.symbols.get(origin, 0)
+            else:
+                address = int.from_bytes(self.parameters[origin : origin + 8], "little")
+            offset = address - self.arena.base
+            if 0 <= offset < self.arena.capacity:
+                buffer = self.arena.find(offset)
+                if buffer is None:
+                    return ()
+                buffers.append(buffer)
+        return tuple(buffers)
+
+    def tags(self, buffer: Buffer, recording: bool) -> Tags:
+        """The tags of a buffer; the widest access at its end has room."""
+        tags = self._tags.get(id(buffer))
+        if tags is None:
+            granules = -(-buffer.nbytes // self.granule) + 16 // self.granule
+            tags = self._tags[id(buffer)] = Tags(granules, recording)
+        return tags
+
+    def touched(self) -> list[Touched]:
+        """What the launch did to each buffer, as far as accesses are tagged."""
+        parts = []
+        for buffer in self.arena.buffers:
+            tags = self._tags.get(id(buffer))
+            if tags is not None:
+                read = tags.read != 0 if tags.is_read else None
+                parts.append(Touched(buffer, self.granule, read, tags.written != 0 if tags.is_written else None))
+        return parts

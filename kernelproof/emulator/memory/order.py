@@ -1,0 +1,155 @@
+"""Happens-before between CTAs, through fences and atomics on global memory.
+
+Time is one counter per launch, the *tick*: it advances at every synchronisation, never at an access. An access leaves a
+tag (tick, thread) on the words that it touched. It is ordered before a later access of another thread iff that thread
+has learned, through synchronisation, of a tick of the first thread that is greater than the tag's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kernelproof.emulator.memory.flags import Flags, Side, up_to
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.scopes import SCOPES, Scope
+
+Clock = dict[int, Array]  # CTA -> per thread, the tick before which its accesses are known
+
+
+def merged(a: Clock, b: Clock) -> Clock:
+    """The union of two clocks; neither is changed, rows are shared where possible."""
+    if not b or a is b:
+        return a
+    if not a:
+        return b
+    out = dict(a)
+    for cta, row in b.items():
+        own = out.get(cta)
+        out[cta] = row if own is None else own if own is row else np.maximum(own, row)
+    return out
+
+
+@dataclass(slots=True)
+class WarpView:
+    """Clocks of one warp about other CTAs: ``acquired`` is ordered before it. By scope: ``pending`` was read from flags
+    and waits for a fence; ``published`` is passed on by the warp's next relaxed write of a flag."""
+
+    acquired: Clock = field(default_factory=dict)
+    pending: dict[Scope, Clock] = field(default_factory=dict)
+    published: dict[Scope, Clock] = field(default_factory=dict)
+
+
+class GlobalOrder:
+    """Happens-before between CTAs through fences and atomics (release and acquire patterns) on global memory.
+
+    A relaxed write of a flag publishes what was fenced, by the writer or, before a barrier, by the thread concerned. A
+    release publishes all that precedes it. A relaxed read takes effect for weak loads only after a fence.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.warps = -(-threads // 32)
+        self.active = False
+        self.views: dict[tuple[int, int], WarpView] = {}
+        # By CTA and scope, per thread: the tick before which its accesses are fenced.
+        self.fenced: dict[tuple[int, Scope], Array] = {}
+        self.flags: Flags[Clock] = Flags(merged)
+
+    def view(self, cta: int, warp: int) -> WarpView:
+        key = (cta, warp)
+        out = self.views.get(key)
+        if out is None:
+            out = self.views[key] = WarpView()
+        return out
+
+    def present(self, cta: int, warp: int, lanes: Array, horizon: Array, tick: int) -> Clock:
+        """What is ordered before a warp's present. ``lanes``: thread numbers in the CTA; ``horizon``: per thread, what
+        the CTA's barriers order before this warp."""
+        self.active = True
+        row = horizon.copy()
+        row[lanes] = tick + 1
+        return merged(self.view(cta, warp).acquired, {cta: row})
+
+    def fence(
+        self,
+        cta: int,
+        warp: int,
+        lanes: Array,
+        horizon: Array,
+        tick: int,
+        scope: Scope,
+        acquire: bool,
+        release: bool,
+    ) -> None:
+        """A fence by a warp, of one direction or both; arguments as of ``present``."""
+        self.active = True
+        view = self.view(cta, warp)
+        view.pending = dict(view.pending)
+        for clock in self.flags.take(view.pending, scope) if acquire else ():
+            view.acquired = merged(view.acquired, clock)
+        if not release:
+            return
+        clocks = up_to(scope, self.present(cta, warp, lanes, horizon, tick))
+        view.published = self.flags.merged(view.published, clocks)
+        for each in clocks:
+            self.fenced.setdefault((cta, each), np.zeros(self.threads, np.int64))[lanes] = tick + 1
+
+    def barrier(self, cta: int, warps: Iterable[int], threads: Array) -> None:
+        """These warps of a CTA have met; ``threads`` are the participants."""
+        if not self.active:
+            return
+        joined = WarpView()
+        warps = list(warps)
+        for warp in warps:
+            old = self.views.get((cta, warp))
+            if old is not None:
+                joined.acquired = merged(joined.acquired, old.acquired)
+                joined.pending = self.flags.merged(joined.pending, old.pending)
+                joined.published = self.flags.merged(joined.published, old.published)
+        for scope in SCOPES:
+            fenced = self.fenced.get((cta, scope))
+            if fenced is not None:
+                row = np.zeros(self.threads, np.int64)
+                row[threads] = fenced[threads]
+                joined.published = self.flags.merged(joined.published, {scope: {cta: row}})
+        if joined.acquired or joined.pending or joined.published:
+            for warp in warps:
+                self.views[(cta, warp)] = WarpView(joined.acquired, joined.pending, joined.published)
+
+    def write_flag(self, place: int, side: Side, warp: int, scope: Scope, keep: bool, clock: Clock | None) -> None:
+        """A strong write (``keep``: read-modify-write, which continues the release sequence) at a location. ``clock``:
+        what it releases; None: what the warp has fenced."""
+        if self.active:
+            clocks = self.view(side.cta, warp).published if clock is None else up_to(scope, clock)
+            self.flags.write(place, side, scope, clocks, keep)
+
+    def read_flag(self, place: int, side: Side, warp: int, scope: Scope, acquire: bool) -> None:
+        """A strong read."""
+        clocks = self.flags.read(place, side, scope)
+        if clocks:
+            view = self.view(side.cta, warp)
+            if acquire:
+                for clock in clocks.values():
+                    view.acquired = merged(view.acquired, clock)
+            else:
+                view.pending = self.flags.merged(view.pending, clocks)
+
+    def ordered(self, cta: int, warp: int, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
+        """Per element: is the access of (CTA ``other``, ``thread``) at ``tick`` ordered before this warp's present?"""
+        out = np.zeros(len(tick), bool)
+        view = self.views.get((cta, warp))
+        if view is None:
+            return out
+        clock = view.acquired
+        if strong:
+            for pending in view.pending.values():
+                clock = merged(clock, pending)
+        for source in np.unique(other):
+            row = clock.get(int(source))
+            if row is not None:
+                sel = other == source
+                out[sel] = row[thread[sel]] > tick[sel]
+        return out

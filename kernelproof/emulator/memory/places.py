@@ -1,0 +1,56 @@
+"""Places of many lanes in an array: a slice, rows of neighbours, or single elements. Rows and slices move several times
+faster than elements."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import Array
+
+# Lanes of a row: those of a warp.
+ROW = 32
+
+
+class Form(Enum):
+    """How the elements of lanes lie in memory: scattered; each warp's in a row; or all in one row (packed)."""
+
+    SCATTERED = 0
+    ROWS = 1
+    PACKED = 2
+
+
+class Rows(NamedTuple):
+    """Rows of ``length`` neighbours, by the number of the first."""
+
+    starts: Array
+    length: int = ROW
+
+
+Places = Array | slice | Rows
+
+
+def _by_row(array: Array, length: int) -> Array:
+    """Every row of an array, one that begins at each element, as one opaque element."""
+    size = array.dtype.itemsize
+    return np.ndarray((len(array) - length + 1,), np.dtype(f"V{size * length}"), array, 0, (size,))
+
+
+def take(array: Array, places: Places) -> Array:
+    """The elements at places, in the order of lanes; of a slice, a view."""
+    if isinstance(places, Rows):
+        return np.asarray(_by_row(array, places.length)[places.starts].view(array.dtype))
+    return np.asarray(array[places])
+
+
+def put(array: Array, places: Places, values: Array | int) -> None:
+    """Write the elements at places, in the order of lanes; or one value everywhere."""
+    if not isinstance(places, Rows):
+        array[places] = values
+        return
+    if isinstance(values, int):
+        values = np.full(places.length, values, array.dtype)
+    row = np.dtype(f"V{array.dtype.itemsize * places.length}")
+    _by_row(array, places.length)[places.starts] = np.ascontiguousarray(values, array.dtype).view(row)

@@ -1,0 +1,30 @@
+"""Instructions of the last accesses to each word of shared memory, recorded to name both sides of a race."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import Array
+
+
+class RecordedSites:
+    """Numbers of instructions by granule: of the last write, and of the last read by each column of readers; -1: none.
+
+    A launch keeps them only where it is executed again because an execution without them has found a race.
+    """
+
+    def __init__(self, granules: int, columns: int) -> None:
+        self.writer: Array = np.full(granules, -1, np.int32)
+        self.readers: Array = np.full((granules, columns), -1, np.int32)
+
+    def wrote(self, at: Array, per: int, site: int) -> None:
+        """A write of elements ``at`` of ``per`` granules each."""
+        self.writer.reshape(-1, per)[at] = site
+
+    def read(self, at: Array, per: int, column: Array | int, site: int) -> None:
+        """A read of elements ``at`` by columns of readers."""
+        self.readers.reshape(-1, per, self.readers.shape[1])[at, :, column] = site
+
+    def last(self, granule: int, column: int | None) -> int:
+        """The last read of a granule by a column of readers, or its last write (None)."""
+        return int(self.writer[granule] if column is None else self.readers[granule, column])

@@ -1,0 +1,504 @@
+"""Shared memory of a batch of CTAs: one row of bytes per CTA, and tags that name the last access to each word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.memory.late_copies import ENDLESS, LateCopies, LateCopy, undefined
+from kernelproof.emulator.memory.late_reads import LateRead
+from kernelproof.emulator.memory.located import Located
+from kernelproof.emulator.memory.shared_tags import SharedTags
+from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.lanes import SEVERAL
+from kernelproof.emulator.state.participants import Participant
+from kernelproof.emulator.state.scopes import ORDERS
+from kernelproof.emulator.state.sites import NOWHERE, Site
+from kernelproof.emulator.state.suspects import Suspect
+
+# Shared addresses start here, as the first kilobyte of the window belongs to the system on recent devices.
+WINDOW_START = 1024
+
+# Hazards: the order that two accesses lack.
+READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "write after write", "write after read"
+
+# lanes (None: all), element index, byte offset in the batch's shared memory.
+Access = tuple[Array | None, Array, Array]
+
+
+class Granules(NamedTuple):
+    """The granules that an access at instruction ``site`` touches, those that somebody has touched before. Of each
+    granule: the lane that touches it now, and its element of the access; ``offset``: bytes in ``data`` of each
+    element."""
+
+    site: int
+    lane: Array
+    element: Array
+    offset: Array
+
+
+class SharedMemory(SharedTags):
+    """``size`` bytes per CTA. Addresses are window addresses (uint32, one per lane of the batch)."""
+
+    # Barriers end reads: those of whole warps leave their tags only if somebody looks before. Copies under way leave
+    # theirs, and poison, only if somebody looks before they land.
+    DEFERS = True
+
+    def __init__(self, batch: BatchState, clocks: Clocks, size: int, granule: int) -> None:
+        # Bytes of a CTA's row; the rest after ``size`` keeps rows apart.
+        self.size, self.stride = size, -(-size // 128) * 128 + 128
+        super().__init__(batch, clocks, batch.count * self.stride, granule)
+        self.counters = batch.launch.counters
+        poison = batch.launch.poison
+        self.data: Array = np.full(batch.count * self.stride, poison, np.uint8)
+        self.poison = {w: np.frombuffer(bytes([poison]) * 16, t)[0] for w, t in MOVER.items()}
+        self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
+        # Per lane: what makes a window address an offset in ``data``.
+        self.row: Array = batch.row_of.astype(np.int64) * self.stride - WINDOW_START
+        # Window addresses [low, high) of the bytes of the access located last.
+        self.extent = 0, 0
+        self.located = Located(batch.size)
+        self.defers = self.DEFERS and not batch.launch.recording
+        self.late_copies = LateCopies()
+        # Element -> the tag that the last atomic or flag write left there.
+        self.atomics: dict[int, int] = {}
+
+    def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:  # noqa: ARG002
+        """Is each tagged access ordered before the present of the lane that now touches the word? ``hazard``: the order
+        that the two accesses need."""
+        batch = self.batch
+        actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
+        ticks = (tags >> self.BITS).astype(np.int64) - 1 + self.t0
+        several = actor >= SEVERAL
+        warp_of = np.where(several, actor - SEVERAL, actor >> 5)
+        own: Array = (actor == batch.thread[lanes]) & ~several
+        return own | (ticks < self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], warp_of))
+
+    def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
+        """The other side of a race in shared memory of a row: who left a tag, as ``reader`` or as writer."""
+        actor = tag & ((1 << self.BITS) - 1)
+        cta = self.batch.cta_index(row)
+        warp = actor - SEVERAL if actor >= SEVERAL else actor >> 5
+        site = self._recorded_site(granule, warp if reader else None)
+        if actor >= SEVERAL:
+            return Participant(site, cta, agent=f"a lane of warp {warp}")
+        return Participant(site, cta, (actor,))
+
+    def _recorded_site(self, granule: int, column: int | None) -> Site:
+        """The instruction of the last read by a column of readers, or of the last write (None)."""
+        return NOWHERE if self.recorded is None else self.launch.site(self.recorded.last(granule, column))
+
+    # --- checks ---
+
+    def _check_read(self, lanes: Array | None, tags: Array, site: int, offset: Array, tried: bool = False) -> None:
+        """``tags``: last writers, (elements,) or (elements, granules); ``offset``: bytes in ``data``. ``tried``:
+        another execution can give the reads other values."""
+        suspicious: Array = np.asarray(tags >= max(self.fresh, 1))
+        which = np.flatnonzero(suspicious.any(axis=1) if tags.ndim > 1 else suspicious)
+        if which.size == 0:
+            return
+        flat, element = tags[which].reshape(-1), which
+        if tags.ndim > 1:
+            element = np.repeat(which, tags.shape[1])
+        lane = element if lanes is None else lanes[element]
+        granules = Granules(site, lane, element, offset)
+        for kind, text, bad, doubtful in undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
+            writers = None if kind == "uninitialised-shared" else flat
+            self._report(kind, text, granules, bad, writers, doubtful=doubtful)
+        landed = flat < self.IN_FLIGHT
+        if landed.any():
+            doubt = partial(self._suspect_readers, lane, offset[element] // self.granule) if tried else None
+            self._check_order(READ_AFTER_WRITE, landed, flat, granules, doubt)
+
+    def _suspect_readers(self, lane: Array, granules: Array, bad: Array) -> bool:
+        """Adds current reads of lanes to the suspects; whether a second execution can try them."""
+        columns, tick = self.reader_column[lane], self.launch.tick
+        return all(
+            self.launch.suspects.add(
+                int(self.batch.ctas[0]), Suspect(int(column), tick, tick, granules[bad & (columns == column)])
+            )
+            for column in np.unique(columns[bad])
+        )
+
+    def _suspect_column(self, lane: Array, column: int, granules: Array, bad: Array) -> bool:
+        """Adds all reads of a column that lanes do not know to be over to the suspects; whether they can be tried."""
+        first = int(self._over(lane[bad], column).min())
+        suspect = Suspect(column, first, self.launch.tick, np.unique(granules[bad]))
+        return self.launch.suspects.add(int(self.batch.ctas[0]), suspect)
+
+    def _over(self, lanes: Array, column: int) -> Array:
+        """Ticks before which the lanes know that reads of a column have ended."""
+        batch = self.batch
+        return self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], np.full(len(lanes), column))
+
+    def tried(self, values: Array, lanes: Array | None, at: Array) -> Array:
+        """The values of a read in a second execution, other ones where reads race."""
+        trial, per = self.launch.trial, values.dtype.itemsize // self.granule
+        if trial is None:
+            return values
+        columns = self.reader_column if lanes is None else self.reader_column[lanes]
+        granules = at[:, None] * per + np.arange(per)
+        return trial.values(values, int(self.batch.ctas[0]), self.launch.tick, columns, granules)
+
+    def _check_write(
+        self,
+        lanes: Array | None,
+        width: int,
+        at: Array,
+        site: int,
+        offset: Array,
+        same: Callable[[], Array] | None = None,
+    ) -> None:
+        """A write of elements ``at``. ``same``: which elements already hold what is written; that is harmless whoever
+        comes first."""
+        if not self._may_be_hot():
+            return
+        writer, latest, readers = self.rows[width]
+        tags, reads = writer[at], latest[at]
+        fresh = max(self.fresh, 1)
+        hot = ((tags >= fresh) & (tags != self.UNWRITTEN)) | (reads >= fresh)
+        which = np.flatnonzero(hot.any(axis=1) if hot.ndim > 1 else hot)
+        if which.size == 0:
+            return
+        per = tags.shape[1] if tags.ndim > 1 else 1
+        element = np.repeat(which, per)
+        lane = element if lanes is None else lanes[element]
+        granules = Granules(site, lane, element, offset)
+        flat = tags[which].reshape(-1)
+        for kind, text, bad, doubtful in undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
+            self._report(kind, text, granules, bad, flat, doubtful=doubtful)
+        clash = (flat >= fresh) & (flat < self.IN_FLIGHT)
+        if same is not None and clash.any():
+            clash &= ~np.repeat(same()[which], per)
+        self._check_order(WRITE_AFTER_WRITE, clash, flat, granules)
+        if not (reads[which] >= fresh).any():
+            return
+        last_reads = readers[at[which]].reshape(-1, self.columns)
+        recent = last_reads >= fresh
+        # A thread's own reads are in its own column.
+        own = np.arange(0, recent.size, self.columns) + self.reader_column[lane]
+        recent.reshape(-1)[own] &= (last_reads.reshape(-1)[own] & ((1 << self.BITS) - 1)) != self.actor[lane]
+        for column in np.flatnonzero(recent.any(axis=0)) if recent.any() else ():
+            places = (at[which, None] * per + np.arange(per)).reshape(-1)
+            doubt = partial(self._suspect_column, lane, int(column), places)
+            self._check_order(WRITE_AFTER_READ, recent[:, column], last_reads[:, column], granules, doubt)
+
+    def _check_order(
+        self,
+        hazard: str,
+        bad: Array,
+        tags: Array,
+        granules: Granules,
+        doubt: Callable[[Array], bool] | None = None,
+    ) -> None:
+        """Report those of the ``bad`` granules whose access is not ordered behind that of their tags. ``doubt``:
+        whether a second execution can show if the values that these reads returned matter."""
+        bad = bad & ((tags & ((1 << self.BITS) - 1)) != self.actor[granules.lane])
+        if bad.any():
+            bad[bad] = ~self._ordered(granules.lane[bad], tags[bad], hazard)
+            if bad.any():
+                doubtful = doubt is not None and doubt(bad)
+                self._report_unordered(hazard, bad, tags, granules, doubtful)
+
+    def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
+        text = f"{hazard} without a barrier between"
+        reader = hazard == WRITE_AFTER_READ
+        self._report("shared-race", text, granules, bad, tags, doubtful=doubtful, reader=reader)
+
+    def _report(
+        self,
+        kind: str,
+        message: str,
+        granules: Granules,
+        bad: Array,
+        tags: Array | None = None,
+        *,
+        doubtful: bool = False,
+        reader: bool = False,
+    ) -> None:
+        """A finding at the ``bad`` granules. ``tags``: who touched each before, if that is a side of it; ``reader``:
+        they are of reads."""
+        site, lane, element, offset = granules
+        lanes = np.unique(lane[bad])
+        first = int(np.flatnonzero(bad)[0])
+        cta = int(self.batch.row_of[lanes[0]])
+        threads = self.batch.thread[lanes[self.batch.row_of[lanes] == cta]]
+        at = int(offset[element[first]])
+        # The granules of an element follow each other.
+        granule = at // self.granule + int(np.count_nonzero(element[:first] == element[first]))
+        earlier = None if tags is None else self.participant(int(tags[first]), cta, granule, reader)
+        self.batch.report(
+            kind, message, site, cta, threads,
+            address=at % self.stride, count=len(lanes), doubtful=doubtful, other=earlier,
+        )  # fmt: skip
+
+    # --- places ---
+
+    def of_cta(self, address: Array, m: Mask, site: int) -> Array:  # noqa: ARG002
+        """Addresses in a CTA's own shared memory, as the other methods take them."""
+        return address
+
+    def of_cluster(self, address: Array) -> Array:
+        """Addresses in the shared memory of any CTA of the cluster, as the other methods take them."""
+        return address
+
+    def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
+        """Bounds and alignment: (lanes, element index, byte offset), or None if no lane is left."""
+        self._follow_tick()
+        lanes, whole = None, address
+        if m is None:
+            place = self.located.find(address, width, site)
+            if place is not None:
+                at, offset, self.extent = place
+                self.leave_copies(*self.extent)
+                return None, at, offset
+        else:
+            lanes = self.batch.lanes(m)
+            if lanes.size == 0:
+                return None
+            address = address[lanes]
+        low, high = int(address.min()), int(address.max())
+        self.extent = low, high + width
+        self.leave_copies(*self.extent)
+        top = WINDOW_START + self.size - width
+        if low < WINDOW_START or high > top or int(np.bitwise_or.reduce(address)) & (width - 1):
+            lanes, address = self._drop_invalid(address, width, self.batch.everyone if lanes is None else lanes, site)
+            if lanes.size == 0:
+                return None
+        if lanes is None:
+            offset = address + self.row
+            at = offset >> SHIFT[width]
+            self.located.remember(whole, width, site, at, offset, self.extent)
+            return None, at, offset
+        offset = address + self.row[lanes]
+        return lanes, offset >> SHIFT[width], offset
+
+    def _drop_invalid(self, address: Array, width: int, lanes: Array, site: int) -> tuple[Array, Array]:
+        wide = address.astype(np.int64)
+        outside = (wide < WINDOW_START) | (wide > WINDOW_START + self.size - width)
+        misaligned = ((wide & (width - 1)) != 0) & ~outside
+        beyond = f"{width}-byte access outside the {self.size} bytes of shared memory"
+        uneven = f"{width}-byte access at an address that is no multiple of {width}"
+        for bad, kind, text in ((outside, "shared-out-of-bounds", beyond), (misaligned, "shared-misaligned", uneven)):
+            if bad.any():
+                at = int(wide[np.flatnonzero(bad)[0]]) - WINDOW_START
+                self.batch.report_lanes(kind, text, site, lanes[bad], at)
+        good = ~(outside | misaligned)
+        return lanes[good], address[good]
+
+    # --- loads and stores ---
+
+    def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
+        """``width`` bytes per lane -> array of MOVER[width], shape (lanes of the batch,).
+
+        ``strong``: polls a flag (scope and acquire, as ``state.scopes`` counts); it does not race with strong writes
+        and learns what they published.
+        """
+        access = self.locate(address, width, m, site)
+        if access is None:
+            return self.batch.poison(width)
+        lanes, at, offset = access
+        if self.counters is not None:
+            self.counters.shared("ld.shared", address, width, m)
+        if self.hazards and strong:
+            self._poll(lanes, at, width, site, offset, strong)
+        elif self.hazards:
+            self._read(lanes, at, width, site, offset)
+        values: Array = self.views[width][at]
+        if self.launch.trial is not None and not strong:
+            values = self.tried(values, lanes, at)
+        return values if lanes is None else self.batch.spread(values, lanes, width)
+
+    def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+        """Check a read and leave its tags.
+
+        A column of readers has room for one tag per word, and several lanes of its warp may read the word. So the tag
+        is that of the thread while it is the only one since the warp last synchronised, else that of "several lanes".
+        """
+        per, some = width // self.granule, slice(None) if lanes is None else lanes
+        self._leave_tags(self.late.take(*self.extent))
+        writer, latest, _ = self.rows[width]
+        self._check_read(lanes, writer[at], site, offset, tried=True)
+        self.recent.add(*self.extent, self.stamp)
+        lane_tag, column = self.lane_tag[some], self.reader_column[some]
+        first = at * (per * self.columns) + column
+        before = latest[at]
+        latest[at] = own_tag = lane_tag if per == 1 else lane_tag[:, None]
+        # Most words have one reader, now and since the CTA last synchronised.
+        is_alone = not (before >= max(self.fresh, 1)).any() and bool((latest[at] == own_tag).all())
+        tag = lane_tag if is_alone else self._tag_beside_others(first, lane_tag, some)
+        for k in range(per):
+            self.reader_tags[first + k * self.columns] = tag
+        # Lanes of this very instruction that share a word: the last one's tag stands there.
+        back = np.zeros(0, bool) if is_alone else self.reader_tags[first] != tag
+        if back.any():
+            for k in range(per):
+                self.reader_tags[first[back] + k * self.columns] = self.collective_tag[some][back]
+        if self.recorded is not None:
+            self.recorded.read(at, per, column, site)
+
+    def _tag_beside_others(self, first: Array, lane_tag: Array, some: Array | slice) -> Array:
+        """The tags of lanes that read words which other lanes of their warps may have read."""
+        old, actor, fresh = self.reader_tags[first], (1 << self.BITS) - 1, np.asarray(self.fresh, self.TAG)
+        if self.clocks.table is not None:
+            # What the warp has synchronised since does not count.
+            row, warp = self.batch.row_of[some], self.batch.warp[some]
+            horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
+            fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
+        several = (old >= fresh) & ((old & actor) != (lane_tag & actor)) & (old != 0)
+        return np.where(several, self.collective_tag[some], lane_tag)
+
+    def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+        """A read of whole warps, such as ldmatrix: tagged as one of several lanes."""
+        tags = self.rows[width][0].take(at, axis=0)
+        if int(tags.max()) >= max(self.fresh, 1):
+            self._check_read(lanes, tags, site, offset, tried=True)
+        column = self.reader_column if lanes is None else self.reader_column[lanes]
+        tag = self.collective_tag if lanes is None else self.collective_tag[lanes]
+        read = LateRead(*self.extent, width, at, self.stamp, tag, column)
+        if not self.defers or self.late.is_full:
+            self._leave_tags([*self.late.take(0, 1 << 32), read])
+        else:
+            self.late.reads.append(read)
+        if self.recorded is not None:
+            self.recorded.read(at, width // self.granule, column, site)
+
+    def store(
+        self,
+        address: Array,
+        value: Array,
+        width: int,
+        m: Mask,
+        site: int,
+        strong: int = 0,
+        kind: str = "st.shared",
+    ) -> None:
+        """Write MOVER[width] values, one per lane. ``strong``: sets a flag that other threads poll (scope and release).
+        ``kind``: what counters call it."""
+        access = self.locate(address, width, m, site)
+        if access is None:
+            return
+        lanes, at, offset = access
+        if lanes is not None:
+            value = value[lanes]
+        if self.counters is not None:
+            self.counters.shared(kind, address, width, m)
+        view = self.views[width]
+        self.launch.version += 1
+        if not self.hazards:
+            view[at] = value
+            return
+        self._check_write(lanes, width, at, site, offset, lambda: equal_bits(view[at], value))
+        tag = self.lane_tag if lanes is None else self.lane_tag[lanes]
+        self.tag_written(width, at, tag, site)
+        self.recent.add(*self.extent, self.stamp)
+        view[at] = value
+        if strong:
+            self._remember_strong(at, width)
+            self._publish(lanes, offset, strong)
+        # Lanes that share a word: the last one's tag and value stand there.
+        back = self.last_writers(width, at) != tag
+        if back.any():
+            differ = back & ~equal_bits(view[at], value)
+            if differ.any():
+                text = "several threads write different values in one instruction"
+                lane = self.batch.everyone if lanes is None else lanes
+                self._report("shared-race", text, Granules(site, lane, np.arange(len(at)), offset), differ)
+
+    def write_pending(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> LateCopy:
+        """A copy by threads into the elements ``at`` that were located last is under way: till it lands they are
+        poison."""
+        copy = LateCopy(*self.extent, lanes, at, width)
+        if self.hazards:
+            if self._may_be_hot() and self._is_hot(at, width):
+                self._check_write(lanes, width, at, site, offset)
+            if self.recorded is not None:
+                self.recorded.wrote(at, width // self.granule, site)
+        self.late_copies.copies.append(copy)
+        if not self.defers:
+            self.leave_copies(copy.low, copy.high)
+        return copy
+
+    def leave_copies(self, low: int = 0, high: int = 1 << 32) -> None:
+        """Leaves poison and tags of copies under way to bytes [low, high), which are about to be looked at or split."""
+        for copy in self.late_copies.take(low, high):
+            if self.hazards:
+                actor = self.actor if copy.lanes is None else self.actor[copy.lanes]
+                self.tag_written(copy.width, copy.at, actor | self.TAG(self.IN_FLIGHT))
+                self.recent.add(copy.low, copy.high, ENDLESS)
+            self.views[copy.width][copy.at] = self.poison[copy.width]
+
+    def _may_be_hot(self) -> bool:
+        """Could a write to the bytes located last race? Asks only what is recorded of them as a whole."""
+        self._leave_tags(self.late.take(*self.extent))
+        return not self.defers or self.recent.meet(*self.extent)
+
+    def _is_hot(self, at: Array, width: int) -> bool:
+        """Could a write to these elements race? A cheap test for the common case that none can."""
+        writer, latest, _ = self.rows[width]
+        fresh = max(self.fresh, 1)
+        if bool((latest[at] >= fresh).any()):
+            return True
+        tags = writer[at]
+        return bool(((tags >= fresh) & (tags != self.UNWRITTEN)).any())
+
+    def land_own(self, copy: LateCopy, data: Array) -> None:
+        """Data of a thread's own copy arrives: the same as a write by the thread now."""
+        self._follow_tick()
+        self.late_copies.land(copy)
+        self.leave_copies(copy.low, copy.high)
+        self.views[copy.width][copy.at] = data
+        if self.hazards:
+            self.tag_written(copy.width, copy.at, self.lane_tag if copy.lanes is None else self.lane_tag[copy.lanes])
+            self.recent.add(copy.low, copy.high, self.stamp)
+        self.launch.version += 1
+
+    # --- atomics and flags ---
+
+    def touch(
+        self, address: Array, width: int, m: Mask, site: int, read: int, write: int
+    ) -> tuple[Array, Array] | None:
+        """(lanes, element index) of a read-modify-write, checked and tagged; the caller performs it. Atomics do not
+        race with each other. ``read``, ``write``: the scope of both, and whether it acquires and releases."""
+        access = self.locate(address, width, m, site)
+        if access is None:
+            return None
+        lanes, at, offset = access
+        if lanes is None:
+            lanes = self.batch.everyone
+        if self.hazards:
+            plain = self._is_plain(at, width)
+            if plain.any():
+                self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
+            self._check_write(lanes, width, at, site, offset, lambda: ~plain)
+            self.tag_written(width, at, self.lane_tag[lanes], site)
+            self.recent.add(*self.extent, self.stamp)
+            self._remember_strong(at, width)
+            if self.fenced or self.flags or (read | write) & ORDERS:
+                # Lane by lane: a later lane may see the earlier one's release.
+                for i in range(len(lanes)):
+                    self._learn_flags(lanes[i : i + 1], offset[i : i + 1], read)
+                    self._publish(lanes[i : i + 1], offset[i : i + 1], write, keep=True)
+        return lanes, at
+
+    def _is_plain(self, at: Array, width: int) -> Array:
+        """Which elements were last written by something other than an atomic or a flag write? Only those can race."""
+        tags = self.last_writers(width, at)
+        return np.array([self.atomics.get(int(a)) != int(t) for a, t in zip(at, tags, strict=True)], bool)
+
+    def _remember_strong(self, at: Array, width: int) -> None:
+        tags = self.last_writers(width, at)
+        self.atomics.update((int(a), int(t)) for a, t in zip(at, tags, strict=True))
+
+    def _poll(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array, strong: int) -> None:
+        if lanes is None:
+            lanes = self.batch.everyone
+        plain = self._is_plain(at, width)
+        if plain.any():
+            self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
+        self._learn_flags(lanes, offset, strong)

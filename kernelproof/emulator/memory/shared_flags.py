@@ -1,0 +1,85 @@
+"""Flags in shared memory: clocks that strong writes publish, and that readers learn by an acquire or a fence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.memory.flags import Flags, Side, up_to
+from kernelproof.emulator.state.arrays import Array, Mask
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
+
+
+class SharedFlags:
+    """The flags of a batch of CTAs, by byte offset in its shared memory."""
+
+    def __init__(self, batch: BatchState, clocks: Clocks) -> None:
+        self.batch, self.clocks, self.launch = batch, clocks, batch.launch
+        self.hazards = batch.launch.options.hazards
+        self.flags: Flags[Array] = Flags(np.maximum)
+        # (row, warp) -> by scope, what the warp has fenced, and what it has polled since.
+        self.fenced: dict[tuple[int, int], dict[Scope, Array]] = {}
+        self.learned: dict[tuple[int, int], dict[Scope, Array]] = {}
+
+    def _side(self, row: int) -> Side:
+        return Side(row, row // self.batch.cluster_size)
+
+    def _learn_flags(self, lanes: Array, offset: Array, strong: int) -> None:
+        """Strong reads of these lanes find clocks at flags: an acquire learns them at once, else the next fence
+        does."""
+        batch = self.batch
+        for lane, place in zip(lanes, offset, strict=True):
+            row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
+            clocks = self.flags.read(int(place), self._side(row), scope_of(strong))
+            if strong & ORDERS:
+                for clock in clocks.values():
+                    self._bring_into_force(row, warp, clock)
+            elif clocks:
+                self.learned[row, warp] = self.flags.merged(self.learned.get((row, warp), {}), clocks)
+
+    def _bring_into_force(self, row: int, warp: int, clock: Array) -> None:
+        table = self.clocks.rows()
+        np.maximum(table[row, warp], clock, out=table[row, warp])
+
+    def _publish(self, lanes: Array | None, offset: Array, strong: int, keep: bool = False) -> None:
+        """A strong write publishes a clock: what its warp had fenced, or for a release everything that the warp did."""
+        batch, scope = self.batch, scope_of(strong)
+        for lane, place in zip(batch.everyone if lanes is None else lanes, offset, strict=True):
+            row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
+            if strong & ORDERS:
+                clocks = up_to(scope, self.clocks.present(row, warp))
+            else:
+                clocks = self.fenced.get((row, warp), {})
+            if clocks or self.flags:
+                self.flags.write(int(place), self._side(row), scope, clocks, keep)
+        if strong & ORDERS:
+            self.launch.tick += 1
+
+    def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, restricted: bool) -> None:
+        """A fence. ``release``: later flags publish what the warps did before it; ``acquire``: clocks that they polled
+        are learned. ``restricted``: of both only what concerns shared memory."""
+        if not self.hazards:
+            return
+        for row, warp in zip(*np.nonzero(self.clocks.warps_in(self.batch.running(m))), strict=True):
+            key = (int(row), int(warp))
+            pending = self.learned.get(key, {}) if acquire else {}
+            # What a restricted fence leaves out waits for another one.
+            for clock in self.flags.take(dict(pending) if restricted else pending, scope):
+                self._bring_into_force(*key, self.clocks.in_shared(clock) if restricted else clock)
+            if release:
+                present = self.clocks.present(*key)
+                clocks = up_to(scope, self.clocks.in_shared(present) if restricted else present)
+                self.fenced[key] = self.flags.merged(self.fenced.get(key, {}), clocks)
+        self.launch.tick += 1
+
+    def fenced_by(self, lanes: Array, scope: Scope) -> Array | None:
+        """The clock that the warps of these lanes have fenced at a scope."""
+        keys = {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}
+        clocks = [self.fenced[key][scope] for key in keys if scope in self.fenced.get(key, ())]
+        return np.asarray(np.maximum.reduce(clocks)) if clocks else None
+
+    def learn(self, lanes: Array, scope: Scope, clock: Array) -> None:
+        """The warps of these lanes have read a clock without an acquire: the next fence of the scope learns it."""
+        for key in {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}:
+            self.learned[key] = self.flags.merged(self.learned.get(key, {}), {scope: clock})

@@ -1,0 +1,126 @@
+"""Tags of shared memory: the last accesses to each of its granules."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.memory.late_copies import ENDLESS, Extents
+from kernelproof.emulator.memory.late_reads import LateRead, LateReads
+from kernelproof.emulator.memory.recorded import RecordedSites
+from kernelproof.emulator.memory.shared_flags import SharedFlags
+from kernelproof.emulator.state.arrays import MOVER, Array, sparse_zeros
+from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.clocks import Clocks
+
+# The tag of an old write that is ordered before every access to come.
+LONG_AGO = 1
+
+
+class SharedTags(SharedFlags):
+    """The tags of a batch's shared memory, of ``nbytes`` bytes in all.
+
+    A tag is tick << BITS | actor. Per granule, ``writer`` is the tag of the last write, ``readers`` that of the last
+    read by each column of readers (the CTA's warps), ``latest`` that of the last read by anyone. Ticks of tags count
+    from ``t0``, and start at 2, so that LONG_AGO is below all of them. A write under way has the bit IN_FLIGHT;
+    UNWRITTEN, the largest value, has it too.
+
+    Invariants: the tag of an access carries the launch's tick at the access (``_follow_tick``); a tag below ``fresh``
+    is ordered before every access to come, so that checks begin with one comparison; no tick in ``readers`` is later
+    than the one in ``latest``.
+    """
+
+    TAG: type[np.uint32] | type[np.uint64] = np.uint32
+    BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 11, 0xFFFFFFFF, 0x80000000, 1 << 20
+
+    def __init__(self, batch: BatchState, clocks: Clocks, nbytes: int, granule: int) -> None:
+        super().__init__(batch, clocks)
+        self.granule = granule
+        # Readers are told apart by column.
+        self.columns = self._reader_columns()
+        self.t0 = self.tagged = batch.launch.tick
+        self.fresh = 0
+        self.late = LateReads()
+        # Invariant, where accesses are deferred: tags that are not long over, and those of copies, stand only there.
+        self.recent = Extents()
+        if self.hazards:
+            self._make_tags(nbytes // granule)
+        if nbytes:
+            self._retag()
+
+    def _make_tags(self, n: int) -> None:
+        self.writer: Array = np.full(n, self.UNWRITTEN, self.TAG)
+        self.latest: Array = np.zeros(n, self.TAG)
+        self.readers: Array = sparse_zeros((n, self.columns), self.TAG)
+        self.reader_tags = self.readers.reshape(-1)
+        # Tags by element of an access of w bytes: one, or the w / granule of its granules.
+        self.rows: dict[int, tuple[Array, Array, Array]] = {}
+        for w in MOVER:
+            if w >= self.granule:
+                per = w // self.granule
+                self.rows[w] = (
+                    self.writer.reshape(-1, per) if per > 1 else self.writer,
+                    self.latest.reshape(-1, per) if per > 1 else self.latest,
+                    self.readers.reshape(-1, per, self.columns),
+                )
+        self.actor, self.collective, self.reader_column = self._actors()
+        self.recorded = self._make_recorded(n) if self.launch.recording else None
+
+    def _make_recorded(self, granules: int) -> RecordedSites:
+        return RecordedSites(granules, self.columns)
+
+    def _reader_columns(self) -> int:
+        return self.batch.warps_per_cta
+
+    def _actors(self) -> tuple[Array, Array, Array]:
+        """Per lane: its tag as a thread, as one of several lanes of its warp, and its column as a reader."""
+        who = self.batch.who
+        return who.actor, who.actor_of_warp, who.warp
+
+    def _follow_tick(self) -> None:
+        """Every access comes through here first: its tag carries the present tick."""
+        if self.tagged != self.launch.tick:
+            self._retag()
+
+    def _retag(self) -> None:
+        self.tagged = self.launch.tick
+        tick = self.tagged - self.t0
+        if tick >= self.MAX_TICK:
+            # Ticks no longer fit into tags: all earlier accesses become LONG_AGO.
+            self.t0, tick = self.tagged - 1, 1
+            if self.hazards:
+                self.writer[self.writer < self.IN_FLIGHT] = LONG_AGO
+                self.latest[:] = 0
+                self.readers[:] = 0
+                self.late.reads.clear()
+                self.recent.forget(ENDLESS)
+        self.fresh = self._first_fresh()
+        self.late.forget(self.fresh)
+        self.recent.forget(self.fresh)
+        if self.hazards:
+            self.stamp = (tick + 1) << self.BITS
+            self.lane_tag: Array = self.actor | self.TAG(self.stamp)
+            self.collective_tag: Array = self.collective | self.TAG(self.stamp)
+
+    def _first_fresh(self) -> int:
+        """The smallest tag that the last barrier of some whole CTA has not ordered."""
+        return max(1, int(self.clocks.base.min()) - self.t0 + 1) << self.BITS
+
+    def tag_written(self, width: int, at: Array, tag: Array, site: int | None = None) -> None:
+        """All granules of elements ``at`` were last written under these tags, by an instruction (None: the last one of
+        before, whose data lands now)."""
+        writer = self.rows[width][0]
+        writer[at] = tag if writer.ndim == 1 else tag[:, None]
+        if self.recorded is not None and site is not None:
+            self.recorded.wrote(at, width // self.granule, site)
+
+    def last_writers(self, width: int, at: Array) -> Array:
+        """The tag of the last write to the first granule of each element."""
+        writer = self.rows[width][0]
+        return np.asarray(writer[at] if writer.ndim == 1 else writer[at, 0])
+
+    def _leave_tags(self, reads: list[LateRead]) -> None:
+        for read in reads:
+            self.recent.add(read.low, read.high, read.stamp)
+            _, latest, readers = self.rows[read.width]
+            latest[read.at] = read.stamp
+            readers[read.at, :, read.columns] = read.tags[:, None]

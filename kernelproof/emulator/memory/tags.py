@@ -1,0 +1,157 @@
+"""The last accesses to each granule of a buffer in one launch: as runs where consecutive lanes touch consecutive
+granules, else granule by granule."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.memory.places import Places, put
+from kernelproof.emulator.state.arrays import Array
+
+# A tag is tick << 34 | scope of a strong access (0: weak) << 32 | thread of the launch; 0: untouched in this launch.
+THREAD = (1 << 32) - 1
+SCOPE_SHIFT, SCOPE = 32, 3
+TICK_SHIFT = 34
+# The tick of writes that are under way: no synchronisation orders them before another thread.
+UNDER_WAY = (1 << 29) - 1
+# Most runs of a buffer; beyond them its tags are kept granule by granule.
+MAX_RUNS = 4096
+
+
+class Run(NamedTuple):
+    """Granules from ``start`` to before ``stop``, touched by threads from ``thread`` on, ``per`` granules each.
+    ``moment``: the tick and scope of their tags."""
+
+    start: int
+    stop: int
+    per: int
+    thread: int
+    moment: int
+
+    def is_again(self, other: Run) -> bool:
+        """Do the same threads touch the same granules?"""
+        return self[:4] == other[:4]
+
+
+class Runs:
+    """Runs without a granule in common, in ascending order."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._runs: list[Run] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def meets(self, run: Run) -> bool:
+        """Did another thread touch a granule of this run, or is there no room for it?"""
+        if len(self._runs) >= MAX_RUNS:
+            return True
+        at = bisect_left(self._starts, run.start)
+        if at and self._runs[at - 1].stop > run.start:
+            return True
+        return at < len(self._runs) and self._starts[at] < run.stop and not self._runs[at].is_again(run)
+
+    def put(self, run: Run) -> None:
+        """Add a run that meets no other; it replaces an earlier one of the same threads."""
+        at = bisect_left(self._starts, run.start)
+        if at < len(self._runs) and self._starts[at] == run.start:
+            self._runs[at] = run
+        else:
+            self._starts.insert(at, run.start)
+            self._runs.insert(at, run)
+
+    def tags(self, granules: int) -> Array:
+        """The runs granule by granule."""
+        out = np.zeros(granules, np.int64)
+        for start, stop, per, thread, moment in self._runs:
+            stamp = np.arange(thread, thread + (stop - start) // per) | moment
+            for k in range(per):
+                out[start + k : stop : per] = stamp
+        return out
+
+
+class Tags:
+    """Last writer and reader of every granule of a buffer in this launch; where it is recorded, by what instruction
+    (one more than its number). Nothing is kept of what nobody does.
+
+    Accesses stay runs as long as no run meets one of other threads and every access is a run; from then on, reads or
+    writes are kept granule by granule.
+    """
+
+    __slots__ = (
+        "_read", "_read_runs", "_written", "_written_runs", "copied", "granules", "read_at", "read_only", "read_sizes",
+        "written_at", "written_sizes",
+    )  # fmt: skip
+
+    def __init__(self, granules: int, recording: bool) -> None:
+        self.granules = granules
+        self._written_runs, self._read_runs = Runs(), Runs()
+        self._written: Array | None = None
+        self._read: Array | None = None
+        # Granules that a bulk store has written, once there are any.
+        self.copied: Array | None = None
+        # Granules read through the read-only path, once there are any.
+        self.read_only: Array | None = None
+        # Sizes of strong accesses (codes of ``state.scopes``), made at the first one; those of weak accesses are stale.
+        self.read_sizes: Array | None = None
+        self.written_sizes: Array | None = None
+        self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
+        self.read_at: Array | None = np.zeros(granules, np.int32) if recording else None
+
+    @property
+    def is_written(self) -> bool:
+        """Has any thread written to the buffer?"""
+        return self._written is not None or bool(self._written_runs)
+
+    @property
+    def is_read(self) -> bool:
+        """Has any thread read from the buffer?"""
+        return self._read is not None or bool(self._read_runs)
+
+    @property
+    def written(self) -> Array:
+        """The tags of the last writes, granule by granule from now on."""
+        if self._written is None:
+            self._written, self._written_runs = self._written_runs.tags(self.granules), Runs()
+        return self._written
+
+    @property
+    def read(self) -> Array:
+        """The tags of the last reads, granule by granule from now on."""
+        if self._read is None:
+            self._read, self._read_runs = self._read_runs.tags(self.granules), Runs()
+        return self._read
+
+    def read_run(self, run: Run) -> bool:
+        """Keep a read as a run, if its threads alone have touched what they read; whether it is kept."""
+        if self._read is not None or self._written is not None:
+            return False
+        if self._written_runs.meets(run) or self._read_runs.meets(run):
+            return False
+        self._read_runs.put(run)
+        return True
+
+    def size_read(self, granules: Places, size: int) -> None:
+        """A strong read has this size."""
+        if self.read_sizes is None:
+            self.read_sizes = np.zeros(self.granules, np.uint8)
+        put(self.read_sizes, granules, size)
+
+    def size_written(self, granules: Places, size: int) -> None:
+        """A strong write has this size."""
+        if self.written_sizes is None:
+            self.written_sizes = np.zeros(self.granules, np.uint8)
+        put(self.written_sizes, granules, size)
+
+    def write_run(self, run: Run) -> bool:
+        """Keep a write as a run, likewise."""
+        if self._read is not None or self._written is not None or self.read_only is not None:
+            return False
+        if self._written_runs.meets(run) or self._read_runs.meets(run):
+            return False
+        self._written_runs.put(run)
+        return True

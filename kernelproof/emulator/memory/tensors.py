@@ -1,0 +1,95 @@
+"""Tensors of PyTorch as NumPy views of their memory, without importing torch: only ``device``, ``dtype``, ``data_ptr``
+and ``untyped_storage`` of a tensor are used."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol, TypeGuard
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.reports import EmulatorError
+
+# NumPy's type for the elements of a tensor; of equal size where NumPy has none, and then the type's own name is shown.
+NUMPY = {
+    "bool": "bool", "uint8": "u1", "int8": "i1", "int16": "i2", "int32": "i4", "int64": "i8",
+    "uint16": "u2", "uint32": "u4", "uint64": "u8", "float16": "f2", "float32": "f4", "float64": "f8",
+    "bfloat16": "u2", "float8_e4m3fn": "u1", "float8_e5m2": "u1", "float8_e4m3fnuz": "u1", "float8_e5m2fnuz": "u1",
+    "float8_e8m0fnu": "u1", "float4_e2m1fn_x2": "u1",
+}  # fmt: skip
+
+
+class Storage(Protocol):
+    """The bytes behind a tensor and its views."""
+
+    def data_ptr(self) -> int:
+        """The address of its first byte."""
+
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+
+
+class Tensor(Protocol):
+    """The attributes of a torch.Tensor that are used here."""
+
+    @property
+    def device(self) -> object:
+        """The device that it is on."""
+
+    @property
+    def dtype(self) -> object:
+        """The type of its elements."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+
+    def data_ptr(self) -> int:
+        """The address of its first element."""
+
+    def is_contiguous(self) -> bool:
+        """Are its elements without gaps and in order?"""
+
+    def untyped_storage(self) -> Storage:
+        """The storage that it shares with its views."""
+
+
+def is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Does a value behave like a tensor of PyTorch?"""
+    return hasattr(value, "data_ptr") and hasattr(value, "untyped_storage")
+
+
+def element_name(tensor: Tensor) -> str:
+    """The name of its element type, without the library's. Raises EmulatorError for complex and quantised types."""
+    name = str(tensor.dtype).rpartition(".")[2]
+    if name not in NUMPY:
+        advice = "pass torch.view_as_real(x)" if name.startswith("complex") else "pass a view of integers of that size"
+        raise EmulatorError(f"a tensor of {name} cannot be an argument; {advice}")
+    return name
+
+
+def host_array(tensor: Tensor) -> Array:
+    """The elements of a contiguous tensor in its shape: a view. Raises EmulatorError."""
+    dtype = np.dtype(NUMPY[element_name(tensor)])
+    if not tensor.is_contiguous():
+        raise EmulatorError("a tensor with gaps cannot be uploaded; pass x.contiguous()")
+    content = host_bytes(tensor)
+    start = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
+    return content[start : start + int(np.prod(tensor.shape)) * dtype.itemsize].view(dtype).reshape(tensor.shape)
+
+
+def host_bytes(tensor: Tensor) -> Array:
+    """The bytes of the tensor's storage, shape (nbytes,), uint8: a view, valid while the tensor lives. Raises
+    EmulatorError for tensors that are not in the CPU's memory."""
+    place = str(tensor.device)
+    if place != "cpu":
+        raise EmulatorError(f"a tensor on {place} cannot be an argument; pass x.cpu()")
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError) as error:
+        raise EmulatorError(f"a tensor without a storage cannot be an argument; pass x.to_dense(): {error}") from None
+    nbytes = storage.nbytes()
+    if not nbytes:
+        return np.zeros(0, np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(storage.data_ptr()))

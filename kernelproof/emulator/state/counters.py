@@ -1,0 +1,162 @@
+"""Counters of what makes kernels slow: bank conflicts, global sectors, instructions per opcode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import Array, Mask
+
+SECTOR_BYTES = 32
+
+
+@dataclass
+class Traffic:
+    """Global requests of one kind. ``requests``: warp instructions; ``sectors`` touched and ``ideal`` (the fewest that
+    hold as many bytes), each of 32 bytes; ``bytes`` moved, summed over threads."""
+
+    requests: int = 0
+    sectors: int = 0
+    ideal: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class Banks:
+    """Shared-memory requests of one kind: ``wavefronts`` needed and ``ideal`` (without conflicts)."""
+
+    requests: int = 0
+    wavefronts: int = 0
+    ideal: int = 0
+
+    @property
+    def conflicts(self) -> int:
+        """Wavefronts that bank conflicts cost."""
+        return self.wavefronts - self.ideal
+
+
+class Counters:
+    """Counters of one launch. ``shared_banks`` and ``global_traffic`` by instruction kind (``ld.shared``,
+    ``st.shared``, ``ldmatrix``, ``stmatrix``, ``cp.async``; ``ld.global``, ``st.global``, ``atom.global``);
+    ``instructions`` executed per warp by opcode; ``barriers`` per CTA; ``unique_bytes`` (kind -> distinct bytes
+    touched by the launch: the minimum traffic). ``wgmma`` instructions per warpgroup and their ``wgmma_flops``;
+    ``tcgen05`` products and their ``tcgen05_flops``; ``mbarrier_waits`` per warp; ``bulk_boxes`` copied, bytes loaded
+    (``bulk_delivered_bytes`` counts each destination of a multicast) and stored."""
+
+    def __init__(self, block_opcodes: list[dict[str, int]]) -> None:
+        self.block_opcodes = block_opcodes
+        self.shared_banks: dict[str, Banks] = {}
+        self.global_traffic: dict[str, Traffic] = {}
+        self.block_runs: dict[int, int] = {}
+        self.barriers = 0
+        self.cp_async = 0
+        self.wgmma = self.wgmma_flops = self.tcgen05 = self.tcgen05_flops = self.mbarrier_waits = 0
+        self.bulk_boxes = self.bulk_load_bytes = self.bulk_delivered_bytes = self.bulk_store_bytes = 0
+        self._touched: dict[str, dict[int, Array]] = {}
+
+    @property
+    def instructions(self) -> dict[str, int]:
+        """Executions per warp by opcode, most first."""
+        out: dict[str, int] = {}
+        for block, runs in self.block_runs.items():
+            for opcode, n in self.block_opcodes[block].items():
+                out[opcode] = out.get(opcode, 0) + n * runs
+        return dict(sorted(out.items(), key=lambda item: -item[1]))
+
+    def _sum(self, base: str) -> int:
+        return sum(n for opcode, n in self.instructions.items() if opcode.split(".")[0] == base)
+
+    @property
+    def mma(self) -> int:
+        """mma.sync executed, per warp."""
+        return self._sum("mma") + self._sum("wmma")
+
+    @property
+    def ldmatrix(self) -> int:
+        """ldmatrix executed, per warp."""
+        return self._sum("ldmatrix")
+
+    @property
+    def unique_bytes(self) -> dict[str, int]:
+        """Distinct bytes touched by the launch, by kind, in whole sectors."""
+        return {kind: sum(int(a.sum()) for a in maps.values()) * SECTOR_BYTES for kind, maps in self._touched.items()}
+
+    def block(self, index: int, size: int, m: Mask) -> None:
+        """A basic block starts for the lanes of ``m``, of a batch of ``size``."""
+        warps = size // 32 if m is None else int(m.reshape(-1, 32).any(axis=1).sum())
+        self.block_runs[index] = self.block_runs.get(index, 0) + warps
+
+    def shared(self, kind: str, address: Array, width: int, m: Mask) -> None:
+        """A shared-memory access; 16 bytes per lane go in phases of 8 lanes, 8 bytes in phases of 16, less in one of
+        32."""
+        entry = self.shared_banks.setdefault(kind, Banks())
+        phase = 8 if width == 16 else 16 if width == 8 else 32
+        wide = address.astype(np.int64).reshape(-1, phase)
+        active = np.ones(wide.shape, bool) if m is None else m.reshape(-1, phase)
+        entry.requests += int(active.reshape(-1, 32).any(axis=1).sum())
+        entry.ideal += int(active.any(axis=1).sum())
+        # Distinct words per bank: identical addresses are one broadcast.
+        unit = max(4, width)
+        word = np.where(active, wide // unit, -1)
+        ordered = np.sort(word, axis=1)
+        first = np.ones(ordered.shape, bool)
+        first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        first &= ordered >= 0
+        banks = 128 // unit
+        slot = np.arange(len(ordered))[:, None] * banks + ordered % banks
+        per_bank = np.bincount(slot[first], minlength=len(ordered) * banks).reshape(-1, banks)
+        entry.wavefronts += int(per_bank.max(axis=1).sum())
+
+    def memory(self, kind: str, size: int, offset: Array, lanes: Array | None, width: int) -> None:
+        """A global access at arena offsets by a batch of ``size`` lanes."""
+        entry = self.global_traffic.setdefault(kind, Traffic())
+        warp = np.arange(size) >> 5 if lanes is None else lanes >> 5
+        sector = offset // SECTOR_BYTES
+        pairs = np.unique(warp.astype(np.int64) << 44 | sector)
+        requests = np.unique(warp)
+        entry.requests += len(requests)
+        entry.sectors += len(pairs)
+        entry.bytes += len(offset) * width
+        per = np.bincount(warp, minlength=int(requests[-1]) + 1)[requests] * width
+        entry.ideal += int((-(-per // SECTOR_BYTES)).sum())
+        touched = self._touched.setdefault(kind, {})
+        for buffer_start in {int(x) for x in np.unique(offset >> 20)}:
+            inside = sector[(offset >> 20) == buffer_start]
+            page = touched.get(buffer_start)
+            if page is None:
+                page = touched[buffer_start] = np.zeros((1 << 20) // SECTOR_BYTES, bool)
+            page[inside - (buffer_start << 20) // SECTOR_BYTES] = True
+
+    def summary(self) -> dict[str, Any]:
+        """All counters as plain numbers, for printing or JSON."""
+        instructions = self.instructions
+        return {
+            "instructions": sum(instructions.values()),
+            "mma": self.mma,
+            "ldmatrix": self.ldmatrix,
+            "cp_async_threads": self.cp_async,
+            "barriers": self.barriers,
+            "wgmma": self.wgmma,
+            "wgmma_flops": self.wgmma_flops,
+            "tcgen05": self.tcgen05,
+            "tcgen05_flops": self.tcgen05_flops,
+            "mbarrier_waits": self.mbarrier_waits,
+            "bulk": {
+                "boxes": self.bulk_boxes,
+                "load_bytes": self.bulk_load_bytes,
+                "delivered_bytes": self.bulk_delivered_bytes,
+                "store_bytes": self.bulk_store_bytes,
+            },
+            "shared": {
+                k: {"requests": b.requests, "wavefronts": b.wavefronts, "ideal": b.ideal}
+                for k, b in self.shared_banks.items()
+            },
+            "global": {
+                k: {"requests": t.requests, "sectors": t.sectors, "ideal_sectors": t.ideal, "bytes": t.bytes}
+                for k, t in self.global_traffic.items()
+            },
+            "unique_bytes": self.unique_bytes,
+            "opcodes": instructions,
+        }

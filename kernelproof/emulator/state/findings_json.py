@@ -1,0 +1,130 @@
+"""Findings as JSON. Fields of a version keep name and meaning; new ones may be added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypedDict
+
+from kernelproof.emulator.state.participants import Participant, Place
+from kernelproof.emulator.state.reports import Report, by_cause
+from kernelproof.emulator.state.sites import Frame
+
+VERSION = 1
+
+
+class FrameFields(TypedDict):
+    """A line of CUDA source; ``function`` is "" if the PTX does not say."""
+
+    file: str
+    line: int
+    function: str
+
+
+class ParticipantFields(TypedDict):
+    """A side of a finding. ``home``: the user's own line; ``chain``: all lines, the innermost first, each inlined at
+    the next one; ``ptx_line`` is 0 if no instruction is known. ``cta``: [x, y, z]; ``threads``: linear numbers in it,
+    of which ``warp`` and ``lane`` are those of the first. ``agent``: what acts on the threads' behalf, in words."""
+
+    home: FrameFields | None
+    chain: list[FrameFields]
+    ptx_line: int
+    ptx: str
+    cta: list[int] | None
+    threads: list[int]
+    warp: int | None
+    lane: int | None
+    agent: str
+
+
+class PlaceFields(TypedDict):
+    """The first byte concerned. ``space``: global or shared; ``address``: a device address, or a byte offset in shared
+    memory. ``buffer``: its name, "" if unknown; ``offset``: bytes from its start; ``element``: the type of its
+    elements; ``index``: where in it, in elements, [row, column] if the shape is known, [] if the type is not.
+    ``note``: more, in words."""
+
+    space: str
+    address: int
+    buffer: str
+    offset: int
+    element: str
+    index: list[int]
+    note: str
+
+
+class FindingFields(TypedDict):
+    """One cause. ``rule``: a key of ``RULES``; ``severity``: error, benign or lint. ``access`` breaks the rule,
+    ``other`` is the earlier access of a race. ``count``: how often, at how many PTX ``instructions``; the rest
+    describes the first time."""
+
+    rule: str
+    severity: str
+    message: str
+    hint: str
+    page: str
+    kernel: str
+    access: ParticipantFields
+    other: ParticipantFields | None
+    place: PlaceFields | None
+    count: int
+    instructions: int
+    text: str
+
+
+class FindingsDocument(TypedDict):
+    """All findings, errors first. ``version``: of these fields."""
+
+    version: int
+    findings: list[FindingFields]
+
+
+def findings_document(reports: Iterable[Report]) -> FindingsDocument:
+    """The findings of any number of launches, one per cause."""
+    return {"version": VERSION, "findings": [finding_fields(report) for report in by_cause(reports)]}
+
+
+def finding_fields(report: Report) -> FindingFields:
+    """One finding."""
+    return {
+        "rule": report.kind,
+        "severity": str(report.severity),
+        "message": report.message,
+        "hint": report.rule.hint,
+        "page": f"rules/{report.kind}.md",
+        "kernel": report.kernel,
+        "access": _participant(report.access),
+        "other": None if report.other is None else _participant(report.other),
+        "place": None if report.place is None else _place(report.place),
+        "count": report.count,
+        "instructions": report.instructions,
+        "text": str(report),
+    }
+
+
+def _participant(side: Participant) -> ParticipantFields:
+    return {
+        "home": None if side.site.home is None else _frame(side.site.home),
+        "chain": [_frame(frame) for frame in side.site.frames],
+        "ptx_line": side.site.line,
+        "ptx": side.site.text,
+        "cta": None if side.cta is None else list(side.cta),
+        "threads": list(side.threads),
+        "warp": side.warp,
+        "lane": side.lane,
+        "agent": side.agent,
+    }
+
+
+def _frame(frame: Frame) -> FrameFields:
+    return {"file": frame.file, "line": frame.line, "function": frame.function}
+
+
+def _place(place: Place) -> PlaceFields:
+    return {
+        "space": str(place.space),
+        "address": place.address,
+        "buffer": place.buffer,
+        "offset": place.offset,
+        "element": place.element,
+        "index": list(place.index),
+        "note": place.note,
+    }

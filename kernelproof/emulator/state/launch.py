@@ -1,0 +1,243 @@
+"""State that all units of a launch share: the kernel's facts, the device, options, findings, the tick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import POISON, Array
+from kernelproof.emulator.state.counters import Counters
+from kernelproof.emulator.state.lanes import Lanes
+from kernelproof.emulator.state.participants import Dim3
+from kernelproof.emulator.state.queue import CtaQueue
+from kernelproof.emulator.state.reports import Report, Reports
+from kernelproof.emulator.state.scopes import Scope
+from kernelproof.emulator.state.sites import NOWHERE, Site
+from kernelproof.emulator.state.suspects import Suspects, Trial
+from kernelproof.ground.chips import GPUS, REGISTERS_SM, Chip
+
+_A100 = GPUS["a100"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """The GPU that a host launcher sees, without arguments an A100. Sizes in bytes."""
+
+    sm_count: int = _A100.sms
+    smem_optin_bytes: int = _A100.capability.smem_block_bytes
+    capability: tuple[int, int] = _A100.capability.number
+    name: str = "emulated"
+    smem_per_sm_bytes: int = _A100.capability.smem_sm_bytes
+    registers_per_sm: int = REGISTERS_SM
+    threads_per_sm: int = _A100.capability.threads_sm
+    blocks_per_sm: int = _A100.capability.blocks_sm
+    l2_bytes: int = _A100.rates.l2_size
+
+    @classmethod
+    def of(cls, chip: Chip) -> Device:
+        kind = chip.capability
+        return cls(
+            chip.sms, kind.smem_block_bytes, kind.number, chip.title, kind.smem_sm_bytes,
+            threads_per_sm=kind.threads_sm, blocks_per_sm=kind.blocks_sm, l2_bytes=chip.rates.l2_size,
+        )  # fmt: skip
+
+
+HOPPER = Device.of(GPUS["h200"])
+
+
+# Threads that are executed as one vector: in the first batch of a launch, and at most.
+MIN_LANES, MAX_LANES = 2048, 32768
+
+
+RoundingName = Literal["model", "a100", "h100"]  # how tensor cores round fp32 sums
+
+
+@dataclass(frozen=True)
+class Options:
+    """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector
+    (None: ``MIN_LANES`` at first, up to ``MAX_LANES`` while that pays); ``loop_limit``: taken backward branches per
+    batch before a launch counts as hung (None: no limit; a loop whose state repeats is hung in any case). ``adverse``:
+    another order of events that hardware may choose: of all
+    warpgroups that can run the last one does, until it waits, and every try_wait that has to wait times out at first;
+    otherwise only a thread's first one at each instruction. ``rounding``: how tensor cores add products of f16 and bf16
+    to fp32 sums: ``model`` rounds once an instruction, others are of ``arithmetic.tensor_rounding``, bit by bit and
+    slower. ``progress`` is called with the CTAs that have ended and
+    all that run; a launch that is tried again begins anew. ``looping`` is called with the backward branch of a loop and
+    how many were taken, each time that their number has doubled."""
+
+    hazards: bool = True
+    counters: bool = False
+    lanes: int | None = None
+    loop_limit: int | None = 1_000_000
+    adverse: bool = False
+    rounding: RoundingName = "model"
+    progress: Callable[[int, int], None] | None = None
+    looping: Callable[[Site, int], None] | None = None
+
+
+@dataclass
+class LaunchResult:
+    """What one launch did: reports, counters (None if off), grid and block, CTAs executed (linear numbers), what
+    printf wrote, and whether an assert failed."""
+
+    kernel: str
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int
+    reports: list[Report] = field(default_factory=list)
+    counters: Counters | None = None
+    ctas: Array | None = None
+    output: str = ""
+    failed_asserts: bool = False
+
+
+class SharedVariable(NamedTuple):
+    """A variable in shared memory: its name in the source, where it begins, and its bytes (0: the launch says)."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+# Origin of a pointer: the offset of a parameter, or the name of a variable.
+Origin = int | str
+
+
+@dataclass(eq=False)
+class KernelFacts:
+    """What the machine has to know of a translated kernel. ``shared_granule`` and ``global_granule``: bytes of the
+    smallest access, so of a tag. Blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i
+    writes and others read, ``live_in[i]`` those that are read in or behind it. ``attributes``: directives of the entry
+    (maxntid, minnctapersm, ...). ``origins``: of an instruction's address, what it may be computed from; ``written``:
+    the pointers through which the kernel may write global memory, None where one cannot be followed; ``uncertain``:
+    registers that a path reads before it writes them, and the instructions that do; ``cancels``: its CTAs may cancel
+    others that have not started; ``restricts``: it has fences of shared memory alone."""
+
+    name: str
+    sites: list[Site]
+    shared_static: int
+    shared_variables: tuple[SharedVariable, ...]
+    shared_granule: int
+    global_granule: int
+    local_bytes: int
+    clobbers: list[frozenset[str]]
+    live_in: list[frozenset[str]]
+    block_lines: list[int]
+    block_opcodes: list[dict[str, int]]
+    attributes: dict[str, tuple[int, ...]]
+    origins: dict[int, frozenset[Origin]]
+    written: frozenset[Origin] | None
+    uncertain: list[tuple[str, int]]
+    cancels: bool
+    restricts: bool
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of a launch: grid, block and cluster (x, y, z), bytes of dynamic shared memory, whether it may overlap
+    the launch before it (programmatic stream serialization), and whether all its CTAs must be resident at a time."""
+
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int = 0
+    cluster: Dim3 = (1, 1, 1)
+    overlapping: bool = False
+    cooperative: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs per cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How an execution of a launch differs from its first one. ``poison``: the byte that undefined shared memory holds;
+    ``unspecified``: that of values which no rule defines, such as unset registers, shuffles, divisions by zero;
+    ``trial``: racing reads of an earlier execution, which now read other values; ``recording``: accesses record their
+    instruction, so that reports name both sides of a race."""
+
+    poison: int = POISON
+    unspecified: int = POISON
+    trial: Trial | None = None
+    recording: bool = False
+
+
+USUAL = Variation()
+
+
+class LaunchState:
+    """State that all CTAs of a launch share.
+
+    ``tick`` counts synchronisations: an access is tagged with the tick at which it happens, and whoever synchronises
+    advances it first. ``version`` counts changes of memory, so that a scheduler notices when nothing moves any more.
+    """
+
+    def __init__(
+        self,
+        kernel: KernelFacts,
+        geometry: Geometry,
+        options: Options,
+        device: Device,
+        variation: Variation = USUAL,
+        batches: list[int] | None = None,
+    ) -> None:
+        self.kernel, self.geometry, self.options, self.device = kernel, geometry, options, device
+        self.threads = geometry.threads
+        # See ``Variation``; racing reads of this execution are ``suspects``.
+        self.poison, self.unspecified = variation.poison, variation.unspecified
+        self.suspects, self.trial = Suspects(), variation.trial
+        self.recording = variation.recording and options.hazards
+        self.reports = Reports(kernel.name, kernel.sites)
+        self.counters = Counters(kernel.block_opcodes) if options.counters else None
+        # What printf has written, and whether an assert has failed.
+        self.printed: list[str] = []
+        self.printed_characters = 0
+        self.failed_asserts = False
+        self.tick = 1
+        self.version = 0
+        # CTAs of each batch so far; another execution of the launch has the same batches.
+        self.batches: list[int] = [] if batches is None else batches
+        self.queue = CtaQueue(np.zeros(0, np.int64), 1, 0)
+        self._lanes: dict[int, Lanes] = {}
+
+    def lanes(self, count: int) -> Lanes:
+        """The lanes of a batch of so many CTAs."""
+        out = self._lanes.get(count)
+        if out is None:
+            out = self._lanes[count] = Lanes(count, self.threads)
+        return out
+
+    def site(self, number: int) -> Site:
+        """An instruction by its number; negative: none."""
+        return self.kernel.sites[number] if number >= 0 else NOWHERE
+
+    def cta_index(self, cta: int) -> Dim3:
+        """(x, y, z) of a CTA's linear number."""
+        gx, gy, _ = self.geometry.grid
+        return cta % gx, cta // gx % gy, cta // (gx * gy)
+
+    def cluster_of(self, cta: int) -> int:
+        """The first CTA of the cluster that a CTA belongs to, by linear numbers."""
+        (gx, gy, _), (cx, cy, cz) = self.geometry.grid, self.geometry.cluster
+        x, y, z = self.cta_index(cta)
+        return x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz))
+
+    def scope_of_both(self, cta: int, other: int) -> Scope:
+        """The smallest scope that holds two CTAs, by linear numbers."""
+        if cta == other:
+            return Scope.CTA
+        return Scope.CLUSTER if self.cluster_of(cta) == self.cluster_of(other) else Scope.GPU

@@ -1,0 +1,96 @@
+"""The threads on a side of a finding, and the memory that it is about."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kernelproof.emulator.state.sites import NOWHERE, Site
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """Who executes an instruction: ``threads`` are linear thread numbers of one CTA (x, y, z). ``agent`` is what acts
+    on their behalf, if that is a copy or a matrix product, or what is known of the thread if its number is not."""
+
+    site: Site = NOWHERE
+    cta: Dim3 | None = None
+    threads: tuple[int, ...] = ()
+    agent: str = ""
+
+    @property
+    def warp(self) -> int | None:
+        """The first thread's warp."""
+        return self.threads[0] >> 5 if self.threads else None
+
+    @property
+    def lane(self) -> int | None:
+        """The first thread's lane of its warp."""
+        return self.threads[0] & 31 if self.threads else None
+
+    @property
+    def where(self) -> tuple[object, ...]:
+        """The CUDA lines and the kind of instruction, or the PTX instruction without ``-lineinfo``."""
+        site = self.site
+        opcode = re.sub(r"^@\S+\s*", "", site.text).split(".")[0]
+        return (site.frames, opcode) if site.frames else (site.line, site.text)
+
+    @property
+    def who(self) -> str:
+        """CTA and threads, as text."""
+        threads = ", ".join(map(str, self.threads[:8])) + (", ..." if len(self.threads) > 8 else "")
+        parts = [f"CTA {self.cta}" if self.cta is not None else "", self.agent]
+        if threads:
+            parts.append(f"thread{'s' if len(self.threads) > 1 else ''} {threads}")
+        return ", ".join(part for part in parts if part)
+
+    @property
+    def at(self) -> str:
+        """The instruction, as text."""
+        source = f" [{self.site.source}]" if self.site.frames else ""
+        return f"at PTX line {self.site.line}: {self.site.text}{source}"
+
+
+class Space(StrEnum):
+    """A state space."""
+
+    GLOBAL = "global"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The first byte of an access: ``address`` is a byte offset in shared memory, or a device address. ``buffer`` is
+    the variable, parameter or allocation that it lies in or next to ("" if unknown), ``offset`` bytes from its start,
+    negative or beyond its end for an access outside. ``element``: the type of the buffer's elements, ``index``: where
+    in it, (row, column) if the shape is known."""
+
+    space: Space
+    address: int
+    buffer: str = ""
+    offset: int = 0
+    element: str = ""
+    index: tuple[int, ...] = ()
+    note: str = ""
+
+    def __str__(self) -> str:
+        if not self.buffer:
+            text = f"{self.space} {'offset' if self.space is Space.SHARED else 'address'} "
+            text += str(self.address) if self.space is Space.SHARED else hex(self.address & (1 << 64) - 1)
+        elif self.index:
+            text = self.buffer + "".join(f"[{i}]" for i in self.index)
+        else:
+            text = f"byte {self.offset} of {self.buffer}"
+        return f"{text} ({self.note})" if self.note else text
+
+
+def placed(kind: str, address: int | None) -> Place | None:
+    """The place of a finding, not yet named. Shared memory has small offsets; a rule about global memory may see any
+    address."""
+    if address is None:
+        return None
+    shared = not kind.startswith("global") and -(1 << 30) < address < 1 << 30
+    return Place(Space.SHARED if shared else Space.GLOBAL, address)

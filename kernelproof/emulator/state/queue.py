@@ -1,0 +1,37 @@
+"""The CTAs of a launch that have not started."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import Array
+
+
+class CtaQueue:
+    """CTAs (linear numbers, whole clusters, rank by rank) in the order in which they start. The first ``resident`` have
+    room on the device at once; a running CTA may cancel those behind them, and do their work."""
+
+    def __init__(self, ctas: Array, cluster: int, resident: int) -> None:
+        self.cluster = cluster
+        self.early, self.late = ctas[:resident], ctas[resident:]
+        # CTAs that were cancelled, and the number of requests to cancel.
+        self.cancelled = self.requests = 0
+
+    def __len__(self) -> int:
+        return len(self.early) + len(self.late)
+
+    def take(self, count: int) -> Array:
+        """The next CTAs, which start."""
+        early = min(count, len(self.early))
+        out = np.concatenate([self.early[:early], self.late[: count - early]])
+        self.early, self.late = self.early[early:], self.late[count - early :]
+        return out
+
+    def cancel(self) -> int | None:
+        """The first CTA of the next cluster, which does not start; None where nothing is pending."""
+        if not len(self.late):
+            return None
+        first = int(self.late[0])
+        self.late = self.late[self.cluster :]
+        self.cancelled += self.cluster
+        return first

@@ -1,0 +1,202 @@
+"""Findings: the report of one, and the collection of a launch's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from kernelproof.emulator.state.participants import Participant, Place, placed
+from kernelproof.emulator.state.rules import RACES, RULES, SEVERITIES, UNSPECIFIED, Rule, Severity
+from kernelproof.emulator.state.sites import NOWHERE, Frame, Site
+
+
+class EmulatorError(Exception):
+    """The emulator cannot go on: an unknown instruction, a missing kernel, a wrong argument."""
+
+
+@dataclass(slots=True)
+class Report:
+    """One finding. Repetitions of its cause are counted in ``count``, the rest describes the first.
+
+    ``kind`` is the id of a rule, ``severity`` the rule's unless the value concerned has turned out not to matter.
+    ``access`` is who breaks the rule, ``other`` the other side of a race: the earlier access. ``place`` is the memory
+    concerned. ``instructions``: how many PTX instructions have findings of this cause.
+    """
+
+    kind: str
+    message: str
+    kernel: str = ""
+    access: Participant = field(default_factory=Participant)
+    other: Participant | None = None
+    place: Place | None = None
+    count: int = 1
+    instructions: int = 1
+    severity: Severity = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.severity = RULES[self.kind].severity
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that is broken: what it means, and what to do."""
+        return RULES[self.kind]
+
+    @property
+    def is_error(self) -> bool:
+        """Can a result be wrong?"""
+        return self.severity is Severity.ERROR
+
+    @property
+    def line(self) -> int:
+        """The PTX line, 0 if no instruction is to blame."""
+        return self.access.site.line
+
+    @property
+    def text(self) -> str:
+        """The PTX instruction."""
+        return self.access.site.text
+
+    @property
+    def source(self) -> str:
+        """The CUDA line (if compiled with ``-lineinfo``), the user's own before those of headers."""
+        return self.access.site.source
+
+    @property
+    def cta(self) -> tuple[int, int, int] | None:
+        """(x, y, z) of the CTA."""
+        return self.access.cta
+
+    @property
+    def threads(self) -> tuple[int, ...]:
+        """Linear numbers of the threads."""
+        return self.access.threads
+
+    @property
+    def address(self) -> int | None:
+        """A byte offset (shared) or a device address (global)."""
+        return None if self.place is None else self.place.address
+
+    @property
+    def cause(self) -> tuple[object, ...]:
+        """The key that findings of one cause share: rule, severity, kernel, the CUDA lines of both sides (PTX lines
+        without ``-lineinfo``) and the buffer."""
+        buffer = self.place.buffer if self.place is not None else ""
+        # Without an instruction only the message tells findings apart.
+        alone = self.message if not self.line else ""
+        other = self.other.where if self.other is not None else None
+        return self.kind, self.severity, self.kernel, self.access.where, other, buffer, alone
+
+    @property
+    def order(self) -> tuple[int, str, int, int]:
+        """By severity, then by the user's line, then by PTX line."""
+        home = self.access.site.home or Frame("", 0)
+        return SEVERITIES.index(self.severity), home.file, home.line, self.line
+
+    def __str__(self) -> str:
+        where = f": {self.place}" if self.place is not None else ""
+        who = f" ({self.access.who})" if self.access.cta is not None else ""
+        other = ""
+        if self.other is not None:
+            other = f"; the other side: {self.other.who}" + (f" {self.other.at}" if self.other.site.line else "")
+        at = f" {self.access.at}" if self.line else ""
+        times = f" x{self.count}" if self.count > 1 else ""
+        severity = "" if self.is_error else f"{self.severity}, "
+        return f"{severity}{self.kind}: {self.message}{where}{who}{at}{other}{times}"
+
+
+def by_cause(reports: Iterable[Report]) -> list[Report]:
+    """One report per cause, with the sum of the counts: errors first, then by place in the source."""
+    causes: dict[tuple[object, ...], Report] = {}
+    for report in reports:
+        first = causes.get(report.cause)
+        if first is None:
+            causes[report.cause] = replace_count(report, report.count, report.instructions)
+        else:
+            first.count += report.count
+            first.instructions += report.instructions * (report.line != first.line)
+    return sorted(causes.values(), key=lambda report: report.order)
+
+
+def replace_count(report: Report, count: int, instructions: int) -> Report:
+    """The same finding with other counts."""
+    copy = replace(report, count=count, instructions=instructions)
+    copy.severity = report.severity
+    return copy
+
+
+# Kind, instruction, the other side's instruction, and (for findings of no instruction) the message.
+Key = tuple[str, int | None, int | None, str | None]
+
+
+class Reports:
+    """Findings of a launch, one per (kind, instruction, instruction of the other side)."""
+
+    # Most reports of a kind, so that a frequent kind leaves room for the others.
+    LIMIT = 200
+
+    def __init__(self, kernel: str, sites: Sequence[Site]) -> None:
+        self.kernel, self.sites = kernel, sites
+        self.by_key: dict[Key, Report] = {}
+        # Findings that are benign unless the value read reaches memory: undefined values, and races.
+        self.doubtful: set[Key] = set()
+        self.races: set[Key] = set()
+        # Values that no rule defines: no findings at all unless they reach memory.
+        self.unspecified: set[Key] = set()
+        self.kinds: Counter[str] = Counter()
+
+    def add(
+        self,
+        kind: str,
+        message: str,
+        site: int | None = None,
+        cta: tuple[int, int, int] | None = None,
+        threads: Iterable[int] = (),
+        *,
+        address: int | None = None,
+        count: int = 1,
+        doubtful: bool = False,
+        other: Participant | None = None,
+    ) -> None:
+        """Record a finding at instruction ``site``; ``doubtful``: benign if the value turns out not to matter;
+        ``other``: the other side of a race."""
+        key = (kind, site, None if other is None else other.site.line, None if site is not None else message)
+        doubts = self.races if kind in RACES else self.unspecified if kind in UNSPECIFIED else self.doubtful
+        if not doubtful:
+            doubts.discard(key)
+        elif key not in self.by_key:
+            doubts.add(key)
+        old = self.by_key.get(key)
+        if old is not None:
+            old.count += count
+            return
+        if self.kinds[kind] == self.LIMIT:
+            return
+        self.kinds[kind] += 1
+        access = Participant(self.sites[site] if site is not None else NOWHERE, cta, tuple(threads))
+        self.by_key[key] = Report(kind, message, self.kernel, access, other, placed(kind, address), count)
+
+    @property
+    def one_sided(self) -> bool:
+        """Is there a race whose other side is known by its threads but not by its instruction?"""
+        return any(r.other is not None and not r.other.site.line for r in self.by_key.values())
+
+    def acquit(self, doubts: set[Key]) -> None:
+        """Makes doubtful findings benign whose values have turned out not to matter."""
+        for key in doubts & self.by_key.keys():
+            report = self.by_key[key]
+            report.severity = Severity.BENIGN
+            report.message += "; the value reaches no memory"
+
+    def forget(self, doubts: set[Key]) -> None:
+        """Drops findings of values that no rule defines, which no result depends on."""
+        for key in doubts & self.by_key.keys():
+            self.kinds[self.by_key.pop(key).kind] -= 1
+
+    def errors(self) -> set[Key]:
+        """The errors."""
+        return {key for key, report in self.by_key.items() if report.is_error}
+
+    def list(self) -> list[Report]:
+        """The findings, one per cause, errors first."""
+        return by_cause(self.by_key.values())

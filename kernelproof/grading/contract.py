@@ -1,0 +1,211 @@
+"""What a kernel is launched with: buffers with roles, types and shapes, and launches; all as functions of the shape."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kernelproof.grading.expressions import Number, Shape, extents, value
+from kernelproof.grading.formats import FORMATS, Format
+from kernelproof.ground.errors import WrongInput, brief
+
+ROLES = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}
+FORM = "in|out|inout|scratch:TYPE[EXTENTS], with =LOW..HIGH or =zeros behind it"
+_BUFFER = re.compile(r"(in|out|inout|scratch):(\w+)\[([^\]]*)\](?:=(.+))?")
+_TYPED = re.compile(r"(\w+):(.+)")
+_MAP = re.compile(r"map:(\w+)\[([^\]]+)\](?:/(\d+))?")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer of every call. ``low`` and ``high``: the range that its numbers are drawn from (``high`` excluded), for
+    indices and the like; ``zeroed``: scratch memory that is zero before each call."""
+
+    name: str
+    role: str
+    format: Format
+    extents: str
+    low: str = ""
+    high: str = ""
+    zeroed: bool = False
+
+    @property
+    def is_input(self) -> bool:
+        return self.role in ("in", "inout")
+
+    @property
+    def is_output(self) -> bool:
+        return self.role in ("out", "inout")
+
+    def shape(self, shape: Shape) -> tuple[int, ...]:
+        """Its extents. Raises WrongInput."""
+        result = value(f"({self.extents},)", shape)
+        if not all(isinstance(extent, int) and extent > 0 for extent in result):
+            raise WrongInput(
+                f"buffer {self.name}: extents {result} of shape {dict(shape)} are not all positive integers"
+            )
+        return tuple(result)
+
+    def nbytes(self, shape: Shape) -> int:
+        return math.prod(self.shape(shape)) * self.format.dtype.itemsize
+
+
+def buffer(name: str, text: str) -> Buffer:
+    """A buffer as a user writes it, such as ``in:f16[m, k]``. Raises WrongInput."""
+    match = _BUFFER.fullmatch(text.strip())
+    if match is None or not match[3].strip():
+        raise WrongInput(f"buffer {name}: {text!r}: write {FORM}")
+    role, kind, dims, content = match.groups()
+    if kind not in FORMATS:
+        raise WrongInput(f"buffer {name}: type {kind!r}: one of {', '.join(FORMATS)}")
+    low, dots, high = (content or "").partition("..")
+    if content and not dots and (content != "zeros" or role != "scratch"):
+        raise WrongInput(f"buffer {name}: content {content!r}: LOW..HIGH for inputs, zeros for scratch")
+    return Buffer(name, role, FORMATS[kind], dims, low if dots else "", high, content == "zeros")
+
+
+class Launch(BaseModel):
+    """A launch. ``entry``: the kernel as people write it. ``grid``, ``block``, ``cluster``: one to three numbers,
+    ``smem``: bytes of dynamic shared memory. ``args``: names of buffers, and numbers for the other parameters, which
+    give type and size; ``"i64: m * n"`` gives them itself, ``"map:a[64, 32]/64"`` is the tensor map of a buffer with
+    boxes of 64 rows by 32 columns and a swizzle of 64 bytes. Numbers are constants, expressions or functions of the
+    shape."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    entry: str
+    grid: Number | list[Number] | tuple[Number, ...] = 1
+    block: Number | list[Number] | tuple[Number, ...]
+    smem: Number = 0
+    cluster: Number | list[Number] | tuple[Number, ...] = 1
+    cooperative: bool = False
+    args: Annotated[list[Number], Field(default_factory=list)]
+
+    def geometry(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+        """Grid, block, cluster and bytes of dynamic shared memory. Raises WrongInput."""
+        smem = value(self.smem, shape)
+        if not isinstance(smem, int) or smem < 0:
+            raise WrongInput(f"launch of {self.entry}: smem {smem!r}: bytes, an integer from 0")
+        return extents(self.grid, shape), extents(self.block, shape), extents(self.cluster, shape), smem
+
+    def scalar(self, argument: Number, shape: Shape) -> int | float | np.generic:
+        """An argument that is no buffer. Raises WrongInput."""
+        return _scalar(argument, shape, f"launch of {self.entry}")
+
+
+class HostCall(BaseModel):
+    """A call of host code. ``function``: of C++; ``args``: names of buffers, which are tensors, numbers as in
+    ``Launch``, and ``"None"``. Outputs that are no arguments are what it returns, in the order of the buffers."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    function: str
+    args: Annotated[list[Number], Field(default_factory=list)]
+
+    def scalar(self, argument: Number, shape: Shape) -> int | float:
+        """An argument that is no buffer. Raises WrongInput."""
+        number = _scalar(argument, shape, f"call of {self.function}")
+        return number.item() if isinstance(number, np.generic) else number
+
+
+def _scalar(argument: Number, shape: Shape, place: str) -> int | float | np.generic:
+    typed = _TYPED.fullmatch(argument) if isinstance(argument, str) else None
+    number = value(typed[2] if typed else argument, shape)
+    if not isinstance(number, int | float):
+        raise WrongInput(f"{place}: argument {argument!r} is {number!r}, no number")
+    if typed is None:
+        return number
+    if typed[1] not in FORMATS:
+        raise WrongInput(f"{place}: type {typed[1]!r}: one of {', '.join(FORMATS)}")
+    scalar: np.generic = FORMATS[typed[1]].bits(np.array([number]))[0]
+    return scalar
+
+
+class Box(NamedTuple):
+    """A tensor map: its buffer, the extents of a box (outermost first), bytes of the swizzle (0: none)."""
+
+    buffer: str
+    extents: tuple[int, ...]
+    swizzle: int
+
+
+def box(argument: Number, shape: Shape) -> Box | None:
+    """The tensor map that an argument is; None for others. Raises WrongInput."""
+    match = _MAP.fullmatch(argument) if isinstance(argument, str) else None
+    if match is None:
+        return None
+    swizzle = int(match[3] or 0)
+    if swizzle not in (0, 32, 64, 128):
+        raise WrongInput(f"argument {argument!r}: a swizzle of 32, 64 or 128 bytes, or none")
+    return Box(match[1], tuple(value(f"({match[2]},)", shape)), swizzle)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Buffers by name, and the launches of one call, in order; or a call of host code."""
+
+    buffers: Mapping[str, Buffer]
+    launches: tuple[Launch, ...]
+    call: HostCall | None = None
+
+    @property
+    def inputs(self) -> list[Buffer]:
+        return [item for item in self.buffers.values() if item.is_input]
+
+    @property
+    def outputs(self) -> list[Buffer]:
+        return [item for item in self.buffers.values() if item.is_output]
+
+    @property
+    def narrowest(self) -> Format | None:
+        """The float type of fewest bits among inputs and outputs; None without floats."""
+        floats = [item.format for item in self.buffers.values() if item.role != "scratch" and item.format.is_float]
+        return min(floats, key=lambda item: item.significand, default=None)
+
+    def traffic(self, shape: Shape) -> int:
+        """Bytes that a call has to read and write at least: every input and output once."""
+        return sum(item.nbytes(shape) * (item.is_input + item.is_output) for item in self.buffers.values())
+
+
+def contract(
+    buffers: Mapping[str, str],
+    launches: Sequence[Launch | Mapping[str, Any]],
+    call: HostCall | Mapping[str, Any] | None = None,
+) -> Contract:
+    """What a user describes, checked. Raises WrongInput."""
+    if bool(launches) == (call is not None):
+        raise WrongInput("describe either launches or a call of host code")
+    parsed = {name: buffer(name, text) for name, text in buffers.items()}
+    if not any(item.is_output for item in parsed.values()):
+        raise WrongInput("buffers: none is out or inout, so there is nothing to compare")
+    try:
+        checked = tuple(
+            launch if isinstance(launch, Launch) else Launch.model_validate(launch, strict=False) for launch in launches
+        )
+        host = HostCall.model_validate(call) if call is not None else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise WrongInput(f"{'call' if call else 'launches'}: {place}: {brief(first['msg'], 200)}") from None
+    return Contract(parsed, checked, host)
+
+
+def named_shapes(shapes: Sequence[Shape | Sequence[int]], names: Sequence[str]) -> list[dict[str, int]]:
+    """Shapes as dictionaries; tuples take ``names``. Raises WrongInput."""
+    out = []
+    for shape in shapes:
+        if isinstance(shape, Mapping):
+            out.append(dict(shape))
+            continue
+        if len(shape) != len(names):
+            raise WrongInput(
+                f"shape {tuple(shape)}: {len(names)} names ({', '.join(names) or 'none'}); give dictionaries, or names="
+            )
+        out.append(dict(zip(names, shape, strict=True)))
+    if not out:
+        raise WrongInput("shapes: none; give at least one, such as {'m': 64, 'n': 48, 'k': 32}")
+    return out

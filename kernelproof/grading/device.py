@@ -1,0 +1,215 @@
+"""Device code: its PTX, and calls of it in one memory, whose pointers stay while contents change."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from kernelproof.checking import compilation, devices
+from kernelproof.checking.names import plain, resolved
+from kernelproof.emulator import Buffer, EmulatorError, LaunchResult, Memory, Options, Program, Report, load
+from kernelproof.emulator.frontend.ptx import GRID_WORKSPACE
+from kernelproof.emulator.hopper.tensor_map import TensorMap
+from kernelproof.emulator.host.execution import output_reports
+from kernelproof.emulator.host.program import KernelArgument, pack_arguments
+from kernelproof.grading.contract import ROLES, Box, Contract, Launch, box
+from kernelproof.grading.expressions import Number, Shape
+from kernelproof.grading.formats import Array
+from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.toolchain import discover
+
+# CUtensorMapDataType.
+MAP_TYPES = {"u8": 0, "u16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
+POISON = 0xFF  # in every byte: NaN in all floats, -1 in integers
+LANES = 8192  # threads that the emulator executes as one vector
+
+
+def is_ptx(source: str) -> bool:
+    """Is the source PTX rather than CUDA?"""
+    return (
+        re.search(r"^\s*\.version\s", source, re.M) is not None
+        and re.search(r"^\s*\.target\s", source, re.M) is not None
+    )
+
+
+def ptx(source: str, device: str, arguments: tuple[str, ...], seconds: float) -> str:
+    """The PTX of CUDA text; nvcc makes no host code of it. Raises Failure with the compiler's errors."""
+    if is_ptx(source):
+        return source
+    path = compilation.text_file(source, ".cu")
+    return compilation.ptx(path, arguments, devices.target(device), discover(), seconds).read_text()
+
+
+@lru_cache(maxsize=8)
+def program(text: str) -> Program:
+    """The program of a PTX text. Raises PtxError."""
+    return load(text)
+
+
+class WrongSignature(Exception):
+    """The source lacks a kernel that the contract launches, or has it with other parameters."""
+
+
+@dataclass
+class Call:
+    """What one call did. ``outputs``: bits, by buffer; ``globals_changed``: device variables that hold other bytes
+    than before; ``opcodes``: executions per warp, by kernel, and ``wgmma_flops`` (of wgmma and tcgen05), where
+    counters were on."""
+
+    outputs: dict[str, Array]
+    reports: list[Report] = field(default_factory=list)
+    globals_changed: dict[str, int] = field(default_factory=dict)
+    opcodes: dict[str, Counter[str]] = field(default_factory=dict)
+    wgmma_flops: Counter[str] = field(default_factory=Counter)
+    launches: Counter[str] = field(default_factory=Counter)
+    ctas: Counter[str] = field(default_factory=Counter)
+
+    def add(self, launch: LaunchResult) -> None:
+        """Count a launch."""
+        name = plain(launch.kernel)
+        self.launches[name] += 1
+        self.ctas[name] += len(launch.ctas) if launch.ctas is not None else 0
+        if launch.counters is not None:
+            self.opcodes.setdefault(name, Counter()).update(launch.counters.instructions)
+            self.wgmma_flops[name] += launch.counters.wgmma_flops + launch.counters.tcgen05_flops
+
+    @property
+    def instructions(self) -> int:
+        """Of all warps; 0 where counters were off."""
+        return sum(counter.total() for counter in self.opcodes.values())
+
+
+class MemoryCalls:
+    """Calls of one shape, all in the same memory, at the same addresses. Before each call outputs and scratch memory
+    are poisoned and inputs are written anew. ``written``: addresses of outputs that are no buffers of the contract."""
+
+    def __init__(self, agreement: Contract, shape: Shape, device: str, names: Iterable[str]) -> None:
+        self.contract, self.shape, self.device = agreement, shape, devices.device(device)
+        self.memory = Memory()
+        self.buffers: dict[str, Buffer] = {}
+        self.written: dict[str, Array] = {}
+        for name in names:
+            item = agreement.buffers[name]
+            zeros = np.zeros(item.shape(shape), item.format.dtype)
+            role = "inout" if item.zeroed else ROLES[item.role]
+            self.buffers[name] = self.memory.upload(zeros, role, name=name)
+        self.count = 0
+
+    def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
+        """One call on some inputs (bits)."""
+        raise NotImplementedError
+
+    def fill(self, inputs: Mapping[str, Array]) -> None:
+        """Write inputs, poison the rest."""
+        self.memory.writes += 1
+        for name, buffer in self.buffers.items():
+            item = self.contract.buffers[name]
+            if item.is_input:
+                buffer.bytes()[:] = np.ascontiguousarray(inputs[name]).reshape(-1).view(np.uint8)
+                continue
+            buffer.bytes()[:] = 0 if item.zeroed else POISON
+            if buffer.written is not None:
+                buffer.written[:] = 0
+
+    def places_written(self, name: str) -> Array:
+        """Where the last call wrote an output."""
+        extents = self.contract.buffers[name].shape(self.shape)
+        if name in self.written:
+            return self.written[name]
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.written is None:
+            return np.ones(extents, bool)
+        return np.asarray(buffer.written.reshape(*extents, -1).all(axis=-1))
+
+
+class DeviceCalls(MemoryCalls):
+    """Calls by the launches of the contract."""
+
+    def __init__(self, text: str, agreement: Contract, shape: Shape, device: str) -> None:
+        super().__init__(agreement, shape, device, agreement.buffers)
+        self.program = program(text)
+        try:
+            self.kernels = [resolved(launch.entry, self.program.kernels) for launch in agreement.launches]
+        except WrongInput as error:
+            raise WrongSignature(str(error)) from None
+
+    def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
+        """All launches of the contract. Raises LaunchRefused, EmulatorError."""
+        self.fill(inputs)
+        before = {key: buffer.bytes().copy() for key, buffer in self.memory.globals.items()}
+        result = Call({})
+        options = Options(hazards=hazards, counters=counters, lanes=LANES)
+        for launch, kernel in zip(self.contract.launches, self.kernels, strict=True):
+            self._launch(launch, kernel, options, result)
+        self.count += 1
+        result.reports += output_reports(self.memory, self.kernels[-1] if self.kernels else "")
+        for key, buffer in self.memory.globals.items():
+            if key[1] == GRID_WORKSPACE:  # the driver's own: the barrier of cooperative grids
+                continue
+            previous = before.get(key)
+            changed = buffer.bytes() != (_initial(self.program, key[1], buffer) if previous is None else previous)
+            if changed.any():
+                result.globals_changed[key[1]] = int(changed.sum())
+        result.outputs = {item.name: self.buffers[item.name].download() for item in self.contract.outputs}
+        return result
+
+    def _launch(self, launch: Launch, kernel: str, options: Options, result: Call) -> None:
+        grid, block, cluster, smem = launch.geometry(self.shape)
+        arguments = [self._argument(argument, launch) for argument in launch.args]
+        try:
+            pack_arguments(self.program.module.kernels[kernel], arguments)
+        except EmulatorError as error:
+            raise WrongSignature(str(error)) from None
+        launched = self.program.launch(
+            kernel, grid, block, arguments, memory=self.memory, shared_bytes=smem, device=self.device, options=options,
+            check_outputs=False, cluster=cluster, cooperative=launch.cooperative,
+        )  # fmt: skip
+        result.reports += launched.reports
+        result.add(launched)
+
+    def _argument(self, argument: Number, launch: Launch) -> KernelArgument:
+        """A buffer, a tensor map of one, or a number. Raises WrongInput."""
+        if isinstance(argument, str) and argument in self.buffers:
+            return self.buffers[argument]
+        shape = box(argument, self.shape)
+        return launch.scalar(argument, self.shape) if shape is None else self._tensor_map(shape)
+
+    def _tensor_map(self, shape: Box) -> bytes:
+        """A tensor map of a buffer, as the driver would encode it. Raises WrongInput."""
+        item = self.contract.buffers.get(shape.buffer)
+        extents = item.shape(self.shape) if item is not None else ()
+        if item is None or len(extents) != len(shape.extents) or item.format.name not in MAP_TYPES:
+            raise WrongInput(
+                f"map of {shape.buffer}: no buffer of {len(shape.extents)} extents and a type that maps have"
+            )
+        dims, nbytes = tuple(reversed(extents)), item.format.dtype.itemsize
+        strides = tuple(nbytes * prod(dims[: number + 1]) for number in range(len(dims) - 1))
+        swizzle = (0, 32, 64, 128).index(shape.swizzle)
+        encoded = TensorMap(
+            MAP_TYPES[item.format.name], self.buffers[shape.buffer].address, dims, strides,
+            tuple(reversed(shape.extents)), (1,) * len(dims), 0, swizzle, 0, 0,
+        )  # fmt: skip
+        return encoded.encode()
+
+
+def _initial(code: Program, name: str, buffer: Buffer) -> Array:
+    """What a device variable holds before the first launch."""
+    variable = code.module.variables.get(name)
+    start = np.zeros(buffer.nbytes, np.uint8)
+    if variable is not None and variable.pointers:
+        return buffer.bytes().copy()
+    if variable is not None and variable.init is not None:
+        start[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
+    return start
+
+
+def read(source: str | Path) -> str:
+    """The text of a source, which may be a file."""
+    return source.read_text() if isinstance(source, Path) else source

@@ -1,0 +1,215 @@
+"""Findings in the Python text of a module: results computed by torch, patched timers, threads, caches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from kernelproof.grading.hostcode import COMPUTING
+from kernelproof.grading.verdict import Finding
+
+MODEL = "ModelNew"
+_THREADS = frozenset(("threading", "multiprocessing", "concurrent", "asyncio", "subprocess", "_thread"))
+_CALLERS = frozenset(("gc", "inspect", "ctypes", "importlib", "traceback", "builtins", "pickle", "atexit", "signal"))
+_REACHING = frozenset(("open", "exec", "eval", "compile", "__import__", "globals", "vars"))
+_STREAMS = frozenset(("Stream", "ExternalStream", "stream", "set_stream", "CUDAGraph", "graph"))
+_LAZY = frozenset(("__torch_dispatch__", "__torch_function__", "_make_subclass", "_make_wrapper_subclass"))
+# What a module may not assign to.
+_ROOTS = frozenset(("torch", "time", "nn", "F", "functional"))
+
+
+def findings(tree: ast.Module) -> Iterator[Finding]:
+    """Findings of a module's text."""
+    yield from _everywhere(tree)
+    models = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == MODEL]
+    if not models:
+        yield Finding.of("no-kernel", f"the module has no class {MODEL}", line=0)
+    for model in models:
+        yield from _model(model, _extensions(tree), _functions(tree))
+
+
+def _of(rule: str, node: ast.AST, text: str) -> Finding:
+    line = getattr(node, "lineno", 0)
+    return Finding.of(rule, f"module, line {line}: {text}", line=line, text=text)
+
+
+def _name(node: ast.AST) -> str:
+    """``torch.cuda.Stream`` of an expression of names; "" of others."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attr):
+            inner = _name(value)
+            return f"{inner}.{attr}" if inner else ""
+    return ""
+
+
+def _everywhere(tree: ast.Module) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (item for alias in names for item in _import(node, alias.name))
+            case ast.ImportFrom(module=str() as module):
+                yield from _import(node, module)
+            case ast.Assign(targets=targets):
+                yield from (item for target in targets for item in _patch(target))
+            case ast.Call(func=ast.Name(id="setattr"), args=[target, *_]) if _name(target).split(".")[0] in _ROOTS:
+                yield _of("timer-patch", node, f"setattr({_name(target)}, ...)")
+            case ast.ClassDef(bases=bases) if any(_name(base).rpartition(".")[2] == "Tensor" for base in bases):
+                yield _of("lazy-output", node, f"class {node.name} of torch.Tensor")
+            case ast.FunctionDef(name=name) | ast.Attribute(attr=name) if name in _LAZY:
+                yield _of("lazy-output", node, name)
+            case ast.Call(func=func) if _name(func).startswith("torch.") and _name(func).rpartition(".")[2] in _STREAMS:
+                yield _of("extra-stream", node, _name(func))
+            case ast.Call(func=ast.Name(id=name)) if name in _REACHING:
+                yield _of("grader-access", node, name)
+            case ast.Attribute() if _name(node) in ("sys._getframe", "sys.modules", "sys.settrace", "sys.setprofile"):
+                yield _of("grader-access", node, _name(node))
+
+
+def _import(node: ast.AST, module: str) -> Iterator[Finding]:
+    root = module.split(".", maxsplit=1)[0]
+    if root in _THREADS:
+        yield _of("host-thread", node, f"import {module}")
+    elif root in _CALLERS:
+        yield _of("grader-access", node, f"import {module}")
+
+
+def _patch(target: ast.expr) -> Iterator[Finding]:
+    """Attributes of torch and time that are replaced; settings of backends are none."""
+    name = _name(target)
+    if isinstance(target, ast.Attribute) and name.split(".")[0] in _ROOTS and ".backends." not in name:
+        yield _of("timer-patch", target, f"{name} = ...")
+
+
+def _extensions(tree: ast.Module) -> set[str]:
+    """Names that ``load_inline`` is assigned to."""
+    return {
+        ast.unparse(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        for target in node.targets
+        if _name(node.value.func).endswith("load_inline")
+    }
+
+
+def _functions(tree: ast.Module) -> dict[str, list[ast.FunctionDef]]:
+    """Functions of the module by the name that reaches them: their own, or that of their class."""
+    out: dict[str, list[ast.FunctionDef]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            out[node.name] = [node]
+        elif isinstance(node, ast.ClassDef) and node.name != MODEL:
+            out[node.name] = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+    return out
+
+
+def _reached(methods: list[ast.FunctionDef], functions: dict[str, list[ast.FunctionDef]]) -> list[ast.FunctionDef]:
+    """Methods, and all functions of the module that they name, or those in turn."""
+    out, unreached = list(methods), dict(functions)
+    for function in out:  # grows
+        for node in ast.walk(function):
+            out += unreached.pop(_name(node).split(".")[0], [])
+    return out
+
+
+def _model(model: ast.ClassDef, extensions: set[str], functions: dict[str, list[ast.FunctionDef]]) -> Iterator[Finding]:
+    methods = {node.name: node for node in model.body if isinstance(node, ast.FunctionDef)}
+    used = _reached([node for name, node in methods.items() if name != "__init__"], functions)
+    constructor = methods.get("__init__")
+    aliases = extensions | _aliases(constructor, extensions)
+    names = {_name(node) for method in used for node in ast.walk(method)}
+    if not any(name == alias or name.startswith(f"{alias}.") for alias in aliases for name in names):
+        yield _of("no-kernel", model, f"{MODEL} uses no function of {', '.join(sorted(extensions)) or 'an extension'}")
+    layers = _layers(constructor)
+    for method in used:
+        yield from _computing(method, layers, aliases)
+        yield from _cached(method)
+
+
+def _assignments(constructor: ast.FunctionDef | None) -> Iterator[tuple[str, ast.expr]]:
+    """Names that a constructor assigns, and what; pairs of tuples one by one."""
+    for node in ast.walk(constructor) if constructor is not None else iter(()):
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            match target, node.value:
+                case ast.Tuple(elts=targets), ast.Tuple(elts=values):
+                    yield from ((_name(part), value) for part, value in zip(targets, values, strict=False))
+                case _:
+                    yield _name(target), node.value
+
+
+def _aliases(constructor: ast.FunctionDef | None, extensions: set[str]) -> set[str]:
+    """Attributes that hold an extension, or a function of one."""
+    return {name for name, value in _assignments(constructor) if _name(value).split(".")[0] in extensions}
+
+
+def _layers(constructor: ast.FunctionDef | None) -> set[str]:
+    """Attributes that hold layers of ``torch.nn``."""
+    return {
+        name
+        for name, value in _assignments(constructor)
+        if isinstance(value, ast.Call)
+        and _name(value.func).startswith(("nn.", "torch.nn."))
+        and not _name(value.func).endswith(("Parameter", "ParameterList", "ModuleList"))
+    }
+
+
+def _computing(method: ast.FunctionDef, layers: set[str], extensions: set[str]) -> Iterator[Finding]:
+    """torch that computes in place of the kernels."""
+    for node in ast.walk(method):
+        match node:
+            case ast.BinOp(op=ast.MatMult()):
+                yield _of("library-call", node, "a product by @")
+            case ast.Call(func=func):
+                name = _name(func)
+                last = func.attr if isinstance(func, ast.Attribute) else name
+                if name in layers:
+                    yield _of("library-call", node, f"{name}(...), a layer of torch.nn")
+                elif "super" in ast.unparse(func) and last == "forward":
+                    yield _of("library-call", node, "super().forward(...)")
+                elif (
+                    last.removesuffix("_") in COMPUTING
+                    and isinstance(func, ast.Attribute)
+                    and not _own(func, extensions)
+                ):
+                    yield _of("library-call", node, name or last)
+
+
+def _own(func: ast.Attribute, extensions: set[str]) -> bool:
+    """Is this a call of an extension or of math, rather than of torch or a tensor?"""
+    owner = _name(func.value)
+    return owner in {"math", "np", *extensions} or owner.startswith("self.")
+
+
+def _cached(method: ast.FunctionDef) -> Iterator[Finding]:
+    """Attributes that a call both sets and reads, globals, and functions that remember."""
+    for decorator in method.decorator_list:
+        name = _name(decorator.func if isinstance(decorator, ast.Call) else decorator).rpartition(".")[2]
+        if name in ("lru_cache", "cache"):
+            yield _of("result-cache", decorator, f"@{name}")
+    stored: dict[str, ast.AST] = {}
+    read = set()
+    for node in ast.walk(method):
+        match node:
+            case ast.Global(names=names):
+                yield _of("result-cache", node, f"global {', '.join(names)}")
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr, ctx=ast.Store()):
+                stored[attr] = node
+            case ast.Subscript(value=ast.Attribute(value=ast.Name(id="self"), attr=attr), ctx=ast.Store()):
+                stored[attr] = node
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr, ctx=ast.Load()):
+                read.add(attr)
+            case ast.Call(
+                func=ast.Name(id="hasattr" | "getattr"),
+                args=[ast.Name(id="self"), ast.Constant(value=str() as attr), *_],
+            ):
+                read.add(attr)
+            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store()) if name.isupper() or name.startswith("_"):
+                yield _of("result-cache", node, f"{name}[...] = ...")
+            case ast.Call(func=ast.Attribute(attr="data_ptr")):
+                yield _of("result-cache", node, "data_ptr() in Python")
+    for attr, node in stored.items():
+        if attr in read:
+            yield _of("result-cache", node, f"self.{attr}")

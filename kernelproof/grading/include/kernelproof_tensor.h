@@ -1,0 +1,340 @@
+// The part of torch's C++ face that launchers of inline extensions use, on memory of the CUDA runtime: tensors,
+// factories, checks, dispatch by type, the current stream. Nothing here computes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+namespace kernelproof_torch {
+
+struct Half : __half {
+  using __half::__half;
+  __host__ __device__ Half(__half x) : __half(x) {}
+};
+struct BFloat16 : __nv_bfloat16 {
+  using __nv_bfloat16::__nv_bfloat16;
+  __host__ __device__ BFloat16(__nv_bfloat16 x) : __nv_bfloat16(x) {}
+};
+
+enum class ScalarType : int { Byte, Char, Short, Int, Long, Half, Float, Double, Bool, BFloat16, Undefined };
+constexpr ScalarType kByte = ScalarType::Byte, kUInt8 = kByte, kChar = ScalarType::Char, kInt8 = kChar,
+                     kShort = ScalarType::Short, kInt16 = kShort, kInt = ScalarType::Int, kInt32 = kInt,
+                     kLong = ScalarType::Long, kInt64 = kLong, kHalf = ScalarType::Half, kFloat16 = kHalf,
+                     kFloat = ScalarType::Float, kFloat32 = kFloat, kDouble = ScalarType::Double, kFloat64 = kDouble,
+                     kBool = ScalarType::Bool, kBFloat16 = ScalarType::BFloat16;
+inline int64_t elementSize(ScalarType t) {
+  constexpr int bytes[] = {1, 1, 2, 4, 8, 2, 4, 8, 1, 2, 1};
+  return bytes[int(t)];
+}
+inline const char* toString(ScalarType t) {
+  constexpr const char* names[] = {"Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "Bool", "BFloat16", "?"};
+  return names[int(t)];
+}
+inline std::ostream& operator<<(std::ostream& out, ScalarType t) { return out << toString(t); }
+
+template <class... T> [[noreturn]] void fail(const T&... words) {
+  std::ostringstream text;
+  (text << ... << words);
+  throw std::runtime_error(text.str());
+}
+inline void cuda_check(cudaError_t code) {
+  if (code != cudaSuccess) fail("CUDA: ", cudaGetErrorString(code));
+}
+
+using DeviceIndex = int8_t;
+enum class DeviceType { CPU, CUDA };
+constexpr DeviceType kCPU = DeviceType::CPU, kCUDA = DeviceType::CUDA;
+struct Device {
+  DeviceType kind = kCUDA;
+  Device(DeviceType kind = kCUDA, int = 0) : kind(kind) {}
+  Device(const char* text) : kind(std::strncmp(text, "cuda", 4) ? kCPU : kCUDA) {}
+  bool is_cuda() const { return kind == kCUDA; }
+  bool is_cpu() const { return kind == kCPU; }
+  DeviceType type() const { return kind; }
+  DeviceIndex index() const { return 0; }
+  bool operator==(const Device& other) const { return kind == other.kind; }
+  bool operator!=(const Device& other) const { return kind != other.kind; }
+};
+inline std::ostream& operator<<(std::ostream& out, const Device& d) { return out << (d.is_cuda() ? "cuda:0" : "cpu"); }
+
+struct IntArrayRef : std::vector<int64_t> {
+  IntArrayRef() = default;
+  IntArrayRef(std::vector<int64_t> values) : std::vector<int64_t>(std::move(values)) {}
+  template <class T> IntArrayRef(std::initializer_list<T> values) : std::vector<int64_t>(values.begin(), values.end()) {}
+  std::vector<int64_t> vec() const { return *this; }
+};
+
+struct TensorOptions {
+  ScalarType type = kFloat;
+  Device place = kCUDA;
+  TensorOptions() = default;
+  TensorOptions(ScalarType type) : type(type) {}
+  TensorOptions(Device place) : place(place) {}
+  TensorOptions(DeviceType place) : place(place) {}
+  TensorOptions dtype(ScalarType t) const { TensorOptions out = *this; out.type = t; return out; }
+  TensorOptions device(Device d, int = 0) const { TensorOptions out = *this; out.place = d; return out; }
+  TensorOptions requires_grad(bool) const { return *this; }
+  template <class T> TensorOptions layout(T) const { return *this; }
+  template <class T> TensorOptions memory_format(T) const { return *this; }
+};
+inline TensorOptions dtype(ScalarType t) { return TensorOptions(t); }
+inline TensorOptions device(Device d) { return TensorOptions(d); }
+
+template <class T> struct type_of;
+#define KERNELPROOF_TYPE(cpp, name) template <> struct type_of<cpp> { static constexpr ScalarType value = ScalarType::name; };
+KERNELPROOF_TYPE(uint8_t, Byte) KERNELPROOF_TYPE(int8_t, Char) KERNELPROOF_TYPE(int16_t, Short) KERNELPROOF_TYPE(int, Int)
+KERNELPROOF_TYPE(int64_t, Long) KERNELPROOF_TYPE(long long, Long) KERNELPROOF_TYPE(Half, Half) KERNELPROOF_TYPE(__half, Half)
+KERNELPROOF_TYPE(float, Float) KERNELPROOF_TYPE(double, Double) KERNELPROOF_TYPE(bool, Bool) KERNELPROOF_TYPE(BFloat16, BFloat16)
+KERNELPROOF_TYPE(__nv_bfloat16, BFloat16)
+#undef KERNELPROOF_TYPE
+
+class Tensor {
+ public:
+  Tensor() = default;
+  // Of memory that somebody else keeps; without it, of fresh memory.
+  Tensor(std::vector<int64_t> sizes, ScalarType type, void* data = nullptr) : sizes_(std::move(sizes)), type_(type) {
+    strides_.resize(sizes_.size());
+    int64_t stride = 1;
+    for (int i = int(sizes_.size()) - 1; i >= 0; i--) strides_[i] = stride, stride *= sizes_[i];
+    if (data) {
+      memory_ = std::shared_ptr<void>(data, [](void*) {});
+    } else {
+      cuda_check(cudaMalloc(&data, std::max<int64_t>(nbytes(), 1)));
+      memory_ = std::shared_ptr<void>(data, [](void* p) { cudaFree(p); });
+    }
+    data_ = data;
+  }
+  bool defined() const { return data_ != nullptr; }
+  void* data_ptr() const { return data_; }
+  template <class T> T* data_ptr() const {
+    if (type_of<std::remove_const_t<T>>::value != type_) fail("expected another scalar type than ", type_);
+    return static_cast<T*>(data_);
+  }
+  template <class T> T* data() const { return data_ptr<T>(); }
+  template <class T> T* mutable_data_ptr() const { return data_ptr<T>(); }
+  void* mutable_data_ptr() const { return data_; }
+  template <class T> const T* const_data_ptr() const { return data_ptr<std::remove_const_t<T>>(); }
+  const void* const_data_ptr() const { return data_; }
+  int64_t dim() const { return int64_t(sizes_.size()); }
+  int64_t ndimension() const { return dim(); }
+  int64_t size(int64_t i) const { return sizes_.at(i < 0 ? i + dim() : i); }
+  int64_t stride(int64_t i) const { return strides_.at(i < 0 ? i + dim() : i); }
+  IntArrayRef sizes() const { return sizes_; }
+  IntArrayRef strides() const { return strides_; }
+  int64_t numel() const { return std::accumulate(sizes_.begin(), sizes_.end(), int64_t(1), std::multiplies<int64_t>()); }
+  int64_t element_size() const { return elementSize(type_); }
+  int64_t itemsize() const { return element_size(); }
+  int64_t nbytes() const { return numel() * element_size(); }
+  ScalarType dtype() const { return type_; }
+  ScalarType scalar_type() const { return type_; }
+  Device device() const { return kCUDA; }
+  bool is_cuda() const { return true; }
+  bool is_cpu() const { return false; }
+  bool requires_grad() const { return false; }
+  DeviceIndex get_device() const { return 0; }
+  TensorOptions options() const { return TensorOptions(type_); }
+  bool is_contiguous() const { return strides_ == Tensor(sizes_, type_, data_).strides_; }
+  Tensor contiguous() const {
+    if (!is_contiguous()) fail("contiguous() of a strided tensor copies, which is not supported here");
+    return *this;
+  }
+  Tensor cuda() const { return *this; }
+  Tensor detach() const { return *this; }
+  Tensor to(ScalarType t) const {
+    if (t != type_) fail("to() converts, which is not supported here");
+    return *this;
+  }
+  Tensor to(Device) const { return *this; }
+  Tensor view(IntArrayRef sizes) const {
+    int64_t known = 1, open = -1;
+    for (size_t i = 0; i < sizes.size(); i++) sizes[i] < 0 ? open = int64_t(i) : known *= sizes[i];
+    if (open >= 0) sizes[open] = numel() / known;
+    Tensor out = contiguous();
+    Tensor form(sizes, type_, data_);
+    if (form.numel() != numel()) fail("view: another number of elements");
+    out.sizes_ = form.sizes_, out.strides_ = form.strides_;
+    return out;
+  }
+  Tensor reshape(IntArrayRef sizes) const { return view(std::move(sizes)); }
+  Tensor flatten() const { return view({int64_t(-1)}); }
+  Tensor unsqueeze(int64_t i) const {
+    Tensor out = *this;
+    i = i < 0 ? i + dim() + 1 : i;
+    out.sizes_.insert(out.sizes_.begin() + i, 1), out.strides_.insert(out.strides_.begin() + i, 1);
+    return out;
+  }
+  Tensor transpose(int64_t i, int64_t j) const {
+    Tensor out = *this;
+    i = i < 0 ? i + dim() : i, j = j < 0 ? j + dim() : j;
+    std::swap(out.sizes_.at(i), out.sizes_.at(j)), std::swap(out.strides_.at(i), out.strides_.at(j));
+    return out;
+  }
+  Tensor t() const { return transpose(0, 1); }
+  Tensor& zero_() {
+    cuda_check(cudaMemset(data_, 0, nbytes()));
+    return *this;
+  }
+
+ private:
+  std::vector<int64_t> sizes_, strides_;
+  ScalarType type_ = ScalarType::Undefined;
+  std::shared_ptr<void> memory_;
+  void* data_ = nullptr;
+};
+
+inline Tensor empty(IntArrayRef sizes, TensorOptions options = {}) { return Tensor(sizes, options.type); }
+inline Tensor zeros(IntArrayRef sizes, TensorOptions options = {}) { return empty(sizes, options).zero_(); }
+inline Tensor empty_like(const Tensor& x) { return empty(x.sizes(), x.options()); }
+inline Tensor empty_like(const Tensor& x, TensorOptions options) { return empty(x.sizes(), options); }
+inline Tensor zeros_like(const Tensor& x) { return zeros(x.sizes(), x.options()); }
+inline Tensor zeros_like(const Tensor& x, TensorOptions options) { return zeros(x.sizes(), options); }
+
+struct CUDAStream {
+  cudaStream_t stream() const { return nullptr; }
+  operator cudaStream_t() const { return nullptr; }
+};
+inline CUDAStream getCurrentCUDAStream(int = 0) { return {}; }
+struct CUDAGuard {
+  template <class T> explicit CUDAGuard(const T&) {}
+};
+using OptionalCUDAGuard = CUDAGuard;
+inline Device device_of(const Tensor&) { return kCUDA; }
+inline cudaDeviceProp* getCurrentDeviceProperties() {
+  static cudaDeviceProp facts;
+  cuda_check(cudaGetDeviceProperties(&facts, 0));
+  return &facts;
+}
+
+// What the other side passes: a tensor, an integer, a number, or nothing.
+struct Value {
+  int kind, dtype, dims;
+  int64_t sizes[8];
+  void* data;
+  int64_t integer;
+  double number;
+};
+struct Results {
+  int count;
+  Value values[16];
+  char message[400];
+};
+
+template <class T> struct converted { static T from(const Value& v) { return T(v.kind == 2 ? v.number : v.integer); } };
+template <> struct converted<Tensor> {
+  static Tensor from(const Value& v) {
+    if (v.kind != 0) fail("a tensor is needed");
+    return Tensor(std::vector<int64_t>(v.sizes, v.sizes + v.dims), ScalarType(v.dtype), v.data);
+  }
+};
+template <class T> struct converted<std::optional<T>> {
+  static std::optional<T> from(const Value& v) { return v.kind == 3 ? std::nullopt : std::optional<T>(converted<T>::from(v)); }
+};
+
+// Tensors that a call returns live until the next one.
+inline std::vector<Tensor>& returned() {
+  static std::vector<Tensor> tensors;
+  return tensors;
+}
+inline void keep(const Tensor& x) { returned().push_back(x); }
+inline void keep(const std::vector<Tensor>& all) { for (auto& x : all) keep(x); }
+template <class... T> void keep(const std::tuple<T...>& all) { std::apply([](auto&... x) { (keep(x), ...); }, all); }
+
+template <class R, class... A, size_t... I>
+void invoke_with(R (*function)(A...), const Value* values, std::index_sequence<I...>) {
+  std::tuple<std::decay_t<A>...> arguments{converted<std::decay_t<A>>::from(values[I])...};
+  if constexpr (std::is_void_v<R>) function(std::get<I>(arguments)...);
+  else keep(function(std::get<I>(arguments)...));
+}
+template <class R, class... A> int invoke(R (*function)(A...), const Value* values, int count, Results* results) {
+  try {
+    returned().clear();
+    if (count != sizeof...(A)) fail("takes ", sizeof...(A), " arguments, not ", count);
+    invoke_with(function, values, std::index_sequence_for<A...>{});
+    cuda_check(cudaDeviceSynchronize());
+    if (returned().size() > 16) fail("more than 16 results");
+    results->count = 0;
+    for (auto& x : returned()) {
+      Value& v = results->values[results->count++];
+      if (x.dim() > 8 || !x.is_contiguous()) fail("a result is not contiguous");
+      v.kind = 0, v.dtype = int(x.scalar_type()), v.dims = int(x.dim()), v.data = x.data_ptr();
+      for (int i = 0; i < v.dims; i++) v.sizes[i] = x.size(i);
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    std::strncpy(results->message, error.what(), sizeof results->message - 1);
+    return 1;
+  }
+}
+
+struct PythonModule {
+  template <class... T> PythonModule& def(T&&...) { return *this; }
+  const char*& doc() { static const char* text; return text; }
+};
+}  // namespace kernelproof_torch
+
+namespace c10 {
+using namespace kernelproof_torch;
+template <class T> using optional = std::optional<T>;
+constexpr std::nullopt_t nullopt = std::nullopt;
+template <class T> using ArrayRef = std::vector<T>;
+namespace cuda { using namespace kernelproof_torch; }
+}  // namespace c10
+namespace at {
+using namespace kernelproof_torch;
+template <class T> using optional = std::optional<T>;
+namespace cuda { using namespace kernelproof_torch; }
+}  // namespace at
+namespace torch {
+using namespace kernelproof_torch;
+template <class T> using optional = std::optional<T>;
+}  // namespace torch
+namespace py = kernelproof_torch;
+namespace pybind11 { using namespace kernelproof_torch; }
+
+#define TORCH_CHECK(condition, ...) \
+  do { \
+    if (!(condition)) ::kernelproof_torch::fail("check failed: " #condition " ", ##__VA_ARGS__); \
+  } while (0)
+#define AT_ASSERTM TORCH_CHECK
+#define TORCH_INTERNAL_ASSERT TORCH_CHECK
+#define AT_ERROR(...) ::kernelproof_torch::fail(__VA_ARGS__)
+#define C10_CUDA_CHECK(call) ::kernelproof_torch::cuda_check(call)
+#define AT_CUDA_CHECK C10_CUDA_CHECK
+#define C10_CUDA_KERNEL_LAUNCH_CHECK() C10_CUDA_CHECK(cudaGetLastError())
+#define PYBIND11_MODULE(name, variable) [[maybe_unused]] static void kernelproof_binds(::kernelproof_torch::PythonModule& variable)
+#define TORCH_EXTENSION_NAME extension
+
+#define KERNELPROOF_CASE(kind, cpp, ...) \
+  case ::kernelproof_torch::ScalarType::kind: { \
+    using scalar_t = cpp; \
+    __VA_ARGS__(); \
+    break; \
+  }
+#define KERNELPROOF_DISPATCH(type, name, cases) \
+  switch (type) { \
+    cases default : ::kernelproof_torch::fail(name, ": not for ", type); \
+  }
+#define KERNELPROOF_FLOATING(...) KERNELPROOF_CASE(Float, float, __VA_ARGS__) KERNELPROOF_CASE(Double, double, __VA_ARGS__)
+#define KERNELPROOF_HALF(...) KERNELPROOF_CASE(Half, ::kernelproof_torch::Half, __VA_ARGS__)
+#define KERNELPROOF_BF16(...) KERNELPROOF_CASE(BFloat16, ::kernelproof_torch::BFloat16, __VA_ARGS__)
+#define AT_DISPATCH_FLOATING_TYPES(type, name, ...) \
+  [&] { auto kernelproof_type = type; KERNELPROOF_DISPATCH(kernelproof_type, name, KERNELPROOF_FLOATING(__VA_ARGS__)) }()
+#define AT_DISPATCH_FLOATING_TYPES_AND_HALF(type, name, ...) \
+  [&] { auto kernelproof_type = type; KERNELPROOF_DISPATCH(kernelproof_type, name, KERNELPROOF_FLOATING(__VA_ARGS__) KERNELPROOF_HALF(__VA_ARGS__)) }()
+#define AT_DISPATCH_FLOATING_TYPES_AND2(first, second, type, name, ...) \
+  [&] { auto kernelproof_type = type; KERNELPROOF_DISPATCH(kernelproof_type, name, KERNELPROOF_FLOATING(__VA_ARGS__) KERNELPROOF_HALF(__VA_ARGS__) KERNELPROOF_BF16(__VA_ARGS__)) }()

@@ -1,0 +1,1 @@
+#include <kernelproof_tensor.h>

@@ -1,0 +1,98 @@
+"""Input values of a grade: the kinds of random draws, and single-element changes that outputs must follow.
+
+The kinds are those of ``correctness`` where a product has them: ``normal``; ``integers``, -2 to 2, and ``binary``, 0
+and 1, whose products are exact. Others are ``zeros``, ``ones`` and ``adversarial``: normal numbers of many magnitudes
+and both signs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.grading import expressions
+from kernelproof.grading.contract import Buffer, Contract
+from kernelproof.grading.expressions import Shape
+from kernelproof.grading.formats import Array
+
+KINDS = ("normal", "integers", "binary", "adversarial", "zeros", "ones")
+# Kinds for which an operation may be undefined, such as a division by zero or a logarithm.
+SPECIAL = ("adversarial", "zeros", "ones")
+EXACT = ("integers", "binary", "zeros", "ones")
+# Factors of a changed element, tried in turn until the reference moves by more than any tolerance: the other sign where
+# it saturates, larger ones where a tolerance is loose.
+FACTORS = (1.0, -1.0, 64.0, -64.0, 1024.0)
+INTEGERS = 100  # integer inputs without a range are drawn from 0 to this, excluded
+
+
+def draw(agreement: Contract, kind: str, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
+    """The bits of every input."""
+    return {item.name: item.format.bits(_values(item, kind, shape, rng)) for item in agreement.inputs}
+
+
+def _values(item: Buffer, kind: str, shape: Shape, rng: np.random.Generator) -> Array:
+    extents = item.shape(shape)
+    if item.low:
+        low, high = expressions.value(item.low, shape), expressions.value(item.high, shape)
+        return rng.uniform(low, high, extents) if item.format.is_float else rng.integers(low, high, extents)
+    match kind:
+        case "zeros" | "ones":
+            return np.full(extents, float(kind == "ones"))
+        case "binary":
+            return rng.integers(0, 2, extents).astype(np.float64)
+        case "integers":
+            return rng.integers(0 if item.format.name[0] == "u" else -2, 3, extents).astype(np.float64)
+    if not item.format.is_float:
+        return rng.integers(0, INTEGERS, extents)
+    normal: Array = rng.standard_normal(extents)
+    if kind == "adversarial":
+        normal = normal * 2.0 ** rng.integers(-6, 4 if item.format.name == "f16" else 5, extents)
+    return normal
+
+
+class Change(NamedTuple):
+    """One element of an input that holds another value: where, and the value."""
+
+    buffer: str
+    place: tuple[int, ...]
+    value: float
+
+
+def changes(
+    agreement: Contract, bits: Mapping[str, Array], shape: Shape, rng: np.random.Generator, places: int
+) -> list[Change]:
+    """Elements to change, one at a time: of each input the last element, the first one, and drawn ones."""
+    out = []
+    for item in agreement.inputs:
+        size = int(np.prod(item.shape(shape)))
+        indices = [size - 1, 0, *(int(n) for n in rng.integers(0, size, max(0, places - 2)))][:places]
+        for flat in dict.fromkeys(indices):
+            index = tuple(int(i) for i in np.unravel_index(flat, item.shape(shape)))
+            before = float(item.format.values(bits[item.name])[index])
+            out.append(Change(item.name, index, _other(item, before, shape, rng)))
+    return out
+
+
+def _other(item: Buffer, before: float, shape: Shape, rng: np.random.Generator) -> float:
+    """Another value, larger than its neighbours, so that no tolerance hides it."""
+    if item.low:
+        low, high = expressions.value(item.low, shape), expressions.value(item.high, shape)
+        if item.format.is_float:
+            return float(low if before > (low + high) / 2 else np.nextafter(high, low))
+        return float(low + (int(before) - low + 1 + int(rng.integers(0, max(1, high - low - 1)))) % (high - low))
+    if not item.format.is_float:
+        return before + 17
+    return 24.0 if before <= 0 else -24.0
+
+
+def changed(agreement: Contract, bits: Mapping[str, Array], change: Change, factor: float) -> dict[str, Array]:
+    """Inputs with one element changed to its value times ``factor``, which leaves ranges and integers alone."""
+    out = dict(bits)
+    array = bits[change.buffer].copy()
+    item = agreement.buffers[change.buffer]
+    value = factor * change.value if item.format.is_float and not item.low else change.value
+    array[change.place] = item.format.bits(np.array(value))
+    out[change.buffer] = array
+    return out

@@ -1,0 +1,201 @@
+"""Python modules that hold CUDA text for ``load_inline``, taken apart without executing anything."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kernelproof.grading import hostcode, hostpython
+from kernelproof.grading.verdict import Finding
+from kernelproof.ground.errors import WrongInput
+
+PARAMETERS = ("name", "cpp_sources", "cuda_sources", "functions")
+_LAUNCH = re.compile(r"([\w:]+(?:<[^<>;{}]*>)?)\s*<<<(.*?)>>>\s*\((.*?)\)\s*;", re.S)
+_KERNEL = re.compile(r"__global__[^;{(]*?(\w+)\s*\(")
+_HOST = re.compile(r"\b(?:torch|at|c10|pybind11)::|PYBIND11_MODULE|TORCH_LIBRARY|\bTensor\b")
+_DEVICE = re.compile(r"__global__|__device__")
+
+
+@dataclass(frozen=True)
+class HostLaunch:
+    """A ``<<<...>>>`` of host code: the text of the kernel, between the brackets, and of the arguments."""
+
+    kernel: str
+    configuration: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Extension:
+    """The texts of a ``load_inline`` call: C++ and CUDA as they are, and the names of functions that Python calls."""
+
+    name: str
+    cpp: str
+    cuda: str
+    functions: tuple[str, ...]
+
+    @property
+    def device_text(self) -> str:
+        """The CUDA text without what needs torch: its includes, and host functions that name it."""
+        text = re.sub(r"^[ \t]*#[ \t]*include[ \t]*[<\"](?:torch|ATen|c10|pybind11)/.*$", "", self.cuda, flags=re.M)
+        return "".join(part for part in parts(text) if _DEVICE.search(part) or not _HOST.search(hostcode.bare(part)))
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(_KERNEL.findall(hostcode.bare(self.cuda))))
+
+    @property
+    def launches(self) -> tuple[HostLaunch, ...]:
+        """Launches of the host code, in order of the text."""
+        return tuple(
+            HostLaunch(match[1], _split(match[2]), _split(match[3]))
+            for match in _LAUNCH.finditer(hostcode.bare(self.cuda))
+        )
+
+
+@dataclass(frozen=True)
+class Module:
+    """A Python module with ``class ModelNew`` and its extensions. ``findings``: rules that its text breaks."""
+
+    extensions: tuple[Extension, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def device_text(self) -> str:
+        return "\n".join(extension.device_text for extension in self.extensions)
+
+    @property
+    def host_text(self) -> str:
+        """All C++ and CUDA text."""
+        return "\n".join(f"{extension.cpp}\n{extension.cuda}" for extension in self.extensions)
+
+
+def is_module(source: str) -> bool:
+    """Is this Python that calls ``load_inline``?"""
+    if "load_inline" not in source:
+        return False
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True
+
+
+def take_apart(source: str) -> Module:
+    """The extensions of a module and findings of its text; nothing is executed. Raises WrongInput where the text of an
+    extension is not written down as constants."""
+    tree = ast.parse(source)
+    texts = dict(_texts(tree))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == "load_inline"]
+    extensions = tuple(_extension(call, texts) for call in calls)
+    if not extensions:
+        raise WrongInput("the module calls no load_inline")
+    findings = [*hostpython.findings(tree), *(item for extension in extensions for item in _of_text(extension))]
+    return Module(extensions, tuple(findings))
+
+
+def _of_text(extension: Extension) -> Iterator[Finding]:
+    yield from hostcode.findings(f"{extension.cpp}\n{extension.cuda}")
+    if not extension.launches and "cudaLaunchKernel" not in extension.cuda:
+        yield Finding.of("no-kernel", f"extension {extension.name}: its host code launches no kernel", launches=0)
+
+
+def _called(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def _texts(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Names and what they are assigned, at any depth; the last one wins."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield name, value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                yield name, value
+
+
+def _extension(call: ast.Call, names: Mapping[str, ast.expr]) -> Extension:
+    arguments = dict(zip(PARAMETERS, call.args, strict=False))
+    arguments |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+
+    def texts(parameter: str) -> tuple[str, ...]:
+        node = arguments.get(parameter)
+        value = () if node is None else _constant(node, names)
+        return (value,) if isinstance(value, str) else value
+
+    name = "".join(texts("name")) or "extension"
+    return Extension(name, "\n".join(texts("cpp_sources")), "\n".join(texts("cuda_sources")), texts("functions"))
+
+
+def _constant(node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> str | tuple[str, ...]:
+    """A text or several that an expression of constants is. Raises WrongInput."""
+    if depth > 20:
+        raise WrongInput("load_inline: a text is defined by itself")
+    match node:
+        case ast.Constant(value=str() as text):
+            return text
+        case ast.Constant(value=None):
+            return ()
+        case ast.Name(id=name) if name in names:
+            return _constant(names[name], names, depth + 1)
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return tuple(_text(item, names, depth) for item in items)
+        case ast.Dict(keys=keys):
+            return tuple(_text(key, names, depth) for key in keys if key is not None)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text(left, names, depth) + _text(right, names, depth)
+        case ast.JoinedStr(values=items):
+            return "".join(
+                _text(item.value if isinstance(item, ast.FormattedValue) else item, names, depth) for item in items
+            )
+        case ast.Call(func=ast.Attribute(value=inner, attr="strip"), args=[]):
+            return _text(inner, names, depth).strip()
+        case ast.Call(func=ast.Attribute(attr="dedent") | ast.Name(id="dedent"), args=[inner]):
+            return textwrap.dedent(_text(inner, names, depth))
+        case ast.Call(func=ast.Attribute(attr="cleandoc"), args=[inner]):
+            return inspect.cleandoc(_text(inner, names, depth))
+    raise WrongInput(
+        f"load_inline: line {node.lineno}: {ast.unparse(node)[:60]!r} is no constant text; write it down whole"
+    )
+
+
+def _text(node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> str:
+    value = _constant(node, names, depth + 1)
+    return value if isinstance(value, str) else "\n".join(value)
+
+
+def parts(text: str) -> list[str]:
+    """C++ text cut behind every definition and declaration of its outermost level, preprocessor lines by themselves."""
+    plain = hostcode.bare(text)
+    out, start, depth = [], 0, 0
+    for number, char in enumerate(plain):
+        if char == "{":
+            depth += 1
+        elif char == "}":
+            depth -= 1
+        ends = (char in ";}" and depth == 0) or (char == "\n" and depth == 0 and _directive(plain[start:number]))
+        if ends:
+            out.append(text[start : number + 1])
+            start = number + 1
+    return [*out, text[start:]]
+
+
+def _directive(line: str) -> bool:
+    return line.lstrip().startswith("#") and not line.endswith("\\")
+
+
+def _split(text: str) -> tuple[str, ...]:
+    """Arguments, split at commas that no brackets enclose."""
+    out, depth = [""], 0
+    for char in text:
+        depth += char in "([{"
+        depth -= char in ")]}"
+        if char == "," and depth == 0:
+            out.append("")
+        else:
+            out[-1] += char
+    return tuple(" ".join(part.split()) for part in out if part.strip())

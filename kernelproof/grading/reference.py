@@ -1,0 +1,82 @@
+"""The reference: a function on NumPy arrays or torch tensors, called with inputs in fp64."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from kernelproof.grading.contract import Buffer, Contract
+from kernelproof.grading.expressions import Shape
+from kernelproof.grading.formats import Array
+from kernelproof.ground.errors import WrongInput
+
+
+class Reference:
+    """Calls a function by the names of its parameters, which are inputs and names of the shape; where it has other
+    parameters, it gets all inputs in order. It returns an array, or several in the order of the outputs, or a
+    dictionary of them."""
+
+    def __init__(
+        self, function: Callable[..., Any], agreement: Contract, arrays: Literal["numpy", "torch"] = "numpy"
+    ) -> None:
+        if arrays not in ("numpy", "torch"):
+            raise WrongInput(f"arrays {arrays!r}: numpy or torch")
+        self.function, self.contract, self.arrays = function, agreement, arrays
+
+    def __call__(self, values: Mapping[str, Array], shape: Shape) -> list[Array]:
+        """The outputs for some inputs (fp64, integers int64), in the order of the contract. Raises WrongInput."""
+        if self.arrays == "torch":
+            import torch
+
+            prepared: dict[str, Any] = {
+                name: torch.from_numpy(np.array(array, np.int64 if array.dtype.kind in "iu" else np.float64))
+                for name, array in values.items()
+            }
+        else:
+            prepared = {name: array.copy() for name, array in values.items()}
+        try:
+            with np.errstate(all="ignore"):
+                result = self._call(prepared, shape)
+        except Exception as error:
+            raise WrongInput(f"reference on shape {dict(shape)}: {type(error).__name__}: {error}") from error
+        outputs = self.contract.outputs
+        if isinstance(result, Mapping):
+            missing = [item.name for item in outputs if item.name not in result]
+            if missing:
+                raise WrongInput(f"reference: its dictionary lacks {', '.join(missing)}")
+            result = [result[item.name] for item in outputs]
+        parts = list(result) if isinstance(result, tuple | list) else [result]
+        if len(parts) != len(outputs):
+            raise WrongInput(f"reference: {len(parts)} results for {len(outputs)} outputs")
+        return [_array(part, item, shape) for part, item in zip(parts, outputs, strict=True)]
+
+    def _call(self, prepared: Mapping[str, Any], shape: Shape) -> Any:
+        try:
+            names = list(inspect.signature(self.function).parameters)
+        except (TypeError, ValueError):  # of C functions
+            names = []
+        usable = {**shape, **prepared}
+        if names and all(name in usable for name in names):
+            return self.function(*(usable[name] for name in names))
+        return self.function(*prepared.values())
+
+
+def _array(part: Any, item: Buffer, shape: Shape) -> Array:
+    """A result as an array of an output's shape. Raises WrongInput."""
+    if hasattr(part, "detach"):
+        part = part.detach().cpu().double() if item.format.is_float else part.detach().cpu()
+        part = part.numpy()
+    array = np.asarray(part)
+    extents = item.shape(shape)
+    if (
+        array.shape != extents
+        and array.size == np.prod(extents)
+        and [n for n in array.shape if n > 1] == [n for n in extents if n > 1]
+    ):
+        array = array.reshape(extents)
+    if array.shape != extents:
+        raise WrongInput(f"reference: output {item.name} has shape {array.shape}, the buffer {extents}")
+    return array.astype(np.float64) if item.format.is_float else array.astype(np.int64)

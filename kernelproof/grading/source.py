@@ -1,0 +1,311 @@
+"""``check_source``: a verdict on model-written device code, from its text, a reference and shapes."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from kernelproof.checking import devices, includes
+from kernelproof.checking.names import plain
+from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report, by_cause
+from kernelproof.grading import floor, inputs, launcher, modules
+from kernelproof.grading.contract import Contract, HostCall, Launch, contract, named_shapes
+from kernelproof.grading.device import DeviceCalls, WrongSignature, is_ptx, program, ptx, read
+from kernelproof.grading.examination import DeviceFactory, Examination, Task
+from kernelproof.grading.expressions import Number, Shape
+from kernelproof.grading.launcher import HostFailure
+from kernelproof.grading.reference import Reference
+from kernelproof.grading.tolerance import Precision, Tolerance
+from kernelproof.grading.verdict import Finding, Verdict
+from kernelproof.ground import process_tree
+from kernelproof.ground.errors import Failure, WrongInput
+from kernelproof.ground.workers import Worker
+
+STEP_S = 0.05
+MAX_BYTES = 1 << 24  # of an answer
+LIMIT = 40  # findings in a verdict
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How a source is checked. ``device``: what is emulated, a capability or a GPU. ``seconds`` and ``gib`` end the
+    check, which runs in a process of its own unless ``isolated`` is off; ``compile_s`` ends nvcc. ``places``:
+    elements of each input that are changed one by one. ``seed``: of all draws; keep it secret where sources are
+    optimised against this check."""
+
+    device: str = devices.DEFAULT
+    seconds: float = 120.0
+    gib: float = 8.0
+    compile_s: float = 60.0
+    nvcc_arguments: tuple[str, ...] = ()
+    isolated: bool = True
+    places: int = 4
+    seed: int = 0
+
+
+def check_source(
+    source: str | Path,
+    reference: Callable[..., Any],
+    shapes: Sequence[Shape | Sequence[int]],
+    *,
+    buffers: Mapping[str, str],
+    launches: Sequence[Launch | Mapping[str, Any]] = (),
+    call: HostCall | Mapping[str, Any] | None = None,
+    run_host: bool = False,
+    names: Sequence[str] = ("m", "n", "k"),
+    draws: Mapping[str, tuple[int, int]] | None = None,
+    tolerance: Tolerance | None = None,
+    flops: Number | None = None,
+    operands: str | None = None,
+    accumulator: str | None = None,
+    kinds: Sequence[str] = inputs.KINDS,
+    claimed_us: float | Sequence[float] | None = None,
+    gpu: str | None = None,
+    arrays: Literal["numpy", "torch"] = "numpy",
+    host_calls: Sequence[str] = (),
+    limits: Limits | None = None,
+) -> Verdict:
+    """Grade device code (CUDA text or PTX) without a GPU: run it on an emulated one and compare it with ``reference``.
+
+    Nothing of the source runs on this machine but, by ``call`` with ``run_host``, C++ host code. A Python module with
+    ``load_inline`` is taken apart by its syntax, and its host code read for anything it does besides launching.
+
+    - ``shapes``: dictionaries, or tuples for ``names``. ``draws``: ranges of names of the shape (ends included), from
+      which two more shapes are drawn at random; other names keep their values of the first shape.
+    - ``buffers``: name to ``in|out|inout|scratch:TYPE[EXTENTS]``, followed by ``=LOW..HIGH`` for inputs or ``=zeros``
+      for scratch memory. ``launches``: see ``Launch``; one call consists of all of them.
+    - ``reference`` gets inputs (fp64 of the rounded values, integers as int64) and names of the shape by the names of
+      its parameters, as ``arrays`` of NumPy or torch. It returns the outputs in the order of ``buffers``.
+    - ``tolerance``: see ``Tolerance``. ``flops``: operations needed; by default 2 * (terms - 1) per output if the
+      tolerance has terms and inputs are multiplied. ``host_calls``: operations of torch that host code may call.
+    - ``operands``: the least precise type to multiply in (f32, tf32, f16, bf16, e4m3, ..., "any"), by default the
+      narrowest of inputs and outputs; ``accumulator``: the same for sums, by default f32 if terms or flops are stated.
+    - ``claimed_us``: a measured time, or one per shape, to compare with the least time that ``gpu`` needs.
+
+    Raises WrongInput for a contradictory description, MissingTool without nvcc; faults of the source are findings.
+    """
+    start, limits = time.perf_counter(), limits or Limits()
+    agreement, stated = contract(buffers, launches, call), named_shapes(shapes, names)
+    if claimed_us is not None and gpu is None:
+        raise WrongInput("claimed_us: name the gpu that it was measured on")
+    if call is not None and not (run_host and limits.isolated):
+        raise WrongInput("call: it executes the source's host code; allow it by run_host=True, in a process of its own")
+    verdict = Verdict(right=False, outcome="not checked", device=devices.device(limits.device).name)
+    if (factory := _factory(read(source), agreement, host_calls, limits, verdict)) is not None:
+        precision = Precision.of(operands, accumulator, agreement.narrowest)
+        sums = accumulator is not None or flops is not None or (tolerance is not None and tolerance.terms is not None)
+        task = Task(
+            factory, agreement, Reference(reference, agreement, arrays), tolerance or Tolerance(), precision,
+            operands != "any", sums and accumulator != "any", flops, _checked(kinds), limits.places, limits.seed,
+        )  # fmt: skip
+        verdict.shapes = [*stated, *_drawn(stated[0], draws or {}, limits.seed)]
+        verdict = _supervised(task, verdict, len(stated), limits)
+        _compare_times(verdict, task, stated, claimed_us, gpu)
+    verdict.seconds = round(time.perf_counter() - start, 3)
+    return _closed(verdict)
+
+
+def _checked(kinds: Sequence[str]) -> tuple[str, ...]:
+    """Kinds of inputs. Raises WrongInput."""
+    if unknown := sorted(set(kinds) - set(inputs.KINDS)):
+        raise WrongInput(f"kinds {', '.join(unknown)}: of {', '.join(inputs.KINDS)}")
+    return tuple(kinds)
+
+
+def _factory(
+    text: str, agreement: Contract, host_calls: Sequence[str], limits: Limits, verdict: Verdict
+) -> DeviceFactory | None:
+    """Makes the factory of fresh memory for calls; None, and a finding, for a source that is refused. Raises
+    WrongInput."""
+    module = modules.take_apart(text) if modules.is_module(text) else None
+    for item in module.findings if module else ():
+        last = re.split(r"\W+", str(item.evidence.get("text", "")).removesuffix("("))[-1]
+        if item.rule != "library-call" or last not in host_calls:
+            verdict.findings.append(item)
+    translated = module.host_text if module else text
+    if not is_ptx(text) and (lines := includes.outside(translated)):
+        verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:5]))
+        return None
+    try:
+        if agreement.call is not None:
+            path = launcher.library(
+                translated, agreement.call.function, limits.device, limits.nvcc_arguments, limits.compile_s
+            )
+            return partial(launcher.HostCalls, path, agreement, device=limits.device)
+        if module:
+            translated = _with_templates(module.device_text, [launch.entry for launch in agreement.launches])
+        code = ptx(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
+        if is_ptx(translated):
+            program(code)
+    except (Failure, PtxError) as error:
+        verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
+        return None
+    return partial(DeviceCalls, code, agreement, device=limits.device)
+
+
+def _with_templates(text: str, entries: Sequence[str]) -> str:
+    """Device code with the templates that only the host code, left out of it, would instantiate."""
+    uses = "".join(f"    use((void*){entry});\n" for entry in dict.fromkeys(entries) if "<" in entry)
+    return text + (f"\nstatic void use(void*);\nvoid kernelproof_uses() {{\n{uses}}}\n" if uses else "")
+
+
+def _drawn(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int) -> list[dict[str, int]]:
+    """Two further shapes: one anywhere in the ranges, one of odd numbers."""
+    if not ranges:
+        return []
+    if unknown := sorted(set(ranges) - set(first)):
+        raise WrongInput(f"draws: {', '.join(unknown)}: the shapes have {', '.join(first)}")
+    rng = np.random.default_rng([seed, 1])
+    anywhere = {**first, **{name: int(rng.integers(low, high + 1)) for name, (low, high) in ranges.items()}}
+    odd = {**first, **{name: _odd(int(rng.integers(low, high + 1)), low, high) for name, (low, high) in ranges.items()}}
+    return [anywhere, odd]
+
+
+def _odd(number: int, low: int, high: int) -> int:
+    """An odd number close to ``number`` within [low, high], if there is one."""
+    return next((n for n in (number | 1, number - 1) if n % 2 and low <= n <= high), number)
+
+
+def graded(task: Task, verdict: Verdict, stated: int) -> Verdict:
+    """The verdict on a task, ``verdict.shapes`` its shapes, the first ``stated`` of them stated ones."""
+    machine: list[Report] = []
+    largest = max(verdict.shapes[:stated], key=lambda shape: prod(shape.values()))
+    stated_right = True
+    for number, shape in enumerate(verdict.shapes):
+        examination = None
+        try:
+            examination = Examination(task, shape, number >= stated and stated_right)
+            examination.run()
+        except (LaunchRefused, HostFailure, WrongSignature, PtxError, EmulatorError) as error:
+            _unchecked(error, shape, verdict)
+        if examination is None:
+            break
+        verdict.findings += examination.findings
+        verdict.calls += examination.calls
+        machine += examination.machine
+        if shape == largest:
+            verdict.kernels = examination.kernels
+        stated_right = stated_right and not examination.findings
+    for report in by_cause(machine):
+        if report.is_error:
+            verdict.findings.append(_of_machine(report))
+        else:
+            verdict.remarks.append(f"{report.severity} {report.kind}: {report.message}")
+    return verdict
+
+
+def _unchecked(error: Exception, shape: Shape, verdict: Verdict) -> None:
+    """A launch that CUDA refuses is wrong; what the emulator lacks is not checked."""
+    rules = {LaunchRefused: "launch-refused", HostFailure: "host-failure", WrongSignature: "wrong-signature"}
+    if (rule := rules.get(type(error))) is not None:
+        verdict.findings.append(Finding.of(rule, str(error), shape=shape, error=type(error).__name__))
+    else:
+        verdict.not_checked.append(f"{type(error).__name__}: {error}")
+
+
+def _of_machine(report: Report) -> Finding:
+    """A finding of the emulator."""
+    site = report.access.site
+    place = report.place
+    return Finding.of(
+        report.kind, report.message, plain(report.kernel) if report.kernel else "",
+        count=report.count, line=site.home.line if site.home else 0, ptx_line=site.line,
+        cta=list(report.access.cta or ()), threads=list(report.access.threads[:8]),
+        buffer=place.buffer if place else "", index=list(place.index) if place else [],
+    )  # fmt: skip
+
+
+def _compare_times(
+    verdict: Verdict, task: Task, shapes: Sequence[Shape], claimed: float | Sequence[float] | None, gpu: str | None
+) -> None:
+    """Compares claimed times with the least time that a GPU needs. Raises WrongInput."""
+    if gpu is None:
+        return
+    target = floor.chip(gpu)
+    times = [claimed] * len(shapes) if isinstance(claimed, int | float) else list(claimed or ())
+    if times and len(times) != len(shapes):
+        raise WrongInput(f"claimed_us: {len(times)} times for {len(shapes)} shapes")
+    for number, shape in enumerate(shapes):
+        least = floor.floor(target, task.flops_of(shape), task.contract.traffic(shape), task.precision.operands)
+        verdict.floor_us.append(round(least.us, 4))
+        if times and times[number] < least.us:
+            verdict.findings.append(
+                Finding.of(
+                    "below-floor",
+                    f"claimed {times[number]:g} us, {target.title} needs {least.us:.3g} us at least ({least.bound})",
+                    shape=shape, claimed_us=float(times[number]), floor_us=least.us, bound=least.bound,
+                    flops=task.flops_of(shape), bytes=task.contract.traffic(shape),
+                )
+            )  # fmt: skip
+
+
+def _closed(verdict: Verdict) -> Verdict:
+    """The verdict with its outcome; one finding per rule, kernel and shape."""
+    distinct: dict[tuple[str, str, str], Finding] = {}
+    for item in verdict.findings:
+        distinct.setdefault((item.rule, item.kernel, str(item.shape)), item)
+    verdict.findings = list(distinct.values())[:LIMIT]
+    verdict.not_checked = list(dict.fromkeys(verdict.not_checked))
+    verdict.outcome = "wrong" if verdict.findings else "not checked" if verdict.not_checked else "right"
+    verdict.right = verdict.outcome == "right"
+    verdict.remarks = list(dict.fromkeys(verdict.remarks))
+    return verdict
+
+
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.I)  # names of variables that hold secrets
+
+
+def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int) -> None:
+    os.setsid()
+    faulthandler.disable()  # a crash is the source's
+    for name in [name for name in os.environ if _SECRET.search(name)]:
+        del os.environ[name]  # host code of the source may run here
+    try:
+        answer = graded(task, verdict, stated).model_dump_json()
+    except WrongInput as error:
+        answer = f"!{error}"
+    pipe.send_bytes(answer.encode())
+
+
+def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
+    """``graded`` in a process with limits. Raises WrongInput."""
+    if not limits.isolated:
+        return graded(task, verdict, stated)
+    worker = Worker("fork", _serve, task, verdict, stated)
+    watch = process_tree.Watch(worker.pid, limits.seconds, limits.gib)
+    try:
+        while not worker.pipe.poll(STEP_S):
+            if limit := watch.passed():
+                excess = f"the check did not end within {limits.seconds:g} s"
+                if limit == "memory":
+                    excess = f"the check needs more than {limits.gib:g} GiB"
+                verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))
+                return verdict
+        # The answer is text: bytes that host code may have written to the pipe are never unpickled.
+        answer = worker.pipe.recv_bytes(MAX_BYTES).decode(errors="replace")
+    except (EOFError, OSError):
+        death = f"the process of the check {worker.death()}"
+        if task.contract.call is not None:
+            verdict.findings.append(Finding.of("host-failure", death, error="ended"))
+        else:
+            verdict.not_checked.append(death)
+        return verdict
+    finally:
+        with suppress(ProcessLookupError):
+            process_tree.kill_session(worker.pid)
+        worker.end()
+    if answer.startswith("!"):
+        raise WrongInput(answer[1:])
+    return Verdict.model_validate_json(answer)

@@ -1,0 +1,85 @@
+"""The grade of a source: right or not, and the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from kernelproof.grading import rules
+
+Evidence = int | float | str | bool | list[int] | list[str] | dict[str, int] | None
+
+
+class Finding(BaseModel):
+    """A broken rule. ``kernel``: the kernel concerned, if any; ``shape``: the problem that shows it; ``evidence``:
+    numbers by name, which docs/kernelproof/grading.md lists for each rule."""
+
+    model_config = ConfigDict(frozen=True)
+    rule: str
+    message: str
+    kernel: str = ""
+    shape: dict[str, int] = {}
+    evidence: dict[str, Evidence] = {}
+
+    hint: str = ""
+    page: str = ""
+
+    @classmethod
+    def of(
+        cls, rule: str, message: str, kernel: str = "", shape: Mapping[str, int] | None = None, **evidence: Evidence
+    ) -> Finding:
+        """A finding with its rule's hint and page."""
+        return cls(
+            rule=rule, message=message, kernel=kernel, shape=dict(shape or {}), evidence=evidence,
+            hint=rules.rule(rule).hint, page=rules.page(rule),
+        )  # fmt: skip
+
+
+class Kernel(BaseModel):
+    """A kernel in the first call of the largest shape: launches, CTAs, instructions of warps, and the floating-point
+    operations that they amount to at most (``flops``), by the tensor cores' among them (``mma_flops``)."""
+
+    name: str
+    launches: int = 0
+    ctas: int = 0
+    instructions: int = 0
+    flops: int = 0
+    mma_flops: int = 0
+
+
+class Verdict(BaseModel):
+    """``right``: every shape and input was executed and compared, and no rule is broken. ``outcome``: also tells a
+    wrong source from one that could not be checked (``not_checked`` says why). ``remarks``: what is no error: benign
+    findings, lints, checks that were left out. ``calls``: how often the launches were executed. ``floor_us``: the time
+    that the GPU needs at least for each stated shape, where it is named."""
+
+    version: Literal[1] = 1
+    right: bool
+    outcome: Literal["right", "wrong", "not checked"]
+    findings: list[Finding] = []
+    not_checked: list[str] = []
+    remarks: list[str] = []
+    kernels: list[Kernel] = []
+    shapes: list[dict[str, int]] = []
+    calls: int = 0
+    device: str = ""
+    floor_us: list[float] = []
+    seconds: float = 0.0
+
+    @property
+    def rules(self) -> set[str]:
+        """The ids of the broken rules."""
+        return {finding.rule for finding in self.findings}
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.outcome}: {len(self.shapes)} shapes, {self.calls} calls on {self.device}, {self.seconds:.1f} s"
+        ]
+        lines += [f"error[{item.rule}]: {item.message}" for item in self.findings]
+        lines += [f"not checked: {reason}" for reason in self.not_checked]
+        return "\n".join([*lines, *(f"note: {text}" for text in self.remarks)])

@@ -1,0 +1,148 @@
+"""A program of verbs: its own options, its usage errors, completion, and its entry point."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TextIO
+
+import typer
+from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
+from typer.core import TyperGroup
+
+from kernelproof.ground.command_line import signals, streams
+from kernelproof.ground.command_line.messages import EXIT_FAILED, EXIT_USAGE, error, note, report
+from kernelproof.ground.errors import LONGEST, SkippedLine, UserError, brief
+
+Shell = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
+USAGE_ERROR = typer.BadParameter.__mro__[1]  # the base of every error that Typer finds in a command line
+
+
+class Program(TyperGroup):
+    """Verbs. Errors that a user can mend end in one line on stderr and an exit code; nothing else catches them."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Runs a command line."""
+        get_completion_inspect_parameters()  # registers Typer's completion of each shell
+        try:
+            with _skipped_lines_as_notes(), signals.exit_restored():
+                code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except typer.Abort:
+            sys.exit(EXIT_FAILED)
+        except (UserError, OSError) as failure:
+            sys.exit(report(failure))
+        except Exception as usage:
+            if not standalone_mode or not isinstance(usage, USAGE_ERROR):
+                raise
+            _print_usage(usage)
+            sys.exit(EXIT_USAGE)
+        if not standalone_mode:
+            return code
+        sys.exit(code or 0)
+
+
+@contextmanager
+def _skipped_lines_as_notes() -> Iterator[None]:
+    """Prints a note for a damaged line of a store, where Python would print the line of this program that warns."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, SkippedLine):
+                note(str(message))
+            else:
+                others(message, category, filename, lineno, file, line)
+
+        warnings.simplefilter("always", SkippedLine)
+        warnings.showwarning = show
+        yield
+
+
+def _print_usage(usage: Any) -> None:
+    """Typer's message with the command whose help says more; where a command lacks its verb, the message is help."""
+    message = usage.format_message().replace("Value error, ", "")
+    if usage.ctx and message == usage.ctx.get_help():
+        print(message, file=sys.stderr)
+        return
+    command = usage.ctx.command_path if usage.ctx else Path(sys.argv[0]).name
+    message = message[0].lower() + message[1:].rstrip(".")
+    advice = f"{' See' if message.endswith('?') else '; see'} '{command} --help'"
+    error(brief(message, LONGEST - len(advice)) + advice)
+
+
+def program(help_text: str) -> typer.Typer:
+    """A program without verbs; ``help_text`` says what it is for and what its exit codes mean."""
+    return typer.Typer(
+        cls=Program,
+        help=help_text,
+        no_args_is_help=True,
+        add_completion=False,  # Typer's two options guess the shell; ours are told which
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def _print_version(context: typer.Context, value: bool) -> None:
+    if value:
+        from kernelproof.ground.version import __version__
+
+        print(f"{context.find_root().info_name} {__version__}")
+        raise typer.Exit
+
+
+@dataclass(frozen=True)
+class OwnOptions:
+    """Options of a program, before its verb; Typer acts on them as it reads them."""
+
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False
+    show: Annotated[
+        Shell | None,
+        typer.Option("--show-completion", callback=show_callback, is_eager=True, help="Print a shell's completion."),
+    ] = None
+    install: Annotated[
+        Shell | None,
+        typer.Option(
+            "--install-completion", callback=install_callback, is_eager=True, help="Install a shell's completion."
+        ),
+    ] = None
+
+
+def run(app: typer.Typer, name: str) -> None:
+    """Runs the command line of this process; an output that cannot be written is exit code 1."""
+    written = streams.prepare()
+    signals.handle()
+    if not written:  # `>&-`
+        error("standard output is closed; send it to a file or to /dev/null")
+        sys.exit(EXIT_FAILED)
+    try:
+        try:
+            app(prog_name=name)
+        finally:
+            sys.stdout.flush()
+    except OSError as failure:
+        streams.discard(1)
+        ended = failure.__context__
+        is_reported = isinstance(ended, SystemExit) and isinstance(ended.__context__, OSError)
+        sys.exit(ended.code if isinstance(ended, SystemExit) and is_reported else report(failure))

@@ -1,0 +1,84 @@
+"""Errors that a user can mend. A message: what is wrong, where (``file:line:`` in a file), what to do next.
+
+A room's own errors derive from the three below; the command line prints them and turns the class into an exit code. Any
+other exception is a defect of this program and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LONGEST = 480  # most characters of a message on a terminal
+LONGEST_VALUE = 60  # most characters of a value within a message
+_GAP = " ... "
+
+
+class UserError(Exception):
+    """What is wrong, where, and what to do next. Several errors stand on a line each."""
+
+
+class WrongInput(UserError, ValueError):
+    """An option, a file or its content is wrong."""
+
+
+class Failure(UserError, RuntimeError):
+    """A kernel fails, or a file cannot be written."""
+
+
+class MissingTool(UserError, RuntimeError):
+    """A compiler, a library or a device is not there."""
+
+
+class MissingLibrary(MissingTool):
+    """A proposer's library is not installed; the message has the command that installs it."""
+
+
+class SkippedLine(UserWarning):
+    """A damaged line of a store that is left out: where, and why."""
+
+
+def brief(text: str, longest: int = LONGEST_VALUE) -> str:
+    """The text without its middle where it is longer than ``longest`` characters."""
+    if len(text) <= longest:
+        return text
+    tail = (longest - len(_GAP)) // 3
+    return text[: longest - len(_GAP) - tail] + _GAP + text[-tail:]
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of control characters and of code points that are no characters, such as half of a
+    surrogate pair."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value of a JSON text from outside. ``pairs`` makes objects, as in ``json.loads``. Raises WrongInput."""
+    try:
+        return json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=pairs)
+    except UserError:
+        raise
+    except json.JSONDecodeError as error:
+        fault = f"{error.msg} at character {error.pos + 1}"
+    except UnicodeDecodeError as error:
+        fault = f"byte {error.start + 1} is not UTF-8"
+    except RecursionError:
+        fault = "nested too deeply"
+    except ValueError:  # Python's limit
+        fault = f"a number has more than {sys.get_int_max_str_digits()} digits"
+    raise WrongInput(f"not JSON: {fault}")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Context that turns an OSError, or a file that is no text, into WrongInput: the user can name another file."""
+    try:
+        yield
+    except OSError as error:
+        raise WrongInput(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise WrongInput(f"cannot read {path}: no UTF-8 text") from None

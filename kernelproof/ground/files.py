@@ -1,0 +1,98 @@
+"""Files and folders that users name appear and change by one rename, so readers see either the old or the new one.
+
+A write that fails or is interrupted leaves the old one as it was and nothing beside it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+from kernelproof.ground.errors import Failure
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Writes a file and the folders above it; a link stays one, a device or pipe is written to as it is.
+
+    Raises Failure.
+    """
+    path = path.resolve()
+    data = content.encode() if isinstance(content, str) else content
+    with _failures(path):
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = _beside(path)
+        try:
+            with scratch.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                scratch.chmod(path.stat().st_mode)
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def folder(path: Path) -> Iterator[Path]:
+    """A scratch folder that replaces ``path`` at the end of the block; only nothing or an empty folder may be there.
+    Raises Failure, also for an OSError of the block."""
+    path = path.resolve()
+    with _failures(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = _beside(path)
+        scratch.mkdir()
+        try:
+            yield scratch
+            scratch.replace(path)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[FileIO]:
+    """An exclusively locked file, created if absent, unbuffered and positioned at its end. If another process replaces
+    the file while this one waits, the new file is locked instead. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with path.open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield file
+                return
+
+
+def append(file: FileIO, data: bytes) -> None:
+    """Appends data to an unbuffered file and syncs it to disk; if that fails, leaves the file as it was and raises
+    OSError."""
+    before = os.fstat(file.fileno()).st_size
+    unwritten = data
+    try:
+        while unwritten:
+            unwritten = unwritten[file.write(unwritten) :]
+        os.fsync(file.fileno())
+    except OSError as error:
+        file.truncate(before)
+        raise OSError(error.errno, error.strerror, file.name) from None
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
+
+
+@contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        unchanged = "; it is as it was" if path.exists() else ""
+        raise Failure(f"cannot write {path}: {error.strerror or error}{unchanged}") from None

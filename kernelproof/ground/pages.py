@@ -1,0 +1,118 @@
+"""Tables, charts and sections: one structure, printed as HTML and as Markdown with the same figures.
+
+A page is one self-contained HTML file: a template that imports ``page/parts.html.j2``, which lies beside this module,
+with its style.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PARTS = Path(__file__).parent
+STYLE = PARTS / "page" / "style.css"  # of every page
+
+
+class Table(NamedTuple):
+    """A table of text cells: the first column names the row; ``caption`` names figures, problems and conditions."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class Chart(NamedTuple):
+    """A picture that the page's script draws from ``data``; ``text`` describes it in words."""
+
+    kind: str
+    title: str
+    text: str
+    data: dict[str, Any]
+
+
+class Section(NamedTuple):
+    """A part of the report; its fields stand in reading order. ``alerts``: sentences that print as notes."""
+
+    anchor: str
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    alerts: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    notes: tuple[str, ...] = ()
+    level: int = 2
+
+
+def html(folder: Path, template: str, *, styles: Sequence[str] = (), script: str | None = None, **values: Any) -> str:
+    """A page from a template of a folder; ``styles`` and ``script`` name files there that it holds whole, behind the
+    style of all pages. ``values`` are escaped, but for those that the template calls safe."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(loader=FileSystemLoader([folder, PARTS]), undefined=StrictUndefined, autoescape=True)
+    style = "".join(path.read_text() for path in (STYLE, *(folder / name for name in styles)))
+    if script is not None:
+        values["script"] = (folder / script).read_text()
+    return environment.get_template(template).render(style=style, **values)
+
+
+def embedded(data: Any) -> str:
+    """JSON for a script element: no character of it can end the element or open another."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def markdown(title: str, sections: Sequence[Section]) -> str:
+    """Title and sections without the charts."""
+    blocks = [f"# {_plain(title)}"]
+    for section in sections:
+        blocks.append(f"{'#' * section.level} {_plain(section.title)}")
+        blocks += [_plain(text) for text in section.paragraphs]
+        blocks += [f"> **Note.** {_plain(text)}" for text in section.alerts]
+        blocks += [_table(table) for table in section.tables]
+        blocks += [_plain(text) for text in section.notes]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _table(table: Table) -> str:
+    rule = "|".join(["---", *["---:"] * (len(table.columns) - 1)])
+    rows = ["| " + " | ".join(_plain(cell) for cell in row) + " |" for row in (table.columns, *table.rows)]
+    return "\n".join([f"**{_plain(table.caption)}**", "", rows[0], f"|{rule}|", *rows[1:]])
+
+
+def _plain(text: str) -> str:
+    """Escaped text: no character of a name can open a cell, a tag, a link or a line."""
+    flat = re.sub(r"\s+", " ", text).strip()
+    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", flat)
+
+
+def times(value: float) -> str:
+    """A speedup."""
+    return "—" if math.isnan(value) else f"{value:.3f}"
+
+
+def percent(share: float) -> str:
+    """A share, such as 44.0 %."""
+    return "—" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def microseconds(value: float) -> str:
+    """A time, to four digits."""
+    return f"{value:.4g}" if value < 10000 else f"{value:.0f}"
+
+
+def counted(number: float, noun: str) -> str:
+    """A number of things: 1 launch, 2 launches."""
+    plural = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number if isinstance(number, int) else format(number, 'g')} {noun}{plural}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Smallest to largest of some readings."""
+    if not values:
+        return "not read"
+    low, high = min(values), max(values)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"

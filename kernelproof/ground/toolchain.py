@@ -1,0 +1,205 @@
+"""The compilers and headers of this machine: nvcc, ptxas, CuTe, and their versions.
+
+Order of the search: the caller's argument, environment variables, PATH, the system's folder, PyPI wheels.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from kernelproof.ground.errors import MissingTool, WrongInput
+
+PREBUILT = "CUDAL2GEN_PREBUILT"
+INSTALL = "pip install 'cudal2gen[nvcc]'"
+# nvcc puts paths between double quotes of a shell, which reads these characters.
+_READ_BY_SHELL = re.compile(r'["$`]')
+
+
+class ToolchainError(MissingTool):
+    """A part of the toolchain is missing; the message says which, and what installs it."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The compilers and headers in use, and the versions that enter a digest."""
+
+    nvcc: Path
+    ptxas: Path
+    cuda_include: Path
+    cutlass_include: Path
+    nvcc_version: str
+    cutlass_version: str
+    compiles: bool = True  # False if kernels were built elsewhere, see ``discover``
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"nvcc": self.nvcc_version, "cutlass": self.cutlass_version}
+
+
+def nvcc_candidates(nvcc: Path | None = None) -> list[Path]:
+    """Paths to try, absolute: the argument or ``KERNELPROOF_NVCC`` alone; else PATH, the system folder, PyPI wheels."""
+    configured = nvcc or os.environ.get("KERNELPROOF_NVCC")
+    if configured:
+        return [Path(configured).absolute()]
+    candidates = [Path(path) for path in [shutil.which("nvcc")] if path]
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        candidates += sorted(Path(root).glob("cu13/bin/nvcc"))
+    return [path.absolute() for path in candidates if os.access(path, os.X_OK)]
+
+
+def find_cutlass() -> Path | None:
+    """The folder that holds ``cute/``: ``CUTLASS_PATH``, else the nvidia-cutlass wheel's; None without either."""
+    if configured := os.environ.get("CUTLASS_PATH"):
+        return Path(configured).absolute() / "include"
+    spec = importlib.util.find_spec("cutlass_library")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "source" / "include"
+
+
+def find_nvdisasm() -> Path:
+    """CUDA's disassembler: ``KERNELPROOF_NVDISASM``, PATH, the system folder, or the wheels nvidia-cuda-nvdisasm and
+    triton.
+
+    Raises ToolchainError that names a command to install it.
+    """
+    return _nvdisasm(os.environ.get("KERNELPROOF_NVDISASM"), os.environ.get("PATH"))
+
+
+@cache
+def _nvdisasm(configured: str | None, _path: str | None) -> Path:
+    if configured:
+        if not os.access(configured, os.X_OK):
+            raise ToolchainError(
+                f"KERNELPROOF_NVDISASM={configured} is no program; name nvdisasm, or unset the variable"
+            )
+        return Path(configured).absolute()
+    candidates = [Path(path) for path in [shutil.which("nvdisasm")] if path]
+    candidates.append(Path("/usr/local/cuda/bin/nvdisasm"))
+    for package, pattern in (("nvidia", "cu13/bin/nvdisasm"), ("triton", "backends/nvidia/bin/nvdisasm")):
+        spec = importlib.util.find_spec(package)
+        for root in (spec.submodule_search_locations or []) if spec else []:
+            candidates += Path(root).glob(pattern)
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return candidate.absolute()
+    raise ToolchainError(
+        "no nvdisasm found (KERNELPROOF_NVDISASM, PATH, PyPI wheels); install it: pip install nvidia-cuda-nvdisasm"
+    )
+
+
+def discover(nvcc: Path | None = None) -> Toolchain:
+    """The toolchain of this machine, searched once for each state of the environment variables that choose it.
+
+    Raises ToolchainError that names the missing part and a command to install it.
+
+    ``CUDAL2GEN_PREBUILT`` names a file of ``versions``, as JSON: the build directory was filled elsewhere by that
+    toolchain. Unless this machine's is the same, the one returned finds those kernels and compiles nothing.
+    """
+    choices = [os.environ.get(name) for name in ("KERNELPROOF_NVCC", "CUTLASS_PATH", "PATH")]
+    if not (file := os.environ.get(PREBUILT)):
+        return _installed(nvcc, *choices)
+    try:
+        versions = json.loads(Path(file).read_text())
+        nvcc_version, cutlass_version = str(versions["nvcc"]), str(versions["cutlass"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ToolchainError(f"{PREBUILT}={file}: holds no versions of nvcc and cutlass ({error})") from None
+    return _elsewhere(nvcc_version, cutlass_version, nvcc, *choices)
+
+
+@cache
+def _elsewhere(nvcc_version: str, cutlass_version: str, nvcc: Path | None, *variables: str | None) -> Toolchain:
+    """This machine's toolchain if it has these versions, else one that compiles nothing and has them."""
+    try:
+        tools = _installed(nvcc, *variables)
+    except ToolchainError:
+        nowhere = Path(os.devnull)
+        tools = Toolchain(nowhere, nowhere, nowhere, nowhere, "", "")
+    if (tools.nvcc_version, tools.cutlass_version) == (nvcc_version, cutlass_version):
+        return tools
+    return replace(tools, nvcc_version=nvcc_version, cutlass_version=cutlass_version, compiles=False)
+
+
+@cache
+def _installed(nvcc: Path | None, *_variables: str | None) -> Toolchain:
+    """The first toolchain found; ``_variables``: those of the environment that the search reads."""
+    cutlass = find_cutlass()
+    if cutlass is None or not (cutlass / "cute" / "layout.hpp").is_file():
+        raise ToolchainError("the CuTe headers are missing; install them: pip install nvidia-cutlass==4.2.0.0")
+    if reason := _misread(cutlass):
+        raise ToolchainError(f"{reason}; move the CuTe headers, or name others by CUTLASS_PATH")
+    for compiler in ("gcc", "g++"):
+        if shutil.which(compiler) is None:
+            raise ToolchainError(f"nvcc and the launcher need {compiler}, which PATH lacks; e.g. apt install g++")
+    header = (cutlass / "cutlass" / "version.h").read_text()
+    cutlass_version = ".".join(re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH) +(\d+)", header))
+    faults = ["no nvcc found (option --nvcc, KERNELPROOF_NVCC, PATH, PyPI wheels)"]
+    for candidate in nvcc_candidates(nvcc):
+        if reason := _misread(candidate):
+            faults.append(f"{reason}: move it")
+            continue
+        try:
+            root, version = _interrogate(candidate)
+        except (OSError, ValueError) as error:
+            faults.append(f"{candidate} does not run or answer like nvcc ({error})")
+            continue
+        except subprocess.CalledProcessError as error:
+            words = (error.stderr or error.stdout).strip().splitlines() or [f"exit code {error.returncode}"]
+            faults.append(f"{candidate} does not run or answer like nvcc ({words[-1]})")
+            continue
+        if version.split(".")[0] == "13":
+            return Toolchain(candidate, root / "bin/ptxas", root / "include", cutlass, version, cutlass_version)
+        faults.append(f"{candidate} is of CUDA {version}, not 13")
+    raise ToolchainError(f"{faults[-1]}; install a compiler: {INSTALL}")
+
+
+def _interrogate(nvcc: Path) -> tuple[Path, str]:
+    """The root of an nvcc's toolkit, also behind a wrapper script, and its version."""
+
+    def output(*arguments: str) -> str:
+        command = [str(nvcc), *arguments]
+        process = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+        return process.stdout + process.stderr
+
+    top = re.search(r"^#\$ TOP=(.*)$", output("-dryrun", "-ptx", "-x", "cu", os.devnull), re.MULTILINE)
+    release = re.search(r"V([\d.]+)", output("--version"))
+    if top is None or release is None:
+        raise ValueError("no version")
+    return Path(top.group(1)).resolve(), release.group(1)
+
+
+def environment() -> dict[str, str]:
+    """The environment of compilers without variables that change their output: the digest does not cover them. Their
+    temporary folder exists, and no shell changes its name: nvcc fails where TMPDIR does not."""
+    variables = {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
+    kept = {name: value for name, value in os.environ.items() if name not in variables}
+    return kept | {"TMPDIR": temporary_folder()}
+
+
+def temporary_folder() -> str:
+    """Where compilers put temporary files: Python's folder, or /tmp where nvcc would misread its path."""
+    folder = tempfile.gettempdir()
+    return "/tmp" if _misread(Path(folder)) else folder
+
+
+def accept(path: Path, remedy: str) -> None:
+    """Raises WrongInput, with the remedy, for a path that nvcc would misread."""
+    if reason := _misread(path):
+        raise WrongInput(f"{reason}; {remedy}")
+
+
+def _misread(path: Path) -> str:
+    """Why nvcc cannot be given a path; empty if it can."""
+    character = _READ_BY_SHELL.search(str(path))
+    return f"{path}: nvcc's shell does not take the {character[0]} of this path as it is" if character else ""

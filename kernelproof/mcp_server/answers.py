@@ -1,0 +1,108 @@
+"""Requests in processes of their own: ``answer`` starts one, and that is ``python -m kernelproof.mcp_server.answers``.
+
+It compiles kernels to PTX without their host code and runs the launches as ``kernelproof check`` does. The whole ends
+with the limit of time, and with the process that asked for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kernelproof.checking import compilation, devices, includes, plan, supervision
+from kernelproof.ground import files, process_tree, toolchain
+from kernelproof.ground.errors import Failure, UserError, WrongInput, brief, reading
+from kernelproof.mcp_server.requests import Request
+
+REQUEST, ANSWER = "request.json", "answer.json"
+START_S = 60.0  # seconds for starting Python and compiling, beside the limit of the run
+LONGEST_OUTPUT = 4000  # most characters of kernels' output
+MAX_THREADS = 8  # most threads listed for a side of a finding
+NAME = "kernel.cu"  # file name in findings of a text that came without a file
+# Names of limits on the command line, and in requests.
+_WORDS = {"--timeout": "seconds", "--memory": "the server's --memory", "--sample N": "sample=N", "--entry ": "entry "}
+
+
+def answer(request: Request) -> dict[str, Any]:
+    """The document of a request: what ``check --json`` prints, with the first threads of each side, and ``output`` of
+    the kernels. Raises WrongInput, Failure."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        files.write(folder / REQUEST, request.model_dump_json())
+        command = [sys.executable, "-m", "kernelproof.mcp_server.answers", name]
+        try:
+            _, output = process_tree.output(command, os.environ, request.seconds + START_S)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"did not end within {request.seconds + START_S:.0f} s, compilation included") from None
+        if not (folder / ANSWER).exists():
+            raise Failure(f"the process of the check ended without an answer: {brief(output, LONGEST_OUTPUT)}")
+        document: dict[str, Any] = json.loads((folder / ANSWER).read_text())
+    if "error" in document:
+        raise WrongInput(document["error"])
+    for finding in document["findings"]:
+        for side in filter(None, (finding["access"], finding["other"])):
+            side["threads"] = side["threads"][:MAX_THREADS]
+    return {**document, "output": brief(output, LONGEST_OUTPUT)}
+
+
+def run(request: Request) -> dict[str, Any]:
+    """The document of a request, by compiling and running it in this process. Raises UserError."""
+    if lines := includes.outside(request.source):
+        raise WrongInput(f"source: {lines[0]!r} is not allowed here; put the text into source, or give path")
+    path = _file(request)
+    launches, buffers = plan.LaunchFile(launches=request.launches, buffers=request.buffers).specifications()
+    arguments, sm = compilation.split_arguments(request.options())
+    ptx = path
+    if path.suffix == ".cu":
+        sm = sm or devices.target(request.device or devices.DEFAULT)
+        ptx = compilation.ptx(path, arguments, sm, toolchain.discover())
+    device = request.device or devices.nearest(plan.target_of([ptx]) or devices.DEFAULT)
+    program = plan.Plan(
+        device, ptx=(ptx,), launches=launches, buffers=buffers, counters=request.counters, adverse=request.adverse,
+        sample=request.sample, quiet=True,
+    )  # fmt: skip
+    result = supervision.run(program, request.path or NAME, request.seconds, request.gib)
+    return result.document()
+
+
+def _file(request: Request) -> Path:
+    """The file of the kernels. Raises WrongInput."""
+    if bool(request.source) == bool(request.path):
+        raise WrongInput("give source (CUDA C++ or PTX text) or path (a .cu or .ptx file)")
+    if request.path:
+        path = Path(request.path)
+        if path.suffix not in (".cu", ".ptx"):
+            raise WrongInput(f"path {path}: neither .cu nor .ptx")
+        with reading(path):
+            path.read_bytes()
+        return path
+    return compilation.text_file(
+        request.source, ".ptx" if re.search(r"^\s*\.version\s", request.source, re.M) else ".cu"
+    )
+
+
+def _plain(text: str, request: Request) -> str:
+    """An answer with the tools' own names of options, and with a plain file name for text that came without one."""
+    for word, own in _WORDS.items():
+        text = text.replace(word, own)
+    return text.replace(str(_file(request)), NAME) if request.source and not request.path else text
+
+
+def main(folder: Path) -> None:
+    """Answer the request in a folder."""
+    request = Request.model_validate_json((folder / REQUEST).read_text())
+    try:
+        text = json.dumps(run(request))
+    except UserError as error:
+        text = json.dumps({"error": str(error)})
+    files.write(folder / ANSWER, _plain(text, request))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

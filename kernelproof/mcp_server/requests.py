@@ -1,0 +1,49 @@
+"""Requests to the tools check and count: kernels, launches, a device, limits."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kernelproof.checking.plan import LaunchEntry
+from kernelproof.ground.errors import WrongInput
+
+# Options of nvcc that may be passed: others name programs and files. Header folders must lie below the server's.
+_OPTION = re.compile(
+    r"-[DU].+|-I(?!/)(?!.*\.\.).+|-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|--?(fmad|ftz|prec-div|prec-sqrt)=(true|false)"
+    r"|--?maxrregcount=\d+|-(arch=|gencode=arch=)\w+(,code=\w+)?|--extended-lambda|--expt-(extended-lambda|relaxed-constexpr)"
+)
+
+
+class Request(BaseModel):
+    """Kernels and their launches. Only device code is compiled and run."""
+
+    model_config = ConfigDict(extra="forbid")
+    source: Annotated[str, Field(description="CUDA C++ text, or PTX text.")] = ""
+    path: Annotated[str, Field(description="In place of source: a .cu or .ptx file.")] = ""
+    launches: Annotated[list[LaunchEntry], Field(min_length=1)]
+    buffers: dict[str, str] = {}
+    device: str = ""
+    nvcc_args: str = ""
+    adverse: bool = False
+    counters: bool = False
+    sample: Annotated[int, Field(ge=0)] = 0
+    seconds: Annotated[float, Field(gt=0)]
+    gib: Annotated[float, Field(gt=0)]
+
+    def options(self) -> str:
+        """The arguments for nvcc. Raises WrongInput for one that is not about device code."""
+        try:
+            words = shlex.split(self.nvcc_args)
+        except ValueError as error:
+            raise WrongInput(f"nvcc_args {self.nvcc_args!r}: {error}") from None
+        for word in words:
+            if not _OPTION.fullmatch(word):
+                raise WrongInput(
+                    f"nvcc_args: {word!r} is not allowed here; write -DNAME=VALUE, -IFOLDER (below the server's), "
+                    "-std=c++20, -O3"
+                )
+        return shlex.join(words)

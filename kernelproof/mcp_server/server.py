@@ -1,0 +1,105 @@
+"""The server of the tools, by the official SDK, on standard input and output."""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+from pydantic import Field, ValidationError
+
+from kernelproof.checking.plan import FORM, LaunchEntry
+from kernelproof.ground.errors import UserError
+from kernelproof.ground.version import __version__
+from kernelproof.mcp_server import answers, pages
+from kernelproof.mcp_server.requests import Request
+
+INSTRUCTIONS = (
+    "Checks CUDA kernels without a GPU: launches run as PTX on an emulated device, which finds races, wrong addresses, "
+    "uninitialised reads, missing fences and deadlocks. Device code only: host code is neither compiled nor run. "
+    "Call check after each change of a kernel; explain what it finds; mend; check again, also with adverse=true. "
+    "A clean check says nothing about values: compare outputs elsewhere."
+)
+Source = Annotated[str, Field(description="CUDA C++ text, or PTX text. Instantiate templates explicitly.")]
+File = Annotated[str, Field(description="In place of source: a .cu or .ptx file.")]
+Launches = Annotated[list[LaunchEntry], Field(description="Launches, in order, on the same memory.", min_length=1)]
+Buffers = Annotated[
+    dict[str, str], Field(description=f"Arrays that several launches share, by name. {FORM.partition('or ')[2]}.")
+]
+Device = Annotated[str, Field(description="sm_80, sm_86, sm_89, sm_90a, sm_100, sm_120, or a GPU such as h200.")]
+Flags = Annotated[str, Field(description="-DNAME=VALUE, -IFOLDER (a relative path), -std=c++20, --use_fast_math, ...")]
+Adverse = Annotated[bool, Field(description="Another order of events that hardware may choose.")]
+Sample = Annotated[int, Field(description="CTAs of a grid to run, 0 all; counts are then of these.", ge=0)]
+Seconds = Annotated[float | None, Field(description="Limit of the run, at most the server's.", gt=0)]
+_READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+
+
+def serve(seconds: float, gib: float) -> None:
+    """Answer calls until standard input ends. ``seconds`` and ``gib`` of memory: limits of each."""
+    server(seconds, gib).run("stdio")
+
+
+def server(seconds: float, gib: float) -> MCPServer:
+    """The server with its tools."""
+    mcp = MCPServer("kernelproof", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
+    tools = _Tools(seconds, gib)
+    for tool in (tools.check, tools.explain, tools.count):
+        mcp.tool(description=cleandoc(tool.__doc__ or ""), annotations=_READS)(tool)
+    return mcp
+
+
+class _Tools:
+    """The tools, with the server's limits."""
+
+    def __init__(self, seconds: float, gib: float) -> None:
+        self.seconds, self.gib = seconds, gib
+
+    def check(
+        self, launches: Launches, source: Source = "", path: File = "", buffers: Buffers = {}, device: Device = "",  # noqa: B006
+        nvcc_args: Flags = "", adverse: Adverse = False, sample: Sample = 0, seconds: Seconds = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Run kernels on an emulated GPU and report races, wrong addresses, uninitialised reads, missing fences,
+        deadlocks. outcome: clean, errors or not checked. A finding names rule, message, hint, the line (access.home),
+        the other side of a race (other.home), the buffer and index (place). ending: why the run did not end, such as
+        the limit of time. output: what the kernels print."""
+        return self._answer(
+            seconds, launches=launches, source=source, path=path, buffers=buffers, device=device, nvcc_args=nvcc_args,
+            adverse=adverse, sample=sample,
+        )  # fmt: skip
+
+    def count(
+        self, launches: Launches, source: Source = "", path: File = "", buffers: Buffers = {}, device: Device = "",  # noqa: B006
+        nvcc_args: Flags = "", sample: Sample = 0, seconds: Seconds = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Count what launches execute, per kernel: instructions (of warps), mma and wgmma, bytes, 32-byte sectors and
+        the fewest possible, bank conflicts, barriers. Counts of an emulator, not a measurement of time."""
+        document = self._answer(
+            seconds, launches=launches, source=source, path=path, buffers=buffers, device=device, nvcc_args=nvcc_args,
+            sample=sample, counters=True,
+        )  # fmt: skip
+        kernels = [
+            {key: kernel[key] for key in ("name", "launches", "ctas", "grids", "counters")}
+            for kernel in document["kernels"]
+        ]
+        rules = sorted({finding["rule"] for finding in document["findings"]})
+        keys = ("device", "outcome", "ending", "not_checked")
+        return {**{key: document[key] for key in keys}, "rules": rules, "kernels": kernels}
+
+    def explain(
+        self,
+        subject: Annotated[str, Field(description="The id of a rule, or a report: text or JSON with findings.")],
+    ) -> str:
+        """What findings mean: for each rule the smallest wrong program, the right one, and how to mend it."""
+        try:
+            return pages.pages(subject)
+        except UserError as error:
+            raise ToolError(str(error)) from None
+
+    def _answer(self, seconds: float | None, **fields: Any) -> dict[str, Any]:
+        """The answer to a request with these fields, within the server's limits."""
+        try:
+            return answers.answer(Request(**fields, gib=self.gib, seconds=min(seconds or self.seconds, self.seconds)))
+        except (UserError, ValidationError) as error:
+            raise ToolError(str(error)) from None

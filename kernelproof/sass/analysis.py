@@ -1,0 +1,112 @@
+"""Analysis of one kernel of a cubin: its loops, the path of a warp that multiplies, its epilogue, its spills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+from kernelproof.sass.decoding import DisassemblyError, Function, Instruction, disassemble
+from kernelproof.sass.flow import Graph, Loop
+from kernelproof.sass.loops import Loops, count
+from kernelproof.sass.pipes import MMA, access_bytes
+
+LOCAL = frozenset(("LDL", "STL"))
+STORES = frozenset(("STS", "STSM", "STG"))
+
+
+def analyse(cubin: Path, kernel: str | None = None) -> Analysis:
+    """The function of a cubin whose name has ``kernel``, or else the longest that multiplies matrices.
+
+    Raises ToolchainError without nvdisasm, DisassemblyError where no function fits.
+    """
+    functions = [function for function in disassemble(cubin) if kernel is None or kernel in function.name]
+    multiplying = [function for function in functions if count(function.instructions, MMA)]
+    # A function that the caller names need not have MMAs.
+    candidates = multiplying or (functions if kernel is not None else [])
+    if not candidates:
+        if kernel is not None:
+            raise DisassemblyError(f"{cubin}: no function's name has {kernel}; nvdisasm lists them")
+        raise DisassemblyError(f"{cubin}: no function has an MMA; name a kernel that multiplies matrices")
+    return Analysis(max(candidates, key=lambda function: len(function.instructions)))
+
+
+class Analysis:
+    """``loops`` by what they are for; ``main_path``, ``epilogue``: of a warp that multiplies. Paths are instructions in
+    the order in which a warp executes them."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.graph = Graph(function)
+        self.loops = Loops(self.graph)
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes of one thread's local loads and stores, each counted once."""
+        return spill_bytes(self.function)
+
+    @cached_property
+    def main_path(self) -> tuple[Instruction, ...]:
+        """A turn of the main loop, which copies; without one a tile's straight code, MMA to MMA; else empty."""
+        if self.loops.main is not None:
+            return self.loops.main.turn
+        path = self.loops.tiles.turn if self.loops.tiles else self._longest([0], self.graph.reachable(0))
+        at = [index for index, instruction in enumerate(path) if instruction.name in MMA]
+        return path[at[0] : at[-1] + 1] if at else ()
+
+    @cached_property
+    def epilogue(self) -> int:
+        """Executed instructions after the main loop; a turn of an outer loop ends them.
+
+        ptxas interleaves the last MMAs with the epilogue where there is no loop: there the epilogue starts at the first
+        store, and the MMAs and their loads are not counted.
+        """
+        starts, within = self._after_main()
+        loops = [
+            loop for loop in self.graph.loops if loop.blocks <= within and not count(self.loops.code(loop.blocks), MMA)
+        ]
+        outermost = [loop for loop in loops if not any(loop.blocks < other.blocks for other in loops)]
+        factor = dict.fromkeys(within, 1)
+        for loop in outermost:
+            turns = self._trips(loop)
+            factor |= dict.fromkeys(loop.blocks, turns)
+        path = self.graph.longest(starts, within, lambda block: factor[block.index] * len(block.instructions))
+        executed = [
+            (instruction, factor[block]) for block in path for instruction in self.graph.blocks[block].instructions
+        ]
+        mmas = [at for at, (instruction, _) in enumerate(executed) if instruction.name in MMA]
+        if not mmas:
+            return sum(times for _, times in executed)
+        stores = (at for at, (code, _) in enumerate(executed) if code.name in STORES and at > mmas[0])
+        start = min(next(stores, mmas[-1] + 1), mmas[-1] + 1)
+        return sum(times for code, times in executed[start:] if code.name not in MMA | {"LDSM"})
+
+    def _after_main(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Blocks that follow the main loop, and all up to the exit, or to the next turn of a loop around it; without a
+        main loop all of a tile."""
+        graph = self.graph
+        if self.loops.main is None:
+            tiles = self.loops.tiles
+            return (
+                (frozenset((tiles.loop.header,)), tiles.loop.blocks) if tiles else (frozenset((0,)), graph.reachable(0))
+            )
+        main, header = self.loops.main.loop.blocks, self.loops.main.loop.header
+        starts = frozenset(exit for block in main for exit in graph.blocks[block].successors if exit not in main)
+        reached = frozenset(chain.from_iterable(graph.reachable(start) for start in starts))
+        outer = frozenset(
+            chain.from_iterable(loop.blocks - {loop.header} for loop in graph.loops if main < loop.blocks)
+        )
+        return starts, (reached - graph.dominators[header] - main) & (outer or reached)
+
+    def _trips(self, loop: Loop) -> int:
+        """A loop's iterations, from constants on the way to it; 1 where they are no constants."""
+        return next(item.turns for item in self.loops.all if item.loop == loop) or 1
+
+    def _longest(self, starts: Iterable[int], within: frozenset[int]) -> tuple[Instruction, ...]:
+        return self.loops.code(self.graph.longest(starts, within, lambda block: len(block.instructions)))
+
+
+def spill_bytes(function: Function) -> int:
+    """Bytes of one thread's local loads and stores, each counted once."""
+    return sum(access_bytes(spill) for spill in function.instructions if spill.name in LOCAL)

@@ -1,0 +1,217 @@
+"""A cubin to instructions: text and source lines by nvdisasm, scheduling by the control word of the encoding.
+
+An instruction of Volta and later has 128 bits. The control word is bits 105 to 125: stall (4), yield (1, inverted),
+write barrier (3), read barrier (3), wait mask (6), operand reuse (4): CuControlCode.py of cloudcores/CuAssembler.
+Bits of the reuse field are those of operands Ra, Rb and Rc; nvdisasm prints them as ``.reuse``.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.toolchain import find_nvdisasm
+from kernelproof.sass.elf import Resources, resources
+
+BYTES = 16  # size of an instruction
+CUBINS = "give a cubin: 'cuobjdump -xelf all FILE' takes those of a program out of it"
+NO_BARRIER = 7
+
+# A header of any section ends the section before; sections of code have a name.
+SECTION = re.compile(r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?")
+END = ".section .end"
+TARGET = re.compile(r"\.target\s+(\S+)")
+OLD_TARGET = re.compile(r"\bEF_CUDA_SM(\d+)\b(.*EF_CUDA_ACCELERATORS)?")  # the target in cubins of CUDA 12
+LABEL = re.compile(r"(\.L\w+):")
+CODE = re.compile(
+    r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;?\s*\}?\s*/\* 0x([0-9a-f]{16}) \*/"
+)
+UPPER = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
+JUMP = re.compile(r"`\((\.L\w+)\)")
+SOURCE = re.compile(r'//## File "([^"]*)", line (\d+)')
+# Addresses of 64 bits whose window of memory (a pair of uniform registers) nvdisasm leaves out for sm_8x.
+WIDE_ADDRESS = re.compile(r"\[U?R\w+\.64\b")
+
+
+class DisassemblyError(WrongInput):
+    """nvdisasm refuses a file, or writes what this decoder does not read."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """How an instruction is scheduled. ``stall``: cycles to the warp's next issue; barriers are 0 to 5, or None."""
+
+    stall: int
+    yields: bool
+    write_barrier: int | None
+    read_barrier: int | None
+    waits: tuple[int, ...]
+    reuse: int
+
+    @classmethod
+    def decode(cls, upper: int) -> Control:
+        """The control word of an instruction, from the upper 64 bits of its encoding."""
+        word = upper >> 41
+        write, read, mask = word >> 5 & 7, word >> 8 & 7, word >> 11 & 63
+        return cls(
+            stall=word & 15,
+            yields=not word >> 4 & 1,
+            write_barrier=None if write == NO_BARRIER else write,
+            read_barrier=None if read == NO_BARRIER else read,
+            waits=tuple(barrier for barrier in range(6) if mask >> barrier & 1),
+            reuse=word >> 17 & 15,
+        )
+
+
+FREE = Control(stall=1, yields=False, write_barrier=None, read_barrier=None, waits=(), reuse=0)
+
+
+class SourceLine(NamedTuple):
+    """A line of the source that an instruction comes from."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """``opcode`` with its modifiers, as in ``HMMA.16816.F16``; ``target``: the address that a branch names.
+
+    ``source``: its line, then where that function is inlined, and so on outwards; empty without -lineinfo.
+    """
+
+    address: int
+    guard: str | None
+    opcode: str
+    operands: tuple[str, ...]
+    control: Control
+    target: int | None = None
+    source: tuple[SourceLine, ...] = ()
+
+    @classmethod
+    def bare(cls, opcode: str, guard: str | None = None) -> Instruction:
+        """An opcode without operands, to ask about what its modifiers or its guard tell."""
+        return cls(0, guard, opcode, (), FREE)
+
+    @cached_property
+    def name(self) -> str:
+        """The opcode without modifiers."""
+        return self.opcode.split(".", 1)[0]
+
+    @cached_property
+    def modifiers(self) -> tuple[str, ...]:
+        return tuple(self.opcode.split(".")[1:])
+
+    def __str__(self) -> str:
+        guard = f"@{self.guard} " if self.guard else ""
+        return f"{self.address:04x}  {guard}{self.opcode} {', '.join(self.operands)}"
+
+
+NO_RESOURCES = Resources()
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of a cubin; ``registers``: of a thread, as ptxas allocated them; ``sm``: as in ``sm_90a``;
+    of code for a family without the ``f``, which nvdisasm 13.0 leaves out."""
+
+    name: str
+    registers: int
+    instructions: tuple[Instruction, ...]
+    sm: str = "sm_80"
+    resources: Resources = NO_RESOURCES
+
+
+def disassemble(cubin: Path) -> list[Function]:
+    """The functions of a cubin, in its order. Raises ToolchainError without nvdisasm, DisassemblyError for the rest."""
+    command = [str(find_nvdisasm()), "-hex", "-ndf", "-c", "-gi", str(cubin)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise DisassemblyError(f"{cubin}: {process.stderr.strip() or 'nvdisasm failed'}; {CUBINS}")
+    functions = list(_functions(process.stdout, resources(cubin)))
+    if not functions:
+        raise DisassemblyError(f"{cubin}: has no code that nvdisasm shows; {CUBINS}")
+    return functions
+
+
+def _functions(listing: str, kernels: Mapping[str, Resources]) -> Iterator[Function]:
+    sm = ""
+    if target := TARGET.search(listing):
+        sm = target.group(1)
+    elif target := OLD_TARGET.search(listing):
+        sm = f"sm_{target.group(1)}{'a' if target.group(2) else ''}"
+    name, lines = "", list[str]()
+    for line in [*listing.splitlines(), END]:
+        if ".section" in line and (section := SECTION.match(line)):
+            if name:
+                own = kernels.get(name, NO_RESOURCES)
+                yield Function(name, own.registers, _instructions(lines, sm), sm, own)
+            name, lines = section.group(1) or "", []
+        elif name:
+            lines.append(line)
+
+
+class _Row(NamedTuple):
+    """An instruction's first line, the upper half of its encoding, and its source."""
+
+    code: re.Match[str]
+    upper: int
+    source: tuple[SourceLine, ...]
+
+
+def _instructions(lines: list[str], sm: str) -> tuple[Instruction, ...]:
+    """Instructions of a section's lines: each has two, with the lower and the upper half of its bits."""
+    labels, pending = dict[str, int](), list[str]()
+    frames: list[str] = []
+    source: tuple[SourceLine, ...] = ()
+    rows: list[_Row] = []
+    code: re.Match[str] | None = None
+    for line in lines:
+        if code is not None and (match := UPPER.match(line)):
+            rows.append(_Row(code, int(match.group(1), 16), source))
+            code = None
+        elif match := CODE.match(line):
+            code = match
+            if frames:
+                source, frames = _source(frames), []
+            labels |= dict.fromkeys(pending, int(match.group(1), 16))
+            pending.clear()
+        elif "//## File" in line:
+            frames.append(line)
+        elif match := LABEL.match(line):
+            pending.append(match.group(1))
+    return tuple(_instruction(row, labels, sm) for row in rows)
+
+
+def _source(lines: list[str]) -> tuple[SourceLine, ...]:
+    """The lines of a chain of inlined functions; nvdisasm prints one for each, the innermost first."""
+    matches = (SOURCE.search(line) for line in lines)
+    return tuple(SourceLine(match.group(1), int(match.group(2))) for match in matches if match)
+
+
+def _instruction(row: _Row, labels: dict[str, int], sm: str) -> Instruction:
+    address, guard, opcode, operands, lower = row.code.groups()
+    label = JUMP.search(operands) if "`" in operands else None
+    if sm.startswith("sm_8") and WIDE_ADDRESS.search(operands):
+        operands = _with_window(opcode, operands, int(lower, 16), row.upper)
+    return Instruction(
+        address=int(address, 16),
+        guard=guard,
+        opcode=opcode.rstrip(";"),
+        operands=tuple(operand.strip() for operand in operands.split(",")) if operands else (),
+        control=Control.decode(row.upper),
+        target=labels.get(label.group(1)) if label else None,
+        source=row.source,
+    )
+
+
+def _with_window(opcode: str, operands: str, lower: int, upper: int) -> str:
+    """Operands with ``desc[UR4]`` before an address of 64 bits, as nvdisasm prints them for sm_90 and later."""
+    uniform = (lower >> 32 if opcode.startswith("LDG.") or opcode.startswith("LD.") else upper) & 63
+    return WIDE_ADDRESS.sub(lambda match: f"desc[UR{uniform}]{match.group()}", operands)

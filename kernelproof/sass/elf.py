@@ -1,0 +1,131 @@
+"""Facts of kernels in a cubin's ELF file, beside their code: registers, stack, static shared memory, threads.
+
+Attributes are those of ``.nv.info`` (for all functions) and ``.nv.info.<function>``, numbered as nvdisasm names them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from kernelproof.ground.errors import WrongInput
+
+REGISTERS, STACK, MAX_THREADS, THREADS = 0x2F, 0x11, 0x05, 0x10  # EIATTR_REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID
+SIZED = 4  # EIFMT_SVAL: the attribute's value has a length; others have two bytes
+SYMBOLS = 2  # SHT_SYMTAB
+SECTION = "<IIQQQQIIQQ"  # a section's header
+# A section of this name shows that the system takes so many bytes of a CTA's shared memory; the size of the function's
+# own section then includes them.
+SYSTEM_BYTES = 1024
+RESERVED = ".nv.shared.reserved.0"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of one function: ``registers`` of a thread, ``stack_bytes`` of a thread, ``shared_bytes`` static ones of a CTA.
+
+    ``threads``: of a CTA, as the source demands (``reqntid``) or else allows (``maxntid``); None where it says nothing.
+    """
+
+    registers: int = 0
+    stack_bytes: int = 0
+    shared_bytes: int = 0
+    threads: int | None = None
+
+
+class Section(NamedTuple):
+    """A section's header, in the order of its fields in the file, and its name."""
+
+    name_at: int
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+    entry: int
+    name: str
+
+    def data(self, file: bytes) -> bytes:
+        return file[self.offset : self.offset + self.size]
+
+
+def resources(cubin: Path) -> dict[str, Resources]:
+    """The resources of each function of a cubin, by name. Raises WrongInput for a file that is no ELF file."""
+    file = cubin.read_bytes()
+    if not is_elf(file):
+        raise WrongInput(f"{cubin}: is no 64-bit ELF file; give a cubin of CUDA 11 or later")
+    headers = sections(file)
+    by_name = {section.name: section for section in headers}
+    names = _symbols(file, headers)
+    counts: dict[int, dict[int, int]] = {REGISTERS: {}, STACK: {}}
+    if info := by_name.get(".nv.info"):
+        for attribute, value in _attributes(info.data(file)):
+            if attribute in counts and len(value) >= 8:
+                symbol, count = struct.unpack_from("<II", value)
+                counts[attribute][symbol] = count
+    result = {}
+    for symbol, registers in counts[REGISTERS].items():
+        name = names.get(symbol, "")
+        shared = by_name.get(f".nv.shared.{name}")
+        own = by_name.get(f".nv.info.{name}")
+        result[name] = Resources(
+            registers=registers,
+            stack_bytes=counts[STACK].get(symbol, 0),
+            shared_bytes=max(0, shared.size - (SYSTEM_BYTES if RESERVED in by_name else 0)) if shared else 0,
+            threads=_threads(own.data(file)) if own else None,
+        )
+    return result
+
+
+def is_elf(file: bytes) -> bool:
+    """Whether a file is a 64-bit ELF file."""
+    return file[:5] == b"\x7fELF\x02"
+
+
+def sections(file: bytes) -> list[Section]:
+    """The sections of a 64-bit ELF file, by their numbers."""
+    (table,) = struct.unpack_from("<Q", file, 0x28)
+    size, count, names = struct.unpack_from("<HHH", file, 0x3A)
+    rows = [struct.unpack_from(SECTION, file, table + size * index) for index in range(count)]
+    strings = rows[names][4] if rows else 0
+    return [Section._make((*row, _string(file, strings + row[0]))) for row in rows]
+
+
+def _symbols(file: bytes, headers: list[Section]) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for section in headers:
+        if section.kind == SYMBOLS:
+            strings = headers[section.link].offset
+            for index in range(section.size // 24):
+                (name,) = struct.unpack_from("<I", file, section.offset + 24 * index)
+                names[index] = _string(file, strings + name)
+    return names
+
+
+def _string(file: bytes, start: int) -> str:
+    return file[start : file.index(b"\0", start)].decode()
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(data):
+        kind, attribute, size = struct.unpack_from("<BBH", data, at)
+        at += 4
+        if kind == SIZED:
+            yield attribute, data[at : at + size]
+            at += size
+
+
+def _threads(data: bytes) -> int | None:
+    sizes = {key: value for key, value in _attributes(data) if key in (THREADS, MAX_THREADS) and len(value) >= 12}
+    value = sizes.get(THREADS) or sizes.get(MAX_THREADS)
+    if value is None:
+        return None
+    x, y, z = struct.unpack_from("<III", value)
+    return int(x * y * z)

@@ -1,0 +1,123 @@
+"""Cycles from an instruction to the use of its result.
+
+Two kinds. An instruction of fixed latency has no scoreboard: ptxas writes the wait into stall counts, so ptxas is the
+source (``fixed``; scripts/latencies.py generates the table). The others set a scoreboard when they are done; what they
+take was measured on devices (``scoreboard``), unloaded: queues and bank conflicts come on top.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from kernelproof.sass.decoding import Instruction
+from kernelproof.sass.flow import ENDS, JUMPS
+from kernelproof.sass.pipes import MMA, Pipe, access_bytes, pipe_use
+from kernelproof.sass.registers import access, address_reads
+
+TABLE = Path(__file__).with_name("latencies.json")  # written by scripts/latencies.py
+ROLES = ("address", "data", "branch", "guard", "mbarrier")
+
+
+class Release(NamedTuple):
+    """Cycles from issue until a scoreboard is free: ``result`` is there, or operands are ``read`` and may change."""
+
+    result: int
+    read: int
+
+
+# Huerta et al., "Analyzing Modern NVIDIA GPU cores" (MICRO 2025, arXiv 2503.20481), of an RTX A6000: by bytes of a lane
+# (4, 8, 16), result and read of operands, for addresses in vector registers; L1 hits.
+WIDTHS = (4, 8, 16)
+GLOBAL_LOADS = {4: Release(32, 11), 8: Release(34, 11), 16: Release(38, 11)}
+SHARED_LOADS = {4: Release(24, 9), 8: Release(24, 9), 16: Release(26, 9)}
+GLOBAL_STORES = {4: Release(0, 14), 8: Release(0, 16), 16: Release(0, 20)}
+SHARED_STORES = {4: Release(0, 12), 8: Release(0, 14), 16: Release(0, 18)}
+OTHERS = {"LDC": Release(29, 10), "LDGSTS": Release(39, 13)}
+
+# L1 hits, L2 hits and misses of the L2, cycles of a dependent load: arXiv 2402.13499, 2501.12084 and
+# markdewing/AI_kernels, for A100, RTX 3090 (the RTX 4090's), RTX 4090, H100, B200, RTX 5090.
+GLOBAL_LATENCY = {
+    "sm_80": (38, 262, 466),
+    "sm_86": (43, 273, 542),
+    "sm_89": (43, 273, 542),
+    "sm_90": (41, 263, 479),
+    "sm_100": (40, 295, 860),
+    "sm_120": (44, 360, 936),
+}
+# ldmatrix of 1, 2 and 4 matrices, A100: Sun et al., arXiv 2206.02874.
+MATRIX_LOADS = {4: Release(23, 9), 8: Release(25, 9), 16: Release(29, 9)}
+UNKNOWN = Release(14, 11)  # conversions, special functions, uniform moves: an estimate, no measurement is published
+
+
+def producer_key(instruction: Instruction) -> str:
+    """What the table of fixed latencies calls an instruction: its opcode, with what its latency depends on."""
+    name = instruction.name
+    if name in MMA:
+        shape = next((part for part in instruction.modifiers if part[:1].isdigit()), "")
+        return f"{name}.{shape}" if shape else name
+    apart = {"IMAD": "WIDE", "UIMAD": "WIDE", "HFMA2": "MMA"}.get(name)  # HFMA2.MMA has its own pipe on sm_80 and sm_90
+    return f"{name}.{apart}" if apart in instruction.modifiers else name
+
+
+@cache
+def _fixed_table() -> dict[str, dict[str, dict[str, int]]]:
+    """By sm, producer and role of the reader, of the newest toolkit in the file."""
+    toolkits: dict[str, dict[str, dict[str, dict[str, int]]]] = json.loads(TABLE.read_text())
+    return toolkits[max(toolkits, key=lambda version: [int(part) for part in version.split(".")])]
+
+
+def fixed(sm: str, producer: str, reader: str) -> int | None:
+    """Cycles from an opcode of fixed latency to another's issue that needs its result, as ptxas schedules them.
+
+    ``reader``: an opcode, or ``address``, ``data``, ``branch`` and ``guard``; a memory instruction's latency is the
+    longer of address and data. A reader that the table lacks has the producer's longest latency. None for a producer
+    that the table lacks: most of those have variable latency.
+    """
+    rows = next((rows for name, rows in _fixed_table().items() if name.rstrip("af") == sm.rstrip("af")), {})
+    readers = rows.get(producer_key(Instruction.bare(producer)))
+    if not readers:
+        return None
+    use = pipe_use(Instruction.bare(reader), sm)
+    roles = [reader] if reader in ROLES else ["address", "data"] if use.address_cycles else [str(use.pipe)]
+    if reader in JUMPS | ENDS:
+        roles = ["branch"]
+    elif reader.startswith("SYNCS"):
+        roles = ["mbarrier"]
+    return max((readers[name] for name in roles if name in readers), default=max(readers.values()))
+
+
+def role(reader: Instruction, used: int, sm: str) -> str:
+    """How an instruction uses registers (a mask): as a guard, in an address, as a store's data, or in which pipe."""
+    if reader.name in JUMPS | ENDS:
+        return "branch"
+    if reader.guard is not None and used & access(Instruction.bare("NOP", reader.guard)).reads:
+        return "guard"
+    use = pipe_use(reader, sm)
+    if reader.name == "SYNCS":
+        return "mbarrier"
+    if use.address_cycles or use.pipe is Pipe.TMA:
+        return "address" if used & address_reads(reader) else "data"
+    return str(use.pipe)
+
+
+def scoreboard(sm: str, instruction: Instruction, *, l2: bool = True) -> Release:
+    """Cycles from issue until an instruction frees its write barrier (result) and its read barrier.
+
+    ``l2``: a load from global memory hits the L2, not the L1.
+    """
+    name, size = instruction.name, min(16, max(4, access_bytes(instruction)))
+    if name in ("LDG", "LD", "LDGSTS", "ATOMG", "ATOM", "RED", "REDG"):
+        read = OTHERS["LDGSTS"].read if name == "LDGSTS" else GLOBAL_LOADS[size].read
+        hit = GLOBAL_LATENCY[sm.rstrip("af")][1] + GLOBAL_LOADS[size].result - GLOBAL_LOADS[4].result
+        return Release(hit, read) if l2 else Release(OTHERS.get(name, GLOBAL_LOADS[size]).result, read)
+    tables = {"LDS": SHARED_LOADS, "LDSM": MATRIX_LOADS, "LDL": GLOBAL_LOADS, "STG": GLOBAL_STORES, "ST": GLOBAL_STORES,
+              "STL": GLOBAL_STORES, "STS": SHARED_STORES, "STSM": SHARED_STORES}  # fmt: skip
+    if name in tables:
+        return tables[name][size]
+    return OTHERS.get(name, MEASURED.get(name, UNKNOWN))
+
+
+MEASURED: dict[str, Release] = {"S2R": Release(25, 11), "SHFL": Release(24, 11), "LDGDEPBAR": Release(0, 0)}

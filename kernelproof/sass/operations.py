@@ -1,0 +1,150 @@
+"""Instructions as the simulation sees them: the resources that each takes, and the machine that warps run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+from kernelproof.ground.chips import Chip
+from kernelproof.sass.decoding import Instruction
+from kernelproof.sass.latencies import scoreboard
+from kernelproof.sass.pipes import LANES, WARPGROUP, Pipe, access_bytes, pipe_use
+
+
+class Stall(StrEnum):
+    """Why a warp does not issue, by the names of Nsight Compute's warp states."""
+
+    SELECTED = "selected"
+    NOT_SELECTED = "not_selected"
+    WAIT = "wait"
+    MATH_PIPE_THROTTLE = "math_pipe_throttle"
+    MIO_THROTTLE = "mio_throttle"
+    LG_THROTTLE = "lg_throttle"
+    SHORT_SCOREBOARD = "short_scoreboard"
+    LONG_SCOREBOARD = "long_scoreboard"
+    BARRIER = "barrier"
+    GMMA = "gmma"
+    DISPATCH_STALL = "dispatch_stall"
+    BRANCH_RESOLVING = "branch_resolving"
+    NO_INSTRUCTION = "no_instruction"
+    MEMBAR = "membar"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a sub-core's warps run on.
+
+    ``sub_cores``: of the SM, that run the same and share its memory unit. ``l2_bytes``: a clock and SM; ``l2_cycles``:
+    latency of a load that finds the queue empty. ``fill_bytes``: of one fill of a ring of mbarriers by TMA;
+    ``stages``: fills that it holds. ``copy_groups``: groups of cp.async that copy anything, all by default: a main
+    loop's last turns commit empty ones.
+    """
+
+    sm: str
+    chip: Chip | None = None
+    sub_cores: int = 1
+    l2_bytes: float = inf
+    l2_cycles: float = 262
+    fill_bytes: float = 0
+    stages: int = 1
+    copy_groups: int | None = None
+
+
+class Kind(StrEnum):
+    """How an instruction uses resources that warps share."""
+
+    PLAIN = "plain"
+    LOCAL = "local"  # memory instruction that stays on the SM
+    COPY = "copy"  # cp.async
+    LOAD = "load"
+    STORE = "store"
+    COMMIT = "commit"  # commit of a group of cp.async
+    BARRIER = "barrier"
+    WARPGROUP_MMA = "warpgroup mma"
+    FILL = "fill"  # TMA load
+    WAIT = "wait for an mbarrier"
+    RELEASE = "arrival at an mbarrier"
+
+
+KINDS = {
+    "LDGSTS": Kind.COPY, "LDG": Kind.LOAD, "LD": Kind.LOAD, "STG": Kind.STORE, "ST": Kind.STORE, "RED": Kind.STORE,
+    "REDG": Kind.STORE, "LDGDEPBAR": Kind.COMMIT, "UTMALDG": Kind.FILL, "UBLKCP": Kind.FILL,
+} | dict.fromkeys(WARPGROUP, Kind.WARPGROUP_MMA)  # fmt: skip
+LONG = frozenset((Kind.LOAD, Kind.COPY, Kind.COMMIT, Kind.FILL, Kind.WAIT))
+
+
+class Operation:
+    """An instruction with everything looked up that its issues need; one for all warps and turns."""
+
+    __slots__ = (
+        "address",
+        "busy",
+        "bytes",
+        "data",
+        "depbar",
+        "groups",
+        "instruction",
+        "kind",
+        "members",
+        "pipe",
+        "read",
+        "read_barrier",
+        "reason",
+        "result",
+        "stall",
+        "throttle",
+        "waits",
+        "warpgroups",
+        "write_barrier",
+    )  # fmt: skip
+
+    def __init__(self, instruction: Instruction, machine: Machine) -> None:
+        name, control = instruction.name, instruction.control
+        use = pipe_use(instruction, machine.sm, machine.chip)
+        self.instruction = instruction
+        # A warp that yields does not issue in the next cycle: arXiv 2503.20481.
+        self.stall, self.waits = max(2 if control.yields else 1, control.stall), control.waits
+        self.write_barrier, self.read_barrier = control.write_barrier, control.read_barrier
+        self.kind = _kind(instruction, use.address_cycles)
+        self.pipe, self.busy, self.data, self.address = use.pipe, use.busy_cycles, use.data_cycles, use.address_cycles
+        release = scoreboard(machine.sm, instruction)
+        self.result, self.read = release.result, release.read
+        self.reason = Stall.LONG_SCOREBOARD if self.kind in LONG else Stall.SHORT_SCOREBOARD
+        self.bytes = LANES * access_bytes(instruction) if self.kind in (Kind.COPY, Kind.LOAD, Kind.STORE) else 0
+        self.throttle = Stall.MATH_PIPE_THROTTLE
+        if self.address:
+            self.throttle = Stall.LG_THROTTLE if self.bytes else Stall.MIO_THROTTLE
+        if instruction.guard == "!PT":  # spacing by ptxas, not executed
+            self.kind, self.pipe, self.address = Kind.PLAIN, Pipe.NONE, 0
+            self.write_barrier = self.read_barrier = None
+        self.depbar = _depbar(instruction)
+        self.groups = self.warpgroups = None
+        if name == "WARPGROUP" and "DEPBAR" in instruction.modifiers:
+            self.warpgroups = int(instruction.operands[-1], 16)
+        if self.kind is Kind.WARPGROUP_MMA:
+            self.groups = any(operand.startswith("gsb") for operand in instruction.operands)
+        self.members = 0
+        if self.kind is Kind.BARRIER and len(instruction.operands) > 1 and instruction.operands[-1].startswith("0x"):
+            self.members = int(instruction.operands[-1], 16) // LANES
+
+
+def _kind(instruction: Instruction, address_cycles: int) -> Kind:
+    name, modifiers = instruction.name, instruction.modifiers
+    if name == "SYNCS":
+        if "TRYWAIT" in modifiers:
+            return Kind.WAIT
+        return Kind.RELEASE if "ARRIVE" in modifiers else Kind.PLAIN
+    if name == "BAR" and ("SYNC" in modifiers or "RED" in modifiers):
+        return Kind.BARRIER
+    return KINDS.get(name, Kind.LOCAL if address_cycles else Kind.PLAIN)
+
+
+def _depbar(instruction: Instruction) -> tuple[int, int] | None:
+    """The scoreboard of ``DEPBAR.LE SB0, 0x1``, and how many instructions may still hold it."""
+    if instruction.name != "DEPBAR" or not instruction.operands:
+        return None
+    barrier, *most = instruction.operands
+    if not barrier.startswith("SB"):
+        return None
+    return int(barrier.removeprefix("SB")), int(most[0], 16) if most else 0

@@ -1,0 +1,230 @@
+"""Which unit of an SM executes an instruction, and for how many cycles it is taken.
+
+An SM has four sub-cores, each with one dispatch port that issues one warp's instruction a cycle, and with pipes of its
+own. Loads, stores, shuffles, special registers and barriers leave the sub-core through its address unit to the unit
+that the four share. What an instruction does is in NVIDIA's Nsight Compute Profiling Guide (section "Pipelines"); how
+wide a pipe is, in its CUDA C++ Programming Guide (table "Throughput of Native Arithmetic Instructions"): results a
+clock and SM, here divided by four sub-cores and 32 lanes. ptxas spaces neighbours of one pipe by the same intervals,
+which says of what neither names where it runs: VIADD beside IMAD takes two cycles, beside IADD3 one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kernelproof.ground.chips import CAPABILITIES, MMA_FLOPS_BYTES, SUB_CORES, Chip
+from kernelproof.sass.decoding import Instruction
+
+LANES = 32
+SHARED_BYTES = 128  # a cycle and SM: 32 banks of 4 bytes; reads and writes alike (QuACK, gpu_pipe_microbench_notes.md)
+# Cycles of a memory instruction in a sub-core's address unit, and at least in the SM's memory unit: arXiv 2503.20481.
+ADDRESS_CYCLES = 4
+SHARED_CYCLES = 2
+UTC_ISSUE = 11  # cycles from one tcgen05.mma to the next: arXiv 2512.02189
+
+
+class Pipe(StrEnum):
+    """``SHARED``: memory, shuffle and barrier instructions of the SM's shared memory and L1 unit; ``GLOBAL``: those
+    that also leave it for the L2. ``NONE``: what the dispatch port alone does (NOP, waits for scoreboards)."""
+
+    TENSOR = "tensor"
+    ALU = "alu"
+    FMA = "fma"
+    FP16 = "fp16"
+    FP64 = "fp64"
+    XU = "xu"
+    UNIFORM = "uniform"
+    BRANCH = "branch"
+    SHARED = "shared"
+    GLOBAL = "global"
+    CONSTANT = "constant"
+    TMA = "tma"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class PipeUse:
+    """What one warp's instruction takes of its sub-core and SM, in cycles.
+
+    ``issue_cycles``: of the dispatch port. ``busy_cycles``: of the pipe, which is the sub-core's own, or, where
+    ``shared_by_sm``, the SM's. ``address_cycles``: of the sub-core's address unit. ``data_cycles``: of the SM's shared
+    memory banks, without conflicts; also for the operands that a wgmma reads there, a quarter for each of four warps.
+    """
+
+    pipe: Pipe
+    issue_cycles: int = 1
+    busy_cycles: float = 1.0
+    shared_by_sm: bool = False
+    address_cycles: int = 0
+    data_cycles: float = 0.0
+
+
+def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> PipeUse:
+    """The pipe of an instruction on ``sm_80`` .. ``sm_120f``, and how long it is taken.
+
+    ``chip``: the model, where it has less tensor throughput than others of its sm (GeForce with f32 sums, H20).
+    """
+    name, sm = instruction.name, sm.rstrip("af")
+    if name in MMA:
+        return _tensor(instruction, sm, chip)
+    if name in MEMORY:
+        return _memory(instruction)
+    pipe = PIPES.get(name) or (Pipe.UNIFORM if name.startswith("U") and name[1:] in PIPES else Pipe.ALU)
+    if name == "CS2R" and not sm.startswith(("sm_9", "sm_10")):
+        return PipeUse(Pipe.NONE)
+    if name in LITE and sm.startswith("sm_12"):
+        return PipeUse(Pipe.FMA)
+    if pipe is Pipe.FP16 and sm != "sm_80":
+        pipe = Pipe.FMA  # only GA100 has FP16 lanes apart; from GA10x on FMA computes paired halves
+        return PipeUse(pipe, busy_cycles=HALF_CYCLES.get(sm, 2))
+    return PipeUse(pipe, busy_cycles=_cycles(instruction, pipe, sm), shared_by_sm=pipe in OF_THE_SM)
+
+
+# Paired halves: 256 results a clock and SM on 8.0, 9.0 and 10.0, 128 on 8.6, 8.9 and 12.0, two of them a lane.
+HALF_CYCLES = {"sm_80": 1, "sm_90": 1, "sm_100": 1}
+# 64 FP32 results a clock and SM on 8.0, 128 on the others; IMAD stays at 64.
+SINGLE_CYCLES = {"sm_80": 2}
+# 32 FP64 results a clock and SM on 8.0, 64 on 9.0 and 10.0, 2 on the others.
+DOUBLE_CYCLES = {"sm_80": 4, "sm_90": 2, "sm_100": 2}
+# What sm_120 computes on its second set of FP32 lanes: ptxas puts it a cycle from ALU and IMAD alike.
+LITE = frozenset(("IADD", "ISETP", "SEL", "MOV", "FMNMX", "FSETP", "VIMNMX"))
+OF_THE_SM = frozenset((Pipe.CONSTANT, Pipe.TMA))
+
+
+def _cycles(instruction: Instruction, pipe: Pipe, sm: str) -> float:
+    if pipe is Pipe.FMA:
+        return SINGLE_CYCLES.get(sm, 1) if instruction.name in ("FFMA", "FADD", "FMUL", "FFMA32I", "FSWZADD") else 2
+    if pipe is Pipe.FP16:
+        return HALF_CYCLES.get(sm, 2)
+    if pipe is Pipe.FP64:
+        return DOUBLE_CYCLES.get(sm, 64)
+    if pipe is Pipe.XU:
+        return 8  # 16 results a clock and SM
+    if pipe is Pipe.UNIFORM:
+        return 1 if sm.startswith("sm_12") or (instruction.name == "UMOV" and not sm.startswith("sm_8")) else 2
+    return 2 if pipe is Pipe.ALU else 1
+
+
+MMA = frozenset(
+    ("HMMA", "IMMA", "BMMA", "DMMA", "QMMA", "OMMA", "HGMMA", "QGMMA", "IGMMA", "BGMMA", "UTCHMMA", "UTCIMMA",
+     "UTCQMMA", "UTCOMMA", "UTCMXQMMA")
+)  # fmt: skip
+WARPGROUP = frozenset(("HGMMA", "QGMMA", "IGMMA", "BGMMA"))
+BITS = {"Q": 8, "I": 8, "B": 1, "O": 4}  # bits of an operand's element, by the first letter of the opcode
+
+
+def mma_shape(instruction: Instruction) -> tuple[int, int, int] | None:
+    """m, n and k of an MMA of one warp, or of a warpgroup (``64x128x16``); None where a descriptor has them."""
+    for modifier in instruction.modifiers:
+        if match := re.fullmatch(r"(\d+)x(\d+)x(\d+)", modifier):
+            m, n, k = map(int, match.groups())
+            return m, n, k
+        if match := re.fullmatch(r"(16|8)(8)(\d+)", modifier):
+            m, n, k = map(int, match.groups())
+            return m, n, k
+    return None
+
+
+def _tensor(instruction: Instruction, sm: str, chip: Chip | None) -> PipeUse:
+    shape = mma_shape(instruction)
+    if shape is None:
+        return PipeUse(Pipe.TENSOR, busy_cycles=UTC_ISSUE, shared_by_sm=True)
+    m, n, k = shape
+    if instruction.name == "DMMA":
+        # FP64: 19.5 TFLOP/s of an A100, 67 of an H100 (data sheets): 64 and 128 FMA a clock and SM.
+        return PipeUse(Pipe.TENSOR, busy_cycles=m * n * k / (32 if sm.startswith("sm_9") else 16))
+    warpgroup = instruction.name in WARPGROUP
+    fma = _tensor_flops(instruction, sm, chip, warpgroup) / 2 / SUB_CORES
+    if "SP" in instruction.modifiers:
+        fma *= 2
+    if not warpgroup:
+        return PipeUse(Pipe.TENSOR, busy_cycles=m * n * k / fma)
+    operands = [operand for operand in instruction.operands[1:3] if operand.startswith("gdesc")]
+    data = sum(_operand_bytes(instruction, shape, len(operands))) / SHARED_BYTES
+    # A from shared memory bounds what is narrower than 64 columns.
+    return PipeUse(Pipe.TENSOR, busy_cycles=max(m * n * k / SUB_CORES / fma, data), data_cycles=data / SUB_CORES)
+
+
+def _operand_bytes(instruction: Instruction, shape: tuple[int, int, int], descriptors: int) -> tuple[float, float]:
+    """Bytes of A and B that a warpgroup's MMA reads in shared memory. One ``gdesc`` names both, or B alone (RS)."""
+    m, n, k = shape
+    size = operand_bits(instruction) / 8
+    registers = instruction.operands[1:2] and instruction.operands[1].startswith("R")
+    return (0.0 if registers or not descriptors else m * k * size), n * k * size
+
+
+def operand_bits(instruction: Instruction) -> int:
+    """Bits of an element of A and B."""
+    return 32 if "TF32" in instruction.modifiers else BITS.get(instruction.name.removeprefix("UTC")[0], 16)
+
+
+def _tensor_flops(instruction: Instruction, sm: str, chip: Chip | None, warpgroup: bool) -> float:
+    """FLOP a clock and SM: of the chip, or of the fullest model of the sm."""
+    size = operand_bits(instruction) / 8
+    if chip is not None:
+        fp32_sums = "F32" in instruction.modifiers
+        return chip.tensor_flops(fp32_sums, size) if warpgroup else chip.mma_sync_flops(fp32_sums, size)
+    capability = next(capability for capability in CAPABILITIES.values() if capability.sm == sm)
+    return capability.mma_flops * (1.0 if warpgroup else capability.mma_sync_share) * MMA_FLOPS_BYTES / size
+
+
+SHARED_LOADS = frozenset(("LDSM", "LDS", "STS", "STSM", "ATOMS", "LDSMT"))
+GLOBAL_ACCESSES = frozenset(("LDG", "STG", "LD", "ST", "LDL", "STL", "LDGSTS", "ATOMG", "ATOM", "RED", "REDG", "CCTL",
+                             "LDGMC", "REDAS", "STAS", "CCTLL", "CCTLT"))  # fmt: skip
+# Special registers, shuffles, barriers of the CTA, mbarriers: the LSU's too. A shuffle moves 128 bytes.
+EXCHANGES = {"SHFL": 4, "S2R": 0, "S2UR": 0, "BAR": 0, "SYNCS": 0, "LDGDEPBAR": 0, "ARRIVES": 0, "UCGABAR_ARV": 0,
+             "UCGABAR_WAIT": 0, "REDUX": 8, "CREDUX": 8, "MATCH": 8, "LDTM": 0, "STTM": 0}  # fmt: skip
+MEMORY = SHARED_LOADS | GLOBAL_ACCESSES | EXCHANGES.keys()
+
+
+def _memory(instruction: Instruction) -> PipeUse:
+    name = instruction.name
+    size = EXCHANGES[name] if name in EXCHANGES else access_bytes(instruction)
+    data = LANES * size / SHARED_BYTES
+    return PipeUse(
+        Pipe.GLOBAL if name in GLOBAL_ACCESSES else Pipe.SHARED,
+        busy_cycles=max(SHARED_CYCLES, data),
+        shared_by_sm=True,
+        address_cycles=ADDRESS_CYCLES,
+        data_cycles=data,
+    )
+
+
+def access_bytes(instruction: Instruction) -> int:
+    """Bytes that one lane moves."""
+    if instruction.name in ("LDSM", "STSM"):
+        return 4 * int(next((part for part in instruction.modifiers if part in ("2", "4")), "1"))
+    widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
+    return next((widths[part] for part in instruction.modifiers if part in widths), 4)
+
+
+def _table() -> dict[str, Pipe]:
+    names = {
+        # Bit manipulation, logic and integers but for products; from Ampere on FP32 to FP16 too (F2FP).
+        Pipe.ALU: "IADD3 IADD IADD32I IABS LOP3 LOP LEA SHF SHL SHR SEL FSEL PRMT ISETP FSETP ICMP PLOP3 P2R R2P IMNMX "
+        "IMNMX3 VIMNMX VIMNMX3 VIADDMNMX VHMNMX FMNMX FMNMX3 FCHK F2FP F2IP I2IP I2FP LOP32I MOV MOV32I CS2R "
+        "SGXT BMSK VOTE R2UR ELECT VABSDIFF VABSDIFF4 SCATTER GATHER PSETP MOVM",
+        Pipe.FMA: "FFMA FADD FMUL FFMA32I FADD32I FMUL32I FSWZADD IMAD VIADD IMUL IDP IDP4A FFMA2 FADD2 FMUL2 IMAD32I",
+        Pipe.FP16: "HADD2 HMUL2 HFMA2 HADD2_32I HFMA2_32I HMUL2_32I HSET2 HSETP2 HMNMX2 HFMA2_MMA",
+        Pipe.FP64: "DADD DMUL DFMA DSETP DMNMX",
+        # Special functions, conversions between numbers of other widths, bit counts.
+        Pipe.XU: "MUFU F2F F2I I2F I2I FRND POPC FLO BREV F2FS",
+        Pipe.BRANCH: "BRA BRX BRXU JMP JMX JMXU CALL RET EXIT KILL BSSY BSYNC BREAK BMOV WARPSYNC YIELD NANOSLEEP "
+        "RPCMOV WARPGROUP WARPGROUPSET ENDCOLLECTIVE BPT PREEXIT ACQBULK RTT",
+        Pipe.CONSTANT: "LDC LDCU ULDC",
+        Pipe.GLOBAL: "MEMBAR ERRBAR CGAERRBAR FENCE UTMACMDFLUSH",
+        Pipe.TMA: "UTMALDG UTMASTG UTMAREDG UTMAPF UTMACCTL UBLKCP UBLKRED UBLKPF UTCBAR UTCATOMSWS UTCCP UTCSHIFT",
+        Pipe.NONE: "NOP DEPBAR USETMAXREG SETMAXREG PMTRIG UVIRTCOUNT ULEPC LEPC SETCTAID DEPBAR2",
+    }
+    table = {name: pipe for pipe, text in names.items() for name in text.split()}
+    uniform = (
+        "UIADD3 UIMAD ULEA ULOP3 USHF USEL UMOV UISETP UPLOP3 UPRMT UFLO UPOPC UBREV UBMSK USGXT UP2UR UR2UP UF2FP "
+        "UIABS UVIADD UVIMNMX UVIADDMNMX UFADD UFFMA UFMUL UFSETP UFSEL UFMNMX UI2F UF2I UMEMSETS USETSHMSZ UPSETP "
+        "UI2FP UF2F UFRND UREDUX ULOP32I ULOP UCLEA VOTEU UGETNEXTWORKID"
+    )
+    return table | dict.fromkeys(uniform.split(), Pipe.UNIFORM)
+
+
+PIPES = _table()

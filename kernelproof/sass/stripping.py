@@ -1,0 +1,128 @@
+"""Cubins without the source lines and the PTX text that -lineinfo puts there: half of a cubin, which no launch reads.
+
+These sections become empty; they and the symbols keep their numbers, so nothing that refers to a section or a symbol
+changes. All other bytes move up, by multiples of the largest alignment, so that every section stays aligned and every
+segment stays together.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from kernelproof.sass.elf import SECTION, Section, is_elf, sections
+
+_LINES = ("debug_line", "nv_debug_line_sass", "nv_debug_ptx_txt")
+# Prefixes of sections with code, its second form in cubins of sm_100 and later, and the relocations of both.
+_PREFIXES = (".", ".rel.", ".rela.", ".nv.merc.", ".nv.merc.rela.")
+EMPTIED = frozenset(f"{prefix}{name}" for prefix in _PREFIXES for name in _LINES)
+_IN_MEMORY = 8  # SHT_NOBITS: takes no bytes of the file
+_TABLES = 0x20  # positions of the offsets of segments and of sections in the file's header
+_SEGMENT_BYTES, _SECTION_BYTES = 56, 64  # sizes of a segment's and of a section's header
+
+
+class _Piece(NamedTuple):
+    """Bytes of the file that move together. ``number``: of their section; 0 for the file's header."""
+
+    number: int
+    offset: int
+    size: int
+    align: int
+
+
+def without_lines(cubin: bytes) -> bytes:
+    """The cubin with its sections ``EMPTIED``. What is no cubin, or is laid out in another way than ptxas of CUDA 13
+    does it, comes back as it is."""
+    if not is_elf(cubin):
+        return cubin
+    headers = sections(cubin)
+    emptied = {number for number, section in enumerate(headers) if section.name in EMPTIED}
+    pieces = _pieces(cubin, headers)
+    after = _places(pieces, emptied)
+    shifts = [_shift(segment, pieces, after, emptied) for segment in _segments(cubin)]
+    if not _whole(cubin, pieces) or None in shifts:
+        return cubin
+    stripped = bytearray(max(after[piece.number] + piece.size for piece in pieces if piece.number not in emptied))
+    for piece in pieces:
+        if piece.number not in emptied:
+            place = after[piece.number]
+            stripped[place : place + piece.size] = cubin[piece.offset : piece.offset + piece.size]
+    section_table, segment_table = (after[len(headers) + index] for index in range(2))
+    struct.pack_into("<QQ", stripped, _TABLES, segment_table, section_table)
+    for number, section in enumerate(headers[1:], 1):
+        size = 0 if number in emptied else section.size
+        header = section._replace(offset=after[number], size=size)[:-1]
+        struct.pack_into(SECTION, stripped, section_table + _SECTION_BYTES * number, *header)
+    for number, (segment, shift) in enumerate(zip(_segments(cubin), shifts, strict=True)):
+        struct.pack_into("<Q", stripped, segment_table + _SEGMENT_BYTES * number + 8, segment.offset + (shift or 0))
+    return bytes(stripped)
+
+
+def _pieces(cubin: bytes, headers: Sequence[Section]) -> list[_Piece]:
+    """The file's header, sections, and behind them by number the tables of sections and of segments; in the order in
+    which they lie."""
+    segment_table, section_table = struct.unpack_from("<QQ", cubin, _TABLES)
+    pieces = [_Piece(0, 0, _SECTION_BYTES, 1)]
+    for number, section in enumerate(headers[1:], 1):
+        size = 0 if section.kind == _IN_MEMORY else section.size
+        pieces.append(_Piece(number, section.offset, size, max(1, section.align)))
+    pieces.append(_Piece(len(headers), section_table, _SECTION_BYTES * len(headers), 8))
+    pieces.append(_Piece(len(headers) + 1, segment_table, _SEGMENT_BYTES * len(_segments(cubin)), 8))
+    return sorted(pieces, key=lambda piece: (piece.offset, piece.number))
+
+
+def _whole(cubin: bytes, pieces: Sequence[_Piece]) -> bool:
+    """Whether the pieces are all there is: zeros lie between them, and no two share a part of their bytes."""
+    end = 0
+    for offset, size in sorted({(piece.offset, piece.size) for piece in pieces if piece.size}):
+        if offset < end or any(cubin[end:offset]):
+            return False
+        end = offset + size
+    return end == len(cubin)
+
+
+def _places(pieces: Sequence[_Piece], emptied: Collection[int]) -> dict[int, int]:
+    """Where the pieces lie, one behind the other, without the bytes of those emptied; sections that are the same bytes
+    stay so."""
+    places: dict[int, int] = {}
+    shared: dict[tuple[int, int], int] = {}
+    end, step = 0, max(piece.align for piece in pieces)
+    for piece in pieces:
+        size = 0 if piece.number in emptied else piece.size
+        place = shared.get((piece.offset, size)) if size else None
+        if place is None:
+            place = end + (piece.offset - end) % step
+            end = place + size
+            shared[piece.offset, size] = place
+        places[piece.number] = place
+    return places
+
+
+class _Segment(NamedTuple):
+    """What is loaded from the file."""
+
+    offset: int
+    size: int
+
+
+def _segments(cubin: bytes) -> list[_Segment]:
+    (table,) = struct.unpack_from("<Q", cubin, _TABLES)
+    (count,) = struct.unpack_from("<H", cubin, 0x38)
+    fields = (struct.unpack_from("<IIQQQQQQ", cubin, table + _SEGMENT_BYTES * index) for index in range(count))
+    return [_Segment(offset, size) for _, _, offset, _, _, size, *_ in fields]
+
+
+def _shift(
+    segment: _Segment, pieces: Sequence[_Piece], places: Mapping[int, int], emptied: Collection[int]
+) -> int | None:
+    """By how much a segment moves; None where its pieces would not move together."""
+    end = segment.offset + segment.size
+    within = [
+        piece
+        for piece in pieces
+        if piece.number not in emptied and segment.offset <= piece.offset and piece.offset + piece.size <= end
+    ]
+    shifts = {places[piece.number] - piece.offset for piece in within}
+    begins = any(piece.offset == segment.offset for piece in within)
+    return shifts.pop() if len(shifts) == 1 and begins else None

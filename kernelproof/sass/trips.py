@@ -1,0 +1,121 @@
+"""Iterations of loops whose counter starts and ends at constants."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+
+from kernelproof.sass.decoding import Instruction
+from kernelproof.sass.flow import conditional
+
+MAX_ITERATIONS = 1 << 14  # a loop of more iterations counts as one without constant bounds
+MASK = (1 << 32) - 1
+COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
+}  # fmt: skip
+
+Values = dict[str, int]
+
+
+def trips(before: Sequence[Instruction], body: Sequence[Instruction]) -> int | None:
+    """Iterations of a loop: ``before`` runs up to it, ``body`` ends with the jump to its start. None: not constant."""
+    values: Values = {}
+    _run(before, values)
+    jump = body[-1]
+    for count in range(1, MAX_ITERATIONS):
+        _run(body, values)
+        jumps = _jumps(jump, values)
+        if jumps is None:
+            return None
+        if not jumps:
+            return count
+    return None
+
+
+def _jumps(jump: Instruction, values: Values) -> bool | None:
+    if not conditional(jump):
+        return None
+    predicates = [jump.guard] if jump.guard else jump.operands[:1]
+    states = [_operand(predicate or "", values) for predicate in predicates]
+    return None if None in states else all(states)
+
+
+def _run(instructions: Iterable[Instruction], values: Values) -> None:
+    for instruction in instructions:
+        result = _result(instruction, values)
+        for target in _targets(instruction):
+            if result is None or instruction.guard:
+                values.pop(target, None)
+            else:
+                values[target] = result & MASK
+
+
+def _targets(instruction: Instruction) -> list[str]:
+    """Registers and predicates that may change. A wide load names the first register of several, none a counter."""
+    first = instruction.operands[0].split(".")[0] if instruction.operands else ""
+    if not first.startswith(("R", "UR", "P", "UP")) or "[" in first:
+        return []
+    if instruction.name == "CS2R" and first[1:].isdigit():
+        return [first, f"R{int(first[1:]) + 1}"]
+    return [first]
+
+
+def _result(instruction: Instruction, values: Values) -> int | None:
+    """The value of the first target, for the instructions of which counters are made."""
+    name, operands = instruction.name.removeprefix("U"), instruction.operands
+    sources = [_operand(operand, values) for operand in operands[1:]]
+    if name == "MOV":
+        return sources[0]
+    if name == "CS2R":
+        return 0 if operands[1] == "SRZ" else None
+    if name == "IADD3" and len(sources) >= 3:
+        return _sum(sources[-3:])
+    if name == "IMAD" and len(sources) == 3:
+        return _product(sources)
+    if name == "ISETP" and len(sources) >= 3 and operands[-1] in ("PT", "UPT"):
+        return _comparison(instruction, sources[1:3])
+    if name == "PLOP3" and operands[1:4] == ("PT", "PT", "PT") and operands[4:] and operands[-2:] == ("0x80", "0x0"):
+        return _operand(operands[4], values)
+    return None
+
+
+def _sum(sources: Sequence[int | None]) -> int | None:
+    return None if None in sources else sum(source for source in sources if source is not None)
+
+
+def _product(sources: Sequence[int | None]) -> int | None:
+    a, b, c = sources
+    if a == 0 or b == 0:
+        return c
+    return None if a is None or b is None or c is None else a * b + c
+
+
+def _comparison(instruction: Instruction, sources: Sequence[int | None]) -> int | None:
+    compare = next((COMPARISONS[part] for part in instruction.modifiers if part in COMPARISONS), None)
+    a, b = sources
+    if compare is None or a is None or b is None:
+        return None
+    return int(compare(a, b) if "U32" in instruction.modifiers else compare(_signed(a), _signed(b)))
+
+
+def _signed(value: int) -> int:
+    value &= MASK
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _operand(operand: str, values: Values) -> int | None:
+    """A constant, a zero register, or what is in ``values``; None for the rest."""
+    operand = operand.removesuffix(".reuse")
+    if operand.startswith("!"):
+        value = _operand(operand[1:], values)
+        return None if value is None else 1 - value
+    if operand.startswith("-") and not operand.startswith("-0x"):
+        value = _operand(operand[1:], values)
+        return None if value is None else -value
+    if operand in ("RZ", "URZ", "SRZ"):
+        return 0
+    if operand in ("PT", "UPT"):
+        return 1
+    if operand.lstrip("-").startswith("0x"):
+        return int(operand, 16)
+    return values.get(operand)

@@ -1,0 +1,129 @@
+"""The instructions that a warp of each role executes: before its main loop, in one turn of it, and after it.
+
+Where a branch depends on the problem the way with more instructions is taken, which is the one that copies and stores;
+loops that only try an mbarrier again are left out. A loop with constant bounds is walked as often as it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+from kernelproof.sass.decoding import Function, Instruction
+from kernelproof.sass.flow import Block, Graph, Loop
+from kernelproof.sass.loops import Loops
+from kernelproof.sass.pipes import MMA
+from kernelproof.sass.trips import trips
+
+MAX_TURNS = 64  # most walked turns of a loop beside the main loop
+
+
+@dataclass(frozen=True)
+class Way:
+    """Instructions of one warp; ``turn`` is empty where there is no loop, and all is ``before``. ``again``: from the
+    end of ``after`` to the main loop, where a loop around it takes the next tile; else empty."""
+
+    before: tuple[Instruction, ...]
+    turn: tuple[Instruction, ...]
+    after: tuple[Instruction, ...]
+    again: tuple[Instruction, ...] = ()
+
+    def count(self, names: frozenset[str]) -> tuple[int, int, int]:
+        """Instructions of these names before the loop, in a turn of it, and after it."""
+        before, turn, after = (
+            sum(instruction.name in names for instruction in part) for part in (self.before, self.turn, self.after)
+        )
+        return before, turn, after
+
+
+class Ways:
+    """The ways of a function's warps: ``consumer`` multiplies, ``producer`` copies, None where no warp does so
+    by itself."""
+
+    def __init__(self, function: Function) -> None:
+        self.graph = Graph(function)
+        self._counted: dict[int, int] = {}  # iterations of loops by header
+        loops = Loops(self.graph)
+        self._spins = loops.waits
+        self.consumer = self._way(loops.main.loop) if loops.main else self._straight()
+        self.producer = self._way(loops.producer.loop) if loops.main and loops.producer else None
+
+    def _way(self, loop: Loop) -> Way:
+        graph, inside = self.graph, loop.blocks
+        outer = [other for other in graph.loops if inside < other.blocks]
+        around = min(outer, key=lambda other: len(other.blocks), default=None)
+        before = self._reaching(loop.header) - inside
+        exits = {successor for block in inside for successor in graph.blocks[block].successors} - inside
+        after = frozenset(chain.from_iterable(graph.reachable(block) for block in exits)) - inside
+        after -= graph.dominators[loop.header]
+        if around is not None:
+            after &= around.blocks
+        tail = [] if around is None else graph.longest([around.header], around.blocks & before, self._weight(inside))
+        turn = graph.longest([loop.header], inside, self._weight(frozenset()))
+        return Way(
+            before=self._walk(graph.longest([0], frozenset(before), self._weight(inside)), inside),
+            turn=self._code(turn),
+            after=self._walk(graph.longest(exits & after, after, self._weight(inside)), inside),
+            again=self._walk(tail, inside),
+        )
+
+    def _straight(self) -> Way:
+        within = self.graph.reachable(0)
+        return Way(self._walk(self.graph.longest([0], within, self._weight(frozenset())), frozenset()), (), ())
+
+    def _reaching(self, target: int) -> set[int]:
+        """Blocks from which a way leads to a block, without jumps backwards to one that dominates it."""
+        graph = self.graph
+        reaching, pending = {target}, [target]
+        while pending:
+            block = pending.pop()
+            for before in graph.predecessors[block]:
+                if before not in reaching and block not in graph.dominators[before]:
+                    reaching.add(before)
+                    pending.append(before)
+        return reaching
+
+    def _weight(self, main: frozenset[int]) -> Callable[[Block], int]:
+        def weight(block: Block) -> int:
+            if block.index in self._spins:
+                return -len(block.instructions) - 8
+            return self._turns(block.index, main) * len(block.instructions)
+
+        return weight
+
+    def _loop_of(self, block: int, main: frozenset[int]) -> Loop | None:
+        """The outermost loop around a block that is not around the main loop."""
+        loops = [loop for loop in self.graph.loops if block in loop.blocks and not main & loop.blocks]
+        return max((loop for loop in loops if not self._has_mma(loop)), key=lambda loop: len(loop.blocks), default=None)
+
+    def _has_mma(self, loop: Loop) -> bool:
+        return any(instruction.name in MMA for instruction in self._code(loop.blocks))
+
+    def _turns(self, block: int, main: frozenset[int]) -> int:
+        loop = self._loop_of(block, main)
+        if loop is None or block in self._spins:
+            return 1
+        if loop.header not in self._counted:
+            body = self._code(self.graph.longest([loop.header], loop.blocks, lambda inner: len(inner.instructions)))
+            way = self._code(sorted(self.graph.dominators[loop.header] - {loop.header}))
+            self._counted[loop.header] = min(MAX_TURNS, trips(way, body) or 1)
+        return self._counted[loop.header]
+
+    def _walk(self, blocks: Iterable[int], main: frozenset[int]) -> tuple[Instruction, ...]:
+        """The blocks' instructions; those of a loop as often as it runs."""
+        walked: list[Instruction] = []
+        path = list(blocks)
+        at = 0
+        while at < len(path):
+            loop = self._loop_of(path[at], main)
+            end = at + 1
+            while loop is not None and end < len(path) and path[end] in loop.blocks:
+                end += 1
+            walked += self._code(path[at:end]) * self._turns(path[at], main)
+            at = end
+        return tuple(walked)
+
+    def _code(self, blocks: Iterable[int]) -> tuple[Instruction, ...]:
+        ordered = blocks if isinstance(blocks, list) else sorted(blocks)
+        return tuple(chain.from_iterable(self.graph.blocks[block].instructions for block in ordered))

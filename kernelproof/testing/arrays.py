@@ -1,0 +1,141 @@
+"""Arrays of a test as device memory: their bytes are copied there before a launch, and back after it.
+
+Arrays that overlap share a buffer, in which their addresses keep their distance; all others have one of their own, so
+that an access beyond an array is found even where it is a view of a larger one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from kernelproof.emulator import Buffer, Memory, Place, Report
+from kernelproof.emulator.host.execution import output_reports
+from kernelproof.emulator.host.program import KernelArgument
+from kernelproof.emulator.memory.tensors import Tensor, host_array, host_bytes, is_tensor
+from kernelproof.emulator.state.arrays import Array
+
+
+@dataclass(frozen=True)
+class Role:
+    """An array with a role: ``input`` (a write is a finding), ``output`` (every element must be written), ``inout``, or
+    ``scratch`` (undefined before)."""
+
+    array: Array | Tensor
+    role: str
+
+
+@dataclass
+class Span:
+    """Host memory of one array or of several that overlap: its addresses, role, the array if it is one without gaps,
+    and the number of the first argument that lies there."""
+
+    start: int
+    end: int
+    role: str
+    array: Array | Tensor | None
+    number: int
+    buffer: Buffer | None = None
+
+    @property
+    def content(self) -> Array:
+        """Its bytes: a view, shape (end - start,), uint8."""
+        return np.ctypeslib.as_array((ctypes.c_uint8 * (self.end - self.start)).from_address(self.start))
+
+
+class Loan:
+    """The arrays among some arguments, on the device."""
+
+    def __init__(self, memory: Memory, arguments: Sequence[object]) -> None:
+        self.memory = memory
+        self.spans = _merged(
+            span for number, argument in enumerate(arguments) if (span := _span(argument, number)) is not None
+        )
+        for span in self.spans:
+            content = span.content if span.array is None else span.array
+            span.buffer = memory.upload(content, span.role)
+
+    def argument(self, argument: object) -> KernelArgument:
+        """An argument as kernels and launchers take it: addresses on the device for arrays."""
+        own = _span(argument)
+        if own is None:
+            return cast(KernelArgument, argument)
+        span = next(span for span in self.spans if span.start <= own.start and own.end <= span.end)
+        assert span.buffer is not None
+        start = _first(argument)
+        return span.buffer if span.start == start else span.buffer.address + start - span.start
+
+    def unwritten(self, kernel: str = "") -> list[Report]:
+        """What the launch left out of outputs."""
+        starts = set()
+        for span in self.spans:
+            assert span.buffer is not None
+            span.buffer.name = f"argument {span.number}"
+            starts.add(span.buffer.start)
+        reports = output_reports(self.memory, kernel)
+        return [item for item in reports if item.place is not None and self._start(item.place) in starts]
+
+    def _start(self, place: Place) -> int:
+        return place.address - place.offset - self.memory.base
+
+    def store(self) -> None:
+        """Write what the device has to the arrays, and free its memory."""
+        for span in self.spans:
+            assert span.buffer is not None
+            if span.role not in ("input", "scratch") and span.end > span.start:
+                span.content[:] = span.buffer.bytes()
+            self.memory.free(span.buffer)
+
+
+def _span(argument: object, number: int = 0) -> Span | None:
+    """The host memory of an array; None for other arguments. Raises EmulatorError for tensors elsewhere."""
+    role = "inout"
+    if isinstance(argument, Role):
+        role, argument = argument.role, argument.array
+    if is_tensor(argument):
+        # One with gaps lends all of its storage.
+        content = host_array(argument) if argument.is_contiguous() else host_bytes(argument)
+        start = content.ctypes.data
+        return Span(start, start + content.nbytes, role, argument if argument.is_contiguous() else content, number)
+    if not isinstance(argument, np.ndarray):
+        return None
+    if not argument.flags.writeable:
+        role = "input"
+    start, end = _extent(argument)
+    return Span(start, end, role, argument if argument.flags.c_contiguous else None, number)
+
+
+def _extent(array: Array) -> tuple[int, int]:
+    """The addresses of an array's first byte and behind its last."""
+    first = array.ctypes.data
+    if not array.size:
+        return first, first
+    steps = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
+    low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
+    return first + low, first + high + array.itemsize
+
+
+def _first(argument: object) -> int:
+    """Where an array's first element is."""
+    if isinstance(argument, Role):
+        argument = argument.array
+    return argument.data_ptr() if is_tensor(argument) else cast(Array, argument).ctypes.data
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    """Spans that do not overlap, by address."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        last = merged[-1] if merged else None
+        if last is None or span.start >= last.end:
+            merged.append(span)
+            continue
+        if span.end > last.end:
+            last.end, last.array = span.end, None
+        if last.role != span.role:
+            last.role = "inout"
+    return merged

@@ -1,0 +1,387 @@
+"""The fixture ``cuda_emulator``: an emulated GPU for the length of a test, and its findings."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NoReturn
+
+from kernelproof import triton_emulation
+from kernelproof.checking import compilation, devices, plan, supervision, text, writing
+from kernelproof.checking.execution import STOOD_FOR, open_library
+from kernelproof.checking.findings import local
+from kernelproof.checking.names import plain, resolved, short_names
+from kernelproof.checking.result import Result
+from kernelproof.emulator import (
+    RULES,
+    Buffer,
+    Device,
+    EmulatorError,
+    LaunchResult,
+    Memory,
+    Options,
+    Program,
+    Report,
+    by_cause,
+    load,
+)
+from kernelproof.emulator.host.checks import device_for
+from kernelproof.emulator.host.execution import output_reports
+from kernelproof.emulator.host.program import Dim, call, from_file
+from kernelproof.emulator.host.session import StrictSession
+from kernelproof.emulator.host.standin import standin
+from kernelproof.emulator.memory.tensors import Tensor
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.ground import places, toolchain
+from kernelproof.ground.errors import MissingTool, WrongInput
+from kernelproof.testing.arrays import Loan, Role
+
+if TYPE_CHECKING:
+    from kernelproof.triton_emulation.session import Session as TritonSession
+
+TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # limits of check_program
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of the mark. ``device``: as of ``check --device``, None: what a kernel was compiled for; ``adverse``:
+    another order of events that hardware may choose; ``allow``: rules whose findings fail no test; ``counters``: of
+    launches; ``triton``: take over launches of Triton kernels, None: if triton is imported."""
+
+    device: str | None = None
+    adverse: bool = False
+    allow: tuple[str, ...] = ()
+    counters: bool = False
+    triton: bool | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, object]) -> Settings:
+        """The settings of a mark's arguments. Raises WrongInput."""
+        names = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in names:
+                raise WrongInput(f"no option {name!r}; there are {', '.join(names)}")
+        allow = options.get("allow", ())
+        rules = (allow,) if isinstance(allow, str) else tuple(allow) if isinstance(allow, Iterable) else (allow,)
+        for rule in rules:
+            if rule not in RULES:
+                raise WrongInput(f"allow: no rule {rule!r}; the rules are {', '.join(sorted(RULES))}")
+        device = options.get("device")
+        if device is not None:
+            devices.device(str(device))
+        triton = options.get("triton")
+        return cls(
+            None if device is None else str(device), bool(options.get("adverse")), tuple(map(str, rules)),
+            bool(options.get("counters")), None if triton is None else bool(triton),
+        )  # fmt: skip
+
+    @property
+    def target(self) -> Device | None:
+        """The device that is set."""
+        return devices.device(self.device) if self.device else None
+
+
+class KernelFile:
+    """The kernels of one source or PTX file: ``cuda_emulator.compile`` and ``load`` return it."""
+
+    def __init__(self, emulator: CudaEmulator, program: Program, library: Callable[[], Path] | None = None) -> None:
+        self.program = program
+        self._emulator, self._library = emulator, library
+        self._opened: ctypes.CDLL | None = None
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels, as short as stays unambiguous."""
+        return tuple(short_names(self.program.kernels).values())
+
+    def launch(
+        self, kernel: str, grid: Dim = 1, block: Dim = 1, args: Sequence[object] = (), *,
+        smem: int = 0, cluster: Dim = 1, cooperative: bool = False, overlapping: bool = False,
+    ) -> LaunchResult:  # fmt: skip
+        """Run a kernel of this file; see ``CudaEmulator.launch``."""
+        name = resolved(kernel, self.program.kernels)
+        return self._emulator.run(
+            self.program, name, grid, block, args, shared_bytes=smem, cluster=cluster, cooperative=cooperative,
+            overlapping=overlapping,
+        )  # fmt: skip
+
+    def function(self, name: str) -> ctypes.CDLL | None:
+        """The library of the file's host code, compiled when it is first needed, if it has such a function."""
+        if self._opened is None and self._library is not None:
+            self._opened = self._emulator.open_library(self._library())
+        return self._opened if self._opened is not None and hasattr(self._opened, name) else None
+
+    def call(self, function: str, *args: object) -> int:
+        """Call a function of this file's host code; see ``CudaEmulator.call``."""
+        library = self.function(function)
+        if library is None:
+            raise WrongInput(f'call: no function {function} in this file; it must be extern "C"')
+        return self._emulator.call_in(library, function, args)
+
+
+class CudaEmulator:
+    """An emulated GPU for the length of a test.
+
+    Arguments of kernels and launchers are NumPy arrays and torch tensors on the CPU (pointers to their memory on the
+    device; what kernels write is in the array behind the launch), numbers, NumPy scalars, and Buffers of ``upload``.
+    An array is ``inout`` unless ``input``, ``output`` or ``scratch`` is wrapped around it; one that NumPy calls
+    read-only is ``input``. ``triton``: the session of Triton's launches, if they are taken over.
+    """
+
+    def __init__(self, settings: Settings, folders: Sequence[Path], missing: Callable[[str], NoReturn]) -> None:
+        self.settings, self.folders, self._missing = settings, folders, missing
+        self.options = Options(counters=settings.counters, adverse=settings.adverse)
+        self.session = StrictSession(Memory(), settings.target, self.options)
+        self.files: list[KernelFile] = []
+        self.failures: list[str] = []  # failures of programs
+        self.triton: TritonSession | None = None
+        self._libraries: list[ctypes.CDLL] = []
+        self._reports: list[Report] = []
+        self._spare: Memory | None = None
+        self._stack = ExitStack()
+        self._open = self._ended = False
+
+    def start(self, needed: bool) -> None:
+        """Begin the session, which needs a C compiler. Without one kernels can be launched, and launchers not called:
+        that ends the test if ``needed``."""
+        self._take_over_triton()
+        try:
+            standin()
+        except EmulatorError as error:
+            if needed:
+                self._missing(str(error))
+            return
+        self._stack.enter_context(self.session)
+        self._open = True
+
+    def _take_over_triton(self) -> None:
+        """Launches of Triton kernels run on the emulated device. Without an option: where triton is imported, and does
+        not interpret."""
+        wished = self.settings.triton
+        if wished is None:
+            wished = "triton" in sys.modules and not os.environ.get("TRITON_INTERPRET")
+        if wished and self.triton is None:
+            device = self.settings.device or devices.DEFAULT
+            try:
+                session = triton_emulation.emulate(device, check=False, options=self.options)
+            except MissingTool as error:
+                self._missing(str(error))
+            self.triton = self._stack.enter_context(session)
+
+    def end(self) -> None:
+        """End the session, once. Outputs of ``upload`` must be whole by now."""
+        if self._ended:
+            return
+        self._ended = True
+        self._stack.close()
+        if not (self._open and self.session.launches):  # else the session has looked
+            self._reports += output_reports(self.session.memory)
+
+    # --- kernels ---
+
+    def compile(self, source: str | Path, nvcc_args: str = "") -> KernelFile:
+        """The kernels of a CUDA file, or of CUDA text (with line breaks). A file is looked for beside the test, then in
+        pytest's root folder. Compiled once per content. Raises WrongInput, Failure with the compiler's errors."""
+        path = self._path(source, ".cu")
+        arguments, sm = compilation.split_arguments(nvcc_args)
+        sm = sm or devices.target(self.settings.device or devices.DEFAULT)
+        try:
+            tools = toolchain.discover()
+        except MissingTool as error:
+            self._missing(str(error))
+        program = from_file(compilation.ptx(path, arguments, sm, tools))
+        return self._add(KernelFile(self, program, lambda: compilation.library([path], arguments, sm, tools)))
+
+    def load(self, ptx: str | Path) -> KernelFile:
+        """The kernels of a PTX file or of PTX text (with line breaks)."""
+        if isinstance(ptx, str) and "\n" in ptx:
+            return self._add(KernelFile(self, load(ptx)))
+        return self._add(KernelFile(self, from_file(self._path(ptx, ".ptx"))))
+
+    def _add(self, file: KernelFile) -> KernelFile:
+        self.files.append(file)
+        return file
+
+    def _path(self, source: str | Path, suffix: str) -> Path:
+        if isinstance(source, str) and "\n" in source:
+            return compilation.text_file(source, suffix)
+        paths = [folder / source for folder in (*self.folders, Path.cwd())]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            raise WrongInput(f"no file {source} in {' or '.join(dict.fromkeys(map(str, self.folders)))}")
+        return path
+
+    def launch(
+        self, kernel: str, grid: Dim = 1, block: Dim = 1, args: Sequence[object] = (), *,
+        smem: int = 0, cluster: Dim = 1, cooperative: bool = False, overlapping: bool = False,
+    ) -> LaunchResult:  # fmt: skip
+        """Run a kernel of a file that was compiled or loaded, by its short name.
+
+        ``grid``, ``block``, ``cluster``: x, or up to (x, y, z); ``smem``: bytes of dynamic shared memory. The result
+        has the launch's counters, if the mark asks for them. Raises WrongInput for an unknown or ambiguous name,
+        EmulatorError, LaunchRefused.
+        """
+        owners = {name: file for file in self.files for name in file.program.kernels}
+        return owners[resolved(kernel, owners)].launch(
+            resolved(kernel, owners), grid, block, args,
+            smem=smem, cluster=cluster, cooperative=cooperative, overlapping=overlapping,
+        )  # fmt: skip
+
+    def run(
+        self, program: Program, kernel: str, grid: Dim, block: Dim, args: Sequence[object], *,
+        shared_bytes: int, cluster: Dim, cooperative: bool, overlapping: bool,
+    ) -> LaunchResult:  # fmt: skip
+        """Run a kernel by its full name."""
+        # Memory that nothing lives in is new for each launch, so that tests with many launches stay small.
+        memory = self.session.memory if self.session.memory.buffers else self._spare or Memory()
+        loan = Loan(memory, args)
+        try:
+            result = program.launch(
+                kernel, grid, block, [loan.argument(argument) for argument in args], memory=memory,
+                shared_bytes=shared_bytes, device=self.settings.target or device_for(program.module.target),
+                options=self.options, cluster=cluster, cooperative=cooperative, overlapping=overlapping,
+                check_outputs=False,
+            )  # fmt: skip
+            result.reports += loan.unwritten(kernel)
+        finally:
+            loan.store()
+        self._spare = memory if memory.buffers else None
+        self._reports += result.reports
+        print(result.output, end="")
+        return result
+
+    # --- arrays ---
+
+    def input(self, array: Array | Tensor) -> Role:
+        """An argument that kernels only read: a write is a finding."""
+        return Role(array, "input")
+
+    def output(self, array: Array | Tensor) -> Role:
+        """An argument whose every element the launch must write, and not read before."""
+        return Role(array, "output")
+
+    def scratch(self, array: Array | Tensor) -> Role:
+        """An argument whose content is undefined before, and not copied back."""
+        return Role(array, "scratch")
+
+    def upload(self, array: Array, role: str = "inout", name: str = "") -> Buffer:
+        """Device memory that outlives launches; ``download()`` of it is a copy. ``role``: input, output, inout or
+        scratch."""
+        return self.session.memory.upload(array, role, name=name)
+
+    # --- host code ---
+
+    def open(self, library: str | Path) -> ctypes.CDLL:
+        """A library with host launchers, bound to the emulated runtime: linked with -cudart none or shared, with
+        uncompressed PTX. Its functions can be called by ``call`` or by ctypes."""
+        opened = self.open_library(self._path(library, ".so"))
+        self._libraries.append(opened)
+        return opened
+
+    def open_library(self, path: Path) -> ctypes.CDLL:
+        """A library by its whole path. Raises WrongInput."""
+        if not self._open:
+            self.start(needed=True)
+        content = path.read_bytes()
+        return open_library(path, [name for name in STOOD_FOR if name.encode() in content])
+
+    def call(self, function: str, *args: object) -> int:
+        """Call an extern "C" function of a library that was opened, or of the host code of a compiled file; its int.
+
+        Arrays are pointers to device memory; for a function that takes a pointer to host memory pass
+        ``x.ctypes.data_as(ctypes.c_void_p)``. int is int (long long if it does not fit), float is double.
+        """
+        for library in self._libraries:
+            if hasattr(library, function):
+                return self.call_in(library, function, args)
+        for file in self.files:
+            if (own := file.function(function)) is not None:
+                return self.call_in(own, function, args)
+        raise WrongInput(f'call: no function {function} in what was opened and compiled; it must be extern "C"')
+
+    def call_in(self, library: ctypes.CDLL, function: str, args: Sequence[object]) -> int:
+        """Call a function of one library."""
+        loan = Loan(self.session.memory, args)
+        try:
+            code = call(library, function, *(loan.argument(argument) for argument in args))
+            self._reports += loan.unwritten()
+            return code
+        finally:
+            loan.store()
+
+    def check_program(
+        self, *sources: str | Path, args: Sequence[str] = (), nvcc_args: str = "", exit_code: int = 0,
+        timeout: float = TIMEOUT_S, memory: float = MEMORY_GIB, sample: int = 0,
+    ) -> Result:  # fmt: skip
+        """Compile a program and run its main in a process of its own, as ``kernelproof check`` does.
+
+        The test fails if it does not end with ``exit_code``. ``timeout``: seconds; ``memory``: GiB; ``sample``: CTAs of
+        a grid to run, 0: all.
+        """
+        paths = [self._path(source, ".cu") for source in sources]
+        arguments, sm = compilation.split_arguments(nvcc_args)
+        device = self.settings.device or devices.nearest(sm or devices.DEFAULT)
+        try:
+            tools = toolchain.discover()
+        except MissingTool as error:
+            self._missing(str(error))
+        library = compilation.library(paths, arguments, sm or devices.target(device), tools)
+        main = (str(paths[0].with_suffix("")), *args)
+        program = plan.Plan(
+            device, library, main=main, counters=self.settings.counters, adverse=self.settings.adverse, sample=sample,
+            quiet=True,
+        )  # fmt: skip
+        with TemporaryDirectory() as folder:
+            # A copy of its own: of a library that this process has opened, the new one would inherit the state.
+            copy = Path(shutil.copy(library, folder))
+            result = supervision.run(replace(program, library=copy), " ".join(map(str, sources)), timeout, memory)
+        self._reports += result.findings.values()
+        self.failures += [f"{result.target}: not checked: {reason}" for _, reason in result.refusals]
+        if result.exit_code != exit_code:
+            ending = result.ending or "ended with exit code 0"
+            self.failures.append(f"{result.target}: the program {ending}; {exit_code} is expected")
+        return result
+
+    # --- findings ---
+
+    @property
+    def findings(self) -> list[Report]:
+        """All findings so far: one per cause, errors first."""
+        triton = self.triton.reports if self.triton is not None else []
+        return by_cause([*self._reports, *self.session.reports, *triton])
+
+    @property
+    def errors(self) -> list[Report]:
+        """The findings that fail the test."""
+        return [item for item in self.findings if item.is_error and item.kind not in self.settings.allow]
+
+    def failure(self) -> str:
+        """Why the test fails: a line per error; empty if it passes."""
+        lines = [*self.failures, *(f"{item.kind}{_where(item)}: {item.message}" for item in self.errors)]
+        return "\n".join(lines)
+
+    def report(self) -> str:
+        """All findings as people read them: what, where, both sides, what to do, and the page of the rule."""
+        failing = self.errors
+        parts = []
+        for item in self.findings:
+            allowed = "allowed " if item.is_error and item not in failing else ""
+            times = f"    {item.count} times\n" if item.count > 1 else ""
+            page = places.pages() / "rules" / f"{item.kind}.md"
+            parts.append(f"{allowed}{text.finding(item)}{times}    page: {page}")
+        if os.environ.get("GITHUB_ACTIONS"):
+            parts += [writing.annotation(item) for item in failing]
+        return "\n".join([*parts, *self.failures])
+
+
+def _where(item: Report) -> str:
+    home = local(item.access.site.home) if item.access.site.home else None
+    kernel = f" in {plain(item.kernel)}" if item.kernel else ""
+    return kernel + (f" at {home.file}:{home.line}" if home is not None else "")

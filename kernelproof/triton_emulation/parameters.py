@@ -1,0 +1,117 @@
+"""The arguments of a Triton launch as those of its PTX: tuples in their parts, constants left out, descriptors as
+tensor maps or as pointer, shape and strides; behind them the scratch memory that Triton adds. Needs triton."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from triton.backends.driver import decompose_descriptor, expand_signature
+
+from kernelproof.emulator import Memory
+from kernelproof.emulator.hopper.tensor_map import DEVICE_TYPES, TensorMap, refuse
+from kernelproof.emulator.host.program import KernelArgument
+from kernelproof.emulator.host.tensors import Tensors
+from kernelproof.emulator.memory.tensors import is_tensor
+from kernelproof.ground.errors import WrongInput
+
+MAP = "nvTmaDesc"
+TF32 = 11  # CUtensorMapDataType of fp32 rounded to tf32
+L2_PROMOTION_128 = 2
+_FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
+
+
+class Parameters:
+    """Makes the arguments of a launch: the kernel's ``source`` and ``metadata`` as Triton's compiler leaves them."""
+
+    def __init__(self, source: Any, metadata: Any, tensors: Tensors) -> None:
+        self.signature = dict(source.signature)
+        self.names = list(source.fn.arg_names)
+        self.metadata, self.tensors = metadata, tensors
+        self.maps = list(getattr(metadata, "tensordesc_meta", None) or ())
+
+    def of(self, args: Sequence[object], read_only: frozenset[int] = frozenset()) -> list[KernelArgument]:
+        """One argument for each parameter of the PTX but the scratch memory. ``read_only``: those through which nothing
+        is written."""
+        types = _flat(expand_signature(self.signature.values(), self.maps, MAP))
+        values: list[tuple[str, object]] = []
+        maps = iter(self.maps)
+        for name, sig, arg in zip(self.names, self.signature.values(), args, strict=True):
+            values += ((name, part) for part in _parts(sig, arg, maps))
+        kinds = [kind for kind in types if kind != "constexpr"]
+        return [
+            self._argument(kind, value, name, "input" if i in read_only else "inout")
+            for i, (kind, (name, value)) in enumerate(zip(kinds, values, strict=True))
+        ]
+
+    def _argument(self, kind: str, value: Any, name: str, role: str) -> KernelArgument:
+        if kind == MAP:
+            descriptor, facts = value
+            return self._tensor_map(descriptor, facts, name, role)
+        if kind.startswith("*"):
+            if not is_tensor(value):
+                value = getattr(value, "base", value)  # unwraps triton.reinterpret
+            if value is None or isinstance(value, int):
+                return value or 0
+            if not is_tensor(value):
+                raise WrongInput(f"argument {name} is {type(value).__name__}: a CPU tensor is needed")
+            return self.tensors.address(value, name, role)
+        if kind == "bf16":
+            (bits,) = struct.unpack("<I", struct.pack("<f", value))
+            return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+        return struct.pack(_FLOATS[kind], value) if kind in _FLOATS else int(value)
+
+    def _tensor_map(self, descriptor: Any, facts: dict[str, Any], name: str, role: str) -> bytes:
+        """What the driver encodes of a host-side descriptor. Dimensions are innermost first there."""
+        if facts.get("is_im2col"):
+            raise WrongInput(f"argument {name}: descriptors with im2col are not emulated")
+        item = facts["elem_size"]
+        shape = list(descriptor.shape)
+        shape[-1] *= 1 + bool(facts["fp4_padded"])
+        kind = facts["elem_type"]
+        map_ = TensorMap(
+            TF32 if descriptor.round_f32_to_tf32 else DEVICE_TYPES.get(kind, kind),
+            self.tensors.address(descriptor.base, name, role),
+            tuple(reversed(shape)),
+            tuple(item * stride for stride in reversed(descriptor.strides[:-1])),
+            tuple(reversed(facts["block_size"])),
+            (1,) * len(shape), 0, facts["swizzle"], L2_PROMOTION_128, int(descriptor.padding == "nan"),
+        )  # fmt: skip
+        why = refuse(map_)
+        if why:
+            raise WrongInput(f"argument {name} has no tensor map: {why}")
+        return map_.encode()
+
+
+def scratch(metadata: Any, memory: Memory, ctas: int) -> list[int]:
+    """Addresses of the two buffers that Triton's launcher adds behind a kernel's own arguments, 0 where it needs none.
+    ``ctas``: of the grid."""
+    addresses = []
+    for kind in ("global", "profile"):
+        nbytes = ctas * getattr(metadata, f"{kind}_scratch_size", 0)
+        addresses.append(memory.allocate(nbytes, name=f"{kind} scratch").address if nbytes else 0)
+    return addresses
+
+
+def _parts(sig: Any, arg: Any, maps: Iterator[dict[str, Any]]) -> Iterator[object]:
+    """The values that stand for an argument."""
+    if isinstance(sig, tuple):
+        for part, value in zip(sig, arg, strict=True):
+            yield from _parts(part, value, maps)
+    elif sig.startswith("tensordesc"):
+        facts = next(maps, None)
+        if facts is None:
+            yield from decompose_descriptor(arg)
+        else:
+            yield arg, facts
+            yield from (*arg.shape, *arg.strides)
+    elif sig != "constexpr":
+        yield arg
+
+
+def _flat(kinds: Sequence[Any]) -> list[str]:
+    out: list[str] = []
+    for kind in kinds:
+        out += _flat(kind) if isinstance(kind, tuple) else [kind]
+    return out

@@ -1,0 +1,211 @@
+"""Sessions: while one is open, Triton launches on the emulated device. Needs triton."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import triton
+from triton import knobs
+from triton.backends import backends
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.driver import driver
+
+from kernelproof.emulator import Device, EmulatorError, LaunchResult, Memory, Options, Program, Report, by_cause
+from kernelproof.emulator.hopper.mbarrier import UNFENCED
+from kernelproof.emulator.host.tensors import Tensors
+from kernelproof.emulator.memory.tensors import Tensor, host_bytes, is_tensor
+from kernelproof.ground.errors import WrongInput
+from kernelproof.triton_emulation.backend import EmulatedDriver, backend, in_file
+from kernelproof.triton_emulation.copies import is_of_copies
+from kernelproof.triton_emulation.findings import Findings
+from kernelproof.triton_emulation.parameters import Parameters, scratch
+
+OUR_BACKEND = "nvidia"  # the entry in Triton's list of backends that the emulated one replaces
+
+
+@dataclass
+class Launch:
+    """A launch: the kernel's name in Python, its PTX, warps of a CTA, CTAs of a program, bytes of shared memory,
+    and what the emulator says of it."""
+
+    kernel: str
+    ptx: str
+    num_warps: int
+    num_ctas: int
+    shared_bytes: int
+    result: LaunchResult
+
+    @property
+    def reports(self) -> list[Report]:
+        """Its findings, without those of code that Triton's compiler adds to every kernel."""
+        return [report for report in self.result.reports if not self.is_compilers(report)]
+
+    @property
+    def compiler_reports(self) -> list[Report]:
+        """Its findings in code that Triton's compiler adds, which no change of the kernel can mend."""
+        return [report for report in self.result.reports if self.is_compilers(report)]
+
+    def is_compilers(self, report: Report) -> bool:
+        """Is a finding Triton's? A fence that it leaves out, or loads by threads that hold copies."""
+        return (report.kind == "mbarrier" and report.message.endswith(UNFENCED)) or is_of_copies(report, self.ptx)
+
+
+@dataclass
+class Session:
+    """The emulated device while Triton kernels run. Use ``triton_emulation.emulate``.
+
+    ``launches``: in order; ``notes``: which configuration an autotuned kernel took; ``reports``: all findings;
+    ``compiler_reports``: those that no change of a kernel can mend.
+    """
+
+    device: Device
+    config: int | Any = None
+    check: bool = True
+    options: Options = field(default_factory=Options)
+    launches: list[Launch] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    roles: dict[int, str] = field(default_factory=dict)
+    _tensors: list[object] = field(default_factory=list)
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def reports(self) -> list[Report]:
+        """The findings of all launches, one per cause, errors first."""
+        return by_cause(report for launch in self.launches for report in launch.reports)
+
+    @property
+    def compiler_reports(self) -> list[Report]:
+        """Findings in code that Triton's compiler adds. Before copies by TMA it omits the fence after the
+        initialisation of their mbarrier. If a tensor has fewer elements than there are threads, several threads load an
+        element and one stores it in place."""
+        return by_cause(report for launch in self.launches for report in launch.compiler_reports)
+
+    # --- what is expected of tensors ---
+
+    def mark_input(self, *tensors: Tensor) -> None:
+        """A kernel that writes to them is reported."""
+        self._mark("input", tensors)
+
+    def mark_output(self, *tensors: Tensor) -> None:
+        """The next launch that gets them must write every element, and read none before; they start as NaN."""
+        self._mark("output", tensors)
+
+    def _mark(self, role: str, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            host_bytes(tensor)  # raises EmulatorError for tensors that cannot be arguments
+            self.roles[tensor.untyped_storage().data_ptr()] = role
+            self._tensors.append(tensor)
+
+    # --- Triton's places ---
+
+    def __enter__(self) -> Self:
+        if knobs.runtime.interpret:
+            raise WrongInput("TRITON_INTERPRET is set, so that kernels are not compiled: unset it before the start")
+        emulated = EmulatedDriver(self.device, self.launch)
+        old_driver, old_backend, old_run = driver._active, backends.get(OUR_BACKEND), Autotuner.run
+        self._undo = [
+            lambda: driver.set_active(old_driver),
+            lambda: backends.update({OUR_BACKEND: old_backend}),
+            lambda: setattr(Autotuner, "run", old_run),
+        ]
+        driver.set_active(emulated)
+        backends[OUR_BACKEND] = backend()
+        session = self
+
+        def run(tuner: Autotuner, *args: object, **values: object) -> object:
+            return session.run_configured(tuner, args, values)
+
+        Autotuner.run = run
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for undo in self._undo:
+            undo()
+        errors = [report for report in self.reports if report.is_error]
+        if kind is None and self.check and errors:
+            raise Findings(errors)
+
+    # --- launches ---
+
+    def run_configured(self, tuner: Any, args: Sequence[object], values: dict[str, Any]) -> object:
+        """Runs an autotuned kernel with one configuration, because no emulated time tells which is fast on a GPU."""
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        config, words = self._configuration(tuner, values)
+        self.notes.append(f"{tuner.base_fn.__name__}: {words}: {config}")
+        tuner.best_config = config
+        everything = {**tuner.nargs, **values, **config.all_kwargs()}
+        tuner.pre_hook(everything, reset_only=True)
+        if config.pre_hook is not None:
+            config.pre_hook(everything)
+        try:
+            return tuner.fn.run(*args, **values, **config.all_kwargs())
+        finally:
+            tuner.nargs = None
+
+    def _configuration(self, tuner: Any, values: dict[str, Any]) -> tuple[Any, str]:
+        """The configuration to run and, in words, which it is."""
+        if isinstance(self.config, triton.Config):
+            return self.config, "the given configuration"
+        if self.config is None:
+            return tuner.prune_configs(values)[0], f"the first of {len(tuner.configs)} configurations"
+        if not -len(tuner.configs) <= self.config < len(tuner.configs):
+            raise WrongInput(f"config={self.config}: {tuner.base_fn.__name__} has {len(tuner.configs)} configurations")
+        return tuner.configs[self.config], f"configuration {self.config} of {len(tuner.configs)}"
+
+    def launch(
+        self, program: Program, source: Any, metadata: Any, grid: tuple[int, int, int], args: Sequence[object]
+    ) -> None:
+        """Run a compiled kernel; ``grid`` is Triton's, in programs. Raises EmulatorError, with the kernel's name."""
+        if min(grid) < 1:
+            return  # as Triton does, an empty grid launches nothing
+        name, memory = source.fn.__name__, Memory()
+        program = in_file(program, str(Path(source.fn.fn.__code__.co_filename).absolute()))
+        tensors = Tensors(memory, self.roles)
+        try:
+            result = self._execute(program, source, metadata, grid, args, tensors)
+        except EmulatorError as error:
+            raise EmulatorError(f"{name}: {error}") from error
+        tensors.store()
+        self._settle(args)
+        if result.output:
+            sys.stdout.write(result.output)
+        text = program.module.text
+        self.launches.append(Launch(name, text, metadata.num_warps, metadata.num_ctas, metadata.shared, result))
+
+    def _execute(
+        self, program: Program, source: Any, metadata: Any, grid: tuple[int, int, int], args: Sequence[object],
+        tensors: Tensors,
+    ) -> LaunchResult:  # fmt: skip
+        (kernel,) = program.kernels
+        programs, ctas = grid[0] * grid[1] * grid[2], metadata.num_ctas
+        read_only = program.read_only(kernel, self.options.counters)
+        values = Parameters(source, metadata, tensors).of(args, read_only)
+        values += scratch(metadata, tensors.memory, programs * ctas)
+        return program.launch(
+            kernel,
+            grid=(grid[0] * ctas, grid[1], grid[2]),
+            block=32 * metadata.num_warps,
+            args=values[: len(program.module.kernels[kernel].params)],
+            memory=tensors.memory,
+            shared_bytes=metadata.shared,
+            device=self.device,
+            options=self.options,
+            cluster=ctas,
+            overlapping=bool(metadata.launch_pdl),
+            cooperative=bool(metadata.launch_cooperative_grid),
+        )
+
+    def _settle(self, args: Sequence[object]) -> None:
+        """Outputs that have been written become ordinary contents."""
+        for arg in args:
+            if is_tensor(arg):
+                start = arg.untyped_storage().data_ptr()
+                if self.roles.get(start) == "output":
+                    del self.roles[start]

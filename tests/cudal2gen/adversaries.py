@@ -1,0 +1,226 @@
+"""Contenders that are wrong in a way that a lenient check lets pass, each around a right one.
+
+They are written in torch alone, so that they run on a GPU and on the emulated device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cudal2gen.kernel import Problem
+from cudal2gen.launch.gpu import Call, Contender
+from cudal2gen.launch.operands import Operands
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Adversary:
+    """A contender whose calls do something wrong around those of a right one. ``empty`` allocates."""
+
+    def __init__(self, right: Contender, empty: Callable[..., torch.Tensor]) -> None:
+        self.right, self.empty = right, empty
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    detail = ""
+
+    def prepare(self, problem: Problem, race: Any) -> None: ...
+
+    def close(self) -> None:
+        self.right.close()  # type: ignore[attr-defined]
+
+    def bind(self, operands: Operands) -> Call:
+        raise NotImplementedError
+
+
+def beside(operands: Operands, empty: Callable[..., torch.Tensor]) -> Operands:
+    """The same inputs, and another D, whose rows are as far apart."""
+    d = operands.d
+    other = empty(d.shape[0] * d.stride(0)).unflatten(0, (d.shape[0], d.stride(0)))[:, : d.shape[1]]
+    return Operands(operands.a, operands.b, operands.b_nn, other)
+
+
+class CachesByShape(Adversary):
+    """Computes each size once, then returns that first result."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.results: dict[Any, torch.Tensor] = {}
+
+    def bind(self, operands: Operands) -> Call:
+        run, key = self.right.bind(operands), (operands.a.shape, operands.d.shape)
+
+        def call() -> None:
+            if key in self.results:
+                operands.d.copy_(self.results[key])
+            else:
+                run()
+                self.results[key] = operands.d.clone()
+
+        return call
+
+
+class CachesByAddress(Adversary):
+    """Computes matrices at the same place once."""
+
+    def bind(self, operands: Operands) -> Call:
+        run, results = self.right.bind(operands), []
+
+        def call() -> None:
+            if results:
+                operands.d.copy_(results[0])
+            else:
+                run()
+                results.append(operands.d.clone())
+
+        return call
+
+
+class ChangesItsInput(Adversary):
+    """Leaves a right D, and a zero in A."""
+
+    def bind(self, operands: Operands) -> Call:
+        run = self.right.bind(operands)
+
+        def call() -> None:
+            run()
+            operands.a[-1, -1] = 0.015625
+
+        return call
+
+
+class WritesPartOfD(Adversary):
+    """Leaves out the last row."""
+
+    def bind(self, operands: Operands) -> Call:
+        whole = beside(operands, self.empty)
+        run = self.right.bind(whole)
+
+        def call() -> None:
+            run()
+            operands.d[:-1].copy_(whole.d[:-1])
+
+        return call
+
+
+class WritesPartOfDUnlessItIsNaN(Adversary):
+    """Leaves finite numbers in the last row as they are."""
+
+    def bind(self, operands: Operands) -> Call:
+        whole = beside(operands, self.empty)
+        run = self.right.bind(whole)
+
+        def call() -> None:
+            run()
+            rows = -1 if bool(operands.d[-1].isfinite().all()) else len(operands.d)
+            operands.d[:rows].copy_(whole.d[:rows])
+
+        return call
+
+
+class WritesBehindItsRows(Adversary):
+    """Writes one element more than a row has, as a vector store too wide does."""
+
+    def bind(self, operands: Operands) -> Call:
+        run, d = self.right.bind(operands), operands.d
+        behind = d.as_strided((1,), (1,), d.storage_offset() + d.shape[1])
+
+        def call() -> None:
+            run()
+            behind.fill_(0.0)
+
+        return call
+
+
+class WritesBehindD(Adversary):
+    """Writes a row more than there is."""
+
+    def bind(self, operands: Operands) -> Call:
+        run, d = self.right.bind(operands), operands.d
+        behind = d.as_strided((d.shape[1],), (1,), d.storage_offset() + d.shape[0] * d.stride(0))
+
+        def call() -> None:
+            run()
+            behind.fill_(0.0)
+
+        return call
+
+
+class SkipsATileWhenLaunchedAgain(Adversary):
+    """Right at the first launch, as one whose counters are not set back."""
+
+    def bind(self, operands: Operands) -> Call:
+        whole = beside(operands, self.empty)
+        run, launches = self.right.bind(whole), [0]
+
+        def call() -> None:
+            run()
+            left_out = 8 if launches[0] else 0
+            operands.d[left_out:].copy_(whole.d[left_out:])
+            operands.d[:left_out, 8:].copy_(whole.d[:left_out, 8:])
+            launches[0] += 1
+
+        return call
+
+
+class AddsToAStaleWorkspace(Adversary):
+    """Sums into a workspace that was zero once."""
+
+    def bind(self, operands: Operands) -> Call:
+        whole = beside(operands, self.empty)
+        run, workspace = self.right.bind(whole), self.empty(*operands.d.shape).zero_()
+
+        def call() -> None:
+            run()
+            workspace.add_(whole.d)
+            operands.d.copy_(workspace)
+
+        return call
+
+
+class AccumulatesInHalf(Adversary):
+    """Sums in fp16, whatever the accumulator."""
+
+    def bind(self, operands: Operands) -> Call:
+        def call() -> None:
+            total = operands.d.new_zeros(operands.d.shape)
+            for start in range(0, operands.a.shape[1], 16):
+                some = slice(start, start + 16)
+                total += operands.a[:, some] @ operands.b[:, some].T
+            operands.d.copy_(total)
+
+        return call
+
+
+class ReadsBehindA(Adversary):
+    """Adds nothing, namely zero times what follows A's rows."""
+
+    def bind(self, operands: Operands) -> Call:
+        run, a = self.right.bind(operands), operands.a
+        behind = a.as_strided((a.shape[0], 1), (a.stride(0), 1), a.storage_offset() + a.shape[1])
+
+        def call() -> None:
+            run()
+            operands.d[:, :1].add_(0 * behind)
+
+        return call
+
+
+# The finding that names each fault. The order of streams has an adversary for each kind of device.
+FINDINGS: dict[type[Adversary], str] = {
+    CachesByShape: "launched again: stale-result: new numbers in A and B gave the earlier D",
+    CachesByAddress: "launched again: stale-result: new numbers in A and B gave the earlier D",
+    ChangesItsInput: "input-changed: 1 of",
+    WritesPartOfD: "unwritten-output: ",
+    WritesPartOfDUnlessItIsNaN: "in other memory: wrong-value: ",
+    WritesBehindItsRows: "written-outside: 1 of",
+    WritesBehindD: "written-outside: ",
+    SkipsATileWhenLaunchedAgain: "launched again: unwritten-output: ",
+    AddsToAStaleWorkspace: "launched again: wrong-value: ",
+    AccumulatesInHalf: "wrong-value: ",
+    ReadsBehindA: "wrong-value: ",
+}

@@ -1,0 +1,100 @@
+"""Settings of the tests of ``cudal2gen``, and kernels compiled ahead of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from cudal2gen import places
+from cudal2gen.kernel import FAMILIES
+from cudal2gen.launch import gpu
+from tests.conftest import STDERR
+from tests.cudal2gen import faulty
+from tests.cudal2gen.emulated_operators import device, kernels, opened, operator_device
+
+__all__ = ["device", "kernels", "opened", "operator_device"]  # fixtures
+
+# Compiled kernels outlive a clone: they are cached by content, outside of it, unless the caller says where.
+os.environ.setdefault("CUDAL2GEN_BUILD_DIR", str(places.user_cache() / "test-build"))
+
+REHEARSED = 1  # case of each test
+LEFT_OUT = pytest.StashKey[str]()
+DISPATCH = "cudal2gen.operators.dispatch"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The traceback of a kernel that hangs goes where the user sees it."""
+    gpu.TRACEBACK_FD = config.stash[STDERR]
+
+
+def without_a_gpu() -> str:
+    """Why tests marked ``gpu`` cannot run here; empty where they can."""
+    if os.environ.get(gpu.STAND_IN):
+        return ""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    return "" if torch.cuda.is_available() else "torch sees no CUDA device"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if os.environ.get(gpu.STAND_IN):
+        rehearse(config, items)
+        return
+    if on_gpu and (reason := without_a_gpu()):
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.stash[LEFT_OUT] = f"{len(on_gpu)} tests need a GPU and were left out: {reason}"
+
+
+def rehearse(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a stand-in for a card: one case of every test, but for those that only a real card can answer."""
+    cases: dict[object, int] = {}
+    left_out = []
+    for item in items:
+        function = getattr(item, "function", item)
+        cases[function] = cases.get(function, 0) + 1
+        if item.get_closest_marker("card"):
+            item.add_marker(pytest.mark.skip(reason="asks CUDA itself, which a rehearsal has not"))
+        elif cases[function] > REHEARSED:
+            left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if LEFT_OUT in config.stash:
+        terminalreporter.write_line(config.stash[LEFT_OUT])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_compiled_ahead(request: pytest.FixtureRequest) -> None:
+    """Compiles what the collected modules list as ``BUILT_AHEAD``.
+
+    In batches a kernel takes a fifth of the time that it takes alone. Workers that start together share the work: the
+    compiler locks each kernel.
+    """
+    modules = dict.fromkeys(item.module for item in request.session.items if isinstance(item, pytest.Function))
+    if records := [record for module in modules for record in getattr(module, "BUILT_AHEAD", ())]:
+        faulty.build(records)
+
+
+@pytest.fixture(autouse=True)
+def _state_as_it_was() -> Iterator[None]:
+    """Recorded tiles are a family while recordings are read; other tests count families. The operators' dispatcher is
+    made by the first call, by the environment of that moment."""
+    families, before = dict(FAMILIES), _dispatcher()
+    yield
+    FAMILIES.clear()
+    FAMILIES.update(families)
+    if _dispatcher() is not before:
+        sys.modules[DISPATCH].Current.dispatcher = before
+
+
+def _dispatcher() -> object:
+    return sys.modules[DISPATCH].Current.dispatcher if DISPATCH in sys.modules else None

@@ -1,0 +1,151 @@
+"""A GPU that is not there: tensors on the CPU, a clock that only its own work moves."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cudal2gen.kernel import Problem, Record
+from cudal2gen.launch.gpu import Absent, Call, Kernel, Race, Reading
+from cudal2gen.launch.operands import Operands, draw
+from cudal2gen.results import Environment
+
+ENVIRONMENT = Environment(
+    id="fake", gpu="h200", name="NVIDIA H200", capability="9.0", sms=132, l2_bytes=1 << 16, memory_bytes=1 << 37,
+    max_sm_mhz=1980, max_memory_mhz=3201, memory_bus_bits=6144, power_limit_w=700.0, ecc=True, driver="580.1",
+    versions={"torch": "2"},
+)  # fmt: skip
+
+
+class FakeDevice:
+    """A ``gpu.Device``. Its clock stands still but for ``spend``, ``sleep`` and ``drift``.
+
+    ``drift``: by which part the device gets slower with every second of its own time.
+    """
+
+    def __init__(self, drift: float = 0.0, environment: Environment = ENVIRONMENT) -> None:
+        self.environment = environment
+        self.time = 0.0
+        self.drift = drift
+        self.evictions = 0
+        self.capturing = False
+        self.log: list[str] = []
+        self._products: dict[int, Any] = {}
+
+    def spend(self, us: float, name: str = "") -> None:
+        self.time += us * (1 + self.drift * self.time) * 1e-6
+        self.log.append(name)
+
+    def stream(self) -> int:
+        return 7
+
+    def empty(self, *shape: int) -> Any:
+        """Aligned as on a GPU."""
+        import torch
+
+        size = math.prod(shape)
+        buffer = torch.full((size + 128,), float("nan"), dtype=torch.float16)
+        start = -buffer.data_ptr() % 256 // 2
+        return buffer[start : start + size].reshape(shape)
+
+    def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
+        import torch
+
+        self._products.clear()
+        return draw(problem, count, torch.Generator().manual_seed(seed), "cpu", products)
+
+    def product(self, operands: Operands) -> Any:
+        """What the contenders answer, computed once for all of them."""
+        key = operands.a.data_ptr()
+        if key not in self._products:
+            self._products[key] = (operands.a.float() @ operands.b_nn.float()).half()
+        return self._products[key]
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        def replay() -> None:
+            for call in calls:
+                call()
+
+        return replay
+
+    def elapsed_us(self, run: Call, before: Call) -> float:
+        before()
+        start = self.time
+        run()
+        return (self.time - start) * 1e6
+
+    def evict(self) -> None:
+        self.evictions += 1
+        self.spend(45.0, "evict")
+
+    def synchronize(self) -> None:
+        self.time += 1e-6
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.log.append("sleep")
+        self.time += seconds
+
+    def reading(self) -> Reading:
+        return Reading(1755, 3201, 650.0, 60, frozenset({"SwPowerCap"} if self.time > 1 else ()))
+
+
+class Product:
+    """A contender that takes ``us`` microseconds, give or take ``noise``, and computes with torch."""
+
+    detail = "a fake"
+
+    def __init__(
+        self,
+        device: FakeDevice,
+        name: str,
+        us: float | Callable[[Problem], float],
+        noise: float = 0.0,
+        faulty: Callable[[Operands, int], None] | None = None,
+        absent: str = "",
+    ) -> None:
+        self.device, self.name, self.noise, self.faulty, self.absent = device, name, noise, faulty, absent
+        self.us = us
+        self.rng = random.Random(name)
+        self.launches = 0
+
+    def prepare(self, problem: Problem, race: Race) -> None:
+        if self.absent:
+            raise Absent(self.absent)
+        self.cost = self.us(problem) if callable(self.us) else self.us
+
+    def bind(self, operands: Operands) -> Call:
+        product = self.device.product(operands)
+
+        def call() -> None:
+            self.launches += 1
+            operands.d.copy_(product)
+            if self.faulty:
+                self.faulty(operands, self.launches)
+            self.device.spend(self.cost * (1 + self.noise * self.rng.uniform(-1, 1)), self.name)
+
+        return call
+
+
+class FakeKernel(Product, Kernel):
+    """The same in the place of a built kernel. ``copies_us``: what padding costs, None for no padding."""
+
+    def __init__(
+        self, device: FakeDevice, record: Record, us: float, copies_us: float | None = None, **options: Any
+    ) -> None:
+        Product.__init__(self, device, "cudal2gen", us, **options)
+        self.record, self.copies_us = record, copies_us
+        self.digest = record.name
+
+    def stages(self, operands: Operands) -> tuple[Call, Call | None]:
+        if self.copies_us is None:
+            return self.bind(operands), None
+        spent = self.copies_us
+        return self.bind(operands), lambda: self.device.spend(spent, "copies")
+
+    def close(self) -> None:
+        self.device.log.append("closed")

@@ -1,0 +1,160 @@
+"""A device of torch tensors in the emulator's memory: real launches, real matrices, no GPU.
+
+What runs on the device's own stream is done at once. What a launch does on another stream shows when the whole device
+is waited for, which a verdict does not do: a legal order, in which a kernel that relies on another one fails.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudal2gen.generation.compiler import Artifact
+from cudal2gen.kernel import Record
+from cudal2gen.launch.gpu import Kernel
+from cudal2gen.validator.emulated import device_of
+from kernelproof import emulator
+from kernelproof.ground.chips import GPUS, CardFacts
+
+if TYPE_CHECKING:
+    import torch
+
+    from cudal2gen.operators.native import Place
+
+STREAM, OTHER_STREAM = 0xABC0, 0xDEF0
+
+
+class Streams(emulator.Session):
+    """A session in which launches on another stream take effect later."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.later: list[Callable[[], None]] = []
+
+    def launch(self, words: Any) -> int:
+        if int(words[9]) == STREAM:
+            return super().launch(words)
+        before = [(buffer, buffer.bytes().copy()) for buffer in self.memory.buffers]
+        code = super().launch(words)
+        for buffer, content in before:
+            after = buffer.bytes().copy()
+            if not np.array_equal(after, content):
+                self.later.append(partial(_put, buffer, after))
+                buffer.bytes()[:] = content
+        return code
+
+
+def _put(buffer: emulator.Buffer, content: Any) -> None:
+    buffer.bytes()[:] = content
+
+
+def allocate(memory: emulator.Memory, *shape: int) -> torch.Tensor:
+    """fp16 memory of the emulator's, filled with NaN, freed with the tensor."""
+    import torch
+
+    size = int(np.prod(shape))
+    if not size:
+        return torch.empty(shape, dtype=torch.float16)
+    buffer = memory.allocate(2 * size, "inout")
+    content = buffer.bytes()
+    content[:] = 0xFF
+    weakref.finalize(content, memory.free, buffer)
+    return torch.from_numpy(content).view(torch.float16).view(shape)
+
+
+class EmulatedDevice:
+    """A ``validator.device.Device``, to be used in a ``with`` statement."""
+
+    model = "emulated"
+
+    def __init__(self, record: Record, hazards: bool = False) -> None:
+        self.memory = emulator.Memory()
+        self.session = Streams(self.memory, device_of(record), emulator.Options(hazards=hazards))
+        self.holds = self.checked = 0
+
+    def __enter__(self) -> EmulatedDevice:
+        self.session.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.__exit__(None, None, None)
+
+    def stream(self) -> int:
+        return STREAM
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        return allocate(self.memory, *shape)
+
+    def check(self, record: Record) -> None:
+        self.checked += 1
+
+    def hold(self) -> None:
+        self.holds += 1
+
+    def wait(self) -> None:
+        if self.session.errors:
+            raise RuntimeError(f"CUDA error: {self.session.errors[0]}")
+
+    def synchronize(self) -> None:
+        """Until all streams are done."""
+        for step in self.session.later:
+            step()
+        self.session.later.clear()
+
+    @property
+    def runtime_library(self) -> Path:
+        return emulator.runtime_path()
+
+    def open(
+        self, record: Record, artifact: Artifact, library: Path, stream: Callable[[], int] | None = None
+    ) -> Kernel:
+        """A built kernel on this device, on its stream or another one."""
+        return Kernel(
+            record, artifact.directory, library, stream or self.stream, self.runtime_library, empty=self.empty
+        )
+
+    def capture(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        def replay() -> None:
+            for call in calls:
+                call()
+
+        return replay
+
+
+def card_of(model: str) -> CardFacts:
+    """A model of ``GPUS`` as its driver describes it."""
+    chip = GPUS[model]
+    return CardFacts.of(f"NVIDIA {chip.title}", chip.capability.number, chip.sms)
+
+
+class OperatorDevice:
+    """A ``binding.Device`` on an emulated device: what operators ask of a GPU. ``card``: what it claims to be, or the
+    name of a model in ``GPUS``."""
+
+    def __init__(self, device: EmulatedDevice, card: str | CardFacts) -> None:
+        self.device, self.card = device, card_of(card) if isinstance(card, str) else card
+        self.alone = True
+        self.captures = False
+        self.place: Place | None = None  # the memory is the emulator's
+
+    @property
+    def runtime_library(self) -> Path:
+        return self.device.runtime_library
+
+    def stream(self) -> int:
+        return self.device.stream()
+
+    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+        return self.device.empty(*shape[:-1], shape[-1] * like.element_size() // 2).view(like.dtype)
+
+    def capturing(self) -> bool:
+        return self.captures
+
+    def current(self) -> AbstractContextManager[None]:
+        return nullcontext()

@@ -1,0 +1,46 @@
+"""Fixtures of operators on an emulated device: the pack, ``opened``, is for the card of ``GPU``, and a test's
+module that needs other kernels has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cudal2gen.pack import Pack, open_pack
+from tests.cudal2gen import packed
+from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
+
+if TYPE_CHECKING:
+    from cudal2gen.operators.dispatch import Dispatcher
+
+GPU = "a100"
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    """A pack of one kernel, for any sizes."""
+    table = packed.table([packed.RECORDS["predicated"]])
+    return open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / GPU))
+
+
+@pytest.fixture
+def device() -> Iterator[EmulatedDevice]:
+    with EmulatedDevice(packed.RECORDS["predicated"]) as own:
+        yield own
+        assert own.session.errors == []
+
+
+@pytest.fixture
+def operator_device(device: EmulatedDevice) -> OperatorDevice:
+    return OperatorDevice(device, GPU)
+
+
+@pytest.fixture
+def kernels(operator_device: OperatorDevice, opened: Pack) -> Iterator[Dispatcher]:
+    """Calls take the nearest kernel."""
+    from cudal2gen.operators import emulated
+
+    with emulated(operator_device, [opened], prefer="kernel") as dispatcher:
+        yield dispatcher

@@ -1,0 +1,56 @@
+"""Records whose text has a planted fault; each is a kernel of its own name, so that many are compiled together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from unittest import mock
+
+from cudal2gen.generation import compiler
+from cudal2gen.generation.compiler import Artifact
+from cudal2gen.generation.renderer import render
+from cudal2gen.kernel import Record
+from cudal2gen.kernel.launch import Launch
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """What the compiler asks of a record. ``before`` stands in the record's text, and ``after`` in the faulty one."""
+
+    record: Record
+    before: str
+    after: str
+    TEXTUAL = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.record.name}_{hashlib.sha256(repr((self.before, self.after)).encode()).hexdigest()[:8]}"
+
+    @property
+    def arch(self) -> str:
+        return self.record.arch
+
+    @property
+    def launch(self) -> Launch:
+        return self.record.launch.model_copy(update={"entry": self.name})
+
+    @property
+    def text(self) -> str:
+        text = render(self.record)
+        assert self.before in text, "the fault has a place"
+        return text.replace(self.before, self.after).replace(self.record.name, self.name)
+
+    def built(self) -> Artifact:
+        """The compiled kernel; one of a module's ``BUILT_AHEAD`` was compiled in a batch."""
+        return build([self])[0]
+
+
+def build(records: Sequence[Record | Faulty]) -> list[Artifact]:
+    """Compiled kernels of records, faulty ones among them."""
+    with mock.patch.object(compiler, "render", _text):
+        return compiler.build(records)  # type: ignore[arg-type]
+
+
+def _text(record: Record | Faulty) -> str:
+    return record.text if isinstance(record, Faulty) else render(record)

@@ -1,0 +1,51 @@
+"""A device of torch's CPU tensors on which nothing runs, and a pack for it: what a call costs, and what C++ is told."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cudal2gen import pack
+from cudal2gen.launch.gpu import GpuError
+from cudal2gen.operators.meter import Meter
+from cudal2gen.operators.native import Place
+from kernelproof.ground.chips import CardFacts
+from tests.cudal2gen import idle_runtime, packed
+from tests.cudal2gen.paths import small
+
+if TYPE_CHECKING:
+    import torch
+
+STREAM = 0x77
+
+
+class IdleDevice:
+    """A ``binding.Device``; ``native``: whether C++ may call it."""
+
+    card, alone = CardFacts.of("NVIDIA A100", (8, 0), 108), True
+
+    def __init__(self, folder: Path, native: bool = True) -> None:
+        self.runtime_library = idle_runtime.build(folder)
+        self.place = Place(stream=STREAM) if native else None
+
+    def stream(self) -> int:
+        return STREAM
+
+    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+        return like.new_empty(shape)
+
+    def capturing(self) -> bool:
+        return False
+
+    def meter(self) -> Meter:
+        raise GpuError("it has no clock")
+
+    def current(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def open_pack(folder: Path) -> pack.Pack:
+    """A pack of one kernel for each layout."""
+    records = [small(acc="f32", padding="predicate", layout=layout, k=128) for layout in ("tn", "nn")]
+    return pack.open_pack(packed.folder(packed.table(records), folder / "pack", with_ptx=False))

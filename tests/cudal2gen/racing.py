@@ -1,0 +1,123 @@
+"""A clock whose times the tests state, and processes on an emulated device that measure by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from warnings import WarningMessage
+
+import pytest
+
+from cudal2gen import pack, results
+from cudal2gen.launch.gpu import GpuError
+from kernelproof.ground.chips import CardFacts
+from tests.cudal2gen import packed
+from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
+from tests.cudal2gen.measured import H200
+from tests.packages import require
+
+if TYPE_CHECKING:
+    from cudal2gen.operators import dispatch, races
+else:
+    require("torch")
+    from cudal2gen.operators import dispatch
+
+import torch
+
+A100 = H200.model_copy(
+    update={
+        "id": "emulated-a100",
+        "gpu": "a100",
+        "name": "NVIDIA A100",
+        "capability": "8.0",
+        "sms": 108,
+        "max_sm_mhz": 1410,
+    }
+)
+SIZES = (30, 24, 64)
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of results of a test's own."""
+    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
+    return tmp_path
+
+
+def own(warned: Iterable[WarningMessage]) -> list[str]:
+    """The texts of the library's warnings: what other tests left behind may warn while it is collected."""
+    return [text for warning in warned if (text := str(warning.message)).startswith("cudal2gen: ")]
+
+
+class Clock:
+    """A meter: a call takes the time of the kernel that it launches, by its record's name, or of torch."""
+
+    def __init__(self, device: EmulatedDevice, times_us: Mapping[str, float], torch_us: float) -> None:
+        self.device, self.times_us, self.torch_us = device, times_us, torch_us
+        self.environment, self.busy, self.seconds = A100, False, 0.0
+
+    def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        before = len(self.device.session.launches)
+        call()
+        launches = [launch.kernel for launch in self.device.session.launches[before:]]
+        us = self.times_us.get(launches[0], 290.0) if launches else self.torch_us
+        self.seconds += us * times / 1e6
+        return us * times
+
+    def synchronize(self) -> None:
+        self.device.synchronize()
+
+    def idle(self) -> bool:
+        return not self.busy
+
+    def now(self) -> float:
+        return self.seconds
+
+
+class Timed(OperatorDevice):
+    def __init__(self, device: EmulatedDevice, clock: Clock | None, card: str | CardFacts = "a100") -> None:
+        super().__init__(device, card)
+        self.clock = clock
+
+    def meter(self) -> Clock:
+        if self.clock is None:
+            raise GpuError("NVML is missing")
+        return self.clock
+
+
+@contextmanager
+def process(opened: pack.Pack, device: OperatorDevice, mode: races.Mode = "once") -> Iterator[dispatch.Dispatcher]:
+    """A process's dispatcher."""
+    with dispatch.replaced(dispatch.Dispatcher([opened], device, mode=mode)) as dispatcher:
+        yield dispatcher
+
+
+def tuner_of(dispatcher: dispatch.Dispatcher) -> races.Autotuner | None:
+    assert dispatcher.device is not None
+    return dispatcher._tuning.tuner(-1, dispatcher.device)
+
+
+def drawn(device: EmulatedDevice, sizes: tuple[int, int, int] = SIZES) -> tuple[Any, Any, Any]:
+    """A, B (n,k) and their product."""
+    m, n, k = sizes
+    a, b = device.empty(m, k), device.empty(n, k)
+    for matrix in (a, b):
+        matrix.copy_(torch.randint(-2, 3, matrix.shape))
+    return a, b, (a.double() @ b.double().t()).half()
+
+
+def measurements() -> list[results.Measurement]:
+    return results.measurements(results.store("autotune")).measurements
+
+
+NAMES = {name: record.name for name, record in packed.RECORDS.items()}
+
+
+def raced(device: EmulatedDevice) -> dict[str, int]:
+    """Launches of kernels by their short names."""
+    counts = dict.fromkeys(NAMES, 0)
+    for launch in device.session.launches:
+        counts[next(name for name, full in NAMES.items() if full == launch.kernel)] += 1
+    return {name: count for name, count in counts.items() if count}

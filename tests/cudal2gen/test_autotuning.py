@@ -1,0 +1,627 @@
+"""What calls measure beside plain products of exact sizes: buckets, fusions, batches, groups; and threads, budgets and
+the end of a process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cudal2gen
+from cudal2gen import pack, results
+from cudal2gen.kernel import Problem
+from cudal2gen.report import groups, published, sections
+from cudal2gen.results.choice import Kernel
+from tests.cudal2gen import packed
+from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
+from tests.cudal2gen.paths import small
+from tests.packages import require
+
+torch = require("torch")
+
+from cudal2gen.operators import buckets, contests, dispatch, products, races  # noqa: E402
+from cudal2gen.operators.fused_operators import gated_pair  # noqa: E402
+from cudal2gen.operators.tuned import Store  # noqa: E402
+from tests.cudal2gen.racing import (  # noqa: E402
+    A100,
+    NAMES,
+    Clock,
+    Timed,
+    drawn,
+    measurements,
+    process,
+    store,
+    tuner_of,
+)
+from tests.cudal2gen.test_fused_operators import GATES, activated, close, half, record  # noqa: E402
+from tests.cudal2gen.test_grouped_operators import ends_on  # noqa: E402
+
+__all__ = ["store"]  # a fixture
+pytestmark = pytest.mark.torch
+
+BIAS, SILU = record("bias_n"), record("bias_n+silu")
+STRIDED, GROUPED = (
+    small(acc="f32", layout=layout, padding="predicate", m=64, n=64, k=128, batch=batch)
+    for layout, batch in (("tn", "strided"), ("nn", "grouped"))
+)
+PREDICATED = packed.RECORDS["predicated"]
+FAST = {each.name: 200.0 for each in (PREDICATED, BIAS, SILU, STRIDED, GROUPED, *GATES)}
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    gates = [gate for gate in GATES if gate.ab == "f16"]
+    table = packed.table([PREDICATED, packed.RECORDS["whole"], BIAS, SILU, STRIDED, GROUPED, *gates])
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
+
+
+@pytest.fixture
+def clock(device: EmulatedDevice) -> Clock:
+    return Clock(device, FAST, 300.0)
+
+
+@pytest.fixture
+def once(device: EmulatedDevice, opened: pack.Pack, clock: Clock) -> Iterator[dispatch.Dispatcher]:
+    with process(opened, Timed(device, clock)) as dispatcher:
+        yield dispatcher
+
+
+def summary() -> list[str]:
+    """What was measured, each with its rival."""
+    return [f"{row.mnk}{row.problem.later} x{row.products} {row.timings[1].contender}" for row in measurements()]
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+@pytest.mark.parametrize("content", [None, b'{"gpu": "a100", "kern', b'{"format": 99}'])
+def test_a_table_that_was_damaged_after_the_opening_is_torchs(
+    content: bytes | None, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock, tmp_path: Path,
+) -> None:  # fmt: skip
+    damaged = pack.open_pack(shutil.copytree(opened.directory, tmp_path / "pack"))
+    (tmp_path / "pack" / "table.json").unlink()
+    if content is not None:
+        (tmp_path / "pack" / "table.json").write_bytes(content)
+    a, b, expected = drawn(device, (9, 24, 64))
+    with process(damaged, Timed(device, clock), mode) as dispatcher:
+        with pytest.warns(UserWarning, match=r"table\.json.*; make the pack anew"):
+            assert torch.equal(cudal2gen.matmul(a[:6], b.t()), expected[:6])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for rows in (6, 9):
+                assert torch.equal(cudal2gen.matmul(a[:rows], b.t()), expected[:rows])
+        assert dispatcher.stats() == {"kernel": {}, "torch": {"pack not understood": 3}}
+
+
+# --- buckets ---
+
+
+def test_buckets_are_powers_of_two() -> None:
+    problem = Problem(gpu="a100", acc="f32", layout="tn", m=1, n=8, k=8)
+    for rows in range(1, 600):
+        least, most = buckets.bucket(problem.model_copy(update={"m": rows}))
+        if rows > 256:
+            assert least == most == rows
+        else:
+            assert least <= rows <= most
+            assert (most & (most - 1), least) == (0, most // 2 + 1)
+    assert buckets.bucket(problem.model_copy(update={"m": 40, "batch": "strided"}), 8) == (40, 40)
+    for rows, expected in ((1, (1, 1)), (40, (33, 64)), (257, (257, 512)), (2000, (1025, 2048)), (2049, (2049, 2049))):
+        assert buckets.bucket(problem.model_copy(update={"m": rows, "batch": "grouped"}), 8) == expected
+    for rows, expected in ((512, (257, 512)), (513, (513, 768)), (768, (513, 768)), (769, (769, 769))):
+        assert buckets.bucket(problem.model_copy(update={"m": rows, "batch": "grouped"}), 3) == expected
+
+
+def test_one_race_serves_all_rows_of_a_bucket(device: EmulatedDevice, once: dispatch.Dispatcher) -> None:
+    a, b, expected = drawn(device, (9, 24, 64))
+    for rows in (6, 5, 7, 7, 8):
+        assert torch.equal(cudal2gen.matmul(a[:rows], b.t()), expected[:rows])
+        assert summary() == ["8_24_64 x1 torch.matmul", "5_24_64 x1 torch.matmul"]
+    assert {timing.detail for row in measurements() for timing in row.timings} == {
+        "on a call's own operands, for 5 to 8 rows"
+    }
+    name = PREDICATED.name
+    assert once.stats() == {"kernel": {name: 5}, "torch": {}, "gained_us": {name: 500}, "by_bucket": {name: 3}}
+    text = cudal2gen.explain(a[:6], b.t())
+    assert text.startswith(f"{name}: 6_24_64 is in the bucket of 5 to 8 rows; 5_24_64 was measured: 1.500x")
+    assert "bucket" not in cudal2gen.explain(a[:8], b.t())
+    (group,) = groups.by_conditions(results.measurements(results.store("autotune")))
+    text = " ".join(sections.section(group, "once", published.load(), {}).paragraphs)
+    assert "Calls measured 2 of them on their own operands, 2 of these at an end of a bucket of rows" in text
+    assert torch.equal(cudal2gen.matmul(a[:9], b.t()), expected[:9])
+    assert "16_24_64 x1 torch.matmul" in summary()
+
+
+class Slow(Clock):
+    """torch is fast with 5 rows."""
+
+    def elapsed_us(self, call: Callable[[], Any], times: int) -> float:
+        self.torch_us = 100.0 if call().shape[0] == 5 else 300.0
+        return super().elapsed_us(call, times)
+
+
+def test_a_bucket_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened: pack.Pack) -> None:
+    a, b, expected = drawn(device, (8, 24, 64))
+    with process(opened, Timed(device, Slow(device, FAST, 300.0))) as dispatcher:
+        for rows in (6, 8, 5):
+            assert torch.equal(cudal2gen.matmul(a[:rows], b.t()), expected[:rows])
+        assert dispatcher.stats() == {
+            "kernel": {PREDICATED.name: 1},
+            "torch": {"bucket measured, not faster": 1, "measured, not faster": 1},
+            "gained_us": {PREDICATED.name: 100},
+        }
+        assert "5 to 8 rows; 5_24_64 was measured: 0.500x" in cudal2gen.explain(a[:6], b.t())
+    assert len(measurements()) == 2
+
+
+def test_a_hot_shape_has_a_race_of_its_own(
+    device: EmulatedDevice, opened: pack.Pack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "HOT_CALLS", 3)
+    a, b, expected = drawn(device, (6, 24, 64))
+    for mode in ("once", "background"):
+        store = Store(A100)
+        store.file.unlink(missing_ok=True)
+        with process(opened, Timed(device, clock), mode) as dispatcher:
+            for _ in range(250):
+                assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+                if len(summary()) == 3:
+                    break
+            assert summary()[2:] == ["6_24_64 x1 torch.matmul"]
+            cudal2gen.matmul(a, b.t())
+            by_bucket = dispatcher.stats()["by_bucket"][PREDICATED.name]
+            cudal2gen.matmul(a, b.t())
+            assert dispatcher.stats()["by_bucket"][PREDICATED.name] == by_bucket
+            assert by_bucket == 4 or mode == "background"
+            assert "bucket" not in cudal2gen.explain(a, b.t())
+
+
+def test_a_kernel_that_does_not_take_all_rows_is_no_candidate(
+    device: EmulatedDevice, once: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use = Kernel.use
+
+    def only_many(kernel: Kernel, sizes: Any, operands: Any) -> Any:
+        return None if kernel.record.name == PREDICATED.name and sizes.m < 6 else use(kernel, sizes, operands)
+
+    monkeypatch.setattr(Kernel, "use", only_many)
+    a, b, expected = drawn(device, (8, 24, 64))
+    assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+    assert {row.timings[0].record for row in measurements()} == {NAMES["whole"]}
+
+
+# --- fusions, batches, groups ---
+
+
+def test_fused_products_race_against_torchs_own(
+    device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock
+) -> None:
+    x, weight, bias = half(device, 2, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    z = x.double() @ weight.double().mT
+    close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
+    close(cudal2gen.linear(x, weight, bias, activation="silu"), activated(z + bias.double(), "silu"), 4)
+    assert summary() == ["2_48_64 bias_n x1 torch.unfused", "2_48_64 bias_n+silu x1 torch.unfused"]
+    assert once.stats()["kernel"] == {BIAS.name: 1, SILU.name: 1}
+    assert "bias_n+silu was measured: 1.500x" in cudal2gen.explain(cudal2gen.linear, x, weight, bias, activation="silu")
+
+
+def test_a_fused_kernel_that_loses_leaves_the_plain_one_to_race(
+    device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock
+) -> None:
+    clock.times_us = dict(FAST) | {BIAS.name: 400.0}
+    x, weight, bias = half(device, 6, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    close(cudal2gen.linear(x, weight, bias), x.double() @ weight.double().mT + bias.double(), 4)
+    assert [row.split()[0] for row in summary()] == ["8_48_64", "8_48_64", "5_48_64"]
+    assert once.stats()["kernel"] == once.stats()["by_bucket"] == {PREDICATED.name: 1}
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_gates_and_sums_beside_d_race(
+    device: EmulatedDevice, opened: pack.Pack, clock: Clock, mode: races.Mode
+) -> None:
+    x, w1, w3 = half(device, 2, 64), half(device, 40, 64, seed=1), half(device, 40, 64, seed=2)
+    w13 = device.empty(80, 64).copy_(cudal2gen.interleave(w1, w3))
+    x_grad = device.empty(2, 64).copy_(x).requires_grad_()
+    expected = activated(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
+    with process(opened, Timed(device, clock), mode) as dispatcher:
+        for call in (
+            lambda: cudal2gen.swiglu(x, w13), lambda: cudal2gen.swiglu(x_grad, w13).detach(),
+            lambda: gated_pair(x, w1, w3, "silu"),
+        ):  # fmt: skip
+            for _ in range(1 if mode == "once" else 60):
+                close(call(), expected, 8)
+        assert len(summary()) == 2, "a pair is one product with its weights interleaved"
+        assert {row.split()[1] for row in summary()} == {"silu+gate", "aux+silu+gate"}
+        assert dispatcher.stats()["torch"].keys() <= {"fusion or batch not measured, plain not faster"}
+        gates = {gate.name for gate in GATES}
+        assert gates >= dispatcher.stats()["kernel"].keys()
+    assert Store(A100).first_runs.banned() == set()
+
+
+@pytest.mark.parametrize("inner", [torch.inference_mode, torch.no_grad])
+def test_a_race_goes_on_outside_of_the_mode_that_it_began_in(
+    device: EmulatedDevice, opened: pack.Pack, clock: Clock, inner: Callable[[], Any]
+) -> None:
+    """A gate's copies of weights are followed by their versions, which tensors made in inference mode lack."""
+    x, w1, w3 = half(device, 2, 64), half(device, 40, 64, seed=1), half(device, 40, 64, seed=2)
+    expected = activated(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
+    with process(opened, Timed(device, clock), "background"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(60):
+            with torch.enable_grad() if number % 3 == 2 else inner():
+                close(gated_pair(x, w1, w3, "silu"), expected, 8)
+    assert len(summary()) == 1
+    assert Store(A100).first_runs.banned() == set()
+
+
+def test_a_wrong_sum_beside_d_bans_its_kernel(
+    device: EmulatedDevice, once: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind = contests.bind
+
+    def wrong(*operands: Any) -> Any:
+        run = bind(*operands)
+
+        def off(*tensors: Any) -> Any:
+            result = run(*tensors)
+            if isinstance(result, tuple):
+                result[1][1, 9] += 100
+            return result
+
+        return off
+
+    monkeypatch.setattr(contests, "bind", wrong)
+    x, weight, bias = half(device, 2, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    x.requires_grad_()
+    with pytest.warns(UserWarning, match="it is not used on this card"):
+        cudal2gen.linear(x, weight, bias, activation="silu")
+    assert summary() == ["2_48_64 x1 torch.matmul"]
+
+
+def test_batches_race(device: EmulatedDevice, once: dispatch.Dispatcher) -> None:
+    a, b, _ = drawn(device, (3 * 17, 3 * 24, 64))
+    a, b = a.view(3, 17, 64), b.view(3, 24, 64).mT
+    expected = (a.double() @ b.double()).half()
+    assert torch.equal(cudal2gen.bmm(a, b), expected)
+    assert summary() == ["17_24_64 batched x3 torch.bmm"]
+    wide = device.empty(3, 20, 32)
+    out = wide[:, :17, :24]
+    cudal2gen.matmul(a[:2], b[:2], out=out[:2])
+    assert torch.equal(out[:2], expected[:2])
+    assert wide[2].isnan().all(), "a race has memory of its own"
+    assert summary()[1:] == ["17_24_64 batched x2 torch.bmm"]
+    assert once.stats()["kernel"] == {STRIDED.name: 2}
+
+
+def test_a_result_with_gaps_between_its_rows_is_not_written_by_a_race(
+    device: EmulatedDevice, once: dispatch.Dispatcher
+) -> None:
+    a, b, expected = drawn(device, (6, 24, 64))
+    wide = device.empty(6, 64)
+    cudal2gen.matmul(a, b.t(), out=wide[:, :24])
+    assert torch.equal(wide[:, :24], expected)
+    assert wide[:, 24:].isnan().all()
+    assert once.stats()["kernel"] == {PREDICATED.name: 1}
+
+
+@pytest.mark.parametrize("ends", [(0, 5, 5, 5, 7), (0, 0, 0, 0, 0)], ids=str)
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_groups_race(ends: Any, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock) -> None:
+    a, b, _ = drawn(device, (8, 5 * 24, 64))
+    weights, offs = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT), ends_on(device, *ends)
+    with process(opened, Timed(device, clock), mode):
+        for _ in range(1 if mode == "once" else 90):
+            d = cudal2gen.grouped_mm(a, weights, offs=offs)
+    start = 0
+    for group, end in enumerate(ends):
+        assert torch.equal(d[start:end], (a[start:end].double() @ weights[group].double()).half())
+        start = end
+    assert summary() == [f"{rows}_24_64 grouped x5 torch.grouped_mm" for rows in (8, 5) if ends[-1]]
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_one_race_serves_all_rows_of_a_bucket_of_groups(
+    mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock
+) -> None:
+    """Each call routes other rows to the groups, and has others behind the last."""
+    a, b, _ = drawn(device, (8, 5 * 24, 64))
+    weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
+    a[4:].fill_(float("nan"))
+    calls = [(6, (0, 3, 3, 4, 4))] * (1 if mode == "once" else 90)
+    calls += [(5, (1, 2, 3, 4, 4)), (7, (0, 0, 0, 2, 4)), (8, (4, 4, 4, 4, 4)), (7, (0, 0, 0, 0, 0))]
+    with process(opened, Timed(device, clock), mode) as dispatcher:
+        for rows, ends in calls:
+            d, start = cudal2gen.grouped_mm(a[:rows], weights, offs=ends_on(device, *ends)), 0
+            for group, end in enumerate(ends):
+                assert torch.equal(d[start:end], (a[start:end].double() @ weights[group].double()).half())
+                start = end
+        assert summary() == [f"{rows}_24_64 grouped x5 torch.grouped_mm" for rows in (8, 5)]
+        counts = dispatcher.stats()
+        assert counts["by_bucket"] == {GROUPED.name: counts["kernel"][GROUPED.name] - 2}, "of 6 and 7 rows"
+        text = cudal2gen.explain(cudal2gen.grouped_mm, a[:7], weights, offs=ends_on(device, 1, 2, 3, 4, 4))
+        scope = "7_24_64 grouped is in the bucket of 5 to 8 rows; 5_24_64 x5 was measured"
+        assert text.startswith(f"{GROUPED.name}: {scope}")
+
+
+def test_a_bucket_of_groups_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened: pack.Pack) -> None:
+    a, b, _ = drawn(device, (8, 5 * 24, 64))
+    weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
+    with process(opened, Timed(device, Slow(device, FAST, 300.0))) as dispatcher:
+        for rows in (6, 8, 5):
+            cudal2gen.grouped_mm(a[:rows], weights, offs=ends_on(device, 1, 2, 3, 4, 5))
+        counts = dispatcher.stats()
+        assert counts["kernel"] == {GROUPED.name: 1}, "at the most rows"
+        assert counts["torch"] == {"bucket measured, not faster": 1, "measured, not faster": 1}
+
+
+@pytest.mark.parametrize("ends", [(0, 1, 1, 5), (7, 7, 7, 7), (0, 0, 0, 0), (0, 0, 0, 1), (0, 6, 7, 9)], ids=str)
+def test_groups_share_out_other_rows_as_the_call_does(ends: Any, device: EmulatedDevice) -> None:
+    a, _, _ = drawn(device, (7, 4, 8))
+    a[ends[-1] :].fill_(float("nan"))
+    weights, offs = device.empty(4, 8, 8), ends_on(device, *ends)
+    ends = [min(end, 7) for end in ends]
+    request = products.request_grouped(a, weights, offs, None)
+    for rows in (5, 8):
+        wide, scaled = contests._groups(OperatorDevice(device, "a100"), a, offs, request, rows)
+        assert scaled.tolist() == [-(-end * rows // 7) for end in ends]
+        assert (scaled.dtype, wide.shape) == (torch.int32, (rows, 8))
+        assert not ends[-1] or torch.equal(wide, a[[row % ends[-1] for row in range(rows)]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "ends"), [(6, (0, 0, 0, 0, 0)), (8, (1, 2, 3, 4, 5))], ids=["no rows", "infinities"])
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_operands_that_leave_nothing_to_compare_are_raced_again(
+    mode: races.Mode, rows: int, ends: tuple[int, ...], device: EmulatedDevice, opened: pack.Pack, clock: Clock
+) -> None:
+    a, b, _ = drawn(device, (rows, 5 * 24, 64))
+    empty = a.clone()
+    weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
+    a.fill_(0 if not ends[-1] else float("inf"))
+    with process(opened, Timed(device, clock), mode) as dispatcher:
+        for _ in range(6):
+            cudal2gen.grouped_mm(a, weights, offs=ends_on(device, *ends))
+        assert (summary(), Store(A100).first_runs.trials()) == ([], {})
+        a.copy_(empty)
+        for _ in range(20 if mode == "once" else 120):
+            cudal2gen.grouped_mm(a, weights, offs=ends_on(device, 0, 1, 2, 2, 4))
+        assert sorted(summary()) == [f"{bucket}_24_64 grouped x5 torch.grouped_mm" for bucket in (5, 8)]
+        assert GROUPED.name in dispatcher.stats()["kernel"]
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_races_with_nothing_to_compare_come_to_an_end(
+    mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    calls = 0
+    judges = contests.Contest.judges.fget
+    assert judges is not None
+    monkeypatch.setattr(contests.Contest, "judges", property(lambda each: (begun.append(calls), judges(each))[1]))
+    monkeypatch.setattr(races, "MAX_INCONCLUSIVE", 5)
+    a, b, _ = drawn(device, (8, 5 * 24, 64))
+    weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
+    with process(opened, Timed(device, clock), mode):
+        for place in range(100):
+            calls = place
+            cudal2gen.grouped_mm(a, weights, offs=ends_on(device, 0, 0, 0, 0, 0))
+    assert [later - earlier for earlier, later in pairwise(begun)] == (
+        [1, 4, 8, 16] if mode == "once" else [2, 4, 8, 16]
+    )
+
+
+# --- threads ---
+
+
+class Waiting(Clock):
+    """The first sample waits until it may go on."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        self.begun.set()
+        assert self.go_on.wait(300)
+        return super().elapsed_us(call, times)
+
+
+def test_other_calls_do_not_wait_for_a_race(device: EmulatedDevice, opened: pack.Pack) -> None:
+    clock = Waiting(device, FAST, 300.0)
+    a, b, expected = drawn(device, (2, 24, 64))
+    with process(opened, Timed(device, clock)) as dispatcher:
+        first = threading.Thread(target=cudal2gen.matmul, args=(a, b.t()))
+        first.start()
+        try:
+            assert clock.begun.wait(300)
+            for rows in (2, 1):  # the same shape, another one
+                assert torch.equal(cudal2gen.matmul(a[:rows], b.t()), expected[:rows])
+            assert dispatcher.stats() == {"kernel": {}, "torch": {"another thread measures": 2}}
+            dispatcher.forget()
+        finally:
+            clock.go_on.set()
+            first.join(300)
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert summary() == ["2_24_64 x1 torch.matmul"]
+        assert torch.equal(cudal2gen.matmul(a[:1], b.t()), expected[:1])
+        assert summary()[1:] == ["1_24_64 x1 torch.matmul"]
+
+
+# --- budgets, captures, compilation ---
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+@pytest.mark.parametrize("torch_us", [3.0, 1500.0, 2500.0, 60_000.0])
+def test_a_race_keeps_its_budget(torch_us: float, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack) -> None:
+    a, b, expected = drawn(device, (2, 24, 64))
+    clock = Clock(device, dict.fromkeys(FAST, torch_us / 1.5) | {NAMES["whole"]: 20 * torch_us}, torch_us)
+    with process(opened, Timed(device, clock), mode) as dispatcher:
+        for _ in range(1 if mode == "once" else 50):
+            assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        tuner = tuner_of(dispatcher)
+        assert tuner is not None
+        assert 0 < tuner.spent == pytest.approx(clock.seconds)
+        assert clock.seconds <= races.SHAPE_SECONDS
+    assert bool(measurements()) == (torch_us <= 2000), "what does not fit is not begun"
+
+
+def test_a_process_keeps_its_budget(device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock) -> None:
+    a, b, _ = drawn(device, (2, 320, 64))
+    tuner = tuner_of(once)
+    assert tuner is not None
+    tuner.seconds = (0.1, 0.08)
+    for cols in range(8, 48, 8):
+        cudal2gen.matmul(a, b[:cols].t())
+    assert 0.05 < clock.seconds <= 0.08 + 300e-6, "up to one call of torch, whose time is not known before"
+    assert 2 <= len(measurements()) < 5
+
+
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_a_capture_measures_nothing_and_a_later_call_does(
+    mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock
+) -> None:
+    a, b, expected = drawn(device, (2, 24, 64))
+    timed = Timed(device, clock)
+    with process(opened, timed, mode) as dispatcher:
+        timed.captures = True
+        for _ in range(3):
+            assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert (clock.seconds, dispatcher.stats()["kernel"]) == (0, {})
+        timed.captures = False
+        for _ in range(1 if mode == "once" else 60):
+            cudal2gen.matmul(a, b.t())
+    assert len(summary()) == 1
+
+
+@pytest.mark.slow
+def test_compiled_calls_race_once(device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock) -> None:
+    a, b, expected = drawn(device, (6, 24, 64))
+    compiled = torch.compile(lambda a, b: cudal2gen.linear(a, b) * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(a, b), expected * 2)
+    assert len(summary()) == 2, "the graph's call races, its tracing does not"
+    spent = clock.seconds
+    assert torch.equal(compiled(a, b), expected * 2)
+    assert clock.seconds == spent
+    with dispatch.replaced(dispatch.Dispatcher(mode="once")):
+        operator = torch.ops.cudal2gen.linear.default
+        torch.library.opcheck(operator, (torch.ones(3, 5).half().requires_grad_(), torch.ones(4, 5).half()))
+
+
+# --- processes ---
+
+PROCESS = """
+import os, sys, threading, time
+from pathlib import Path
+from cudal2gen import pack
+import cudal2gen
+from cudal2gen.operators import contests
+from tests.cudal2gen import racing
+from tests.cudal2gen.emulated import EmulatedDevice
+from tests.cudal2gen.test_autotuning import FAST, PREDICATED
+
+folder, what = sys.argv[1:]
+bind = contests.bind
+def hanging(device, kernel, use, request, layout):
+    if request.sizes.n == 16 and use.launched.m == 2:
+        print("in it", flush=True)
+        time.sleep(600)
+    return bind(device, kernel, use, request, layout)
+
+with EmulatedDevice(PREDICATED) as device:
+    timed = racing.Timed(device, racing.Clock(device, FAST, 300.0))
+    with racing.process(pack.open_pack(Path(folder)), timed, "once" if what == "hang" else "background"):
+        a, b, _ = racing.drawn(device, (2, 24, 64))
+        if what == "hang":
+            cudal2gen.matmul(a, b.t())
+            contests.bind = hanging
+            cudal2gen.matmul(a, b[:16].t())
+        for _ in range(4):
+            cudal2gen.matmul(a, b.t())
+        assert threading.enumerate() == [threading.main_thread()]
+        print("ends within a race", flush=True)
+"""
+
+
+def started(opened: pack.Pack, checkout: Path, what: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROCESS, str(opened.directory), what], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+    )  # fmt: skip
+
+
+def test_a_candidate_that_hangs_is_banned_and_nothing_is_lost(
+    device: EmulatedDevice, opened: pack.Pack, clock: Clock, checkout: Path
+) -> None:
+    other = started(opened, checkout, "hang")
+    assert other.stdout is not None
+    assert other.stdout.readline() == "in it\n"
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    (digest,) = Store(A100).first_runs.banned()
+    hanging = next(kernel.record.name for kernel in opened.table.kernels if kernel.digest == digest)
+    assert summary() == ["2_24_64 x1 torch.matmul"]
+    a, b, expected = drawn(device, (2, 24, 64))
+    with process(opened, Timed(device, clock)):
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert clock.seconds == 0, "the other process has measured it"
+        assert torch.equal(cudal2gen.matmul(a, b[:16].t()), expected[:, :16])
+    assert summary()[1:] == ["2_16_64 x1 torch.matmul"]
+    assert {row.timings[0].record for row in measurements()[1:]}.isdisjoint({hanging})
+
+
+def test_a_race_in_the_background_ends_with_its_process(opened: pack.Pack, checkout: Path) -> None:
+    other = started(opened, checkout, "end")
+    text, _ = other.communicate(timeout=300)
+    assert (other.returncode, text) == (0, "ends within a race\n")
+    assert measurements() == []
+    assert Store(A100).first_runs.banned() == set()
+
+
+# --- deterministic algorithms ---
+
+
+@pytest.mark.parametrize(("mode", "warn_only"), [("once", False), ("background", True)])
+def test_deterministic_algorithms_begin_no_race(
+    mode: races.Mode, warn_only: bool, device: EmulatedDevice, opened: pack.Pack, clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What was measured before is used; and a race begins when they are no longer asked for."""
+    monkeypatch.setattr(buckets, "LARGEST", 0)
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, clock), mode) as dispatcher:
+        with deterministic(warn_only):
+            for _ in range(3):
+                assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+            assert dispatcher.stats() == {"kernel": {}, "torch": {"nothing was measured within a factor of two": 3}}
+            assert cudal2gen.explain(a, b.t()).endswith("; deterministic algorithms are on: " + RULE)
+            assert (measurements(), device.session.launches) == ([], [])
+        for _ in range(60):
+            assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+            if dispatcher.stats()["kernel"]:
+                break
+        assert len(measurements()) == 1
+        assert "deterministic" not in cudal2gen.explain(a, b.t())
+    with process(opened, Timed(device, clock), mode) as dispatcher, deterministic(warn_only):
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert sum(dispatcher.stats()["kernel"].values()) == 1
+
+
+RULE = "what was measured counts, and nothing is measured anew"
+
+
+@contextmanager
+def deterministic(warn_only: bool) -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,260 @@
+"""Products of tensors with batch dimensions: torch.matmul's semantics, how they reach kernels, derivatives, vmap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import cudal2gen
+from cudal2gen import pack
+from tests.cudal2gen import packed
+from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
+from tests.cudal2gen.paths import small
+from tests.packages import require
+
+torch = require("torch")
+
+from cudal2gen.operators import batches, dispatch, emulated, products  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+STRIDED = [
+    small(acc="f32", layout=layout, padding="predicate", m=64, n=64, k=128, batch="strided") for layout in ("tn", "nn")
+]
+PLAIN = [packed.RECORDS["predicated"], packed.RECORDS["nn"]]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    table = packed.table([*PLAIN, *STRIDED])
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
+
+
+def drawn(shape: tuple[int, ...], seed: int = 0) -> Any:
+    """Small integers, so that products are exact."""
+    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).half()
+
+
+def on(device: EmulatedDevice, tensor: Any) -> Any:
+    return device.empty(*tensor.shape).copy_(tensor)
+
+
+SHAPES = [
+    ((3, 4), (4, 5)), ((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (4,)),
+    ((4,), (2, 4, 5)), ((3, 4), (2, 4, 5)), ((2, 3, 4), (2, 4, 5)), ((6, 1, 3, 4), (2, 4, 5)), ((1, 3, 4), (7, 4, 5)),
+    ((2, 3, 4), (1, 4, 5)), ((5, 2, 3, 4), (5, 2, 4, 1)), ((0, 3, 4), (4, 5)), ((0, 3, 4), (0, 4, 5)),
+    ((2, 0, 4), (2, 4, 5)), ((2, 3, 0), (2, 0, 5)), ((2, 3, 4), (2, 4, 0)), ((1, 1, 1), (1, 1)), ((0,), (0,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape_a", "shape_b"), SHAPES, ids=str)
+def test_shapes_are_those_of_torch(shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
+    a, b = drawn(shape_a), drawn(shape_b, 1)
+    expected = torch.matmul(a.double(), b.double()).half()
+    d = cudal2gen.matmul(a, b)
+    assert (d.shape, d.is_contiguous()) == (expected.shape, True)
+    assert torch.equal(d, expected)
+    assert cudal2gen.matmul(a.to("meta"), b.to("meta")).shape == expected.shape
+    assert torch.equal(cudal2gen.matmul(a, b, out_dtype=torch.float32), expected.float())
+    out = torch.full_like(expected, 9)
+    assert cudal2gen.matmul(a, b, out=out) is out
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(("shape_a", "shape_b"), [pair for pair in SHAPES if 0 not in pair[0] + pair[1]], ids=str)
+def test_derivatives_are_those_of_torch(shape_a: tuple[int, ...], shape_b: tuple[int, ...]) -> None:
+    a, b = drawn(shape_a).requires_grad_(), drawn(shape_b, 1).requires_grad_()
+    wide_a, wide_b = (tensor.detach().double().requires_grad_() for tensor in (a, b))
+    expected = torch.matmul(wide_a, wide_b)
+    grad = drawn(tuple(expected.shape), 2)
+    cudal2gen.matmul(a, b).backward(grad)
+    expected.backward(grad.double())
+    assert torch.equal(a.grad.double(), wide_a.grad)
+    assert torch.equal(b.grad.double(), wide_b.grad)
+
+
+def counted(dispatcher: dispatch.Dispatcher) -> tuple[int, int, list[str]]:
+    """Calls of plain kernels and of batched ones, and reasons of others."""
+    stats = dispatcher.stats()
+    batched = {record.name for record in STRIDED}
+    calls = [sum(count for name, count in stats["kernel"].items() if (name in batched) is own) for own in (False, True)]
+    return calls[0], calls[1], sorted(stats["torch"])
+
+
+def test_rows_with_one_b_are_one_product(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    a, b = on(device, drawn((2, 3, 5, 64))), on(device, drawn((64, 24), 1))
+    for shared in (b, b.expand(1, 1, 64, 24), b.expand(3, 64, 24)):
+        assert torch.equal(cudal2gen.matmul(a, shared), (a.double() @ b.double()).half())
+    assert torch.equal(cudal2gen.matmul(a, on(device, b.t()).t()), (a.double() @ b.double()).half())
+    out = device.empty(2, 3, 5, 24)
+    cudal2gen.matmul(a, b, out=out)
+    assert torch.equal(out, (a.double() @ b.double()).half())
+    vector = on(device, drawn((64,), 2))
+    assert torch.equal(cudal2gen.matmul(vector, b), (vector.double() @ b.double()).half())
+    assert counted(kernels) == (6, 0, [])
+
+
+def test_a_batch_is_one_launch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    a, b = on(device, drawn((6, 33, 64))), on(device, drawn((6, 64, 40), 1))
+    turned = on(device, b.mT)
+    expected = (a.double() @ b.double()).half()
+    for count, (left, right) in enumerate(
+        [(a, b), (a, turned.mT), (a.view(2, 3, 33, 64), b.view(2, 3, 64, 40)), (a, b)], 1
+    ):
+        d = cudal2gen.matmul(left, right)
+        assert torch.equal(d.view(6, 33, 40), expected)
+        assert len(device.session.launches) == count
+    assert torch.equal(cudal2gen.bmm(a, b), expected)
+    shared = cudal2gen.matmul(a[0], b)
+    assert torch.equal(shared, (a[0].double() @ b.double()).half())
+    every_other = cudal2gen.matmul(a[::2], b[1::2])
+    assert torch.equal(every_other, (a[::2].double() @ b[1::2].double()).half())
+    out = device.empty(6, 48, 40)
+    cudal2gen.matmul(a, b, out=out[:, :33])
+    assert torch.equal(out[:, :33], expected)
+    assert bool(out[:, 33:].isnan().all()), "what is beside it stays"
+    assert counted(kernels) == (0, 8, [])
+
+
+def test_heads_of_attention_are_a_batch_of_strided_views(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    """(1, length, heads, width) with heads moved forward: rows far apart, one stride from head to head."""
+    query, key = (on(device, drawn((1, 24, 3, 32), seed)).transpose(1, 2) for seed in (0, 1))
+    expected = (query.double() @ key.double().mT).half()
+    assert torch.equal(cudal2gen.matmul(query, key.mT), expected)
+    assert counted(kernels) == (0, 1, [])
+    two = [on(device, drawn((2, 24, 3, 32), seed)).transpose(1, 2) for seed in (0, 1)]
+    assert torch.equal(cudal2gen.matmul(two[0], two[1].mT), (two[0].double() @ two[1].double().mT).half())
+    assert counted(kernels) == (0, 1, ["batch dimensions of A and B without a common stride"])
+    assert cudal2gen.explain(two[0], two[1].mT) == "torch: batch dimensions of A and B without a common stride"
+
+
+def test_a_batch_that_no_kernel_takes_is_torchs(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    odd = on(device, drawn((3, 8, 66)))[:, :, 1:65]
+    assert torch.equal(cudal2gen.matmul(odd, odd.mT), (odd.double() @ odd.double().mT).half())
+    apart = on(device, drawn((3, 8 * 64 + 4)))[:, :512].view(3, 8, 64)
+    assert torch.equal(cudal2gen.matmul(apart, apart.mT), (apart.double() @ apart.double().mT).half())
+    assert counted(kernels) == (0, 0, ["batched: a kernel would copy operands"])
+    assert "A and B would be copied" in cudal2gen.explain(apart, apart.mT)
+    backwards = on(device, drawn((3, 8, 64)))
+    with pytest.raises(ValueError, match="out: shares memory with a or b"):
+        cudal2gen.matmul(backwards, backwards.mT[:, :, :8], out=backwards[:, :, :8])
+
+
+def test_without_batched_kernels_torch_computes_batches(device: EmulatedDevice, opened: pack.Pack) -> None:
+    own = pack.Pack(opened.directory, opened.facts)
+    own.table.kernels[:] = [kernel for kernel in opened.table.kernels if kernel.record.batch == "none"]
+    a = on(device, drawn((3, 8, 64)))
+    with emulated(OperatorDevice(device, "a100"), [own], prefer="kernel") as dispatcher:
+        assert torch.equal(cudal2gen.bmm(a, a.mT), (a.double() @ a.double().mT).half())
+        assert counted(dispatcher)[:2] == (0, 0)
+        assert cudal2gen.explain(a, a.mT).startswith("torch: no kernels for a100 ")
+
+
+def test_bmm_takes_batches_of_matrices_only() -> None:
+    a = drawn((2, 3, 4))
+    for left, right in ((a[0], a.mT), (a, a.mT[:1]), (a[None], a.mT[None])):
+        with pytest.raises(ValueError, match=r"a and b must be \(B,M,K\) and \(B,K,N\)"):
+            cudal2gen.bmm(left, right)
+    assert torch.equal(cudal2gen.bmm(a, a.mT), torch.bmm(a.double(), a.mT.double()).half())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "complex128", "int64"])
+def test_other_types_are_torchs(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    a, b = drawn((2, 3, 4)).to(kind), drawn((4, 5), 1).to(kind)
+    assert torch.equal(cudal2gen.matmul(a, b), torch.matmul(a, b))
+    if kind == torch.int64:
+        return
+    if kind.is_complex:
+        a, b = a + 2j, b - 1j * b.flip(0)
+    assert torch.equal(cudal2gen.linear(a, b.mT, b[0]), torch.nn.functional.linear(a, b.mT, b[0]))
+
+    def gradients(matmul: Any, linear: Any) -> list[Any]:
+        left, right = a.clone().requires_grad_(), b.clone().requires_grad_()
+        d = matmul(left, right)
+        (d.abs().square().sum() + linear(left, right.mT, right[0]).abs().square().sum()).backward()
+        return [left.grad, right.grad]
+
+    expected = gradients(torch.matmul, torch.nn.functional.linear)
+    for own, reference in zip(gradients(cudal2gen.matmul, cudal2gen.linear), expected, strict=True):
+        torch.testing.assert_close(own, reference)
+
+
+def test_one_stride_for_all_dimensions() -> None:
+    assert batches.step((2, 3, 4), (12, 4, 1)) == 1
+    assert batches.step((2, 1, 4), (4, 99, 1)) == 1
+    assert batches.step((2, 3), (0, 0)) == 0
+    assert batches.step((2, 3), (0, 5)) is None
+    assert batches.step((2, 3), (5, 10)) is None
+    assert batches.step((1, 1), (5, 10)) == 0
+    a, b = drawn((4, 1, 3, 8)), drawn((5, 8, 2))
+    request = products.request_matmul(a, b, "f32")
+    assert request.obstacle == "batch dimensions of A and B without a common stride"
+
+
+MAPPED: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int | None, int | None]]] = [
+    ((7, 3, 4), (7, 4, 5), (0, 0)), ((3, 7, 4), (4, 5), (1, None)), ((3, 4), (4, 5, 7), (None, 2)),
+    ((7, 4), (7, 4), (0, 0)), ((4, 7), (4, 5), (1, None)), ((4,), (7, 4, 5), (None, 0)),
+    ((7, 2, 3, 4), (7, 4, 5), (0, 0)),    ((3, 4), (2, 7, 4, 5), (None, 1)),
+    ((7, 2, 3, 4), (4,), (0, None)), ((7, 4), (7, 2, 4, 5), (0, 0)),    ((4,), (7, 4), (None, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape_a", "shape_b", "dims"), MAPPED, ids=str)
+def test_vmap_of_a_product_is_a_batch(shape_a: Any, shape_b: Any, dims: Any) -> None:
+    a, b = drawn(shape_a), drawn(shape_b, 1)
+    expected = torch.vmap(torch.matmul, dims)(a.double(), b.double()).half()
+    assert torch.equal(torch.vmap(cudal2gen.matmul, dims)(a, b), expected)
+
+
+@pytest.mark.parametrize(
+    "dims", [(0, None, None), (0, 0, None), (None, 0, None), (0, 0, 0), (None, None, 0), (1, None, 0)]
+)
+@pytest.mark.parametrize("lead", [(), (3,), (3, 2)], ids=str)
+def test_vmap_of_a_layer(lead: tuple[int, ...], dims: tuple[int | None, ...]) -> None:
+    shapes = [[*lead, 4], [5, 4], [5]]
+    for shape, dim in zip(shapes, dims, strict=True):
+        if dim is not None:
+            shape.insert(min(dim, len(lead)), 7)
+    dims = (None if dims[0] is None else min(dims[0], len(lead)), *dims[1:])
+    x, weight, bias = (drawn(tuple(shape), seed) for seed, shape in enumerate(shapes))
+    layer = torch.nn.functional.linear
+    expected = torch.vmap(layer, dims)(x.double(), weight.double(), bias.double()).half()
+    assert torch.equal(torch.vmap(cudal2gen.linear, dims)(x, weight, bias), expected)
+
+
+def test_derivatives_by_transforms() -> None:
+    x, weight = drawn((3, 4)), drawn((5, 4), 1)
+
+    def loss(function: Any) -> Any:
+        return lambda w, row: function(row, w).square().sum()
+
+    own = torch.func.grad(loss(cudal2gen.linear))(weight, x)
+    expected = torch.func.grad(loss(torch.nn.functional.linear))(weight.double(), x.double())
+    assert torch.equal(own.double(), expected)
+    per_row = torch.vmap(torch.func.grad(loss(cudal2gen.linear)), (None, 0))(weight, x)
+    expected = torch.vmap(torch.func.grad(loss(torch.nn.functional.linear)), (None, 0))(weight.double(), x.double())
+    assert torch.equal(per_row.double(), expected)
+    twice = torch.func.grad(lambda w: torch.func.grad(loss(cudal2gen.linear))(w, x).square().sum())(weight)
+    expected = torch.func.grad(
+        lambda w: torch.func.grad(loss(torch.nn.functional.linear))(w, x.double()).square().sum()
+    )(weight.double())
+    torch.testing.assert_close(twice.double(), expected, rtol=0.01, atol=0.01)
+
+
+def test_no_autocast_changes_an_operators_type() -> None:
+    a, b = torch.randn(2, 3, 400).half(), torch.randn(400, 5).half()
+    expected = (a.float() @ b.float()).half()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(cudal2gen.matmul(a, b), expected)
+        assert torch.equal(cudal2gen.linear(a, b.t()), expected)
+
+
+@pytest.mark.slow
+def test_torch_checks_operators_on_batches() -> None:
+    matmul = torch.ops.cudal2gen.matmul.default
+    for shape_a, shape_b in (((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((4,), (4, 5)), ((3, 1, 2, 4), (2, 4, 5))):
+        for differentiable in (False, True):
+            a, b = drawn(shape_a).requires_grad_(differentiable), drawn(shape_b, 1).requires_grad_(differentiable)
+            torch.library.opcheck(matmul, (a, b))

@@ -1,0 +1,266 @@
+"""Cards without records of their own: whose kernels run there, whose measurements count, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cudal2gen
+from cudal2gen import pack
+from cudal2gen.generation import compiler
+from cudal2gen.kernel import Record
+from cudal2gen.kernel.launch import Operands
+from cudal2gen.launch.launcher import OpenKernel
+from cudal2gen.results.choice import Kernel, Table
+from kernelproof import emulator
+from kernelproof.emulator.host import checks
+from kernelproof.emulator.host.cuda import LaunchRefused
+from kernelproof.emulator.state.launch import Device
+from kernelproof.ground import chips
+from kernelproof.ground.chips import GPUS, CardFacts
+from tests.cudal2gen import packed
+from tests.cudal2gen.emulated import EmulatedDevice, card_of
+from tests.cudal2gen.paths import PATHS, small
+from tests.cudal2gen.strategies import tcgen05, warp_mma, wgmma
+from tests.packages import require
+
+torch = require("torch")
+
+from tests.cudal2gen.emulated_operators import device  # noqa: E402
+from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, drawn, measurements, process, store  # noqa: E402
+
+__all__ = ["device", "store"]  # fixtures
+pytestmark = pytest.mark.torch
+OF_FAMILIES = [(PATHS["tensor"], (10, 3)), (PATHS["warps"], (12, 1))]
+BUILT_AHEAD = [record for record, _ in OF_FAMILIES]
+
+# Of NVIDIA's data sheets: the driver's name, the compute capability, SMs.
+CARDS = [
+    ("NVIDIA H100 80GB HBM3", (9, 0), 132, "h100"),
+    ("NVIDIA H100 PCIe", (9, 0), 114, "h100"),
+    ("NVIDIA H100 NVL", (9, 0), 132, "h100"),
+    ("NVIDIA H800", (9, 0), 132, "h100"),
+    ("NVIDIA GH200 480GB", (9, 0), 132, "h100"),
+    ("NVIDIA H20", (9, 0), 78, "h20"),
+    ("NVIDIA H200 MIG 1g.18gb", (9, 0), 16, "h20"),
+    ("NVIDIA A800-SXM4-80GB", (8, 0), 108, "a100"),
+    ("NVIDIA A40", (8, 6), 84, "rtx3090"),
+    ("NVIDIA A10", (8, 6), 72, "rtx3090"),
+    ("NVIDIA RTX A6000", (8, 6), 84, "rtx3090"),
+    ("Orin", (8, 7), 16, "rtx3090"),
+    ("NVIDIA L4", (8, 9), 58, "rtx4090"),
+    ("NVIDIA L40", (8, 9), 142, "l40s"),
+    ("NVIDIA GeForce RTX 4080", (8, 9), 76, "rtx4090"),
+    ("NVIDIA RTX 6000 Ada Generation", (8, 9), 142, "l40s"),
+    ("NVIDIA GB200", (10, 0), 148, "b200"),
+    ("NVIDIA B300 SXM6 AC", (10, 3), 148, "b200"),
+    ("NVIDIA GB10", (12, 1), 48, "rtx5090"),
+    ("NVIDIA GeForce RTX 5080", (12, 0), 84, "rtx5090"),
+    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", (12, 0), 188, "rtxpro6000"),
+    ("NVIDIA Thor", (11, 0), 20, None),
+    ("Tesla V100-SXM2-16GB", (7, 0), 80, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "capability", "sms", "nearest"), CARDS)
+def test_a_card_takes_the_records_of_the_nearest_model_whose_code_it_runs(
+    name: str, capability: tuple[int, int], sms: int, nearest: str | None
+) -> None:
+    card = CardFacts.of(name, capability, sms)
+    models = card.stand_ins(GPUS)
+    assert models[:1] == ([nearest] if nearest else [])
+    assert all(chips.runs(GPUS[model].capability.sm, capability) for model in models)
+    assert card.text == f"{name} (sm_{capability[0]}{capability[1]}, {sms} SMs)"
+
+
+def test_a_cubin_runs_where_its_suffix_says() -> None:
+    capabilities = [(8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (10, 9), (11, 0), (12, 0), (12, 1)]
+    expected = {
+        "sm_80": capabilities[:4], "sm_86": capabilities[1:4], "sm_89": capabilities[3:4], "sm_90a": [(9, 0)],
+        "sm_100": [(10, 0), (10, 3), (10, 9)], "sm_100a": [(10, 0)], "sm_103a": [(10, 3)], "sm_120a": [(12, 0)],
+        # A family is what is known of it; it does not grow by guesses.
+        "sm_100f": [(10, 0), (10, 3)], "sm_103f": [(10, 3)], "sm_110f": [(11, 0)], "sm_120f": [(12, 0), (12, 1)],
+    }  # fmt: skip
+    for arch, able in expected.items():
+        assert [each for each in capabilities if chips.runs(arch, each)] == able, arch
+        # The emulator runs PTX of a suffix where a cubin runs, other PTX on all later devices.
+        of_ptx = able if arch[-1] in "af" else [each for each in capabilities if each >= able[0]]
+        assert [each for each in capabilities if checks.runs(arch, Device(capability=each))] == of_ptx, arch
+    with pytest.raises(LaunchRefused, match="for sm_100f and later ones of its family, the device is sm_110"):
+        checks.check_target("sm_100f", Device(capability=(11, 0)))
+
+
+def test_a_part_of_a_card_is_another_card() -> None:
+    assert card_of("h200").model == "h200"
+    assert CardFacts.of("NVIDIA H200", (9, 0), 66).model is None, "as MPS can limit it"
+    assert CardFacts.of("NVIDIA A40", (8, 6), 84).smem_block_bytes == 99 << 10
+    assert CardFacts.of("Orin", (8, 7), 16, 163 << 10).smem_block_bytes == 163 << 10
+
+
+def table(*kernels: Kernel) -> Table:
+    rows = [packed.row(kernel.record, number, 2.0) for number, kernel in enumerate(kernels)]
+    return Table(str(kernels[0].fields["gpu"]), list(kernels), rows)
+
+
+def kernel(record: object) -> Kernel:
+    return Kernel(record.name, record.model_dump(mode="json"))  # type: ignore[attr-defined]
+
+
+def test_a_table_serves_another_card_without_its_measurements() -> None:
+    own = table(kernel(wgmma()), kernel(small(gpu="h200", acc="f32", m=96, n=96, k=64)))
+    assert own.on(card_of("h200")) is own
+    there = own.on(CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114))
+    assert ([each.digest for each in there.kernels], there.rows) == ([each.digest for each in own.kernels], [])
+    problem = own.kernels[1].record.problem
+    operands = Operands.packed("tn", problem.n, problem.k)
+    assert own.choose(problem, operands).kernel == 1
+    choice = there.choose(problem, operands)
+    assert (choice.kernel, choice.short) == (None, "nothing was measured on this card; the kernels are h200's")
+    assert there.choose(problem, operands, "kernel").kernel == 1
+    for capability, families in (((10, 0), []), ((8, 0), []), ((9, 0), ["sm90_wgmma", "sm80_multistage"])):
+        card = CardFacts.of("NVIDIA Alien", capability, 100)
+        assert [each.fields["family"] for each in own.on(card).kernels] == families, capability
+    # Plain code goes to later capabilities of its major number, code for a family to those of the family.
+    for name, capability, sms, records, able in (
+        ("NVIDIA B300 SXM6 AC", (10, 3), 148, [small(gpu="b200", acc="f32"), tcgen05()], ["sm_100", "sm_100f"]),
+        ("NVIDIA GB10", (12, 1), 48, [small(gpu="rtx5090", acc="f32"), warp_mma()], ["sm_120", "sm_120f"]),
+        ("NVIDIA Thor", (11, 0), 20, [small(gpu="b200", acc="f32"), tcgen05()], []),
+    ):
+        later = table(*map(kernel, records)).on(CardFacts.of(name, capability, sms))
+        assert [each.record.arch for each in later.kernels] == able, name
+
+
+@pytest.mark.parametrize(("record", "capability"), OF_FAMILIES, ids=["B300", "GB10"])
+def test_code_for_a_family_computes_on_its_later_card(record: Record, capability: tuple[int, int]) -> None:
+    (artifact,) = compiler.build([record])
+    device = replace(Device.of(record.target), capability=capability, sm_count=2, threads_per_sm=record.threads)
+    rng, memory, sizes = np.random.default_rng(1), emulator.Memory(), (record.m, record.n, record.k)
+    a, b = (rng.integers(-2, 3, (extent, record.k)).astype(np.float16) for extent in (record.m, record.n))
+    with emulator.session(memory, device) as session:
+        d = memory.upload(np.zeros((record.m, record.n), np.float16), "output")
+        opened = OpenKernel(compiler.launcher(), artifact.directory, record.launch_options, emulator.runtime_path())
+        workspace = memory.allocate(max(1, opened.workspace_bytes(*sizes)))
+        operands = (memory.upload(a).address, record.k, memory.upload(b).address, record.k, d.address, record.n)
+        opened.launch(*operands, *sizes, workspace.address)
+        opened.close()
+    assert session.errors == []
+    np.testing.assert_array_equal(d.download(), (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float16))
+
+
+def test_a_kernel_needs_the_shared_memory_that_the_card_has() -> None:
+    large, little = small(acc="f32", m=128, n=128, k=256, bm=128, bn=128, bk=64, stages=4), packed.RECORDS["whole"]
+    assert large.smem_bytes > 99 << 10 > little.smem_bytes
+    a40 = table(kernel(large), kernel(little)).on(CardFacts.of("NVIDIA A40", (8, 6), 84))
+    assert [each.runs for each in a40.kernels] == [False, True]
+    sizes = a40.kernels[0].sizes
+    packed_operands = Operands.packed("tn", sizes.n, sizes.k)
+    assert a40.kernels[0].use(sizes, packed_operands) is None
+    assert a40.choose(large.problem, packed_operands, "kernel").kernel != 0
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """A pack whose first kernel was measured as faster on an A100."""
+    measured = packed.table([packed.RECORDS["predicated"], packed.RECORDS["whole"]], {0: 2.0})
+    return pack.open_pack(packed.folder(measured, tmp_path_factory.mktemp("packs") / "a100"))
+
+
+A40 = CardFacts.of("NVIDIA A40", (8, 6), 84)
+ITS_ENVIRONMENT = A100.model_copy(
+    update={"id": "a40", "gpu": "", "name": A40.name, "capability": "8.6", "sms": 84, "max_sm_mhz": 1740}
+)
+
+
+def test_another_card_computes_by_torch_and_says_why(device: EmulatedDevice, opened: pack.Pack) -> None:
+    a, b, expected = drawn(device, (64, 64, 128))
+    with process(opened, Timed(device, None), "off") as own:
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert own.stats()["kernel"] == {NAMES["predicated"]: 1}, "measured as faster on this model"
+    with process(opened, Timed(device, None, A40), "off") as other:
+        with pytest.warns(UserWarning, match=r"NVIDIA A40 \(sm_86, 84 SMs\) has no pack of its own; kernels of a100's"):
+            assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        reason = "nothing was measured on this card; the kernels are a100's"
+        assert other.stats() == {"kernel": {}, "torch": {reason: 1}}
+        assert cudal2gen.operators.explain(a, b.t()) == f"torch: 64_64_128: {reason}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with cudal2gen.operators.prefer("kernel"):
+                assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert other.stats()["kernel"] == {NAMES["predicated"]: 1}
+
+
+def test_another_card_races_the_kernels_under_its_own_name(device: EmulatedDevice, opened: pack.Pack) -> None:
+    a, b, expected = drawn(device)
+    clock = Clock(device, {NAMES["predicated"]: 200.0}, 300.0)
+    clock.environment = ITS_ENVIRONMENT
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with process(opened, Timed(device, clock, A40)) as dispatcher:
+            assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+            assert dispatcher.stats()["kernel"] == {NAMES["predicated"]: 1}
+    assert {row.environment for row in measurements()} == {"a40"}
+    # What the A40 measured is nothing to the A100.
+    with process(opened, Timed(device, Clock(device, {}, 300.0)), "off") as own:
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+        assert own.stats()["kernel"] == {}
+
+
+def test_a_pack_of_its_own_comes_first_and_the_nearest_next(opened: pack.Pack) -> None:
+    facts = {model: replace(opened, facts=opened.facts | {"gpu": model}) for model in ("a100", "rtx3090", "h200")}
+    a100 = pack.serving(facts, card_of("a100"))
+    assert a100 is facts["a100"], "as it is, its measurements with it"
+    for card, model in ((A40, "rtx3090"), (CardFacts.of("NVIDIA A800", (8, 0), 108), "a100")):
+        served = pack.serving(facts, card)
+        assert served is not None
+        assert (served.gpu, served.card) == (model, card)
+        assert served.table.rows == []
+    # A pack for the right capability without a kernel for it serves nothing: these are sm_80's.
+    assert pack.serving(facts, CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114)) is None
+
+
+DRIVER = """
+#include <string.h>
+int cuInit(unsigned flags) { return flags; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+  strncpy(name, device ? "NVIDIA A40" : "NVIDIA A100-SXM4-80GB", size);
+  return 0;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  switch (attribute) {
+    case 75: *value = 8; return 0;
+    case 76: *value = device ? 6 : 0; return 0;
+    case 16: *value = device ? 84 : 108; return 0;
+    case 97: *value = device ? 99 << 10 : 163 << 10; return 0;
+  }
+  return 1;
+}
+"""
+
+
+def test_doctor_says_which_records_and_which_pack_serve_each_card(opened: pack.Pack, tmp_path: Path) -> None:
+    (tmp_path / "driver.c").write_text(DRIVER)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "driver.c"], check=True, timeout=300
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cudal2gen", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "CUDAL2GEN_PACK": str(opened.directory)},
+    )
+    assert json.loads(done.stdout)["gpu"] == {
+        "ok": True,
+        "detail": "NVIDIA A100-SXM4-80GB (sm_80, 108 SMs): records of a100, the pack of a100; "
+        "NVIDIA A40 (sm_86, 84 SMs): an unknown card, records of rtx3090, kernels of a100's pack, of which nothing was "
+        "measured on this card",
+    }

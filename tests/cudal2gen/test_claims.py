@@ -1,0 +1,270 @@
+"""Tiles that running clusters claim from a full grid: who computes them, which rules find faults of the protocol."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudal2gen.generation import compiler
+from cudal2gen.generation.compiler import Artifact
+from cudal2gen.kernel import Problem, Sm100Tcgen05, ceil_div
+from cudal2gen.kernel.launch import Batches
+from cudal2gen.launch.launcher import LaunchError, OpenKernel
+from cudal2gen.results import Case
+from cudal2gen.timing.model import estimate
+from cudal2gen.validator import Shape, emulated, own_shape, run_case
+from kernelproof import emulator
+from kernelproof.emulator.blackwell.cluster_launch import ClusterLaunches
+from kernelproof.emulator.hopper.mbarrier import MBarrier, MBarriers
+from kernelproof.emulator.machine.scheduler import Scheduler
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.queue import CtaQueue
+from tests.cudal2gen.paths import PATHS, tensor
+
+PAIR = PATHS["tensor claimed pair"]
+ALWAYS = "setp.eq.u32 p, 0, 0;"
+BEGUN = PAIR.smem_bytes - 16  # the mbarrier on which the first CTA's loading thread arrives with each item
+ARRIVAL = r"mbarrier\.arrive\.shared::cta\.b64 _, [^;]*;"  # this one alone
+BUILT_AHEAD = [PAIR]
+
+
+def executed(artifact: Artifact, library: Path, adverse: bool = False, shape: Shape | None = None) -> Case:
+    return run_case(PAIR, artifact, library, shape or own_shape(PAIR), "binary", adverse=adverse)[0]
+
+
+@pytest.fixture(scope="module")
+def artifact() -> Artifact:
+    return compiler.build([PAIR])[0]
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+def test_running_clusters_compute_all_tiles(artifact: Artifact, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulated device holds two pairs, which claim all tiles but their own; others start only where a request has
+    failed for no reason."""
+    answers: list[int | None] = []
+    cancel = CtaQueue.cancel
+
+    def counted(queue: CtaQueue) -> int | None:
+        answers.append(cancel(queue))
+        return answers[-1]
+
+    monkeypatch.setattr(CtaQueue, "cancel", counted)
+    shape = Shape(600, 320, 64)
+    clusters = ceil_div(shape.m, 2 * PAIR.bm) * ceil_div(shape.n, PAIR.bn)
+    assert executed(artifact, library, shape=shape).findings == ()
+    assert answers == [*range(4, 2 * clusters, 2), None, None]
+    answers.clear()
+    assert executed(artifact, library, adverse=True, shape=shape).findings == ()
+    assert 0 < sum(answer is not None for answer in answers) < clusters - 2
+
+
+def _near_request(text: str, pattern: str, by: str, behind: bool) -> str:
+    """The first match behind the request is replaced, or the last one before it."""
+    at = text.index("clusterlaunchcontrol.try_cancel")
+    if behind:
+        return text[:at] + re.sub(pattern, by, text[at:], count=1)
+    *_, last = re.finditer(pattern, text[:at])
+    return text[: last.start()] + by + text[last.end() :]
+
+
+def _request(text: str) -> str:
+    begin = text.index("clusterlaunchcontrol.try_cancel")
+    return text[begin : text.index(";", begin) + 1]
+
+
+def _counted_to_two(text: str) -> str:
+    """The mbarrier of items that are begun expects two arrivals."""
+    address = re.findall(rf"add\.s32\s+(%r\d+), %r\d+, {BEGUN};", text)[0]
+    return re.sub(rf"(mbarrier\.init\S+\s+\[{address}\], )%r\d+;", r"\g<1>2;", text)
+
+
+def _unthrottled(text: str) -> str:
+    """The claiming thread does not wait until the item before is begun."""
+    before, request, behind = text.partition("clusterlaunchcontrol.try_cancel")
+    *_, wait = re.finditer(r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", before)
+    return before[: wait.start()] + ALWAYS + before[wait.end() :] + request + behind
+
+
+FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
+    "the response is not awaited": (
+        lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", ALWAYS, behind=True),
+        "in-flight",
+    ),
+    "the slot is not awaited": (
+        lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;", ALWAYS, behind=False),
+        "shared-race",
+    ),
+    "an item is not awaited": (
+        lambda text: re.sub(r"mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;", ALWAYS, text, count=1),
+        "uninitialised-shared",
+    ),
+    "no proxy fence behind the response": (
+        lambda text: _near_request(text, r"fence\.proxy\.async\.shared::cta;", "", behind=True),
+        "proxy-fence",
+    ),
+    "items are released to their own CTA": (
+        lambda text: text.replace("mbarrier.arrive.release.cluster", "mbarrier.arrive.release.cta"),
+        "memory-scope",
+    ),
+    "items are not released": (
+        lambda text: text.replace("mbarrier.arrive.release.cluster", "mbarrier.arrive.relaxed.cluster"),
+        "shared-race",
+    ),
+    "items are acquired of their own CTA": (
+        lambda text: text.replace("parity.acquire.cluster", "parity.acquire.cta"),
+        "memory-scope",
+    ),
+    "items are not acquired": (
+        lambda text: text.replace("parity.acquire.cluster", "parity.relaxed.cluster"),
+        "memory-scope",
+    ),
+    "one reader is not counted": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>10;", text), "shared-race"),
+    "one reader too many": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>12;", text), "deadlock"),
+    "no arrival when an item is begun": (lambda text: re.sub(ARRIVAL, "", text), "deadlock"),
+    "two arrivals when an item is begun": (lambda text: re.sub(f"({ARRIVAL})", r"\1 \1", text), "deadlock"),
+    "an item counts as begun with the second arrival": (_counted_to_two, "deadlock"),
+    "every response counts as a claim": (
+        lambda text: re.sub(r"clusterlaunchcontrol\.query_cancel\.is_canceled[^;]*;", ALWAYS, text),
+        "cluster-launch-control",
+    ),
+    "the CTA of a failed claim is read": (
+        lambda text: text.replace("@p clusterlaunchcontrol", "clusterlaunchcontrol"),
+        "cluster-launch-control",
+    ),
+    "more is asked behind a failure": (
+        lambda text: _near_request(
+            _unthrottled(text), r"(setp\.gt\.s32\s+%p\d+, %r\d+, )-1;", r"\g<1>-2;", behind=True
+        ),
+        "cluster-launch-control",
+    ),
+    "an exit while a request is pending": (
+        lambda text: _near_request(
+            text, r"(setp\.gt\.s32\s+%p\d+, %r\d+, -1;\s+@%p\d+ bra\s+\S+;)", rf"\1 {_request(text)}", True
+        ),
+        "in-flight",
+    ),
+}
+
+
+def edited(artifact: Artifact, edit: Callable[[str], str], directory: Path) -> Artifact:
+    """A copy of a kernel with another PTX text."""
+    shutil.copytree(artifact.directory, directory / artifact.digest)
+    faulty = Artifact(directory / artifact.digest, artifact.ptxas)
+    text = artifact.ptx.read_text()
+    assert edit(text) != text
+    faulty.ptx.write_text(edit(text))
+    return faulty
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, library: Path, tmp_path: Path) -> None:
+    edit, rule = FAULTS[fault]
+    faulty = edited(artifact, edit, tmp_path)
+    findings = [finding for adverse in (False, True) for finding in executed(faulty, library, adverse).findings]
+    assert any(finding.startswith(rule) for finding in findings), findings
+
+
+def _claims_first(scheduler: Scheduler) -> tuple[int, Array]:
+    """Threads that claim run whenever they can, that of the first cluster before the other, as if loads were slow."""
+    claiming = np.arange(scheduler.batch.size) % (PAIR.cluster_ctas * PAIR.threads) // 32 == 3
+    able = {block: np.flatnonzero(mask & claiming) for block, mask in scheduler.pend.items()}
+    lane, block = min(((int(lanes[0]), block) for block, lanes in able.items() if lanes.size), default=(-1, min(able)))
+    mask = scheduler.pend.pop(block)
+    if lane < 0:
+        return block, mask
+    chosen = mask & (np.arange(scheduler.batch.size) // 32 == lane // 32)
+    if (mask & ~chosen).any():
+        scheduler.pend[block] = mask & ~chosen
+    return block, chosen
+
+
+def test_a_cluster_holds_one_tile_that_it_has_not_begun(
+    artifact: Artifact, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four tiles, two waves of the device's two clusters, of which the first asks as early as it can. Without its wait,
+    on which no result depends, it takes both tiles of the second wave before it has begun its own."""
+    changes: tuple[list[int], list[int]] = [], []  # by cluster: tiles that it claims, less those that it begins
+    cancel, respond, count_down = CtaQueue.cancel, ClusterLaunches._respond, MBarriers._count_down
+    granted: list[bool] = []
+
+    def noted_cancel(queue: CtaQueue) -> int | None:
+        first = cancel(queue)
+        granted.append(first is not None)
+        return first
+
+    def noted_response(launches: ClusterLaunches, row: int, *rest: Any) -> None:
+        if granted[-1]:
+            changes[row // PAIR.cluster_ctas].append(1)
+        respond(launches, row, *rest)
+
+    def noted_arrival(barriers: MBarriers, bar: MBarrier, *rest: Any) -> None:
+        if bar.offset == BEGUN:
+            changes[bar.row // PAIR.cluster_ctas].append(-1)
+        count_down(barriers, bar, *rest)
+
+    monkeypatch.setattr(CtaQueue, "cancel", noted_cancel)
+    monkeypatch.setattr(ClusterLaunches, "_respond", noted_response)
+    monkeypatch.setattr(MBarriers, "_count_down", noted_arrival)
+    monkeypatch.setattr(Scheduler, "_first_block", _claims_first)
+    shape = Shape(4 * 2 * PAIR.bm, PAIR.bn, 512)
+    unthrottled = edited(artifact, _unthrottled, tmp_path)
+    for kernel, tiles, not_begun in ((artifact, [2, 2], [1, 1]), (unthrottled, [3, 1], [3, 1])):
+        for each in changes:
+            each.clear()
+        assert executed(kernel, library, shape=shape).findings == ()
+        assert [each.count(-1) for each in changes] == tiles
+        assert [max(accumulate(each, initial=1)) for each in changes] == not_begun
+
+
+def test_a_grid_of_more_ctas_than_fit_along_x_is_refused(artifact: Artifact, library: Path, tmp_path: Path) -> None:
+    """A cluster for each tile: CTAs beyond the matrix count too. The facts of a launch decide: the pair's serve, edited
+    to take batches."""
+    directory = tmp_path / artifact.digest
+    shutil.copytree(artifact.directory, directory)
+    with (directory / "kernel.launch").open("a") as facts:
+        facts.write("\nbatch=strided\n")
+    with (
+        emulator.session(device=emulated.device_of(PAIR)) as session,
+        OpenKernel(library, directory, PAIR.launch_options, emulator.runtime_path()) as kernel,
+        pytest.raises(LaunchError, match="2147483648 CTAs in clusters of 2, more than a grid has"),
+    ):
+        kernel.launch(1 << 20, 64, 1 << 21, 64, 1 << 22, 64, 32, 32, 64, batches=Batches(2**30, 0, 0, 64 * 32))
+    assert session.launches == []
+
+
+def test_claims_are_proposed_where_tiles_wait() -> None:
+    """Where not all tiles run at once; and the model prefers neither scheduler."""
+
+    def schedulers(m: int, n: int) -> set[Any]:
+        problem = Problem(gpu="b200", acc="f32", layout="tn", m=m, n=n, k=4096)
+        return {fields.get("scheduler", "static") for fields in Sm100Tcgen05.candidates(problem)}
+
+    assert schedulers(8192, 8192) == {"static", "clc"}
+    assert schedulers(128, 32) == {"static"}
+    sizes: dict[str, Any] = {"m": 8192, "n": 8192, "k": 4096, "bn": 256, "stages": 4}
+    assert estimate(tensor(**sizes)) == estimate(tensor(**sizes, scheduler="clc"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "remarks"),
+    [
+        ({"m": 600}, ["scheduler=clc: 25 tiles run at once on b200, so none is claimed"]),
+        ({"m": 8192, "n": 8192}, []),
+        ({"m": 600, "batch": "strided"}, []),
+    ],
+)
+def test_claims_that_find_nothing_are_remarked(changes: dict[str, Any], remarks: list[str]) -> None:
+    """Of batches nobody knows how many tiles there are."""
+    assert tensor(**changes, scheduler="clc").remarks == remarks
+    assert tensor(**changes).remarks == []

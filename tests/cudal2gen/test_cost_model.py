@@ -1,0 +1,370 @@
+"""The cost model, its climbing, and recordings: what is learned, what is held out, what a replay may propose."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cudal2gen import results
+from cudal2gen.kernel import FAMILIES, IllegalRecord, Problem, parse, space
+from cudal2gen.timing import model
+from cudal2gen.timing.recordings import autoheuristic, tile
+from cudal2gen.timing.recordings.autoheuristic import Recording, Sizes, Tile
+from cudal2gen.tuner import benchmark, campaign, cost_model, executor, race, ranking, recorded, regression, training
+from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder, neighbours
+from cudal2gen.tuner.cost_model import CostModel
+from cudal2gen.tuner.environment import Model, Replay
+from cudal2gen.tuner.facts import facts
+from cudal2gen.tuner.proposal import Question
+from cudal2gen.tuner.proposers import Nearest, Random
+from cudal2gen.tuner.regression import Samples
+from kernelproof.ground.errors import WrongInput
+from tests.cudal2gen.test_evidence import SHAPES, TILES, recording_file
+
+SMALL = Problem(gpu="a100", acc="f16", layout="tn", m=512, n=1024, k=512)
+
+
+def problem_of(sizes: Sizes | tuple[int, int, int], gpu: str = "a100") -> Problem:
+    m, n, k = sizes
+    return Problem(gpu=gpu, acc="f32", layout="nn", m=m, n=n, k=k)
+
+
+def recordings(deep_is_fast: bool = False, gpu: str = "a100") -> dict[Problem, Recording]:
+    """Twelve problems whose times are the timing model's, but for what it cannot know: the effect of bk."""
+    sample = {}
+    for sizes in SHAPES:
+        problem = problem_of(sizes, gpu)
+        times = {}
+        for own in TILES:
+            factor = 0.5 if (own.bk == 64) == deep_is_fast else 1.0
+            times[own] = factor * model.estimate_kernel(tile.record_of(problem, own).modelled).us
+        sample[problem] = Recording(Sizes(*sizes), times, 10.0)
+    return sample
+
+
+def trained(some: dict[Problem, Recording]) -> CostModel:
+    return cost_model.train(list(recorded.timed(some.items()).values()), members=3, epochs=60)
+
+
+# Recordings
+
+
+def test_rows_keep_the_layout_of_b_and_a_by_columns_is_left_out(tmp_path: Path) -> None:
+    recording_file(tmp_path / "a100.txt", lambda sizes, own: 10.0 * own.bm)
+    loaded = autoheuristic.problems([tmp_path])
+    assert set(loaded) == {problem_of(sizes) for sizes in SHAPES}
+    text = (tmp_path / "a100.txt").read_text()
+    (tmp_path / "a100.txt").write_text(
+        text.replace(
+            "256,512,1024,torch.float16,torch.float16,512,1,1024,1",
+            "256,512,1024,torch.float16,torch.float16,512,1,1,512",
+        ).replace("1024,768,1024,torch.float16,torch.float16,768,1", "1024,768,1024,torch.float16,torch.float16,1,1024")
+    )
+    changed = autoheuristic.problems([tmp_path / "a100.txt"])
+    assert set(loaded) - set(changed) == {problem_of((256, 1024, 512)), problem_of((1024, 1024, 768))}
+    (transposed,) = set(changed) - set(loaded)
+    assert (transposed.layout, transposed.mnk) == ("tn", "256_1024_512")
+
+
+def test_a_recorded_tile_is_a_record_that_nothing_proposes() -> None:
+    tile.register()
+    problem = problem_of(SHAPES[0])
+    record = tile.record_of(problem, Tile(64, 64, 32, 4, 4))
+    assert parse(record.model_dump(mode="json")) == record
+    assert tile.kernel_of(record) == record.modelled
+    assert not any(candidate.family == "triton_tile" for candidate in space.candidates(problem, 50).records)
+    assert "triton_tile" in FAMILIES
+
+
+def test_a_replay_has_what_was_recorded_and_refuses_the_rest() -> None:
+    problem, recording = next(iter(recordings().items()))
+    replay = Replay(recorded.as_trials(problem, recording))
+    candidates = replay.candidates(problem)
+    assert {record.configuration for record in candidates.records} == set(TILES)  # type: ignore[attr-defined]
+    assert replay.least_us(problem) == pytest.approx(min(recording.tiles.values()))
+    unrecorded = tile.record_of(problem, Tile(256, 16, 16, 2, 8))
+    assert "was not recorded for" in candidates.refusal(unrecorded)
+    adopted = space.adopt(unrecorded, candidates, "nearest")
+    assert candidates.refusal(adopted) == ""
+    contest = race.Race(candidates, None)
+    proposals = [Random(0), Nearest([unrecorded.at(problem_of(SHAPES[3]))])]
+    for proposer in proposals:
+        race.run(contest, proposer, executor.InProcess(replay), lambda _: None, race.Settings(64, prune=None))
+        contest.stop_reason = ""
+    assert not contest.failures
+    assert {trial.environment for trial in contest.trials} == {"replay"}
+    with pytest.raises(IllegalRecord, match="no trial is recorded on A100, recorded by AutoHeuristic"):
+        replay.candidates(problem_of((8, 8, 8)))
+
+
+def test_an_unrecorded_proposal_is_a_failed_trial_not_the_end() -> None:
+    from cudal2gen.tuner.proposal import legal_proposal
+    from tests.cudal2gen.test_tuner import Scripted
+
+    problem, recording = next(iter(recordings().items()))
+    replay = Replay(recorded.as_trials(problem, recording))
+    stranger = legal_proposal("scripted", tile.record_of(problem, Tile(256, 16, 16, 2, 8)))
+    contest = race.Race(replay.candidates(problem), None)
+    race.run(contest, Scripted([stranger]), executor.InProcess(replay), lambda _: None, race.Settings(8, prune=None))
+    assert contest.failures == {"illegal": 1}
+    assert "was not recorded for" in contest.trials[0].reason
+
+
+def test_files_of_trials_and_of_recordings_are_read_alike(tmp_path: Path) -> None:
+    recording_file(tmp_path / "a100.txt", lambda sizes, own: 10.0 * own.bm)
+    own = Model(seed=1).evaluate(SMALL, space.candidates(SMALL).records[:3])
+    results.append(own, tmp_path / "trials.jsonl")
+    both = recorded.trials([tmp_path, tmp_path / "trials.jsonl"])
+    assert len(both) == len(SHAPES) * len(TILES) + 3
+    assert recorded.trials([tmp_path / "trials.jsonl"], lambda problem: problem.acc == "f16") == own
+    with pytest.raises(WrongInput, match="no recorded trial of the chosen GPU"):
+        recorded.trials([tmp_path], lambda problem: problem.gpu == "h200")
+    with pytest.raises(WrongInput, match="no such file or folder"):
+        recorded.trials([tmp_path / "absent"])
+
+
+def test_a_campaign_over_recordings_counts_what_it_misses(tmp_path: Path) -> None:
+    sample = recordings()
+    replay = Replay([trial for item in list(sample.items())[:3] for trial in recorded.as_trials(*item)])
+    plan = campaign.Plan(
+        replay.problems, lambda _: None, lambda _: Random(0), tmp_path / "t.jsonl", "r",
+        race.Settings(64, prune=None), find_candidates=replay.candidates,
+    )  # fmt: skip
+    standing = campaign.run(plan, executor.InProcess(replay))
+    assert campaign.replayed(standing, replay.least_us).endswith(
+        "0.00% slower than the best recorded ones on average, 3 of 3 problems' best was found"
+    )
+
+
+# The regression and the cost model
+
+
+def test_networks_learn_an_order_and_ignore_a_problems_own_scale() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(0, 1, (600, 3)).astype(np.float32)
+    problem = np.repeat(np.arange(30), 20)
+    target = np.sin(inputs[:, 0]) + 0.5 * inputs[:, 1]
+    scales = rng.normal(0, 10, 30)[problem]
+    samples = Samples(inputs, (target + scales).astype(np.float32), np.ones(600, np.float32), problem)
+    ensemble = regression.fit(samples, members=2, epochs=80, seed=1)
+    fresh = rng.normal(0, 1, (200, 3)).astype(np.float32)
+    expected = np.sin(fresh[:, 0]) + 0.5 * fresh[:, 1]
+    for member in ensemble.predict(fresh):
+        assert np.corrcoef(member, expected)[0, 1] > 0.98
+
+
+def test_gradients_are_those_of_differences() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(0, 1, (8, 3)).astype(np.float32)
+    arrays = {name: array.astype(np.float64) for name, array in regression._start(inputs, 2, 4, rng).items()}
+    ensemble = regression.Ensemble(arrays)  # type: ignore[arg-type]
+    error = rng.normal(0, 1, (2, 8))
+    _, hidden = ensemble._forward(inputs[None])
+    for name, gradient in ensemble.gradients(inputs[None], error, hidden).items():  # type: ignore[arg-type]
+        place = tuple(np.array(arrays[name].shape) - 1)
+        before = arrays[name][place]
+        values = []
+        for step in (1e-5, -1e-5):
+            arrays[name][place] = before + step
+            values.append(float((error * ensemble._forward(inputs[None])[0]).sum()))
+        arrays[name][place] = before
+        total = np.broadcast_to(gradient, arrays[name].shape)[place]
+        assert total == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-4), name
+
+
+def test_networks_trained_side_by_side_are_those_trained_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    inputs, problem = rng.normal(0, 1, (600, 3)).astype(np.float32), np.repeat(np.arange(30), 20)
+    samples = Samples(inputs, np.sin(inputs[:, 0]), np.ones(600, np.float32), problem)
+    ensembles = []
+    for least in (1 << 40, 0):
+        monkeypatch.setattr(regression, "WORTH_PROCESSES", least)
+        ensembles.append(regression.fit(samples, members=3, epochs=4, seed=1))
+    in_turn, side_by_side = (ensemble.arrays for ensemble in ensembles)
+    assert all(np.array_equal(in_turn[name], side_by_side[name]) for name in in_turn)
+    assert not np.array_equal(in_turn["w1"][0], in_turn["w1"][1])
+
+
+@pytest.mark.parametrize("rows", [5, regression.ROWS, 3 * regression.ROWS + 7])
+def test_products_in_parts_are_products(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    shared, own, matrices = (rng.normal(0, 1, shape) for shape in ((1, rows, 7), (3, rows, 7), (3, 7, 4)))
+    for values in (shared, own):
+        product = regression.product(values, matrices)  # type: ignore[arg-type]
+        np.testing.assert_allclose(product, values @ matrices, rtol=1e-12)
+        expected = values.transpose(0, 2, 1) @ product
+        np.testing.assert_allclose(regression.inner(values, product), expected, rtol=1e-12)  # type: ignore[arg-type]
+    assert regression.ROWS * regression.HIDDEN**2 <= 1 << 18, "from there on OpenBLAS wakes other cores"
+
+
+def test_what_the_timing_model_misses_is_learned_for_other_problems() -> None:
+    sample = recordings()
+    apart = dict(list(sample.items())[-3:])
+    learned = trained(dict(list(sample.items())[:-3]))
+    for problem, recording in apart.items():
+        records = [tile.record_of(problem, own) for own in recording.tiles]
+        us = list(recording.tiles.values())
+        chosen = us[int(np.argmin(learned.times(records)))]
+        assert chosen / min(us) - 1 < 0.05
+        assert us[int(np.argmin(benchmark.timing_model(records)))] / min(us) - 1 > 0.3, "the estimate alone is wrong"
+
+
+def test_trials_of_the_problem_correct_the_model_nearby_and_make_it_sure() -> None:
+    learned = trained(recordings())
+    problem = problem_of(SHAPES[0])
+    records = [tile.record_of(problem, own) for own in TILES]
+    inputs = learned.inputs(facts(records))
+    members = learned.prior(inputs)
+    prior_mean = members.mean(0)
+    # A ratio to an incumbent: far from microseconds, which must not matter.
+    log_cost = prior_mean[:4].astype(np.float64) - 7.0 + np.array([0.3, 0.0, 0.0, 0.0])
+    some = cost_model.Inputs(*(part[:4] for part in inputs))
+    mean, deviation = learned.posterior(some, log_cost, noise=1e-3).predict(inputs, members)
+    assert mean[:4] == pytest.approx(log_cost, abs=0.02)
+    assert (mean[4:] - prior_mean[4:]).mean() == pytest.approx(-7.0, abs=0.2)
+    assert deviation[:4].max() < 0.3 * deviation[8:].min()
+
+
+def test_a_stored_model_answers_as_before(tmp_path: Path) -> None:
+    learned = trained(recordings())
+    path = tmp_path / "m.npz"
+    learned.save(path)
+    records = [tile.record_of(problem_of(SHAPES[0]), own) for own in TILES]
+    again = cost_model.load(path)
+    assert again.times(records) == pytest.approx(learned.times(records), rel=0.02)
+    assert (again.spread, again.length) == (learned.spread, learned.length)
+    path.write_bytes(b"PK broken")
+    with pytest.raises(WrongInput, match="holds no cost model"):
+        cost_model.load(path)
+
+
+def test_the_shipped_model_is_small_and_orders_candidates_of_its_own_families() -> None:
+    assert cost_model.SHIPPED.stat().st_size < 300_000
+    shipped = cost_model.load()
+    records = space.candidates(SMALL, 60).records
+    times = np.array(shipped.times(records))
+    estimates = np.array([model.estimate(record).us for record in records])
+    assert np.corrcoef(np.log(times), np.log(estimates))[0, 1] > 0.9, "without measurements the timing model decides"
+    assert shipped.spread >= cost_model.SPREAD
+
+
+def test_a_pooled_model_has_the_timing_model_where_nothing_was_measured() -> None:
+    sizes = [(512, 512, 512), (1024, 1024, 1024)]
+    alone = training.timing_model_alone(sizes)
+    assert {(item.records[0].gpu, item.records[0].acc) for item in alone} == set(training.PRIOR_TARGETS)
+    assert alone[0].us[0] == model.estimate(alone[0].records[0]).us
+
+
+# Proposers
+
+
+def environment_search(proposer: object, evaluations: int) -> float:
+    environment, candidates = Model(seed=1), space.candidates(SMALL, 150)
+    noisy, true = benchmark.search(environment, proposer, candidates, evaluations, 8)  # type: ignore[arg-type]
+    assert len(noisy) == evaluations
+    least = float(environment.true_us(candidates.records).min())
+    return benchmark.selected_us(noisy, true)[-1] / least - 1
+
+
+def test_the_cost_model_searches_better_than_what_it_starts_from() -> None:
+    environment, rng = Model(seed=1), random.Random(0)
+    problems = [SMALL.model_copy(update={"n": n, "m": m}) for n in (512, 2048, 4096) for m in (256, 1024)]
+    timed = benchmark.record_trials(environment, problems, 48, 0)
+    learned = cost_model.train(timed, members=3)
+    pool = [rng.choice(list(item.records)) for item in timed]
+    informed = environment_search(CostModelProposer(learned, pool), 4)
+    assert informed < np.mean([environment_search(Random(seed), 4) for seed in range(4)]) - 0.05
+
+
+def test_the_first_answer_has_the_models_best_and_the_nearest_record() -> None:
+    learned = trained(recordings())
+    problem = problem_of(SHAPES[0])
+    replay = Replay(recorded.as_trials(problem, recordings()[problem]))
+    near = tile.record_of(problem_of(SHAPES[1]), TILES[0])
+    proposer = CostModelProposer(learned, [near])
+    first, second = proposer.propose(Question(replay.candidates(problem)), 8)
+    candidates = replay.candidates(problem).records
+    assert first.record is not None
+    assert first.record.kernel_key == candidates[int(np.argmin(learned.times(candidates)))].kernel_key
+    assert second.record is not None
+    assert second.record.configuration == TILES[0]  # type: ignore[attr-defined]
+
+
+def test_climbing_takes_neighbours_of_the_best() -> None:
+    candidates = space.candidates(SMALL, 150)
+    start = ModelOrder("timing model", benchmark.timing_model)
+    first = start.propose(Question(candidates), 3)
+    estimates = benchmark.timing_model(candidates.records)
+    assert first[0].record is not None
+    assert benchmark.timing_model([first[0].record])[0] == pytest.approx(min(estimates))
+    environment = Model(seed=1)
+    records = [item.record for item in first if item.record]
+    trials = environment.evaluate(SMALL, [*records, candidates.records[7]])
+    keys = frozenset(record.kernel_key for record in [*records, candidates.records[7]])
+    request = Question(candidates, tuple(trials), None, keys)
+    around = {repr(place) for place in neighbours(candidates, request.ranked[0].record)}
+    assert around
+    proposals = HillClimbing(start, "climbing").propose(request, 8)
+    assert len(proposals) == 2
+    assert all(item.record and item.record.kernel_key not in keys for item in proposals)
+
+
+# The comparison on recordings
+
+
+def test_sizes_are_held_out_whole_over_gpus_and_what_learns_never_has_them() -> None:
+    both = recordings() | recordings(gpu="h100")
+    settings = ranking.Settings(folds=4, seeds=1)
+    held_out: list[Problem] = []
+    for fold in ranking.folds(both, settings, lambda _: None):
+        sizes = {(problem.m, problem.n, problem.k) for problem in fold.held_out}
+        assert not sizes & {(problem.m, problem.n, problem.k) for problem in fold.trained}
+        assert not sizes & {(record.m, record.n, record.k) for own in fold.best.values() for record in own}
+        held_out += fold.held_out
+    assert sorted(problem.key for problem in held_out) == sorted(problem.key for problem in both)
+
+
+def test_the_table_of_recordings_has_regrets_by_hand_and_says_what_is_missed() -> None:
+    sample = recordings()
+    settings = ranking.Settings(folds=3, seeds=1, searched=3)
+    ranked, searched = ranking.compare(sample, settings)
+    by_name = {row.name: row for row in ranked}
+    expected = [
+        list(recording.tiles.values())[
+            int(np.argmin(benchmark.timing_model([tile.record_of(problem, own) for own in recording.tiles])))
+        ]
+        / min(recording.tiles.values())
+        - 1
+        for problem, recording in sample.items()
+    ]
+    assert by_name["timing model"].regret[0] == pytest.approx(np.mean(expected))
+    assert by_name["cost model"].regret[0] < 0.5 * by_name["timing model"].regret[0]
+    assert {row.name for row in searched} >= {"nearest + hill climbing", "cost model", "portfolio", "random"}
+    assert all(row.regret[-1] <= row.regret[0] for row in searched)
+    text = ranking.markdown(ranked, searched, settings)
+    assert text.index("Ranking") < text.index("Search")
+    missed = by_name["cost model"]._replace(regret=(0.016, 0.0))
+    assert ranking.claims([missed]) == ["a100: the cost model's top-1 regret is 1.60%, target 1.5%: MISSED."]
+
+
+def test_intervals_cover_environments_and_problems() -> None:
+    regrets = np.zeros((2, 3, 1))
+    regrets[1] = 0.1  # all of the difference lies between environments
+    means, ((low, high),) = benchmark.interval(regrets)
+    assert means == pytest.approx((0.05,))
+    assert (low, high) == pytest.approx((0.0, 0.1))
+
+
+FROZEN_US = {(4096, 4096, 4096): 2179.3162318840577, (64, 4096, 256): 7.4855072463768115}
+
+
+def test_the_environments_model_is_frozen() -> None:
+    """Its times are those of 2026-11-22, whatever the timing model says today."""
+    for (m, n, k), us in FROZEN_US.items():
+        record = space.candidates(SMALL.model_copy(update={"m": m, "n": n, "k": k})).records[0]
+        assert model.frozen_us(record) == pytest.approx(us, rel=1e-9)
+        assert not math.isclose(model.estimate(record).us, us, rel_tol=1e-3)

@@ -1,0 +1,252 @@
+"""Texts from elsewhere: what they may not have, their records, and how they are compiled."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import create_model
+
+from cudal2gen import places, validator
+from cudal2gen.generation import catalog, compiler
+from cudal2gen.generation.renderer import render
+from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, device_text, parse, revise
+from kernelproof.ground.errors import WrongInput
+from tests.cudal2gen import device_texts
+from tests.cudal2gen.device_texts import LAUNCH, PROBLEM, gemm
+from tests.cudal2gen.test_kernel import spelled
+
+
+@pytest.fixture(autouse=True)
+def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's folder, and a catalog without records."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "catalog" / "kernels.jsonl"))
+    catalog.save([], tmp_path / "catalog" / "kernels.jsonl")
+
+
+REFUSED = {
+    '#include "/etc/passwd"': "include headers",
+    "#include </etc/passwd>": "include headers",
+    '#include "../../canary"': "include headers",
+    "#include <cute/../../canary>": "include headers",
+    "#define FILE <cuda_fp16.h>\n#include FILE": "include headers",
+    '/* */ #include "canary"': "include headers",
+    '/*\n*/#include "canary"': "include headers",
+    '#inclu\\\nde "canary"': "include headers",
+    '#inclu\\ \nde "canary"': "include headers",
+    '%:include "canary"': "digraphs",
+    '??=include "canary"': "digraphs",
+    '#import "canary"': "of directives only",
+    '#include_next "canary"': "of directives only",
+    '#embed "canary"': "of directives only",
+    '#define CUDA_STD_HEADER(name) "canary"\n#include <cute/config.hpp>': "includes come before",
+    "#undef CUDA_STD_HEADER\n#include <cute/config.hpp>": "includes come before",
+    "#line 1": "of directives only",
+    '#pragma GCC dependency "/etc/passwd"': "of pragmas only",
+    '_Pragma("GCC poison float")': "_Pragma",
+    '#if __has_include("/etc/passwd")\n#endif': "__has_include",
+    "#if _CCCL_HAS_INCLUDE(</etc/passwd>)\n#endif": "__has_include",
+    "#define PASTE(a, b) a##b": "## joins",
+    "const char* where = __FILE__;": "file and time",
+    "const char* day = __DATE__;": "file and time",
+    'const char* raw = R"(text)";': "raw strings",
+    "'\n#if 0": "does not end",
+    '/* open\n#include "canary"': "does not end",
+    "int many = 1'000;": "does not end",
+    "int many = 1'000'000;": "digit separators",
+    'asm(".incbin \\"/etc/passwd\\"");': "assembly that includes",
+    "int zero\0;": "is not allowed",
+    'import "canary";': "modules",
+    '__device__ void f() { printf("%d", 1); }': "runtime",
+    "x" * 5000: "longer than",
+}
+
+
+@pytest.mark.parametrize("attack", REFUSED)
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_what_reaches_beyond_the_text_is_refused(attack: str, place: str) -> None:
+    text = f"{attack}\n{gemm()}" if place == "first" else f"{gemm()}\n{attack}\n"
+    assert REFUSED[attack] in "; ".join(device_text.refusals(device_text.normal(text)))
+
+
+@pytest.mark.parametrize("text", ["/*" + "\n" * 100_000 + "*/", "/*\n" * 40_000, " " * 120_000 + "x"])
+def test_a_text_is_looked_at_in_one_pass(text: str) -> None:
+    start = time.process_time()
+    device_text.refusals(text)
+    device_text.normal(text)
+    assert time.process_time() - start < 3
+
+
+def test_proper_texts_are_not_refused() -> None:
+    """Those of the catalog's own kernels, and what looks like an attack within comments and strings."""
+    assert device_text.refusals(gemm()) == []
+    words = """// #include "canary", it's 1'000
+/* #import, " */
+#pragma unroll 4
+#include <mma.h>
+"""
+    assert device_text.refusals(f"{words}{gemm()}#define QUOTE '\"'\n") == []
+    for record in {
+        record.family: record for record in catalog.load(places.shipped("configs") / "kernels.jsonl")
+    }.values():
+        assert device_text.refusals(device_text.normal(render(record))) == []
+
+
+def test_a_record_is_read_back_and_renders_its_text() -> None:
+    record = device_texts.record(gemm())
+    assert parse(catalog.dump(record)) == record
+    assert render(record).endswith(f"#define gemm {record.name}\n\n{gemm()}")
+    assert f"//   entry={record.name}\n" in render(record)
+
+
+@pytest.mark.parametrize("change", [{"bm": 32}, {"block": 64}, {"text": "0" * 32}, {"bk": 32}, {"padding": "none"}])
+def test_text_and_launch_change_together_only(change: dict[str, object]) -> None:
+    with pytest.raises(IllegalRecord, match="were sealed with other values"):
+        revise(device_texts.record(gemm()), **change)
+
+
+@pytest.mark.parametrize("change", [{"layout": "nn"}, {"acc": "f16"}, {"ab": "bf16"}, {"gpu": "h200"}])
+def test_a_text_serves_its_own_operation(change: dict[str, str]) -> None:
+    with pytest.raises(IllegalRecord, match="the text is not for"):
+        revise(device_texts.record(gemm()), **change)
+    assert revise(device_texts.record(gemm()), m=1000, n=7, k=8).name == device_texts.record(gemm()).name
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ({"call": "grid raster=plain"}, "must begin with one of tiles, cluster, tma"),
+        ({"call": "tiles raster=zsplit"}, "raster zsplit needs options swizzle_stride"),
+        ({"call": "tiles raster=plain threads=64"}, "threads: the record has fields for these"),
+        ({"call": "tiles"}, "raster: field required"),
+        ({"call": "cluster reduce=none steps=4", "padding": "none"}, "has neither clusters nor TMA"),
+        ({"options": "raster_group=8"}, "the convention tiles has swizzle_stride=NUMBER"),
+        ({"padding": "none", "bm": 48}, "does not divide m=64"),
+        ({"dynamic_smem": 200000}, "bytes of shared memory exceed"),
+        ({"baked": 32}, "is compiled in, the problem has k=64"),
+        ({"entry": "Gemm"}, "should match pattern"),
+        ({"split_k": 8}, "exceeds the 4 k-steps"),
+    ],
+)
+def test_a_launch_that_cannot_be_is_refused(launch: dict[str, object], message: str) -> None:
+    with pytest.raises(IllegalRecord, match=message):
+        device_texts.record(gemm(), **launch)
+
+
+def test_a_text_that_is_absent_or_changed_says_so() -> None:
+    record = device_texts.record(gemm())
+    (path,) = (places.user_data() / "sources").iterdir()
+    path.write_text(gemm().replace("16", "17"))
+    with pytest.raises(WrongInput, match="the file was changed"):
+        render(record)
+    path.unlink()
+    with pytest.raises(WrongInput, match=f"no text {path.name} in .*; copy it"):
+        render(record)
+
+
+def test_a_stored_text_is_looked_at_again() -> None:
+    text = f'#include "/etc/passwd"\n{gemm()}'
+    with pytest.raises(WrongInput, match="include headers"):
+        render(device_texts.record(text))
+
+
+def test_the_catalog_takes_the_text_along(tmp_path: Path) -> None:
+    record = device_texts.record(gemm())
+    catalog.put(record)
+    shutil.rmtree(places.user_data())
+    (path,) = (tmp_path / "catalog" / "sources").iterdir()
+    assert (path.name, path.read_text()) == (f"{device_text.digest(gemm())}.cu", gemm())
+    assert catalog.find(PROBLEM).record == record
+    served = catalog.find(PROBLEM.revised(m=1000, n=40, k=72)).record
+    assert (served.name, served.mnk) == (record.name, "1000_40_72")
+
+
+def test_a_text_is_built_and_judged_like_any_other() -> None:
+    record = device_texts.record(gemm())
+    (artifact,) = compiler.build([record])
+    verdict = validator.emulated.validate(record, artifact, compiler.launcher())
+    assert verdict.passed, verdict.findings
+    assert verdict.counters["mma_per_k_tile"] == 2
+
+
+def test_a_later_field_is_silent_while_it_is_neutral(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = device_texts.record(gemm())
+    later = create_model("Later", __base__=type(record), colour=(str | None, None))
+    monkeypatch.setitem(FAMILIES, record.family, later)
+    neutral = parse(catalog.dump(record))
+    assert spelled(neutral) == spelled(record)
+    assert all(new != old for new, old in zip(spelled(revise(neutral, colour="red")), spelled(record), strict=True))
+
+
+def test_macros_of_a_text_reach_no_other_kernel(tmp_path: Path) -> None:
+    """Nor its text: each is compiled alone, whoever stands beside it in a build."""
+    macros = "#define float double\n#define __float2half_rn __double2half\n"
+    poison = device_texts.record(gemm(("constexpr int kTile", f"{macros}constexpr int kTile")))
+    records: list[Record] = [poison, device_texts.record(gemm())]
+    together = compiler.attempt(records, build_dir=tmp_path / "both", jobs=1)
+    alone = compiler.attempt(records[1:], build_dir=tmp_path / "one", jobs=1)
+    assert isinstance(together[1], compiler.Artifact)
+    assert isinstance(alone[0], compiler.Artifact)
+    assert together[1].cubin.read_bytes() == alone[0].cubin.read_bytes()
+
+
+BOMBS = {
+    "macros": "#define A0 x x x x x x x x x x\n"
+    + "".join(f"#define A{i} {' '.join([f'A{i - 1}'] * 10)}\n" for i in range(1, 10))
+    + "__device__ int bomb() { return A9; }\n",
+    "templates": """template <int n, int m> struct G {
+  using L = typename G<n - 1, 2 * m>::L;
+  using R = typename G<n - 1, 2 * m + 1>::L;
+};
+template <int m> struct G<0, m> { using L = int; };
+__device__ G<30, 1>::L bomb;
+""",
+    "constants": """constexpr long f(long n) {
+  long s = 0;
+  for (long i = 0; i < n; ++i)
+    for (long j = 0; j < n; ++j) s += i ^ j;
+  return s;
+}
+__device__ long bomb = f(1l << 40);
+""",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_compiler_ends_within_its_limits(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        compiler, "TEXT_LIMITS", "ulimit -c 0 && ulimit -t 3 && ulimit -v 4194304 && ulimit -f 65536 &&"
+    )
+    (outcome,) = compiler.attempt([device_texts.record(gemm() + BOMBS[bomb])], build_dir=tmp_path, jobs=1)
+    assert isinstance(outcome, compiler.BuildError)
+    assert len(str(outcome)) < 2000
+
+
+def test_long_messages_of_a_compiler_are_cut(tmp_path: Path) -> None:
+    """Names of types that double at each step."""
+    names = "".join(f"using T{i} = P<T{i - 1}, T{i - 1}>;\n" for i in range(1, 20))
+    text = f"template <class A, class B> struct P {{}};\nusing T0 = P<int, int>;\n{names}T19 x = 1;\n{gemm()}"
+    (outcome,) = compiler.attempt([device_texts.record(text)], build_dir=tmp_path, jobs=1)
+    assert isinstance(outcome, compiler.BuildError)
+    assert len(str(outcome)) < 4000
+    assert sum(path.stat().st_size for path in (tmp_path / "failed").iterdir()) < compiler.TEXT_MESSAGES
+
+
+def test_only_the_kernel_that_is_launched_is_compiled(tmp_path: Path) -> None:
+    """Host code and static initialisers of a text become no code; another entry than its own is an error in words."""
+    canary = tmp_path / "canary"
+    host = f"""extern "C" int system(const char*);
+struct Host {{ Host() {{ system("touch {canary}"); }} }};
+static Host host;
+int main() {{ return system("touch {canary}"); }}
+"""
+    records = [device_texts.record(host + gemm()), device_texts.record(gemm(("gemm(", "other(")))]
+    outcomes = compiler.attempt(records, build_dir=tmp_path / "build", jobs=1)
+    assert isinstance(outcomes[0], compiler.Artifact), outcomes[0]
+    assert "touch" not in outcomes[0].ptx.read_text()
+    assert not canary.exists()
+    assert isinstance(outcomes[1], compiler.BuildError)
+    assert LAUNCH["entry"] == "gemm"

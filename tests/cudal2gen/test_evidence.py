@@ -1,0 +1,190 @@
+"""The timing model against measurements: readers of published files, regrets, ranks and the split, on tiny files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudal2gen.kernel import Problem
+from cudal2gen.timing import evidence, model
+from cudal2gen.timing.evidence import choices, findings, regret, speedups
+from cudal2gen.timing.evidence.published import hopper_configurations, regenerated
+from cudal2gen.timing.recordings import autoheuristic, triton
+from cudal2gen.timing.recordings.autoheuristic import Recording, Sizes, Tile
+from kernelproof.ground.errors import WrongInput
+from tests.cudal2gen.test_cli import error, run
+from tests.packages import require
+
+SHAPES = [(m, 1024, k) for m in (256, 1024) for k in (512, 768, 1024, 2048, 3072, 4096)]
+TILES = [
+    Tile(bm, bn, bk, stages, warps)
+    for bm, bn in ((16, 32), (64, 64), (128, 64), (128, 128))
+    for bk in (32, 64)
+    for stages, warps in ((2, 4), (4, 4))
+]
+
+
+def recording_file(
+    path: Path, us: Any, capability: tuple[int, int] = (8, 0), strides: tuple[int, int] = (0, 0)
+) -> None:
+    """A file of all shapes and tiles, of which ``us(sizes, tile)`` gives the time; cuBLAS takes 10 us."""
+    columns = "m,k,n,mat1_dtype,mat2_dtype,mat1_stride_0,mat1_stride_1,mat2_stride_0,mat2_stride_1,choice,feedback"
+    lines = [json.dumps({"shared_memory": 1, "device_capa": capability, "name": "mm"}), columns]
+    for m, n, k in SHAPES:
+        inputs = f"{m},{k},{n},torch.float16,torch.float16,{k + strides[0]},1,{n + strides[1]},1"
+        lines.append(f"{inputs},extern_mm,0.01")
+        for tile in TILES:
+            choice = (
+                f"type=triton_BLOCK-M={tile.bm}_BLOCK-K={tile.bk}_BLOCK-N={tile.bn}"
+                f"_numstages={tile.stages}_numwarps={tile.warps}"
+            )
+            lines += [f"{inputs},{choice},{us(Sizes(m, n, k), tile) * factor / 1e3}" for factor in (0.9, 1.0, 5.0)]
+        lines.append(f"{m},{k},{n},torch.float32,torch.float32,{k},1,{n},1,extern_mm,0.5")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def modelled_us(sizes: Sizes, tile: Tile) -> float:
+    return model.estimate_kernel(triton.kernel_of(triton.problem_of("a100", sizes), tile)).us
+
+
+def test_recordings_are_medians_of_whole_vectors_in_fp16(tmp_path: Path) -> None:
+    recording_file(tmp_path / "a100.txt", lambda sizes, tile: 10.0 * tile.bm)
+    recording_file(tmp_path / "odd.txt", lambda sizes, tile: 1.0, strides=(4, 0))
+    (tmp_path / "notes.txt").write_text("no recordings\n")
+    loaded = autoheuristic.load(tmp_path)
+    assert set(loaded) == {"a100"}
+    assert {recording.sizes for recording in loaded["a100"]} == {Sizes(m, n, k) for m, n, k in SHAPES}
+    recording = loaded["a100"][0]
+    assert recording.tiles == pytest.approx({tile: 10.0 * tile.bm for tile in TILES})
+    assert recording.vendor_us == pytest.approx(10.0)
+    with pytest.raises(WrongInput, match="autoheuristic-datasets"):
+        autoheuristic.load(tmp_path / "nothing")
+
+
+def test_regret_by_hand() -> None:
+    tiles = TILES[:4]
+    recording = Recording(Sizes(8, 8, 8), dict(zip(tiles, (4.0, 2.0, 3.0, 1.0), strict=True)), None)
+    assert regret.regret(recording, tiles) == 3.0
+    assert regret.regret(recording, tiles, first=3) == 1.0
+    assert regret.regret(recording, tiles, first=4) == 0.0
+    assert regret.random_regret(recording) == 1.5
+    other = Recording(Sizes(8, 8, 16), dict(zip(tiles, (1.0, 1.0, 8.0, 2.0), strict=True)), None)
+    order = regret.one_order([recording, other])
+    assert [order[tile] for tile in tiles] == [2.5, 1.5, 5.5, 1.5]
+
+
+def test_a_model_that_is_right_has_no_regret_and_one_that_is_reversed_has(tmp_path: Path) -> None:
+    recording_file(tmp_path / "right.txt", modelled_us)
+    right = {finding.figure: finding for finding in evidence.recorded_choices(tmp_path)}
+    assert right["top-1 regret"].value == right["top-3 regret"].value == 0.0
+    assert right["top-1 regret"].baselines["random"] > 0.3
+    recording_file(tmp_path / "right.txt", lambda sizes, tile: 1e4 / modelled_us(sizes, tile))
+    reversed_times = {finding.figure: finding for finding in evidence.recorded_choices(tmp_path)}
+    assert reversed_times["top-1 regret"].value > 1.0
+    assert reversed_times["top-1 regret"].low <= reversed_times["top-1 regret"].value
+
+
+def test_halves_are_disjoint_and_fixed() -> None:
+    for gpu, acc in (("a100", "f16"), ("rtx3090", "f32")):
+        halves = (regenerated(gpu, acc, held_out) for held_out in (False, True))
+        development, held_out_part = ({record.mnk for record in half} for half in halves)
+        assert development.isdisjoint(held_out_part)
+        assert 0.4 < len(development) / len(development | held_out_part) < 0.6
+    assert [findings.development(n, k) for n, k in ((64, 64), (4096, 4096), (1024, 512))] == [False, True, False]
+
+
+def test_tritons_kernels_by_hand() -> None:
+    """128 x 128 x 32 with four stages and warps: three buffers, two loads under way; with wgmma four and three."""
+    sizes, tile = Sizes(4096, 4096, 4096), Tile(128, 128, 32, 4, 4)
+    ampere = triton.kernel_of(triton.problem_of("a100", sizes), tile)
+    assert (ampere.flight, ampere.work.instruction) == (2, "mma.sync")
+    assert ampere.work.shared_bytes == (128 * 2 + 128 * 2 + 128 + 128) * 32 * 2
+    assert ampere.work.lines == 256
+    hopper = triton.kernel_of(triton.problem_of("h100", sizes), tile)
+    assert (hopper.flight, hopper.work.instruction) == (3, "wgmma")
+    # Two atoms of 64 x 128 read their own rows and all columns.
+    assert hopper.work.shared_bytes == (2 * (64 + 128) + 128 + 128) * 32 * 2
+    assert triton.kernel_of(triton.problem_of("h100", sizes), tile._replace(bm=32)).work.instruction == "mma.sync"
+    assert [triton.kernel_of(ampere.problem, tile._replace(stages=stages)).flight for stages in (1, 2, 3)] == [0, 0, 1]
+    assert triton.warps_of(tile) == (2, 2)
+    assert triton.warps_of(Tile(16, 64, 32, 4, 4)) == (1, 4)
+
+
+def test_published_speedups_that_follow_the_model(tmp_path: Path) -> None:
+    """A table of the model's own speedups correlates fully, its reverse the other way round."""
+    require("nvMatmulHeuristics")
+    heuristics = speedups.MatmulHeuristics()
+    records = regenerated("a100", "f32", held_out=False)[::12]
+    proxies = {record.mnk: speedups.vendor_us(heuristics, record) / model.estimate(record).us for record in records}
+    for sign in (1, -1):
+        rows = [f"{mnk},{proxy**sign},{proxy**sign},{proxy**sign}" for mnk, proxy in proxies.items()]
+        header = "mnk,torch.matmul,cuBLAS-max,cuBLASLt-auto-tuning-max"
+        path = tmp_path / "cuda_l2_a100_F32F16F16F32_speedup_offline.csv"
+        path.write_text("\n".join([header, *rows]) + "\n")
+        correlations = evidence.published_speedups(tmp_path)
+        assert [finding.value for finding in correlations] == pytest.approx([sign] * len(correlations))
+        assert {finding.problems for finding in correlations if "above" not in finding.subject} == {len(records)}
+    with pytest.raises(WrongInput, match="eval_results"):
+        evidence.published_speedups(tmp_path / "nothing")
+
+
+def test_fp16_sums_take_no_longer_than_fp32_ones_on_an_a100() -> None:
+    require("nvMatmulHeuristics")
+    heuristics = speedups.MatmulHeuristics()
+    record = next(record for record in regenerated("a100", "f16", held_out=True) if record.mnk == "64_64_64")
+    single = heuristics.least_us(record.problem.revised(acc="f32"))
+    assert speedups.vendor_us(heuristics, record) == pytest.approx(single)
+    assert heuristics.least_us(record.problem) > 2 * single
+
+
+def test_ranks_of_published_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = next(record for record in regenerated("a100", "f16", held_out=False) if record.mnk == "4096_4096_4096")
+    assert 0 <= choices.rank(record) < 0.2
+    fastest = min(choices.space.candidates(record.problem, most=60).records, key=lambda other: model.estimate(other).us)
+    monkeypatch.setattr(choices, "CANDIDATES", 60)
+    assert choices.rank(fastest) < 1 / 30
+
+
+def test_hopper_configurations_and_the_models_tiles() -> None:
+    every = hopper_configurations()
+    assert len(every) == 226
+    assert sum((facts["bm"], facts["bn"]) == (128, 256) for facts in every) == 137
+    times = choices.tile_times(Problem(gpu="h100", acc="f32", layout="tn", m=256, n=256, k=512))
+    assert (64, 64) in times
+    assert min(times.values()) > 1.6
+
+
+def test_damaged_files_of_measurements_are_named(tmp_path: Path) -> None:
+    (tmp_path / "noise.txt").write_bytes(bytes(range(128, 256)))
+    damaged = tmp_path / "rows.txt"
+    damaged.write_text('{"device_capa": [8, 0]}\nm,n\n1,2\n')
+    with pytest.raises(WrongInput, match=r"rows\.txt: a row has no timing"):
+        autoheuristic.load(tmp_path)
+    require("nvMatmulHeuristics")
+    table = tmp_path / "cuda_l2_a100_F16F16F16F16_speedup_offline.csv"
+    for text, message in (
+        ("mnk,torch.matmul\n64_64_64,1\n", r"offline\.csv: has no column cuBLAS-max"),
+        ("mnk,torch.matmul,cuBLAS-max,cuBLASLt-auto-tuning-max\n64_64_64,1,x,1\n", r"offline\.csv:2: .*'x'"),
+    ):
+        table.write_text(text)
+        with pytest.raises(WrongInput, match=message):
+            evidence.published_speedups(tmp_path)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    recording_file(tmp_path / "a100.txt", modelled_us)
+    options = ("model", "--validate", "--part", "a", "--part", "c", "--recordings", str(tmp_path))
+    done = run(*options)
+    assert done.returncode == 0, done.stderr
+    assert "top-1 regret" in done.stdout
+    assert "problems of development" in done.stdout
+    assert "left out, without --speedups DIR" in done.stderr
+    parsed = json.loads(run(*options, "--json").stdout)
+    assert [(finding["part"], finding["figure"]) for finding in parsed] == [
+        ("c", "top-1 regret"),
+        ("c", "top-3 regret"),
+    ]
+    assert "add --validate" in error("model")

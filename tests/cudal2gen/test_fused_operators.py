@@ -1,0 +1,526 @@
+"""Layers with an activation or a gate: numbers, derivatives to first order against fp64, kernels, copies of weights."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import cudal2gen
+from cudal2gen import pack
+from tests.cudal2gen import packed
+from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
+from tests.cudal2gen.paths import WIDE, small
+from tests.cudal2gen.strategies import STRAIGHT
+from tests.packages import require
+
+torch = require("torch")
+
+from cudal2gen.operators import derived, dispatch, emulated, epilogues, fused_operators  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+ACTIVATIONS = ["relu", "gelu", "gelu_tanh", "silu"]
+GATED = "silu+gate"
+
+
+def normal(*shape: int, seed: int = 0, dtype: Any = None) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype or torch.bfloat16)
+
+
+def activated(z: Any, activation: str) -> Any:
+    """The activation as formulas say it."""
+    if activation == "relu":
+        return z.clamp(min=0)
+    if activation == "silu":
+        return z / (1 + torch.exp(-z))
+    if activation == "gelu":
+        return z * 0.5 * (1 + torch.erf(z / 2**0.5))
+    return 0.5 * z * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (z + 0.044715 * z**3)))
+
+
+def close(own: Any, reference: Any, scale: float = 1.0) -> None:
+    """Within some roundings of own's type."""
+    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(own.dtype, 1e-6)
+    torch.testing.assert_close(own.double(), reference.double(), rtol=4 * unit, atol=4 * unit * scale)
+
+
+# --- numbers and derivatives, on the CPU ---
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_layer_and_its_derivative(activation: str, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    tensors = normal(2, 3, 40, dtype=kind), normal(24, 40, seed=1, dtype=kind), normal(24, seed=2, dtype=kind)
+    for bias in (tensors[2], None):
+        own = [tensor.clone().requires_grad_() for tensor in tensors[:2]] + ([] if bias is None else [bias.clone()])
+        wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in own]
+        expected = activated(torch.nn.functional.linear(*wide), activation)
+        assert cudal2gen.linear(*(tensor.detach() for tensor in own), activation=activation).dtype == kind
+        close(cudal2gen.linear(*(t.detach() for t in own), activation=activation), expected.detach(), 4)
+        d = cudal2gen.linear(*own, activation=activation)
+        close(d.detach(), expected.detach(), 4)
+        grad = normal(*d.shape, seed=3, dtype=kind)
+        d.backward(grad)
+        expected.backward(grad.double())
+        for tensor, reference in zip(own[:2], wide[:2], strict=True):
+            close(tensor.grad, reference.grad, 8)
+
+
+@pytest.mark.parametrize("name", ["fused_linear", "fused_linear_aux"])
+def test_sums_are_kept_or_computed_again(name: str) -> None:
+    """Both forms have one derivative; that of Z is the layer's without activation."""
+    tensors = [normal(5, 40).requires_grad_(), normal(32, 40, seed=1).requires_grad_(), normal(32, seed=2)]
+    operator = getattr(torch.ops.cudal2gen, name)
+    for gate in (False, True):
+        wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
+        z = torch.nn.functional.linear(*wide)
+        d = activated(z, "silu")
+        if gate:
+            z1, z3 = epilogues.split_columns(z)
+            d = activated(z1, "silu") * z3
+        answers = operator(*tensors, "silu", gate)
+        answers, references = (answers, (d, z)) if name.endswith("aux") else ((answers,), (d,))
+        for answer, reference in zip(answers, references, strict=True):
+            close(answer.detach(), reference.detach(), 8)
+            grad = normal(*answer.shape, seed=3)
+            own = torch.autograd.grad(answer, tensors[:2], grad, retain_graph=True)
+            expected = torch.autograd.grad(reference, wide[:2], grad.double(), retain_graph=True)
+            for tensor, exact in zip(own, expected, strict=True):
+                close(tensor, exact, 16)
+        both = torch.autograd.grad([answer.float().sum() for answer in answers], tensors[:2])
+        expected = torch.autograd.grad([reference.sum() for reference in references], wide[:2])
+        for tensor, exact in zip(both, expected, strict=True):
+            close(tensor, exact, 16)
+
+
+def test_swiglu_and_its_derivative() -> None:
+    x, w1, w3 = normal(2, 3, 40), normal(24, 40, seed=1), normal(24, 40, seed=2)
+    w13 = cudal2gen.interleave(w1, w3)
+    assert w13.is_contiguous()
+    assert torch.equal(w13[:8], w1[:8])
+    assert torch.equal(w13[8:16], w3[:8])
+    assert torch.equal(w13[32:40], w1[16:])
+    for back, weight in zip(cudal2gen.deinterleave(w13), (w1, w3), strict=True):
+        assert torch.equal(back, weight)
+        assert back.is_contiguous()
+    vector = cudal2gen.interleave(w1[:, 0], w3[:, 0])
+    assert torch.equal(vector, w13[:, 0])
+    assert torch.equal(torch.stack(cudal2gen.deinterleave(vector)), torch.stack((w1[:, 0], w3[:, 0])))
+    own = [tensor.clone().requires_grad_() for tensor in (x, w13)]
+    pair = [tensor.clone().requires_grad_() for tensor in (x, w1, w3)]
+    wide = [tensor.double().requires_grad_() for tensor in (x, w1, w3)]
+    expected = activated(wide[0] @ wide[1].mT, "silu") * (wide[0] @ wide[2].mT)
+    grad = normal(2, 3, 24, seed=3)
+    expected.backward(grad.double())
+    for d in (cudal2gen.swiglu(x, w13), fused_operators.gated_pair(x, w1, w3, "silu"), cudal2gen.swiglu(*own),
+              fused_operators.gated_pair(*pair, "silu"), torch.ops.cudal2gen.gated_pair(*pair, "silu")):  # fmt: skip
+        close(d.detach(), expected.detach(), 16)
+        if d.requires_grad:
+            d.backward(grad)
+    for tensor in (own[1], pair[1], pair[2]):
+        assert tensor.grad is not None
+    for reference, gradient in zip(wide[1:], cudal2gen.deinterleave(own[1].grad), strict=True):
+        close(gradient, reference.grad, 32)
+    close(own[0].grad, wide[0].grad, 32)
+    for reference, tensor in zip(wide, pair, strict=True):
+        close(tensor.grad / 2, reference.grad, 32)
+
+
+def test_transforms_and_second_derivatives() -> None:
+    x, w1, w3, bias = normal(3, 8, dtype=torch.double), *(normal(8, 8, seed=s, dtype=torch.double) for s in (1, 2)), \
+        normal(8, seed=3, dtype=torch.double)  # fmt: skip
+
+    def layers(x: Any, w1: Any, w3: Any, bias: Any) -> Any:
+        d = cudal2gen.linear(x, w1, bias, activation="gelu")
+        return d * cudal2gen.swiglu(x, cudal2gen.interleave(w1, w3)) + fused_operators.gated_pair(d, w3, w1, "silu")
+
+    def reference(x: Any, w1: Any, w3: Any, bias: Any) -> Any:
+        d = activated(x @ w1.mT + bias, "gelu")
+        return d * activated(x @ w1.mT, "silu") * (x @ w3.mT) + activated(d @ w3.mT, "silu") * (d @ w1.mT)
+
+    arguments = x, w1, w3, bias
+
+    def loss(function: Any) -> Any:
+        return lambda *tensors: function(*tensors).square().sum()
+
+    def squared(function: Any) -> Any:
+        return lambda *tensors: torch.func.grad(loss(function))(*tensors).square().sum()
+
+    def both(tensor: Any, other: Any) -> Any:
+        return torch.stack((tensor, other))
+
+    transforms: list[tuple[Any, tuple[Any, ...]]] = [
+        (lambda f: torch.func.grad(loss(f), (0, 1, 2, 3)), arguments),
+        (lambda f: torch.func.grad(squared(f), (0, 1)), arguments),
+        (lambda f: torch.vmap(f, (0, None, None, None)), arguments),
+        (lambda f: torch.vmap(f, (None, 0, 0, None)), (x, both(w1, w3), both(w3, w1), bias)),
+        (lambda f: torch.vmap(f, (0, 0, None, 0)), (both(x, 2 * x), both(w1, w3), w3, both(bias, 3 * bias))),
+        (lambda f: torch.vmap(f, (None, None, None, 0)), (x, w1, w3, both(bias, 3 * bias))),
+        (lambda f: torch.vmap(torch.func.grad(loss(f), (0, 1)), (0, None, None, None)), arguments),
+    ]
+    for transform, operands in transforms:
+        torch.testing.assert_close(transform(layers)(*operands), transform(reference)(*operands))
+
+
+@pytest.mark.parametrize("shape", [(0, 40), (3, 0, 40), (40,), (1, 40), (7, 1, 40)], ids=str)
+def test_any_number_of_rows(shape: tuple[int, ...]) -> None:
+    x, weight = normal(*shape), normal(16, 40, seed=1)
+    for d, cols in ((cudal2gen.linear(x, weight, activation="silu"), 16), (cudal2gen.swiglu(x, weight), 8)):
+        assert d.shape == (*shape[:-1], cols)
+        assert d.is_contiguous()
+    strange = weight.t().contiguous().t(), weight[::2], weight.expand(2, 16, 40)[1], weight.flip(1)
+    for other in strange:
+        close(cudal2gen.linear(x, other, activation="relu"), activated(x.double() @ other.double().mT, "relu"), 8)
+    empty = cudal2gen.linear(x[..., :0], weight[:, :0], weight[:, 0], activation="relu")
+    assert torch.equal(empty, weight[:, 0].relu().expand(empty.shape))
+    assert cudal2gen.swiglu(x, weight[:0]).shape == (*shape[:-1], 0)
+    meta = cudal2gen.linear(x.to("meta"), weight.to("meta"), activation="silu")
+    assert (meta.shape, meta.dtype) == ((*shape[:-1], 16), torch.bfloat16)
+    with torch.inference_mode():
+        frozen = x + 0
+        assert torch.equal(cudal2gen.swiglu(frozen, weight), cudal2gen.swiglu(x, weight))
+
+
+def test_what_is_no_fused_layer_is_refused() -> None:
+    x, weight = normal(3, 8), normal(16, 8)
+    linear, pair = cudal2gen.linear, fused_operators.gated_pair
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (lambda: linear(x, weight, activation="tanh"), ValueError, "activation='tanh': must be None or one of"),
+        (lambda: linear(x, weight.half(), activation="relu"), TypeError, "weight: expected torch.bfloat16"),
+        (lambda: linear(x, weight, weight[0], activation="relu"), ValueError, r"bias: expected the shape \(16,\)"),
+        (lambda: cudal2gen.swiglu(x, weight[:8]), ValueError, r"w13: expected rows in blocks of 16, got"),
+        (lambda: cudal2gen.interleave(weight, weight[:8]), ValueError, r"w1 and w3: expected one shape \(h,k\)"),
+        (lambda: cudal2gen.interleave(weight[:3], weight[:3]), ValueError, "with h a multiple of 8"),
+        (lambda: cudal2gen.deinterleave(weight[:8]), ValueError, "w13: expected rows in blocks of 16"),
+        (lambda: pair(x, weight, weight.half(), "silu"), TypeError, "w3: expected torch.bfloat16"),
+    ]  # fmt: skip
+    for call, error, message in refused:
+        with pytest.raises(error, match=message):
+            call()
+
+
+# --- kernels, in the emulator ---
+
+
+def record(fusion: str, layout: str = "tn", **changes: Any) -> Any:
+    return small(acc="f32", layout=layout, padding="predicate", m=64, n=64, k=128, fusion=fusion, **changes)
+
+
+FUSED = [record("bias_n"), record("silu"), record("bias_n+gelu"), record("bias_n+silu", "nn")]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    table = packed.table([packed.RECORDS["predicated"], *FUSED])
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
+
+
+def half(device: EmulatedDevice, *shape: int, seed: int = 0) -> Any:
+    return device.empty(*shape).copy_(normal(*shape, seed=seed, dtype=torch.float16))
+
+
+def test_a_fused_kernel_is_one_launch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    x, weight, bias = half(device, 2, 17, 64), half(device, 40, 64, seed=1), half(device, 40, seed=2)
+    z = x.double() @ weight.double().mT
+    close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
+    close(cudal2gen.linear(x, weight, activation="silu"), activated(z, "silu"), 4)
+    close(cudal2gen.linear(x, weight, bias, activation="gelu"), activated(z + bias.double(), "gelu"), 4)
+    turned = device.empty(64, 40).copy_(weight.t()).t()
+    close(cudal2gen.linear(x, turned, bias, activation="silu"), activated(z + bias.double(), "silu"), 4)
+    assert kernels.stats() == {
+        "kernel": {kernel.name: 1 for kernel in sorted(FUSED, key=lambda r: r.name)},
+        "torch": {},
+    }
+    assert len(device.session.launches) == 4
+
+
+def test_torch_does_what_a_plain_kernel_leaves(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    """No kernel of the pack has relu, a gate or aux."""
+    x, weight, bias = half(device, 17, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    z = x.double() @ weight.double().mT
+    close(cudal2gen.linear(x, weight, bias, activation="relu"), activated(z + bias.double(), "relu"), 16)
+    z1, z3 = epilogues.split_columns(z)
+    close(cudal2gen.swiglu(x, weight), activated(z1, "silu") * z3, 64)
+    d, sums = torch.ops.cudal2gen.fused_linear_aux(x, weight, None, "silu", False)
+    close(sums, z, 16)
+    close(d, activated(z, "silu"), 16)
+    assert kernels.stats() == {"kernel": {packed.RECORDS["predicated"].name: 3}, "torch": {}}
+    reasons = [plan.reason for plan in kernels.plans.values()]
+    assert ["; bias_n+relu by torch: no kernels for" in reasons[0], "; silu+gate by torch: " in reasons[1]] == [
+        True,
+        True,
+    ]
+
+
+def test_what_no_kernel_takes_is_torchs(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    x, weight = half(device, 64, 17).t(), half(device, 48, 64, seed=1)
+    close(cudal2gen.linear(x, weight, activation="silu"), activated(x.double() @ weight.double().mT, "silu"), 16)
+    assert kernels.stats() == {"kernel": {}, "torch": {"strides of A that no layout serves": 1}}
+    odd, short = half(device, 17, 60)[:, :59], half(device, 48, 60, seed=1)[:, :59]
+    close(cudal2gen.linear(odd, short, activation="silu"), activated(odd.double() @ short.double().mT, "silu"), 16)
+    assert kernels.stats()["kernel"] == {packed.RECORDS["predicated"].name: 1}, "which copies, torch does the rest"
+
+
+def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    x, weight, bias = half(device, 17, 64), half(device, 48, 64, seed=1), half(device, 48, seed=2)
+    explain = cudal2gen.explain
+    asked_for = "the kernel of 64_64_128 was asked for, nothing measured says that it is faster"
+    plain = packed.RECORDS["predicated"].name
+    assert explain(cudal2gen.matmul, x, weight.t()) == explain(x, weight.t()) == f"{plain}: {asked_for}"
+    assert explain(cudal2gen.linear, x, weight) == f"{plain}: {asked_for}"
+    assert explain(cudal2gen.linear, x, weight, bias) == f"{FUSED[0].name}: {asked_for}"
+    assert explain(cudal2gen.linear, x, weight, bias, activation="gelu") == f"{FUSED[2].name}: {asked_for}"
+    none = "no kernels for a100 f32 tn"
+    assert explain(cudal2gen.swiglu, x, weight) == f"{plain}: {asked_for}; silu+gate by torch: {none} silu+gate"
+    assert explain(cudal2gen.bmm, half(device, 3, 17, 64), weight.t().expand(3, 64, 48)).startswith(plain)
+    batch = half(device, 3, 64, 48)
+    assert explain(cudal2gen.bmm, x.expand(3, 17, 64), batch) == "torch: no kernels for a100 f32 nn batched"
+    offs = device.empty(6).view(torch.int32)
+    offs.copy_(torch.tensor([3, 3, 17]))
+    assert explain(cudal2gen.grouped_mm, x, batch, offs=offs) == "torch: no kernels for a100 f32 nn grouped"
+    with pytest.raises(
+        TypeError, match="explain: expected tensors or one of bmm, grouped_mm, linear, matmul, swiglu, got"
+    ):
+        explain(torch.matmul, x, weight)
+
+
+# --- kernels with a gate, and with the sums beside D ---
+
+BESIDE = "bias_n+aux+silu"
+GATES = [
+    record(fusion, ab=ab, **(WIDE if "gate" in fusion else {}))
+    for ab in ("f16", "bf16")
+    for fusion in (GATED, f"aux+{GATED}", BESIDE, "aux+silu")
+]
+ANY_D = record("bias_n+aux+relu", **STRAIGHT)
+
+
+@pytest.fixture(scope="module")
+def gates(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    table = packed.table([packed.RECORDS["predicated"], *GATES, ANY_D])
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("gates") / "a100"))
+
+
+@pytest.fixture
+def gated(device: EmulatedDevice, gates: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+    with emulated(OperatorDevice(device, "a100"), [gates], prefer="kernel") as dispatcher:
+        yield dispatcher
+
+
+def typed(device: EmulatedDevice, dtype: str, *shape: int, seed: int = 0) -> Any:
+    kind = getattr(torch, dtype)
+    return device.empty(*shape).view(kind).copy_(normal(*shape, seed=seed, dtype=kind))
+
+
+def name_of(fusion: str, dtype: str) -> str:
+    ab = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    return next(kernel.name for kernel in GATES if (kernel.fusion.text, kernel.ab) == (fusion, ab))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_gated_kernel_is_one_launch(dtype: str, device: EmulatedDevice, gated: dispatch.Dispatcher) -> None:
+    """D is half as wide as the product; rows beyond and short of a tile, blocks of 16 columns beyond one."""
+    for shape, n in (((2, 35, 72), 80), ((1, 64), 16)):
+        x, w13 = typed(device, dtype, *shape), typed(device, dtype, n, shape[-1], seed=1)
+        z1, z3 = (x.double() @ part.double().mT for part in cudal2gen.deinterleave(w13))
+        d = cudal2gen.swiglu(x, w13)
+        assert (d.shape, d.dtype, d.is_contiguous()) == ((*shape[:-1], n // 2), x.dtype, True)
+        close_to_sums(d, activated(z1, "silu") * z3)
+        w1, w3 = (typed(device, dtype, *part.shape).copy_(part) for part in cudal2gen.deinterleave(w13))
+        assert torch.equal(fused_operators.gated_pair(x, w1, w3, "silu"), d), "of an interleaved copy"
+    derived.DERIVED.clear()
+    assert gated.stats() == {"kernel": {name_of(GATED, dtype): 4}, "torch": {}}
+    assert len(device.session.launches) == 4
+
+
+def close_to_sums(own: Any, reference: Any) -> None:
+    """Within one rounding of own's type, and what sums in fp32 and the activation leave."""
+    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[own.dtype]
+    torch.testing.assert_close(own.double(), reference.detach(), rtol=1.01 * unit, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_kernels_keep_the_sums_for_the_derivative(
+    dtype: str, device: EmulatedDevice, gated: dispatch.Dispatcher
+) -> None:
+    """With a bias, without, and gated: D and Z of one launch. The gradients are torch's products: the pack's kernels
+    take neither their strides nor, since these are no memory of the emulator, what torch made of Z."""
+    x, weight, bias = typed(device, dtype, 2, 35, 72), typed(device, dtype, 80, 72, seed=1), typed(device, dtype, 80)
+
+    def layer(*tensors: Any) -> Any:
+        return cudal2gen.linear(*tensors, activation="silu")
+
+    calls = [(layer, (x, weight, bias), BESIDE), (layer, (x, weight), "aux+silu")]
+    calls += [(cudal2gen.swiglu, (x, weight), f"aux+{GATED}")]
+    for function, tensors, fusion in calls:
+        own = [typed(device, dtype, *tensor.shape).copy_(tensor).requires_grad_() for tensor in tensors]
+        wide = [tensor.detach().double().requires_grad_() for tensor in own]
+        z = torch.nn.functional.linear(*wide)
+        z1, z3 = epilogues.split_columns(z) if "gate" in fusion else (z, 1)
+        expected, d = activated(z1, "silu") * z3, function(*own)
+        close_to_sums(d, expected)
+        sums = torch.ops.cudal2gen.fused_linear_aux(*own[:2], *(own[2:] or [None]), "silu", "gate" in fusion)[1]
+        assert sums.is_contiguous()
+        close_to_sums(sums, z)
+        grad = normal(*d.shape, seed=3, dtype=d.dtype)
+        d.backward(grad)
+        expected.backward(grad.double())
+        for tensor, reference in zip(own, wide, strict=True):
+            close(tensor.grad, reference.grad, float(reference.grad.abs().max()))
+        assert gated.stats()["kernel"][name_of(fusion, dtype)] == 2
+    assert len(device.session.launches) == 6
+
+
+@pytest.mark.parametrize(("rows", "depth", "cols"), [(0, 16, 16), (3, 0, 16), (3, 16, 0)])
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_gradients_of_nothing_have_shapes(activation: str | None, rows: int, depth: int, cols: int) -> None:
+    x, w1, w3 = (normal(*shape).requires_grad_() for shape in ((2, rows, depth), (cols, depth), (cols, depth)))
+    cudal2gen.linear(x, w1, None, activation).sum().backward()
+    cudal2gen.matmul(x, w3.t()).sum().backward()
+    fused_operators.gated_pair(x, w1, w3, "silu").sum().backward()
+    for tensor in (x, w1, w3):
+        assert tensor.grad.shape == tensor.shape
+        assert not tensor.grad.any()
+
+
+def test_sums_whose_rows_start_anywhere_are_torchs(device: EmulatedDevice, gated: dispatch.Dispatcher) -> None:
+    """A kernel that stores any D stores aux in vectors only: the plain kernel computes, torch does the rest."""
+    x, weight, bias = half(device, 35, 72), half(device, 83, 72, seed=1), half(device, 83, seed=2)
+    z = x.double() @ weight.double().mT + bias.double()
+    d, sums = torch.ops.cudal2gen.fused_linear_aux(x, weight, bias, "relu")
+    close(sums, z, 16)
+    close(d, z.relu(), 16)
+    assert gated.stats() == {"kernel": {packed.RECORDS["predicated"].name: 1}, "torch": {}}
+    (plan,) = gated.plans.values()
+    assert plan.reason.endswith("; bias_n+aux+relu by torch: rows of aux of 83 elements, which no kernel stores")
+
+
+# --- interleaved copies ---
+
+
+def empty(like: Any, *shape: int) -> Any:
+    return like.new_empty(shape)
+
+
+def test_copies_follow_their_weights(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    derived.DERIVED.clear()
+    x = half(device, 5, 64)
+    weights = [torch.nn.Parameter(half(device, 24, 64, seed=seed), requires_grad=False) for seed in (1, 2)]
+
+    def check(copies: int) -> None:
+        z1, z3 = (x.double() @ weight.detach().double().mT for weight in weights)
+        close(fused_operators.gated_pair(x, *weights, "silu"), activated(z1, "silu") * z3, 64)
+        assert len(derived.DERIVED) == copies
+
+    check(1)
+    before = derived.DERIVED.interleaved(*weights, empty)
+    check(1)
+    assert derived.DERIVED.interleaved(*weights, empty) is before
+    with torch.no_grad():
+        weights[1].mul_(-1)
+    check(1)
+    torch.nn.ParameterList(weights).load_state_dict({"0": weights[1].clone(), "1": weights[0].clone()})
+    check(1)
+    weights[0].data = half(device, 24, 64, seed=7)
+    check(1)
+    weights = [torch.nn.Parameter(half(device, 24, 64, seed=seed), requires_grad=False) for seed in (3, 4)]
+    gc.collect()
+    check(1)
+    assert kernels.stats() == {"kernel": {packed.RECORDS["predicated"].name: 6}, "torch": {}}
+    weights[0].requires_grad_()
+    fused_operators.gated_pair(x, *weights, "silu").sum().backward()
+    assert weights[0].grad is not None
+    derived.DERIVED.clear()
+
+
+def test_torch_needs_no_copies() -> None:
+    derived.DERIVED.clear()
+    fused_operators.gated_pair(normal(5, 64), normal(24, 64), normal(24, 64), "silu")
+    assert len(derived.DERIVED) == 0
+
+
+def test_a_captured_graph_reads_no_copy(
+    device: EmulatedDevice, kernels: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replays would miss a weight's change, and read the memory of a copy that was replaced."""
+    derived.DERIVED.clear()
+    own, copies = kernels.device, derived.DERIVED._copies
+    assert isinstance(own, OperatorDevice)
+    x, w1, w3 = half(device, 5, 64), half(device, 24, 64, seed=1), half(device, 24, 64, seed=2)
+    fused_operators.gated_pair(x, w1, w3, "silu")  # as a warm-up before the capture
+    for copy in copies.values():
+        copy.weight.fill_(math.nan)
+    monkeypatch.setattr(own, "captures", True)
+    d = fused_operators.gated_pair(x, w1, w3, "silu")
+    close(d, activated(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT), 64)
+    derived.DERIVED.clear()
+
+
+def test_threads_share_copies() -> None:
+    """While one looks for copies without weights, others add theirs."""
+    own, faults = derived.Derived(), []
+
+    def many() -> None:
+        try:
+            for seed in range(300):
+                pair = (torch.full((8, 8), float(seed)), torch.zeros(8, 8))
+                assert float(own.interleaved(*pair, empty)[0, 0]) == seed
+        except Exception as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=many) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+    assert faults == []
+    assert len(own) <= 5
+
+
+# --- as torch's operators ---
+
+
+@pytest.mark.slow
+def test_torch_checks_the_operators() -> None:
+    ops = torch.ops.cudal2gen
+    for differentiable in (False, True):
+        x, weight, bias, other = (
+            tensor.requires_grad_(differentiable)
+            for tensor in (normal(2, 3, 5), normal(16, 5, seed=1), normal(16, seed=2), normal(16, 5, seed=3))
+        )
+        for name in ("fused_linear", "fused_linear_aux"):
+            torch.library.opcheck(getattr(ops, name).default, (x, weight, bias, "gelu"))
+            torch.library.opcheck(getattr(ops, name).default, (x, weight, None, "silu", True))
+        for name in ("gated_pair", "gated_pair_aux"):
+            torch.library.opcheck(getattr(ops, name).default, (x, weight, other, "silu"))
+
+
+def test_compiled_without_a_graph_break() -> None:
+    x, weight, bias, other = normal(6, 8), normal(16, 8, seed=1), normal(16, seed=2), normal(16, 8, seed=3)
+
+    def model(x: Any, weight: Any, bias: Any, other: Any) -> Any:
+        d = cudal2gen.linear(x, weight, bias, activation="gelu_tanh")
+        e = cudal2gen.swiglu(x, weight) + fused_operators.gated_pair(x, weight, other, "silu")[:, :8]
+        return (d[:, :8] + e).sum() + cudal2gen.bmm(d[None], e.new_ones(1, 16, 2)).sum()
+
+    for differentiable in (False, True):
+        arguments = [tensor.clone().requires_grad_(differentiable) for tensor in (x, weight, bias, other)]
+        torch._dynamo.reset()
+        own = torch.compile(model, fullgraph=True, backend="aot_eager")(*arguments)
+        expected = model(*arguments)
+        torch.testing.assert_close(own, expected)
+        if differentiable:
+            for first, second in zip(
+                torch.autograd.grad(own, arguments), torch.autograd.grad(expected, arguments), strict=True
+            ):
+                torch.testing.assert_close(first, second)

@@ -1,0 +1,387 @@
+"""The day on a borrowed GPU: its plan fits, a failing step ends alone, results travel, all of it runs in rehearsal."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import re
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cudal2gen import results
+from cudal2gen.cli.selection import Selection
+from cudal2gen.generation import catalog
+from cudal2gen.kernel import Problem, revise
+from cudal2gen.launch import gpu
+from cudal2gen.results import Measurement
+from kernelproof.ground import chips
+from scripts import gpu_day, race_operators
+from scripts.gpu_day import PLAN, Step
+from tests import processes
+from tests.cudal2gen import measured
+from tests.cudal2gen.devices import FakeDevice
+from tests.cudal2gen.on_gpu_kernels import SERVED, SERVED_NN, served
+from tests.cudal2gen.paths import small
+
+ENVIRONMENT = "as its environment"
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / gpu_day.JOURNAL).read_text().splitlines()]
+
+
+def steps(*programs: str, seconds: int = 20) -> list[Step]:
+    """Steps of one call that run Python programs."""
+    return [Step(f"step {index}", 1, seconds, program, "a test") for index, program in enumerate(programs)]
+
+
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of these tests is a program, not a verb."""
+    command = Step.command
+
+    def programs(step: Step, out: Path, gpu: str, budget: float, small: bool = False) -> list[str]:
+        return (
+            command(step, out, gpu, budget, small)
+            if step.name in {each.name for each in PLAN}
+            else [sys.executable, "-c", step.line, f"{budget:g}"]
+        )
+
+    monkeypatch.setattr(Step, "command", programs)
+
+
+def test_the_plan_fits_three_calls_and_twenty_five_minutes() -> None:
+    assert gpu_day.fits() == []
+    assert {step.call for step in PLAN} == {1, 2, 3}
+    assert sum(step.seconds for step in PLAN) <= 25 * 60
+    longer = [Step("bench f32", 2, 571, "bench", "")]
+    assert gpu_day.fits(longer) == ["call 2: its steps take 571 s, of 570"]
+    assert gpu_day.fits([Step("a", call, 510, "bench", "") for call in (1, 2, 3)]) == ["all calls take 1530 s, of 1500"]
+
+
+def test_the_budget_names_every_step_and_what_is_carried(tmp_path: Path) -> None:
+    (tmp_path / "kernels.tar.xz").write_bytes(bytes(3 << 20))
+    table = gpu_day.budget(tmp_path)
+    assert all(f"| {step.name} | {step.seconds} |" in table for step in PLAN)
+    assert "carried: 3.0 MiB" in table
+    assert "of 64" in table
+    assert "prepare` first" in gpu_day.budget(tmp_path / "nothing")
+
+
+def test_budgets_of_steps_leave_time_to_start_and_end() -> None:
+    (bench,) = (step for step in PLAN if step.name == "bench f32")
+    assert bench.budget(600) == bench.seconds - gpu_day.RESERVE_SECONDS
+    assert (bench.budget(100), bench.budget(3)) == (100 - gpu_day.RESERVE_SECONDS, 1), "no more than the call has left"
+    command = " ".join(bench.command(Path("out"), "h100", 495.0)[1:])
+    assert command == "-m cudal2gen bench --all --gpu h100 --acc f32 --budget 495s"
+    (tests,) = (step for step in PLAN if step.name == "tests")
+    assert tests.command(Path("out"), "h100", 1)[-1] == "not sanitizer"
+
+
+def test_no_step_names_a_card_or_leaves_a_brace() -> None:
+    for step in PLAN:
+        (whole,) = {" ".join(step.command(Path("out"), gpu, 30)).replace(gpu, "CARD") for gpu in gpu_day.CARDS}
+        assert "{" not in whole
+        assert "h200" not in whole, "each card's measurements are its own"
+        assert whole.count("CARD") == (step.line.count("{gpu}"))
+
+
+def test_steps_take_over_what_earlier_ones_leave(tmp_path: Path) -> None:
+    """Time that is over goes to the end of a step, not into its budget."""
+    plan = [
+        *steps("pass", seconds=60),
+        *steps("import sys, time; print('budget', sys.argv[1]); time.sleep(4)", seconds=2),
+    ]
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ, plan) == 0
+    assert "budget 1\n" in (tmp_path / gpu_day.LOG).read_text()
+
+
+def test_a_failing_step_ends_alone(tmp_path: Path) -> None:
+    plan = steps("raise SystemExit(3)", "print('second')", "import os; os.kill(os.getpid(), 9)")
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ, plan) == 2
+    assert [(row["step"], row["exit"]) for row in rows(tmp_path)] == [("step 0", 3), ("step 1", 0), ("step 2", -9)]
+    assert {row["gpu"] for row in rows(tmp_path)} == {"h100"}
+    assert [bool(row["left"]) for row in rows(tmp_path)] == [True, False, True]
+    assert "second" in (tmp_path / gpu_day.LOG).read_text()
+
+
+def test_only_steps_that_compile_see_the_machines_compiler(tmp_path: Path) -> None:
+    program = f"import os; raise SystemExit(int({gpu_day.PREBUILT!r} in os.environ))"
+    plan = [Step("finds", 1, 20, program, ""), Step("compiles", 1, 20, program, "", compiles=True)]
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ | {gpu_day.PREBUILT: "file"}, plan) == 1
+    assert [row["exit"] for row in rows(tmp_path)] == [1, 0]
+    assert [step.name for step in PLAN if step.compiles] == ["tune"]
+
+
+def test_a_hanging_step_is_ended_with_its_children(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    program = (
+        "import pathlib, subprocess, sys, time; "
+        f"process = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(120)']); "
+        f"pathlib.Path({str(child)!r}).write_text(str(process.pid)); time.sleep(120)"
+    )
+    begin = time.monotonic()
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ, steps(program, seconds=2)) == 1
+    assert time.monotonic() - begin < 110, "the step would sleep for 120"
+    assert rows(tmp_path)[0]["exit"] is None
+    # SIGKILL is sent at once; the kernel takes its time to act on a process that the step does not wait for.
+    processes.until(lambda: not running(int(child.read_text())))
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_call_has_no_time_for_is_left(tmp_path: Path) -> None:
+    plan = steps("import time; time.sleep(60)", "print('never')")
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ, plan, seconds=11) == 2
+    first, second = rows(tmp_path)
+    assert first["exit"] is None
+    assert 5 <= first["seconds"] < 55
+    assert (second["seconds"], second["left"]) == (0.0, "print('never')")
+
+
+def test_what_outlives_a_step_delays_no_other(tmp_path: Path) -> None:
+    program = "import subprocess; print(subprocess.Popen(['sleep', '120'], start_new_session=True).pid, flush=True)"
+    started = time.monotonic()
+    assert gpu_day.run_call(1, "h100", tmp_path, os.environ, steps(program)) == 0
+    assert time.monotonic() - started < 110
+    text = (tmp_path / gpu_day.LOG).read_text().splitlines()
+    os.kill(int(next(line for line in text if line.isdecimal())), 9)
+
+
+def test_results_travel_compressed_where_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_day, "FILE_BYTES", 1000)
+    out, later = tmp_path / "out", tmp_path / "later"
+    out.mkdir()
+    lines = "".join(f'{{"row": {index % 3}}}\n' for index in range(1000))
+    (out / "measurements.jsonl").write_text(lines)
+    (out / "verdicts.jsonl").write_text("{}\n")
+    assert gpu_day.leave(out) == []
+    assert lzma.decompress((out / "measurements.jsonl.xz").read_bytes()).decode() == lines
+    gpu_day.bring(out, later)
+    assert (later / "measurements.jsonl").read_text() == lines
+    assert (later / "verdicts.jsonl").read_text() == "{}\n"
+    (out / "report.html").write_text("<html>")
+    brought = out / "autotune-first-runs.jsonl"  # and unchanged: it is in results/ already
+    brought.write_bytes((gpu_day.ROOT / "results" / brought.name).read_bytes())
+    assert gpu_day.leave(out) == []
+    assert not brought.exists()
+    with tarfile.open(out / gpu_day.REST) as packed:
+        assert packed.getnames() == ["report.html"]
+    (out / "noise.jsonl").write_bytes(os.urandom(1200))
+    for index in range(6):
+        (out / f"file{index}.jsonl").write_text(str(index))
+    assert [fault.split(":")[0] for fault in gpu_day.leave(out)] == ["noise.jsonl.xz"]
+    assert len(list(out.iterdir())) == gpu_day.MAX_FILES
+    gpu_day.bring(out, later)
+    assert [(later / f"file{index}.jsonl").read_text() for index in range(6)] == list("012345"), "some are in REST"
+
+
+def test_kernels_are_packed_alike_and_unpacked_whole(tmp_path: Path) -> None:
+    luggage = tmp_path / "luggage"
+    luggage.mkdir()
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "kernel.cubin").write_text(folder.name)
+    archive = luggage / "kernels.tar.xz"
+    gpu_day.pack_kernels(folders, b"{}", archive)
+    first = archive.read_bytes()
+    os.utime(folders[0] / "kernel.cubin", (1, 1))
+    gpu_day.pack_kernels(folders, b"{}", archive)
+    assert archive.read_bytes() == first
+    environment = gpu_day.unpack(luggage, tmp_path / "machine")
+    kernels = Path(environment["CUDAL2GEN_BUILD_DIR"])
+    assert {path.parent.name: path.read_text() for path in kernels.glob("*/kernel.cubin")} == {"a": "a", "b": "b"}
+    assert Path(environment[gpu_day.PREBUILT]).read_text() == "{}"
+
+
+def test_a_card_tells_its_name_unless_the_plan_is_for_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def here(name: str) -> None:
+        card = SimpleNamespace(name=name, model=chips.model_of(name) or name)
+        monkeypatch.setattr(gpu, "connect", lambda: card)
+
+    for name, model in (("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200")):
+        here(name)
+        assert (gpu_day.tell_card(), capsys.readouterr().out) == (0, f"{model}\n")
+    for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 NVL"):
+        here(name)
+        assert gpu_day.tell_card() == 2
+        assert capsys.readouterr() == ("", f"error: this is {name}; the plan and its kernels are for h100 and h200\n")
+
+
+def test_the_name_comes_from_a_process_that_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    answers = (("echo a warning; echo h100", "h100", 90), ("echo h100; exit 3", "", 90), ("exec sleep 60", "", 1))
+    for text, model, seconds in answers:
+        monkeypatch.setattr(gpu_day, "CARD_SECONDS", seconds)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        assert gpu_day.card_of(os.environ) == model
+
+
+def test_packs_of_both_cards_are_found(tmp_path: Path) -> None:
+    for card in gpu_day.CARDS:
+        with zipfile.ZipFile(tmp_path / f"cudal2gen_{card}-1.0+candidates-py3-none-linux_x86_64.whl", "w") as wheel:
+            wheel.writestr(f"cudal2gen_pack/{card}/pack.json", "{}")
+    folders = gpu_day.unpack(tmp_path, tmp_path / "machine")["CUDAL2GEN_PACK"].split(os.pathsep)
+    assert [Path(folder).name for folder in folders] == ["h100", "h200"]
+
+
+def test_both_cards_run_the_same_kernels() -> None:
+    """What ``prepare`` compiles for an H200 is what an H100 asks for."""
+    names = {
+        card: [record.name for record in Selection(sample=40, gpu=card, acc="any").records() + served(card)]
+        for card in gpu_day.CARDS
+    }
+    assert len(names["h100"]) == 40 + SERVED + SERVED_NN
+    assert names["h100"] == names["h200"]
+
+
+def test_losers_are_of_the_card_and_of_the_latest_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
+    h100 = measured.H200.model_copy(update={"id": "h100", "gpu": "h100", "name": "NVIDIA H100 80GB HBM3"})
+
+    def row(m: int, us: float, **fields: object) -> Measurement:
+        vendor = [measured.timing(f"cublaslt-autotuning-{layout}", [10.0] * 9) for layout in ("nn", "tn")]
+        times = [measured.timing(results.KERNEL, [us] * 9), *vendor]
+        return measured.measurement((m, 64, 64), times, **({"acc": "f32"} | fields))
+
+    on_h100 = {"environment": "h100", "gpu": "h100"}
+    rows = [
+        row(64, 30.0, **on_h100), row(64, 9.0, **on_h100),  # measured again, faster
+        row(128, 9.0, **on_h100), row(128, 12.0, l2="hot", **on_h100),
+        row(256, 99.0), row(256, 99.0, environment="h100"), row(256, 11.0, **on_h100),  # an H200's, and as if it were
+        row(512, 50.0, acc="f16", **on_h100),
+    ]  # fmt: skip
+    results.append([measured.H200, h100, *rows], results.store("measurements"))
+    monkeypatch.setattr(gpu_day, "LOSERS", 2)
+    gpu_day.losers("h100", tmp_path / "losing.jsonl")
+    assert [(problem.gpu, problem.m) for problem in catalog.load_problems(tmp_path / "losing.jsonl")] == [
+        ("h100", 128), ("h100", 256),
+    ]  # fmt: skip
+
+
+def test_tuned_records_come_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, here, file = tmp_path / "there.jsonl", tmp_path / "here.jsonl", tmp_path / "tuned.jsonl"
+    old, other = small(gpu="h100", acc="f32"), small(gpu="h100", acc="f32", m=128)
+    origin = {"source": "cudal2gen tune", "structure": "tuned", "changed": []}
+    first, second = (revise(record, stages=3, origin=origin) for record in (old, other))
+    for path in (there, here):
+        catalog.save([old, other], path)
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(there))
+    gpu_day.tuned(file)
+    assert not file.exists()
+    catalog.put(first)
+    gpu_day.tuned(file)
+    catalog.save([old, second], there)  # a later call, whose machine lacks the first
+    gpu_day.tuned(file)
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(here))
+    gpu_day.adopt(file)
+    assert catalog.load(here) == catalog.load(file) == [first, second]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_whole_day_in_rehearsal(tmp_path: Path) -> None:
+    """Every step of the plan on an emulated H100 with an H200's records: no step fails, each leaves what the next
+    needs, and what is measured is the H100's."""
+    pytest.importorskip("nvmath")
+    assert gpu_day.rehearse(tmp_path) == 0
+    for call in (1, 2, 3):
+        gpu_day.bring(tmp_path / f"call-{call}", tmp_path / f"brought-{call}")
+        with tarfile.open(tmp_path / f"call-{call}" / gpu_day.REST) as packed:
+            packed.extractall(tmp_path / f"rest-{call}", filter="data")
+    journal = [row for call in (1, 2, 3) for row in rows(tmp_path / f"brought-{call}")]
+    assert {row["step"] for row in journal} == {step.name for step in PLAN}
+    assert {(row["exit"], row["gpu"]) for row in journal} == {(0, "h100")}
+    first, last = tmp_path / "rest-1", tmp_path / "rest-3"
+    assert re.search(r"ok +packs +h100 in \S+; h200 in ", (first / gpu_day.LOG).read_text())
+    losers = [json.loads(line) for line in (last / gpu_day.LOSING).read_text().splitlines()]
+    assert {(row["gpu"], row["acc"]) for row in losers} == {("h100", "f32")}
+    stores = (tmp_path / "brought-3").glob("*.jsonl")
+    by_name = {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in stores}
+    assert sum(row["on"] == "h100" for row in by_name["verdicts.jsonl"]) >= 4
+    assert not [row for row in by_name["verdicts.jsonl"] if row["on"] == "h200"]
+    for name in ("measurements.jsonl", "a100-records.jsonl", "operators.jsonl"):
+        kinds = {(row["kind"], row["gpu"], row.get("name", ENVIRONMENT)) for row in by_name[name]}
+        assert kinds == {("environment", "h100", "NVIDIA H100 80GB HBM3"), ("measurement", "h100", ENVIRONMENT)}, name
+    page = (last / "report.html").read_text()
+    assert "aims on NVIDIA H100 80GB HBM3" in page
+    assert "NVIDIA H200" not in page
+
+
+def race_of_operators(
+    own_us: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float = 0.0
+) -> tuple[list[str], int]:
+    """The table of a race on a stand-in clock, by which torch.matmul takes 10 us; ``wrong``: added to D."""
+    import cudal2gen
+
+    card = FakeDevice()
+
+    def product(us: float, offset: float) -> Any:
+        def call(a: Any, b: Any, *, out: Any) -> None:
+            card.spend(us)
+            out.copy_(a.float() @ b.float() + offset)
+
+        return call
+
+    monkeypatch.setattr(cudal2gen, "matmul", product(own_us, wrong))
+    monkeypatch.setattr("torch.matmul", product(10.0, 0.0))
+    sizes = {"gpu": "h200", "acc": "f32", "layout": "tn", "m": 16, "n": 32, "k": 64}
+    chosen = [Problem.model_validate(sizes | {"ab": ab}) for ab in race_operators.TYPES]
+    store = tmp_path / "operators.jsonl"
+    assert race_operators.race(card, chosen, store, None) == 0
+    assert race_operators.race(card, chosen, store, 0.0) == 0, "what is stored is not measured again"
+    return race_operators.table(results.measurements(store).latest())
+
+
+def test_without_a_pack_no_operators_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch would race itself, and the step would pass."""
+    monkeypatch.setenv(gpu.STAND_IN, "tests.cudal2gen.rehearsal:H100")
+    monkeypatch.setenv("CUDAL2GEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CUDAL2GEN_PACK", str(tmp_path / "nowhere"))
+    assert race_operators.main(["--mnk", "64_64_64", "--out", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: no pack for h100 (")
+    assert "nowhere" in message
+    assert not (tmp_path / "operators.jsonl").exists()
+
+
+def test_the_race_of_operators_says_where_a_call_is_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, faults = race_of_operators(8.0, tmp_path / "faster", monkeypatch)
+    assert faults == 0
+    assert "| 1.250 [1.250, 1.250] |" in lines[2]
+    assert "geometric mean 1.250" in "".join(lines)
+    _, faults = race_of_operators(10.05, tmp_path / "as fast", monkeypatch)
+    assert faults == 0, "0.995 is within the promise"
+    lines, faults = race_of_operators(10.2, tmp_path / "slower", monkeypatch)
+    assert faults >= 2
+    assert "fault: 16_32_64 f16, L2 cold: 0.980 of torch.matmul's speed, below 0.99" in lines
+    lines, faults = race_of_operators(8.0, tmp_path / "wrong", monkeypatch, wrong=100.0)
+    assert faults >= 2, lines
+
+
+def test_the_race_of_operators_draws_rows_of_layers() -> None:
+    chosen = race_operators.problems("h200", race_operators.drawn(16))
+    assert [problem.ab for problem in chosen[:4]] == ["f16", "bf16", "f16", "bf16"]
+    assert {(problem.n, problem.k) for problem in chosen} <= set(race_operators.LAYERS)
+    assert [problem.m for problem in chosen].count(race_operators.PREFILL) == 2

@@ -1,0 +1,76 @@
+"""The catalog's own kernels are honest: one of each family, graded by its text, TMA and clusters included."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudal2gen import kernel
+from cudal2gen.generation import catalog
+from cudal2gen.generation.renderer import render
+from cudal2gen.kernel import Record
+from cudal2gen.kernel.launch import Tiles, Tma
+from cudal2gen.tuner.writing.contract import description
+from kernelproof.grading import Limits, Verdict, check_source
+from tests.cudal2gen.strategies import tcgen05
+
+
+def smallest(family: str) -> Record:
+    """The family's record of least work that needs no workspace and stores whole boxes."""
+    records = [
+        record
+        for record in catalog.load()
+        if record.family == family and record.split_k == 1 and record.layout == "tn" and not stores_rests(record)
+    ]
+    # The catalog has no record of Blackwell yet.
+    records = records or [tcgen05(bn=32, stages=3, m=256, n=64, k=192)]
+    return min(records, key=lambda record: record.launch.bm * record.launch.bn * record.k)
+
+
+def stores_rests(record: Record) -> bool:
+    match record.launch:
+        case Tma() as launch:
+            return bool(launch.box_d_rest_cols or launch.stream_k)
+        case Tiles() as launch:
+            return launch.raster != "plain"
+    return False
+
+
+def graded(record: Record, text: str) -> Verdict:
+    device = {"h200": "sm_90a", "b200": "sm_100a"}.get(record.gpu, "sm_80")
+    limits = Limits(device=device, isolated=False)
+    described = description(record)
+    return check_source(text, **described | {"shapes": described["shapes"][1:], "draws": {}}, limits=limits)
+
+
+@pytest.mark.parametrize("family", [name for name, family in kernel.FAMILIES.items() if not family.TEXTUAL])
+def test_rendered_kernels_are_right(family: str) -> None:
+    record = smallest(family)
+    verdict = graded(record, render(record))
+    assert verdict.right, str(verdict)
+    assert verdict.kernels[0].mma_flops >= 2 * record.launch.bm * record.launch.bn * record.k
+
+
+LAUNCHES = ("stream_k", "workspace", "zsplit", "split_k")
+
+
+def kind(record: Record) -> str:
+    """What of ``LAUNCHES`` a launch has, by the record's own fields, which are read faster than launches are made."""
+    if getattr(record, "stream_k", False):
+        return "stream_k"
+    if getattr(record, "reduce", None) == "workspace":
+        return "workspace"
+    if getattr(record, "raster", "") == "zsplit":
+        return "zsplit"
+    return "split_k" if record.split_k > 1 and not hasattr(record, "reduce") else ""
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_launches_with_a_workspace_or_slices_are_described(name: str) -> None:
+    records = [record for record in catalog.load() if kind(record) == name and record.layout == "tn"]
+    record = min(records, key=lambda record: record.bm * record.bn * record.split_k * record.ring_steps)
+    facts = record.launch.model_dump()
+    assert {"stream_k": 1, "workspace": "workspace", "zsplit": "zsplit", "split_k": record.split_k}[
+        name
+    ] in facts.values()
+    verdict = graded(record, render(record))
+    assert verdict.right, str(verdict)

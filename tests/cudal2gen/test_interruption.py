@@ -1,0 +1,233 @@
+"""Long verbs as real processes: ended by a signal they leave what they stored and no process, and go on from there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cudal2gen import results
+from cudal2gen.cli import signals
+from cudal2gen.generation import catalog, compiler
+from kernelproof import emulator
+from tests import processes
+from tests.cudal2gen.chat_server import limits, proposes, serving
+from tests.cudal2gen.paths import small
+from tests.packages import require
+from tests.processes import until
+
+REHEARSAL = {"CUDAL2GEN_GPU": "tests.cudal2gen.rehearsal:H200"}
+
+
+BUILT_AHEAD = [small(m=64, n=64, k=64 * stages, stages=stages) for stages in (1, 2, 3, 4)]
+
+
+class Place:
+    """A catalog of four kernels and a store of results, and commands there; ``mark`` is that of their processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = folder
+        self.store = folder / "results"
+        catalog.save(BUILT_AHEAD, folder / "kernels.jsonl")
+        self._variables = {
+            "CUDAL2GEN_CATALOG": str(folder / "kernels.jsonl"),
+            "CUDAL2GEN_RESULTS": str(self.store),
+            "CUDAL2GEN_CACHE_DIR": str(folder / "cache"),  # where a device is kept to one process
+        }
+
+    def start(self, *arguments: str, variables: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        environment = processes.marked(self.mark) | self._variables | (variables or {})
+        command = [sys.executable, "-m", "cudal2gen", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    def rows(self, name: str) -> int:
+        path = self.store / f"{name}.jsonl"
+        return path.read_text().count("\n") if path.is_file() else 0
+
+    def end(self, process: subprocess.Popen[str], number: signal.Signals) -> str:
+        """Sends a signal; what the process wrote to stderr. It and its descendants end."""
+        assert process.poll() is None, process.communicate()
+        process.send_signal(number)
+        until(lambda: not processes.alive(self.mark), processes.END_S)
+        _, errors = process.communicate(timeout=processes.END_S)
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), errors
+        assert "Traceback" not in errors
+        return errors
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield Place(tmp_path)
+    processes.kill(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_terminated_validate_goes_on_where_it_was(place: Place) -> None:
+    first = place.start("validate", "--all", "--jobs", "1")
+    until(lambda: place.rows("verdicts"))
+    errors = place.end(first, signal.SIGTERM)
+    stored = place.rows("verdicts")
+    assert 0 < stored < len(BUILT_AHEAD)
+    assert errors == "note: interrupted; finished verdicts are stored, and the same command with --changed continues\n"
+    output, errors = place.start("validate", "--all", "--changed", "--jobs", "1").communicate()
+    assert re.match(rf"4 records, {4 - stored} kernels? executed in \d+ cases, {stored} had a verdict", output), errors
+    assert place.rows("verdicts") == len(BUILT_AHEAD)
+
+
+@pytest.mark.slow
+def test_workers_of_a_killed_validate_die(place: Place) -> None:
+    process = place.start("validate", "--all", "--jobs", "2")
+    until(lambda: place.rows("verdicts"))
+    assert len(processes.alive(place.mark)) == 3
+    place.end(process, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_the_failure_of_its_kernel(place: Place) -> None:
+    process = place.start("validate", "--all", "--jobs", "2")
+    until(lambda: processes.workers_of(process.pid))
+    os.kill(processes.workers_of(process.pid)[0], signal.SIGKILL)
+    output, errors = process.communicate()
+    assert re.fullmatch(
+        r"error: hgemm_\w+: the process that ran it was ended by SIGKILL; if memory ran out, "
+        r"run again with fewer --jobs\n",
+        errors,
+    )
+    assert output.endswith(": 3 right, 0 wrong, 1 without a verdict\n")
+    assert (process.returncode, place.rows("verdicts")) == (1, 3)
+
+
+@pytest.mark.slow
+def test_verdicts_are_looked_up_before_anything_is_compiled(place: Place, tmp_path: Path) -> None:
+    output, errors = place.start("validate", "--mnk", "64_64_64").communicate()
+    assert output.endswith(": 1 right, 0 wrong\n"), errors
+    elsewhere = ("--build-dir", str(tmp_path / "elsewhere"))
+    output, errors = place.start(*elsewhere, "validate", "--changed", "--mnk", "64_64_64").communicate()
+    assert output == "1 record, 0 kernels executed in 0 cases, 1 had a verdict: 0 right, 0 wrong\n", errors
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.slow
+def test_what_a_killed_search_measures_and_compiles_dies_with_it(place: Place) -> None:
+    pytest.importorskip("torch")
+    arguments = ("--mnk", "64_64_64", "--gpu", "h200", "--acc", "f32", "--proposers", "random")
+    process = place.start("--build-dir", str(place.mark / "build"), "tune", *arguments, variables=REHEARSAL)
+    until(lambda: any("process_tree" in line for line in processes.alive(place.mark).values()))
+    assert any("spawn_main" in line for line in processes.alive(place.mark).values()), "which compiles"
+    place.end(process, signal.SIGKILL)
+
+
+def test_an_interrupted_search_keeps_its_trials(place: Place) -> None:
+    trials = place.mark / "trials.jsonl"
+    arguments = ("--mnk", "4096_256_64", "--gpu", "h200", "--acc", "f32", "--environment", "model")
+    process = place.start(
+        "tune", *arguments, "--proposers", "random", "--evaluations", "100000", "--trials", str(trials)
+    )
+    until(lambda: trials.is_file() and trials.stat().st_size)
+    assert f"interrupted: trials are in {trials}; the same command takes them up" in place.end(process, signal.SIGINT)
+    assert results.trials(trials)
+
+
+def test_a_search_that_waits_for_a_language_model_is_interrupted_and_resumed(place: Place) -> None:
+    require("openai")
+    trials, transcript = place.mark / "trials.jsonl", place.mark / "trials-llm.jsonl"
+    first, second = (
+        proposes(*(("incumbent", {"stages": stages, "c_batch": batch}) for stages in (2, 3))) for batch in (1, 2)
+    )
+    with serving(first, limits("600"), second, forever=True) as server:
+        arguments = (
+            "tune", "--mnk", "64_64_64", "--acc", "f16", "--environment", "model", "--proposers", "llm", "--llm-url",
+            server.url, "--llm-model", "scripted", "--evaluations", "4", "--trials", str(trials),
+        )  # fmt: skip
+        process = place.start(*arguments)
+        until(lambda: transcript.is_file() and "429" in transcript.read_text())
+        place.end(process, signal.SIGINT)
+        kept = results.trials(trials)
+        assert [trial.proposer for trial in kept] == ["llm", "llm"]
+        output, errors = place.start(*arguments).communicate()
+    assert "1 of 1 problems, 4 evaluations in" in output, errors
+    assert results.trials(trials)[:2] == kept, "they are not repeated"
+
+
+@pytest.mark.slow
+def test_a_terminated_benchmark_keeps_what_it_measured(place: Place) -> None:
+    pytest.importorskip("torch")
+    arguments = ("--all", "--baselines", "none", "--set", "gpu=h200", "--gpu", "a100")
+    process = place.start("bench", *arguments, variables=REHEARSAL)
+    until(lambda: place.rows("measurements") > 1)
+    place.end(process, signal.SIGTERM)
+    assert place.rows("measurements") > 1
+
+
+# Locks a mutex twice and so waits for itself, in C, where no signal is handled.
+STUCK = """
+import ctypes
+from cudal2gen.cli import signals
+signals.handle()
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+print("locked", flush=True)
+libc.pthread_mutex_lock(mutex)
+"""
+
+
+def test_a_call_that_never_returns_is_ended_too(place: Place) -> None:
+    environment = processes.marked(place.mark)
+    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    process.terminate()
+    process.communicate(timeout=processes.END_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert signals.GRACE_S <= 1, "two seconds are promised"
+
+
+# The signal comes while a row is written: pydantic replaces what its serializer raises by a ValueError.
+WRITING = """
+import os, signal
+from pydantic import BaseModel, model_serializer
+from cudal2gen.cli import app, main
+
+class Row(BaseModel):
+    @model_serializer
+    def spell(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return {}
+
+app.command("write")(lambda: Row().model_dump_json())
+main()
+"""
+
+
+def test_a_signal_while_a_row_is_written_ends_with_its_code(place: Place) -> None:
+    command = [sys.executable, "-c", WRITING, "write"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=processes.marked(place.mark))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("interruption", [SystemExit(143), KeyboardInterrupt()])
+def test_an_interruption_within_a_launch_ends_the_session(interruption: BaseException) -> None:
+    def interrupt(words: object) -> int:
+        raise interruption
+
+    artifact, library = compiler.build(BUILT_AHEAD[:1])[0], compiler.launcher()
+    session = emulator.session()
+    session.calls["launch"] = interrupt
+    with pytest.raises(type(interruption)):
+        launch(session, artifact.directory, library)
+    assert session.reports == []
+
+
+def launch(session: emulator.Session, directory: Path, library: Path) -> None:
+    from cudal2gen.launch.launcher import LaunchError, OpenKernel
+
+    with session, OpenKernel(library, directory, {}, emulator.runtime_path()) as kernel:
+        matrices = [session.memory.allocate(64 * 64 * 2, "inout").address for _ in range(3)]
+        with pytest.raises(LaunchError):
+            kernel.launch(matrices[0], 64, matrices[1], 64, matrices[2], 64, 64, 64, 64)

@@ -1,0 +1,188 @@
+"""The library: every record with a verdict; a draw of the kernels built from nothing, without spills, and executed.
+
+``make thorough`` builds all kernels and executes every third.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cudal2gen import places, results, validator
+from cudal2gen.generation import catalog, compiler
+from cudal2gen.generation.renderer import render
+from cudal2gen.kernel.problem import Layout
+from cudal2gen.results import Verdict
+from kernelproof.ground import toolchain
+from tests.cpu_times import cpu_seconds
+from tests.draws import THOROUGH, drawn
+
+pytestmark = pytest.mark.slow
+
+SHARE = 7  # of the sm_80 library, one kernel in so many is drawn
+VERSIONS = {"nvcc": "13.0.88", "cutlass": "4.2.0"}  # of the compilers that the stored verdicts are of
+
+
+@pytest.fixture(scope="module")
+def catalogued() -> list[catalog.Record]:
+    return catalog.load(places.shipped("configs") / "kernels.jsonl")
+
+
+@pytest.fixture(scope="module")
+def records(catalogued: list[catalog.Record]) -> list[catalog.Record]:
+    return [record for record in catalogued if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn")]
+
+
+@pytest.fixture(scope="module")
+def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """In ``make thorough`` an empty folder, so that the whole library is compiled from nothing; else the cache."""
+    return tmp_path_factory.mktemp("library") if THOROUGH else None
+
+
+def by_text(records: Iterable[catalog.Record], step: int) -> list[catalog.Record]:
+    """A draw of records whose texts differ, in the order of their digests, which tells nothing of what they are."""
+    tools = toolchain.discover()
+    distinct = {compiler.job(record, tools).digest: record for record in by_name(records)}
+    return [distinct[digest] for digest in drawn(sorted(distinct), step)]
+
+
+def by_name(records: Iterable[catalog.Record]) -> list[catalog.Record]:
+    """A record of each name and launch: equal names have equal texts, as tests/cudal2gen/test_renderer.py shows."""
+    return list({(record.name, record.launch.write()): record for record in records}.values())
+
+
+def test_all_records_render_in_three_seconds(records: list[catalog.Record]) -> None:
+    render(records[0])
+    started = cpu_seconds()
+    texts = {render(record) for record in records}
+    seconds = cpu_seconds() - started
+    print(f"\n{len(records)} records, {len(texts)} distinct texts, {seconds:.2f} s")
+    assert seconds < 3
+
+
+def test_the_library_compiles_without_spills(records: list[catalog.Record], build_dir: Path | None) -> None:
+    built = by_text(records, SHARE)
+    started = cpu_seconds()
+    artifacts = compiler.build(built, build_dir=build_dir)
+    seconds = cpu_seconds() - started
+    print(f"\n{len(built)} kernels in {seconds:.0f} CPU seconds, {compiler.peak_rss_bytes() >> 20} MiB")
+    assert len({artifact.digest for artifact in artifacts}) == len(built) > 80
+    faults = {record.mnk: artifact.ptxas.findings for record, artifact in zip(built, artifacts, strict=True)}
+    assert {mnk: findings for mnk, findings in faults.items() if findings} == {}
+    for record, artifact in zip(built, artifacts, strict=True):
+        assert artifact.ptxas.smem_static_bytes == 0
+        if record.family == "sm80_multistage":
+            by_registers = 65536 // (-(-artifact.ptxas.registers * 32 // 256) * 256) // (record.threads // 32)
+            assert by_registers >= record.min_blocks, record.mnk
+    assert seconds < 2 * 8 * 60, "eight minutes of two cores"
+
+
+def test_every_record_has_a_verdict_that_it_is_right(catalogued: list[catalog.Record], checkout: Path) -> None:
+    """Of the text, flags and versions that it has now; ``validate --changed`` gives those that are missing."""
+    tools = replace(toolchain.discover(), nvcc_version=VERSIONS["nvcc"], cutlass_version=VERSIONS["cutlass"])
+    verdicts = results.latest(checkout / "results" / "verdicts.jsonl")
+    wrong = []
+    for record in by_name(catalogued):
+        verdict = verdicts.get((compiler.job(record, tools).digest, "emulator"))
+        if verdict is None or not verdict.passed:
+            wrong.append(f"{record.gpu} {record.acc} {record.mnk}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("gpu", "layout"), [("h200", "tn"), ("h200", "nn"), ("a100", "tn"), ("a100", "nn")])
+def test_kernels_of_bf16_have_verdicts(checkout: Path, gpu: str, layout: Layout) -> None:
+    """Those that the catalog has of fp16 only: ``validate --all --changed --ab bf16 --gpu h200 --layout tn``."""
+    tools = replace(toolchain.discover(), nvcc_version=VERSIONS["nvcc"], cutlass_version=VERSIONS["cutlass"])
+    verdicts = results.latest(checkout / "results" / "verdicts.jsonl")
+    records = catalog.library(gpu, "f32", layout, ab="bf16", d="same")
+    digests = {compiler.job(record, tools).digest: record.problem.title for record in by_name(records)}
+    assert len(digests) > 80
+    assert [title for digest, title in digests.items() if (digest, "emulator") not in verdicts] == []
+    assert all(verdicts[digest, "emulator"].passed for digest in digests)
+
+
+def test_kernels_of_the_library_are_executed_anew(records: list[catalog.Record], build_dir: Path | None) -> None:
+    executed = by_text(records, SHARE)[::3]
+    work = list(zip(executed, compiler.build(executed, build_dir=build_dir), strict=True))
+    started = cpu_seconds()
+    library = compiler.launcher(build_dir=build_dir)
+    judgements = list(validator.validate_all(work, library, os.cpu_count() or 1))
+    verdicts = [judgement for judgement in judgements if isinstance(judgement, Verdict)]
+    seconds = cpu_seconds() - started
+    print(f"\n{len(verdicts)} kernels, {sum(len(verdict.cases) for verdict in verdicts)} cases in {seconds:.0f} CPU s")
+    assert {verdict.record: verdict.findings for verdict in verdicts if not verdict.passed} == {}
+    assert len(verdicts) == len(work) > 25
+    assert seconds < 2 * 6 * 60, "six minutes of two cores"
+
+
+def test_the_hopper_library_compiles_without_a_finding(
+    catalogued: list[catalog.Record], build_dir: Path | None
+) -> None:
+    """A spill or a wgmma that ptxas serialises is a finding. What runs is the covering set of paths."""
+    records = [record for record in catalogued if record.gpu == "h200"]
+    assert len(records) == 2057
+    built = by_text(records, 3)
+    started = cpu_seconds()
+    artifacts = compiler.build(built, build_dir=build_dir)
+    seconds = cpu_seconds() - started
+    print(f"\n{len(records)} records, {len(built)} kernels in {seconds:.0f} CPU seconds")
+    assert len(built) > 45
+    assert {artifact.digest: artifact.ptxas.findings for artifact in artifacts if artifact.ptxas.findings} == {}
+    assert {artifact.ptxas.arch for artifact in artifacts} == {record.arch for record in built}
+    assert seconds < 2 * 8 * 60, "eight minutes of two cores"
+
+
+def test_the_wheel_carries_templates_and_catalog(checkout: Path, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+        str(checkout),
+    ]
+    subprocess.run(command, check=True)
+    wheel = next(tmp_path.glob("cudal2gen-*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    program = (
+        "import cudal2gen, sys; from cudal2gen.generation import catalog; from cudal2gen import places;"
+        "from cudal2gen.generation.renderer import render;"
+        "assert places.checkout() is None, places.checkout();"
+        "records = catalog.load();"
+        "from cudal2gen import report, results; from pathlib import Path;"
+        "page = report.report(results.measurements(Path('none')), records).html();"
+        "assert 'arXiv 2512.02551' in page and 'drawAll()' in page;"
+        "print(len(records), len(render(records[0])), places.build_dir(), places.editable_catalog())"
+    )
+    environment = os.environ | {
+        "PYTHONPATH": str(tmp_path / "installed"),
+        "XDG_CACHE_HOME": "/c",
+        "XDG_DATA_HOME": "/d",
+    }
+    for name in ("CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_CATALOG", "CUDAL2GEN_CACHE_DIR"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    count, length, build, editable = done.stdout.split()
+    assert int(count) == len(places.catalog().read_text().splitlines()) > 11000
+    assert int(length) > 5000
+    assert (build, editable) == ("/c/cudal2gen/build", "/d/cudal2gen/kernels.jsonl")

@@ -1,0 +1,315 @@
+"""A run that was ended goes on: answers that were paid are used and not asked again, and its budget is one budget."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudal2gen import results
+from cudal2gen.generation import catalog
+from cudal2gen.results import Trial
+from cudal2gen.tuner import chat, completions, executor, memory, race
+from cudal2gen.tuner.chat import Chat, ServerWire
+from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.llm import Llm
+from cudal2gen.tuner.memory import Memory
+from cudal2gen.tuner.transcript import Exchange, Message, Outcome, Request, Unavailable, read
+from cudal2gen.tuner.writing.session import Session
+from kernelproof.grading import check_source, source
+from kernelproof.ground.errors import Failure
+from tests.cudal2gen import test_writing
+from tests.cudal2gen.chat_server import Server, fails, proposes, says, sends, serving
+from tests.cudal2gen.test_llm import KEY, PROBLEM, Clock, candidates, endpoint, incumbent, question
+from tests.cudal2gen.test_writing import KERNELS, LOOP, UNROLLED, block, writes
+from tests.packages import require
+
+require("openai")
+
+RUN = "model llm seed 0"
+IDEAS = [("incumbent", {"stages": 3}), ("incumbent", {"raster_group": 9}), ("incumbent", {"stages": 90})]
+
+
+def talk(server: Server, folder: Path, budget: int | None = None, run: str = RUN) -> Chat:
+    return chat.connect(endpoint(server), folder / "llm.jsonl", None, budget, run)
+
+
+def proposed(server: Server, folder: Path, trials: Sequence[Trial] = (), run: str = RUN) -> list[Any]:
+    """What a new start proposes first."""
+    proposals = Llm(talk(server, folder, run=run), Memory()).propose(question(tuple(trials)), 4)
+    return [proposal.record.kernel_key if proposal.record else proposal.violation for proposal in proposals]
+
+
+def test_a_paid_answer_without_trials_is_proposed_again_and_not_asked(tmp_path: Path) -> None:
+    with serving(proposes(*IDEAS), forever=True) as server:
+        first = proposed(server, tmp_path)
+        count = len(server.requests)
+        again = proposed(server, tmp_path)
+        assert (again[:2], len(server.requests)) == (first[:2], count)
+        assert "stages=90" in str(again[-1]), "also what was illegal"
+        trials = Model(lambda _: incumbent(), seed=3).evaluate(
+            PROBLEM, [p.record for p in Llm(talk(server, tmp_path), Memory()).propose(question(), 4) if p.record]
+        )
+        proposed(server, tmp_path, trials[:1])
+        assert len(server.requests) == count, "one of two has no trial"
+        proposed(server, tmp_path, trials)
+        assert len(server.requests) > count, "all have trials"
+        count = len(server.requests)
+        proposed(server, tmp_path, run="model llm seed 1")
+        assert len(server.requests) > count, "another run asks for itself"
+
+
+def test_an_answer_that_nobody_read_is_read_and_not_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "llm.jsonl"
+    with serving(proposes(*IDEAS[:2]), forever=True) as server:
+        first = proposed(server, tmp_path)
+        exchange, _ = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(exchange + b'{"kind": "outco')  # ended before the outcome was written, here half of it
+        assert proposed(server, tmp_path) == first
+        assert len(server.requests) == 1
+        assert [type(line) for line in read(path)] == [Exchange, Outcome], "which is repaired"
+        proposed(server, tmp_path, run="another")
+        assert len(server.requests) == 2
+
+
+def test_a_budget_and_its_counts_are_those_of_all_starts(tmp_path: Path) -> None:
+    with serving(proposes(*IDEAS[:2]), says("nothing"), forever=True) as server:
+        proposed(server, tmp_path)
+        later = talk(server, tmp_path, 1500)
+        assert str(later.usage) == "1 exchanges, 1 of them in earlier starts, 1000 tokens in, 200 out"
+        proposer = Llm(later, Memory(), warn=(warnings := list[str]()).append)
+        assert len(proposer.propose(question(), 4)) == 2
+        assert proposer.propose(question(), 4) == []
+        assert len(server.requests) == 1
+        assert "the budget of 1500 tokens is spent, earlier starts included, so nothing more is asked" in warnings[0]
+        assert talk(server, tmp_path, 1500, "another").usage.tokens == 0
+
+
+def test_a_question_whose_answer_is_lost_counts_its_prompt(tmp_path: Path) -> None:
+    class Interrupted:
+        live = True
+
+        def send(self, *_: Any) -> chat.Reply:
+            raise SystemExit(130)
+
+    path = tmp_path / "llm.jsonl"
+    with pytest.raises(SystemExit):
+        Llm(Chat(Interrupted(), path, run=RUN), Memory()).propose(question(), 4)
+    (line,) = read(path)
+    assert isinstance(line, Exchange)
+    assert (line.error, line.estimated, line.tokens_out) == ("interrupted", True, 0)
+    assert line.tokens_in == sum(memory.tokens(message.content) for message in line.messages) > 1000
+
+
+class Ended(SystemExit):
+    """A signal, at the store's first row."""
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was_not(
+    beside: bool, tmp_path: Path
+) -> None:
+    script = [
+        proposes(("incumbent", {"raster_group": group}), ("incumbent", {"raster_group": group, "stages": 3}))
+        for group in range(9, 12)
+    ]
+
+    def search(server: Server, folder: Path, store: Callable[[Sequence[Trial]], None] | None = None) -> list[Trial]:
+        file = folder / "trials.jsonl"
+        kept = results.trials(file) if file.is_file() else []
+        model = Model(lambda _: incumbent(), seed=5)
+        race.run(
+            race.Race(candidates(), incumbent(), kept), Llm(talk(server, folder), Memory(), beside=beside),
+            executor.InProcess(model), store or (lambda trials: results.append(trials, file)),
+            race.Settings(evaluations=6, batch=2, prune=None), RUN,
+        )  # fmt: skip
+        return results.trials(file)
+
+    def end(_: object) -> None:
+        raise Ended
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    with serving(*script) as server:
+        expected = search(server, whole)
+        assert len(server.requests) == 3
+    with serving(*script) as server:
+        for _ in range(2):
+            with pytest.raises(Ended):
+                search(server, parts, end)
+        assert [trial.record for trial in search(server, parts)] == [trial.record for trial in expected]
+        assert len(server.requests) == 3
+
+
+# Refusals of servers, in words.
+
+REFUSALS = {
+    "401": (
+        fails(401, f"Incorrect API key provided: {KEY}."),
+        "answers 401: Incorrect API key provided: ***.; set its key",
+        1,
+        True,
+    ),
+    "404": (
+        fails(404, "no model m"),
+        "answers 404: no model m; look at --llm-url, which mostly ends in /v1, and at --llm-model",
+        1,
+        True,
+    ),
+    "quota": (fails(429, "no", "insufficient_quota"), "answers 429: no; add credit, or set another key", 1, True),
+    "temperature": (
+        fails(400, "'temperature' does not support 0.3"),
+        "; leave --llm-temperature out for this model",
+        1,
+        True,
+    ),
+    "context": (
+        fails(400, "the request exceeds the available context size"),
+        "; serve the model with a longer context",
+        1,
+        False,
+    ),
+    "filter": (fails(400, "content management policy"), "; the server's filter refuses the question", 1, False),
+    "another 400": (fails(400, "invalid"), "answers 400: invalid", 3, False),
+    "page": (
+        sends(f"{KEY}<html>{KEY}".encode()),
+        "no chat completion, it begins '***<html>***'; check --llm-url",
+        1,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals_say_what_to_do_and_ask_no_more_than_may_help(name: str) -> None:
+    step, text, count, for_good = REFUSALS[name]
+    with serving(step, forever=True) as server:
+        with pytest.raises(Unavailable) as refusal:
+            Chat(ServerWire(endpoint(server))).ask(Request((Message("system", "s"), Message("user", "u")), {}), PROBLEM)
+        assert text in str(refusal.value)
+        assert KEY not in str(refusal.value)
+        assert (len(server.requests), refusal.value.for_good) == (count, for_good)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_key_that_is_wrong_ends_a_search_where_nobody_else_proposes(alone: bool) -> None:
+    with serving(fails(401), forever=True) as server:
+        proposer = Llm(Chat(ServerWire(endpoint(server))), Memory(), warn=str, alone=alone)
+        contest = race.Race(candidates(), incumbent())
+        settings = race.Settings(evaluations=6, batch=2, prune=None)
+        place = executor.InProcess(Model(lambda _: incumbent(), seed=5))
+        with pytest.raises(Failure, match="answers 401") if alone else nullcontext():
+            race.run(contest, proposer, place, lambda _: None, settings)
+        assert contest.evaluations == []
+
+
+def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
+    clock, steps = Clock(), [proposes(("incumbent", {"raster_group": 9}), ("incumbent", {"stages": 3}))]
+    with serving(*[fails(503)] * 9, *steps) as server:
+        proposer = Llm(Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock), Memory(), warn=str)
+        contest = race.Race(candidates(), incumbent())
+        place = executor.InProcess(Model(lambda _: incumbent(), seed=5))
+        race.run(contest, proposer, place, lambda _: None, race.Settings(evaluations=2, batch=2, prune=None))
+    assert contest.stop_reason == "2 evaluations"
+    assert sum(clock.pauses) > 60, "more than three batches would have been empty"
+
+
+def test_a_stream_that_nobody_asked_for_is_read() -> None:
+    def event(delta: dict[str, Any], **more: Any) -> bytes:
+        return (
+            b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta} | more], "model": "m"}).encode() + b"\n\n"
+        )
+
+    parts = [
+        event({"role": "assistant", "content": ""}),
+        event({"reasoning_content": "so"}),
+        event({"content": '{"a"'}),
+    ]
+    last = event({"content": ": 1}"}, finish_reason="stop")
+    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
+    answer = completions.read(b"".join([*parts, last, usage, b"data: [DONE]\n\n"]))
+    assert answer == completions.Completion('{"a": 1}', "so", "", "stop", (7, 2), "m")
+    with pytest.raises(ValueError, match="without its end"):
+        completions.read(b"".join(parts))
+    with pytest.raises(completions.ServerError, match="too many"):
+        completions.read(b'data: {"error": {"message": "too many", "code": 429}}\n\n')
+
+
+def test_a_check_has_no_secrets_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def graded(_task: Any, verdict: Any, _stated: int) -> Any:
+        names = [name for name in ("CUDAL2GEN_LLM_KEY", "HF_TOKEN", "HOME") if name in os.environ]
+        return verdict.model_copy(update={"remarks": names})
+
+    monkeypatch.setattr(source, "graded", graded)
+    for name in ("CUDAL2GEN_LLM_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, KEY)
+    verdict = check_source(
+        "__global__ void f(float* y) {}", lambda: None, [{"n": 1}], buffers={"y": "out:f32[n]"},
+        launches=[{"entry": "f", "grid": 1, "block": 1, "args": ["y"]}],
+    )  # fmt: skip
+    assert verdict.remarks == ["HOME"]
+    assert os.environ["HF_TOKEN"] == KEY
+
+
+# Sessions of writing.
+
+
+@pytest.fixture(autouse=True)
+def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "catalog" / "kernels.jsonl"))
+    catalog.save([], tmp_path / "catalog" / "kernels.jsonl")
+
+
+@pytest.mark.slow
+def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) -> None:
+    """Ended after the first of two trials of an answer, after both, and in the midst of a correction, it asks for what
+    is not answered alone, in the words of a session that was not ended."""
+    rounds = [
+        writes({"patch": block("absent\n", "")}, KERNELS["race"][0]),
+        writes({"patch": block(LOOP, UNROLLED)}),
+        writes({"launch": {"bm": 7}, "source": "x"}, KERNELS["wrong"][0]),
+    ]
+    stored: list[Trial] = []
+    texts: dict[str, list[str]] = {}
+
+    def run(server: Server, folder: Path, most: int) -> Session:
+        """A start that ends when ``most`` trials are stored."""
+        count = 0
+
+        def store(trials: Sequence[Trial]) -> None:
+            nonlocal count
+            stored.extend(trials)
+            if (count := count + 1) == most:
+                raise Ended
+
+        written = test_writing.session(server, folder, [], rounds=2, kernels=2)
+        written.chat, written.store = talk(server, folder, run=RUN), store
+        written.run_name = RUN
+        written.restore(stored)
+        written.run()
+        return written
+
+    for name, ends in (("whole", [9]), ("parts", [1, 1, 1, 9])):
+        stored.clear()
+        folder = tmp_path / name
+        folder.mkdir()
+        with serving(*rounds, *[says("no kernel")] * 2) as server:
+            for most in ends[:-1]:
+                with pytest.raises(Ended):
+                    run(server, folder, most)
+            session = run(server, folder, ends[-1])
+            texts[name] = [json.dumps(request["messages"]) for request in server.requests]
+        assert [trial.outcome for trial in stored] == ["wrong result", "measured", "illegal", "wrong result"]
+        assert len(session.attempts) == 4
+        answered = len(server.requests)
+    assert answered == 5
+    assert texts["parts"] == texts["whole"]
+    assert "shared-race" in texts["parts"][2]
+    assert "hint: " in texts["parts"][2], "reports are kept too"
+    with serving() as server:
+        assert len(run(server, tmp_path / "parts", 9).attempts) == 4, "a session that has ended asks nothing"

@@ -1,0 +1,339 @@
+"""The analytic model: its bounds by hand, its order where the order is known, and the catalog that follows from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cudal2gen import places
+from cudal2gen.generation import catalog
+from cudal2gen.kernel import IllegalRecord, Problem, Record, Sm90Wgmma, parse, revise
+from cudal2gen.timing import model
+from cudal2gen.timing.model import memory
+from kernelproof.ground.chips import GPUS
+from tests.cudal2gen.strategies import direct, multistage, single_shot, wgmma
+
+
+@pytest.fixture(scope="module")
+def modelled() -> ModuleType:
+    root = places.checkout()
+    assert root is not None
+    spec = importlib.util.spec_from_file_location("modelled", root / "scripts" / "modelled.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["modelled"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def large(**changes: Any) -> Record:
+    """4096^3 in 128 x 256 tiles: 512 of them on 132 SMs, four to the busiest, 64 k-tiles each."""
+    fields: dict[str, Any] = {
+        "m": 4096, "n": 4096, "k": 4096, "acc": "f32", "bm": 128, "bn": 256, "bk": 64, "stages": 4, "atom_n": 256,
+        "cluster": [1, 1], "consumers": 2, "registers": [40, 232], "raster_group": 8,
+    }  # fmt: skip
+    return wgmma(**(fields | changes))
+
+
+def test_bounds_by_hand() -> None:
+    """Three waves of 132 CTAs and one of 116, each of 64 k-tiles; of the last one each SM has more of the L2."""
+    estimate = model.estimate(large())
+    steps = 4 * 64
+    flops = 2 * 128 * 256 * 64
+    assert estimate.bounds_us["mma"] == pytest.approx(steps * flops / 4096 / 0.93 / 1700)
+    # Two atoms of 64 x 256 read (64 + 256) x 64 halves each; the stage's (128 + 256) x 64 come in.
+    moved = (2 * (64 + 256) + 128 + 256) * 64 * 2
+    assert estimate.bounds_us["shared memory"] == pytest.approx(steps * moved / 128 / 1700)
+    step_bytes = (128 + 256) * 64 * 2
+    assert estimate.bounds_us["L2"] == pytest.approx(64 * (3 + 116 / 132) * step_bytes / 40 / 1700)
+    # Three stages are on their way while the fourth is multiplied; the TMA adds 170 clocks to a load.
+    assert estimate.bounds_us["latency"] == pytest.approx(steps * (0.7 + 170 / 1700) / 3)
+    bounds = [estimate.bounds_us[name] for name in ("mma", "shared memory", "L2", "latency", "device memory")]
+    assert len(estimate.bounds_us) == len(bounds)
+    assert max(bounds) < estimate.main_us < max(bounds) * 5 ** (1 / 16)
+    # Launch and tensor map; descriptors and first load; drain and stores of four tiles, one after another.
+    store_us = 128 * 256 * 2 / 64 / 1700
+    around = 1.6 + 0.35 + 0.3 + 0.7 + 170 / 1700 + 4 * (0.3 + store_us)
+    assert estimate.around_us == pytest.approx(around)
+    assert estimate.us == pytest.approx(estimate.main_us + around)
+
+
+def test_an_epilogue_behind_another_tiles_main_loop_takes_shared_memory_and_no_time() -> None:
+    fields: dict[str, Any] = {"bn": 128, "atom_n": 128, "schedule": "pingpong"}
+    estimate = model.estimate(large(**fields))
+    # 1024 tiles of 128 x 128: 7 waves of 132, one of 100. A tile's D passes shared memory twice.
+    moved = (2 * (64 + 128) + 128 + 128) * 64 * 2 + 2 * 128 * 128 * 2 / 64
+    assert estimate.bounds_us["shared memory"] == pytest.approx(8 * 64 * moved / 128 / 1700)
+    assert estimate.around_us == pytest.approx(1.6 + 0.35 + 0.3 + 0.7 + 0.1 + 0.3 + 128 * 128 * 2 / 64 / 1700)
+
+
+def test_bounds_of_mma_sync_by_hand() -> None:
+    """2 x 2 warps on 128 x 128: each warp's row of A is read twice, each column of B twice, and both are written."""
+    record = multistage(padding="none", bm=128, bn=128, bk=64, mma_repeat=[2, 2, 1], stages=3, split_k=1)
+    assert record.ctas_by_smem == 1
+    estimate = model.estimate(record)
+    # Nine waves of 108 and one of 52, which take 64 bytes a clock from the L2.
+    steps = 10 * 64
+    moved = (128 * 2 + 128 * 2 + 128 + 128) * 64 * 2
+    # A row of a stage is one line of 128 bytes.
+    assert estimate.bounds_us["shared memory"] == pytest.approx(steps * (moved / 128 + 128 + 128) / 1380)
+    assert estimate.bounds_us["mma"] == pytest.approx(steps * 2 * 128 * 128 * 64 / 2048 / 0.85 / 1380)
+    assert estimate.bounds_us["L2"] == pytest.approx(64 * (9 / 40 + 1 / 64) * (128 + 128) * 64 * 2 / 1380)
+    assert estimate.bounds_us["latency"] == pytest.approx(steps * 0.6 / 2)
+    store_us = 128 * 128 * 2 / 20 / 1380
+    assert estimate.around_us == pytest.approx(1.6 + 10 * (0.3 + 0.6 + 0.3 + store_us))
+
+
+@pytest.mark.parametrize(
+    ("bm", "bn", "bk", "repeat", "clocks"),
+    [
+        # MMAs of 48 clocks a k-block hide half of a turn's 100.
+        (64, 64, 32, [2, 2, 1], 2 * 2 * 64 * 64 * 16 / 2048 / 0.85 + 100 - 2 * 64 * 64 * 16 / 2048 / 0.85),
+        # One warp of four sub-cores: MMAs of 38 clocks a block, on a fourth of the SM.
+        (16, 32, 64, [1, 1, 1], 4 * 4 * 2 * 16 * 32 * 16 / 2048 / 0.85 + 100 - 4 * 2 * 16 * 32 * 16 / 2048 / 0.85),
+        # Eight blocks of ldmatrix, one after another.
+        (32, 32, 128, [2, 2, 1], 8 * 38),
+    ],
+)
+def test_a_lone_ctas_chain_of_waits_by_hand(bm: int, bn: int, bk: int, repeat: list[int], clocks: float) -> None:
+    swizzle = {"smem_swizzle": [2, 3, 3] if bk == 32 else [3, 3, 3]}
+    record = multistage(
+        m=bm, n=bn, k=4 * bk, bm=bm, bn=bn, bk=bk, mma_repeat=repeat, padding="none", stages=3, split_k=1, c_batch=1,
+        **swizzle,
+    )  # fmt: skip
+    assert model.estimate(record).bounds_us["mma"] == pytest.approx(4 * clocks / 1380)
+
+
+def test_a_load_that_is_waited_for_is_in_the_chain() -> None:
+    kernel = model.kernel_of(multistage(m=128, n=128, k=512, padding="none", split_k=1))
+    ring, waiting = (model.estimate_kernel(kernel._replace(flight=flight)).bounds_us for flight in (2, 0))
+    assert waiting["latency"] == 0.0
+    assert waiting["mma"] - ring["mma"] == pytest.approx(kernel.tile_steps * 0.6)
+
+
+def test_an_sm_takes_its_share_of_the_l2_and_what_its_port_passes() -> None:
+    a100 = GPUS["a100"]
+    assert (a100.rates.l2_bytes, a100.sms) == (40, 108)
+    shares = [memory.l2_share(a100.rates, a100.sms, ctas) for ctas in (1000, 108, 90, 1)]
+    assert shares == pytest.approx([40, 40, 48, 64])
+
+
+def test_what_the_l2_forgets_between_waves_by_hand() -> None:
+    """16384 squared on an A100: 108 tiles of 128 x 128 at a time, in slices of 2048 columns and 16 tiles a row."""
+    record = multistage(m=16384, n=16384, k=16384, raster="zsplit", swizzle_stride=2048, padding="none", split_k=1)
+    rows, columns = 7 * 128, 16 * 128
+    per_wave = 2 * 16384 * (rows + columns)
+    expected = 128 * 128 / 108 * per_wave + 2 * 16384 * 16384
+    assert memory.dram_bytes(record, record.work, record.target.rates, 108) == pytest.approx(expected)
+    plain = revise(record, raster="plain", swizzle_stride=None)
+    assert memory.dram_bytes(plain, plain.work, record.target.rates, 108) > 1.8 * expected
+
+
+def test_fragments_from_global_memory_by_hand() -> None:
+    """No ring; every warp asks the L2 for its own fragments, 16 bytes at a time: A once per column of warps, B per
+    row."""
+    record = direct(m=64, n=128, k=128, bm=32, bn=64, mma_repeat=[2, 4, 1])
+    estimate = model.estimate(record)
+    fragments = (32 * 4 + 64 * 2) * 32 * 2
+    assert estimate.bounds_us["shared memory"] == pytest.approx(4 * fragments / 16 / 1380)
+    assert estimate.bounds_us["L2"] == pytest.approx(4 * fragments / 64 / 1380)
+
+
+def sums_us(record: Record, together: int = 1) -> float:
+    return memory.sums_us(record, record.work, record.target.rates, record.target.sms, together)
+
+
+def test_partial_sums_by_hand() -> None:
+    """A launch that clears counters; three trips to the L2, one for every eight loads; what an SM keeps and reads."""
+    # Four tiles in 16 slices: each of 64 CTAs keeps 128 x 256 floats and adds as many, 32 loads a thread.
+    shared = large(m=128, n=1024, k=16384, split_k=16, reduce="workspace")
+    expected = 1.6 + ((3 + 4) * 263 + 2 * 128 * 256 * 4 / 40) / 1700
+    assert sums_us(shared) == pytest.approx(expected)
+    # 34 tiles for 132 SMs: each has 34/132 of one to do, and keeps and adds one and 34/132.
+    streamed = large(m=128, n=34 * 256, stream_k=True)
+    assert model.estimate(streamed).bounds_us["mma"] == pytest.approx(
+        34 / 132 * 64 * 2 * 128 * 256 * 64 / 4096 / 0.93 / 1700
+    )
+    parts = 1 + 34 / 132
+    expected = 1.6 + ((3 + -(-parts * 32 // 8)) * 263 + 2 * parts * 128 * 256 * 4 / 40) / 1700
+    assert sums_us(streamed) == pytest.approx(expected)
+    # Where the last wave is whole nothing is kept.
+    assert sums_us(large(m=128, n=132 * 256, stream_k=True)) == 0.0
+
+
+def test_partial_sums_of_the_last_to_arrive_by_hand() -> None:
+    """Of four tiles each CTA keeps one slice; the last one reads all eight, 256 loads a thread."""
+    record = multistage(
+        padding="none", bm=128, bn=128, bk=64, mma_repeat=[2, 2, 1], stages=3, split_k=8, m=256, n=256, k=8192
+    )
+    expected = 1.6 + ((3 + 32) * 262 + (1 + 8) * 128 * 128 * 4 / 40) / 1380
+    assert sums_us(record) == pytest.approx(expected)
+
+
+def test_stream_k_pays_where_the_last_wave_is_nearly_empty_and_k_is_long() -> None:
+    us = lambda record: model.estimate(record).us  # noqa: E731
+    nearly_empty = {"m": 10 * 128, "n": 14 * 256, "k": 8192}
+    assert us(large(**nearly_empty, stream_k=True)) < 0.7 * us(large(**nearly_empty))
+    assert us(large(**(nearly_empty | {"k": 256}), stream_k=True)) > us(large(**(nearly_empty | {"k": 256})))
+
+
+def test_what_the_model_knows() -> None:
+    us = lambda record: model.estimate(record).us  # noqa: E731
+    assert us(large()) < us(large(bn=128, atom_n=128)), "a wide tile reads less"
+    assert model.estimate(large(cluster=[2, 1])).bounds_us["L2"] < model.estimate(large()).bounds_us["L2"]
+    few = {"m": 512, "n": 512, "k": 16384, "epilogue": "direct"}
+    split = large(**few, split_k=4, reduce="cluster")
+    assert us(split) < us(large(**few)), "eight tiles leave most SMs idle"
+    square = large(m=1024, n=1024, k=1024)
+    bounds, larger = model.estimate(square).bounds_us, model.estimate(large()).bounds_us
+    assert bounds["mma"] == pytest.approx(larger["mma"] / 16), "a CTA of 16 k-tiles"
+    assert bounds["L2"] < larger["L2"] / 16, "few SMs have more of the L2 each"
+    bands = large(m=16384, n=16384, k=16384, raster_group=8)
+    dram = model.estimate(bands).bounds_us["device memory"]
+    assert dram < model.estimate(revise(bands, raster_group=1)).bounds_us["device memory"]
+    assert dram > bands.problem.traffic_bytes / 4.1e6
+
+
+def test_what_is_in_flight_by_family() -> None:
+    """A ring fills all stages but the one that is multiplied; a single shot asks for all of its k at once."""
+    assert [large(stages=stages).steps_in_flight for stages in (2, 4)] == [1, 3]
+    assert [multistage(stages=stages).steps_in_flight for stages in (1, 2, 3)] == [1, 1, 2]
+    assert single_shot(k_chunks=4).steps_in_flight == 4
+    assert direct().steps_in_flight == 1
+    assert model.estimate(single_shot(k_chunks=4)).bounds_us["latency"] == 0.0
+
+
+def test_every_family_has_an_estimate() -> None:
+    for record in catalog.load(places.shipped("configs") / "kernels.jsonl")[::61]:
+        estimate = model.estimate(record)
+        chip = record.target
+        floor = record.problem.flops / (chip.capability.mma_flops * chip.sms * chip.rates.mhz)
+        assert estimate.us > floor, record.mnk
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpu", "sources"), [("h200", {"timing model", "published H100 choice"}), ("b200", {"timing model"})]
+)
+def test_the_catalogs_records_are_the_models_choice(modelled: ModuleType, gpu: str, sources: set[str]) -> None:
+    """So that the origin that they carry is true; whoever changes the model or a chip writes them anew."""
+    own = catalog.load(places.shipped("configs") / "kernels.jsonl")
+    records = [record for record in own if record.gpu == gpu and record.origin.structure == "modelled"]
+    assert {record.origin.source for record in records} == sources
+    for record in records[::37]:
+        assert record in modelled.even(record.problem)
+
+
+def test_both_accumulators_have_every_problem(modelled: ModuleType) -> None:
+    own = catalog.load(places.shipped("configs") / "kernels.jsonl")
+    sizes = {(record.m, record.n, record.k) for record in own if record.gpu == "a100"}
+    for acc in ("f16", "f32"):
+        selected = [record for record in own if (record.gpu, record.acc, record.layout) == ("h200", acc, "tn")]
+        decode = set(modelled.DECODE) if acc == "f32" else set()
+        assert {(record.m, record.n, record.k) for record in selected} == sizes | decode
+        assert len({record.name for record in selected}) <= 340
+
+
+def test_products_of_decoding_have_records_that_any_fewer_rows_take(modelled: ModuleType) -> None:
+    """Few rows of D run along the columns of a wgmma, short sums of a router along a cluster; kernels overlap."""
+    path = places.shipped("configs") / "kernels.jsonl"
+    own = {(r.m, r.n, r.k): r for r in catalog.load(path) if (r.gpu, r.acc, r.layout) == ("h200", "f32", "tn")}
+    for m, n, k in modelled.DECODE:
+        record = own[m, n, k]
+        assert isinstance(record, Sm90Wgmma)
+        assert record.swap_ab or m > 16
+        assert record.reduces_in_cluster or (n, k) not in modelled.ROUTERS
+        assert record.pdl
+        for rows in {m - 1, (m + 1) // 2 + 1} - {0}:
+            larger = min(row for row in modelled.DECODE_ROWS if row >= rows)
+            problem = Problem(gpu="h200", acc="f32", layout="tn", m=rows, n=n, k=k)
+            assert catalog.find(problem, path).record.code() == own[larger, n, k].code()
+
+
+def columns_first(record: Record) -> Record | None:
+    """The record with B stored (K,N); None where a producer has too few registers for its narrower boxes."""
+    try:
+        return revise(record, layout="nn")
+    except IllegalRecord:
+        return None
+
+
+@pytest.mark.slow
+def test_other_layouts_choose_alike(modelled: ModuleType) -> None:
+    """The model sees no difference between the layouts: where it is legal, the record of (N,K) is an offer of (K,N)."""
+    records = [record for record in catalog.load(places.shipped("configs") / "kernels.jsonl") if record.gpu == "h200"]
+    forms = [form for record in records[::97] if (form := columns_first(record))]
+    assert len(forms) > 16
+    for form in forms:
+        assert form.code() in [offer.code() for offer in modelled.even(form.problem)]
+
+
+def test_variants_are_legal_and_many(modelled: ModuleType) -> None:
+    problem = Problem(gpu="h200", acc="f32", layout="tn", m=64, n=4096, k=4096)
+    offered = list(modelled.variants(problem))
+    assert len(offered) > 300
+    assert {record.family for record in offered} == {"sm90_wgmma"} | {record.family for record in offered}
+    assert any(record.swap_ab for record in offered)
+    assert all(parse(record.model_dump(mode="json")) == record for record in offered[::29])
+
+
+def test_few_kernels_serve_many_problems(modelled: ModuleType) -> None:
+    """The kernel that most problems offer is taken first; one that is there already counts for two."""
+    wide, narrow, split = large(), large(bn=128, atom_n=128), large(bn=192, atom_n=192)
+    offers = [[narrow, wide], [narrow], [split, narrow]]
+    assert modelled.cover(offers, set()) == [narrow, narrow, narrow]
+    assert modelled.cover([[narrow], [wide, split]], {split.name}) == [narrow, split]
+    assert modelled.cover([[narrow], [wide, split]], {wide.name}) == [narrow, wide]
+    assert modelled.cover([[narrow, wide], [split, wide]], set()) == [wide, wide]
+
+
+def test_published_choices_seed_their_problems(modelled: ModuleType) -> None:
+    """A clear published H100 configuration is taken where the model finds less than a tenth elsewhere."""
+    facts = next(facts for facts in modelled.hopper_choices().values() if (facts["bm"], facts["bn"]) == (128, 256))
+    problem = Problem(gpu="h200", acc="f32", layout="tn", m=facts["m"], n=facts["n"], k=facts["k"])
+    offers = modelled.even(problem)
+    assert {offer.origin.source for offer in offers} == {"published H100 choice"}
+    assert {(offer.bm, offer.bn, offer.cluster) for offer in offers} == {(128, 256, tuple(facts["cluster"][:2]))}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "family", "area", "cluster"),
+    [
+        ("rtx4090", "sm80_multistage", 128 * 128, 1),
+        ("rtx5090", "sm120_mma", 128 * 128, 1),
+        ("b200", "sm100_tcgen05", 128 * 256, 2),
+    ],
+)
+def test_large_products_take_the_tiles_of_published_kernels(
+    modelled: ModuleType, gpu: str, family: str, area: int, cluster: int
+) -> None:
+    offers = modelled.even(Problem(gpu=gpu, acc="f32", layout="tn", m=8192, n=8192, k=8192))
+    assert family in {offer.family for offer in offers}
+    assert min(offer.bm * offer.bn for offer in offers) == area
+    assert all(offer.split_k == 1 and offer.cluster_ctas == cluster for offer in offers)
+    few = modelled.even(Problem(gpu=gpu, acc="f32", layout="tn", m=64, n=64, k=16384))
+    assert all(offer.split_k > 1 and offer.origin.source == "timing model" for offer in few)
+
+
+def test_the_script_writes_into_a_catalog_of_its_own(
+    modelled: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "kernels.jsonl"
+    tuned = revise(large(), origin={"source": "H200", "structure": "tuned", "changed": []})
+    others = [record for record in catalog.load() if record.gpu == "a100" and record.k == 64][:3]
+    catalog.save([tuned, *others], target)
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", str(target))
+    sizes = [(64, 64, 64), (4096, 4096, 4096)]
+    problems = [Problem(gpu="h200", acc=acc, layout="tn", m=m, n=n, k=k) for acc in ("f32", "f16") for m, n, k in sizes]
+    monkeypatch.setattr(modelled, "problems", lambda gpu: [problem for problem in problems if problem.gpu == gpu])
+    monkeypatch.setattr(sys, "argv", ["modelled.py", "--write"])
+    modelled.main()
+    written = catalog.load(target)
+    assert tuned in written, "what was tuned stays"
+    assert len(written) == len(others) + 4

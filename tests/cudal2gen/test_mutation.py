@@ -1,0 +1,172 @@
+"""The checker is checked: mechanical mutants of built kernels must be noticed, or be proven equivalent.
+
+Of each kernel of one plain product of fp16, every third mutant of each kind, of more than ``MANY`` every fourth. Of
+every fifth kernel that computes more, a mutant of each kind, of arithmetic one for each opcode. Of groups, gated pairs
+and aux, faults of the rendered text.
+All of them, and those of claimed tiles, in ``make thorough``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cudal2gen.generation import compiler
+from cudal2gen.generation.compiler import Artifact
+from cudal2gen.generation.renderer import render
+from cudal2gen.validator import run_case, stress_shapes
+from cudal2gen.validator.problems import thorough_shape
+from kernelproof.emulator import ARITHMETIC, Mutant
+from tests.cudal2gen.faulty import Faulty
+from tests.cudal2gen.mutation import TEXT_FAULTS, TextFault, candidates, equivalence, survivors, text_faults
+from tests.cudal2gen.paths import PATHS
+from tests.draws import THOROUGH, drawn, drawn_by, few_by
+
+pytestmark = pytest.mark.slow
+
+# One kernel of every family, prefetch kind, epilogue, raster, padding and layout.
+MUTATED = [
+    "single",
+    "single one stage",
+    "single_intra_tile",
+    "none bk 16",
+    "none one stage",
+    "multi",
+    "pingpong",
+    "staggered",
+    "nn f32 global",
+    "staged with 16 bytes",
+    "direct",
+    "zsplit",
+    "persistent",
+    "predicate",
+    "split_k",
+    "small direct",
+    "small direct split_k",
+    "wgmma pingpong 2x1 nn",
+    "wgmma 2x2",
+    "wgmma workspace",
+    "wgmma stream",
+    "wgmma n80",
+    "wgmma rests of two instructions",
+    "wgmma rests, pingpong",
+    "wgmma padded",
+    "wgmma cluster split 8 swapped",
+    "once padded",
+    "once split 2",
+    "tensor nn, narrow boxes",
+    "tensor pair nn f16",
+    *(["tensor claimed pair"] if THOROUGH else []),
+]
+
+MANY = 100
+
+# What computes more: fused kernels, batches, bf16 and fp32 output, in every family.
+MORE = [
+    "fused direct d split",
+    "fused multistage direct, ragged",
+    "fused wgmma swapped, any n",
+    "batched wgmma",
+    "fused wgmma cluster",
+    "batched zsplit split",
+    "fused once split",
+    "fused direct ragged",
+    "fused wgmma any n",
+    "multistage d split persistent",
+    "wgmma d swapped",
+    "batched once",
+    "fused wgmma f16",
+    "fused multistage staged, wide",
+    "multistage bf16 nn ragged",
+]
+
+# Of how many mutants one may be equivalent. A cluster that sums one tile ends
+# twice over: the producer's warps only keep the barriers' count, the CTA's others wait for the same readers.
+MAX_EQUIVALENT = (
+    dict.fromkeys(MUTATED, 8)
+    | {"wgmma cluster split 8 swapped": 7}
+    # Nearly all that a thread of these does by itself is a wait, a fence or a product.
+    | {name: 3 for name in MUTATED if name.startswith("tensor")}
+)
+
+# Faults of texts: every kernel of groups, gated pairs or aux in ``make thorough``, else one kernel for each spelling.
+SMALL_FIRST = ("sm80_direct", "sm80_multistage", "sm90_small", "sm90_wgmma", "sm100_tcgen05", "sm120_mma")
+FAULTY = few_by(
+    lambda case: case[1].before,
+    [
+        (name, fault)
+        for name, record in sorted(PATHS.items(), key=lambda item: SMALL_FIRST.index(item[1].family))
+        if record.grouped or record.fusion.gate or record.fusion.aux
+        for fault in text_faults(render(record))
+    ],
+    1,
+)
+
+BUILT_AHEAD = [
+    *(PATHS[name] for name in [*MUTATED, *drawn(MORE, 5)]),
+    *(Faulty(PATHS[name], fault.before, fault.after) for name, fault in FAULTY),
+]
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+@pytest.mark.parametrize("name", MUTATED)
+def test_every_mutant_is_noticed_or_equivalent(name: str, library: Path) -> None:
+    mutants = candidates(PATHS[name], built(name).ptx.read_text())
+    assert len(mutants) >= 50
+    executed = drawn_by(lambda mutant: mutant.kind, mutants, 4 if len(mutants) > MANY else 3)
+    reasons = explained(name, library, executed)
+    print(f"\n{name}: {len(executed)} of {len(mutants)} mutants, {dict(reasons)}")
+    assert reasons.total() < len(executed) / MAX_EQUIVALENT[name], "most mutants must be real faults"
+
+
+@pytest.mark.parametrize("name", drawn(MORE, 5))
+def test_every_mutant_of_what_computes_more_is_noticed_or_equivalent(name: str, library: Path) -> None:
+    mutants = candidates(PATHS[name], built(name).ptx.read_text())
+    assert {mutant.kind for mutant in mutants} & ARITHMETIC
+    executed = few_by(place, mutants, 1)
+    reasons = explained(name, library, executed)
+    print(f"\n{name}: {len(executed)} of {len(mutants)} mutants, {dict(reasons)}")
+    assert reasons.total() < len(executed) / 3
+
+
+def test_every_fault_has_a_kernel() -> None:
+    assert {fault.before for _, fault in FAULTY} == {before for each in TEXT_FAULTS.values() for before, _ in each}
+
+
+@pytest.mark.parametrize(("name", "fault"), FAULTY, ids=[f"{name}: {fault.fault}" for name, fault in FAULTY])
+def test_a_faulty_text_is_noticed(name: str, fault: TextFault, library: Path) -> None:
+    record, artifact = PATHS[name], Faulty(PATHS[name], fault.before, fault.after).built()
+    shape = thorough_shape(record, stress_shapes(record))
+    case, _ = run_case(record, artifact, library, shape, "normal", hazards=False)
+    assert not case.passed
+
+
+def place(mutant: Mutant) -> tuple[str, ...]:
+    """What is alike: mutants of a kind, those of arithmetic also by what they change; each argument is its own."""
+    if mutant.kind in ("nudge", "first"):
+        return mutant.kind, mutant.name
+    return mutant.kind, mutant.name.split()[1] if mutant.kind in ARITHMETIC else ""
+
+
+def built(name: str) -> Artifact:
+    return compiler.build([PATHS[name]])[0]
+
+
+def explained(name: str, library: Path, executed: list[Mutant]) -> Counter[str]:
+    """Why the survivors behave as the kernel does; fails over those of which that is not known."""
+    record, artifact = PATHS[name], built(name)
+    ptx = artifact.ptx.read_text()
+    reasons, unexplained = Counter[str](), []
+    for mutant in survivors(record, artifact, library, executed):
+        if (reason := equivalence(record, mutant, ptx)) is not None:
+            reasons[reason] += 1
+        else:
+            unexplained.append(f"{mutant.name}: {ptx.splitlines()[mutant.line - 1].strip()}")
+    assert unexplained == []
+    return reasons

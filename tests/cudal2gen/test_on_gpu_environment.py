@@ -1,0 +1,166 @@
+"""The gpu environment on a device that is not there: order of the stages, failures with reasons, paired timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudal2gen.generation.compiler import Artifact, BuildError, Ptxas
+from cudal2gen.kernel import Problem, Record, revise, space
+from cudal2gen.launch.gpu import Kernel
+from cudal2gen.launch.launcher import LaunchError
+from cudal2gen.launch.operands import Operands
+from cudal2gen.results import INCUMBENT, Case, Environment, Measurements, Verdict
+from cudal2gen.tuner import executor, race
+from cudal2gen.tuner.on_gpu import GpuEnvironment, best_baseline
+from cudal2gen.tuner.proposers import Random
+from tests.cudal2gen import measured
+from tests.cudal2gen.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
+
+pytestmark = pytest.mark.torch
+
+PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=128, n=256, k=128)
+RECORDS = [record for record in space.candidates(PROBLEM).records if record.family == "sm90_wgmma"]
+CLEAN = Ptxas("sm_90a", 168, 0, 0, 0, 0, 1)
+
+
+def wrong(operands: Operands, _: int) -> None:
+    operands.d[0, 0] += 30
+
+
+class Shop:
+    """A ``Workshop`` in which everything goes well but for what is told by record name."""
+
+    def __init__(self, device: FakeDevice, us: Callable[[Record], float] = lambda _: 8.0) -> None:
+        self.device, self.us = device, us
+        self.faults: dict[str, Any] = {}
+        self.log: list[str] = []
+
+    def attempt(self, records: Sequence[Record]) -> list[Artifact | BuildError]:
+        self.log += [f"build {record.name}" for record in records]
+        return [self.outcome(record) for record in records]
+
+    def outcome(self, record: Record) -> Artifact | BuildError:
+        fault = self.faults.get(record.name)
+        if fault == "compile":
+            return BuildError(f"{record.name} does not compile\nline 7: expected a semicolon")
+        return Artifact(Path(record.name), Ptxas("sm_90a", 168, 16, 8, 0, 0, 1) if fault == "spill" else CLEAN)
+
+    def judge(self, record: Record, artifact: Artifact) -> Verdict:
+        self.log.append(f"judge {record.name}")
+        findings = ("wrong-value: 3 elements",) if self.faults.get(record.name) == "verdict" else ()
+        case = Case(
+            m=1, n=1, k=1, swizzle_stride=None, inputs="normal", compared="equality", max_error=0.0, allowed=None,
+            ctas=1, findings=findings,
+        )  # fmt: skip
+        return Verdict(record=record.name, digest=artifact.digest, on="h200", cases=(case,), counters={})
+
+    def open(self, record: Record, artifact: Artifact) -> Kernel:
+        if self.faults.get(record.name) == "launch":
+            raise LaunchError(1, "cudaErrorInvalidValue")
+        us = 0.01 if self.faults.get(record.name) == "too good" else self.us(record)
+        faulty = wrong if self.faults.get(record.name) == "timing" else None
+        self.log.append(f"open {record.name}")
+        return FakeKernel(self.device, record, us, faulty=faulty)
+
+
+def environment(shop: Shop, incumbent: Record | None = None, **options: Any) -> GpuEnvironment:
+    return GpuEnvironment(shop.device, shop, lambda _: incumbent, warmup_seconds=0.0, **options)  # type: ignore[arg-type]
+
+
+def test_every_failure_has_its_kind_and_reason_and_the_rest_is_timed() -> None:
+    shop = Shop(FakeDevice())
+    names = ["compile", "spill", "verdict", "launch", "timing", "too good"]
+    records = RECORDS[:80:10]
+    shop.faults = {record.name: fault for record, fault in zip(records, names, strict=False)}
+    trials = environment(shop, RECORDS[99]).evaluate(PROBLEM, records)
+    assert [trial.outcome for trial in trials] == [
+        "compile error", "spill", "wrong result", "wrong result", "wrong result", "too good", "measured", "measured",
+    ]  # fmt: skip
+    reasons = [trial.reason for trial in trials]
+    assert reasons[0] == f"{records[0].name} does not compile"
+    assert reasons[1] == "spills 16 bytes (168 registers)"
+    assert reasons[2] == "1_1_1 normal: wrong-value: 3 elements"
+    assert reasons[3] == "cudaErrorInvalidValue (cudaError 1)"
+    assert reasons[4].startswith("wrong result after the timing: an error of 30")
+    assert "cannot do it in less than" in reasons[5]
+    for trial in trials[6:]:
+        assert {timing.contender for timing in trial.timings} == {"cudal2gen", INCUMBENT}
+        assert trial.median_us == pytest.approx(8.0)
+
+
+def test_what_does_not_compile_is_not_judged_and_what_is_wrong_is_not_timed() -> None:
+    shop = Shop(FakeDevice())
+    spills, lies, clean = RECORDS[0], RECORDS[10], RECORDS[20]
+    shop.faults = {spills.name: "spill", lies.name: "verdict"}
+    environment(shop).evaluate(PROBLEM, [spills, lies, clean])
+    assert f"judge {spills.name}" not in shop.log
+    assert f"open {lies.name}" not in shop.log
+    assert f"open {clean.name}" in shop.log
+
+
+def test_ratios_are_paired_with_incumbent_and_baseline_while_the_card_slows() -> None:
+    device = FakeDevice(drift=10.0)
+    shop = Shop(device, lambda record: 12.0 if record == RECORDS[50] else 8.0)
+    vendor = Product(device, "cublaslt-autotuning-tn", 10.0)
+    (trial,) = environment(shop, RECORDS[50], baseline=lambda _: vendor).evaluate(PROBLEM, [RECORDS[0]], "long")
+    assert trial.baseline == "cublaslt-autotuning-tn"
+    for contender, factor in ((INCUMBENT, 1.5), ("cublaslt-autotuning-tn", 1.25)):
+        ratio = trial.faster_than(contender)
+        assert ratio is not None
+        assert ratio.value == pytest.approx(factor, rel=0.02)
+        assert ratio.low > 1
+
+
+def test_one_binary_launched_in_one_way_is_timed_once() -> None:
+    shop = Shop(FakeDevice())
+    record = RECORDS[0]
+    relabelled = record.model_copy(update={"origin": record.origin.model_copy(update={"source": "another"})})
+    other_launch = revise(record, raster_group=2)
+    trials = environment(shop).evaluate(PROBLEM, [record, relabelled, other_launch])
+    assert [entry for entry in shop.log if entry.startswith("open")] == [f"open {record.name}"] * 2
+    assert [entry for entry in shop.log if entry.startswith("judge")] == [f"judge {record.name}"]
+    assert trials[0].timings == trials[1].timings
+    assert all(trial.measured for trial in trials)
+
+
+def test_another_problems_record_is_illegal_here() -> None:
+    stranger = next(iter(space.candidates(PROBLEM.model_copy(update={"m": 256})).records))
+    (trial,) = environment(Shop(FakeDevice())).evaluate(PROBLEM, [stranger])
+    assert trial.outcome == "illegal"
+
+
+def test_kernels_are_closed_and_the_card_is_named() -> None:
+    device = FakeDevice()
+    trials = environment(Shop(device), RECORDS[1]).evaluate(PROBLEM, [RECORDS[0], RECORDS[30]])
+    assert device.log.count("closed") == 3
+    assert {trial.on for trial in trials} == {"NVIDIA H200"}
+
+
+def test_a_race_on_the_device_finds_the_faster_record() -> None:
+    """The clock is a function of the record: the widest tile wins, and the gain is what the clock says."""
+    device = FakeDevice()
+    shop = Shop(device, lambda record: 20.0 - record.bn / 32)
+    slow = next(contest for contest in RECORDS if contest.bn == 64)
+    contest = race.Race(space.candidates(PROBLEM), slow)
+    inside = executor.InProcess(environment(shop, slow))
+    race.run(contest, Random(0), inside, lambda _: None, race.Settings(24, 8))
+    winner, gain = contest.winner, contest.gain
+    assert winner is not None
+    assert gain is not None
+    assert winner.effort == "final"
+    assert gain.value == pytest.approx((20 - 64 / 32) / (20 - winner.record["bn"] / 32), rel=1e-3)
+    assert winner.record["bn"] == max(trial.record["bn"] for trial in contest.short_trials)
+    assert contest.improved
+
+
+def test_the_best_stored_baseline_is_the_fastest_that_was_measured() -> None:
+    fast, slow = measured.timing("cublas-nn", [5.0]), measured.timing("cublas-tn", [6.0])
+    kernel = measured.timing("cudal2gen", [4.0])
+    measurement = measured.measurement((128, 256, 128), [kernel, slow, fast], acc="f32")
+    environments: dict[str, Environment] = {measured.H200.id: measured.H200, ENVIRONMENT.id: ENVIRONMENT}
+    assert best_baseline(PROBLEM, Measurements(environments, [measurement])) == "cublas-nn"
+    assert best_baseline(PROBLEM.model_copy(update={"k": 64}), Measurements(environments, [measurement])) is None

@@ -1,0 +1,223 @@
+"""``cudal2gen.matmul`` on a GPU: right, never slower than torch beyond noise, in graphs and under torch.compile.
+
+Deselected where torch sees no CUDA device. The pack is made here, of the catalog's records nearest to sampled shapes.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+import cudal2gen
+from cudal2gen import bench, pack, results
+from cudal2gen.generation import compiler
+from cudal2gen.kernel import GPUS
+from cudal2gen.launch import gpu
+from cudal2gen.results import choice
+from cudal2gen.validator.correctness import Bounds, in_order
+from scripts.race_operators import LEAST
+from tests.cudal2gen import packed
+from tests.cudal2gen.on_gpu_kernels import sampled, served
+from tests.packages import require
+
+torch = require("torch")
+
+from cudal2gen.operators import dispatch  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.card, pytest.mark.torch]
+
+PAIRS = 7
+
+
+@pytest.fixture(scope="module")
+def card() -> gpu.Gpu:
+    return gpu.connect()
+
+
+@pytest.fixture(scope="module")
+def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """Records for a few of the sampled problems, measured here."""
+    if card.model not in GPUS:
+        pytest.skip(f"{card.model} is not in the table of GPUs")
+    fitted = served(card.model)
+    artifacts = dict(zip(fitted, compiler.build(fitted), strict=True))
+    library, store = compiler.launcher(), tmp_path_factory.mktemp("measured") / "m.jsonl"
+    from cudal2gen.bench import baselines
+
+    vendors = baselines.contenders(["torch.matmul", "cublas-tn", "cublas-nn"], "f32", card, store.with_name("lt.jsonl"))
+    plan = bench.Plan(
+        fitted,
+        lambda record: gpu.Kernel(record, artifacts[record].directory, library, card.stream),
+        lambda record: artifacts[record].digest,
+        vendors,
+        bench.Settings(warmup_seconds=1.0, benchmark_seconds=0.1),
+        store,
+    )
+    bench.run(card, plan)
+    measured = results.measurements(store)
+    table = choice.tabulate(card.model, fitted, measured, lambda record: artifacts[record].digest)
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / card.model, with_ptx=False))
+
+
+@pytest.fixture
+def dispatcher(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> Iterator[dispatch.Dispatcher]:
+    dispatcher = dispatch.Dispatcher([opened])
+    monkeypatch.setattr(dispatch.Current, "dispatcher", dispatcher)
+    yield dispatcher
+    torch.cuda.synchronize()
+    dispatcher.close()
+
+
+@pytest.fixture
+def kernels(dispatcher: dispatch.Dispatcher) -> dispatch.Dispatcher:
+    dispatcher.prefer = "kernel"
+    return dispatcher
+
+
+def drawn(*shape: int) -> Any:
+    return torch.randn(*shape, dtype=torch.float16, device="cuda")
+
+
+def close(d: Any, a: Any, b: Any) -> bool:
+    bounds = Bounds("f32", a, b.t(), in_order(a.shape[1]))
+    return not bounds.compare(d).findings
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 256, 512), (1, 64, 64), (33, 57, 71), (272, 576, 7168), (257, 96, 8)])
+def test_both_layouts_are_right(m: int, n: int, k: int, kernels: dispatch.Dispatcher) -> None:
+    a = drawn(m, k)
+    for b in (drawn(n, k).t(), drawn(k, n)):
+        assert close(cudal2gen.matmul(a, b), a, b)
+        out = torch.full((m, n + 3), float("nan"), dtype=torch.float16, device="cuda")
+        cudal2gen.matmul(a, b, out=out[:, :n])
+        assert close(out[:, :n], a, b)
+        assert bool(out[:, n:].isnan().all())
+    assert kernels.stats()["torch"] == {}
+
+
+def test_torch_checks_the_operators(kernels: dispatch.Dispatcher) -> None:
+    a, b, bias = drawn(64, 128), drawn(128, 64), drawn(64)
+    for differentiable in (False, True):
+        x, y = a.clone().requires_grad_(differentiable), b.clone().requires_grad_(differentiable)
+        torch.library.opcheck(torch.ops.cudal2gen.matmul.default, (x, y))
+        torch.library.opcheck(torch.ops.cudal2gen.linear.default, (x, y.t().contiguous(), bias))
+    torch.library.opcheck(torch.ops.cudal2gen.matmul.out, (a, b), {"out": drawn(64, 64)})
+
+
+def test_captured_and_replayed(kernels: dispatch.Dispatcher) -> None:
+    a, b = drawn(61, 131), drawn(59, 131).t()  # with copies, whose memory the graph keeps
+    cudal2gen.matmul(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        d = cudal2gen.matmul(a, b)
+    for _ in range(3):
+        a.normal_()
+        graph.replay()
+        assert close(d, a, b)
+    assert kernels.stats()["torch"] == {}
+
+
+def test_on_another_stream(kernels: dispatch.Dispatcher) -> None:
+    a, b = drawn(64, 4096), drawn(4096, 4096)
+    cudal2gen.matmul(a, b)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        a.normal_()
+        d = cudal2gen.matmul(a, b)
+    torch.cuda.current_stream().wait_stream(side)
+    assert close(d, a, b)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled(mode: str, kernels: dispatch.Dispatcher) -> None:
+    a, b = drawn(64, 128), drawn(128, 256)
+    torch._dynamo.reset()
+    product = torch.compile(lambda x, y: cudal2gen.matmul(x.relu(), y) + 1, fullgraph=True, mode=mode)
+    for _ in range(4):
+        result = product(a, b)
+        torch.testing.assert_close(result, a.relu() @ b + 1, atol=0.05, rtol=0.01)
+
+
+def captured(call: Any, calls: int) -> Any:
+    """A graph of so many calls, replayed once: what is first used is used, what is read is warm."""
+    graph = torch.cuda.CUDAGraph()
+    call()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    graph.replay()
+    return graph
+
+
+def replay_us(graph: Any) -> float:
+    """Device time of a replay."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) * 1000
+
+
+def upper_end(ratios: list[float]) -> float:
+    """The upper end of the median's 98 % interval: of 7 ratios the largest, which the median exceeds in 1 of 128."""
+    assert len(ratios) == PAIRS
+    return max(ratios)
+
+
+@pytest.mark.slow
+def test_never_slower_than_torch(dispatcher: dispatch.Dispatcher) -> None:
+    """Against torch.matmul of the same operands; device time, copies inside. Fails beyond noise only: some of 200
+    medians lie below any bound by chance."""
+    rng = random.Random(1)
+    slower = {}
+    for m, n, k in sampled():
+        a, b = drawn(m, k), drawn(n, k).t()
+        calls = max(4, min(64, int(2e9 / (m * n * k))))
+        graphs = {
+            "torch": captured(lambda: torch.matmul(a, b), calls),  # noqa: B023
+            "cudal2gen": captured(lambda: cudal2gen.matmul(a, b), calls),  # noqa: B023
+        }
+        pairs = [{side: replay_us(graphs[side]) for side in rng.sample(sorted(graphs), 2)} for _ in range(PAIRS)]
+        ratios = [pair["torch"] / pair["cudal2gen"] for pair in pairs]
+        if upper_end(ratios) < LEAST:
+            slower[f"{m}_{n}_{k}"] = (round(median(ratios), 4), cudal2gen.explain(a, b))
+    print(dispatcher.stats())
+    assert slower == {}
+
+
+def host_us(call: Any, calls: int = 2000) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    spent = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return spent / calls * 1e6
+
+
+def test_the_host_is_not_kept_much_longer_than_by_torch(kernels: dispatch.Dispatcher) -> None:
+    a, b = drawn(64, 64), drawn(64, 64).t()
+    for call in (lambda: torch.matmul(a, b), lambda: cudal2gen.matmul(a, b)):
+        host_us(call)
+    pairs = [(host_us(lambda: torch.matmul(a, b)), host_us(lambda: cudal2gen.matmul(a, b))) for _ in range(7)]
+    torch_us, own_us = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+    print(f"torch.matmul {torch_us:.2f} us, cudal2gen.matmul {own_us:.2f} us")
+    assert own_us <= 1.2 * torch_us
+
+
+def test_the_example_runs(kernels: dispatch.Dispatcher, capsys: pytest.CaptureFixture[str]) -> None:
+    from cudal2gen.operators import shapes
+
+    llama = shapes._from_file(Path(__file__).parents[2] / "examples" / "llama.py")
+    difference = llama.run("cuda", 1, 48, words=256, width=64, heads=4, blocks=1)
+    assert difference < 0.05
+    assert "x\n" in capsys.readouterr().out

@@ -1,0 +1,162 @@
+"""The register rules of sm90_wgmma and sm120_mma against ptxas: points on both sides, compiled, and judged alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cudal2gen.generation import compiler
+from cudal2gen.generation.compiler import BuildError
+from cudal2gen.kernel import Problem, Sm90Wgmma, Sm120Mma
+from tests.cudal2gen.strategies import WARPS, WGMMA
+
+pytestmark = pytest.mark.slow
+
+WIDE, TIGHT, THREE = [40, 232], [24, 240], [32, 160]
+
+
+def tile(bm: int, bn: int, registers: list[int] | None = WIDE, **changes: Any) -> dict[str, Any]:
+    fields = {"bm": bm, "bn": bn, "atom_n": bm if changes.get("swap_ab") else bn, "registers": registers, "stages": 3}
+    return fields | {"consumers": 2} | changes
+
+
+PINGPONG: dict[str, Any] = {"schedule": "pingpong"}
+DIRECT: dict[str, Any] = {"epilogue": "direct"}
+# Legal points and, one step beyond the same rule, illegal ones.
+LEGAL: list[dict[str, Any]] = [
+    tile(256, 192),
+    tile(256, 208, TIGHT),
+    tile(256, 208, TIGHT, layout="nn"),
+    tile(128, 256, None),
+    tile(256, 256, None, acc="f16"),
+    tile(192, 192, THREE, consumers=3),
+    tile(192, 256, THREE, consumers=3, atom_n=128),
+    tile(128, 192, **PINGPONG),
+    tile(128, 208, TIGHT, **PINGPONG),
+    tile(128, 208, TIGHT, cluster=[2, 2], **PINGPONG),
+    tile(192, 128, **PINGPONG),
+    tile(192, 128, cluster=[4, 1], **PINGPONG),
+    tile(128, 384, atom_n=192),
+    tile(128, 384, atom_n=192, cluster=[1, 4]),
+    tile(256, 208, TIGHT, acc="f16", **PINGPONG),
+    tile(128, 208, None, consumers=1),
+    tile(64, 128, None, consumers=1, min_blocks=2),
+    tile(256, 192, [32, 232], cluster=[2, 2]),
+    tile(256, 208, TIGHT, cluster=[2, 1]),
+    tile(256, 160, TIGHT, cluster=[2, 1], layout="nn"),
+    tile(128, 240, [32, 232], cluster=[2, 2], layout="nn", acc="f16", bk=128, stages=2),
+    tile(256, 176, **DIRECT),
+    tile(144, 256, swap_ab=True, **DIRECT),
+    tile(256, 192, split_k=2, reduce="workspace"),
+    tile(256, 192, split_k=2, reduce="cluster", **DIRECT),
+]
+SPILLING: list[dict[str, Any]] = [
+    tile(256, 208),
+    tile(256, 224, TIGHT),
+    tile(256, 144, None),
+    tile(256, 224, TIGHT, atom_n=112),
+    tile(128, 224, TIGHT, **PINGPONG),
+    tile(192, 144, TIGHT, **PINGPONG),
+    tile(128, 448, atom_n=224, stages=2),
+    tile(256, 224, TIGHT, acc="f16", **PINGPONG),
+    tile(128, 256, None, consumers=1),
+    tile(128, 128, None, consumers=1, min_blocks=2),
+    tile(128, 240, TIGHT, cluster=[2, 2], layout="nn", acc="f16", bk=128, stages=2),
+    tile(256, 192, **DIRECT),
+    tile(160, 256, swap_ab=True, **DIRECT),
+]
+FATAL: list[dict[str, Any]] = [
+    tile(192, 208, THREE, consumers=3),
+    tile(128, 112, [24, 104], min_blocks=2),
+]
+
+
+def unchecked(fields: dict[str, Any]) -> Sm90Wgmma:
+    """A record that no rule has seen."""
+    whole = WGMMA | fields
+    whole |= {name: tuple(whole[name]) for name in ("cluster", "registers") if whole[name] is not None}
+    problem = Problem(**{name: whole.pop(name) for name in Problem.model_fields if name in whole})
+    return Sm90Wgmma.model_construct(problem=problem, **whole)
+
+
+def register_rules(record: Sm90Wgmma | Sm120Mma) -> list[str]:
+    # Shared memory is another rule's affair, and none of ptxas's.
+    return [rule for rule in record.violations() if "registers" in rule]
+
+
+def warps(cols: int, rows: int = 128, registers: list[int] | None = WIDE, **changes: Any) -> Sm120Mma:
+    """A record of sm120_mma that no rule has seen: in pingpong, or by one consumer at the registers of the start."""
+    swap_ab = changes.get("swap_ab", False)
+    turns = {"schedule": "pingpong", "consumers": 2} if registers else {"consumers": 1}
+    whole = WARPS | {"bm": cols if swap_ab else rows, "bn": rows if swap_ab else cols, **DIRECT, **turns}
+    whole |= {"registers": registers and tuple(registers), **changes}
+    problem = Problem(**{name: whole.pop(name) for name in Problem.model_fields if name in whole})
+    return Sm120Mma.model_construct(problem=problem, **whole)
+
+
+ACROSS: dict[str, Any] = {"swap_ab": True}
+RESIDUAL: dict[str, Any] = {"fusion": "residual"}
+LEGAL_WARPS = [
+    warps(192),
+    warps(208, registers=TIGHT, layout="nn"),
+    warps(192, **ACROSS),
+    warps(208, registers=None),
+    warps(160, **RESIDUAL),
+    warps(96, **RESIDUAL, **ACROSS),
+]
+SPILLING_WARPS = [
+    warps(224),
+    warps(240, registers=None),
+    warps(192, **RESIDUAL),
+    warps(192, d="f32", **ACROSS),
+    warps(128, **RESIDUAL, **ACROSS),
+]
+BUILT_AHEAD = [*(unchecked(fields) for fields in LEGAL + SPILLING), *LEGAL_WARPS, *SPILLING_WARPS]
+
+
+@pytest.mark.parametrize("fields", LEGAL, ids=str)
+def test_what_the_rules_allow_is_clean(fields: dict[str, Any]) -> None:
+    record = unchecked(fields)
+    assert register_rules(record) == []
+    assert compiler.build([record])[0].ptxas.findings == []
+
+
+@pytest.mark.parametrize("fields", SPILLING, ids=str)
+def test_what_the_rules_refuse_spills(fields: dict[str, Any]) -> None:
+    record = unchecked(fields)
+    assert register_rules(record) != []
+    findings = compiler.build([record])[0].ptxas.findings
+    assert any("spills" in finding for finding in findings), findings
+
+
+@pytest.mark.parametrize("record", LEGAL_WARPS, ids=lambda record: record.name)
+def test_what_the_rules_of_warps_allow_is_clean(record: Sm120Mma) -> None:
+    assert register_rules(record) == []
+    assert compiler.build([record])[0].ptxas.findings == []
+
+
+@pytest.mark.parametrize("record", SPILLING_WARPS, ids=lambda record: record.name)
+def test_what_the_rules_of_warps_refuse_spills(record: Sm120Mma) -> None:
+    assert register_rules(record) != []
+    findings = compiler.build([record])[0].ptxas.findings
+    assert any("spills" in finding for finding in findings), findings
+
+
+def test_an_overfull_accumulator_serialises_wgmma() -> None:
+    findings = compiler.build([unchecked(SPILLING[0])])[0].ptxas.findings
+    assert any("C7512" in finding and "serialized" in finding for finding in findings), findings
+
+
+@pytest.mark.parametrize("fields", FATAL, ids=str)
+def test_an_instruction_beyond_the_entry_registers_is_fatal(fields: dict[str, Any]) -> None:
+    record = unchecked(fields)
+    assert any("of one wgmma" in rule for rule in register_rules(record))
+    with pytest.raises(BuildError, match="C7602"):
+        compiler.build([record])
+
+
+def test_the_register_pool_is_a_rule_of_its_own() -> None:
+    """ptxas does not check it: the kernel would wait forever."""
+    assert any("wait forever" in rule for rule in register_rules(unchecked(tile(128, 256, [40, 240]))))
+    assert register_rules(unchecked(tile(128, 256, TIGHT))) == []

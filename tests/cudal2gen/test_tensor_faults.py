@@ -1,0 +1,95 @@
+"""Faults of a rendered tcgen05 kernel of pairs, each with the rule that reports it in both orders of events."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cudal2gen.generation import compiler
+from cudal2gen.generation.compiler import Artifact
+from cudal2gen.validator import Shape, run_case
+from tests.cudal2gen.paths import PATHS
+
+PAIR = PATHS["tensor pair nn f16"]
+SHAPES = (Shape(256, 64, 128), Shape(253, 123, 312))
+ALWAYS = "setp.eq.u32 p, 0, 0;"
+BUILT_AHEAD = [PAIR]
+
+
+def without(pattern: str, by: str = "") -> Callable[[str], str]:
+    return lambda text: re.sub(pattern, by, text)
+
+
+def last(pattern: str, by: str = "") -> Callable[[str], str]:
+    """The last match is replaced."""
+
+    def edit(text: str) -> str:
+        *_, match = re.finditer(pattern, text)
+        return text[: match.start()] + match.expand(by) + text[match.end() :]
+
+    return edit
+
+
+def before_load(pattern: str, by: str = "") -> Callable[[str], str]:
+    """The last match before the first load from tensor memory is replaced."""
+
+    def edit(text: str) -> str:
+        at = text.index("tcgen05.ld")
+        return last(pattern, by)(text[:at]) + text[at:]
+
+    return edit
+
+
+FAULTS: dict[str, tuple[Callable[[str], str], str | tuple[str, ...]]] = {
+    "loads are not awaited": (without(r"tcgen05\.wait::ld[^;]*;"), "tensor-memory-registers"),
+    "the end of products is not told": (last(r"tcgen05\.commit[^;]*;"), "deadlock"),
+    "products are not awaited": (
+        before_load(r"mbarrier\.try_wait[^;]*;", ALWAYS),
+        ("tensor-memory-race", "uninitialised-tensor-memory"),  # after the first product, or before
+    ),
+    "no fence before loads": (before_load(r"tcgen05\.fence::after_thread_sync;"), "tensor-memory-race"),
+    "operands are not awaited": (
+        lambda text: (
+            last(r"mbarrier\.try_wait[^;]*;", ALWAYS)(text[: text.index("tcgen05.mma")])
+            + text[text.index("tcgen05.mma") :]
+        ),
+        "in-flight",
+    ),
+    "the first product adds": (
+        lambda text: re.sub(r"setp\.ne\.b32 p, %r\d+, 0;(\s*tcgen05\.mma)", rf"{ALWAYS}\1", text, count=1),
+        "uninitialised-tensor-memory",
+    ),
+    "columns are kept": (without(r"tcgen05\.dealloc[^;]*;"), "tensor-memory-allocation"),
+    "columns are asked for without the right to": (
+        without(r"(tcgen05\.alloc[^;]*;)([\s\S]*?)(tcgen05\.relinquish[^;]*;)", r"\3\2\1"),
+        "tensor-memory-allocation",
+    ),
+    "columns are given back while the peer reads": (
+        last(r"barrier\.cluster\.arrive\.relaxed\.aligned;([\s\S]*?)barrier\.cluster\.wait\.acquire\.aligned;", r"\1"),
+        "tensor-memory-race",
+    ),
+    "products of one CTA": (without(r"tcgen05\.mma\.cta_group::2", "tcgen05.mma.cta_group::1"), "tcgen05-group"),
+}
+
+
+@pytest.fixture(scope="module")
+def artifact() -> Artifact:
+    return compiler.build([PAIR])[0]
+
+
+@pytest.mark.parametrize("adverse", [False, True])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_reported_by_its_rule(fault: str, adverse: bool, artifact: Artifact, tmp_path: Path) -> None:
+    edit, rule = FAULTS[fault]
+    directory = tmp_path / artifact.digest
+    shutil.copytree(artifact.directory, directory)
+    faulty, text = Artifact(directory, artifact.ptxas), artifact.ptx.read_text()
+    assert edit(text) != text
+    faulty.ptx.write_text(edit(text))
+    for shape in SHAPES:
+        case = run_case(PAIR, faulty, compiler.launcher(), shape, "binary", adverse=adverse)[0]
+        assert any(finding.startswith(rule) for finding in case.findings), (shape, case.findings)

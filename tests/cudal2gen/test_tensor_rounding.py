@@ -1,0 +1,86 @@
+"""The emulator's bit-exact models of tensor cores: cases worked out by hand, and kernels of both kinds of MMA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudal2gen.generation import compiler
+from cudal2gen.kernel import Record
+from cudal2gen.validator import Shape, run_case
+from kernelproof.emulator import RoundingName
+from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_products
+from tests.cudal2gen.paths import ring, small
+
+ULP = 2.0**-23  # of fp32 between 1 and 2
+TYPED: dict[str, Record] = {"mma.sync": small(acc="f32", ab="bf16"), "wgmma": ring(ab="bf16")}
+BUILT_AHEAD = [*TYPED.values()]
+
+
+def total(gpu: str, products: list[float], before: float = 0.0) -> float:
+    """The sum of one MMA of 16 k: powers of two, each a product of two numbers that bf16 has."""
+    a = np.zeros((1, 16), np.float32)
+    a[0, : len(products)] = products
+    b = np.ones((16, 1), np.float32)
+    return float(add_products(a, b, np.full((1, 1), before, np.float32), ROUNDINGS[gpu])[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("products", "before", "a100", "h100"),
+    [
+        # Beside 1, seven terms of 2^-25 are below the 24 bits that A100 keeps, and within the 25 of H100: 1.75 ULP.
+        ([1.0, *[2.0**-25] * 7], 0.0, 1.0, 1 + ULP),
+        ([1.0, *[2.0**-25] * 8], 0.0, 1.0, 1 + 2 * ULP),
+        # The same terms first: a group of 8 by itself on the A100, which sums them to 2 ULP.
+        ([*[2.0**-25] * 8, 1.0], 0.0, 1 + 2 * ULP, 1 + 2 * ULP),
+        # Terms of 2^-24 are kept by both, in a group with the sum so far: 2, not rounded one by one.
+        ([2.0**-24, 2.0**-24], 1.0, 1 + ULP, 1 + ULP),
+        # What is left is cut off, whatever its sign; to nearest it would be 1 + ULP.
+        ([2.0**-24], 1.0, 1.0, 1.0),
+        ([-(2.0**-24)], -1.0, -1.0, -1.0),
+        ([2.0**-24 + 2.0**-23], 1.0, 1 + ULP, 1 + ULP),
+        # Larger products than the sum: it is the sum that loses bits.
+        ([2.0**24], 1.5, 2.0**24, 2.0**24),
+        ([2.0**127], 1.0, 2.0**127, 2.0**127),
+    ],
+)
+def test_sums_worked_out_by_hand(products: list[float], before: float, a100: float, h100: float) -> None:
+    assert (total("a100", products, before), total("h100", products, before)) == (a100, h100)
+
+
+def test_nothing_is_kept_below_the_floor_of_exponents() -> None:
+    a, b = np.full((1, 8), 2.0**-70, np.float32), np.full((8, 1), 2.0**-79, np.float32)
+    sums = [float(add_products(a, b, np.zeros((1, 1), np.float32), ROUNDINGS[gpu])[0, 0]) for gpu in ("a100", "h100")]
+    assert sums == [2.0**-146, 2.0**-146]
+    tiny = [
+        float(add_products(a * 2.0**-8, b, np.zeros((1, 1), np.float32), ROUNDINGS[gpu])[0, 0]) for gpu in ROUNDINGS
+    ]
+    assert tiny == [0.0, 0.0], "2^-157 is less than 24 bits below 2^-132, and eight of them less than fp32 has"
+
+
+def test_nan_and_infinities_stay() -> None:
+    for gpu in ROUNDINGS:
+        assert total(gpu, [np.inf, 1.0]) == np.inf
+        assert np.isnan(total(gpu, [np.inf, -np.inf]))
+        assert np.isnan(total(gpu, [1.0], np.nan))
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_kernels_round_as_the_option_says(name: str) -> None:
+    record = TYPED[name]
+    (artifact,) = compiler.build([record])
+    shape, library = Shape(record.m, record.n, record.k), compiler.launcher()
+
+    def d(rounding: RoundingName, inputs: str) -> Any:
+        case, done = run_case(record, artifact, library, shape, inputs, hazards=False, rounding=rounding)
+        assert case.findings == ()
+        return done.d
+
+    names: tuple[RoundingName, ...] = ("model", "a100", "h100")
+    exact = [d(rounding, "integers") for rounding in names]
+    assert all((each == exact[0]).all() for each in exact)
+    model, a100, h100 = (d(rounding, "cancelling").astype(np.float64) for rounding in names)
+    assert (model != a100).any()
+    assert (a100 != h100).any()

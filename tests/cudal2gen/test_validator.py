@@ -1,0 +1,417 @@
+"""Verdicts: every path of the templates is right, faulty kernels are not, and the checks notice what they claim to."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import product
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from jinja2 import DictLoader, Environment
+
+from cudal2gen import places, validator
+from cudal2gen.generation import catalog, compiler
+from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, revise
+from cudal2gen.kernel.fusion import PARTS
+from cudal2gen.results import Verdict
+from cudal2gen.validator import Shape, emulated, stress_shapes
+from cudal2gen.validator.problems import thorough_shape
+from kernelproof import emulator
+from kernelproof.emulator.hopper.bulk import Bulk
+from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
+from tests.cudal2gen.paths import PATHS, once, small
+from tests.cudal2gen.strategies import direct, prefetch, records
+from tests.draws import THOROUGH
+
+GOLDEN = Path(__file__).parent / "golden"
+# A smaller batch would be compiled anew at every step, and the message names the record anyway.
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+BUILT_AHEAD = list(PATHS.values())
+
+
+WHOLE = 8  # of so many paths one has a whole verdict, also in ``make quick``; of the others see ``share``
+
+
+def share(record: Record, number: int) -> list[Shape]:
+    """The problem that is executed with all inputs, and of the others a third, another one for each path beside it;
+    all of them in ``make thorough``."""
+    shapes = stress_shapes(record)
+    if THOROUGH or number % WHOLE == 0:
+        return shapes
+    thorough = thorough_shape(record, shapes)
+    return [shape for place, shape in enumerate(shapes) if shape == thorough or place % 3 == number % 3]
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        pytest.param(number, name, marks=[pytest.mark.slow] if number % WHOLE else [], id=name)
+        for number, name in enumerate(PATHS)
+    ],
+)
+def test_every_path_is_right(number: int, name: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulated, "stress_shapes", partial(share, number=number))
+    record = PATHS[name]
+    verdict = validator.validate(record, compiler.build([record])[0], library)
+    assert verdict.findings == []
+    assert verdict.passed
+    assert {case.inputs for case in verdict.cases} >= {"binary", "integers", "normal", "special"}
+    assert all(case.ctas for case in verdict.cases)
+    # A and B are copied once per CTA that needs them, vector by vector, nothing twice; C and a bias come on top.
+    if record.family == "sm80_multistage" and not record.predicated and not record.fusion:
+        largest = thorough_shape(record, stress_shapes(record))
+        tiles = -(-largest.m // record.bm) * -(-largest.n // record.bn)
+        k = -(-largest.k // record.bk) * record.bk  # as padded
+        expected = tiles * (record.bm + record.bn) * k * 2
+        split = tiles * record.bm * record.bn * 4 * record.split_k if record.split_k > 1 else 0
+        assert verdict.counters["bytes ld.global"] == expected + split
+    multiplied = {name for name in verdict.counters if re.match("(wg)?mma_|tcgen05_", name)}
+    multiplies = record.work.instruction.partition(".")[0]
+    assert multiplied == {f"{multiplies}_per_k_tile"}
+    # TMA brings every k-tile once per cluster row of A and column of B, to every CTA that needs it.
+    if "bytes tma load" in verdict.counters:
+        largest = thorough_shape(record, stress_shapes(record))
+        across, along = getattr(record, "cluster", (1, 1))
+        row_tiles = sum(-(-rows // (record.bm * across)) for rows in largest.groups or (largest.m,))
+        clusters = row_tiles * -(-largest.n // (record.bn * along))
+        k_tiles = clusters * across * along * -(-largest.k // record.k_step)
+        steps = k_tiles * record.k_step * 2
+        assert verdict.counters["bytes tma delivered"] == k_tiles * record.step_bytes
+        assert verdict.counters["bytes tma load"] == steps * record.bm // along + steps * record.bn // across
+
+
+def choices(annotation: Any) -> list[Any]:
+    """The values that a field's type lists; none where it is a range."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    if annotation is bool:
+        return [False, True]
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+    return [value for part in parts for value in ([None] if part is NoneType else choices(part))]
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.TEXTUAL])
+def test_every_value_of_every_field_is_executed(family: str) -> None:
+    executed = [record for record in PATHS.values() if record.family == family]
+    for name, field in FAMILIES[family].line_fields().items():
+        if name == "gpu":
+            continue
+        illegal = {"grouped"} if (family, name) == ("sm90_small", "batch") else set()
+        missing = set(choices(field.annotation)) - illegal - {getattr(record, name) for record in executed}
+        assert not missing, f"{name}: {missing} is executed nowhere"
+    assert {part for record in executed for part in record.fusion.text.split("+")} == {*PARTS, "none"}
+    for batch in {record.batch for record in executed}:
+        assert any(record.fusion.gate for record in executed if record.batch == batch), f"{batch}, gated"
+    if family == "sm100_tcgen05":
+        assert {(1, 1), (2, 1), (1, 2), (2, 2)} <= {record.cluster for record in executed}
+        assert {16, 32, 64} <= {record.atom_cols for record in executed}, "every load from tensor memory"
+        for layout, pair, swap_ab in product(("tn", "nn"), (False, True), (False, True)):
+            if (layout, pair, swap_ab) != ("tn", True, True):
+                assert any(
+                    (record.layout, record.pair, record.swap_ab) == (layout, pair, swap_ab) for record in executed
+                )
+    if family == "sm90_wgmma":
+        assert {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)} <= {record.cluster for record in executed}
+        assert set(range(16, 257, 16)) == {record.atom_n for record in executed}, "every width of the instruction"
+        assert {2, 4, 8} <= {record.split_k for record in executed if record.reduce == "cluster"}
+        for layout, acc in product(("tn", "nn"), ("f16", "f32")):
+            assert any((record.layout, record.acc) == (layout, acc) for record in executed)
+
+
+def branches(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """Where marks go into a template: after every macro, if, elif and else; an if without else gets one."""
+    for tag in re.finditer(r"{%-?\s*(macro|if|elif|else|endif)\b[^%]*?(?:%(?!})[^%]*?)*-?%}", text):
+        yield tag.start(), tag.group(0)
+
+
+def marked(name: str, text: str) -> tuple[str, list[str]]:
+    """A template that reports which of its branches are taken, and all their names."""
+    marks: list[str] = []
+    out: list[str] = []
+    end, has_else = 0, []
+    for start, tag in branches(name, text):
+        line = text.count("\n", 0, start) + 1
+        kind = re.match(r"{%-?\s*(\w+)", tag)
+        assert kind is not None
+        out.append(text[end:start])
+        end = start + len(tag)
+
+        def mark(what: str, line: int = line) -> str:
+            marks.append(f"{name}:{line} {what}")
+            return "{{ took('" + marks[-1].replace("'", '"') + "') }}"
+
+        statement = re.sub(r"{%-?\s*|\s*-?%}", "", tag)
+        if kind.group(1) == "endif":
+            out.append(tag if has_else.pop() else "{% else %}" + mark("not so") + tag)
+        else:
+            if kind.group(1) == "if":
+                has_else.append(False)
+            if kind.group(1) == "else":
+                has_else[-1] = True
+            out.append(tag + mark(statement))
+    return "".join([*out, text[end:]]), marks
+
+
+def test_every_branch_of_the_templates_is_taken(checkout: Path) -> None:
+    """golden/branches.txt lists each with the first kernel that takes it; ``make goldens`` renews it."""
+    assert (GOLDEN / "branches.txt").read_text() == branch_table(checkout)
+
+
+def branch_table(checkout: Path) -> str:
+    folder = checkout / "templates"
+    texts, expected = {}, []
+    for path in sorted([*folder.glob("*.cu.j2"), *(folder / "macros").glob("*.j2")]):
+        name = str(path.relative_to(folder))
+        texts[name], marks = marked(name, path.read_text())
+        expected += marks
+    first_record: dict[str, str] = {}
+    now = {"record": ""}
+
+    def took(mark: str) -> str:
+        first_record.setdefault(mark, now["record"])
+        return ""
+
+    environment = Environment(loader=DictLoader(texts), trim_blocks=True, lstrip_blocks=True)
+    environment.globals["took"] = took
+    for name, record in PATHS.items():
+        now["record"] = name
+        environment.get_template(f"{record.family}.cu.j2").render(r=record)
+    never = [mark for mark in expected if mark.replace("'", '"') not in first_record]
+    assert not never, f"branches that no executed kernel takes: {never}"
+    return "".join(f"{mark}: {first_record[mark.replace(chr(39), chr(34))]}\n" for mark in expected)
+
+
+SMALL_TILES = records.filter(lambda record: record.bm * record.bn <= 128 * 128)
+CHANGES: list[dict[str, Any]] = [
+    {"stages": 1, "g2s_slot": 0},
+    {"stages": 2},
+    {"padding": "predicate"},
+    {"layout": "nn"},
+    {"acc": "f32"},
+    {"raster": "persistent", "swizzle_stride": None},
+    {"split_k": 2},
+    {"g2s_slot": 1},
+    prefetch("staggered"),
+    prefetch("pingpong"),
+    prefetch("none"),
+    {"epilogue": "global", "c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None},
+]
+
+
+def variants(lines: list[Record], rng: random.Random, number: int) -> list[Record]:
+    """Records with one to three of CHANGES, as far as legal; all texts differ, and each from its line's."""
+    drawn: dict[str, Record] = {}
+    while len(drawn) < number:
+        line = record = rng.choice(lines)
+        for change in rng.sample(CHANGES, rng.randint(1, 3)):
+            with suppress(IllegalRecord):
+                record = revise(record, **change)
+        if record.name != line.name:
+            drawn[record.name] = record
+    return list(drawn.values())
+
+
+def right(records: list[Record], library: Path) -> None:
+    """Demands that records are right: the first by a whole verdict, the others by their ``share`` of the problems."""
+    for number, (record, artifact) in enumerate(zip(records, compiler.build(records), strict=True)):
+        with mock.patch.object(emulated, "stress_shapes", partial(share, number=number)):
+            assert validator.validate(record, artifact, library).findings == [], catalog.dump(record)
+
+
+@pytest.mark.slow
+class TestRecordsDrawnAtRandom:
+    """Hypothesis draws records, no two alike; they are compiled in batches and must be right."""
+
+    @given(st.lists(SMALL_TILES, min_size=8, max_size=8, unique_by=lambda record: record.name))
+    @settings(max_examples=40 if THOROUGH else 1, phases=NO_SHRINKING)
+    def test_legal_records_are_right(self, library: Path, drawn: list[Record]) -> None:
+        right(drawn, library)
+
+    @given(st.integers(0, 2**32))
+    @settings(max_examples=20 if THOROUGH else 1, phases=NO_SHRINKING)
+    def test_mutations_of_catalog_lines_are_right(self, library: Path, seed: int) -> None:
+        mutated = variants(catalog.load(places.shipped("configs") / "kernels.jsonl"), random.Random(seed), 8)
+        right(mutated, library)
+
+
+def test_verdicts_of_many_kernels_come_from_processes(library: Path) -> None:
+    """Right ones and a wrong one, in whatever order they are done; each is reported once."""
+    kernels = [small(m=32, n=32, k=64, acc=acc) for acc in ("f16", "f32")]
+    built = compiler.build(kernels)
+    swapped = (kernels[1], built[0])  # the fp16 kernel under the fp32 record's name
+    work = [*zip(kernels, built, strict=True), swapped]
+    judgements = list(validator.validate_all(work, library, jobs=2))
+    verdicts = [judgement for judgement in judgements if isinstance(judgement, Verdict)]
+    assert len(verdicts) == 3, judgements
+    assert {(verdict.record, verdict.digest): verdict.passed for verdict in verdicts} == {
+        (kernels[0].name, built[0].digest): True,
+        (kernels[1].name, built[1].digest): True,
+        (kernels[1].name, built[0].digest): False,
+    }
+    alone = validator.validate(kernels[0], built[0], library)
+    assert alone in verdicts, "the same verdict as in this process"
+
+
+def test_shapes_stress_a_record() -> None:
+    shapes = stress_shapes(small(stages=3))
+    sizes = {(shape.m, shape.n, shape.k // 64) for shape in shapes}
+    assert (32, 32, 1) in sizes
+    assert {k for _, _, k in sizes} >= {1, 2, 3, 5}, "k below, at and above the ring"
+    assert any(m > 32 and n > 32 for m, n, _ in sizes)
+    assert (64, 64, 4) in sizes, "its own problem"
+    ragged = stress_shapes(small(padding="predicate"))
+    assert any(shape.m % 32 and shape.n % 8 and shape.k % 64 for shape in ragged)
+    assert (1, 1) in {(shape.m, shape.n) for shape in ragged}
+    strides = {shape.swizzle_stride for shape in stress_shapes(small(raster="zsplit", swizzle_stride=4096))}
+    assert strides == {4096, 32, 48}
+    assert {shape.k for shape in stress_shapes(small(bake=["k"], k=192))} == {192}
+    assert min(shape.k for shape in stress_shapes(small(split_k=3))) == 3 * 64
+    # Where all k of a CTA lies in shared memory at a time, every chunk of every slice is used.
+    assert max(shape.k for shape in stress_shapes(once(k_chunks=3, split_k=4, k=1 << 9))) == 3 * 4 * 64
+
+
+@pytest.mark.parametrize(
+    "changes", [{"raster": "zsplit", "swizzle_stride": 1000}, {}, {"split_k": 2}, {"raster": "persistent"}]
+)
+def test_a_records_own_large_problem_runs_in_part(changes: dict[str, Any], library: Path) -> None:
+    record = small(m=4096, n=4096, k=2048, **changes)
+    shape = validator.own_shape(record)
+    case, done = validator.run_case(record, compiler.build([record])[0], library, shape, "normal", counters=True)
+    assert case.passed, case.findings
+    assert shape.corners == ("raster" not in changes or changes["raster"] != "persistent")
+    assert case.ctas <= 20
+    counters = validator.summary(record, done)
+    assert counters["mma_per_k_tile"] == record.warp_m * record.warp_n * record.k_blocks
+
+
+@pytest.mark.parametrize("layout", ["tn", "nn"])
+def test_a_padded_problem_runs_at_its_own_size(layout: str, library: Path) -> None:
+    record = small(m=61, n=45, k=70, padding="pad", layout=layout)
+    shape = validator.own_shape(record)
+    (artifact,) = compiler.build([record])
+    for inputs in ("integers", "special"):
+        case, done = validator.run_case(record, artifact, library, shape, inputs)
+        assert (case.passed, case.m, case.n, case.k) == (True, 61, 45, 70), case.findings
+        assert (done.a.shape, done.b.shape, done.d.shape) == ((61, 128), (45, 128), (61, 45))
+        assert not done.a[:, 70:].any()
+        assert not done.b[:, 70:].any()
+        if inputs == "integers":
+            np.testing.assert_array_equal(done.d, done.a.astype(np.float32) @ done.b.astype(np.float32).T)
+    assert shape in stress_shapes(record)
+
+
+def test_an_fp16_accumulator_in_an_fp32_kernel_is_noticed(library: Path) -> None:
+    """What the published 0/1 test could not see."""
+    honest, swapped = small(acc="f32"), compiler.build([small()])[0]
+    shape = Shape(64, 96, 320)
+    binary, _ = validator.run_case(honest, swapped, library, shape, "binary")
+    assert binary.passed
+    random, _ = validator.run_case(honest, swapped, library, shape, "normal")
+    assert not random.passed
+    assert random.findings[0].startswith("wrong-value")
+
+
+@pytest.mark.parametrize(
+    "record", [small(), small(split_k=3), direct(), direct(split_k=3)], ids=lambda record: record.name
+)
+def test_the_order_of_k_has_every_k_once(record: Record) -> None:
+    for k in (96, 200, 328):
+        order = record.k_order(k)
+        assert len(order) == record.split_k
+        assert sorted(k for part in order for group in part for k in group) == list(range(k))
+
+
+def test_the_direct_family_adds_k_by_lanes(library: Path) -> None:
+    """An MMA takes four of a lane's eight k; where k ends within a step, its groups are shorter, not shifted."""
+    assert direct().k_order(32)[0][:2] == [[0, 1, 8, 9, 16, 17, 24, 25], [2, 3, 10, 11, 18, 19, 26, 27]]
+    assert direct().k_order(24)[0] == [
+        [e + pair for lane in (0, 8, 16) for e in (lane, lane + 1)] for pair in (0, 2, 4, 6)
+    ]
+    record = direct(bm=64, layout="nn", padding="predicate", mma_repeat=[2, 2, 1], m=39, n=47, k=24)
+    artifact = compiler.build([record])[0]
+    for seed in range(20):
+        case, _ = validator.run_case(record, artifact, library, Shape(128, 96, 24), "normal", hazards=False, seed=seed)
+        assert case.findings == ()
+
+
+def test_one_warp_needs_its_barrier_as_well(library: Path, tmp_path: Path) -> None:
+    """ldmatrix reads what other lanes copied; that it runs in all lanes at once does not order it."""
+    record = small(mma_repeat=[1, 1, 1])
+    built = compiler.build([record])[0]
+    lines = built.ptx.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if "bar.sync" in line)
+    faulty = compiler.Artifact(tmp_path / "faulty", built.ptxas)
+    shutil.copytree(built.directory, faulty.directory)
+    faulty.ptx.write_text("\n".join(lines[:first] + lines[first + 1 :]))
+    case, _ = validator.run_case(record, faulty, library, Shape(32, 32, 64), "binary")
+    assert any("ldmatrix" in finding for finding in case.findings), case.findings
+
+
+def test_a_descriptor_that_keeps_the_rank_is_noticed(library: Path, tmp_path: Path) -> None:
+    """Above the 18 bits of an address is the rank of the CTA: it falls into the distance between chunks of columns."""
+    record = PATHS["wgmma 2x1 nn, three chunks"]
+    built = compiler.build([record])[0]
+    faulty = compiler.Artifact(tmp_path / "faulty", built.ptxas)
+    shutil.copytree(built.directory, faulty.directory)
+    shape = Shape(record.m, record.n, record.k)
+    assert validator.run_case(record, built, library, shape, "binary")[0].passed
+    unmasked = [mutant for mutant in emulator.mutants(built.ptx.read_text()) if mutant.kind == "unmask"]
+    passed = []
+    for mutant in unmasked:
+        faulty.ptx.write_text(mutant.text)
+        passed.append(validator.run_case(record, faulty, library, shape, "binary")[0].passed)
+    # That of A may pass: it lies along k, where the field is not used.
+    assert False in passed
+
+
+@pytest.mark.parametrize("name", ["tensor pair, full size", "tensor", "wgmma 2x2"])
+def test_boxes_of_a_right_kernel_are_checked_as_a_whole(
+    name: str, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closer look, element by element and lane by lane, takes several times as long."""
+    closer: list[str] = []
+    for unit, method in ((ClusterMemory, "async_read"), (ClusterMemory, "_check_async_write"), (Bulk, "_store_box")):
+        look = getattr(unit, method)
+
+        def counted(*arguments: Any, look: Any = look, method: str = method) -> None:
+            closer.append(method)
+            look(*arguments)
+
+        monkeypatch.setattr(unit, method, counted)
+    record = PATHS[name]
+    shape = Shape(2 * record.cluster[0] * record.bm, 2 * record.cluster[1] * record.bn, 4 * record.bk)
+    case, execution = validator.run_case(record, compiler.build([record])[0], library, shape, "binary")
+    assert case.passed
+    assert execution.ctas
+    assert closer == []
+
+
+def test_a_refused_launch_is_a_finding(library: Path) -> None:
+    record = small()
+    case, _ = validator.run_case(record, compiler.build([record])[0], library, Shape(40, 32, 64), "binary")
+    assert not case.passed
+    assert "the tile does not divide the problem" in case.findings[0]
+
+
+if __name__ == "__main__":
+    root = places.checkout()
+    assert root is not None
+    (GOLDEN / "branches.txt").write_text(branch_table(root))

@@ -1,0 +1,53 @@
+"""Atomics of many lanes at once give what lane after lane gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelproof.emulator.memory.atomics import modify
+from kernelproof.emulator.state.arrays import Array
+
+MEMORY = 1 << 18
+TYPES = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "f32": np.float32, "f64": np.float64}
+
+
+def lane_by_lane(op: str, kind: str, view: Array, at: Array, value: Array, compare: Array | None) -> Array:
+    """The old values, of one atomic at a time."""
+    old = np.empty_like(value)
+    for i in range(len(at)):
+        lane = slice(i, i + 1)
+        old[lane], _ = modify(op, kind, view, at[lane], value[lane], None if compare is None else compare[lane])
+    return old
+
+
+@pytest.mark.parametrize("returns", [True, False])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("op", ["add", "xor", "and", "or", "min", "max", "exch", "cas", "inc", "dec"])
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32 - 1), places=st.sampled_from((1, 3, 40)), stride=st.sampled_from((1, 5000)))
+def test_many_lanes_are_one_after_the_other(
+    op: str, kind: str, returns: bool, seed: int, places: int, stride: int
+) -> None:
+    if kind[0] == "f" and op not in ("add", "min", "max", "exch"):
+        return
+    rng = np.random.default_rng(seed)
+    lanes = int(rng.integers(1, 70))
+    unsigned = np.dtype(f"u{np.dtype(TYPES[kind]).itemsize}")
+    if kind[0] == "f":
+        memory, value = rng.standard_normal(MEMORY).astype(TYPES[kind]), rng.standard_normal(lanes).astype(TYPES[kind])
+    else:
+        high = 5 if op in ("cas", "inc", "dec") else 1 << 31 - (kind[0] == "s")
+        memory, value = (rng.integers(0, high, n).astype(TYPES[kind]) for n in (MEMORY, lanes))
+    view, value = memory.view(unsigned), value.view(unsigned)
+    compare = rng.integers(0, 5, lanes).astype(unsigned) if op == "cas" else None
+    at = rng.integers(0, places, lanes) * stride
+    want = view.copy()
+    old = lane_by_lane(op, kind, want, at, value, compare)
+    result, changed = modify(op, kind, view, at, value, compare, returns)
+    assert np.array_equal(view, want)
+    if returns:
+        assert np.array_equal(result, old)
+        assert changed or np.array_equal(old, want[at])

@@ -1,0 +1,121 @@
+"""Grid-wide barriers, calls by address, votes in either spelling, and what is refused in words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelproof import emulator
+from kernelproof.emulator import Memory
+from kernelproof.emulator.frontend.ptx import PtxError
+from kernelproof.emulator.host.checks import device_for
+from kernelproof.emulator.state.reports import EmulatorError
+from tests.kernelproof.emulator.build import compiled
+
+
+def program() -> emulator.Program:
+    return emulator.load(compiled("calls", ".ptx"))
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_grid_barrier(rounds: int) -> None:
+    memory, blocks = Memory(), 6
+    start = np.arange(0, 10 * blocks, 10, dtype=np.int32)
+    x, y = memory.upload(start, "inout"), memory.upload(np.zeros(blocks, np.int32), "inout")
+    for _ in range(2):
+        x.bytes()[:] = start.view(np.uint8)
+        result = program().launch("ring", blocks, 64, [x, y, np.int32(rounds)], memory=memory, cooperative=True)
+        assert result.reports == []
+        got = (y if rounds % 2 else x).download()
+        assert got.tolist() == [int(start[(i - rounds) % blocks]) + rounds for i in range(blocks)]
+
+
+def test_calls_by_address() -> None:
+    rng = np.random.default_rng(2)
+    memory = Memory()
+    which, a, b = rng.integers(0, 3, 70), rng.integers(-99, 99, 70), rng.integers(-99, 99, 70)
+    inputs = [memory.upload(values.astype(np.int32)) for values in (which, a, b)]
+    out = memory.upload(np.zeros(70, np.int32), "output")
+    result = program().launch("choose", 1, 70, [*inputs, out], memory=memory)
+    assert result.reports == []
+    assert (out.download() == np.choose(which, [a + b, a - b, a * b])).all()
+
+
+def test_a_call_of_no_function_traps() -> None:
+    memory = Memory()
+    which = np.zeros(32, np.int32)
+    which[5] = 3
+    inputs = [memory.upload(values) for values in (which, which, which)]
+    out = memory.upload(np.zeros(32, np.int32), "output")
+    result = program().launch("choose", 1, 32, [*inputs, out], memory=memory, check_outputs=False)
+    assert [(r.kind, r.threads) for r in result.reports] == [("trap", (5,))]
+
+
+def test_virtual_functions() -> None:
+    memory = Memory()
+    out = memory.upload(np.zeros(40, np.int32), "output")
+    result = program().launch("areas", 1, 40, [out], memory=memory)
+    assert result.reports == []
+    assert out.download().tolist() == [i * i * (6 if i % 3 else 1) for i in range(40)]
+
+
+HEAD = """.version 8.6\n.target sm_80\n.address_size 64
+.extern .func (.param .b64 r) malloc (.param .b64 n);
+.extern .func (.param .b32 r) cudaLaunchDeviceV2 (.param .b64 a, .param .b64 b);
+.func (.param .b32 r) deeper (.param .b32 n) { .reg .b32 %a; ld.param.b32 %a, [n];
+  { .param .b32 p; st.param.b32 [p], %a; .param .b32 q; call (q), deeper, (p); ld.param.b32 %a, [q]; }
+  st.param.b32 [r], %a; ret; }
+"""
+
+
+def kernel(body: str) -> emulator.Program:
+    return emulator.load(f"""{HEAD}.visible .entry k(.param .u64 x) {{
+      .reg .b32 %t, %a, %b, %c, %d; .reg .f32 %f<9>; .reg .b64 %p, %q; .reg .pred %P;
+      ld.param.u64 %p, [x]; mov.u32 %t, %tid.x; mad.wide.u32 %p, %t, 4, %p;
+      {body} st.global.u32 [%p], %a; ret; }}""")
+
+
+@pytest.mark.parametrize(("target", "kinds"), [("sm_80", []), ("sm_90", ["grid-dependency"])])
+def test_dependent_launches_overlap_from_sm_90_on(target: str, kinds: list[str]) -> None:
+    memory = Memory()
+    out = memory.upload(np.zeros(32, np.int32), "output")
+    device = device_for(target)
+    result = kernel("mov.u32 %a, 3;").launch("k", 1, 32, [out], memory=memory, overlapping=True, device=device)
+    assert [r.kind for r in result.reports] == kinds
+
+
+@pytest.mark.parametrize("opcode", ["vote.sync.ballot.b32", "vote.ballot.sync.b32"])
+@pytest.mark.parametrize("lanes", ["WARP_SZ", "32"])
+def test_votes_and_the_warp_size(opcode: str, lanes: str) -> None:
+    memory = Memory()
+    out = memory.upload(np.zeros(64, np.uint32), "output")
+    body = f"rem.u32 %b, %t, 3; setp.eq.u32 %P, %b, 0; {opcode} %a, %P, -1; add.u32 %a, %a, {lanes};"
+    result = kernel(body).launch("k", 1, 64, [out], memory=memory)
+    assert result.reports == []
+    want = [sum(1 << i for i in range(32) if (warp * 32 + i) % 3 == 0) + 32 for warp in range(2)]
+    assert out.download().tolist() == [want[i // 32] for i in range(64)]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("tex.1d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%p, {%f5}];", "textures and surfaces are not modelled: tex.1d"),
+        ("suld.b.1d.b32.trap {%a}, [%p, {%t}];", "textures and surfaces are not modelled: suld.b"),
+        (
+            "{ .param .b64 n; st.param.b64 [n], 8; .param .b64 r; call (r), malloc, (n); }",
+            "device malloc is not modelled",
+        ),
+        (
+            "{ .param .b64 n; .param .b64 m; .param .b32 r; call (r), cudaLaunchDeviceV2, (n, m); }",
+            "dynamic parallelism",
+        ),
+        ("{ .param .b32 n; st.param.b32 [n], 8; .param .b32 r; call (r), deeper, (n); }", "recursive call of deeper"),
+        ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%a}, {%a}, {%a}, {%a};", "mma.sync.aligned.m8n8k4"),
+    ],
+)
+def test_refused_in_words(body: str, words: str) -> None:
+    memory = Memory()
+    out = memory.upload(np.zeros(32, np.uint32), "output")
+    with pytest.raises((PtxError, EmulatorError), match=words) as error:
+        kernel(body).launch("k", 1, 32, [out], memory=memory)
+    assert "line" in str(error.value)

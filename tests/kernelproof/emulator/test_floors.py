@@ -1,0 +1,64 @@
+"""The emulator's rooms stand on floors: imports go strictly down, also late ones and those for types only."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests import house
+
+# From the lowest up, as the docstring of ``kernelproof.emulator`` has them.
+FLOORS = ["state", "arithmetic", "memory", "machine", "hopper", "blackwell", "frontend", "host"]
+PREFIX = "kernelproof.emulator."
+
+
+def upward(graph: dict[str, set[str]]) -> list[str]:
+    """Imports of a room on a higher floor."""
+    floor = {name: FLOORS.index(name.split(".")[0]) for name in graph}
+    return [f"{name} imports {other}" for name in graph for other in graph[name] if floor[other] > floor[name]]
+
+
+def graph_of(package: Path) -> house.Graph:
+    """What each module of the emulator's rooms imports of the others, without ``kernelproof.emulator.``."""
+    return {
+        name.removeprefix(PREFIX): {other.removeprefix(PREFIX) for other in imports if other.startswith(PREFIX)}
+        for name, imports in house.import_graph(package).items()
+        if name.startswith(PREFIX)
+    }
+
+
+def test_imports_go_down(checkout: Path) -> None:
+    graph = graph_of(checkout / "kernelproof")
+    assert len(graph) > 50
+    assert upward(graph) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from kernelproof.emulator.host import session",
+        "import kernelproof.emulator.host.session",
+        "def f():\n    from kernelproof.emulator.host.session import Session",
+        "if TYPE_CHECKING:\n    from kernelproof.emulator.host.session import Session",
+    ],
+)
+def test_every_kind_of_import_is_counted(text: str) -> None:
+    name, session = f"{PREFIX}memory.shared", f"{PREFIX}host.session"
+    assert session in house.imports(name, ast.parse(text), {session})
+    assert upward({"memory.shared": {"host.session"}, "host.session": set()}) == ["memory.shared imports host.session"]
+
+
+def test_every_room_has_a_floor_and_the_docstring_tells_the_order(checkout: Path) -> None:
+    rooms = {name.split(".")[0] for name in graph_of(checkout / "kernelproof")}
+    assert rooms == set(FLOORS)
+    text = (checkout / "kernelproof" / "emulator" / "__init__.py").read_text()
+    assert " < ".join(f"``{floor}``" for floor in FLOORS) in " ".join(text.split())
+
+
+def test_nothing_is_hidden_from_the_type_checker(checkout: Path) -> None:
+    for path in sorted((checkout / "kernelproof" / "emulator").rglob("*.py")):
+        text = path.read_text()
+        assert "type: ignore" not in text, path
+        assert "TYPE_CHECKING" not in text, path

@@ -1,0 +1,196 @@
+"""The multistage GEMM: exact in all shapes, counters that can be computed by hand, and its mutants."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernelproof import emulator
+from kernelproof.emulator import EmulatorError, Memory, Mutant, Options, PtxError, mutants
+from tests.draws import THOROUGH, drawn_by
+from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.gemm import SHARED_BYTES, gemm
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return compiled("multistage", ".ptx").read_text()
+
+
+@pytest.fixture(scope="module")
+def program(text: str) -> emulator.Program:
+    return emulator.load(text)
+
+
+@pytest.mark.parametrize("kernel", ["gemm_f32", "gemm_f16"])
+@pytest.mark.parametrize("mnk", [(128, 128, 32), (128, 128, 64), (256, 128, 96), (128, 384, 128), (256, 256, 288)])
+def test_exact(program: emulator.Program, kernel: str, mnk: tuple[int, int, int]) -> None:
+    result, exact = gemm(program, kernel, *mnk, low=-2, high=3)
+    assert exact
+    assert result.reports == []
+
+
+@pytest.mark.parametrize("lanes", [128, 256, 4096])
+def test_batches_do_not_matter(program: emulator.Program, lanes: int) -> None:
+    result, exact = gemm(program, "gemm_f32", 384, 256, 96, Options(lanes=lanes))
+    assert exact
+    assert result.reports == []
+
+
+def test_random_data_within_the_accumulator(program: emulator.Program) -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal((128, 512)).astype(np.float16) for _ in range(2))
+    want = a.astype(np.float64) @ b.astype(np.float64).T
+    errors = {}
+    for kernel in ("gemm_f32", "gemm_f16"):
+        memory = Memory()
+        args = [
+            memory.upload(a),
+            memory.upload(b),
+            memory.upload(np.empty((128, 128), np.float16), "output"),
+            128,
+            128,
+            512,
+        ]
+        program.launch(kernel, 1, 128, args, memory=memory, shared_bytes=SHARED_BYTES)
+        errors[kernel] = np.abs(args[2].download() - want).max()  # type: ignore[attr-defined]
+    # fp32: rounding of the result only (|D| < 128). fp16: 32 roundings on the way, so it must be visibly worse.
+    assert errors["gemm_f32"] <= 2**-5
+    assert 2 * errors["gemm_f32"] < errors["gemm_f16"] < 1
+
+
+def test_nan_and_infinity_propagate(program: emulator.Program) -> None:
+    a, b = np.ones((128, 64), np.float16), np.ones((128, 64), np.float16)
+    a[3, 5], a[7, 9], b[11, 9], a[20, 0] = np.nan, np.inf, 0, -np.inf
+    memory = Memory()
+    args = [memory.upload(a), memory.upload(b), memory.upload(np.empty((128, 128), np.float16), "output"), 128, 128, 64]
+    assert program.launch("gemm_f32", 1, 128, args, memory=memory, shared_bytes=SHARED_BYTES).reports == []
+    got = args[2].download()  # type: ignore[attr-defined]
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(got, (a.astype(np.float32) @ b.astype(np.float32).T).astype(np.float16))
+    assert np.isnan(got[3]).all()
+    assert np.isnan(got[7, 11])
+
+
+def test_counters(program: emulator.Program) -> None:
+    result, _ = gemm(program, "gemm_f16", 256, 256, 128, Options(counters=True))
+    counters = result.counters
+    assert counters is not None
+    # 4 CTAs x 4 warps x 4 k-tiles x 2 k-steps x 32 products, 8 ldmatrix.x4.
+    assert counters.mma == 4 * 4 * 4 * 2 * 32
+    assert counters.ldmatrix == 4 * 4 * 4 * 2 * 8
+    assert counters.cp_async == 4 * 128 * 4 * 8
+    # One barrier per k-tile, two in the epilogue.
+    assert counters.barriers == 4 * (4 + 2)
+    banks = counters.shared_banks
+    assert banks["ldmatrix"].wavefronts == banks["ldmatrix"].ideal == counters.ldmatrix * 4
+    assert banks["cp.async"].conflicts == 0
+    loads = counters.global_traffic["ld.global"]
+    assert loads.bytes == 4 * 2 * 128 * 128 * 2
+    assert loads.sectors == loads.ideal == loads.bytes // 32
+    assert counters.unique_bytes == {"ld.global": 2 * 256 * 128 * 2, "st.global": 256 * 256 * 2}
+    assert counters.summary()["mma"] == counters.mma
+
+
+def test_bank_conflicts_are_counted() -> None:
+    # A stride of 128 bytes puts all 32 lanes on one bank.
+    memory = Memory()
+    out = memory.upload(np.empty(32, np.int32), "output")
+    stride = """.version 8.0
+.target sm_80
+.address_size 64
+.shared .align 16 .b8 s[4096];
+.visible .entry k(.param .u64 p) {
+  .reg .b32 %r<6>; .reg .b64 %rd<4>;
+  mov.u32 %r1, %tid.x;
+  mul.lo.s32 %r2, %r1, 128;
+  mov.u32 %r3, s;
+  add.s32 %r4, %r3, %r2;
+  st.shared.u32 [%r4], %r1;
+  ld.shared.u32 %r5, [%r4];
+  ld.param.u64 %rd1, [p];
+  mul.wide.u32 %rd2, %r1, 4;
+  add.s64 %rd3, %rd1, %rd2;
+  st.global.u32 [%rd3], %r5;
+  ret;
+}
+"""
+    result = emulator.load(stride).launch("k", 1, 32, [out], memory=memory, options=Options(counters=True))
+    assert result.counters is not None
+    assert result.counters.shared_banks["st.shared"].wavefronts == 32
+    assert result.counters.shared_banks["ld.shared"].ideal == 1
+
+
+SHAPES = [(128, 128, 32), (128, 128, 64), (128, 256, 96), (256, 128, 160)]
+# Survivors that change nothing: (kind, text of the instruction that they touch).
+EQUIVALENT = {
+    ("swap", "bar.sync"): "the neighbour touches no memory, or waits for what has landed already",
+    ("swap", "cp.async.wait_all"): "nothing is in flight after the last k-tile",
+    ("drop", "cp.async.wait_all"): "nothing is in flight after the last k-tile",
+    ("never", "bra"): "guards a loop against K = 0, which the launcher does not allow",
+    ("unguard", "bra"): "guards a loop against K = 0, which the launcher does not allow",
+    ("compare", "setp.gt.s32"): "guards a loop against K = 0, which the launcher does not allow",
+}
+
+
+def caught(mutant: Mutant, kernel: str) -> bool:
+    try:
+        changed = emulator.load(mutant.text)
+        for m, n, k in SHAPES:
+            result, exact = gemm(changed, kernel, m, n, k, Options(loop_limit=1000), low=-2, high=3)
+            if result.reports or not exact:
+                return True
+    except (EmulatorError, PtxError):
+        return True
+    return False
+
+
+@pytest.mark.slow
+def test_mutants(text: str) -> None:
+    """A third of each kind; all of them in ``make thorough``."""
+    body = text.split(".visible .entry gemm_f16")[1]
+    alone = text.split(".visible .entry gemm_f32", maxsplit=1)[0] + ".visible .entry gemm_f16" + body
+    candidates = list(mutants(alone, "gemm_f16"))
+    assert len(candidates) == 327
+    assert {mutant.kind for mutant in candidates} >= {
+        "drop",
+        "weaken",
+        "swap",
+        "shift",
+        "shift-source",
+        "shift-destination",
+        "negate",
+        "unguard",
+        "never",
+        "compare",
+    }
+    executed = drawn_by(lambda mutant: mutant.kind, candidates, 3)
+    survivors = [mutant for mutant in executed if not caught(mutant, "gemm_f16")]
+    unexplained = [s.name for s in survivors if (s.kind, s.name.split()[1]) not in EQUIVALENT]
+    assert unexplained == []
+    assert len(survivors) == (8 if THOROUGH else 4), [s.name for s in survivors]
+
+
+def test_example_of_the_package() -> None:
+    result = doctest.testmod(emulator)
+    assert result.attempted > 5
+    assert result.failed == 0
+
+
+def test_memory_stays_small(checkout: Path) -> None:
+    """Of a process of its own, from VmHWM: ru_maxrss would count what this one held when it started the other."""
+    program = """
+from pathlib import Path
+from kernelproof import emulator
+from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.gemm import gemm
+gemm(emulator.load(compiled("multistage", ".ptx").read_text()), "gemm_f32", 256, 256, 256)
+print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=checkout)
+    assert int(done.stdout) < 1 << 20

@@ -1,0 +1,122 @@
+"""Modules with inline extensions: taken apart, read for what their host code does, and called where that is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kernelproof.checking import includes
+from kernelproof.grading import Limits, Verdict, check_source
+from kernelproof.grading.modules import take_apart
+from kernelproof.ground.errors import WrongInput
+from tests.kernelproof.grading import modules
+
+BUFFERS = {"x": "in:f32[n]", "y": "out:f32[n]"}
+LAUNCH = {"entry": "scale_kernel<float>", "grid": "ceil_div(n, 128)", "block": 128, "args": ["x", "y", 2.0, "n"]}
+CALL = {"function": "scale_cuda", "args": ["x", 2.0]}
+
+
+def graded(text: str, **options: Any) -> Verdict:
+    return check_source(text, lambda x: 2 * x, [{"n": 300}, {"n": 77}], buffers=BUFFERS, **options)
+
+
+def replaced(old: str, new: str) -> str:
+    assert old in modules.HONEST
+    return modules.HONEST.replace(old, new)
+
+
+def test_a_module_is_taken_apart() -> None:
+    module = take_apart(modules.HONEST)
+    (extension,) = module.extensions
+    assert extension.functions == ("scale_cuda",)
+    assert extension.kernels == ("scale_kernel",)
+    (launch,) = extension.launches
+    assert launch.kernel == "scale_kernel<scalar_t>"
+    assert launch.configuration[:2] == ("ceil_div(n, threads)", "threads")
+    assert launch.arguments[-1] == "n"
+    assert "torch" not in extension.device_text.replace("torch::relu(x)", "")
+    assert "scale_kernel" in extension.device_text
+
+
+def test_its_kernel_is_graded_without_its_host_code() -> None:
+    verdict = graded(modules.HONEST, launches=[LAUNCH])
+    assert verdict.right, str(verdict)
+    half = graded(replaced("if (i < n)", "if (i < n / 2)"), launches=[LAUNCH])
+    assert "unwritten-output" in half.rules
+
+
+@pytest.mark.parametrize("name", modules.CHEATS)
+def test_cheats_of_host_code_are_read(name: str) -> None:
+    rule, old, new = modules.CHEATS[name]
+    text = replaced(old, new)
+    if rule == "outside-file":
+        assert rule in graded(text, launches=[LAUNCH]).rules
+        return
+    assert rule in {finding.rule for finding in take_apart(text).findings}
+
+
+def test_honest_host_code_is_not_accused() -> None:
+    assert take_apart(modules.HONEST).findings == ()
+
+
+@pytest.mark.parametrize("name", modules.HONEST_CHANGES)
+def test_what_honest_host_code_does_is_not_accused(name: str) -> None:
+    text = replaced(*modules.HONEST_CHANGES[name]).replace(modules.CALL, modules.CALLS.get(name, modules.CALL))
+    assert take_apart(text).findings == ()
+
+
+def test_operations_of_torch_may_be_allowed() -> None:
+    text = replaced(modules.CALL, "return torch.relu(self.extension.scale_cuda(x, self.alpha))")
+    assert "library-call" in graded(text, launches=[LAUNCH]).rules
+    assert graded(text, launches=[LAUNCH], host_calls=["relu"]).right
+
+
+@pytest.mark.slow
+def test_its_launcher_is_called_where_that_is_allowed() -> None:
+    verdict = graded(modules.HONEST, call=CALL, run_host=True)
+    assert verdict.right, str(verdict)
+    assert verdict.kernels[0].name == "scale_kernel"
+    assert verdict.calls >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", modules.EXECUTED)
+def test_execution_shows_what_a_launcher_does(name: str) -> None:
+    rule, old, new = modules.EXECUTED[name]
+    assert rule in graded(replaced(old, new), call=CALL, run_host=True).rules
+
+
+@pytest.mark.parametrize("limits", [{"run_host": False}, {"run_host": True, "limits": Limits(isolated=False)}])
+def test_host_code_needs_permission_and_a_process(limits: dict[str, Any]) -> None:
+    with pytest.raises(WrongInput, match="run_host"):
+        graded(modules.HONEST, call=CALL, **limits)
+
+
+def test_texts_that_are_no_constants_are_refused() -> None:
+    text = replaced("cuda_sources=[source]", "cuda_sources=[read(path)]")
+    with pytest.raises(WrongInput, match="no constant text"):
+        take_apart(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#include "/etc/hosts"', "# include </etc/hosts>", '%:include "/etc/hosts"', "#include FILE",
+        '/* */ #/**/include/**/"../x.h"', 'char a[] = "/*";\n#include "/etc/hosts"\nchar b[] = "*/";',
+        '// /*\n#include "/etc/hosts"\n// */', '#inc\\  \nlude "/etc/hosts"', '//\r#include "/etc/hosts"',
+        '#if __has_include("/etc/hosts")', "#if _CCCL_HAS_INCLUDE (</etc/hosts>)", "#if __has_include /**/ (FILE)",
+        '#define ASKS __has_include\n#if ASKS("/etc/hosts")',
+        '#define ASKS(f) f("/etc/hosts")\n#if ASKS(__has_include)',
+        '\v#include "/etc/hosts"', '\ufeff#include "a/../../b.h"', '#inc\\\r\nlude "/etc/hosts"',
+    ],
+)  # fmt: skip
+def test_files_outside_are_found_however_they_are_included(text: str) -> None:
+    assert len(includes.outside(f"{text}\n__global__ void f() {{}}\n")) == 1
+
+
+def test_headers_of_libraries_are_included() -> None:
+    text = '#include <mma.h> // half\n#include "cute/tensor.hpp" /* layouts */\n  #include <cuda/std/array>\n'
+    assert includes.outside(text) == []
+    assert includes.outside("#if defined(__has_include) && __has_include(<cuda_fp8.h>)\n#endif\n") == []
+    assert includes.outside("#ifdef __has_include\n#if defined __has_include\n#endif\n#endif\n") == []

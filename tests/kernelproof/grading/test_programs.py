@@ -1,0 +1,46 @@
+"""Planted cheats and honest kernels: all cheats break their rule, no honest kernel is accused."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelproof.grading import Limits, check_source
+from tests import processes
+from tests.kernelproof.grading import cheats, honest, programs
+
+
+@pytest.mark.parametrize("name", honest.PROGRAMS)
+def test_honest_kernels_are_right(name: str) -> None:
+    verdict = honest.PROGRAMS[name].verdict(isolated=False)
+    assert verdict.right, str(verdict)
+    assert not verdict.not_checked
+    assert verdict.calls >= 10 * len(honest.PROGRAMS[name].shapes)
+
+
+@pytest.mark.parametrize("name", cheats.PROGRAMS)
+def test_cheats_break_their_rule(name: str) -> None:
+    program = cheats.PROGRAMS[name]
+    verdict = program.verdict(isolated=False)
+    assert not verdict.right
+    assert verdict.outcome == "wrong"
+    assert set(program.rules) <= verdict.rules, str(verdict)
+    for finding in verdict.findings:
+        assert finding.evidence, finding
+        assert finding.hint
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(honest.PROGRAMS) >= 50
+    assert len(cheats.PROGRAMS) >= 50
+    assert len(cheats.KINDS) >= 14
+
+
+def test_what_does_not_end_is_ended() -> None:
+    with processes.memory(1.0):  # what a check inherits from this process is not its own
+        verdict = check_source(
+            programs.text("cheats.cu"), lambda x: 2 * x, [{"n": 8}], buffers=cheats.DOUBLE.buffers,
+            launches=[{"entry": "spins", "block": 32, "args": ["x", "y", "n"]}], limits=Limits(seconds=1.5, gib=0.75),
+        )  # fmt: skip
+    (finding,) = (item for item in verdict.findings if item.rule == "time-limit")
+    assert finding.message == "the check did not end within 1.5 s"
+    assert verdict.seconds < 120, "the kernel would run for days"

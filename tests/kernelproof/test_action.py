@@ -1,0 +1,141 @@
+"""The GitHub Action: its steps run here, but for pip, which prints what it would install, and other actions."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.packages import require
+
+yaml = require("yaml")
+RIGHT = """
+__global__ void reverse(float *x) {
+  __shared__ float tile[64];
+  tile[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = tile[63 - threadIdx.x];
+}
+int main(int argc, char **argv) {
+  float *x;
+  cudaMalloc(&x, 256);
+  cudaMemset(x, 0, 256);
+  reverse<<<1, 64>>>(x);
+  return cudaDeviceSynchronize() + argc - 1;
+}
+"""
+WRONG = RIGHT.replace("  __syncthreads();\n", "")
+TEST = """
+import numpy as np
+def test_reverse(cuda_emulator):
+    cuda_emulator.compile("wrong.cu").launch("reverse", block=64, args=[np.ones(64, "f4")])
+"""
+# In place of pip: it would bring another version of what is tested here.
+NO_PIP = 'python() { echo "not run: python $*"; }\n'
+
+
+class Outcome(NamedTuple):
+    """Of a step that ran: its exit code and what it printed."""
+
+    code: int
+    output: str
+
+
+def definition(checkout: Path) -> dict[str, Any]:
+    action: dict[str, Any] = yaml.safe_load((checkout / "action.yml").read_text())
+    return action
+
+
+def run(checkout: Path, folder: Path, **inputs: str) -> dict[str, Outcome]:
+    """The steps that the runner would run, by name."""
+    action = definition(checkout)
+    unknown = inputs.keys() - action["inputs"].keys()
+    assert not unknown, unknown
+    values = {f"inputs.{name}": inputs.get(name, entry["default"]) for name, entry in action["inputs"].items()}
+    values |= {"github.action_path": str(checkout), "runner.temp": str(folder / "temp")}
+
+    def expanded(text: str) -> str:
+        return re.sub(r"\$\{\{ (.*?) \}\}", lambda match: values[match[1]], text)
+
+    outcomes = {}
+    for step in action["runs"]["steps"]:
+        if "uses" in step or not holds(step.get("if", "success()"), values):
+            continue
+        script = folder / "script.sh"
+        script.write_text((NO_PIP if step["name"] == "Install" else "") + step["run"])
+        variables = {name: expanded(text) for name, text in step["env"].items()}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        process = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)], cwd=folder, check=False,
+            env=os.environ | variables | {"GITHUB_ACTIONS": "true", "PATH": path, "PYTEST_ADDOPTS": ""},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        outcomes[step["name"]] = Outcome(process.returncode, process.stdout)
+    return outcomes
+
+
+def holds(condition: str, values: dict[str, str]) -> bool:
+    """A condition of a step, of steps before it that may have failed or not."""
+    condition = re.sub(r"inputs\.[\w-]+", lambda match: repr(values[match[0]]), condition)
+    condition = condition.replace("&&", "and").replace("||", "or")
+    return bool(eval(condition, {"success": lambda: True, "failure": lambda: False}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in (("right.cu", RIGHT), ("wrong.cu", WRONG), ("test_wrong.py", TEST)):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_wrong_program_has_annotations_and_fails(checkout: Path, folder: Path) -> None:
+    programs = """
+right.cu
+wrong.cu --device "h200"
+right.cu -- 'an argument'
+"""
+    outcomes = run(checkout, folder, check=programs, requirements="numpy pytest-xdist")
+    assert outcomes["Install"] == (0, f"not run: python -m pip install {checkout}[nvcc] pytest numpy pytest-xdist\n")
+    code, output = outcomes["Check"]
+    assert code == 1
+    line = 1 + WRONG.split("\n").index("  x[threadIdx.x] = tile[63 - threadIdx.x];")
+    annotations = [text for text in output.split("\n") if text.startswith("::error")]
+    assert annotations
+    assert all(text.startswith(f"::error file=wrong.cu,line={line},title=shared-race::") for text in annotations)
+    groups = output.split("::group::kernelproof check ")[1:]
+    assert [re.findall(r": (?:no findings|\d errors?)$", text, re.M) for text in groups] == [
+        [": no findings"], [f": {len(annotations)} error{'s' * (len(annotations) > 1)}"], [": no findings"]
+    ]  # fmt: skip
+    assert "the program ended with exit code 1" in groups[2]
+    files = [json.loads((folder / "temp" / "kernelproof" / f"{number}.sarif").read_text()) for number in (1, 2, 3)]
+    assert [len(file["runs"][0]["results"]) for file in files] == [0, len(annotations), 0]
+    assert outcomes["Test"] == (0, "")
+
+
+@pytest.mark.slow
+def test_right_programs_pass_and_tests_are_annotated(checkout: Path, folder: Path) -> None:
+    outcomes = run(checkout, folder, check="right.cu", pytest="-q -p kernelproof.testing.plugin test_wrong.py")
+    assert outcomes["Check"].code == 0
+    assert "::error" not in outcomes["Check"].output
+    code, output = outcomes["Test"]
+    assert code == 1
+    assert re.search(r"^::error file=wrong\.cu,line=5,title=shared-race::reverse: ", output, re.MULTILINE)
+
+
+def test_every_input_is_used_and_described(checkout: Path) -> None:
+    action = definition(checkout)
+    text = (checkout / "action.yml").read_text()
+    for name, entry in action["inputs"].items():
+        assert entry["description"], name
+        assert f"inputs.{name}" in text, name
+        assert f"`{name}`" in (checkout / "docs" / "ci.md").read_text(), name
+    assert action["runs"]["using"] == "composite"
+    # Inputs reach scripts as variables: text of a pull request is no code.
+    assert not any("${{" in step.get("run", "") for step in action["runs"]["steps"])

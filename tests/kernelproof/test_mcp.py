@@ -1,0 +1,157 @@
+"""The tools for language models: a server as a client starts it, and the examples of the guide."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproof.emulator import RULES
+from kernelproof.ground.errors import WrongInput
+from kernelproof.mcp_server import pages
+from kernelproof.mcp_server.requests import Request
+from tests.packages import require
+
+anyio = require("anyio")
+mcp = require("mcp")
+GUIDE = Path(__file__).parents[2] / "docs" / "kernelproof" / "skill.md"
+SECONDS = 8
+ENDLESS = """
+__global__ void wait(int *x) { for (long i = 0; i < 1l << 40; ++i) atomicAdd(x, 1); }
+int main() { return not_declared(); }
+"""
+Call = Callable[..., Awaitable[tuple[bool, Any]]]
+
+
+def served(calls: Callable[[Call], Awaitable[None]]) -> None:
+    """Run calls on a server of their own. A call answers whether it failed, and its document or text."""
+
+    async def run() -> None:
+        variables = {name: os.environ[name] for name in ("PYTHONPATH", "KERNELPROOF_CACHE_DIR") if name in os.environ}
+        command = ["-m", "kernelproof", "mcp", "--seconds", str(SECONDS), "--memory", "2"]
+        parameters = mcp.StdioServerParameters(command=sys.executable, args=command, env=variables)
+        async with mcp.Client(mcp.stdio_client(parameters)) as client:
+
+            async def call(name: str, **arguments: object) -> tuple[bool, Any]:
+                result = await client.call_tool(name, arguments)
+                return result.is_error, result.structured_content if not result.is_error else result.content[0].text
+
+            await calls(call)
+
+    anyio.run(run)
+
+
+def examples() -> list[tuple[list[str], dict[str, Any]]]:
+    """The guide's calls: tool, outcome and rules, and the arguments."""
+    blocks = re.findall(r"```json (.+?)\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    return [(words.split(), json.loads(text)) for words, text in blocks]
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_guide_answer_what_it_says() -> None:
+    assert [words[0] for words, _ in examples()] == ["check", "check", "explain", "check", "count"]
+
+    async def calls(call: Call) -> None:
+        for (tool, *expected), arguments in examples():
+            failed, answer = await call(tool, **arguments)
+            assert not failed, answer
+            if tool == "explain":
+                assert answer["result"].startswith(f"# {expected[0]}\n")
+                assert answer["result"].count("```cuda") == 2
+                continue
+            rules = answer["rules"] if tool == "count" else [finding["rule"] for finding in answer["findings"]]
+            assert [answer["outcome"], *rules] == expected
+            if rules:
+                (finding,) = answer["findings"]
+                assert (finding["access"]["home"]["file"], finding["access"]["home"]["line"]) == ("kernel.cu", 4)
+                assert finding["other"]["home"]["line"] == 3
+                assert len(finding["access"]["threads"]) == 8
+            if tool == "count":
+                (kernel,) = answer["kernels"]
+                counters = kernel["counters"]
+                assert f"`st.shared conflicts` are {counters['st.shared conflicts']}:" in GUIDE.read_text()
+                assert (counters["ld.global bytes"], counters["ld.global sectors"]) == (4096, 128)
+
+    served(calls)
+
+
+@pytest.mark.slow
+def test_limits_and_bad_input_end_a_call_and_not_the_server(tmp_path: Path) -> None:
+    launch = {"entry": "wait", "block": 32, "args": ["inout:i32[1]=zeros"]}
+    file = tmp_path / "wait.cu"
+    file.write_text(ENDLESS.replace("int main", "#ifdef __CUDACC__\n#else\nint main") + "#endif\n")
+
+    async def calls(call: Call) -> None:
+        failed, answer = await call("check", path=str(file), launches=[launch], seconds=2)
+        assert not failed
+        assert (answer["outcome"], answer["findings"]) == ("not checked", [])
+        assert answer["ending"].startswith("did not end within 2 s: launch 1 of wait, grid 1, ran for ")
+        assert answer["ending"].endswith("; seconds gives it longer, sample=N runs only N CTAs of a grid")
+        failed, answer = await call("check", source=ENDLESS, launches=[launch])
+        assert failed
+        assert 'identifier "not_declared" is undefined' in answer
+        for arguments, message in (
+            ({}, "give source"),
+            ({"path": str(file), "nvcc_args": "-I/etc"}, "'-I/etc' is not allowed"),
+            ({"source": '%:include "/etc/hosts"'}, "is not allowed here; put the text into source"),
+            ({"path": str(tmp_path)}, "neither .cu nor .ptx"),
+            ({"path": str(tmp_path / "no.cu")}, "no.cu: No such file"),
+            ({"path": str(file), "device": "sm_12"}, "sm_12: one of"),
+            ({"path": str(file), "nvcc_args": "-Xcompiler -fplugin=x.so"}, "'-Xcompiler' is not allowed"),
+            ({"path": str(file), "launches": [{**launch, "entry": "other"}]}, "no kernel other; there are wait"),
+            ({"path": str(file), "launches": [{**launch, "args": ["f32"]}]}, "argument 'f32': write "),
+            ({"path": str(file), "launches": [{**launch, "threads": 5}]}, "threads"),
+            ({"path": str(file), "launches": []}, "at least 1"),
+        ):
+            failed, answer = await call("check", **{"launches": [launch], **arguments})
+            assert failed, arguments
+            assert message in answer
+            assert "Traceback" not in answer
+        failed, answer = await call("explain", subject="nothing")
+        assert failed
+        assert "no rule in 'nothing'" in answer
+
+    served(calls)
+
+
+def test_pages_of_a_report() -> None:
+    for rule in RULES:
+        assert pages.pages(rule).startswith(f"# {rule}\n")
+    report = "error: trap in f at x.cu:3: a cluster of registers\nbenign: shared-race in g\n"
+    assert re.findall(r"^# (.*)", pages.pages(report), re.MULTILINE) == ["trap", "shared-race"]
+    document = json.dumps({"findings": [{"rule": rule} for rule in ("in-flight", "in-flight", *list(RULES)[:5])]})
+    text = pages.pages(document)
+    assert re.findall(r"^# (.*)", text, re.MULTILINE) == ["in-flight", *list(RULES)[:3]]
+    assert text.endswith(f"Also named: {', '.join(list(RULES)[3:5])}\n")
+    with pytest.raises(WrongInput, match="no rule in 'a cluster of registers'"):
+        pages.pages("a cluster of registers")
+
+
+def test_options_choose_device_code_only() -> None:
+    launch = {"entry": "f", "block": 1}
+    for word in ("-DN=5", "-Iinclude", "-std=c++20", "--use_fast_math", "-O2", "-arch=sm_90a"):
+        assert Request(launches=[launch], nvcc_args=word, seconds=1, gib=1).options() == word
+    for word in ("-I/usr/include", "-Xcompiler x", "-ccbin=x", "--run", "-o x", "x.cu", "-include x", "-", "'"):
+        with pytest.raises(WrongInput, match="nvcc_args"):
+            Request(launches=[launch], nvcc_args=word, seconds=1, gib=1).options()
+
+
+def test_the_guide_is_a_skill_and_the_sdk_is_optional() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "kernelproof", "mcp", "--skill"], capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == GUIDE.read_text()
+    assert re.match(r"---\nname: [a-z-]{1,64}\ndescription: .{1,1024}\n---\n\n# ", printed.stdout)
+    statement = (
+        "import sys; sys.modules['mcp'] = None; from kernelproof.cli import main; sys.argv = ['x', 'mcp']; main()"
+    )
+    missing = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=False)
+    assert (missing.returncode, missing.stdout) == (3, "")
+    assert "pip install 'cudal2gen[mcp]'" in missing.stderr
