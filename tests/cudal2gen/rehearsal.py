@@ -1,6 +1,6 @@
 """A card that is not there, for rehearsals: kernels are executed in the emulator, time is a stand-in clock's.
 
-``CUDAL2GEN_GPU=tests.cudal2gen.rehearsal:H200`` puts it stands for the CUDA device in every command; ``H100`` is the other
+``CUDAL2GEN_GPU=tests.cudal2gen.rehearsal:H200`` stands for the CUDA device in every command; ``H100`` is the other
 card. Names and clocks are the cards', so that records, stores and plans are those of the real day; what it stores says
 ``rehearsal`` in its environment, and its figures mean nothing.
 """
