@@ -35,7 +35,7 @@ def _protocol_names(text: str) -> Names:
     """Names of protocols joined by +. Raises ValueError."""
     names = Names(text.split("+"))
     if unknown := set(names) - set(_protocols()):
-        raise ValueError(f"{min(unknown)} is none of {', '.join(_protocols())}")
+        raise ValueError(f"{min(unknown)!r} is not one of {', '.join(map(repr, _protocols()))}")
     return names
 
 

@@ -103,14 +103,14 @@ class Selection:
     ] = "none"
     products: Annotated[int, Shared("products", "how many products a launch computes, with batch=strided", _count)] = 1
     size_class: Annotated[
-        SizeClass | None, OneOf(SIZE_CLASSES), Shared("class", "in place of --all: the sizes of this class")
+        SizeClass | None, OneOf(SIZE_CLASSES), Shared("class", "in place of --all: the sizes of this class", short=True)
     ] = None
     sample: Annotated[
-        int | None, Shared("sample", "in place of --all: so many sizes, spread over the classes", _count)
+        int | None, Shared("sample", "in place of --all: so many sizes, spread over the classes", _count, short=True)
     ] = None
     listed: Annotated[
         Path | None,
-        Shared("problems", "in place of --all: the problems of a file that tune-model wrote", Path),
+        Shared("problems", "in place of --all: the problems of a file that tune-model wrote", Path, short=True),
     ] = None
     source: Annotated[
         str | None,
@@ -299,7 +299,7 @@ class Selection:
 
     def _check_size_options(self) -> None:
         if self._size_options != 1:
-            refuse("choose sizes by one of --mnk M_N_K, --all, and --where with class=NAME, sample=N or problems=FILE")
+            refuse("give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE")
 
     @property
     def accs(self) -> tuple[Acc, ...]:

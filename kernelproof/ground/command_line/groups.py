@@ -23,13 +23,11 @@ from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache, wraps
-from typing import Annotated, Any, NamedTuple, NoReturn, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
-
-from kernelproof.ground.errors import WrongInput
 
 Parameter = inspect.Parameter
 Verb = Callable[..., None]
@@ -60,7 +58,7 @@ class OneOf:
 class Shared:
     """Beside a field without an option of its own: its name and its help in ``option NAME=VALUE``.
 
-    ``parse`` makes the value of its text and raises BadParameter; with ``OneOf`` beside it, it is not needed.
+    ``parse`` makes the value of its text and raises ValueError; with ``OneOf`` beside it, it is not needed.
     ``short``: whether ``--NAME VALUE`` is offered as a short form.
     """
 
@@ -82,20 +80,17 @@ class _Setting(NamedTuple):
     repeatable: bool  # its value is a tuple of all that are given
 
     def value(self, text: str) -> object:
-        """The value of its text; ends the command where it is none."""
-        if self.values:
+        """The value of its text. Raises BadParameter."""
+        try:
+            if not self.values:
+                return self.shared.parse(text)
             for value in self.values:
                 if value.casefold() == text.casefold():
                     return value
-            _refuse_setting(self.shared, text, f"it is one of {', '.join(self.values)}")
-        try:
-            return self.shared.parse(text)
-        except (typer.BadParameter, ValueError) as error:
-            _refuse_setting(self.shared, text, str(error))
-
-
-def _refuse_setting(shared: Shared, text: str, reason: str) -> NoReturn:
-    raise WrongInput(f"{shared.option} {shared.name}={text}: {reason}")
+            raise ValueError(f"{text!r} is not one of {', '.join(map(repr, self.values))}")
+        except ValueError as error:
+            flag = f"--{self.shared.name}" if self.shared.short else f"{self.shared.option} {self.shared.name}"
+            raise typer.BadParameter(str(error), param_hint=f"'{flag}'") from None
 
 
 @dataclass(frozen=True)
@@ -182,7 +177,7 @@ def expanded(function: Verb) -> Verb:
         values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
         given: dict[str, dict[str, object]] = {}
         for option, offered in shared.items():
-            for setting, value in _given(option, values.pop(_parameter(option)) or (), offered):
+            for setting, value in _given(values.pop(_parameter(option)) or (), offered):
                 fields_given = given.setdefault(setting.group, {})
                 before = cast("tuple[object, ...]", fields_given.get(setting.field, ()))
                 fields_given[setting.field] = (*before, value) if setting.repeatable else value
@@ -218,12 +213,18 @@ def _shared_option(name: str, settings: Sequence[_Setting]) -> Parameter:
         f"{setting.shared.name}={'|'.join(setting.values) or '...'}, {setting.shared.help}" for setting in settings
     )
     short = [f"--{setting.shared.name}" for setting in settings if setting.shared.short]
-    spelled = f" {' and '.join(short)} also stand alone." if short else ""
+    spelled = f" {', '.join(short)} also stand alone." if short else ""
+
+    def check(value: list[str] | None) -> list[str] | None:
+        """Parses the texts while Typer reads the command line, so that it names the option and the verb in an error."""
+        list(_given(value or (), settings))
+        return value
 
     spellings = [f"{each.shared.name}={value}" for each in settings for value in each.values or ("",)]
     option = typer.Option(
         name,
         metavar="FIELD=VALUE",
+        callback=check,
         autocompletion=_completion(spellings),
         help=f"Repeatable.{spelled} Fields: {described}.",
     )
@@ -232,7 +233,7 @@ def _shared_option(name: str, settings: Sequence[_Setting]) -> Parameter:
     )
 
 
-def _given(option: str, texts: Sequence[str], settings: Sequence[_Setting]) -> Iterator[tuple[_Setting, object]]:
+def _given(texts: Sequence[str], settings: Sequence[_Setting]) -> Iterator[tuple[_Setting, object]]:
     """The fields that share an option and their values: defaults first, then those that are given, in their order."""
     for setting in settings:
         if setting.default is not MISSING and not setting.repeatable:
@@ -241,7 +242,7 @@ def _given(option: str, texts: Sequence[str], settings: Sequence[_Setting]) -> I
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or name not in known:
-            raise WrongInput(f"{option} {text}: expected FIELD=VALUE, of the fields {', '.join(known)}")
+            raise typer.BadParameter(f"{text!r}: expected FIELD=VALUE, of the fields {', '.join(known)}")
         yield known[name], known[name].value(value)
 
 
