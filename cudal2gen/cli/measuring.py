@@ -141,7 +141,7 @@ def measure(
             wildcards=("gpu",),
             indexed=("gpu",),
             defaults={"gpu": ANY},
-            helps={"gpu": "The card: its model, or any for what it says it is; behind a colon its CUDA index, from 0."},
+            helps={"gpu": "the card's model, any for what it says it is; behind a colon its CUDA index, as in any:1"},
         ),
     ],
     timing: Timing,

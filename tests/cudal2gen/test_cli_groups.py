@@ -96,9 +96,10 @@ def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str)
 class Wall:
     """A group whose fields share an option."""
 
-    site: Annotated[str, OneOf(("north", "south"), "any"), typer.Option("--site", help="Where it stands.")] = "north"
+    site: Annotated[str, OneOf(("north", "south"), "any"), Shared("site", "where it stands", short=True)] = "north"
     height: Annotated[int, Shared("height", "in metres", int, short=True)] = 2
     stone: Annotated[str, OneOf(("lime", "sand"), "any"), Shared("stone", "what it is made of")] = "lime"
+    doors: Annotated[tuple[str, ...], typer.Option("--door", help="Names of doors.")] = ()
 
 
 @verb(app, "build")
@@ -107,7 +108,9 @@ def build(wall: Annotated[Wall, Offer(wildcards=("site", "stone"), indexed=("sit
 
 
 @verb(app, "find")
-def find(wall: Annotated[Wall, Offer(only=("site", "height"), shared=("site",), defaults={"height": 1})]) -> None:
+def find(
+    wall: Annotated[Wall, Offer(only=("site", "height", "doors"), shared=("doors",), defaults={"height": 1})],
+) -> None:
     calls.append((wall,))
 
 
@@ -122,6 +125,7 @@ def find(wall: Annotated[Wall, Offer(only=("site", "height"), shared=("site",), 
         ("find", Wall("north", 1)),
         ("find --site south", Wall("south", 1)),
         ("find --where site=south --height 5", Wall("south", 5)),
+        ("find --door left --where door=right", Wall("north", 1, doors=("left", "right"))),
     ],
 )
 def test_fields_share_an_option(words: str, wall: Wall) -> None:

@@ -78,15 +78,17 @@ class _Setting(NamedTuple):
     values: tuple[str, ...]  # that it takes; empty: whatever ``parse`` accepts
     default: object
     repeatable: bool  # its value is a tuple of all that are given
+    indexed: bool  # its value may have an index behind a colon, such as h200:1
 
     def value(self, text: str) -> object:
         """The value of its text. Raises BadParameter."""
         try:
             if not self.values:
                 return self.shared.parse(text)
+            name, colon, index = text.partition(":") if self.indexed else (text, "", "")
             for value in self.values:
-                if value.casefold() == text.casefold():
-                    return value
+                if value.casefold() == name.casefold() and (index.isdecimal() or not colon):
+                    return f"{value}{colon}{index}"
             raise ValueError(f"{text!r} is not one of {', '.join(map(repr, self.values))}")
         except ValueError as error:
             flag = f"--{self.shared.name}" if self.shared.short else f"{self.shared.option} {self.shared.name}"
@@ -117,8 +119,7 @@ class VerbCommand(TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Writes out short forms. Words behind ``--`` are no options."""
-        settings: tuple[_Setting, ...] = getattr(self.callback, SETTINGS, ())
-        short = {f"--{setting.shared.name}": setting.shared.option for setting in settings if setting.shared.short}
+        short = self._short_forms()
         end = args.index("--") if "--" in args else len(args)
         words: list[str] = []
         waiting = iter(args[:end])
@@ -128,11 +129,35 @@ class VerbCommand(TyperCommand):
                 words.append(word)
             elif equals or (value := next(waiting, "")):
                 words += [short[name], f"{name[2:]}={value}"]
+            elif ctx.resilient_parsing:  # a shell completes the value of this last word
+                ctx.meta[COMPLETED] = name
             else:
                 ctx.fail(f"Option '{name}' requires an argument.")
         return super().parse_args(ctx, words + args[end:])
 
+    def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
+        """What a shell offers: behind a short form the values of its field, else options with short forms."""
+        if name := ctx.meta.get(COMPLETED):
+            prefix = f"{name[2:]}="
+            items: list[Any] = self._option(self._short_forms()[name]).shell_complete(ctx, prefix + incomplete)
+            for item in items:
+                item.value = item.value.removeprefix(prefix)
+            return items
+        items = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            items += [type(items[0])(name) for name in self._short_forms() if items and name.startswith(incomplete)]
+        return items
 
+    def _short_forms(self) -> dict[str, str]:
+        """Options that are short for a field, and the option that the fields share."""
+        settings: tuple[_Setting, ...] = getattr(self.callback, SETTINGS, ())
+        return {f"--{setting.shared.name}": setting.shared.option for setting in settings if setting.shared.short}
+
+    def _option(self, flag: str) -> Any:
+        return next(option for option in self.params if flag in option.opts)
+
+
+COMPLETED = "kernelproof.completed_field"  # in a context's meta: the short form whose value a shell completes
 SETTINGS = "shared_settings"  # the attribute of a verb's function that holds its fields that share options
 
 
@@ -265,7 +290,9 @@ def _settings(name: str, group: Any, offer: Offer) -> list[_Setting]:
         values = choice.offered(with_wildcard=member.name in offer.wildcards) if choice else ()
         shared = replace(shared, help=offer.helps.get(member.name, shared.help))
         default = offer.defaults.get(member.name, member.default)
-        settings.append(_Setting(name, member.name, shared, values, default, _repeatable(kind)))
+        settings.append(
+            _Setting(name, member.name, shared, values, default, _repeatable(kind), member.name in offer.indexed)
+        )
     return settings
 
 
@@ -307,11 +334,7 @@ def _option(name: str, hint: Any, default: object, offer: Offer) -> Parameter:
     if default is MISSING:
         default = Parameter.empty
     value: Any = get_args(kind)[0] if _repeatable(kind) else kind
-    if choice is not None and name in offer.indexed:
-        names = choice.offered(with_wildcard=name in offer.wildcards)
-        option.parser, option.autocompletion = _indexed(names), _completion(names)
-        option.metavar = f"[{'|'.join(names)}][:INDEX]"
-    elif choice is not None:
+    if choice is not None:
         value = choice.enum(with_wildcard=name in offer.wildcards)
         default = value(default) if isinstance(default, str) else default
     if name in offer.single:
@@ -328,21 +351,6 @@ def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
         return [name for name in names if name.startswith(incomplete)]
 
     return complete
-
-
-def _indexed(names: Sequence[str]) -> Callable[[str], str]:
-    """A parser of one of some names, alone or with an index, such as h200:1."""
-
-    def parse(text: str) -> str:
-        name, colon, index = text.partition(":")
-        for known in names:
-            if known.casefold() == name.casefold() and (index.isdecimal() or not colon):
-                return f"{known}{colon}{index}"
-        raise typer.BadParameter(
-            f"{text!r} is not one of {', '.join(map(repr, names))}, alone or with an index, as x:1"
-        )
-
-    return parse
 
 
 def _group(kind: Any, values: dict[str, Any]) -> object:
