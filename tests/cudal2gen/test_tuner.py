@@ -1,4 +1,4 @@
-"""The tuner without torch: what is legal, what a reward is, environments, proposers, races, and the store of trials."""
+"""The tuner without torch: what is legal, what a reward is, environments, proposers, searches, and the store of trials."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from cudal2gen.kernel import IllegalRecord, Problem, Record, fit, parse, revise,
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Timing, Trial
 from cudal2gen.results.ratios import Ratio
 from cudal2gen.timing import model
-from cudal2gen.tuner import benchmark, campaign, curve, executor, race, reward
+from cudal2gen.tuner import benchmark, campaign, curve, executor, reward, search
 from cudal2gen.tuner.environment import Model, Replay, Unrecorded, agreement, trial_of
+from cudal2gen.tuner.named_proposers import ProposerFactory
 from cudal2gen.tuner.proposal import Proposal, Question, proposal
 from cudal2gen.tuner.proposers import Evolution, Mixture, Nearest, Random
-from cudal2gen.tuner.roster import Roster
 from tests import processes
 from tests.cudal2gen.hanging import Hanging
 from tests.packages import require
@@ -148,21 +149,21 @@ def test_the_reward_of_trials_has_errors_lengths_and_failures() -> None:
 
     record = space.candidates(SMALL).records[0]
     fast, slow = timed_trial(record, 8.0, 12.0, max_diff=0.5), timed_trial(record, 10.0, 5.0)
-    without_length = reward.Settings(alpha=0.2, beta=0.0)
+    without_length = reward.RewardWeights(alpha=0.2, beta=0.0)
     # mean(12/8 - 0.2*0.5, 5/10)
     assert reward.of_trials([fast, slow], without_length) == pytest.approx(0.95)
-    value = reward.of_trials([fast], reward.Settings(alpha=0.0, beta=1e-5))
+    value = reward.of_trials([fast], reward.RewardWeights(alpha=0.0, beta=1e-5))
     assert value == pytest.approx(1.5 - 1e-5 * len(render(record)))
     failure = trial_of(Model(), SMALL, record, "short", "spill", reason="spills 8 bytes")
-    assert reward.of_trials([fast, failure], reward.Settings(failed=-1.0)) == -1.0
-    assert reward.of_trials([fast, failure], reward.Settings()) == 0.0
+    assert reward.of_trials([fast, failure], reward.RewardWeights(failed=-1.0)) == -1.0
+    assert reward.of_trials([fast, failure], reward.RewardWeights()) == 0.0
     # 12/8 - 0.01*0.5: by default errors cost a hundredth, and length nothing.
-    assert reward.of_trials([fast], reward.Settings()) == pytest.approx(1.495)
+    assert reward.of_trials([fast], reward.RewardWeights()) == pytest.approx(1.495)
 
 
 def test_the_lower_bound_of_speed_is_below_a_noisy_median_and_at_a_quiet_one() -> None:
     record = space.candidates(SMALL).records[0]
-    bounded = reward.Settings(alpha=0.0, lower_bound=True)
+    bounded = reward.RewardWeights(alpha=0.0, lower_bound=True)
     assert reward.of_trials([timed_trial(record, 8.0, 12.0)], bounded) == pytest.approx(1.5)
     noisy = timed_trial(record, [8.0, 9.0, 7.0, 8.5, 7.5, 8.0], [12.0, 11.0, 13.0, 12.5, 11.5, 12.0])
     assert reward.of_trials([noisy], bounded) < 1.45
@@ -174,7 +175,7 @@ def test_a_baseline_is_the_reference_before_the_incumbent() -> None:
     record = space.candidates(SMALL).records[0]
     timings = (samples(KERNEL, [8.0] * 6), samples(INCUMBENT, [12.0] * 6), samples("cublas-tn", [10.0] * 6))
     trial = trial_of(Model(), SMALL, record, "short", "measured", timings=timings)
-    assert reward.of_trials([trial], reward.Settings(alpha=0.0)) == pytest.approx(1.25)
+    assert reward.of_trials([trial], reward.RewardWeights(alpha=0.0)) == pytest.approx(1.25)
     assert trial.cost == pytest.approx(8 / 12)
     ratio = trial.faster_than("cublas-tn")
     assert ratio is not None
@@ -294,7 +295,7 @@ def test_evolution_stays_near_the_best() -> None:
 
 def test_tpe_learns_what_is_fast() -> None:
     require("optuna")
-    environment, proposer = Model(seed=1), Roster(["tpe"], lambda: None, []).proposer(SMALL)  # type: ignore[arg-type, return-value]
+    environment, proposer = Model(seed=1), ProposerFactory(["tpe"], lambda: None, []).proposer(SMALL)  # type: ignore[arg-type, return-value]
     noisy, true = benchmark.search(environment, proposer, space.candidates(SMALL), 48, 8)
     assert len(noisy) == len(true) == 48
     assert np.median(true[32:]) < np.median(true[:8])
@@ -304,7 +305,7 @@ def test_heuristics_become_legal_candidates_with_their_tiles() -> None:
     require("nvMatmulHeuristics")
     large = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
     request = question(large)
-    proposer = Roster(["heuristics"], lambda: None, []).proposer(SMALL)  # type: ignore[arg-type, return-value]
+    proposer = ProposerFactory(["heuristics"], lambda: None, []).proposer(SMALL)  # type: ignore[arg-type, return-value]
     tiles = {(item.record.bm, item.record.bn) for item in proposer.propose(request, 16) if item.record}
     assert tiles & {(128, 256), (256, 128)}
     assert proposer.propose(request, 16) == [], "what it knows is said once"
@@ -320,10 +321,10 @@ def test_a_mixture_shares_and_fills_up() -> None:
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="oracle: must be of cost-model, policy, prior, llm, nearest"):
-        Roster(["random", "oracle"], lambda: None, [])  # type: ignore[arg-type, return-value]
+        ProposerFactory(["random", "oracle"], lambda: None, [])  # type: ignore[arg-type, return-value]
 
 
-# Races
+# Searches
 
 
 class Scripted:
@@ -351,13 +352,13 @@ def incumbent() -> Record:
 def test_a_race_stores_what_it_does_and_ends_with_a_paired_gain() -> None:
     environment = Model(lambda _: incumbent(), seed=5)
     store: list[Trial] = []
-    contest = race.Race(space.candidates(SMALL), incumbent())
-    race.run(
+    contest = search.Search(space.candidates(SMALL), incumbent())
+    search.run(
         contest,
         Mixture([Random(0), Evolution(0)]),
         executor.InProcess(environment),
         store.extend,
-        race.Settings(40, 8, prune=None),
+        search.SearchLimits(40, 8, prune=None),
         "r",
     )
     assert store == contest.trials
@@ -387,13 +388,13 @@ def test_nothing_is_evaluated_twice_and_illegal_answers_are_trials_with_the_rule
     environment = Model(seed=1)
 
     class Watched(executor.InProcess):
-        def run(self, jobs: Any) -> Any:
-            batches.extend(len(job.records) for job in jobs if job.effort == "short")
-            return super().run(jobs)
+        def submit(self, job: executor.Job, rank: int = 0) -> Future[list[Trial]]:
+            batches.extend([len(job.records)] if job.effort == "short" else [])
+            return super().submit(job, rank)
 
-    contest = race.Race(candidates, None)
+    contest = search.Search(candidates, None)
     scripted = Scripted([legal, legal, illegal, illegal, legal])
-    race.run(contest, scripted, Watched(environment), lambda _: None, race.Settings(8, 2, prune=None))
+    search.run(contest, scripted, Watched(environment), lambda _: None, search.SearchLimits(8, 2, prune=None))
     assert batches == [1]
     assert contest.failures == {"illegal": 1}
     assert "stages" in next(trial.reason for trial in contest.trials if not trial.measured)
@@ -405,25 +406,32 @@ def test_what_the_model_thinks_hopeless_is_not_compiled() -> None:
     candidates = space.candidates(SMALL)
     estimates = [model.estimate(record).us for record in candidates.records]
     slowest = proposal("scripted", candidates.fields[int(np.argmax(estimates))])
-    contest = race.Race(candidates, None)
-    race.run(contest, Scripted([slowest]), executor.InProcess(Model()), lambda _: None, race.Settings(8, prune=1.5))
+    contest = search.Search(candidates, None)
+    search.run(
+        contest, Scripted([slowest]), executor.InProcess(Model()), lambda _: None, search.SearchLimits(8, prune=1.5)
+    )
     assert (contest.trials, contest.pruned) == ([], 1)
 
 
 def test_patience_and_time_end_a_race() -> None:
-    contest = race.Race(space.candidates(SMALL), None)
-    race.run(
+    contest = search.Search(space.candidates(SMALL), None)
+    search.run(
         contest,
         Random(0),
         executor.InProcess(Model(seed=1)),
         lambda _: None,
-        race.Settings(400, patience=16, prune=None),
+        search.SearchLimits(400, patience=16, prune=None),
     )
     assert contest.stop_reason == "no improvement in 16 evaluations"
     assert len(contest.short_trials) < 400
-    unstarted = race.Race(space.candidates(SMALL), None)
-    race.run(
-        unstarted, Random(0), executor.InProcess(Model()), lambda _: None, race.Settings(64), out_of_time=lambda: True
+    unstarted = search.Search(space.candidates(SMALL), None)
+    search.run(
+        unstarted,
+        Random(0),
+        executor.InProcess(Model()),
+        lambda _: None,
+        search.SearchLimits(64),
+        out_of_time=lambda: True,
     )
     assert (unstarted.stop_reason, unstarted.trials) == ("out of time", [])
 
@@ -438,19 +446,19 @@ def test_no_gain_without_a_clear_interval() -> None:
     likely = draw.faster_than(INCUMBENT)
     assert likely is not None
     assert likely.low < 1 < likely.value
-    assert not race.Race(space.candidates(SMALL), record, [draw]).improved
+    assert not search.Search(space.candidates(SMALL), record, [draw]).improved
     incumbent_itself = timed_trial(record, 8.0, 9.0).model_copy(update={"effort": "long"})
-    assert not race.Race(space.candidates(SMALL), record, [incumbent_itself]).improved
+    assert not search.Search(space.candidates(SMALL), record, [incumbent_itself]).improved
     better = timed_trial(rival, 8.0, 9.0).model_copy(update={"effort": "long"})
-    chosen = race.Race(space.candidates(SMALL), record, [better])
+    chosen = search.Search(space.candidates(SMALL), record, [better])
     assert (chosen.promising, chosen.improved) == (True, False), "the samples that chose it prove nothing"
     again = better.model_copy(update={"effort": "final"})
-    assert race.Race(space.candidates(SMALL), record, [better, again]).improved
-    assert not race.Race(
+    assert search.Search(space.candidates(SMALL), record, [better, again]).improved
+    assert not search.Search(
         space.candidates(SMALL), record, [better, draw.model_copy(update={"effort": "final"})]
     ).improved
     before_the_long_timing = [better.model_copy(update={"effort": effort}) for effort in ("short", "medium")]
-    contest = race.Race(space.candidates(SMALL), record, before_the_long_timing)
+    contest = search.Search(space.candidates(SMALL), record, before_the_long_timing)
     assert contest.winner == before_the_long_timing[1]
     assert contest.gain is None
     assert not contest.improved
@@ -484,9 +492,9 @@ def test_where_nothing_is_faster_nothing_wins() -> None:
     candidates = space.Candidates(SMALL, own.fields[1:], own.records[1:])
     promising = improved = 0
     for seed in range(60):
-        contest = race.Race(candidates, own.records[0])
+        contest = search.Search(candidates, own.records[0])
         place = executor.InProcess(Null(seed))  # type: ignore[arg-type]
-        race.run(contest, Random(seed), place, lambda _: None, race.Settings(8, prune=None))
+        search.run(contest, Random(seed), place, lambda _: None, search.SearchLimits(8, prune=None))
         promising += any(trial.effort == "final" for trial in contest.trials)
         improved += contest.improved
     assert promising >= 4
@@ -500,17 +508,17 @@ def test_a_campaign_takes_up_what_was_stored(tmp_path: Path) -> None:
     problems = [SMALL, SMALL.model_copy(update={"n": 1024})]
     store = tmp_path / "trials.jsonl"
 
-    def go(evaluations: int) -> campaign.Standing:
-        settings = race.Settings(evaluations, prune=None)
-        plan = campaign.Plan(problems, lambda _: None, lambda _: Random(7), store, "r", settings)
+    def go(evaluations: int) -> campaign.CampaignState:
+        settings = search.SearchLimits(evaluations, prune=None)
+        plan = campaign.CampaignPlan(problems, lambda _: None, lambda _: Random(7), store, "r", settings)
         return campaign.run(plan, executor.InProcess(Model()))
 
     go(8)
     before = store.read_text()
     resumed = go(8)
     assert store.read_text() == before, "nothing is evaluated twice"
-    assert [contest.stop_reason for contest in resumed.races] == ["finished before"] * 2
-    assert [len(contest.candidates.records) for contest in resumed.races] == [0, 0], (
+    assert [contest.stop_reason for contest in resumed.searches] == ["finished before"] * 2
+    assert [len(contest.candidates.records) for contest in resumed.searches] == [0, 0], (
         "or a thousand problems fill the memory"
     )
     assert len(before.splitlines()) == 2 * (8 + 8 + 3)
@@ -530,8 +538,14 @@ def test_within_a_budget_each_problem_gets_some_candidates_before_any_gets_more(
             clock[0] += len(records) if effort == "short" else 0.1
             return super().evaluate(problem, records, effort)
 
-    plan = campaign.Plan(
-        problems, slow.__getitem__, lambda _: Random(7), store, "r", race.Settings(24, prune=None), budget_seconds=30
+    plan = campaign.CampaignPlan(
+        problems,
+        slow.__getitem__,
+        lambda _: Random(7),
+        store,
+        "r",
+        search.SearchLimits(24, prune=None),
+        budget_seconds=30,
     )
     ended: list[Problem] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -539,12 +553,12 @@ def test_within_a_budget_each_problem_gets_some_candidates_before_any_gets_more(
         standing = campaign.run_in_turns(
             plan, executor.InProcess(Timed(slow.__getitem__)), after=lambda item: ended.append(item.problem)
         )
-    counts = [len(contest.evaluations) for contest in standing.races]
+    counts = [len(contest.evaluations) for contest in standing.searches]
     assert counts == [8, 8, 8], "all within 21 of 30 s, and the batch under way"
     assert [trial.problem for trial in results.trials(store)[:12:4]] == problems
     assert ended == problems
     assert standing.early_ends(24) == {"out of time": 3}
-    assert {contest.winner.effort for contest in standing.races if contest.winner} == {"final"}, (
+    assert {contest.winner.effort for contest in standing.searches if contest.winner} == {"final"}, (
         "gains are timed longer"
     )
     assert clock[0] < 30
@@ -564,8 +578,8 @@ class Hangs(Model):  # in the middle of the campaign
             time.sleep(300)
         return super().evaluate(*question)
 
-settings = race.Settings(64, 4, prune=None)
-plan = campaign.Plan([SMALL], lambda _: None, lambda _: Random(7), Path(sys.argv[1]), "r", settings)
+settings = search.SearchLimits(64, 4, prune=None)
+plan = campaign.CampaignPlan([SMALL], lambda _: None, lambda _: Random(7), Path(sys.argv[1]), "r", settings)
 campaign.run(plan, executor.InProcess(Hangs()))
 """
 
@@ -581,7 +595,9 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match="not a whole line"):
         before = results.trials(store)
     assert 12 <= len(before) < 64
-    plan = campaign.Plan([SMALL], lambda _: None, lambda _: Random(7), store, "r", race.Settings(64, 4, prune=None))
+    plan = campaign.CampaignPlan(
+        [SMALL], lambda _: None, lambda _: Random(7), store, "r", search.SearchLimits(64, 4, prune=None)
+    )
     with pytest.warns(UserWarning, match="not a whole line"):
         standing = campaign.run(plan, executor.InProcess(Model()))
     after = results.trials(store)
@@ -591,13 +607,13 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
     assert standing.evaluations == 64
 
 
-def winner(environment: str = "gpu", on: str = "NVIDIA H200") -> race.Race:
+def winner(environment: str = "gpu", on: str = "NVIDIA H200") -> search.Search:
     record = incumbent()
     rival = space.candidates(SMALL).compose(5, {}, "policy")
     best = timed_trial(rival, 8.0, 9.0, digest="d1").model_copy(
         update={"effort": "final", "environment": environment, "on": on, "proposer": "policy"}
     )
-    return race.Race(space.candidates(SMALL), record, [best])
+    return search.Search(space.candidates(SMALL), record, [best])
 
 
 def test_only_what_a_gpu_measured_and_a_verdict_cleared_is_written() -> None:
@@ -611,7 +627,7 @@ def test_only_what_a_gpu_measured_and_a_verdict_cleared_is_written() -> None:
     assert "model environment" in campaign.may_write(winner("model"), verdict_clean=True)
     assert "replay environment" in campaign.may_write(winner("replay"), verdict_clean=True)
     assert (
-        campaign.may_write(race.Race(space.candidates(SMALL), None), verdict_clean=True)
+        campaign.may_write(search.Search(space.candidates(SMALL), None), verdict_clean=True)
         == "nothing improved beyond noise"
     )
 
@@ -621,7 +637,7 @@ def test_a_run_takes_up_what_its_own_card_measured(tmp_path: Path) -> None:
     cards = ("NVIDIA H200", "NVIDIA H100 PCIe, 114 SMs", "NVIDIA H200")
     trials = [winner(on=card).trials[0].model_copy(update={"run": "r", "name": f"{i}"}) for i, card in enumerate(cards)]
     results.append(trials, store)
-    plan = campaign.Plan([SMALL], lambda _: None, lambda _: Random(7), store, "r", race.Settings())
+    plan = campaign.CampaignPlan([SMALL], lambda _: None, lambda _: Random(7), store, "r", search.SearchLimits())
     for card, names in ((cards[0], ["0", "2"]), (cards[1], ["1"]), ("", ["0", "1", "2"])):
         assert [trial.name for trial in plan.stored(card)[SMALL]] == names
     assert [trial.on_its_gpu for trial in trials] == [True, False, True]
@@ -638,7 +654,7 @@ def test_the_answer_says_where_it_comes_from(tmp_path: Path) -> None:
     assert catalog.load(path) == [answer]
     assert any(line.startswith(tuple(answer.origin.changed)) for line in campaign.diff(winner()))
     with pytest.raises(ValueError, match="nothing improved"):
-        campaign.catalog_record(race.Race(space.candidates(SMALL), None))
+        campaign.catalog_record(search.Search(space.candidates(SMALL), None))
 
 
 def test_the_incumbent_is_the_problems_own_record_else_the_nearest_that_is_legal() -> None:
@@ -663,21 +679,12 @@ def test_a_kernel_that_hangs_or_dies_costs_its_own_trial_only() -> None:
     worker = executor.Worker(Hanging, seconds=2.0)
     try:
         job = executor.Job(SMALL, (by_stages[4], by_stages[2], by_stages[5], by_stages[3]), "short")
-        (result,) = worker.run([job])
+        trials = worker.submit(job).result()
     finally:
         worker.close()
-    assert [trial.outcome for trial in result.trials] == ["measured", "time-out", "measured", "wrong result"]
-    assert result.trials[1].reason == "no answer within 2 s"
-    assert result.trials[3].reason == "the process that ran it ended (exit code 3)"
-
-
-def test_a_jobs_key_is_its_content() -> None:
-    first, second = space.candidates(SMALL).records[:2]
-    assert executor.Job(SMALL, (first, second), "short").key == executor.Job(SMALL, (first, second), "short").key
-    keys = {
-        executor.Job(SMALL, records, effort).key for records in ((first,), (second,)) for effort in ("short", "long")
-    }  # type: ignore[arg-type]
-    assert len(keys) == 4
+    assert [trial.outcome for trial in trials] == ["measured", "time-out", "measured", "wrong result"]
+    assert trials[1].reason == "no answer within 2 s"
+    assert trials[3].reason == "the process that ran it ended (exit code 3)"
 
 
 # Curves and the benchmark's arithmetic
@@ -706,7 +713,7 @@ def test_scores_average_seeds_and_resample_problems() -> None:
 
 def test_held_out_sizes_are_nowhere_else() -> None:
     published = [record for record in catalog.load() if record.gpu == "a100" and record.acc == "f16"]
-    held_out, train = benchmark.split(published, benchmark.Settings())
+    held_out, train = benchmark.split(published, benchmark.BenchmarkPlan())
     assert (len(held_out), len(train)) == (20, 160)
     assert not {item.mnk for item in held_out} & {item.mnk for item in train}
     assert not {item.mnk for item in held_out} & {item.mnk for item in benchmark.other_sizes(published, held_out)}
@@ -741,7 +748,7 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
 ORDER = [
     "space", "environment", "on_gpu", "reward", "features", "network", "policy", "checkpoint", "proposal",
     "heuristics", "proposers", "facts", "regression", "cost_model", "climbing", "recorded", "training", "roster",
-    "ahead", "executor", "ray_executor", "race", "memory", "curriculum", "completions", "transcript", "chat", "answers",
+    "ahead", "executor", "ray_executor", "search", "memory", "curriculum", "completions", "transcript", "chat", "answers",
     "prompt", "llm", "exports", "flight", "campaign", "progress", "curve", "benchmark", "ranking",
 ]  # fmt: skip
 
