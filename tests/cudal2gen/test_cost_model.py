@@ -103,7 +103,7 @@ def test_a_replay_has_what_was_recorded_and_refuses_the_rest() -> None:
 
 def test_an_unrecorded_proposal_is_a_failed_trial_not_the_end() -> None:
     from cudal2gen.tuner.proposal import legal_proposal
-    from tests.cudal2gen.test_tuner import Scripted
+    from tests.cudal2gen.searched import Scripted
 
     problem, recording = next(iter(recordings().items()))
     replay = Replay(recorded.as_trials(problem, recording))
