@@ -17,11 +17,11 @@ from pydantic import BaseModel
 
 from cudal2gen import cli
 from cudal2gen.kernel import FAMILIES, Problem
-from cudal2gen.timing.profile import LaunchFacts, figures
 from kernelproof.emulator import RULES
 from kernelproof.emulator.frontend import instruction
 from kernelproof.emulator.frontend.emitter import TEXTURES
 from kernelproof.emulator.frontend.flow.inline import REFUSED_CALLS
+from kernelproof.profile import LaunchFacts, figures
 
 KINDS = {int: "integer", float: "number", Path: "path"}  # of options without choices or a name for their value
 

@@ -1,19 +1,19 @@
-"""Two profiles side by side: what is shorter in the second, and by how much."""
+"""Two profiles side by side: every figure of both, and the ratio of the second to the first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from cudal2gen.timing.profile.figures import Profile
-from cudal2gen.timing.profile.sections import MODELLED
 from kernelproof.ground.pages import Section, Table, microseconds, percent
+from kernelproof.profile.figures import Profile
+from kernelproof.profile.sections import MODELLED
 
 COLUMNS = ("A", "B", "B over A")
 Cell = Callable[[float], str]
 
 
 def compare(a: Profile, b: Profile) -> tuple[Section, ...]:
-    """Tables of the figures that both have; a ratio below 1 means that B has less of it."""
+    """Tables of the figures that both profiles have. A ratio below 1 means that B has less of something."""
     names = Table("What is compared", ("", "A", "B"), tuple(_names(a, b)))
     tables = [_table("The main loop", _loop(a), _loop(b), "{:.4g}".format)]
     tables += _shares(a, b)
@@ -29,7 +29,7 @@ def compare(a: Profile, b: Profile) -> tuple[Section, ...]:
 
 def _names(a: Profile, b: Profile) -> list[tuple[str, str, str]]:
     rows = [("kernel", a.kernel, b.kernel), ("problem", a.problem or "—", b.problem or "—")]
-    return [*rows, ("for", f"{a.arch}, {a.gpu}", f"{b.arch}, {b.gpu}"), ("bound", _bound(a), _bound(b))]
+    return [*rows, ("built for, rates of", f"{a.arch}, {a.gpu}", f"{b.arch}, {b.gpu}"), ("bound", _bound(a), _bound(b))]
 
 
 def _bound(profile: Profile) -> str:
@@ -41,9 +41,9 @@ def _verdict(a: Profile, b: Profile, timed: bool) -> str:
     if timed and a.time and b.time:
         figure, before, after = "time", a.time.us, b.time.us
     else:
-        figure, before, after = f"time for a {a.loop.unit}", a.loop.cycles, b.loop.cycles
+        figure, before, after = f"time per {a.loop.unit}", a.loop.cycles, b.loop.cycles
         if a.loop.unit != b.loop.unit or a.loop.tensor_cycles != b.loop.tensor_cycles:
-            return "Turns of the two main loops do different work: compare their shares, and cycles over tensor bound."
+            return "Turns of the two loops do different work: compare shares, and cycles over those of the tensor core."
     if before == after:
         return f"By the model both take the same {figure}."
     more, less = ("B", "A") if after > before else ("A", "B")
@@ -58,23 +58,30 @@ def _times(us: float, parts: Mapping[str, float]) -> dict[str, float]:
 def _loop(profile: Profile) -> dict[str, float]:
     loop = profile.loop
     figures = {
-        f"cycles a {loop.unit}": loop.cycles,
-        "tensor bound, cycles": loop.tensor_cycles,
-        "issue slots used": loop.issue_slots,
-        "warps a scheduler": loop.warps,
+        f"cycles per {loop.unit}": loop.cycles,
+        "tensor core busy, cycles": loop.tensor_cycles,
+        "instructions issued": loop.issue_slots,
+        "warps per scheduler": loop.warps,
         "registers": profile.registers,
         "registers in use": loop.live_registers,
         "register bank conflicts, cycles": loop.bank_conflicts,
     }
-    return figures | ({"cycles over tensor bound": loop.cycles / loop.tensor_cycles} if loop.tensor_cycles else {})
+    return figures | (
+        {"cycles over those of the tensor core": loop.cycles / loop.tensor_cycles} if loop.tensor_cycles else {}
+    )
 
 
 def _shares(a: Profile, b: Profile) -> list[Table]:
     return [
         _table("Busy share of each pipe", a.loop.pipes, b.loop.pipes, percent),
         _table("What warps wait for, as a share of their cycles", a.loop.stalls, b.loop.stalls, percent),
-        _table("What warps that multiply do while the tensor core idles", a.loop.idle, b.loop.idle, percent),
-        _table("Instructions of all warps of a scheduler", a.loop.opcodes, b.loop.opcodes, "{:g}".format),
+        _table(
+            "What warps with MMAs do while the tensor core idles, as a share of their cycles",
+            a.loop.idle,
+            b.loop.idle,
+            percent,
+        ),
+        _table("Instructions that all warps of a scheduler issue", a.loop.opcodes, b.loop.opcodes, "{:g}".format),
     ]
 
 
@@ -83,15 +90,15 @@ def _occupancy(profile: Profile) -> dict[str, float]:
     if occupancy is None:
         return {}
     return {
-        "CTAs an SM": occupancy.ctas,
-        "warps a scheduler": occupancy.warps,
+        "CTAs per SM": occupancy.ctas,
+        "warps per scheduler": occupancy.warps,
         "threads": occupancy.threads,
         "shared memory, bytes": occupancy.smem_bytes,
     }
 
 
 def _table(caption: str, a: Mapping[str, float], b: Mapping[str, float], cell: Cell) -> Table:
-    """Rows of both, those of A first, with B over A; what one of them lacks counts as 0."""
+    """Rows of both mappings, with B over A. A row that one of them lacks counts as 0 there."""
     rows = []
     for name in dict.fromkeys((*a, *b)):
         before, after = a.get(name, 0.0), b.get(name, 0.0)

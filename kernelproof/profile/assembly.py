@@ -1,13 +1,13 @@
-"""Assembly of a profile from its parts, for records and for bare cubins."""
+"""Assembly of a profile from its parts. Profiles of cubins and of records are made of the same parts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from cudal2gen.timing.profile import advice, figures
-from cudal2gen.timing.profile.loop import Listing, source_text
 from kernelproof import sass
+from kernelproof.profile import advice, figures
+from kernelproof.profile.loop import Listing, source_text
 
 
 def assembled(
@@ -23,7 +23,11 @@ def assembled(
     problem: str | None = None,
     source: Path | None = None,
 ) -> figures.Profile:
-    """A function's profile. ``changes``: those that are worthwhile become its advice. ``source``: the CUDA text."""
+    """A function's profile.
+
+    ``changes``: those that shorten the time enough become its advice. ``source``: the CUDA text that the function was
+    compiled from, by default the files that the cubin names.
+    """
     return figures.Profile(
         kind="profile",
         version=figures.VERSION,
@@ -41,4 +45,5 @@ def assembled(
         advice=advice.worthwhile(list(changes)),
         lines=listing.lines(source_text(source)),
         issues=listing.issues(),
+        busy=listing.busy(),
     )

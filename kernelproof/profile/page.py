@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from cudal2gen import places
-from cudal2gen.timing.profile.figures import Profile
-from cudal2gen.timing.profile.picture import LEFT, picture
-from cudal2gen.timing.profile.sections import by_size, place, sections
-from kernelproof.ground import pages
+from pathlib import Path
 
+from kernelproof.ground import pages
+from kernelproof.profile.figures import Profile
+from kernelproof.profile.picture import LEFT, picture
+from kernelproof.profile.sections import LISTING_COLUMNS, by_size, loop_words, place, sections
+
+FOLDER = Path(__file__).with_name("page")
 LISTING = "listing"
 
 
 def html(profile: Profile) -> str:
-    """The picture of the main loop, the sections, and the listing with bars."""
+    """The page: the sections, the main loop as a picture, and the listing with a bar of stalls for each instruction."""
     most = max((sum(line.stalls.values()) for line in profile.lines), default=0.0) or 1.0
     rows = [
         {
@@ -33,14 +35,16 @@ def html(profile: Profile) -> str:
         "issues": [[issue.warp, issue.line, round(issue.cycle - start, 1)] for issue in profile.issues],
     }
     return pages.html(
-        places.shipped("templates"),
-        "profile/page.html.j2",
-        styles=("profile/style.css",),
-        script="profile/script.js",
-        title=f"cudal2gen: profile of {profile.title}",
+        FOLDER,
+        "page.html.j2",
+        styles=("style.css",),
+        script="script.js",
+        title=f"Profile of {profile.title}",
         profile=profile,
         sections=[section for section in sections(profile) if section.anchor != LISTING],
-        picture=image,
+        picture=image if profile.issues else None,
+        loop_words=loop_words(profile.loop),
+        columns=LISTING_COLUMNS,
         rows=rows,
         data=pages.embedded(data),
     )

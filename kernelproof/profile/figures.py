@@ -9,9 +9,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from cudal2gen.kernel import explain
-from cudal2gen.kernel.schema import Schema
 from kernelproof.ground.errors import WrongInput, parse_json, reading
+from kernelproof.ground.schema import Schema, explain
 
 VERSION: Literal[1] = 1
 ISSUED = "selected"  # the reason of an issue slot
@@ -189,6 +188,10 @@ class Profile(Schema):
         Ring | None, Field(description="Stages and tensor memory of a kernel that has tensor memory; else null")
     ] = None
     limits: Annotated[tuple[str, ...], Field(description="What is not modelled of this kernel, in words")] = ()
+    busy: Annotated[
+        dict[str, tuple[tuple[Cycles, Cycles], ...]],
+        Field(description="Spans in which pipes are busy during the turns of issues: first cycle and end"),
+    ] = {}
 
     @property
     def title(self) -> str:
@@ -198,9 +201,9 @@ class Profile(Schema):
 
 def load(path: Path) -> Profile:
     """A profile that ``--json`` wrote. Raises WrongInput."""
-    content = read_object(path, "'cudal2gen profile --json' writes a profile")
+    content = read_object(path, "'profile --json' saves one")
     if content.get("kind") != "profile":
-        raise WrongInput(f"{path}: is no profile; 'cudal2gen profile --json' writes one")
+        raise WrongInput(f"{path}: is no profile; 'profile --json' saves one")
     if content.get("version") != VERSION:
         raise WrongInput(f"{path}: is a profile of version {content.get('version')}, this program reads {VERSION}")
     return validated(Profile, path, content)

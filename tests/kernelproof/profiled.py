@@ -1,10 +1,13 @@
-"""A small profile with known figures: two warps multiply in turns of 20 cycles, of which 16 are the tensor core's."""
+"""A small profile with known figures: two warps multiply in turns of 20 cycles, of which 16 are the tensor core's.
+
+In the first 3 cycles the tensor core still works for the turn before.
+"""
 
 from __future__ import annotations
 
-from cudal2gen.timing.profile.figures import Advice, Issue, Line, Loop, Profile, Time
-from cudal2gen.timing.profile.occupancy import occupancy
 from kernelproof.ground.chips import CAPABILITIES
+from kernelproof.profile.figures import Advice, Issue, Line, Loop, Profile, Time
+from kernelproof.profile.occupancy import occupancy
 
 HOSTILE = "<script>alert('x')</script> & \"quotes\" | `x`"
 
@@ -71,4 +74,5 @@ PROFILE = Profile(
     ),
     lines=LINES,
     issues=ISSUES,
+    busy={"tensor": ((0.0, 3.0), (10.0, 26.0)), "shared": ((0.0, 8.0),)},
 )

@@ -14,16 +14,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cudal2gen.kernel import ceil_div
-from cudal2gen.kernel.schema import Schema
-from cudal2gen.timing.model import memory
-from cudal2gen.timing.profile import advice, figures
-from cudal2gen.timing.profile.assembly import assembled
-from cudal2gen.timing.profile.loop import Listing, Window, steady
-from cudal2gen.timing.profile.occupancy import occupancy
 from kernelproof import sass
 from kernelproof.ground.chips import GPUS, SUB_CORES, Chip, runs
 from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.integers import ceil_div
+from kernelproof.ground.schema import Schema
+from kernelproof.profile import advice, figures
+from kernelproof.profile.assembly import assembled
+from kernelproof.profile.loop import Listing, Window, steady
+from kernelproof.profile.occupancy import occupancy
+from kernelproof.profile.rates import LAUNCH_US, l2_share
 from kernelproof.sass.pipes import MMA
 from kernelproof.sass.simulation import Machine, Stream, Timeline, simulate
 from kernelproof.sass.ways import Ways
@@ -48,10 +48,14 @@ class LaunchFacts(Schema):
         return figures.validated(cls, path, figures.read_object(path, f"a launch has {', '.join(cls.model_fields)}"))
 
 
-def of_cubin(cubin: Path, gpu: str, kernel: str | None = None, launch: LaunchFacts | None = None) -> figures.Profile:
-    """The profile of the function whose name has ``kernel``, or else of the longest with MMAs, at a GPU's rates.
+def of_cubin(
+    cubin: Path, gpu: str | None = None, kernel: str | None = None, launch: LaunchFacts | None = None
+) -> figures.Profile:
+    """The profile of one of a cubin's functions: of those whose name contains ``kernel``, the longest with MMAs.
 
-    Raises WrongInput for a cubin without such a function or for another GPU, DisassemblyError and ToolchainError.
+    ``gpu``: the GPU whose rates count, by default the first of ``GPUS`` that runs the cubin. ``launch``: adds occupancy
+    and time. Raises WrongInput if the cubin has no such function, or if the GPU does not run it or has no room for its
+    CTAs; DisassemblyError; ToolchainError.
     """
     functions = [
         function
@@ -62,9 +66,15 @@ def of_cubin(cubin: Path, gpu: str, kernel: str | None = None, launch: LaunchFac
         restriction = f" whose name has {kernel}" if kernel else ""
         raise WrongInput(f"{cubin}: has no function{restriction} with an MMA; name a kernel that multiplies matrices")
     function = max(functions, key=lambda function: len(function.instructions))
-    if not runs(function.sm, GPUS[gpu].capability.number):
-        able = ", ".join(name for name, chip in GPUS.items() if runs(function.sm, chip.capability.number)) or "no GPU"
-        raise WrongInput(f"{cubin}: is for {function.sm}, which {gpu} does not run; --gpu names one that does: {able}")
+    able = [name for name, chip in GPUS.items() if runs(function.sm, chip.capability.number)]
+    gpu = gpu or (able[0] if able else None)
+    if gpu is None:
+        raise WrongInput(f"{cubin}: is for {function.sm}, which no GPU with known rates runs: {', '.join(GPUS)}")
+    if gpu not in able:
+        others = ", ".join(able) or "no GPU"
+        raise WrongInput(
+            f"{cubin}: is for {function.sm}, which {gpu} does not run; --gpu names one that does: {others}"
+        )
     content = _Kernel(function, gpu, launch).profile
     if (occupancy := content.occupancy) and not occupancy.ctas:
         limits = " and ".join(occupancy.limits)
@@ -123,7 +133,7 @@ class _Kernel:
             self.function.sm,
             self.chip,
             sub_cores=min(SUB_CORES, self.threads // 32),
-            l2_bytes=memory.l2_share(rates, self.chip.sms, self.launch.ctas if self.launch else self.chip.sms),
+            l2_bytes=l2_share(rates, self.chip.sms, self.launch.ctas if self.launch else self.chip.sms),
             l2_cycles=rates.l2_clocks,
         )
 
@@ -147,7 +157,7 @@ class _Kernel:
         around = max(0.0, self.timeline.cycles - TURNS * turn) if self.ways.consumer.turn else 0.0
         main = self.launch.turns * turn if self.ways.consumer.turn else self.timeline.cycles
         parts = {
-            "launch": memory.LAUNCH_US,
+            "launch": LAUNCH_US,
             "main loop": generations * main / mhz,
             "prologue and epilogue": generations * around / mhz,
         }
@@ -162,7 +172,7 @@ class _Kernel:
             ctas=self.launch.ctas,
             waves=self.launch.ctas / (self.occupancy.ctas * sms),
             tail_share=1 - self.launch.ctas / (per_sm * sms),
-            floor_us=memory.LAUNCH_US + tensor,
+            floor_us=LAUNCH_US + tensor,
         )
 
     @cached_property
@@ -181,7 +191,7 @@ class _Kernel:
                     change=more, figure="time", form="machine code", before=self.time.us, after=after.us
                 )
         if self.ways.consumer.turn:
-            yield from advice.free_parts(self.streams, self.machine, TURNS)
+            yield from advice.removals(self.streams, self.machine, TURNS)
 
     @property
     def profile(self) -> figures.Profile:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from cudal2gen.timing.profile import figures
-from cudal2gen.timing.profile.figures import Profile
+from kernelproof.profile import figures
+from kernelproof.profile.figures import Profile
 
 LANE, GAP, TOP, LEFT = 22, 6, 26, 92  # pixels: height of a lane, between lanes, above lanes, for their names
 WIDTH, MIN_SCALE, MAX_SCALE = 1080, 1.0, 8.0  # the width to fill in pixels; least and most pixels per cycle
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-PIPES = ("tensor", "shared", "global", "tma")  # pipes that get a lane if they are used
 
 
 class Lane(NamedTuple):
@@ -48,16 +46,16 @@ def picture(profile: Profile) -> Picture:
     end = max((issue.cycle + 1 for issue in issues), default=1.0)
     scale = min(MAX_SCALE, max(MIN_SCALE, WIDTH / (end - start)))
     warps = sorted({issue.warp for issue in issues})
-    pipes = [pipe for pipe in PIPES if any(line.pipe == pipe for line in profile.lines)]
-    names = [*(f"warp {warp}" for warp in warps), *pipes]
+    names = [*(f"warp {warp}" for warp in warps), *profile.busy]
     tops = {name: TOP + at * (LANE + GAP) for at, name in enumerate(names)}
     spans: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for issue in issues:
         for kind, left, right in figures.spans(issue.cycle, issue.stalls):
             if right > start:
                 spans[kind].append((tops[f"warp {issue.warp}"], max(left, start), right))
-    for pipe in pipes:
-        spans[f"pipe-{pipe}"] += [(tops[pipe], left, min(right, end)) for left, right in busy(profile, pipe)]
+    for pipe, busy in profile.busy.items():
+        inside = ((max(left, start), min(right, end)) for left, right in busy)
+        spans[f"pipe-{pipe}"] += [(tops[pipe], left, right) for left, right in inside if left < right]
     marks = [
         Mark(kind, "".join(_bar(top, (left - start) * scale, (right - left) * scale) for top, left, right in bars))
         for kind, bars in spans.items()
@@ -68,17 +66,6 @@ def picture(profile: Profile) -> Picture:
     lanes = tuple(Lane(name, top + LANE / 2) for name, top in tops.items())
     kinds = tuple(kind for kind in sorted(spans) if not kind.startswith("pipe-"))
     return Picture(LEFT + (end - start) * scale + 8, height, scale, lanes, ticks, tuple(marks), kinds)
-
-
-def busy(profile: Profile, pipe: str) -> Iterable[tuple[float, float]]:
-    """Spans of time in which a pipe is taken: each instruction in turn, in the order of issue."""
-    free = 0.0
-    for issue in sorted(profile.issues, key=lambda issue: issue.cycle):
-        line = profile.lines[issue.line]
-        if line.pipe == pipe:
-            begin = max(free, issue.cycle)
-            free = begin + line.busy
-            yield begin, free
 
 
 def _bar(top: float, left: float, width: float) -> str:

@@ -1,19 +1,24 @@
-"""A profile as sections of words and tables, which text and page share."""
+"""A profile as sections of sentences and tables. The text of a terminal and the page print the same sections."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cudal2gen.timing.profile.figures import Advice, Line, Loop, Occupancy, Profile, Ring, Time
 from kernelproof.ground.pages import Section, Table, counted, microseconds, percent
+from kernelproof.profile.figures import Advice, Line, Loop, Occupancy, Profile, Ring, Time
 
 MODELLED = "All figures are modelled from the machine code; nothing is measured."
-NO_ADVICE = "No change that the model can express makes it shorter by 1 % or more."
+NO_ADVICE = "No change of an input that the model knows saves 1 % of the time or more."
 MIN_SHARE = 0.0005  # rows of smaller shares are left out
+LISTING_COLUMNS = ("SASS", "pipe", "stall cycles", "stall reasons", "CUDA")
+FORMS = {"machine code": "by simulated machine code", "cheap form": "by the model's formulas"}  # of the model
 
 
 def sections(profile: Profile, lines: int | None = None) -> tuple[Section, ...]:
-    """Everything but the picture. ``lines``: of the listing those with the most stall cycles; None for all."""
+    """The profile's sections without the picture.
+
+    ``lines``: how many lines of the listing are kept, those with the most stall cycles; None keeps all.
+    """
     return (
         Section("overview", "In short", (MODELLED, *profile.limits), tables=(_overview(profile),)),
         _advice(profile),
@@ -27,7 +32,7 @@ def sections(profile: Profile, lines: int | None = None) -> tuple[Section, ...]:
 
 def _overview(profile: Profile) -> Table:
     loop, time = profile.loop, profile.time
-    rows = [("kernel", profile.kernel), ("for", f"{profile.arch}, with the rates of {profile.gpu}")]
+    rows = [("kernel", profile.kernel), ("built for", f"{profile.arch}, timed with the rates of {profile.gpu}")]
     if profile.problem:
         rows.append(("problem", profile.problem))
     if time:
@@ -39,24 +44,29 @@ def _overview(profile: Profile) -> Table:
     if profile.occupancy:
         rows.append(("occupancy", occupancy_words(profile.occupancy)))
     if time:
-        rows.append(("waves", f"{time.waves:.2f}, {percent(time.tail_share)} of the SMs' time idle in the last"))
-    rows.append(("registers", f"{profile.registers}, {loop.live_registers} in use in the main loop at most"))
+        rows.append(("waves", f"{time.waves:.2f}; {percent(time.tail_share)} of the SMs' time is idle at the end"))
+    rows.append(
+        (
+            "registers",
+            f"{profile.registers} per thread, of which the main loop has at most {loop.live_registers} in use",
+        )
+    )
     if profile.spill_bytes:
-        rows.append(("spills", f"{profile.spill_bytes} bytes of a thread"))
+        rows.append(("spills", f"{profile.spill_bytes} bytes per thread"))
     return Table("The kernel", ("what", "value"), tuple(rows))
 
 
 def loop_words(loop: Loop) -> str:
-    """Cycles of a turn beside the tensor bound."""
-    text = f"{loop.cycles:.0f} cycles a {loop.unit} of {counted(loop.warps, 'warp')} a scheduler"
+    """Cycles of a unit, and for how many of them the tensor core is busy."""
+    text = f"{loop.cycles:.0f} cycles per {loop.unit} with {counted(loop.warps, 'warp')} per scheduler"
     if not loop.tensor_cycles:
         return text
-    return f"{text}, tensor bound {loop.tensor_cycles:.0f} ({percent(loop.tensor_cycles / loop.cycles)})"
+    return f"{text}, tensor core busy for {loop.tensor_cycles:.0f} ({percent(loop.tensor_cycles / loop.cycles)})"
 
 
 def occupancy_words(occupancy: Occupancy) -> str:
-    """Resident CTAs and warps, and what limits them."""
-    resident = f"{counted(occupancy.ctas, 'CTA')} an SM, {counted(occupancy.warps, 'warp')} a scheduler"
+    """How many CTAs and warps are resident, and what limits them."""
+    resident = f"{counted(occupancy.ctas, 'CTA')} per SM, {counted(occupancy.warps, 'warp')} per scheduler"
     return f"{resident}, limited by {' and '.join(occupancy.limits)}"
 
 
@@ -72,24 +82,32 @@ def _time(time: Time) -> Section:
                 ("part", "µs", "share"),
                 (*parts, ("sum", microseconds(time.us), percent(1.0))),
             ),
-            Table("What bounds the main loop: the largest counts", ("bound", "µs"), tuple(bounds)),
+            Table(
+                "µs that each resource takes for the main loop alone: the largest bounds it",
+                ("resource", "µs"),
+                tuple(bounds),
+            ),
         ),
     )
 
 
 def _loop(loop: Loop) -> Section:
-    words = f"{loop_words(loop).capitalize()}; {loop.issue_slots:.0f} issue slots used, one instruction each."
+    words = f"{loop_words(loop).capitalize()}. Meanwhile the scheduler issues {loop.issue_slots:.0f} instructions."
     wasted = (
-        (f"{loop.bank_conflicts:g} cycles of issue wait for register banks." if loop.bank_conflicts else ""),
-        (f"{loop.unread:g} instructions write registers that nobody reads." if loop.unread else ""),
-        ("" if loop.rolled else "The main loop is straight code: its first and last turns are in the figures."),
+        (f"Conflicts of register banks cost {loop.bank_conflicts:g} issue cycles." if loop.bank_conflicts else ""),
+        (f"{loop.unread:g} of them only write registers that nobody reads." if loop.unread else ""),
+        ("" if loop.rolled else "The main loop is unrolled whole, so the figures include its first and last turns."),
     )
     tables = (
         Table("Busy share of each pipe", ("pipe", "busy"), shares(loop.pipes)),
         Table("What warps wait for, as a share of their cycles", ("stall", "share"), shares(loop.stalls)),
-        Table("What warps that multiply do while the tensor core idles", ("stall", "share"), shares(loop.idle)),
         Table(
-            f"Instructions of all warps of a scheduler in a {loop.unit}",
+            "What warps with MMAs do while the tensor core idles, as a share of their cycles",
+            ("stall", "share"),
+            shares(loop.idle),
+        ),
+        Table(
+            f"Instructions that all warps of a scheduler issue per {loop.unit}",
             ("opcode", "count"),
             tuple((name, f"{count:.4g}") for name, count in by_size(loop.opcodes)),
         ),
@@ -103,11 +121,11 @@ def _loop(loop: Loop) -> Section:
 
 
 def _roles(profile: Profile, ring: Ring) -> Section:
-    filled = (
-        f"A ring of {ring.stages} k-tiles, {ring.tile_bytes} bytes each, by {counted(ring.copies, 'instruction')} of "
-        f"TMA; a CTA asks the L2 for {ring.l2_bytes:g} bytes of a k-tile. {counted(ring.products, 'instruction')} of "
-        f"the thread that multiplies take a k-tile; accumulators of {counted(ring.accumulators, 'tile')} have "
-        f"{ring.tensor_columns} of the 512 columns of tensor memory."
+    words = (
+        f"The ring holds {ring.stages} k-tiles of {ring.tile_bytes} bytes. "
+        f"{counted(ring.copies, 'TMA instruction')} of a CTA bring {ring.l2_bytes:g} bytes of a k-tile from the L2. "
+        f"One thread multiplies a k-tile by {counted(ring.products, 'MMA')}. The accumulators of "
+        f"{counted(ring.accumulators, 'tile')} take {ring.tensor_columns} of the 512 columns of tensor memory."
     )
     rows = tuple(
         (role.name, counted(role.warps, "warp"), role.unit, f"{role.instructions:g}", counts(role.pipes))
@@ -116,11 +134,15 @@ def _roles(profile: Profile, ring: Ring) -> Section:
     return Section(
         "roles",
         "Roles and ring",
-        (filled,),
+        (words,),
         tables=(
-            Table("Instructions of a warp by role", ("role", "of a CTA", "in", "instructions", "by pipe"), rows),
             Table(
-                "Instructions of tensor memory and TMA",
+                "Instructions of a warp of each role",
+                ("role", "warps of a CTA", "per", "instructions", "instructions by pipe"),
+                rows,
+            ),
+            Table(
+                "Instructions for tensor memory and TMA",
                 ("role", "opcode", "count"),
                 tuple(
                     (role.name, name, f"{number:g}")
@@ -134,29 +156,29 @@ def _roles(profile: Profile, ring: Ring) -> Section:
 
 
 def counts(values: Mapping[str, float]) -> str:
-    """Numbers by name, the largest first."""
+    """Names with their numbers, the largest first."""
     return ", ".join(f"{name} {number:g}" for name, number in by_size(values))
 
 
 def shares(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
-    """Rows of shares, the largest first, without those that are next to nothing."""
+    """Rows of shares, the largest first. Shares below ``MIN_SHARE`` are left out."""
     return tuple((name, percent(share)) for name, share in by_size(values) if share >= MIN_SHARE)
 
 
 def by_size(values: Mapping[str, float]) -> list[tuple[str, float]]:
-    """The largest first."""
+    """The items of a mapping, the largest value first."""
     return sorted(values.items(), key=lambda item: -item[1])
 
 
 def _occupancy(occupancy: Occupancy) -> Section:
     uses = {
-        "registers": f"{occupancy.registers} a thread",
+        "registers": f"{occupancy.registers} per thread",
         "shared memory": f"{occupancy.smem_bytes} bytes",
         "threads": f"{occupancy.threads}",
         "blocks": "1",
     }
     more = {
-        "registers": occupancy.most_registers and f"{occupancy.most_registers} a thread",
+        "registers": occupancy.most_registers and f"{occupancy.most_registers} per thread",
         "shared memory": occupancy.most_smem_bytes and f"{occupancy.most_smem_bytes} bytes",
     }
     rows = tuple(
@@ -168,8 +190,8 @@ def _occupancy(occupancy: Occupancy) -> Section:
         "Occupancy",
         tables=(
             Table(
-                f"CTAs that an SM has room for, by limit; the least counts: {occupancy.ctas}",
-                ("limit", "a CTA uses", "room for CTAs", "at most, for one CTA more"),
+                f"CTAs that fit on an SM by each limit: the least, {occupancy.ctas}, counts",
+                ("limit", "a CTA uses", "CTAs that fit", "a CTA may use at most so that one more fits"),
                 rows,
             ),
         ),
@@ -182,11 +204,11 @@ def _advice(profile: Profile) -> Section:
 
 
 def advice_words(advice: Advice) -> str:
-    """One line: the change, and what it does by the model."""
+    """One line: the change, and the time that it saves by the model."""
     share = percent(advice.gain)
     if advice.figure == "main loop":
-        return f"{advice.change}: main loop at most {share} shorter by the model"
-    return f"{advice.change}: {share} shorter by the model's {advice.form}"
+        return f"{advice.change}: the main loop takes at most {share} less time"
+    return f"{advice.change}: {share} less time {FORMS[advice.form]}"
 
 
 def _listing(profile: Profile, most: int | None) -> Section:
@@ -195,12 +217,12 @@ def _listing(profile: Profile, most: int | None) -> Section:
     if most is not None and most < len(profile.lines):
         ranked = sorted(listed, key=lambda index: -sum(profile.lines[index].stalls.values()))
         listed = set(ranked[:most])
-        caption += f": the {most} of {len(profile.lines)} instructions before which warps wait the most"
+        caption += f": the {most} of its {len(profile.lines)} instructions before which warps wait the most"
     rows = [_row(line) for index, line in enumerate(profile.lines) if index in listed]
     return Section(
         "listing",
         "Line by line",
-        tables=(Table(caption, ("SASS", "pipe", "stall cycles", "for", "CUDA"), tuple(rows)),),
+        tables=(Table(caption, LISTING_COLUMNS, tuple(rows)),),
     )
 
 
@@ -216,12 +238,12 @@ def _row(line: Line) -> tuple[str, ...]:
 
 
 def stall_words(waits: Iterable[tuple[str, float]]) -> str:
-    """Reasons with their cycles."""
+    """Stall reasons with their cycles."""
     return ", ".join(f"{name} {cycles:.0f}" for name, cycles in waits)
 
 
 def place(line: Line) -> str:
-    """Where a line comes from in CUDA, and its text."""
+    """The CUDA line that an instruction comes from: file, number and text; a dash if the cubin does not say."""
     if line.file is None:
         return "—"
     name = f"{line.file.rsplit('/', 1)[-1]}:{line.line}"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cudal2gen.timing import profile
+from kernelproof import profile
 from tests import browser
-from tests.cudal2gen.profiled import HOSTILE, LINES, PROFILE
-from tests.cudal2gen.test_page import open_page, place
+from tests.browser import open_page, place
+from tests.kernelproof.profiled import HOSTILE, LINES, PROFILE
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const svg = document.querySelector(".timeline svg"), tip = document.getElementById("tip");
+  if (!svg) return;  // a profile without issues has no picture
   const lanes = new Map();
   for (const [warp, line, cycle] of data.issues) {
     if (!lanes.has(`warp ${warp}`)) lanes.set(`warp ${warp}`, []);
