@@ -83,7 +83,7 @@ def _time(time: Time) -> Section:
                 (*parts, ("sum", microseconds(time.us), percent(1.0))),
             ),
             Table(
-                "µs that each resource takes for the main loop alone: the largest bounds it",
+                "Time that the main loop needs of each resource alone, µs: the largest is the bound",
                 ("resource", "µs"),
                 tuple(bounds),
             ),
