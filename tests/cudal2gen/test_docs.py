@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import html
 import os
 import re
@@ -147,6 +148,24 @@ def test_commands_within_sentences_exist(checkout: Path) -> None:
                 assert option in options_by_command[verb], f"{path.name}: {verb} {option}"
             mentioned.add(verb)
     assert {"check", "grade", "pack"} <= mentioned
+
+
+def variables_in_the_code(checkout: Path) -> set[str]:
+    """Our environment variables: a name in the code is always a whole string."""
+    texts = [path.read_text() for name in ("cudal2gen", "kernelproof") for path in (checkout / name).rglob("*.py")]
+    constants = {
+        node.value
+        for text in texts
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return {text for text in constants if re.fullmatch("(CUDAL2GEN|KERNELPROOF)_[A-Z_]+", text)}
+
+
+def test_the_page_of_variables_has_a_row_for_each_that_the_code_reads(checkout: Path) -> None:
+    page = (checkout / "docs" / "environment.md").read_text()
+    rows = re.findall(r"^\| `((?:CUDAL2GEN|KERNELPROOF)_[A-Z_]+)` \| (.+?) \| (.+) \|$", page, re.MULTILINE)
+    assert sorted(name for name, _, _ in rows) == sorted(variables_in_the_code(checkout))
 
 
 def test_files_that_are_named_exist(checkout: Path) -> None:
