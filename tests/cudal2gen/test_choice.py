@@ -476,7 +476,7 @@ def test_a_table_serves_all_problems_of_its_kind(monkeypatch: pytest.MonkeyPatch
         gpus.append(gpu)
         return tabulate(gpu, records, measured)
 
-    monkeypatch.setattr(choice, "tabulate", counted)
+    monkeypatch.setattr(answers, "tabulate", counted)
     by_catalog = answers.Answers(NOTHING)
     problems = [problem(m, 4096, 4096, acc=acc) for acc in ("f16", "f32") for m in (4000, 4001, 4096)]
     matches = [by_catalog(each) for each in problems]

@@ -522,7 +522,17 @@ def test_a_hang_in_a_test_shows_its_traceback(tmp_path: Path) -> None:
     """Neither the capture of file descriptors nor that of ``sys.stderr`` swallows it."""
     body = HANGING.replace("\n", "\n    ")
     (tmp_path / "test_hanging.py").write_text(f"import time\n\ndef test_hangs(capsys):\n    {body}\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(tmp_path / "test_hanging.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "tests.cudal2gen.conftest",
+        str(tmp_path / "test_hanging.py"),
+    ]
     root = Path(__file__).parents[2]
     process = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True, timeout=240)
     assert process.returncode == 1

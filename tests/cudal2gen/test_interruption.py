@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from cudal2gen import results
-from cudal2gen.cli import signals
 from cudal2gen.generation import catalog, compiler
 from kernelproof import emulator
+from kernelproof.ground.command_line import signals
 from tests import processes
 from tests.cudal2gen.chat_server import limits, proposes, serving
 from tests.cudal2gen.paths import small
@@ -168,7 +168,7 @@ def test_a_terminated_benchmark_keeps_what_it_measured(place: Place) -> None:
 # Locks a mutex twice and so waits for itself, in C, where no signal is handled.
 STUCK = """
 import ctypes
-from cudal2gen.cli import signals
+from kernelproof.ground.command_line import signals
 signals.handle()
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)

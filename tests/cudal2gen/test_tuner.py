@@ -739,8 +739,8 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
 
 
 ORDER = [
-    "space", "environment", "on_gpu", "reward", "features", "network", "policy", "checkpoint", "proposal",
-    "heuristics", "proposers", "facts", "regression", "cost_model", "climbing", "recorded", "training", "roster",
+    "environment", "on_gpu", "reward", "features", "network", "policy", "checkpoint", "proposal",
+    "proposers", "facts", "regression", "cost_model", "climbing", "recorded", "training", "roster",
     "ahead", "executor", "ray_executor", "race", "memory", "curriculum", "completions", "transcript", "chat", "answers",
     "prompt", "llm", "exports", "flight", "campaign", "progress", "curve", "benchmark", "ranking",
 ]  # fmt: skip
