@@ -98,7 +98,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
         (wheel,) = folder.glob("cudal2gen-*.whl")
         subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, env=variables)
         python = folder / "venv/bin/python"
-        install = [python, "-m", "pip", "install", *options, f"{wheel}[nvcc]"]
+        install = [python, "-m", "pip", "install", *options, "--no-compile", f"{wheel}[nvcc]"]
         process = subprocess.run(install, capture_output=True, text=True, check=False, env=variables)
         if process.returncode:
             pytest.fail(
