@@ -3,8 +3,9 @@
 A block of a page that begins with ```` ```console ```` holds commands behind ``$ `` and, below each, what it prints.
 Words behind ``console`` say what the commands need beyond the wheel with its compiler (``NEEDS``); those commands are
 not run, and a warning lists them. ``$ cat FILE`` of a file that is not there makes it, from the text that is shown.
-A command whose output has a line that begins with ``error`` must end with 1 or 2, every other one with 0. Of the output that is shown,
-the numbers and hyphenated names must appear, but for times and paths.
+
+A command whose output has a line that begins with ``error`` must end with 1 or 2, every other one with 0. The numbers
+and hyphenated names of the output that is shown must appear; times and paths may differ.
 """
 
 from __future__ import annotations
