@@ -172,9 +172,9 @@ def test_documents_name_what_exists(checkout: Path, name: str) -> None:
     text = (checkout / name).read_text()
     for program, app in (("cudal2gen", maker.app), ("kernelproof", prover.app)):
         verbs = {command.name for command in app.registered_commands}
-        named = set(re.findall(rf"(?:^|`){program} ([\w-]+)", text, re.MULTILINE))
+        named = set(re.findall(rf"(?:^\$ |`){program} ([a-z][\w-]*)", text, re.MULTILINE))
         assert named <= verbs, f"{name}: {program} has no {named - verbs}"
-    for target in re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE):
+    for target in re.findall(r"(?:^|`)make ([\w-]+)(?=`| *#|$)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", (checkout / "Makefile").read_text(), re.MULTILINE), target
     for path in re.findall(r"`((?:tests|scripts|configs|templates|docs|cudal2gen|kernelproof)/[\w./]+)`", text):
         assert (checkout / path).exists(), path
