@@ -76,6 +76,7 @@ from kernelproof.emulator.frontend.mutate import Mutant, mutants
 from kernelproof.emulator.frontend.mutations import ARITHMETIC
 from kernelproof.emulator.frontend.ptx import PtxError
 from kernelproof.emulator.host.cuda import LaunchRefused
+from kernelproof.emulator.host.policy import SessionHooks, SessionPolicy
 from kernelproof.emulator.host.program import Program, load
 from kernelproof.emulator.host.session import Session, session
 from kernelproof.emulator.host.standin import runtime_path
@@ -110,6 +111,8 @@ __all__ = [
     "Report",
     "RoundingName",
     "Session",
+    "SessionHooks",
+    "SessionPolicy",
     "Severity",
     "Site",
     "UnknownInstruction",

@@ -61,7 +61,7 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
 
 
 @dataclass
-class Launch:
+class KernelLaunch:
     """A launch to be executed. ``parameters``: the kernel's parameter block; ``ctas``: linear numbers (x + gx * (y + gy
     * z)) of those to run, all if None; ``dynamic_limit``: bytes of dynamic shared memory allowed; ``large_clusters``:
     more than 8 CTAs in a cluster are allowed. ``memory_state``: who touched memory last, once executed. ``before``:
@@ -126,7 +126,7 @@ class Launch:
 class _Run:
     """A launch that has been checked: it may be executed more than once."""
 
-    launch: Launch
+    launch: KernelLaunch
     geometry: Geometry
     symbols: dict[str, int]
     ctas: Array
