@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test quick gpu-test gpu-day gpu-rehearsal thorough check browser goldens clean
+.PHONY: demo test quick gpu-test gpu-day gpu-rehearsal thorough check browser goldens release clean
 
 demo: .venv/demo
 	$(BIN)/cudal2gen run --mnk 64_256_256
@@ -62,6 +62,10 @@ thorough: .venv/dev
 goldens: .venv/dev
 	$(BIN)/python -m tests.cudal2gen.test_renderer
 	$(BIN)/python -m tests.cudal2gen.test_validator
+
+# Rehearses a release: sdist and wheel in dist/, of one version that CHANGELOG.md has too, and alike. Publishes nothing.
+release: .venv/dev
+	$(BIN)/python scripts/release.py
 
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

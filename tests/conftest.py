@@ -37,6 +37,7 @@ if settings.default.derandomize:
     draws.without_constants_of_modules()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Here output is not captured yet."""
     config.stash[STDERR] = os.dup(2)

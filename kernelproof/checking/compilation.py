@@ -34,6 +34,32 @@ _RELOCATABLE = frozenset(("-dc", "--device-c", "-rdc=true", "--relocatable-devic
 _RDC = "-rdc=true"
 # What nvcc's device linker defines: called by each relocatable object's constructor, to register its device code.
 _REGISTRATION = re.compile(rb"__cudaRegisterLinkedBinary_\w+")
+# What linkers print of a library without a file: GNU ld and gold, lld.
+_NOT_FOUND = re.compile(r"(?:cannot find|unable to find library) -l:?([^\s:]+)")
+# The CUDA runtime and the driver, in the forms in which programs link them.
+_OF_RUNTIME = re.compile(r"(?:lib)?(?:cuda|cudart|cudart_static|cudadevrt)(?:\.(?:a|so[\d.]*))?")
+
+
+class MissingLibraries(Failure):
+    """The linker finds no file of some libraries.
+
+    ``libraries``: their names as behind ``-l``. ``stood_for``: those among them that a check replaces, so that a
+    program needs no file of them.
+    """
+
+    def __init__(self, libraries: Sequence[str], folder: Path) -> None:
+        self.libraries = tuple(libraries)
+        self.stood_for = tuple(name for name in libraries if _OF_RUNTIME.fullmatch(name))
+        others = [name for name in libraries if name not in self.stood_for]
+        remedies = []
+        if self.stood_for:
+            remedies.append(f"leave {', '.join(self.stood_for)} out: the check brings a CUDA runtime and a driver")
+        if others:
+            remedies.append(f"install {', '.join(others)}, or name the folder by --nvcc-args -LFOLDER")
+        super().__init__(
+            f"the program in {folder} does not link: the linker finds no file of {', '.join(libraries)}; "
+            + "; ".join(remedies)
+        )
 
 
 def split_arguments(text: str) -> tuple[list[str], str | None]:
@@ -66,12 +92,22 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
 def library(
     sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None
 ) -> Path:
-    """The library of some sources. Raises Failure with the compiler's errors, and where one takes longer than
-    ``seconds``."""
+    """The library of some sources. Raises MissingLibraries, Failure with the compiler's errors, and where one takes
+    longer than ``seconds``."""
     objects = [_object(source, arguments, sm, tools, seconds) for source in sources]
     of_objects = re.sub(r"\0(?:-x|--x)\0[^\0]*", "", "\0".join(["", *arguments])).split("\0")[1:]
     own = [argument for argument in of_objects if argument != _RDC]
-    link = [str(tools.nvcc), "-shared", "-nodlink", "-cudart", "none", "-Xlinker", "-Bsymbolic", *own]
+    link = [
+        str(tools.nvcc),
+        "-shared",
+        "-nodlink",
+        "-cudart",
+        "none",
+        "-Xlinker",
+        "-Bsymbolic",
+        *own,
+        *tools.link_flags,
+    ]
     stubs = _registration(objects) if _RDC in arguments else ""
     key = _digest(tools.nvcc_version, *link[1:], stubs, *(path.name for path in objects))
     target = _folder() / f"{key}.so"
@@ -192,13 +228,16 @@ def _headers(rule: str, tools: Toolchain) -> list[Path]:
 
 
 def _compile(command: Sequence[str], target: Path, folder: Path, seconds: float | None = None) -> None:
-    """Run nvcc; ``target`` appears whole or not at all. Raises Failure with its first errors, or behind ``seconds``."""
+    """Run nvcc; ``target`` appears whole or not at all. Raises MissingLibraries, Failure with nvcc's first errors or
+    behind ``seconds``."""
     accept(target.parent, "name another folder by KERNELPROOF_CACHE_DIR")
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         code, output = process_tree.output([*command, "-o", str(scratch)], environment(), seconds, folder)
         if code:
+            if missing := dict.fromkeys(_NOT_FOUND.findall(output)):
+                raise MissingLibraries(list(missing), folder)
             lines = [line for line in output.splitlines() if line.strip()]
             faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined|multiple definition", line)]
             raise Failure("nvcc failed:\n" + "\n".join((faults or lines)[:12]))

@@ -44,6 +44,12 @@ class Toolchain:
     def versions(self) -> dict[str, str]:
         return {"nvcc": self.nvcc_version, "cutlass": self.cutlass_version}
 
+    @property
+    def link_flags(self) -> list[str]:
+        """Options with which a link by nvcc finds libraries: nvcc searches ``lib64``, and the wheels have ``lib``."""
+        root = self.cuda_include.parent
+        return [] if (root / "lib64").is_dir() else [f"-L{root / 'lib'}"]
+
 
 def nvcc_candidates(nvcc: Path | None = None) -> list[Path]:
     """Paths to try, absolute: the argument or ``KERNELPROOF_NVCC`` alone; else PATH, the system folder, PyPI wheels."""

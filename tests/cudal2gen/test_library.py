@@ -156,6 +156,7 @@ def test_the_wheel_carries_templates_and_catalog(checkout: Path, tmp_path: Path)
     wheel = next(tmp_path.glob("cudal2gen-*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
+    assert (tmp_path / "installed/cudal2gen/py.typed").is_file(), "type checkers read the package's annotations"
     program = (
         "import cudal2gen, sys; from cudal2gen.generation import catalog; from cudal2gen import places;"
         "from cudal2gen.generation.renderer import render;"

@@ -361,16 +361,16 @@ class Done(NamedTuple):
 
 def subprocess_alone(program: str, folder: Path) -> list[Done]:
     """Two processes at once, in an environment with nothing in it, on a pack that may not be written to."""
-    emulator.runtime_path()  # what stands in for CUDA needs a compiler, once
+    runtime = emulator.runtime_path()  # what stands in for CUDA needs a compiler, once
     env = {
         "PATH": "/nowhere",
         "KERNELPROOF_NVCC": "/nowhere/nvcc",
         "CUTLASS_PATH": "/nowhere",
         "HOME": os.environ["HOME"],
     }
-    env |= dict.fromkeys(("CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_RESULTS", "CUDAL2GEN_CACHE_DIR"), "/proc/nowhere")
-    # The emulator's stand-in for CUDA is in that cache; a GPU's own runtime would be found without one.
-    del env["CUDAL2GEN_CACHE_DIR"]
+    env |= dict.fromkeys(("CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_RESULTS"), "/proc/nowhere")
+    # The emulator's stand-in for CUDA is in the cache; a GPU's own runtime would be found without one.
+    env["CUDAL2GEN_CACHE_DIR"] = str(runtime.parents[1])
     folder.chmod(0o555)
     command = [sys.executable, "-c", program, str(folder)]
     started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) for _ in range(2)]

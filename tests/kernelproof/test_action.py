@@ -135,7 +135,7 @@ def test_every_input_is_used_and_described(checkout: Path) -> None:
     for name, entry in action["inputs"].items():
         assert entry["description"], name
         assert f"inputs.{name}" in text, name
-        assert f"`{name}`" in (checkout / "docs" / "ci.md").read_text(), name
+        assert f"`{name}`" in (checkout / "docs" / "kernelproof" / "ci.md").read_text(), name
     assert action["runs"]["using"] == "composite"
     # Inputs reach scripts as variables: text of a pull request is no code.
     assert not any("${{" in step.get("run", "") for step in action["runs"]["steps"])

@@ -325,7 +325,8 @@ def shared(folder: Path, *options: str) -> Path:
     """A library of a small program, linked by nvcc with some options."""
     source, target = folder / "x.cu", folder / "x.so"
     source.write_text("__global__ void k() {} int main() { k<<<1, 1>>>(); }")
-    command = [toolchain.discover().nvcc, "-shared", "-Xcompiler", "-fPIC", *options, source, "-o", target]
+    tools = toolchain.discover()
+    command = [tools.nvcc, "-shared", "-Xcompiler", "-fPIC", *options, source, "-o", target, *tools.link_flags]
     subprocess.run(command, check=True)
     return target
 
@@ -334,6 +335,31 @@ def test_a_library_with_the_static_runtime_is_refused(tmp_path: Path) -> None:
     target = shared(tmp_path, "-cudart", "static")
     with pytest.raises(WrongInput, match="static CUDA runtime"):
         run(target)
+
+
+OLD_RUNTIME = "libcudart.so.9.9"  # no machine with CUDA 13 has it
+
+
+@pytest.mark.parametrize(
+    ("arguments", "libraries", "stood_for"),
+    [
+        (["-lno_such_library"], ("no_such_library",), ()),
+        (["-Xlinker", f"-l:{OLD_RUNTIME}", "-lnone"], (OLD_RUNTIME, "none"), (OLD_RUNTIME,)),
+    ],
+)
+def test_libraries_without_a_file_are_named(
+    tmp_path: Path, arguments: list[str], libraries: tuple[str, ...], stood_for: tuple[str, ...]
+) -> None:
+    source = tmp_path / "x.cu"
+    source.write_text("int main() {}")
+    with pytest.raises(compilation.MissingLibraries) as raised:
+        compilation.library([source], arguments, "sm_80", toolchain.discover())
+    assert (sorted(raised.value.libraries), raised.value.stood_for) == (sorted(libraries), stood_for)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cudart", "cudart_static", "cudadevrt", "libcudart_static.a"])
+def test_libraries_that_a_check_replaces_are_told_from_others(name: str) -> None:
+    assert compilation.MissingLibraries([name, f"{name}_other"], Path()).stood_for == (name,)
 
 
 @pytest.mark.parametrize("mode", ["size", "speed", "none"])

@@ -313,7 +313,7 @@ def test_missing_triton_is_a_missing_tool(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_example_of_the_guide_runs_and_prints_its_finding(checkout: Path, tmp_path: Path) -> None:
-    text = (checkout / "docs" / "triton.md").read_text()
+    text = (checkout / "docs" / "kernelproof" / "triton.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (printed,) = re.findall(r"```\n(global-out.*?)```", text, re.DOTALL)
     (tmp_path / "scale.py").write_text(program)
