@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelproof.emulator.blackwell.allocation import Allocation
-from kernelproof.emulator.blackwell.clocks import TensorClocks
 from kernelproof.emulator.blackwell.fragments import Fragment, fragment
 from kernelproof.emulator.blackwell.pending import LoadedRegister, PendingLoads
+from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUP, LOAD, STORE, Region, TensorMemory
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 class Access(NamedTuple):

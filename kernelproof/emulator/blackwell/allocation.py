@@ -10,7 +10,7 @@ from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, TensorMemory
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.machine.scheduler import Scheduler, Step
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 MIN_COLUMNS = 32
 RULE = "tensor-memory-allocation"

@@ -15,7 +15,7 @@ from kernelproof.emulator.hopper.mbarrier import MBarriers
 from kernelproof.emulator.hopper.peers import WITHIN, Peers
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 CANCELLED, NOTHING = 0x434C4301, 0x434C4300
 RULE = "cluster-launch-control"

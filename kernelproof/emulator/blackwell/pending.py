@@ -6,7 +6,7 @@ import numpy as np
 
 from kernelproof.emulator.machine.tensor import Accumulator, force
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 class LoadedRegister:

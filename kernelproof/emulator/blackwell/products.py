@@ -14,16 +14,16 @@ import numpy as np
 from kernelproof.emulator.arithmetic.operands import halves
 from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_products
 from kernelproof.emulator.blackwell.allocation import Allocation
-from kernelproof.emulator.blackwell.clocks import TensorClocks
 from kernelproof.emulator.blackwell.descriptors import Product, product
 from kernelproof.emulator.blackwell.shared_operands import RULE, SharedOperands
+from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUPS, Issuer, Region, TensorMemory
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.mbarrier import MBarriers
 from kernelproof.emulator.hopper.peers import Peers
 from kernelproof.emulator.hopper.tile import Form, accumulated
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 # A disable mask that leaves no lane of a pair alone.
 ENABLED = np.zeros(256, bool)

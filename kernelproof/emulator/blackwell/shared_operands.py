@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelproof.emulator.blackwell.clocks import TensorClocks
 from kernelproof.emulator.blackwell.descriptors import Product, strides
+from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import Issuer
 from kernelproof.emulator.hopper.async_reads import Elements, ProductPlaces
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.pattern import numbers, pattern
 from kernelproof.emulator.state.arrays import Array
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 RULE = "tcgen05-descriptor"
 # Most products whose places are cached; a ring of stages uses the same ones every turn.

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelproof.emulator.blackwell.clocks import TensorClocks
+from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.state.arrays import Array
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
 
 LANES, COLUMNS = 128, 512

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelproof.emulator.hopper.async_reads import Elements
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.map_proxy import MapProxy
 from kernelproof.emulator.hopper.mbarrier import MBarriers
@@ -27,7 +27,7 @@ from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.device_hazards import GlobalAccess
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.scopes import Scope, sized
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window

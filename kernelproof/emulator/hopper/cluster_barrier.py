@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.mbarrier import MBarriers
 from kernelproof.emulator.machine.scheduler import Scheduler, Step
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 class ClusterBarrier:

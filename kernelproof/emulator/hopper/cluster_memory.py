@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from kernelproof.emulator.hopper.async_reads import AsyncReads, Elements, Extent, ProductPlaces
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.peers import WITHIN, Peers
 from kernelproof.emulator.memory.late_copies import undefined
 from kernelproof.emulator.memory.recorded import RecordedSites
@@ -22,7 +22,7 @@ from kernelproof.emulator.memory.shared import (
     SharedMemory,
 )
 from kernelproof.emulator.state.arrays import SHIFT, Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.sites import Site
 

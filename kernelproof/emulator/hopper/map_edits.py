@@ -11,7 +11,7 @@ from kernelproof.emulator.hopper.map_proxy import MapProxy
 from kernelproof.emulator.hopper.tensor_map import DEVICE_TYPES, FIELDS, MAGIC, MAP_BYTES, decode, refuse
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import Scope
 
 _CHUNK = 16

@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 
 from kernelproof.emulator.hopper.async_reads import Elements
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
 from kernelproof.emulator.machine.scheduler import Scheduler, Step
 from kernelproof.emulator.memory.copies import AsyncCopies
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Array, Mask, Scalar, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
 
 # Most arrivals of a phase, and most bytes that it may expect.

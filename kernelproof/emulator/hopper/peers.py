@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 # An address of shared memory holds the CTA's rank in the cluster in bits 24 and up, that of its own variables, too. The
 # units are told of other CTAs only: to them an address below 2^24 is of the lane's own CTA, others hold rank + 1.

@@ -7,7 +7,7 @@ import re
 from functools import cached_property
 
 from kernelproof.emulator.state.arrays import Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 # The number of registers that a setmaxnreg names.
 COUNT = re.compile(r"setmaxnreg\S*\s+(\d+)")

@@ -13,12 +13,12 @@ import numpy as np
 from kernelproof.emulator.arithmetic.operands import elements
 from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDED_KINDS, ROUNDINGS, add_products
 from kernelproof.emulator.hopper.async_reads import Elements
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.pattern import Pattern, Strides, numbers, pattern
 from kernelproof.emulator.hopper.tile import Form, Register, Sums, Tile, TileRegister, accumulated
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 # Bytes of a row of the swizzle pattern, by the layout field of a descriptor: none, 128, 64, 32.
 SPAN = {0: 16, 1: 128, 2: 64, 3: 32}

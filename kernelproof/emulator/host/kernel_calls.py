@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from kernelproof.emulator.frontend.ptx import Function
 from kernelproof.emulator.hopper.tensor_map import MAP_BYTES, TensorMap, refuse
-from kernelproof.emulator.host.checks import check_cluster, resident
 from kernelproof.emulator.host.cuda import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
@@ -32,11 +31,12 @@ from kernelproof.emulator.host.cuda import (
 )
 from kernelproof.emulator.host.execution import KernelLaunch, load_globals
 from kernelproof.emulator.host.images import is_fat_binary, program_of, registered
+from kernelproof.emulator.host.launch_limits import check_cluster, resident
 from kernelproof.emulator.host.program import Program, from_file, load, owners
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
 from kernelproof.emulator.host.standin import Words, standin
 from kernelproof.emulator.host.streams import Streams
-from kernelproof.emulator.state.launch import Geometry
+from kernelproof.emulator.state.launch_state import Geometry
 from kernelproof.emulator.state.participants import Dim3
 
 

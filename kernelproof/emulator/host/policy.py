@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from kernelproof.emulator.host.cuda import LaunchRefused
 from kernelproof.emulator.host.execution import KernelLaunch
-from kernelproof.emulator.state.launch import Device, LaunchResult, Options
+from kernelproof.emulator.state.launch_state import LaunchResult
+from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.participants import Dim3
 from kernelproof.emulator.state.reports import Report
 

@@ -18,15 +18,16 @@ from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Function, Module, Variable
 from kernelproof.emulator.frontend.translate import Compiled, translate
-from kernelproof.emulator.host.checks import device_for
 from kernelproof.emulator.host.cuda import SYMBOL_NOT_FOUND, LaunchRefused
 from kernelproof.emulator.host.execution import KernelLaunch, output_reports
+from kernelproof.emulator.host.launch_limits import device_for
 from kernelproof.emulator.host.standin import active, standin
 from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.tensors import Tensor, is_tensor
 from kernelproof.emulator.state.arrays import Array
-from kernelproof.emulator.state.launch import Device, Geometry, LaunchResult, Options
+from kernelproof.emulator.state.launch_state import Geometry, LaunchResult
+from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.participants import Dim3
 from kernelproof.emulator.state.reports import EmulatorError
 

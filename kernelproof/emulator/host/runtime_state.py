@@ -12,7 +12,8 @@ from kernelproof.emulator.host.policy import SessionPolicy
 from kernelproof.emulator.host.program import Program
 from kernelproof.emulator.host.standin import Words
 from kernelproof.emulator.memory.arena import Memory
-from kernelproof.emulator.state.launch import Device, LaunchResult, Options
+from kernelproof.emulator.state.launch_state import LaunchResult
+from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.reports import Report
 
 # Answers one runtime call with a cudaError_t.

@@ -21,7 +21,8 @@ from kernelproof.emulator.host.standin import Words, active, standin
 from kernelproof.emulator.host.streams import Streams
 from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.emulator.memory.arena import Memory
-from kernelproof.emulator.state.launch import Device, LaunchResult, Options
+from kernelproof.emulator.state.launch_state import LaunchResult
+from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.reports import Report
 
 # Calls that tell the program of a kernel's failure.

@@ -9,9 +9,9 @@ import numpy as np
 from kernelproof.emulator.machine.scheduler import WARP_BARRIER, Scheduler, Step, ranges
 from kernelproof.emulator.memory.order import GlobalOrder
 from kernelproof.emulator.state.arrays import Array, Mask, Scalar, bits_of
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 # Barriers of a CTA.
 BARRIERS = 16
@@ -21,7 +21,7 @@ class Barriers:
     """The numbered barriers of every CTA, and those of its warps. ``arrived``: number -> lanes that have arrived in the
     barrier's present phase. A barrier without a count waits for threads that have not exited (PTX ISA, ``exit``)."""
 
-    def __init__(self, batch: BatchState, scheduler: Scheduler, clocks: Clocks, order: GlobalOrder) -> None:
+    def __init__(self, batch: BatchState, scheduler: Scheduler, clocks: WarpClocks, order: GlobalOrder) -> None:
         self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
         self.clocks, self.order = clocks, order
         self.arrived: dict[int, Array] = {}

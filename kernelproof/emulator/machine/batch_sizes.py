@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kernelproof.emulator.state.launch import MAX_LANES, MIN_LANES, LaunchState
+from kernelproof.emulator.state.launch_state import LaunchState
+from kernelproof.emulator.state.options import MAX_LANES, MIN_LANES
 
 # Most bytes of shared and of local memory in a batch that is wider than ``MIN_LANES``.
 SHARED_BYTES, LOCAL_BYTES = 1 << 22, 1 << 24

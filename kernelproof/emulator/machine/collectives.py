@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from kernelproof.emulator.state.arrays import Array, Mask, Scalar, bits_of, words_of
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 # redux: what stands in for lanes that take no part, and how values combine.
 _REDUCTIONS: dict[str, tuple[int, Callable[[Array], Array]]] = {
@@ -24,7 +24,7 @@ _REDUCTIONS: dict[str, tuple[int, Callable[[Array], Array]]] = {
 class Warps:
     """The warps of a batch. Registers have shape (lanes,); inside, (warps, 32)."""
 
-    def __init__(self, batch: BatchState, clocks: Clocks) -> None:
+    def __init__(self, batch: BatchState, clocks: WarpClocks) -> None:
         self.batch, self.clocks = batch, clocks
 
     def _active(self, m: Mask) -> Array:

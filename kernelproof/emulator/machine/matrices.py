@@ -14,7 +14,7 @@ from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.local import GenericMemory
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 class WmmaTile(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.local import GenericMemory
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|j|z|t)?([diouxXcsfFeEgGaAp%])")
 _DOT = re.compile(r"%[-+ #0]*(?:\*|\d+)?\.")

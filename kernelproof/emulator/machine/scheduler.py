@@ -12,7 +12,7 @@ import numpy as np
 
 from kernelproof.emulator.machine.recurrence import Recurrence, State, state_of
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 # A step of the scheduler: next block (or DONE, BLOCKED), mask (None: all lanes), and whether other lanes are elsewhere.
 Step = tuple[int, Mask, bool]

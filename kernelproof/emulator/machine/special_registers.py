@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kernelproof.emulator.state.arrays import MOVER, Array
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
 
 TICK = 2048  # a clock advances so much per read, so a kernel that waits for milliseconds reads it some thousand times

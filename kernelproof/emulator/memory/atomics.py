@@ -12,7 +12,7 @@ from kernelproof.emulator.arithmetic.types import F, S, U
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 

@@ -10,7 +10,7 @@ from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.late_copies import LateCopy
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask, Scalar
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ from kernelproof.emulator.memory.order import Clock
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, take
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_of
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 _ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
 # A buffer, and which elements of an access lie in it (None: all).
@@ -38,7 +38,7 @@ class Access(NamedTuple):
 class DeviceMemory:
     """Global accesses of a batch. Addresses are uint64, one per lane."""
 
-    def __init__(self, batch: BatchState, clocks: Clocks, state: DeviceState, shared: SharedMemory) -> None:
+    def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState, shared: SharedMemory) -> None:
         self.batch, self.clocks, self.state, self.shared = batch, clocks, state, shared
         self.launch, self.arena, self.counters = batch.launch, state.arena, batch.launch.counters
         self.hazards = DeviceHazards(batch, clocks, state)

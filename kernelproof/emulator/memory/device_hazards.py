@@ -13,10 +13,10 @@ from kernelproof.emulator.memory.device_state import DeviceState
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, take
 from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, Run, Tags
 from kernelproof.emulator.state.arrays import SHIFT, Array
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.scopes import CHECKED, READ_MODIFY_WRITE, SIZE_SHIFT, Scope, scope_of
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 
 class GlobalAccess(NamedTuple):
@@ -67,7 +67,7 @@ class Origin(NamedTuple):
 class DeviceHazards:
     """Checks before every global access of a batch."""
 
-    def __init__(self, batch: BatchState, clocks: Clocks, state: DeviceState) -> None:
+    def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState) -> None:
         self.batch, self.clocks, self.state = batch, clocks, state
         self.launch = batch.launch
         self.hazards = batch.launch.options.hazards

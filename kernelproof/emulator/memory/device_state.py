@@ -8,7 +8,7 @@ from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.order import GlobalOrder
 from kernelproof.emulator.memory.tags import Tags
 from kernelproof.emulator.state.arrays import SHIFT, Array
-from kernelproof.emulator.state.launch import Origin
+from kernelproof.emulator.state.launch_state import Origin
 from kernelproof.emulator.state.scopes import Scope
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 _LOW = np.uint64(0xFFFFFFFF)

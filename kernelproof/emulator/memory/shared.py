@@ -13,13 +13,13 @@ from kernelproof.emulator.memory.late_reads import LateRead
 from kernelproof.emulator.memory.located import Located
 from kernelproof.emulator.memory.shared_tags import SharedTags
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.lanes import SEVERAL
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.scopes import ORDERS
 from kernelproof.emulator.state.sites import NOWHERE, Site
 from kernelproof.emulator.state.suspects import Suspect
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 # Shared addresses start here, as the first kilobyte of the window belongs to the system on recent devices.
 WINDOW_START = 1024
@@ -49,7 +49,7 @@ class SharedMemory(SharedTags):
     # theirs, and poison, only if somebody looks before they land.
     DEFERS = True
 
-    def __init__(self, batch: BatchState, clocks: Clocks, size: int, granule: int) -> None:
+    def __init__(self, batch: BatchState, clocks: WarpClocks, size: int, granule: int) -> None:
         # Bytes of a CTA's row; the rest after ``size`` keeps rows apart.
         self.size, self.stride = size, -(-size // 128) * 128 + 128
         super().__init__(batch, clocks, batch.count * self.stride, granule)

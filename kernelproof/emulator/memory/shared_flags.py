@@ -6,15 +6,15 @@ import numpy as np
 
 from kernelproof.emulator.memory.flags import Flags, Side, up_to
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 
 class SharedFlags:
     """The flags of a batch of CTAs, by byte offset in its shared memory."""
 
-    def __init__(self, batch: BatchState, clocks: Clocks) -> None:
+    def __init__(self, batch: BatchState, clocks: WarpClocks) -> None:
         self.batch, self.clocks, self.launch = batch, clocks, batch.launch
         self.hazards = batch.launch.options.hazards
         self.flags: Flags[Array] = Flags(np.maximum)

@@ -9,8 +9,8 @@ from kernelproof.emulator.memory.late_reads import LateRead, LateReads
 from kernelproof.emulator.memory.recorded import RecordedSites
 from kernelproof.emulator.memory.shared_flags import SharedFlags
 from kernelproof.emulator.state.arrays import MOVER, Array, sparse_zeros
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 # The tag of an old write that is ordered before every access to come.
 LONG_AGO = 1
@@ -32,7 +32,7 @@ class SharedTags(SharedFlags):
     TAG: type[np.uint32] | type[np.uint64] = np.uint32
     BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 11, 0xFFFFFFFF, 0x80000000, 1 << 20
 
-    def __init__(self, batch: BatchState, clocks: Clocks, nbytes: int, granule: int) -> None:
+    def __init__(self, batch: BatchState, clocks: WarpClocks, nbytes: int, granule: int) -> None:
         super().__init__(batch, clocks)
         self.granule = granule
         # Readers are told apart by column.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
-class Clocks:
+class WarpClocks:
     """Happens-before between the warps of each CTA of a batch.
 
     ``base[row]`` is the tick of the CTA's last barrier: what happened before it is ordered before every warp. As long

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 MAX_BARRIERS = 128
 
 
-class ClusterClocks(Clocks):
+class ClusterClocks(WarpClocks):
     """The clocks of a batch of whole clusters.
 
     ``table`` (row, warp, column): a column belongs to something that touches memory: the cluster's warps, then the

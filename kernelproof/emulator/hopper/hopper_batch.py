@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from kernelproof.emulator.hopper.bulk import Bulk
-from kernelproof.emulator.hopper.clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_barrier import ClusterBarriers
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.map_edits import MapEdits
 from kernelproof.emulator.hopper.map_proxy import MapProxy
@@ -16,13 +16,13 @@ from kernelproof.emulator.hopper.mbarrier import MBarriers
 from kernelproof.emulator.hopper.peers import Peers
 from kernelproof.emulator.hopper.register_pool import RegisterPool
 from kernelproof.emulator.hopper.warpgroup import Warpgroups
-from kernelproof.emulator.machine.batch import Batch
+from kernelproof.emulator.machine.ampere_batch import AmpereBatch
 from kernelproof.emulator.memory.device_state import DeviceState
 from kernelproof.emulator.state.arrays import Array, distinct
-from kernelproof.emulator.state.launch import LaunchState
+from kernelproof.emulator.state.launch_state import LaunchState
 
 
-class HopperBatch(Batch):
+class HopperBatch(AmpereBatch):
     """A batch of a kernel that uses clusters, mbarriers, bulk copies, wgmma or setmaxnreg."""
 
     def __init__(self, launch: LaunchState, device: DeviceState, ctas: Array) -> None:

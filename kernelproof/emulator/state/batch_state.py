@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from kernelproof.emulator.state.arrays import MOVER, POISON, Array, Mask, Scalar
-from kernelproof.emulator.state.launch import LaunchState
+from kernelproof.emulator.state.launch_state import LaunchState
 from kernelproof.emulator.state.participants import Dim3, Participant
 
 

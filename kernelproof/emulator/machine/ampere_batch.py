@@ -21,17 +21,17 @@ from kernelproof.emulator.memory.device_state import DeviceState
 from kernelproof.emulator.memory.local import GenericMemory, LocalMemory, Parameters
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import Array, Mask, reuse_memory
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
-from kernelproof.emulator.state.launch import LaunchState
+from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.launch_state import LaunchState
 from kernelproof.emulator.state.queue import CtaQueue
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 MAX_IDLE_ROUNDS = 64
 # The same for CTAs that read a clock while they wait: their patience may end (by 16 million ticks).
 MAX_TIMED_ROUNDS = 8192
 
 
-class Batch(BatchState):
+class AmpereBatch(BatchState):
     """Some CTAs of a launch with everything that executes them.
 
     A compiled kernel is a generator that keeps all registers and calls the units. It yields when every lane of its
@@ -62,7 +62,7 @@ class Batch(BatchState):
 
     def make_shared(self, nbytes: int, granule: int) -> None:
         """Make ``clocks`` and ``shared``, on which the other units stand."""
-        self.clocks = Clocks(self)
+        self.clocks = WarpClocks(self)
         self.shared = SharedMemory(self, self.clocks, nbytes, granule)
 
     def address_of(self, symbol: str) -> int:
@@ -84,18 +84,18 @@ class Batch(BatchState):
 
 
 # What a kernel is translated to. Every resumption runs until all lanes of the batch wait for other CTAs.
-KernelFunction = Callable[[Batch], Generator[None, None, None]]
+KernelFunction = Callable[[AmpereBatch], Generator[None, None, None]]
 
 
 def run(
-    launch: LaunchState, device: DeviceState, function: KernelFunction, ctas: Array, batch_type: type[Batch]
+    launch: LaunchState, device: DeviceState, function: KernelFunction, ctas: Array, batch_type: type[AmpereBatch]
 ) -> None:
     """Execute the CTAs with these linear numbers (whole clusters, rank by rank) in batches. Batches that wait for flags
     of others take turns. Raises Runaway, Overtaken, or EmulatorError for what the machine does not know."""
     reuse_memory()
     sizes, resident = BatchSizes(launch), _resident(launch, len(ctas))
     queue = launch.queue = CtaQueue(ctas, launch.geometry.cluster_size, resident)
-    running: list[tuple[Batch, Generator[None, None, None]]] = []
+    running: list[tuple[AmpereBatch, Generator[None, None, None]]] = []
     idle_rounds = rounds = active = 0
     with np.errstate(all="ignore"):
         while len(queue) or running:
@@ -134,7 +134,7 @@ def _resident(launch: LaunchState, count: int) -> int:
     return max(size, launch.device.sm_count // size * size)
 
 
-def _report_stuck(batches: list[Batch]) -> None:
+def _report_stuck(batches: list[AmpereBatch]) -> None:
     """Reports that no batch can go on: a deadlock, unless lanes wait for CTAs that are not executed."""
     launch = batches[0].launch
     absent = launch.geometry.ctas - sum(launch.batches) - launch.queue.cancelled
