@@ -1,4 +1,7 @@
-"""State that all units of a launch share: the kernel's facts, the device, options, findings, the tick."""
+"""A launch and the state that all its units share: facts of the kernel, geometry, findings, and the tick.
+
+The tick is the clock of the whole machine: see ``LaunchState``.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from kernelproof.emulator.state.suspects import Suspects, Trial
 
 @dataclass
 class LaunchResult:
-    """What one launch did: reports, counters (None if off), grid and block, CTAs executed (linear numbers), what
-    printf wrote, and whether an assert failed."""
+    """What one launch did. ``counters`` is None if they were off; ``ctas`` are linear numbers of those that ran;
+    ``output`` is what printf wrote."""
 
     kernel: str
     grid: Dim3
@@ -36,26 +39,30 @@ class LaunchResult:
 
 
 class SharedVariable(NamedTuple):
-    """A variable in shared memory: its name in the source, where it begins, and its bytes (0: the launch says)."""
+    """A variable in shared memory: its name in the source, its offset, and its bytes (0: the size of the dynamic shared
+    memory, which the launch sets)."""
 
     name: str
     offset: int
     nbytes: int
 
 
-# Origin of a pointer: the offset of a parameter, or the name of a variable.
+# Where a pointer comes from: the offset of a parameter (bytes), or the name of a variable.
 Origin = int | str
 
 
 @dataclass(eq=False)
 class KernelFacts:
-    """What the machine has to know of a translated kernel. ``shared_granule`` and ``global_granule``: bytes of the
-    smallest access, so of a tag. Blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i
-    writes and others read, ``live_in[i]`` those that are read in or behind it. ``attributes``: directives of the entry
-    (maxntid, minnctapersm, ...). ``origins``: of an instruction's address, what it may be computed from; ``written``:
-    the pointers through which the kernel may write global memory, None where one cannot be followed; ``uncertain``:
-    registers that a path reads before it writes them, and the instructions that do; ``cancels``: its CTAs may cancel
-    others that have not started; ``restricts``: it has fences of shared memory alone."""
+    """What the machine has to know of a translated kernel.
+
+    ``shared_granule`` and ``global_granule``: bytes of the kernel's smallest access to that memory. One tag describes
+    so many bytes. Basic blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i writes
+    and others read, ``live_in[i]`` those that block i or a later one reads. ``attributes``: directives of the entry
+    (maxntid, minnctapersm, ...). ``origins``: instruction -> pointers from which its address may be computed.
+    ``written``: the pointers through which the kernel may write global memory, None if one cannot be followed.
+    ``uncertain``: registers that a path reads before it writes them, and the instructions that do. ``cancels``: its
+    CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone.
+    """
 
     name: str
     sites: list[Site]
@@ -106,10 +113,13 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Variation:
-    """How an execution of a launch differs from its first one. ``poison``: the byte that undefined shared memory holds;
-    ``unspecified``: that of values which no rule defines, such as unset registers, shuffles, divisions by zero;
-    ``trial``: racing reads of an earlier execution, which now read other values; ``recording``: accesses record their
-    instruction, so that reports name both sides of a race."""
+    """How a further execution of a launch differs from the first one, to see which findings matter.
+
+    ``poison``: the byte that undefined shared memory holds. ``unspecified``: the byte of values that no rule defines,
+    such as unset registers, shuffles from absent lanes, divisions by zero. ``trial``: racing reads of an earlier
+    execution, which now read other values. ``recording``: accesses record their instruction, so that a finding can name
+    both sides of a race; that costs time and memory.
+    """
 
     poison: int = POISON
     unspecified: int = POISON
@@ -123,8 +133,10 @@ USUAL = Variation()
 class LaunchState:
     """State that all CTAs of a launch share.
 
-    ``tick`` counts synchronisations: an access is tagged with the tick at which it happens, and whoever synchronises
-    advances it first. ``version`` counts changes of memory, so that a scheduler notices when nothing moves any more.
+    ``tick`` is the machine's clock. It counts synchronisations, not instructions: an access is tagged with the tick at
+    which it happens, and a synchronisation advances the tick before it records what it orders. So an access with a tag
+    below a recorded tick came before that synchronisation. ``version`` counts changes of memory: a scheduler that sees
+    no change while nobody can run reports a deadlock.
     """
 
     def __init__(
@@ -138,7 +150,7 @@ class LaunchState:
     ) -> None:
         self.kernel, self.geometry, self.options, self.device = kernel, geometry, options, device
         self.threads = geometry.threads
-        # See ``Variation``; racing reads of this execution are ``suspects``.
+        # See ``Variation``. ``suspects`` collects the racing reads of this execution, ``trial`` has those of another.
         self.poison, self.unspecified = variation.poison, variation.unspecified
         self.suspects, self.trial = Suspects(), variation.trial
         self.recording = variation.recording and options.hazards
@@ -150,20 +162,20 @@ class LaunchState:
         self.failed_asserts = False
         self.tick = 1
         self.version = 0
-        # CTAs of each batch so far; another execution of the launch has the same batches.
+        # CTAs of each batch so far. A further execution must form the same batches: suspects are found by batch.
         self.batches: list[int] = [] if batches is None else batches
         self.queue = CtaQueue(np.zeros(0, np.int64), 1, 0)
         self._lanes: dict[int, Lanes] = {}
 
     def lanes(self, count: int) -> Lanes:
-        """The lanes of a batch of so many CTAs."""
+        """The lanes of a batch of ``count`` CTAs, which are made once per launch and count."""
         out = self._lanes.get(count)
         if out is None:
             out = self._lanes[count] = Lanes(count, self.threads)
         return out
 
     def site(self, number: int) -> Site:
-        """An instruction by its number; negative: none."""
+        """The instruction of this number; NOWHERE for a negative number."""
         return self.kernel.sites[number] if number >= 0 else NOWHERE
 
     def cta_index(self, cta: int) -> Dim3:

@@ -14,7 +14,7 @@ _A100 = GPUS["a100"]
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU that a host launcher sees, without arguments an A100. Sizes in bytes."""
+    """The GPU that a host launcher sees; without arguments an A100. Sizes are in bytes."""
 
     sm_count: int = _A100.sms
     smem_optin_bytes: int = _A100.capability.smem_block_bytes
@@ -28,6 +28,7 @@ class Device:
 
     @classmethod
     def of(cls, chip: Chip) -> Device:
+        """The device of a chip in the catalogue of GPUs."""
         kind = chip.capability
         return cls(
             chip.sms, kind.smem_block_bytes, kind.number, chip.title, kind.smem_sm_bytes,
@@ -38,7 +39,7 @@ class Device:
 HOPPER = Device.of(GPUS["h200"])
 
 
-# Threads that are executed as one vector: in the first batch of a launch, and at most.
+# Threads that are executed as one vector: in the first batch of a launch, and in the largest one.
 MIN_LANES, MAX_LANES = 2048, 32768
 
 
@@ -47,16 +48,23 @@ RoundingName = Literal["model", "a100", "h100"]  # how tensor cores round fp32 s
 
 @dataclass(frozen=True)
 class Options:
-    """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector
-    (None: ``MIN_LANES`` at first, up to ``MAX_LANES`` while that pays); ``loop_limit``: taken backward branches per
-    batch before a launch counts as hung (None: no limit; a loop whose state repeats is hung in any case). ``adverse``:
-    another order of events that hardware may choose: of all
-    warpgroups that can run the last one does, until it waits, and every try_wait that has to wait times out at first;
-    otherwise only a thread's first one at each instruction. ``rounding``: how tensor cores add products of f16 and bf16
-    to fp32 sums: ``model`` rounds once an instruction, others are of ``arithmetic.tensor_rounding``, bit by bit and
-    slower. ``progress`` is called with the CTAs that have ended and
-    all that run; a launch that is tried again begins anew. ``looping`` is called with the backward branch of a loop and
-    how many were taken, each time that their number has doubled."""
+    """What is checked and counted while a kernel runs, and in which order events come.
+
+    ``hazards``: checks of order and initialisation. ``counters``: performance counters. ``lanes``: threads that are
+    executed as one vector (None: ``MIN_LANES`` at first, up to ``MAX_LANES`` while that pays). ``loop_limit``: backward
+    branches that a batch may take before the launch counts as hung (None: no limit; a loop whose state repeats counts
+    as hung in any case).
+
+    ``adverse``: another order of events that hardware may choose. Of all warpgroups that can run, the last one runs
+    until it has to wait, and every try_wait that has to wait times out at first; otherwise only a thread's first
+    try_wait at each instruction does. ``rounding``: how tensor cores add products of f16 and bf16 to fp32 sums:
+    ``model`` rounds once per instruction; the others follow published measurements bit by bit
+    (``arithmetic.tensor_rounding``) and are slower.
+
+    ``progress`` is called with the number of CTAs that have ended and of all that run; it begins anew when a launch is
+    executed again. ``looping`` is called with the backward branch of a loop and how often it was taken, each time that
+    number has doubled.
+    """
 
     hazards: bool = True
     counters: bool = False
