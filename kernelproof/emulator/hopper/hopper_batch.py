@@ -1,4 +1,4 @@
-"""A batch of whole clusters: the machine with the units of sm_90."""
+"""A batch of whole clusters: the units of sm_80 and those that sm_90 adds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from kernelproof.emulator.state.launch_state import LaunchState
 
 
 class HopperBatch(AmpereBatch):
-    """A batch of a kernel that uses clusters, mbarriers, bulk copies, wgmma or setmaxnreg."""
+    """A batch of a kernel that uses clusters, mbarriers, bulk copies, wgmma or setmaxnreg. Other kernels for sm_90 run
+    in an ``AmpereBatch``, which is faster."""
 
     def __init__(self, launch: LaunchState, device: DeviceState, ctas: Array) -> None:
         super().__init__(launch, device, ctas)
@@ -48,11 +49,11 @@ class HopperBatch(AmpereBatch):
         self.shared = self.cluster_memory
 
     def make_clocks(self) -> ClusterClocks:
-        """Make the clocks, whose columns are those of the batch's units."""
+        """Make the clocks; their columns depend on the units of the batch, so subclasses have others."""
         return ClusterClocks(self)
 
     def _after_exit(self, exited: Array) -> None:
-        """Lanes have left: cluster barriers may be complete without them, and ended CTAs are checked."""
+        """Lanes have exited: cluster barriers may be complete without them, and CTAs that have ended are checked."""
         lanes = np.flatnonzero(exited)
         self.cluster_barriers.exited(lanes)
         if not self.launch.options.hazards:
