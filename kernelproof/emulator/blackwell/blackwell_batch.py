@@ -1,18 +1,18 @@
-"""A batch of whole clusters: the machine with the units of sm_100."""
+"""A batch of whole clusters: the units of sm_90 and those that sm_100 adds."""
 
 from __future__ import annotations
 
 from kernelproof.emulator.blackwell.accesses import TensorAccesses
 from kernelproof.emulator.blackwell.allocation import Allocation
-from kernelproof.emulator.blackwell.clocks import TensorClocks
 from kernelproof.emulator.blackwell.cluster_launch import ClusterLaunches
 from kernelproof.emulator.blackwell.pending import PendingLoads
 from kernelproof.emulator.blackwell.products import TensorProducts
+from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import TensorMemory
-from kernelproof.emulator.hopper.batch import HopperBatch
+from kernelproof.emulator.hopper.hopper_batch import HopperBatch
 from kernelproof.emulator.memory.device_state import DeviceState
 from kernelproof.emulator.state.arrays import Array
-from kernelproof.emulator.state.launch import LaunchState
+from kernelproof.emulator.state.launch_state import LaunchState
 
 
 class BlackwellBatch(HopperBatch):

@@ -1,4 +1,4 @@
-"""A batch of whole clusters: the machine with the units of sm_90."""
+"""A batch of whole clusters: the units of sm_80 and those that sm_90 adds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from kernelproof.emulator.hopper.bulk import Bulk
-from kernelproof.emulator.hopper.clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_barrier import ClusterBarriers
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.map_edits import MapEdits
 from kernelproof.emulator.hopper.map_proxy import MapProxy
@@ -16,14 +16,15 @@ from kernelproof.emulator.hopper.mbarrier import MBarriers
 from kernelproof.emulator.hopper.peers import Peers
 from kernelproof.emulator.hopper.register_pool import RegisterPool
 from kernelproof.emulator.hopper.warpgroup import Warpgroups
-from kernelproof.emulator.machine.batch import Batch
+from kernelproof.emulator.machine.ampere_batch import AmpereBatch
 from kernelproof.emulator.memory.device_state import DeviceState
 from kernelproof.emulator.state.arrays import Array, distinct
-from kernelproof.emulator.state.launch import LaunchState
+from kernelproof.emulator.state.launch_state import LaunchState
 
 
-class HopperBatch(Batch):
-    """A batch of a kernel that uses clusters, mbarriers, bulk copies, wgmma or setmaxnreg."""
+class HopperBatch(AmpereBatch):
+    """A batch of a kernel that uses clusters, mbarriers, bulk copies, wgmma or setmaxnreg. Other kernels for sm_90 run
+    in an ``AmpereBatch``, which is faster."""
 
     def __init__(self, launch: LaunchState, device: DeviceState, ctas: Array) -> None:
         super().__init__(launch, device, ctas)
@@ -48,11 +49,11 @@ class HopperBatch(Batch):
         self.shared = self.cluster_memory
 
     def make_clocks(self) -> ClusterClocks:
-        """Make the clocks, whose columns are those of the batch's units."""
+        """Make the clocks; their columns depend on the units of the batch, so subclasses have others."""
         return ClusterClocks(self)
 
     def _after_exit(self, exited: Array) -> None:
-        """Lanes have left: cluster barriers may be complete without them, and ended CTAs are checked."""
+        """Lanes have exited: cluster barriers may be complete without them, and CTAs that have ended are checked."""
         lanes = np.flatnonzero(exited)
         self.cluster_barriers.exited(lanes)
         if not self.launch.options.hazards:

@@ -1,4 +1,7 @@
-"""State that all units of a batch share: its CTAs, threads as lanes, living lanes, and how to report findings."""
+"""State that all units of a batch share: its CTAs, their threads as lanes, living lanes, and how to report findings.
+
+A batch is a number of CTAs that execute together: each PTX instruction is one NumPy operation on all their threads.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from kernelproof.emulator.state.arrays import MOVER, POISON, Array, Mask, Scalar
-from kernelproof.emulator.state.launch import LaunchState
+from kernelproof.emulator.state.launch_state import LaunchState
 from kernelproof.emulator.state.participants import Dim3, Participant
 
 
 class BatchState:
-    """Some CTAs of a launch, all their threads as one vector of ``size`` lanes, ``width`` lanes (whole warps) per CTA.
+    """Some CTAs of a launch. All their threads form one vector of ``size`` lanes. Every CTA has ``width`` lanes, which
+    is a multiple of 32; lanes beyond its threads are never alive.
 
     A CTA's place in the batch is its *row*. Clusters are whole, and their rows follow each other.
     """
@@ -27,7 +31,8 @@ class BatchState:
         # Per lane: row, thread and warp of its CTA, lane of its warp, thread of the launch.
         self.row_of, self.thread = self.who.row_of, self.who.thread
         self.warp, self.lane = self.who.warp, self.who.lane
-        # Per row: a thread's number in the launch less its place in the batch; and whether that is equal in all rows.
+        # Per row: what to add to a lane's place in the batch to get its number in the launch. The CTAs of a batch
+        # usually follow each other in the launch, and then all rows add the same (``are_in_a_row``).
         ahead = (ctas.astype(np.int64) - np.arange(self.count)) * self.width
         self.are_in_a_row = bool((ahead == ahead[0]).all())
         self.gthread: Array = self.who.place + (ahead[0] if self.are_in_a_row else ahead[self.row_of])
@@ -43,8 +48,8 @@ class BatchState:
     # --- lanes and registers ---
 
     def lanes(self, m: Mask) -> Array:
-        """Indices of the lanes in a mask, ascending (not to be changed). No mask changes in place, so the answer for
-        the last one is kept."""
+        """Indices of the lanes in a mask, ascending; do not change the array. Masks never change in place, so the
+        answer for the last one is kept and found again by identity."""
         if m is None:
             return self.everyone
         if m is not self._last_mask:
@@ -60,16 +65,16 @@ class BatchState:
         return self.alive if m is None else m
 
     def poison(self, width: int) -> Array:
-        """A register of ``width`` bytes of undefined content."""
+        """A register of ``width`` bytes whose content is undefined."""
         return np.full(self.size * width, 0xFF, np.uint8).view(MOVER[width])
 
     def unspecified(self, width: int) -> Array:
-        """A register of ``width`` bytes of a value that no rule defines."""
+        """A register of ``width`` bytes whose value no rule of PTX defines."""
         return np.full(self.size * width, self.launch.unspecified, np.uint8).view(MOVER[width])
 
     def quotient(self, out: Array, divisor: Array, m: Mask, site: int) -> Array:
-        """Quotients or remainders; those by zero are reported, and what today's hardware gives unless the launch has
-        another byte for unspecified values."""
+        """Quotients or remainders ``out`` of an integer division, whose divisions by zero are reported. Those keep the
+        value that today's hardware gives, unless this execution tries another one (``Variation.unspecified``)."""
         zero = divisor == 0
         if not zero.any():
             return out
@@ -81,7 +86,7 @@ class BatchState:
         return np.where(zero, self.unspecified(out.dtype.itemsize).view(out.dtype), out)
 
     def spread(self, values: Array, lanes: Array, width: int) -> Array:
-        """Values of some lanes -> a register of all, zero elsewhere."""
+        """A register with the values of some lanes, and zero in all others."""
         out = np.zeros(self.size, MOVER[width])
         out[lanes] = values
         return out
@@ -135,7 +140,7 @@ class BatchState:
         doubtful: bool = False,
         other: Participant | None = None,
     ) -> None:
-        """Report a finding of some lanes; those of the first lane's CTA are listed."""
+        """Report a finding of some lanes: it counts all of them, and lists the threads of the first lane's CTA."""
         row = int(self.row_of[lanes[0]])
         threads = self.thread[lanes[self.row_of[lanes] == row]]
         self.report(
@@ -157,7 +162,7 @@ class BatchState:
         self.report(kind, message, site, row, (thread,), address=address, doubtful=doubtful, other=other)
 
     def require_whole_warps(self, m: Mask, site: int) -> None:
-        """mma, ldmatrix and their like need all 32 lanes; reports warps of which some are missing."""
+        """Report warps of which only some lanes execute an instruction that needs all 32, such as mma or ldmatrix."""
         if m is None:
             return
         lanes = m.reshape(-1, 32)

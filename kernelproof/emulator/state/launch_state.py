@@ -1,87 +1,31 @@
-"""State that all units of a launch share: the kernel's facts, the device, options, findings, the tick."""
+"""A launch and the state that all its units share: facts of the kernel, geometry, findings, and the tick.
+
+The tick is the clock of the whole machine: see ``LaunchState``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from kernelproof.emulator.state.arrays import POISON, Array
 from kernelproof.emulator.state.counters import Counters
 from kernelproof.emulator.state.lanes import Lanes
+from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.participants import Dim3
 from kernelproof.emulator.state.queue import CtaQueue
 from kernelproof.emulator.state.reports import Report, Reports
 from kernelproof.emulator.state.scopes import Scope
 from kernelproof.emulator.state.sites import NOWHERE, Site
 from kernelproof.emulator.state.suspects import Suspects, Trial
-from kernelproof.ground.chips import GPUS, REGISTERS_SM, Chip
-
-_A100 = GPUS["a100"]
-
-
-@dataclass(frozen=True)
-class Device:
-    """The GPU that a host launcher sees, without arguments an A100. Sizes in bytes."""
-
-    sm_count: int = _A100.sms
-    smem_optin_bytes: int = _A100.capability.smem_block_bytes
-    capability: tuple[int, int] = _A100.capability.number
-    name: str = "emulated"
-    smem_per_sm_bytes: int = _A100.capability.smem_sm_bytes
-    registers_per_sm: int = REGISTERS_SM
-    threads_per_sm: int = _A100.capability.threads_sm
-    blocks_per_sm: int = _A100.capability.blocks_sm
-    l2_bytes: int = _A100.rates.l2_size
-
-    @classmethod
-    def of(cls, chip: Chip) -> Device:
-        kind = chip.capability
-        return cls(
-            chip.sms, kind.smem_block_bytes, kind.number, chip.title, kind.smem_sm_bytes,
-            threads_per_sm=kind.threads_sm, blocks_per_sm=kind.blocks_sm, l2_bytes=chip.rates.l2_size,
-        )  # fmt: skip
-
-
-HOPPER = Device.of(GPUS["h200"])
-
-
-# Threads that are executed as one vector: in the first batch of a launch, and at most.
-MIN_LANES, MAX_LANES = 2048, 32768
-
-
-RoundingName = Literal["model", "a100", "h100"]  # how tensor cores round fp32 sums
-
-
-@dataclass(frozen=True)
-class Options:
-    """``hazards``: ordering checks; ``counters``: performance counters; ``lanes``: threads executed as one vector
-    (None: ``MIN_LANES`` at first, up to ``MAX_LANES`` while that pays); ``loop_limit``: taken backward branches per
-    batch before a launch counts as hung (None: no limit; a loop whose state repeats is hung in any case). ``adverse``:
-    another order of events that hardware may choose: of all
-    warpgroups that can run the last one does, until it waits, and every try_wait that has to wait times out at first;
-    otherwise only a thread's first one at each instruction. ``rounding``: how tensor cores add products of f16 and bf16
-    to fp32 sums: ``model`` rounds once an instruction, others are of ``arithmetic.tensor_rounding``, bit by bit and
-    slower. ``progress`` is called with the CTAs that have ended and
-    all that run; a launch that is tried again begins anew. ``looping`` is called with the backward branch of a loop and
-    how many were taken, each time that their number has doubled."""
-
-    hazards: bool = True
-    counters: bool = False
-    lanes: int | None = None
-    loop_limit: int | None = 1_000_000
-    adverse: bool = False
-    rounding: RoundingName = "model"
-    progress: Callable[[int, int], None] | None = None
-    looping: Callable[[Site, int], None] | None = None
 
 
 @dataclass
 class LaunchResult:
-    """What one launch did: reports, counters (None if off), grid and block, CTAs executed (linear numbers), what
-    printf wrote, and whether an assert failed."""
+    """What one launch did. ``counters`` is None if they were off; ``ctas`` are linear numbers of those that ran;
+    ``output`` is what printf wrote."""
 
     kernel: str
     grid: Dim3
@@ -95,26 +39,30 @@ class LaunchResult:
 
 
 class SharedVariable(NamedTuple):
-    """A variable in shared memory: its name in the source, where it begins, and its bytes (0: the launch says)."""
+    """A variable in shared memory: its name in the source, its offset, and its bytes (0: the size of the dynamic shared
+    memory, which the launch sets)."""
 
     name: str
     offset: int
     nbytes: int
 
 
-# Origin of a pointer: the offset of a parameter, or the name of a variable.
+# Where a pointer comes from: the offset of a parameter (bytes), or the name of a variable.
 Origin = int | str
 
 
 @dataclass(eq=False)
 class KernelFacts:
-    """What the machine has to know of a translated kernel. ``shared_granule`` and ``global_granule``: bytes of the
-    smallest access, so of a tag. Blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i
-    writes and others read, ``live_in[i]`` those that are read in or behind it. ``attributes``: directives of the entry
-    (maxntid, minnctapersm, ...). ``origins``: of an instruction's address, what it may be computed from; ``written``:
-    the pointers through which the kernel may write global memory, None where one cannot be followed; ``uncertain``:
-    registers that a path reads before it writes them, and the instructions that do; ``cancels``: its CTAs may cancel
-    others that have not started; ``restricts``: it has fences of shared memory alone."""
+    """What the machine has to know of a translated kernel.
+
+    ``shared_granule`` and ``global_granule``: bytes of the kernel's smallest access to that memory. One tag describes
+    so many bytes. Basic blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i writes
+    and others read, ``live_in[i]`` those that block i or a later one reads. ``attributes``: directives of the entry
+    (maxntid, minnctapersm, ...). ``origins``: instruction -> pointers from which its address may be computed.
+    ``written``: the pointers through which the kernel may write global memory, None if one cannot be followed.
+    ``uncertain``: registers that a path reads before it writes them, and the instructions that do. ``cancels``: its
+    CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone.
+    """
 
     name: str
     sites: list[Site]
@@ -165,10 +113,13 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Variation:
-    """How an execution of a launch differs from its first one. ``poison``: the byte that undefined shared memory holds;
-    ``unspecified``: that of values which no rule defines, such as unset registers, shuffles, divisions by zero;
-    ``trial``: racing reads of an earlier execution, which now read other values; ``recording``: accesses record their
-    instruction, so that reports name both sides of a race."""
+    """How a further execution of a launch differs from the first one, to see which findings matter.
+
+    ``poison``: the byte that undefined shared memory holds. ``unspecified``: the byte of values that no rule defines,
+    such as unset registers, shuffles from absent lanes, divisions by zero. ``trial``: racing reads of an earlier
+    execution, which now read other values. ``recording``: accesses record their instruction, so that a finding can name
+    both sides of a race; that costs time and memory.
+    """
 
     poison: int = POISON
     unspecified: int = POISON
@@ -182,8 +133,10 @@ USUAL = Variation()
 class LaunchState:
     """State that all CTAs of a launch share.
 
-    ``tick`` counts synchronisations: an access is tagged with the tick at which it happens, and whoever synchronises
-    advances it first. ``version`` counts changes of memory, so that a scheduler notices when nothing moves any more.
+    ``tick`` is the machine's clock. It counts synchronisations, not instructions: an access is tagged with the tick at
+    which it happens, and a synchronisation advances the tick before it records what it orders. So an access with a tag
+    below a recorded tick came before that synchronisation. ``version`` counts changes of memory: a scheduler that sees
+    no change while nobody can run reports a deadlock.
     """
 
     def __init__(
@@ -197,7 +150,7 @@ class LaunchState:
     ) -> None:
         self.kernel, self.geometry, self.options, self.device = kernel, geometry, options, device
         self.threads = geometry.threads
-        # See ``Variation``; racing reads of this execution are ``suspects``.
+        # See ``Variation``. ``suspects`` collects the racing reads of this execution, ``trial`` has those of another.
         self.poison, self.unspecified = variation.poison, variation.unspecified
         self.suspects, self.trial = Suspects(), variation.trial
         self.recording = variation.recording and options.hazards
@@ -209,20 +162,20 @@ class LaunchState:
         self.failed_asserts = False
         self.tick = 1
         self.version = 0
-        # CTAs of each batch so far; another execution of the launch has the same batches.
+        # CTAs of each batch so far. A further execution must form the same batches: suspects are found by batch.
         self.batches: list[int] = [] if batches is None else batches
         self.queue = CtaQueue(np.zeros(0, np.int64), 1, 0)
         self._lanes: dict[int, Lanes] = {}
 
     def lanes(self, count: int) -> Lanes:
-        """The lanes of a batch of so many CTAs."""
+        """The lanes of a batch of ``count`` CTAs, which are made once per launch and count."""
         out = self._lanes.get(count)
         if out is None:
             out = self._lanes[count] = Lanes(count, self.threads)
         return out
 
     def site(self, number: int) -> Site:
-        """An instruction by its number; negative: none."""
+        """The instruction of this number; NOWHERE for a negative number."""
         return self.kernel.sites[number] if number >= 0 else NOWHERE
 
     def cta_index(self, cta: int) -> Dim3:

@@ -1,20 +1,21 @@
-"""Clocks of the warps of a cluster, and their state at the last tcgen05.fence::after_thread_sync."""
+"""Clocks of the warps of a cluster for tensor memory: what they knew at their last tcgen05.fence::after_thread_sync."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 class TensorClocks(ClusterClocks):
-    """Clocks with two more columns for every warp: the tcgen05.mma that it issues (whoever knows that column has seen
-    their commit), and its tcgen05.ld and .st that are complete and passed by tcgen05.fence::before_thread_sync.
+    """The clocks of a cluster with two columns for every warp in place of wgmma's: one for the tcgen05.mma that it
+    issues (whoever knows it has waited for their commit), and one for those of its tcgen05.ld and .st that are complete
+    and that a tcgen05.fence::before_thread_sync has passed on.
 
-    ``fenced`` (row, warp, column): what a warp knew at its last tcgen05.fence::after_thread_sync; ``alone``: the same
-    of lanes that fenced apart from their warp. Invariant: fenced <= ticks.
+    ``fenced`` (row, warp, column): what a warp knew at its last tcgen05.fence::after_thread_sync. ``alone``: the same
+    for lanes that fenced apart from their warp. Invariant: fenced <= ticks.
     """
 
     def __init__(self, batch: BatchState) -> None:
@@ -40,12 +41,12 @@ class TensorClocks(ClusterClocks):
         return self.wgmma_column(row, self.warps + warp)
 
     def is_product(self, columns: Array) -> Array:
-        """Which of these columns of asynchronous work are of tcgen05.mma?"""
+        """Which of these columns of asynchronous work belong to tcgen05.mma?"""
         out: Array = (columns - self.wgmma) % self.groups < self.warps
         return out
 
     def fence_after(self, m: Mask) -> None:
-        """tcgen05.fence::after_thread_sync by these lanes."""
+        """tcgen05.fence::after_thread_sync by the lanes of ``m``."""
         batch = self.batch
         lanes = batch.lanes(m)
         alive = batch.alive.reshape(-1, 32).sum(axis=1)
@@ -60,7 +61,7 @@ class TensorClocks(ClusterClocks):
                 self.alone[lane] = self.of(lane).copy()
 
     def fenced_of(self, lane: int) -> Array:
-        """The clock of one lane at its last fence (not to be changed)."""
+        """The clock of one lane at its last fence; do not change it."""
         batch = self.batch
         common: Array = self.fenced[batch.row_of[lane], batch.warp[lane]]
         own = self.alone.get(lane)

@@ -1,34 +1,38 @@
-"""Vector clocks of the warps of a cluster, over warps, asynchronous readers and mbarriers."""
+"""Vector clocks of the warps of a cluster, over warps, asynchronous readers and mbarriers.
+
+This is the causality order of the PTX memory consistency model for shared memory of a cluster. As in ``warp_clocks``,
+time is the launch's tick, and clocks are kept per warp.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 MAX_BARRIERS = 128
 
 
-class ClusterClocks(Clocks):
+class ClusterClocks(WarpClocks):
     """The clocks of a batch of whole clusters.
 
-    ``table`` (row, warp, column): a column belongs to something that touches memory: the cluster's warps, then the
-    wgmma of its warpgroups, the bulk stores of its warps, the bulk copies that an mbarrier completes, and last the
-    cluster barrier, whose tick says that all CTAs have started. An entry is a tick: what that column did before it is
-    ordered before the warp that holds the clock. Entries only grow.
+    ``table`` has shape (row, warp, column). A column belongs to something that touches memory. In this order there are:
+    the cluster's warps, the wgmma of its warpgroups, the bulk stores of its warps, the bulk copies that each mbarrier
+    completes, and last the cluster barrier, whose tick says that all CTAs have started. An entry is a tick: what that
+    column did before it happens before the warp that holds the clock. Entries never shrink.
 
     Order has two degrees. What a column did before its entry is *visible*: the warp may read what it wrote. A second
-    entry, ``ended`` columns further, says what has *ended*: what it read before may be overwritten. Within a CTA the
-    two are the same; an arrival of CTA scope at another CTA passes on the second only. Without clusters ``ended`` is 0
-    and there is one entry. Invariant: visible <= ended.
+    entry, ``ended`` columns further, says what has *ended*: what it read before may be overwritten. Within a CTA both
+    are the same; an arrival of CTA scope at another CTA's mbarrier passes on the second one only. Without clusters
+    ``ended`` is 0, and both are one entry. Invariant: visible <= ended.
 
-    In kernels with fences restricted to shared memory a further entry, ``device`` columns behind the first, says what
-    is visible in global memory; elsewhere ``device`` is 0. Invariant: visible in global memory <= visible.
+    In kernels with fences that are restricted to shared memory, a third entry, ``device`` columns behind the first,
+    says what is visible in global memory; in others ``device`` is 0. Invariant: visible in global memory <= visible.
 
-    What only some lanes of a warp have learned is kept beside the table, until those lanes synchronise with the others.
+    What only some lanes of a warp have learned is kept in ``private``, until those lanes synchronise with the others.
     """
 
     def __init__(self, batch: BatchState) -> None:
@@ -36,7 +40,7 @@ class ClusterClocks(Clocks):
         self.cluster = batch.cluster_size
         self.warps = batch.warps_per_cta
         self.groups = self._products()
-        # First columns of each kind.
+        # The first column of each kind.
         self.wgmma = self.cluster * self.warps
         self.bulk = self.wgmma + self.cluster * self.groups
         self.barriers = self.bulk + self.cluster * self.warps
@@ -48,7 +52,7 @@ class ClusterClocks(Clocks):
         self.length = first + (self.columns if self.device else 0)
         self.ticks: Array = np.zeros((batch.count, self.warps, self.length), np.int64)
         self.table = self.ticks
-        # (row, warp) -> lanes (32 bools) of the warp and the clock that only these have.
+        # (row, warp) -> lanes of the warp (32 bools) and what they alone have learned.
         self.private: dict[tuple[int, int], list[tuple[Array, Array]]] = {}
         # Per row: the column of its warp 0.
         self.first: Array = batch.rank * self.warps
@@ -59,25 +63,26 @@ class ClusterClocks(Clocks):
     # --- columns ---
 
     def _products(self) -> int:
-        """Per CTA, the columns of what reads operands of matrix products in shared memory: a warpgroup has one."""
+        """Columns per CTA for the products that read shared memory: one per warpgroup."""
         return -(-self.warps // 4)
 
     def agent(self, group: int) -> str:
-        """A CTA's column of products, as text."""
+        """Who reads shared memory for a CTA's column of products, in words."""
         return f"a wgmma of warpgroup {group}"
 
     def empty(self) -> Array:
-        """A clock that knows of nothing."""
+        """A clock that knows nothing."""
         return np.zeros(self.length, np.int64)
 
     def set(self, clock: Array, columns: int | Array, tick: int) -> None:
-        """What the columns did before the tick is visible to the holder of a clock, or of several (its last axis)."""
+        """Let the holder of a clock know what the columns did before the tick. ``clock`` may also be several clocks, in
+        its last axis."""
         clock[..., columns] = tick
         clock[..., columns + self.ended] = tick
         clock[..., columns + self.device] = tick
 
     def only_ended(self, clock: Array) -> Array:
-        """A clock with the same ended accesses, none of which is visible."""
+        """A clock that knows the same accesses to have ended, and none of them to be visible."""
         if not self.ended:
             return self.empty()
         out = self.in_shared(clock).copy()
@@ -85,6 +90,7 @@ class ClusterClocks(Clocks):
         return out
 
     def in_shared(self, clock: Array) -> Array:
+        """A copy of a clock that knows nothing of global memory."""
         out = clock.copy()
         out[self.device or self.length :] = 0
         return out
@@ -95,6 +101,7 @@ class ClusterClocks(Clocks):
         return slice(first, first + self.warps)
 
     def present(self, row: int, warp: int) -> Array:
+        """The clock that a warp's release publishes: see ``WarpClocks.present``."""
         clock: Array = self.ticks[row, warp].copy()
         self.set(clock, int(self.first[row]) + warp, self.launch.tick + 1)
         return clock
@@ -108,7 +115,7 @@ class ClusterClocks(Clocks):
         return int(self.bulk + self.batch.rank[row] * self.warps + warp)
 
     def barrier_column(self, row: int) -> int:
-        """A fresh column for an mbarrier of this CTA."""
+        """A column for a new mbarrier of this CTA. Raises EmulatorError if there are too many."""
         cluster = row // self.cluster
         used = self.used_barriers.get(cluster, 0)
         if used >= MAX_BARRIERS * self.cluster:
@@ -119,17 +126,18 @@ class ClusterClocks(Clocks):
     # --- what is known ---
 
     def horizon(self, row: Array, warp: Array, other: Array) -> Array:
+        """See ``WarpClocks.horizon``; what counts is visibility in global memory."""
         return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device])
 
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
-        """Is an access (``read``: a read) of a warp of the same cluster ordered before a warp's present?"""
+        """Does an access (``read``: a read) of a warp of the same cluster happen before a warp's present?"""
         if row // self.cluster != other_row // self.cluster:
             return False
         column = self.first[other_row] + other_warp + (self.ended if read else self.device)
         return bool(self.ticks[row, warp, column] > tick)
 
     def of(self, lane: int) -> Array:
-        """The clock of one lane (not to be changed)."""
+        """The clock of one lane; do not change it."""
         batch = self.batch
         row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
         horizon: Array = self.ticks[row, warp]
@@ -148,7 +156,7 @@ class ClusterClocks(Clocks):
         return clock
 
     def ordered_privately(self, lane: int, column: int, tick: int) -> bool:
-        """Is an access ordered before this lane by the clock that the lane has apart from its warp?"""
+        """Does an access happen before this lane by what the lane has learned apart from its warp?"""
         batch = self.batch
         key = (int(batch.row_of[lane]), int(batch.warp[lane]))
         return any(lanes[batch.lane[lane]] and clock[column] > tick for lanes, clock in self.private.get(key, ()))
@@ -156,7 +164,7 @@ class ClusterClocks(Clocks):
     # --- release and acquire ---
 
     def knowledge(self, lanes: Array) -> Array:
-        """The union of the clocks of the warps of these lanes."""
+        """The union of the clocks of the warps of these lanes, with what the lanes themselves have learned."""
         batch = self.batch
         row, last = int(batch.row_of[lanes[0]]), int(batch.row_of[lanes[-1]])
         if row != last:
@@ -173,7 +181,8 @@ class ClusterClocks(Clocks):
         return clock
 
     def publish(self, lanes: Array) -> Array:
-        """The clock of everything that the warps of these lanes did and know so far; advances the tick."""
+        """The clock that a release by these lanes publishes: all that their warps know, and did before this tick. The
+        caller has advanced the tick."""
         batch = self.batch
         clock = self.knowledge(lanes)
         warps = distinct(lanes >> 5)
@@ -181,7 +190,7 @@ class ClusterClocks(Clocks):
         return clock
 
     def acquire(self, lanes: Array, clock: Array) -> None:
-        """These lanes learn a clock; a whole warp as a warp, a part of one privately until it synchronises."""
+        """These lanes learn a clock: a whole warp as a warp, a part of one privately until it synchronises."""
         batch = self.batch
         warps = lanes >> 5
         starts = distinct(warps)
@@ -212,7 +221,7 @@ class ClusterClocks(Clocks):
             self.ticks[row, warps, at] = np.maximum(self.ticks[row, warps, at], tick)
 
     def _share(self, synchronised: Array | None) -> None:
-        """The lanes of ``synchronised`` warps (rows, warps: bool; None: all) learn the clocks of one another."""
+        """The lanes of ``synchronised`` warps (bool per row and warp; None: all) learn each other's private clocks."""
         for row, warp in list(self.private):
             if synchronised is None or synchronised[row, warp]:
                 for _, clock in self.private.pop((row, warp)):

@@ -18,7 +18,8 @@ from kernelproof.emulator.host.cuda import (
     RESERVED_SHARED,
     LaunchRefused,
 )
-from kernelproof.emulator.state.launch import HOPPER, Device, Geometry
+from kernelproof.emulator.state.launch_state import Geometry
+from kernelproof.emulator.state.options import HOPPER, Device
 from kernelproof.emulator.state.participants import Dim3
 from kernelproof.ground import chips
 from kernelproof.ground.chips import GPUS

@@ -1,4 +1,4 @@
-"""A batch of CTAs with its units, and the loop over all batches of a launch."""
+"""A batch of CTAs with the units that sm_80 has, and the loop over all batches of a launch."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from kernelproof.emulator.memory.device_state import DeviceState
 from kernelproof.emulator.memory.local import GenericMemory, LocalMemory, Parameters
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import Array, Mask, reuse_memory
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
-from kernelproof.emulator.state.launch import LaunchState
+from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.launch_state import LaunchState
 from kernelproof.emulator.state.queue import CtaQueue
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
+# Rounds without any progress after which batches that poll memory count as stuck; and the same for CTAs that read a
+# clock while they wait, because they may give up after some time (by then 16 million clock ticks).
 MAX_IDLE_ROUNDS = 64
-# The same for CTAs that read a clock while they wait: their patience may end (by 16 million ticks).
 MAX_TIMED_ROUNDS = 8192
 
 
-class Batch(BatchState):
-    """Some CTAs of a launch with everything that executes them.
+class AmpereBatch(BatchState):
+    """Some CTAs of a launch with all the units that execute them.
 
-    A compiled kernel is a generator that keeps all registers and calls the units. It yields when every lane of its
-    batch waits for another CTA. What an architecture adds are units of a subclass.
+    A translated kernel is a Python generator. It keeps all registers in its local variables and calls the units. It
+    yields when every lane of its batch waits for another CTA. Newer architectures add units in subclasses.
     """
 
     def __init__(self, launch: LaunchState, device: DeviceState, ctas: Array) -> None:
@@ -61,8 +62,8 @@ class Batch(BatchState):
         clocks.start()
 
     def make_shared(self, nbytes: int, granule: int) -> None:
-        """Make ``clocks`` and ``shared``, on which the other units stand."""
-        self.clocks = Clocks(self)
+        """Make ``clocks`` and ``shared``, which the other units need. Subclasses make their own."""
+        self.clocks = WarpClocks(self)
         self.shared = SharedMemory(self, self.clocks, nbytes, granule)
 
     def address_of(self, symbol: str) -> int:
@@ -77,25 +78,28 @@ class Batch(BatchState):
         return self.address_of(symbol)
 
     def trap(self, site: int, message: str, m: Mask) -> None:
-        """Report a trap of the lanes."""
+        """Report that lanes execute a trap."""
         lanes = np.flatnonzero(self.running(m))
         if len(lanes):
             self.report_lanes("trap", message, site, lanes)
 
 
-# What a kernel is translated to. Every resumption runs until all lanes of the batch wait for other CTAs.
-KernelFunction = Callable[[Batch], Generator[None, None, None]]
+# The Python function of a kernel. Every resumption runs until all lanes of the batch wait for other CTAs.
+KernelFunction = Callable[[AmpereBatch], Generator[None, None, None]]
 
 
 def run(
-    launch: LaunchState, device: DeviceState, function: KernelFunction, ctas: Array, batch_type: type[Batch]
+    launch: LaunchState, device: DeviceState, function: KernelFunction, ctas: Array, batch_type: type[AmpereBatch]
 ) -> None:
-    """Execute the CTAs with these linear numbers (whole clusters, rank by rank) in batches. Batches that wait for flags
-    of others take turns. Raises Runaway, Overtaken, or EmulatorError for what the machine does not know."""
+    """Execute the CTAs with these linear numbers (whole clusters, rank by rank) in batches.
+
+    A batch runs until it ends or until all its lanes wait for other CTAs; batches that wait take turns. Raises Runaway,
+    Overtaken, or EmulatorError for what the emulator does not support.
+    """
     reuse_memory()
     sizes, resident = BatchSizes(launch), _resident(launch, len(ctas))
     queue = launch.queue = CtaQueue(ctas, launch.geometry.cluster_size, resident)
-    running: list[tuple[Batch, Generator[None, None, None]]] = []
+    running: list[tuple[AmpereBatch, Generator[None, None, None]]] = []
     idle_rounds = rounds = active = 0
     with np.errstate(all="ignore"):
         while len(queue) or running:
@@ -103,6 +107,7 @@ def run(
             if starts:
                 batch = batch_type(launch, device, queue.take(sizes.next(starts)))
                 active += batch.count
+                # The youngest batch runs first: others wait for CTAs that have not run yet, rarely for older ones.
                 running.insert(0, (batch, function(batch)))
             before, count = launch.version, len(running)
             left = []
@@ -126,16 +131,16 @@ def run(
 
 
 def _resident(launch: LaunchState, count: int) -> int:
-    """CTAs that may run at a time. One per SM where CTAs can cancel others, because then it matters which have
-    started."""
+    """CTAs that may run at a time. Where CTAs can cancel others it is one per SM, because then it matters which have
+    started; otherwise all."""
     if not launch.kernel.cancels:
         return count
     size = launch.geometry.cluster_size
     return max(size, launch.device.sm_count // size * size)
 
 
-def _report_stuck(batches: list[Batch]) -> None:
-    """Reports that no batch can go on: a deadlock, unless lanes wait for CTAs that are not executed."""
+def _report_stuck(batches: list[AmpereBatch]) -> None:
+    """Report that no batch can go on: a deadlock, unless lanes wait for the host or for CTAs that were left out."""
     launch = batches[0].launch
     absent = launch.geometry.ctas - sum(launch.batches) - launch.queue.cancelled
     text = ""
@@ -151,7 +156,7 @@ def _report_stuck(batches: list[Batch]) -> None:
 
 
 def _continues(code: Generator[None, None, None]) -> bool:
-    """Run a batch until it yields; False when it has ended."""
+    """Run a batch until it yields; returns whether it has not ended."""
     try:
         next(code)
     except StopIteration:
@@ -160,7 +165,7 @@ def _continues(code: Generator[None, None, None]) -> bool:
 
 
 def in_clusters(ctas: Array, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Array:
-    """The CTAs of all clusters that contain ``ctas``, cluster by cluster, by rank in each."""
+    """The CTAs of all clusters that contain one of ``ctas``, cluster by cluster and by rank within each."""
     (gx, gy, _), (cx, cy, cz) = grid, cluster
     x, y, z = ctas % gx, ctas // gx % gy, ctas // (gx * gy)
     first = np.unique(x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz)))
