@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.bench.check import Reference
 from cudal2gen.kernel import Problem, Use
 from cudal2gen.kernel.launch import Matrix
 from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.launch.operands import Operands as Tensors
-from cudal2gen.operators import buckets
-from cudal2gen.operators.binding import Device, bind
+from cudal2gen.operators.call_kernels import bind
+from cudal2gen.operators.check_modes import TORCH
 from cudal2gen.operators.derived import DERIVED
-from cudal2gen.operators.products import Request, Run
-from cudal2gen.operators.watching import TORCH
+from cudal2gen.operators.devices import Device
+from cudal2gen.operators.measuring import buckets
+from cudal2gen.operators.plan_requests import Arguments, Request, Run
 from cudal2gen.results.choice import Kernel
 
 if TYPE_CHECKING:
     import torch
-
-
-class Arguments(NamedTuple):
-    """What a call passes to its plan: x or a; the weight or b; and a bias, the second weight of a gate, or offsets."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    third: torch.Tensor | None = None
 
 
 class Contest:

@@ -27,10 +27,10 @@ from cudal2gen.kernel import IllegalRecord, Problem, Use, serving
 from cudal2gen.kernel.launch import Operands
 from cudal2gen.launch.gpu import GpuError
 from cudal2gen.launch.launcher import LaunchError
-from cudal2gen.operators import buckets
-from cudal2gen.operators.contests import Contest
+from cudal2gen.operators.measuring import buckets
+from cudal2gen.operators.measuring.contests import Contest
+from cudal2gen.operators.measuring.tuned import Store
 from cudal2gen.operators.meter import Meter
-from cudal2gen.operators.tuned import Store
 from cudal2gen.results import KERNEL, MIN_US, ON_OPERANDS, Conditions, Measurement, Timing
 from cudal2gen.results.choice import MARGIN, Kernel, Table
 from cudal2gen.results.ratios import paired
