@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cudal2gen.launch.gpu import card_facts, runtime
 from cudal2gen.operators.call_native import Place
@@ -100,3 +100,21 @@ def _current_stream(index: int) -> int:
     import torch
 
     return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+class StaleMemory:
+    """A device whose memory is NaN of every type, all bits set: a result that a kernel does not write shows."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+        """See ``Device.empty``."""
+        import torch
+
+        memory = self._device.empty(like, *shape)
+        memory.view(torch.uint8).fill_(255)
+        return memory

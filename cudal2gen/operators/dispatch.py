@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from cudal2gen.kernel import Problem
 from cudal2gen.kernel.launch import Matrix
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators.call_kernels import bind, native_by_torch, native_call
@@ -183,7 +184,7 @@ class Dispatcher:
         pack = self._pack(device)
         native = device.place is not None and NATIVE.serves(device.place, pack.torch_library)
         problem = request.problem.model_copy(update={"gpu": pack.gpu})
-        choice = self._choose(device, pack, request)
+        choice = self._choose(device, pack, problem, request)
         if choice.kernel is None or choice.use is None:
             raise ByTorch(choice.short, choice.reason)
         alone = request.problem.later.strip()
@@ -203,9 +204,7 @@ class Dispatcher:
         plan.gain_us = min((row.vendor_us - row.us for row in rows), default=0.0)
         return plan
 
-    def _choose(self, device: Device, pack: Pack, request: Request) -> Choice:
-        assert request.problem is not None
-        problem = request.problem.model_copy(update={"gpu": pack.gpu})
+    def _choose(self, device: Device, pack: Pack, problem: Problem, request: Request) -> Choice:
         try:
             extra_us = 0.0
             if request.finish is not None:

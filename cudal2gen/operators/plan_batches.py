@@ -15,7 +15,7 @@ class MatrixStrides(NamedTuple):
 
     rows: int
     cols: int
-    batch: tuple[int, ...]
+    batch: tuple[int, ...] = ()
 
 
 def sizes_of(a: Sequence[int], b: Sequence[int]) -> Sizes:

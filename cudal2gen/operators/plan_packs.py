@@ -25,7 +25,7 @@ UNLOADED = "cannot be loaded"
 class ImageKey(NamedTuple):
     """What an opened kernel depends on: the device's index, the built kernel's folder, and the launch options."""
 
-    index: int
+    device: int
     directory: Path
     options: str
 

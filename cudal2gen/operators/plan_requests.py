@@ -87,7 +87,8 @@ class Request(NamedTuple):
 
 class TensorFacts(NamedTuple):
     """What planning reads of a tensor. ``strides`` count elements; ``aligned``: whether it starts on 16 bytes;
-    ``device``: as a request's, and ``place`` its kind in torch's words."""
+    ``device``: as a request's. ``element``: the name of its type in a problem; None if there are no kernels for the
+    type or the device, for the reason ``obstacle``."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -95,29 +96,21 @@ class TensorFacts(NamedTuple):
     dtype: torch.dtype
     element_bytes: int
     device: int
-    place: str
-
-    @property
-    def obstacle(self) -> str:
-        """Why there are no kernels for this type or device; "" if there may be some."""
-        if self.device == ELSEWHERE:
-            return f"no kernels on {self.place}"
-        return "" if name_of(self.dtype) is not None else f"no kernels of {self.dtype}"
-
-    @property
-    def element(self) -> ElementName:
-        """The name of the type, which has no obstacle."""
-        name = name_of(self.dtype)
-        assert name is not None
-        return name
+    element: ElementName | None
+    obstacle: str
 
 
 def facts(tensor: torch.Tensor) -> TensorFacts:
     """Describes a tensor that has strides and memory."""
     device = tensor.get_device() if tensor.is_cuda else CPU if tensor.is_cpu else ELSEWHERE
+    element, obstacle = name_of(tensor.dtype), ""
+    if device == ELSEWHERE:
+        element, obstacle = None, f"no kernels on {tensor.device.type}"
+    elif element is None:
+        obstacle = f"no kernels of {tensor.dtype}"
     return TensorFacts(
         tuple(tensor.shape), tensor.stride(), tensor.data_ptr() % VECTOR_BYTES == 0, tensor.dtype,
-        tensor.element_size(), device, tensor.device.type,
+        tensor.element_size(), device, element, obstacle,
     )  # fmt: skip
 
 
@@ -160,12 +153,11 @@ def pose(
 ) -> Posed:  # fmt: skip
     """The problem of these matrices. ``features``: its further fields."""
     problem, obstacle = problem_of(kind, sizes, **features)
-    strange = [name for name, found in zip("ABD", matrices, strict=True) if found is None]
-    if problem is not None and strange:
+    if problem is not None and None in matrices:
+        strange = [name for name, found in zip("ABD", matrices, strict=True) if found is None]
         problem, obstacle = None, f"strides of {' and '.join(strange)} that no layout serves"
-    packed = Operands.packed(kind[-1], sizes.n, sizes.k)
-    a, b, d = (found or as_packed for found, as_packed in zip(matrices, packed, strict=True))
-    return Posed(problem, obstacle, Operands(a, b, d))
+    (a, b, d), packed = matrices, Operands.packed(kind[-1], sizes.n, sizes.k)
+    return Posed(problem, obstacle, Operands(a or packed.a, b or packed.b, d or packed.d))
 
 
 def problem_of(kind: Kind, sizes: Sizes, **features: str) -> tuple[Problem | None, str]:
@@ -213,7 +205,7 @@ def product(
     d_type = output_name(a.dtype, out_dtype)
     by_torch = torch_matmul if d_type == "same" else partial(torch_matmul, out_dtype=out_dtype)
     posed = Posed(None, a.obstacle or obstacle, Operands.packed(layout, extents.n, extents.k))
-    if not posed.obstacle:
+    if a.element is not None and not obstacle:
         as_a = matrix(a, extents.m, extents.k, of_a, spacing.a)
         as_d = Matrix(extents.n) if out is None else matrix(out, extents.m, extents.n, of_d, spacing.d)
         features = {"batch": "strided"} if spacing.products != 1 else {}
@@ -255,11 +247,12 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
     if sizes.m:
         # Batch dimensions that are no rows of one matrix have no view as such.
         with suppress(RuntimeError):
-            as_x = matrix(of_x, sizes.m, k, MatrixStrides(*x.view(sizes.m, k).stride(), ()))
-    strides = MatrixStrides(of_weight.strides[1], of_weight.strides[0], ())
+            rows, cols = x.view(sizes.m, k).stride()
+            as_x = matrix(of_x, sizes.m, k, MatrixStrides(rows, cols))
+    strides = MatrixStrides(of_weight.strides[1], of_weight.strides[0])
     layout, as_weight = layout_of(of_weight, sizes, strides)
     posed = Posed(None, of_x.obstacle, Operands.packed(layout, n, k))
-    if not posed.obstacle:
+    if of_x.element is not None:
         posed = pose((of_x.element, "same", "f32", layout), sizes, (as_x, as_weight, Matrix(n)))
     shape = (*of_x.shape[:-1], n)
     request = Request(posed.problem, posed.obstacle, sizes, posed.operands, shape, of_x.device, torch_linear)
@@ -276,15 +269,15 @@ def request_grouped(
     of_a, of_b, groups = facts(a), facts(b), len(offs)
     sizes, spacing = Sizes(of_a.shape[-2], of_b.shape[-1], of_a.shape[-1]), Batches()
     posed = Posed(None, "groups of columns or of k", Operands.packed("nn", sizes.n, sizes.k))
-    if of_a.obstacle:
+    if of_a.element is None:
         posed = posed._replace(obstacle=of_a.obstacle)
     elif not groups:
         posed = posed._replace(obstacle="an extent is 0")
     elif (a.ndim, b.ndim) == (2, 3):
         spacing = Batches(groups, b=of_b.strides[0])
-        layout, as_b = layout_of(of_b, sizes, MatrixStrides(*of_b.strides[1:], ()), spacing.b)
+        layout, as_b = layout_of(of_b, sizes, MatrixStrides(of_b.strides[1], of_b.strides[2]), spacing.b)
         kind: Kind = (of_a.element, output_name(of_a.dtype, out_dtype), "f32", layout)
-        as_a = matrix(of_a, sizes.m, sizes.k, MatrixStrides(*of_a.strides, ()))
+        as_a = matrix(of_a, sizes.m, sizes.k, MatrixStrides(of_a.strides[0], of_a.strides[1]))
         posed = pose(kind, sizes, (as_a, as_b, Matrix(sizes.n)), batch="grouped")
     return Request(posed.problem, posed.obstacle, sizes, posed.operands, shape, of_a.device, by_torch, spacing)
 

@@ -257,7 +257,7 @@ def test_a_pack_is_used_by_the_next_version(folder: Path, files: dict[str, bytes
 
 def contract() -> dict[str, object]:
     """What a pack's reader relies on: the table's names, and what ``launcher`` calls in the pack's library."""
-    source = (Path(cudal2gen.__file__).parent / "launcher.cpp").read_text()
+    source = (Path(cudal2gen.__file__).parent / "launch" / "launcher.cpp").read_text()
     called = sorted(set(re.findall(r"_api\.(cudal2gen_\w+)", inspect.getsource(launcher))))
     functions = {name: re.search(rf"^[\w *]+ \*?{name}\([^)]*\)", source, re.MULTILINE) for name in called}
     structures = [launcher._Batches, launcher._Groups, launcher._Sized, launcher.Fused]

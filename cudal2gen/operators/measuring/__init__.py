@@ -12,24 +12,24 @@ begins or goes on, since which kernel wins may differ from run to run; what was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from cudal2gen.kernel import Problem
 from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.launch.gpu import GpuError
-from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.operators.check_modes import deterministic
 from cudal2gen.operators.devices import Device
 from cudal2gen.operators.measuring import buckets
-from cudal2gen.operators.measuring.contests import Contest, copies
-from cudal2gen.operators.measuring.races import Autotuner, Contests, Mode, Target, mode_of
+from cudal2gen.operators.measuring.contests import Contests
+from cudal2gen.operators.measuring.races import Autotuner, Mode, Target, mode_of
 from cudal2gen.operators.measuring.tuned import Raced, Store
 from cudal2gen.operators.plan_packs import Packs
 from cudal2gen.operators.plan_requests import Arguments, Request
-from cudal2gen.operators.plans import ByTorch, Plan, Plans
+from cudal2gen.operators.plans import Plan, Plans
 from cudal2gen.pack import Pack
-from cudal2gen.results.choice import Choice, Kernel, Prefer, Table
+from cudal2gen.results.choice import Choice, Prefer, Table
 from kernelproof.ground.errors import WrongInput
 
 __all__ = ["Measuring", "Mode", "Watch", "mode_of"]
@@ -217,12 +217,6 @@ class Watch:
     def _alive(self) -> Autotuner | None:
         return self._tuner if self._measuring.tuner(self._index, self._device) is self._tuner else None
 
-    def _open(self, kernel: Kernel) -> OpenKernel:
-        try:
-            return self._measuring._packs.open(self._pack, kernel, self._index, self._device)
-        except ByTorch as why:
-            raise GpuError(str(why)) from None
-
     def _targets(self, hot: bool) -> Iterator[tuple[Variant, Target]]:
         """What is to be measured, in order. It is found step by step: once a fused kernel wins, the plain one is not
         raced."""
@@ -238,11 +232,7 @@ class Watch:
 
     def _steps(self, tuner: Autotuner, arguments: Arguments, hot: bool) -> Iterator[None]:
         for variant, target in self._targets(hot):
-            yield from tuner.race(self._table, target, self._contests(variant, arguments))
-
-    def _contests(self, variant: Variant, arguments: Arguments) -> Callable[[], Contests]:
-        def begin() -> Contests:
-            own = copies(self._device, arguments) if self._measuring.mode == "background" else arguments
-            return lambda problem: Contest(self._device, variant.request, problem, own, self._open)
-
-        return begin
+            opened = partial(self._measuring._packs.open, self._pack, index=self._index, device=self._device)
+            outlive = self._measuring.mode == "background"
+            contests = Contests(self._device, variant.request, arguments, opened, outlive)
+            yield from tuner.race(self._table, target, contests)
