@@ -101,14 +101,28 @@ def filled(cell: CellType) -> bool:
     return True
 
 
+graph_of = functools.cache(house.import_graph)
+
+
+@functools.cache
+def imports_of(checkout: Path, module: str) -> set[str]:
+    """All modules that a module imports, also by way of others."""
+    found: set[str] = set()
+    todo = [module]
+    while todo:
+        new = graph_of(checkout / PACKAGE).get(todo.pop(), set()) - found
+        found |= new
+        todo += new
+    return found
+
+
 class Tracer:
     """Follows an operand through the calls of one thread."""
 
     def __init__(self, operand: torch.Tensor, checkout: Path) -> None:
         self.storage, self.shape = operand.untyped_storage().data_ptr(), tuple(operand.shape)
         self.way = Way()
-        self._graph = house.import_graph(checkout / PACKAGE)
-        self._reached = functools.cache(self._imports_of)
+        self._reached = functools.partial(imports_of, checkout)
         self._holds_now: dict[FrameType, bool] = {}
 
     def trace(self, call: Callable[[], object]) -> Way:
@@ -160,16 +174,6 @@ class Tracer:
             return False
         seen.add(id(value))
         return any(self._holds(part, depth - 1, seen) for part in list(parts(value)))
-
-    def _imports_of(self, module: str) -> set[str]:
-        """All modules that a module imports, also by way of others."""
-        found: set[str] = set()
-        todo = [module]
-        while todo:
-            new = self._graph.get(todo.pop(), set()) - found
-            found |= new
-            todo += new
-        return found
 
 
 @pytest.fixture
