@@ -27,10 +27,10 @@ from cudal2gen.kernel import IllegalRecord, Problem, Use, serving
 from cudal2gen.kernel.launch import Operands
 from cudal2gen.launch.gpu import GpuError
 from cudal2gen.launch.launcher import LaunchError
-from cudal2gen.operators import buckets
-from cudal2gen.operators.contests import Contest
+from cudal2gen.operators.measuring import buckets
+from cudal2gen.operators.measuring.contests import Contest, Contests
+from cudal2gen.operators.measuring.tuned import Store
 from cudal2gen.operators.meter import Meter
-from cudal2gen.operators.tuned import Store
 from cudal2gen.results import KERNEL, MIN_US, ON_OPERANDS, Conditions, Measurement, Timing
 from cudal2gen.results.choice import MARGIN, Kernel, Table
 from cudal2gen.results.ratios import paired
@@ -66,9 +66,6 @@ class Target(NamedTuple):
     def rows(self) -> str:
         """The bucket in words; empty where there is none."""
         return f", for {self.least} to {self.problem.m} rows" if self.is_bucket else ""
-
-
-Contests = Callable[[Problem], Contest]  # the target's problem, and at its least rows
 
 
 @dataclass
@@ -158,11 +155,11 @@ class Autotuner:
     def _end(self) -> None:
         self._owner, self._steps = None, iter(())
 
-    def race(self, table: Table, target: Target, contests: Callable[[], Contests]) -> Iterator[None]:
+    def race(self, table: Table, target: Target, contests: Contests) -> Iterator[None]:
         """Races a problem step by step, and stores the result at the end; between steps the caller may do other work.
 
-        ``contests``: called once, in the first step. Kernels that fail in their first run stay banned. Raises OSError
-        where the store cannot be written, and what torch or a launch raises later.
+        Kernels that fail in their first run stay banned. Raises OSError if the store cannot be written, and what torch
+        or a launch raises later.
         """
         judged = True
         try:
@@ -179,7 +176,7 @@ class Autotuner:
         """Calls before a target is raced, more after each race that told nothing of its other calls."""
         return (1 << self.inconclusive[target]) - 1
 
-    def _raced(self, table: Table, target: Target, contests: Callable[[], Contests]) -> Generator[None, None, bool]:
+    def _raced(self, table: Table, target: Target, contests: Contests) -> Generator[None, None, bool]:
         """What the race's steps answer."""
         race: _Race | None = None
         steps: Generator[None, None, bool]
@@ -188,7 +185,7 @@ class Autotuner:
             try:
                 with _plainly():
                     if race is None:
-                        race = _Race(self, table, target, contests())
+                        race = _Race(self, table, target, contests)
                         steps = race.steps()
                     race.began = start
                     next(steps)
@@ -259,7 +256,7 @@ class _Race:
         """First runs, a heat of the finalists, and a duel of the best with torch; of a bucket another at its least
         rows. What was found is stored at the end, all of it or nothing. Whether it holds for other calls of the
         target as well: not where nothing can be compared, or where copies decide that other operands spare."""
-        contest = self.contests(self.target.problem)
+        contest = self.contests.on(self.target.problem)
         candidates = self.tuner.candidates(self.table, self.target, contest)
         # Samples of torch and of one kernel in a heat and the duels.
         samples = 4 * MIN_ROUNDS * (2 + self.target.is_bucket)
@@ -334,7 +331,7 @@ class _Race:
         measurements: list[Measurement] = []
         for rows in range(1 + self.target.is_bucket):
             if rows:
-                contest = self.contests(buckets.at(self.target.problem, self.target.least))
+                contest = self.contests.on(buckets.at(self.target.problem, self.target.least))
                 use = _use(best.kernel, self.target._replace(problem=contest.problem), contest)
                 lower = self._first_run(contest, best.kernel, use) if use else None
                 if lower is None:

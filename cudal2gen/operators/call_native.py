@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudal2gen.operators.products import Run
+from cudal2gen.operators.plan_requests import Run
 from kernelproof.ground.errors import UserError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from cudal2gen import results
 from cudal2gen.kernel import Problem
-from cudal2gen.operators.first_runs import FirstRuns
+from cudal2gen.operators.measuring.first_runs import FirstRuns
 from cudal2gen.results import MIN_US, Environment, Measurement
 from cudal2gen.results.choice import Kernel, Row, Table, row_of
 

@@ -1,27 +1,22 @@
-"""A device that kernels are launched on, and an opened kernel bound to operands of one kind.
+"""An opened kernel bound to operands of one kind: what runs at every call.
 
-What runs at every call: memory for D, for scratch and for padded copies, all torch's, on the current stream; and one
-launch. Nothing waits for the device.
+A call allocates D, scratch and padded copies, all torch's memory, and launches once on the current stream. Nothing
+waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from cudal2gen.kernel import Layout, Use, aligned, ceil_div
 from cudal2gen.kernel.launch import Groups
-from cudal2gen.launch.gpu import card_facts, runtime
 from cudal2gen.launch.launcher import Fused, OpenKernel
+from cudal2gen.operators.call_native import MAX_DIMENSIONS, NATIVE, Launch, NativeCall
+from cudal2gen.operators.call_torch import torch_linear, torch_matmul
 from cudal2gen.operators.derived import DERIVED
-from cudal2gen.operators.meter import CudaMeter, Meter
-from cudal2gen.operators.native import MAX_DIMENSIONS, NATIVE, Launch, NativeCall, Place
-from cudal2gen.operators.products import Finish, Request, Run, add
-from cudal2gen.operators.torch_products import torch_linear, torch_matmul
-from kernelproof.ground.chips import CardFacts
+from cudal2gen.operators.devices import Device
+from cudal2gen.operators.plan_requests import Finish, Request, Run, add
 from kernelproof.ground.element import Element
 
 if TYPE_CHECKING:
@@ -29,91 +24,6 @@ if TYPE_CHECKING:
 
 
 _OPERATORS: dict[Run, str] = {torch_matmul: "aten::matmul", torch_linear: "aten::linear"}
-
-
-class Device(Protocol):
-    """What launching asks of a device."""
-
-    @property
-    def card(self) -> CardFacts:
-        """What decides which kernels run there, and whose measurements count."""
-        ...
-
-    @property
-    def runtime_library(self) -> Path: ...
-    @property
-    def alone(self) -> bool:
-        """Whether it is always the current device."""
-        ...
-
-    @property
-    def stream(self) -> Callable[[], int]:
-        """The current stream, at every call."""
-        ...
-
-    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
-        """Memory for elements of the tensor's type."""
-        ...
-
-    @property
-    def place(self) -> Place | None:
-        """The device for calls from C++; None where only Python has its memory."""
-        ...
-
-    def capturing(self) -> bool:
-        """Whether a graph is captured, by its current stream or by that of the current device: what waits for any
-        device may end a capture of another."""
-        ...
-
-    def meter(self) -> Meter:
-        """Its clock. Raises GpuError where none can be read."""
-        ...
-
-    def current(self) -> AbstractContextManager[None]:
-        """Makes it the current device, within."""
-        ...
-
-
-class Cuda:
-    """A CUDA device of torch."""
-
-    def __init__(self, index: int) -> None:
-        import torch
-
-        self._torch, self._index = torch, index
-        self.card = card_facts(torch.cuda.get_device_properties(index))
-        self.alone = torch.cuda.device_count() == 1
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self.stream: Callable[[], int] = partial(raw or _current_stream, index)
-        self.place = Place(index, guard=not self.alone)
-
-    @property
-    def runtime_library(self) -> Path:
-        return runtime()
-
-    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
-        return like.new_empty(shape)
-
-    def meter(self) -> Meter:
-        return CudaMeter(self._index)
-
-    def capturing(self) -> bool:
-        captures = self._torch.cuda.is_current_stream_capturing  # the current device's
-        if captures() or self.alone:
-            return bool(captures())
-        with self.current():
-            return bool(captures())
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        with self._torch.cuda.device(self._index):
-            yield
-
-
-def _current_stream(index: int) -> int:
-    import torch
-
-    return int(torch.cuda.current_stream(index).cuda_stream)
 
 
 def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.bench.check import Reference
 from cudal2gen.kernel import Problem, Use
 from cudal2gen.kernel.launch import Matrix
+from cudal2gen.launch.gpu import GpuError
 from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.launch.operands import Operands as Tensors
-from cudal2gen.operators import buckets
-from cudal2gen.operators.binding import Device, bind
+from cudal2gen.operators.call_kernels import bind
+from cudal2gen.operators.check_modes import TORCH
 from cudal2gen.operators.derived import DERIVED
-from cudal2gen.operators.products import Request, Run
-from cudal2gen.operators.watching import TORCH
+from cudal2gen.operators.devices import Device, StaleMemory
+from cudal2gen.operators.measuring import buckets
+from cudal2gen.operators.plan_requests import Arguments, Request, Run
+from cudal2gen.operators.plans import ByTorch
 from cudal2gen.results.choice import Kernel
 
 if TYPE_CHECKING:
     import torch
 
 
-class Arguments(NamedTuple):
-    """What a call passes to its plan: x or a; the weight or b; and a bias, the second weight of a gate, or offsets."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    third: torch.Tensor | None = None
+Opened = Callable[[Kernel], OpenKernel]  # opens a kernel of the pack; raises ByTorch
 
 
 class Contest:
@@ -38,7 +36,7 @@ class Contest:
 
     def __init__(
         self, device: Device, request: Request, problem: Problem, arguments: Arguments,
-        opened: Callable[[Kernel], OpenKernel],
+        opened: Opened,
     ) -> None:  # fmt: skip
         self.problem, self._device, self._opened = problem, device, opened
         self.products = request.batches.products
@@ -89,8 +87,12 @@ class Contest:
 
         Raises LaunchError, GpuError or OSError, and so does the call.
         """
-        device = cast("Device", _Stale(self._device)) if stale else self._device
-        run: Run = bind(device, self._opened(kernel), use, self._request, self.problem.layout)
+        try:
+            kernel_of_card = self._opened(kernel)
+        except ByTorch as why:
+            raise GpuError(str(why)) from None
+        device = cast("Device", StaleMemory(self._device)) if stale else self._device
+        run: Run = bind(device, kernel_of_card, use, self._request, self.problem.layout)
         a, b, third = self._arguments
         return lambda: run(a, b, third)
 
@@ -137,22 +139,21 @@ class Contest:
         return Tensors(a, cols, cols.mT, a, bias=bias, ends=third if problem.grouped else None)
 
 
-class _Stale:
-    """A device whose memory is NaN of every type, all bits set."""
+class Contests:
+    """The contests of one call: on its own problem, and on that of its bucket's other end. ``outlive``: whether they go
+    on when the call has returned, and compute with copies of its tensors, made for the first of them."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(
+        self, device: Device, request: Request, arguments: Arguments, opened: Opened, outlive: bool
+    ) -> None:  # fmt: skip
+        self._device, self._request, self._opened = device, request, opened
+        self._arguments, self._copied = arguments, not outlive
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
-
-    def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
-        """See ``Device.empty``."""
-        import torch
-
-        memory = self._device.empty(like, *shape)
-        memory.view(torch.uint8).fill_(255)
-        return memory
+    def on(self, problem: Problem) -> Contest:
+        """The contest on a problem. Raises what torch raises if there is no memory for it."""
+        if not self._copied:
+            self._arguments, self._copied = _copies(self._device, self._arguments), True
+        return Contest(self._device, self._request, problem, self._arguments, self._opened)
 
 
 def _rows(device: Device, a: torch.Tensor, request: Request, rows: int, first: int) -> torch.Tensor:
@@ -188,7 +189,7 @@ def _cols(b: torch.Tensor, request: Request) -> torch.Tensor:
     return b.as_strided((*several, k, n), (*steps, ld, 1)).mT
 
 
-def copies(device: Device, arguments: Arguments) -> Arguments:
+def _copies(device: Device, arguments: Arguments) -> Arguments:
     """Copies in the device's memory that lie like a call's tensors, for a race that goes on when it has returned."""
     a, b, third = arguments
     return Arguments(_copy(device, a), _copy(device, b), None if third is None else _copy(device, third))
