@@ -5,8 +5,8 @@
     python scripts/campaign_time.py --problems 20 --evaluations 16 --machine
 
 ``--machine``: one GPU, and cores that compile ahead of it, or when the GPU waits for them.
-Nothing is measured on a GPU. Races are real ones, in the model environment; how long a kernel compiles and is timed is
-drawn from a heavy-tailed distribution, by kernel. A race's steps do not depend on the cluster, so they are found once.
+Nothing is measured on a GPU. Searches are real ones, in the model environment; how long a kernel compiles and is timed is
+drawn from a heavy-tailed distribution, by kernel. A search's steps do not depend on the cluster, so they are found once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import ClassVar, NamedTuple
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, Record, space
 from cudal2gen.results import Effort, Trial
-from cudal2gen.tuner import climbing, curve, executor, flight, race, ray_executor
-from cudal2gen.tuner.ahead import CORES_EACH, MOST_EACH
+from cudal2gen.tuner import climbing, concurrent_searches, curve, executor, ray_executor, search
+from cudal2gen.tuner.background_builds import CORES_EACH, MOST_EACH
+from cudal2gen.tuner.concurrent_searches import RankedSearch, Waiting
 from cudal2gen.tuner.environment import Environment, Model
 from cudal2gen.tuner.executor import InProcess, Job
-from cudal2gen.tuner.flight import RankedRace, Waiting
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question, legal_proposal
 from cudal2gen.tuner.proposers import Random
-from cudal2gen.tuner.race import Evaluation, ProposerStep, Race
+from cudal2gen.tuner.search import Evaluation, ProposerStep, Search
 from kernelproof.ground.files import write
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
@@ -70,7 +70,7 @@ def _factor(key: str, spread: float) -> float:
 
 
 class Cluster:
-    """``flight.Host``: GPUs, compiling cores and one core of proposers, under a virtual clock.
+    """``concurrent_searches.Host``: GPUs, compiling cores and one core of proposers, under a virtual clock.
 
     As on a Ray cluster a job is compiled before it waits for a GPU, jobs of earlier problems are first, and GPUs
     without work take parts of short jobs. ``environment`` answers evaluations; without one their trials are empty.
@@ -156,7 +156,7 @@ class Cluster:
 
 
 class Machine(Cluster):
-    """One GPU beside ``cores``. ``ahead``: kernels compile in the background as ``tuner.ahead`` has it, and steps end
+    """One GPU beside ``cores``. ``ahead``: kernels compile in the background as ``tuner.background_builds`` has it, and steps end
     in the order in which they began; else an evaluation compiles its own kernels while the GPU waits.
 
     A kernel's verdict and short timing take 0.3 s of the GPU; a translation unit 1.3 s of a core and 0.5 s for each of
@@ -253,18 +253,18 @@ class Machine(Cluster):
 
 
 class Plan(NamedTuple):
-    """A race that has been run, and its jobs, None for each step of the proposer between them."""
+    """A search that has been run, and its jobs, None for each step of the proposer between them."""
 
-    race: Race
+    search: Search
     jobs: Sequence[Job | None]
 
 
 def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -> Plan:
-    """Runs a race of random candidates in the model environment."""
-    run = Race(space.candidates(problem, 200), None)
+    """Runs a search of random candidates in the model environment."""
+    run = Search(space.candidates(problem, 200), None)
     place, jobs = InProcess(Model()), list[Job | None]()
-    settings = race.Settings(evaluations, prune=None)
-    for step in race.steps(run, proposer or Random(0), place, lambda _: None, settings):
+    settings = search.SearchLimits(evaluations, prune=None)
+    for step in search.steps(run, proposer or Random(0), place, lambda _: None, settings):
         if isinstance(step, ProposerStep):
             step.run()
             jobs.append(None)
@@ -276,21 +276,21 @@ def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -
 
 
 def simulate(plans: Sequence[Plan], workers: int, times: Times, in_flight: int) -> Cluster:
-    """The cluster after a campaign of these races."""
+    """The cluster after a campaign of these searches."""
     cluster = Cluster(workers, times)
     _run(plans, cluster, in_flight)
     return cluster
 
 
 def on_one_machine(plans: Sequence[Plan], cores: int, ahead: bool) -> Machine:
-    """The machine after a campaign of these races; without ``ahead`` two problems are in flight."""
+    """The machine after a campaign of these searches; without ``ahead`` two problems are in flight."""
     machine = Machine(cores, ahead)
     _run(plans, machine, executor.IN_FLIGHT if ahead else 2)
     return machine
 
 
-def _run(plans: Sequence[Plan], host: flight.Host, in_flight: int) -> None:
-    question = Question(space.Candidates(plans[0].race.problem, (), ()))
+def _run(plans: Sequence[Plan], host: concurrent_searches.Host, in_flight: int) -> None:
+    question = Question(space.Candidates(plans[0].search.problem, (), ()))
 
     def steps(jobs: Sequence[Job | None]) -> Iterator[ProposerStep | Evaluation]:
         for job, later in zip(jobs, [*jobs[1:], None], strict=True):
@@ -298,10 +298,10 @@ def _run(plans: Sequence[Plan], host: flight.Host, in_flight: int) -> None:
             proposals = [legal_proposal("", record) for record in records]
             yield Evaluation(job, []) if job else ProposerStep(Random(0), question, (), 0, proposals)
 
-    def begin(rank: int) -> RankedRace | None:
-        return None if rank == len(plans) else RankedRace(rank, plans[rank].race, steps(plans[rank].jobs))
+    def begin(rank: int) -> RankedSearch | None:
+        return None if rank == len(plans) else RankedSearch(rank, plans[rank].search, steps(plans[rank].jobs))
 
-    flight.run_races(begin, host, in_flight, lambda _: None, lambda _: None)
+    concurrent_searches.run_searches(begin, host, in_flight, lambda _: None, lambda _: None)
 
 
 class Few(Random):

@@ -166,7 +166,7 @@ def read(path: Path) -> Iterator[Line]:
             try:
                 yield adapter.validate_json(line)
             except ValidationError as error:
-                raise WrongInput(f"{path}:{number}: {explain(error)}; no line of --llm-transcript") from None
+                raise WrongInput(f"{path}:{number}: {explain(error)}; no line of a transcript") from None
 
 
 @dataclass

@@ -12,22 +12,22 @@ import pytest
 
 from cudal2gen.kernel import Problem, Record, space
 from cudal2gen.results import Trial
-from cudal2gen.tuner import campaign, flight, race
-from cudal2gen.tuner.ahead import MOST_EACH, Ahead
+from cudal2gen.tuner import campaign, concurrent_searches, search
+from cudal2gen.tuner.background_builds import MOST_EACH, BackgroundBuilds
+from cudal2gen.tuner.concurrent_searches import RankedSearch, ThreadedHost
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.executor import Worker
-from cudal2gen.tuner.flight import RankedRace, ThreadedHost
 from cudal2gen.tuner.proposers import Evolution, Mixture, Random
-from cudal2gen.tuner.race import Race, Settings
+from cudal2gen.tuner.search import Search, SearchLimits
 from scripts import campaign_time
-from tests.cudal2gen.test_flight import problem
+from tests.cudal2gen.test_concurrent_searches import problem
 
 SMALL = problem(3)
 RECORDS = space.candidates(SMALL, 200).records[:60]
 
 
 class Builder:
-    """An ``ahead.Build`` that compiles nothing; ``pause``: seconds of a batch."""
+    """An ``background_builds.Build`` that compiles nothing; ``pause``: seconds of a batch."""
 
     def __init__(self, pause: Callable[[], float] = lambda: 0.0) -> None:
         self.pause, self.batches, self.cores = pause, list[list[Record]](), 0
@@ -65,7 +65,7 @@ class Near(Worker):
 def test_each_record_is_compiled_once_in_batches_that_the_cores_bound() -> None:
     build = Builder()
     build.gate.clear()
-    ahead = Ahead(build, cores=2)
+    ahead = BackgroundBuilds(build, cores=2)
     ahead.add(RECORDS[:1])
     ahead.add(RECORDS[:40])
     ahead.add(RECORDS[20:60])
@@ -91,7 +91,7 @@ def test_a_builder_that_raises_goes_on_and_holds_nobody_up() -> None:
         calls.append(len(records))
         raise OSError("the disk is full")
 
-    ahead = Ahead(build, cores=1)
+    ahead = BackgroundBuilds(build, cores=1)
     for record in RECORDS[:3]:
         ahead.add([record])
         ahead.wait([record])
@@ -112,7 +112,7 @@ def test_the_end_drops_what_waits_and_ends_compilers_at_their_next_kernel() -> N
             ends.append(type(error).__name__)
             raise
 
-    ahead = Ahead(build, cores=1)
+    ahead = BackgroundBuilds(build, cores=1)
     ahead.add(RECORDS)
     assert begun.wait(60)
     ahead.close()
@@ -125,14 +125,14 @@ def test_the_end_drops_what_waits_and_ends_compilers_at_their_next_kernel() -> N
     assert ends == ["_Closed"], "and no second batch begins"
 
 
-def searches(store: list[Trial], place: Worker) -> Callable[[int], RankedRace | None]:
-    def begin(rank: int) -> RankedRace | None:
+def searches(store: list[Trial], place: Worker) -> Callable[[int], RankedSearch | None]:
+    def begin(rank: int) -> RankedSearch | None:
         if rank == 8:
             return None
-        contest = Race(space.candidates(problem(rank), 60), None)
+        contest = Search(space.candidates(problem(rank), 60), None)
         mixture = Mixture([Random(rank), Evolution(rank)])
-        steps = race.steps(contest, mixture, place, store.extend, Settings(12, 4, prune=None))
-        return RankedRace(rank, contest, steps)
+        steps = search.steps(contest, mixture, place, store.extend, SearchLimits(12, 4, prune=None))
+        return RankedSearch(rank, contest, steps)
 
     return begin
 
@@ -145,7 +145,7 @@ def test_the_order_of_stored_trials_does_not_depend_on_the_speed_of_compilers() 
         near = Near(build)
         assert near.in_flight() == 12
         host = ThreadedHost(near, 5)
-        flight.run_races(searches(store, near), host, 5, lambda _: None, lambda _: None)
+        concurrent_searches.run_searches(searches(store, near), host, 5, lambda _: None, lambda _: None)
         host.close()
         near.close()
         short = {trial.name for trial in store if trial.effort == "short"}
@@ -177,20 +177,22 @@ def test_an_answer_of_a_server_holds_up_its_own_problem_alone() -> None:
     event, near = threading.Event(), Near(Builder())
     served = Mixture([Served(event)])
 
-    def begin(rank: int) -> RankedRace | None:
+    def begin(rank: int) -> RankedSearch | None:
         if rank == 2:
             return None
-        contest = Race(space.candidates(problem(rank), 60), None)
-        steps = race.steps(contest, Random(1) if rank else served, near, lambda _: None, Settings(8, 4, prune=None))
-        return RankedRace(rank, contest, steps)
+        contest = Search(space.candidates(problem(rank), 60), None)
+        steps = search.steps(
+            contest, Random(1) if rank else served, near, lambda _: None, SearchLimits(8, 4, prune=None)
+        )
+        return RankedSearch(rank, contest, steps)
 
     ended: list[int] = []
 
-    def end(ranked: RankedRace) -> None:
+    def end(ranked: RankedSearch) -> None:
         ended.append(ranked.rank)
         event.set()
 
-    flight.run_races(begin, ThreadedHost(near, 2), 2, end, lambda _: None)
+    concurrent_searches.run_searches(begin, ThreadedHost(near, 2), 2, end, lambda _: None)
     near.close()
     assert ended == [1, 0]
 
@@ -205,15 +207,15 @@ def test_turns_find_a_problems_candidates_once_and_compile_its_incumbent_first(t
     incumbents = {sized: space.candidates(sized, 100, 1).records[-1] for sized in problems}
     build = Builder()
     near = Near(build)
-    plan = campaign.Plan(
-        problems, incumbents.get, lambda _: Random(7), tmp_path / "trials.jsonl", "r", Settings(16, prune=None),
+    plan = campaign.CampaignPlan(
+        problems, incumbents.get, lambda _: Random(7), tmp_path / "trials.jsonl", "r", SearchLimits(16, prune=None),
         budget_seconds=60, find_candidates=candidates,
     )  # fmt: skip
     standing = campaign.run_in_turns(plan, near)
     near.close()
     assert looks == problems
     assert build.built[0] == incumbents[problems[0]]
-    assert {len(contest.evaluations) for contest in standing.races} == {16}
+    assert {len(contest.evaluations) for contest in standing.searches} == {16}
 
 
 @pytest.mark.parametrize(("cores", "busy", "in_turn"), [(2, 0.75, 0.6), (16, 0.95, 0.6)])

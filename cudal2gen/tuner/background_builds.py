@@ -22,7 +22,7 @@ class Build(Protocol):
     def __call__(self, records: Sequence[Record], cores: int, report: Callable[[int, int], None]) -> object: ...
 
 
-class Ahead:
+class BackgroundBuilds:
     """Builders on threads. They take what waits in the order in which it came, in batches; ``cores``: of all together,
     by default those of the machine, of which one stays free for proposers and the device where there are enough."""
 

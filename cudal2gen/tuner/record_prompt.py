@@ -15,9 +15,9 @@ from statistics import median
 from cudal2gen.kernel import FAMILIES, GPUS, Fields, IllegalRecord, Problem, Record, parse, space
 from cudal2gen.results import INCUMBENT, Trial
 from cudal2gen.timing import model
-from cudal2gen.tuner.answers import FIXED, LONGEST_REASON, schema
 from cudal2gen.tuner.proposal import Question
 from cudal2gen.tuner.proposers import distance
+from cudal2gen.tuner.record_answers import FIXED, LONGEST_REASON, schema
 
 Evidence = Callable[[Record], Sequence[str]]  # lines of evidence from a record's machine code
 

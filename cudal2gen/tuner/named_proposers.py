@@ -17,8 +17,8 @@ MOST_KEPT = 32  # problems of which the cost model's view is kept
 NAMES = ("cost-model", "policy", "prior", "llm", "nearest", "heuristics", "tpe", "evolution", "random")
 
 
-class Roster:
-    """Makes a proposer for each race, a mixture where there are several names (``NAMES``).
+class ProposerFactory:
+    """Makes a proposer for each search, a mixture where there are several names (``NAMES``).
 
     ``policy``, ``llm`` and ``costs`` make the policy, the language model and the cost model; each is called at most
     once, and only where a name needs it. Draws follow from ``seed`` and the problem. ``reward_settings``: the policy's
@@ -31,7 +31,7 @@ class Roster:
         policy: Callable[[], Policy],
         pool: Iterable[Record],
         seed: int = 0,
-        reward_settings: reward.Settings | None = None,
+        reward_settings: reward.RewardWeights | None = None,
         llm: Callable[[], Proposer] | None = None,
         costs: Callable[[], CostModel] = cost_model.load,
     ) -> None:
@@ -42,16 +42,16 @@ class Roster:
         self._policy = policy() if {"policy", "prior"} & set(names) else None
         self._costs = costs() if "cost-model" in names else None
         if "llm" in names and llm is None:
-            raise ValueError("proposer llm needs a server: --llm-url and --llm-model, or --llm-replay FILE")
+            raise ValueError("proposer llm needs a server: --llm NAME@URL")
         self._llm = llm() if llm and "llm" in names else None
         self._learning: dict[Problem, PolicyProposer] = {}
         # Its answers follow from the question; what it keeps of a problem's candidates serves the problem's next turn.
         self._climbing: dict[Problem, Proposer] = {}
         for name in self._names:
-            self._make(name, seed)  # raises MissingLibrary at the start, not in the first race
+            self._make(name, seed)  # raises MissingLibrary at the start, not in the first search
 
     def proposer(self, problem: Problem) -> Proposer:
-        """A race's own proposer; the language model and its limits are shared."""
+        """A search's own proposer; the language model and its limits are shared."""
         seed = zlib.crc32(f"{self._seed} {problem.key}".encode())
         proposers = [self._climber(problem) if name == "cost-model" else self._make(name, seed) for name in self._names]
         for proposer in proposers:
@@ -60,7 +60,7 @@ class Roster:
         return proposers[0] if len(proposers) == 1 else Mixture(proposers)
 
     def conclude(self, problem: Problem) -> None:
-        """After a problem's race: the policy learns from it what later races begin with."""
+        """After a problem's search: the policy learns from it what later searches begin with."""
         self._climbing.pop(problem, None)
         if proposer := self._learning.pop(problem, None):
             proposer.conclude()

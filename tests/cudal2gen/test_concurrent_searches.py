@@ -1,4 +1,4 @@
-"""Many races at a time under a virtual clock: GPUs stay busy, and nothing depends on which worker is fast."""
+"""Many searches at a time under a virtual clock: GPUs stay busy, and nothing depends on which worker is fast."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from cudal2gen.kernel import Problem, space
 from cudal2gen.results import Trial
-from cudal2gen.tuner import flight, race, ray_executor
+from cudal2gen.tuner import concurrent_searches, ray_executor, search
+from cudal2gen.tuner.concurrent_searches import RankedSearch, ThreadedHost
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.executor import Executor, InProcess, Worker
-from cudal2gen.tuner.flight import RankedRace, ThreadedHost
 from cudal2gen.tuner.proposers import Evolution, Mixture, Random
-from cudal2gen.tuner.race import Evaluation, Race, Settings
+from cudal2gen.tuner.search import Evaluation, Search, SearchLimits
 from scripts import campaign_time
 from scripts.campaign_time import Cluster, Plan, Times
 
@@ -27,7 +27,7 @@ def problem(number: int) -> Problem:
 
 @pytest.fixture(scope="module")
 def plans() -> list[Plan]:
-    """Races that differ in the times of their kernels; sixteen are run, the rest repeat their jobs."""
+    """Searches that differ in the times of their kernels; sixteen are run, the rest repeat their jobs."""
     run = [campaign_time.plan(problem(number), EVALUATIONS) for number in range(16)]
     return [run[number % 16] for number in range(COUNT)]
 
@@ -55,17 +55,17 @@ def test_campaign_time_falls_with_the_number_of_gpus(plans: list[Plan]) -> None:
     assert campaign_time.simulate(plans[:64], 64, Times(), 1).utilisation() < 0.05, "one problem at a time"
 
 
-def races(count: int, store: list[Trial]) -> Callable[[int], RankedRace | None]:
-    """Races of proposers that learn from their trials and draw by a seed of their own."""
+def searches(count: int, store: list[Trial]) -> Callable[[int], RankedSearch | None]:
+    """Searches of proposers that learn from their trials and draw by a seed of their own."""
 
-    def begin(rank: int) -> RankedRace | None:
+    def begin(rank: int) -> RankedSearch | None:
         if rank == count:
             return None
-        contest = Race(space.candidates(problem(rank), 60), None)
+        contest = Search(space.candidates(problem(rank), 60), None)
         proposer = Mixture([Random(rank), Evolution(rank)])
         place = Model(seed=3)
-        return RankedRace(
-            rank, contest, race.steps(contest, proposer, place, store.extend, Settings(12, 4, prune=None))
+        return RankedSearch(
+            rank, contest, search.steps(contest, proposer, place, store.extend, SearchLimits(12, 4, prune=None))
         )
 
     return begin
@@ -84,14 +84,16 @@ def test_a_races_trials_do_not_depend_on_the_cluster() -> None:
     def run(workers: int, in_flight: int) -> None:
         store, learnt = list[Trial](), list[int]()
         cluster = Cluster(workers, Times(), Model(seed=3))
-        flight.run_races(races(6, store), cluster, in_flight, lambda _: None, lambda ended: learnt.append(ended.rank))
+        concurrent_searches.run_searches(
+            searches(6, store), cluster, in_flight, lambda _: None, lambda ended: learnt.append(ended.rank)
+        )
         runs.append((store, learnt))
 
     for workers, in_flight in ((1, 1), (2, 8), (5, 3), (16, 64)):
         run(workers, in_flight)
     first, *others = (store for store, _ in runs)
     assert [learnt for _, learnt in runs] == [list(range(6))] * 4, "lessons are learnt in the problems' order"
-    assert [trial.problem for trial in first] != [trial.problem for trial in others[0]], "races take turns"
+    assert [trial.problem for trial in first] != [trial.problem for trial in others[0]], "searches take turns"
     assert all(by_problem(store) == by_problem(first) for store in others)
     assert len(first) == 6 * (12 + 8 + 3)
 
@@ -103,7 +105,7 @@ def test_threads_and_a_process_of_its_own_give_the_same_trials() -> None:
     executors: list[Executor] = [InProcess(Model(seed=3)), InProcess(Model(seed=3)), worker]
     for store, in_flight, executor in zip(stores, (1, 3, 2), executors, strict=True):
         host = ThreadedHost(executor, in_flight)
-        flight.run_races(races(4, store), host, in_flight, lambda _: None, lambda _: None)
+        concurrent_searches.run_searches(searches(4, store), host, in_flight, lambda _: None, lambda _: None)
         host.close()
         executor.close()
     assert by_problem(stores[0]) == by_problem(stores[1]) == by_problem(stores[2])
@@ -113,16 +115,16 @@ def test_threads_and_a_process_of_its_own_give_the_same_trials() -> None:
 def test_a_race_begins_after_the_lessons_that_it_is_promised_and_no_others(in_flight: int, plans: list[Plan]) -> None:
     events: list[tuple[str, int]] = []
 
-    def begin(rank: int) -> RankedRace | None:
+    def begin(rank: int) -> RankedSearch | None:
         if rank == 24:
             return None
         events.append(("begin", rank))
         steps: Iterator[Evaluation] = (Evaluation(job, []) for job in plans[rank % 16].jobs if job)
-        return RankedRace(rank, plans[0].race, steps)
+        return RankedSearch(rank, plans[0].search, steps)
 
     under_way: list[int] = []
     cluster = Cluster(3, Times())
-    flight.run_races(
+    concurrent_searches.run_searches(
         begin,
         cluster,
         in_flight,
@@ -131,10 +133,10 @@ def test_a_race_begins_after_the_lessons_that_it_is_promised_and_no_others(in_fl
     )
     expected: list[tuple[str, int]] = []
     for rank in range(24):
-        if rank >= flight.lag(in_flight):
-            expected.append(("learn", rank - flight.lag(in_flight)))
+        if rank >= concurrent_searches.lag(in_flight):
+            expected.append(("learn", rank - concurrent_searches.lag(in_flight)))
         expected.append(("begin", rank))
-    expected += [("learn", rank) for rank in range(24 - flight.lag(in_flight), 24)]
+    expected += [("learn", rank) for rank in range(24 - concurrent_searches.lag(in_flight), 24)]
     assert events == expected
     assert sorted(under_way) == list(range(24))
-    assert flight.lag(1) == 1, "alone, every race has the lessons of all before it"
+    assert concurrent_searches.lag(1) == 1, "alone, every search has the lessons of all before it"

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cudal2gen.kernel import LAUNCHED, Fields, device_text, explain
-from cudal2gen.tuner.transcript import Reply
+from cudal2gen.tuner.language_model import answer_text
+from cudal2gen.tuner.language_model.transcript import Reply
 from cudal2gen.tuner.writing import patches
 from kernelproof.ground.errors import brief
 
 CHANGEABLE = (*LAUNCHED, "padding", "options")
 LONGEST_WHY = 600  # most characters of a reason
-MAX_OPENINGS = 40  # most places of a reply where JSON may begin
+FORM = "the JSON object with kernels, or fenced code"
 _FENCE = re.compile(r"^```[ \t]*([\w+]*)[^\n]*\n(.*?)^```", re.M | re.S)
 _CODE = frozenset(("cuda", "cu", "cpp", "c++", "c"))
 
@@ -71,12 +72,12 @@ def schema() -> dict[str, Any]:
 
 def drafts(reply: Reply, bases: Mapping[str, Base], most: int) -> tuple[list[Draft], list[str]]:
     """At most ``most`` drafts of a reply, and the faults of its other ideas."""
-    ideas = _of_json(reply.text)
+    text = answer_text.text_of(reply)
+    ideas = answer_text.last_list(text, "kernels")
     if ideas is None:
-        ideas = list(_of_prose(reply.text))
+        ideas = list(_of_prose(text))
     if not ideas:
-        cut = "it was cut off before its end: answer with one patch" if reply.cut_off else ""
-        return [], [f"the answer has no kernel: {cut or 'give the JSON object with kernels, or fenced code'}"]
+        return [], [answer_text.why_unreadable(reply, FORM, "answer with one patch")]
     sound, faults = [], []
     for number, item in enumerate(ideas[: 2 * most], 1):
         try:
@@ -102,21 +103,6 @@ def _draft(idea: Idea, bases: Mapping[str, Base]) -> Draft:
     if len(text) > device_text.MAX_CHARACTERS:
         raise ValueError(f"the text has {len(text)} characters, {device_text.MAX_CHARACTERS} at most")
     return Draft(idea.base, idea.why[:LONGEST_WHY], device_text.normal(text), base.launch | idea.launch)
-
-
-def _of_json(text: str) -> list[Any] | None:
-    """The kernels of a JSON object, also amid prose: not every server enforces the schema."""
-    start = -1
-    for _ in range(MAX_OPENINGS):
-        if (start := text.find("{", start + 1)) < 0:
-            return None
-        try:
-            answer, _ = json.JSONDecoder(strict=False).raw_decode(text, start)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(answer, dict) and isinstance(items := answer.get("kernels"), list):
-            return items
-    return None
 
 
 def _of_prose(text: str) -> Iterator[Idea]:

@@ -1,8 +1,8 @@
-"""Concurrent races: while one race's records are measured, others propose, compile, or wait for a free GPU.
+"""Concurrent searches: while one search's records are measured, others propose, compile, or wait for a free GPU.
 
-Races begin in their order, and of two waiting evaluations the one of the earlier race is first, so races end about in
-their order and the last ones do not wait for stragglers. What ends a race, such as lessons, is learnt in order as well:
-of race i exactly before race i + ``lag`` begins. So what a race begins with does not depend on which workers are fast.
+Searches begin in their order, and of two waiting evaluations the one of the earlier search is first, so searches end about in
+their order and the last ones do not wait for stragglers. What ends a search, such as lessons, is learnt in order as well:
+of search i exactly before search i + ``lag`` begins. So what a search begins with does not depend on which workers are fast.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import NamedTuple, Protocol
 from cudal2gen.results import Trial
 from cudal2gen.tuner.executor import Executor
 from cudal2gen.tuner.proposers import awaits
-from cudal2gen.tuner.race import Evaluation, ProposerStep, Race, Steps
+from cudal2gen.tuner.search import Evaluation, ProposerStep, Search, Steps
 
 THREADS = 16  # most threads for proposers: those that compute share one core, the others wait for servers
 
 
-class RankedRace(NamedTuple):
-    """A race that has begun. ``rank``: its place in the order, the least first."""
+class RankedSearch(NamedTuple):
+    """A search that has begun. ``rank``: its place in the order, the least first."""
 
     rank: int
-    race: Race
+    search: Search
     steps: Steps
 
 
@@ -32,7 +32,7 @@ Waiting = Future[list[Trial]]  # trials of an evaluation; a proposer's step has 
 
 
 class Host(Protocol):
-    """Carries out the steps of races."""
+    """Carries out the steps of searches."""
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
         """Begins a step, or puts it in a queue, those of lesser rank first."""
@@ -44,7 +44,7 @@ class Host(Protocol):
 
 
 class ThreadedHost:
-    """``Host``: an executor, and threads for proposers; a single race's proposer runs on the calling thread."""
+    """``Host``: an executor, and threads for proposers; a single search's proposer runs on the calling thread."""
 
     def __init__(self, executor: Executor, in_flight: int) -> None:
         self._executor = executor
@@ -86,29 +86,29 @@ class ThreadedHost:
 
 
 def lag(in_flight: int) -> int:
-    """By how many races the lessons that a race begins with may lag, with slack, so that a long race delays no
+    """By how many searches the lessons that a search begins with may lag, with slack, so that a long search delays no
     other."""
     return 1 if in_flight == 1 else 2 * in_flight
 
 
-def run_races(
-    begin: Callable[[int], RankedRace | None],
+def run_searches(
+    begin: Callable[[int], RankedSearch | None],
     host: Host,
     in_flight: int,
-    end: Callable[[RankedRace], None],
-    learn: Callable[[RankedRace], None],
+    end: Callable[[RankedSearch], None],
+    learn: Callable[[RankedSearch], None],
 ) -> None:
-    """Runs races, ``in_flight`` of them at a time, until ``begin``, which gets one rank after the other, returns None.
+    """Runs searches, ``in_flight`` of them at a time, until ``begin``, which gets one rank after the other, returns None.
 
-    ``end`` receives each race as it ends; ``learn`` receives each in order, as late as possible. Both run on this
-    thread, as do all parts of races but their steps, so one thread stores trials.
+    ``end`` receives each search as it ends; ``learn`` receives each in order, as late as possible. Both run on this
+    thread, as do all parts of searches but their steps, so one thread stores trials.
     """
-    waiting: dict[Waiting, tuple[RankedRace, ProposerStep | Evaluation]] = {}
-    ended: dict[int, RankedRace] = {}
+    waiting: dict[Waiting, tuple[RankedSearch, ProposerStep | Evaluation]] = {}
+    ended: dict[int, RankedSearch] = {}
     begun = learnt = 0
     exhausted = False
 
-    def advance(ranked: RankedRace) -> None:
+    def advance(ranked: RankedSearch) -> None:
         step = next(ranked.steps, None)
         if step is None:
             ended[ranked.rank] = ranked

@@ -1,8 +1,8 @@
-"""One problem's race, in stages: propose, prune, time briefly, time the best for longer, in turns with the incumbent.
+"""One problem's search, in stages: propose, prune, time briefly, time the best for longer, in turns with the incumbent.
 
-``store`` receives every trial first, so a killed race resumes from its stored trials. Stages are ordered by cost: only
+``store`` receives every trial first, so a killed search resumes from its stored trials. Stages are ordered by cost: only
 legal records compile, only compiled kernels run, only correct ones are timed, and only fast ones are timed for longer.
-What a race claims rests on samples that chose nothing: the winner alone is timed once more.
+What a search claims rests on samples that chose nothing: the winner alone is timed once more.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Store = Callable[[Sequence[Trial]], None]
 # How many of the best records are timed again. The winner of the long timing is where it is faster than the incumbent.
 STAGES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3), ("final", 1))
 BEFORE: dict[Effort, Effort] = {"medium": "short", "long": "medium", "final": "long"}
-FINISHED = "finished before"  # reason of a race that an earlier run has finished
-IDLE = 3  # a race ends after so many batches without a new legal record
+FINISHED = "finished before"  # reason of a search that an earlier run has finished
+IDLE = 3  # a search ends after so many batches without a new legal record
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The end of a race, and the bound of its pruning.
+class SearchLimits:
+    """The end of a search, and the bound of its pruning.
 
     ``evaluations``: short trials of legal records. ``patience``: those without an improvement that end it. ``prune``: a
-    race skips records whose modelled time exceeds this multiple of the least; None for no bound, as in the model
+    search skips records whose modelled time exceeds this multiple of the least; None for no bound, as in the model
     environment. ``longer``: whether the best are timed again, for longer.
     """
 
@@ -46,8 +46,8 @@ class Settings:
 
 
 @dataclass
-class Race:
-    """The state of one problem's race: its candidates, incumbent and trials."""
+class Search:
+    """The state of one problem's search: its candidates, incumbent and trials."""
 
     candidates: Candidates
     incumbent: Record | None
@@ -117,9 +117,9 @@ class Race:
 
 
 class ProposerStep(NamedTuple):
-    """A proposer's step of a race: it observes new trials, then proposes. No other step of the race uses the proposer
+    """A proposer's step of a search: it observes new trials, then proposes. No other step of the search uses the proposer
     meanwhile, so any thread may run it. ``proposals`` receives the answer; ``stop`` ends its waiting; ``bound_us`` is
-    that of the race's pruning."""
+    that of the search's pruning."""
 
     proposer: Proposer
     question: Question
@@ -131,7 +131,7 @@ class ProposerStep(NamedTuple):
 
     @property
     def affordable(self) -> list[Proposal]:
-        """New legal proposals whose modelled time is not above ``bound_us``: what the race evaluates next."""
+        """New legal proposals whose modelled time is not above ``bound_us``: what the search evaluates next."""
         return [
             proposal
             for proposal in _triage(self.question, self.proposals)[0]
@@ -160,7 +160,7 @@ class ProposerStep(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """An executor's step of a race; ``trials`` receives a trial for each record of the job."""
+    """An executor's step of a search; ``trials`` receives a trial for each record of the job."""
 
     job: Job
     trials: list[Trial]
@@ -170,85 +170,84 @@ Steps = Iterator[ProposerStep | Evaluation]
 
 
 def run(
-    race: Race,
+    search: Search,
     proposer: Proposer,
     executor: Executor,
     store: Store,
-    settings: Settings,
+    settings: SearchLimits,
     run_name: str = "",
     out_of_time: Callable[[], bool] = lambda: False,
-    progress: Callable[[Race], None] = lambda _: None,
-) -> Race:
-    """Runs a race to its end, starting from the trials that it has."""
-    for step in steps(race, proposer, executor, store, settings, run_name, out_of_time, progress):
+    progress: Callable[[Search], None] = lambda _: None,
+) -> Search:
+    """Runs a search to its end, starting from the trials that it has."""
+    for step in steps(search, proposer, executor, store, settings, run_name, out_of_time, progress):
         if isinstance(step, ProposerStep):
             step.run()
         else:
-            (result,) = executor.run([step.job])
-            step.trials.extend(result.trials)
-    return race
+            step.trials.extend(executor.submit(step.job).result())
+    return search
 
 
 def steps(
-    race: Race,
+    search: Search,
     proposer: Proposer,
     place: Place,
     store: Store,
-    settings: Settings,
+    settings: SearchLimits,
     run_name: str = "",
     out_of_time: Callable[[], bool] = lambda: False,
-    progress: Callable[[Race], None] = lambda _: None,
+    progress: Callable[[Search], None] = lambda _: None,
 ) -> Steps:
-    """A race's steps, each of which the caller completes before it asks for the next: many races can take turns.
+    """A search's steps, each of which the caller completes before it asks for the next: many searches can take turns.
 
-    What a race does depends on its proposer and on the answers alone, not on when they come.
+    What a search does depends on its proposer and on the answers alone, not on when they come.
     """
-    bound = _bound(race.candidates, settings.prune)
-    new, idle = race.short_trials, 0
-    while not race.stop_reason:
-        race.stop_reason = _reason_to_stop(race, settings, idle, out_of_time)
-        if race.stop_reason:
+    bound = _bound(search.candidates, settings.prune)
+    new, idle = search.short_trials, 0
+    while not search.stop_reason:
+        search.stop_reason = _reason_to_stop(search, settings, idle, out_of_time)
+        if search.stop_reason:
             break
-        places = settings.evaluations - len(race.evaluations)
-        question = replace(race.question, last=places <= settings.batch)
+        places = settings.evaluations - len(search.evaluations)
+        question = replace(search.question, last=places <= settings.batch)
         yield (step := ProposerStep(proposer, question, new, min(settings.batch, places), [], out_of_time, bound))
         legal, illegal = _triage(question, step.proposals)
         affordable = step.affordable
-        race.pruned += len(legal) - len(affordable)
+        search.pruned += len(legal) - len(affordable)
         idle = 0 if affordable else idle + 1
-        new = _refusals(race, place, illegal, run_name)
+        new = _refusals(search, place, illegal, run_name)
         if affordable:
-            yield (evaluation := _evaluation(race, affordable, "short"))
+            yield (evaluation := _evaluation(search, affordable, "short"))
             new += _attributed(affordable, evaluation, run_name)
         if new:
             store(new)
-            race.trials += new
-        progress(race)
+            search.trials += new
+        progress(search)
     if new:
-        yield ProposerStep(proposer, race.question, new, 0, [])
+        yield ProposerStep(proposer, search.question, new, 0, [])
     for effort, most in STAGES if settings.longer else ():
-        if best := _best(race, effort, most):
-            yield (evaluation := _evaluation(race, best, effort))
+        if best := _best(search, effort, most):
+            yield (evaluation := _evaluation(search, best, effort))
             trials = _attributed(best, evaluation, run_name)
             store(trials)
-            race.trials += trials
-        progress(race)
+            search.trials += trials
+        progress(search)
 
 
 def _bound(candidates: Candidates, factor: float | None) -> float | None:
     return None if factor is None else factor * min(model.estimate(record).us for record in candidates.records)
 
 
-def _reason_to_stop(race: Race, settings: Settings, idle: int, out_of_time: Callable[[], bool]) -> str:
-    if any(trial.effort == "long" for trial in race.trials):
+def _reason_to_stop(search: Search, settings: SearchLimits, idle: int, out_of_time: Callable[[], bool]) -> str:
+    if any(trial.effort == "long" for trial in search.trials):
         return FINISHED
-    if len(race.evaluations) >= settings.evaluations:
+    if len(search.evaluations) >= settings.evaluations:
         return f"{settings.evaluations} evaluations"
     if out_of_time():
         return "out of time"
     if idle >= IDLE:
         return "nothing new was proposed"
-    curve = race.curve
+    curve = search.curve
     if settings.patience and len(curve) > settings.patience and curve[-1] >= curve[-1 - settings.patience]:
         return f"no improvement in {settings.patience} evaluations"
     return ""
@@ -272,16 +271,16 @@ def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Pro
     return legal, illegal
 
 
-def _refusals(race: Race, place: Place, proposals: Sequence[Proposal], run_name: str) -> list[Trial]:
+def _refusals(search: Search, place: Place, proposals: Sequence[Proposal], run_name: str) -> list[Trial]:
     trials = [
-        (proposal, refusal_trial(place, race.problem, proposal.fields, proposal.violation)) for proposal in proposals
+        (proposal, refusal_trial(place, search.problem, proposal.fields, proposal.violation)) for proposal in proposals
     ]
     return [trial.model_copy(update={"proposer": proposal.proposer, "run": run_name}) for proposal, trial in trials]
 
 
-def _evaluation(race: Race, proposals: Sequence[Proposal], effort: Effort) -> Evaluation:
+def _evaluation(search: Search, proposals: Sequence[Proposal], effort: Effort) -> Evaluation:
     records = tuple(proposal.record for proposal in proposals if proposal.record)
-    return Evaluation(Job(race.problem, records, effort), [])
+    return Evaluation(Job(search.problem, records, effort), [])
 
 
 def _attributed(proposals: Sequence[Proposal], evaluation: Evaluation, run_name: str) -> list[Trial]:
@@ -291,11 +290,11 @@ def _attributed(proposals: Sequence[Proposal], evaluation: Evaluation, run_name:
     ]
 
 
-def _best(race: Race, effort: Effort, most: int) -> list[Proposal]:
+def _best(search: Search, effort: Effort, most: int) -> list[Proposal]:
     """The best of the effort before this one, for timing them again; none where trials of this effort exist."""
-    if any(trial.effort == effort for trial in race.trials) or (effort == "final" and not race.promising):
+    if any(trial.effort == effort for trial in search.trials) or (effort == "final" and not search.promising):
         return []
     before = BEFORE[effort]
-    measured = {trial_key(trial): trial for trial in race.trials if trial.effort == before and trial.measured}
+    measured = {trial_key(trial): trial for trial in search.trials if trial.effort == before and trial.measured}
     best = sorted(measured.values(), key=lambda trial: trial.cost)[:most]
     return [Proposal(trial.proposer, trial.record, parse(trial.record)) for trial in best]

@@ -7,20 +7,22 @@ follow, and a change that no legal record has is a ``Fault`` with its rule.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, explain, fit, space
+from cudal2gen.tuner.language_model import answer_text
+from cudal2gen.tuner.language_model.transcript import Reply
 from cudal2gen.tuner.proposal import Proposal
-from cudal2gen.tuner.transcript import Reply
 
 PROPOSER = "llm"
 MAX_FAULTS = 12  # most faults that are kept of one answer
 LONGEST_REASON = 300  # most characters of a rule or a reason in a prompt
 LONGEST_IDEA, DEEPEST = 2000, 32  # most characters of a proposal, most nested brackets in it
+FORM = 'the JSON object asked for, {"reasoning": "...", "proposals": [...]}'
 FIXED = frozenset({"family", *space.NO_DECISION})  # fields that a change must not set; its base chooses the family
 
 
@@ -99,10 +101,9 @@ def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 def ideas_of(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
     """The well-formed ideas of an answer, at most ``limit``, and the faults of the others."""
-    # Some servers file the whole answer of a reasoning model under its reasoning, and send no text.
-    items = _proposals(reply.text if reply.text.strip() else reply.reasoning)
+    items = answer_text.last_list(answer_text.text_of(reply), "proposals")
     if items is None:
-        return [], [Fault(_why_unreadable(reply))]
+        return [], [Fault(answer_text.why_unreadable(reply, FORM, "answer shorter, with fewer proposals"))]
     ideas, faults = [], []
     for item in items[:limit]:
         if not _plausible(item):
@@ -115,14 +116,6 @@ def ideas_of(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
     return ideas, faults
 
 
-def _why_unreadable(reply: Reply) -> str:
-    if reply.cut_off and not reply.text.strip():
-        return "the answer was cut off while reasoning: reason shorter (or raise --llm-max-tokens)"
-    if reply.cut_off:
-        return "the answer was cut off before its end: answer shorter, with fewer proposals"
-    return 'the answer is not the JSON object asked for, {"reasoning": "...", "proposals": [...]}'
-
-
 def _plausible(item: Any) -> bool:
     """Whether an item is small, flat and storable enough to be a proposal, or the trial of an illegal one."""
     try:
@@ -131,30 +124,6 @@ def _plausible(item: Any) -> bool:
     except (ValueError, RecursionError):
         return False
     return len(text) <= LONGEST_IDEA and text.count("[") + text.count("{") <= DEEPEST
-
-
-def _proposals(text: str) -> list[Any] | None:
-    """The last list of proposals in an answer, even within prose: some servers do not enforce the schema, and a model
-    that reasons in its answer writes drafts first."""
-    items = None
-    for answer in _objects(text):
-        if isinstance(listed := answer.get("proposals"), list):
-            items = listed
-    return items
-
-
-def _objects(text: str, limit: int = 100) -> Iterator[dict[str, Any]]:
-    """The outermost JSON objects in a text, up to its first ``limit`` opening braces outside of objects."""
-    start = 0
-    for _ in range(limit):
-        if (start := text.find("{", start)) < 0:
-            return
-        try:
-            value, start = json.JSONDecoder().raw_decode(text, start)
-        except (ValueError, RecursionError):
-            start += 1
-            continue
-        yield value
 
 
 def revised(idea: Idea, bases: Mapping[str, Record]) -> Proposal | Fault:

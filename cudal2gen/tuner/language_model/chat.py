@@ -1,31 +1,28 @@
-"""Exchanges with a language model, over the network or from a transcript; their cost and their failures.
+"""Exchanges of a run with a language model, over the network or from a transcript; their cost and their failures.
 
-``ServerWire`` makes one exchange with the ``openai`` library, bounded in time and bytes; ``ReplayWire`` answers from a
-transcript only. ``Chat`` uses one of them, repeats an exchange after a transient failure, falls back to a plainer form
-of response where the server rejects a schema, and rests after a failure: longer each time, never for good.
-Every exchange is a line of a ``transcript``, from which a restarted run goes on.
+``Chat`` asks a ``Wire``: a ``server``, or ``ReplayWire``, which answers from a transcript. It repeats an exchange after
+a transient failure, falls back to a plainer form of response where the server rejects a schema, and rests after a
+failure: longer each time, never for good. Every exchange is a line of a ``transcript``, from which a restarted run goes
+on.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from cudal2gen import results
 from cudal2gen.kernel import Fields, Problem
-from cudal2gen.tuner import completions, transcript
-from cudal2gen.tuner.curriculum import Stage, stage
-from cudal2gen.tuner.memory import tokens
-from cudal2gen.tuner.transcript import (
+from cudal2gen.tuner.curriculum import Stage, stage_of
+from cudal2gen.tuner.language_model import transcript
+from cudal2gen.tuner.language_model.server import LATEST_RETRY, RATE_LIMIT, Endpoint, ServerWire
+from cudal2gen.tuner.language_model.transcript import (
     FORMS,
     Exchange,
     Form,
@@ -39,57 +36,18 @@ from cudal2gen.tuner.transcript import (
     Usage,
     answer_key,
 )
-from kernelproof.ground.errors import MissingLibrary, WrongInput
+from cudal2gen.tuner.memory import tokens
+from kernelproof.ground.errors import WrongInput
 
-if TYPE_CHECKING:
-    import openai
-
-KEY = "CUDAL2GEN_LLM_KEY"  # the variable of the key; never OPENAI_API_KEY, which belongs to one particular server
 NOT_UNDERSTOOD = (400, 415, 422, 501)  # a server's status for an unknown response_format
-RATE_LIMIT = 429
 RESTING = (RATE_LIMIT, 502, 503, 504, 529)  # a limit, or an overloaded or restarting server: worth waiting for
-HOPELESS = (401, 402, 403, 404)
-TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)
 PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
 LONGEST_PAUSE = 20.0  # most seconds that a server may ask for before a repetition; for more, the model rests
 # After a failure the model rests as long as the failure took, at least MIN_BACKOFF_S seconds, and twice as long after
 # each further failure in a row, at most MAX_BACKOFF_S. A failure within QUICK_FAILURE_S is cheap: after it the rest
 # also ends when MAX_SKIPPED questions, or fewer, were skipped.
 MIN_BACKOFF_S, MAX_BACKOFF_S, QUICK_FAILURE_S, MAX_SKIPPED = 1.0, 600.0, 1.0, 4
-LATEST_RETRY = 3600.0  # most seconds that a server's own request for time is honoured
 STEP_S = 1.0  # seconds between looks while waiting for the end of a rest
-MAX_BYTES = 1 << 20  # most bytes of an answer
-KEY_HINT = "set its key in the variable CUDAL2GEN_LLM_KEY, or name another one by --llm-key"
-HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at --llm-url, which mostly ends in /v1, and at --llm-model"}
-
-
-class Symptom(NamedTuple):
-    """A refusal that servers tell by words and not by status. ``for_good``: every other question would meet it."""
-
-    words: re.Pattern[str]
-    hint: str
-    for_good: bool
-
-
-SYMPTOMS = (
-    Symptom(
-        re.compile(r"insufficient_quota|exceeded your current quota|credit balance", re.I),
-        "add credit, or set another key",
-        True,
-    ),
-    Symptom(re.compile(r"\btemperature\b", re.I), "leave --llm-temperature out for this model", True),
-    Symptom(
-        re.compile(r"context[ _](?:length|size|window)|maximum context|prompt is too long", re.I),
-        "serve the model with a longer context, or lower --llm-max-tokens, which counts towards it",
-        False,
-    ),
-    Symptom(
-        re.compile(r"content[ _](?:filter|management|policy)", re.I),
-        "the server's filter refuses the question: ask another model or server",
-        False,
-    ),
-)
-LONGEST_ERROR = 400  # characters of a server's message
 
 
 class Wire(Protocol):
@@ -101,167 +59,6 @@ class Wire(Protocol):
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:
         """The answer. Raises Unavailable, and no other error, where there is none."""
         ...
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A server and a model. ``seconds``: for a whole exchange. Prices: per million tokens, in any currency."""
-
-    url: str
-    model: str
-    key: str = ""
-    seconds: float = 120.0
-    max_tokens: int = 8192
-    temperature: float | None = None
-    price_in: float = 0.0
-    price_out: float = 0.0
-
-    @classmethod
-    def from_environment(cls, url: str, model: str, variable: str = KEY, **options: Any) -> Endpoint:
-        """With the key in an environment variable, which a local server may not need."""
-        return cls(url, model, os.environ.get(variable, ""), **options)
-
-    def cost(self, tokens_in: int, tokens_out: int) -> float:
-        """The cost of one exchange."""
-        return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
-
-
-class ServerWire:
-    """Exchanges over the network. Its constructor raises MissingLibrary without the ``openai`` library."""
-
-    live = True
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        try:
-            import openai
-        except ImportError:
-            raise MissingLibrary("proposer llm needs the openai library: pip install 'cudal2gen[llm]'") from None
-        self._endpoint, self._library = endpoint, openai
-        # max_retries=0: Chat repeats exchanges, so the transcript has each one. api_key="none": without an argument the
-        # library would send OPENAI_API_KEY, another server's key, to this server.
-        self._client = openai.OpenAI(
-            base_url=endpoint.url, api_key=endpoint.key or "none", timeout=endpoint.seconds, max_retries=0
-        )
-        self._limit = "max_tokens"
-
-    def send(self, request: Request, form: Form, problem: Problem) -> Reply:  # noqa: ARG002
-        """See ``Wire``."""
-        begin = time.monotonic()
-        library = self._library
-        try:
-            # Streaming bytes lets _body stop at its limits of time and size if a server is slow or endless.
-            with self._client.with_streaming_response.chat.completions.create(
-                **self._arguments(request, form)
-            ) as response:
-                body = self._body(response, begin + self._endpoint.seconds)
-        except library.APITimeoutError:
-            raise self._too_late("no answer") from None
-        except library.APIConnectionError as error:
-            reason = self._safe(str(error.__cause__ or error))
-            hint = " (http or https?); SSL_CERT_FILE names certificates of your own" if "SSL" in reason else ""
-            raise Unavailable(
-                f"{self._endpoint.url} cannot be reached: {reason}; look at --llm-url{hint}", passing=True
-            ) from None
-        except library.APIStatusError as error:
-            raise self._refused(error) from None
-        except library.OpenAIError as error:
-            raise Unavailable(f"{self._endpoint.url}: {self._safe(str(error))}") from None
-        return self._reply(body, request, time.monotonic() - begin)
-
-    def _arguments(self, request: Request, form: Form) -> dict[str, Any]:
-        messages = [message._asdict() for message in request.messages]
-        arguments: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
-        arguments[self._limit] = self._endpoint.max_tokens
-        if self._endpoint.temperature is not None:
-            arguments["temperature"] = self._endpoint.temperature
-        if form == "schema":
-            named = {"name": "proposals", "schema": request.schema}
-            arguments["response_format"] = {"type": "json_schema", "json_schema": named}
-        elif form == "object":
-            arguments["response_format"] = {"type": "json_object"}
-        return arguments
-
-    def _body(self, response: Any, deadline: float) -> bytes:
-        body = bytearray()
-        try:
-            for part in response.iter_bytes():
-                body += part
-                if len(body) > MAX_BYTES:
-                    raise Unavailable(f"{self._endpoint.url}: the answer is longer than {MAX_BYTES} bytes")
-                if time.monotonic() > deadline:
-                    raise self._too_late("no whole answer")
-        except Unavailable:
-            raise
-        except Exception as error:  # of the HTTP library; its class depends on the client's version
-            raise Unavailable(f"{self._endpoint.url}: the answer broke off: {type(error).__name__}") from None
-        return bytes(body)
-
-    def _refused(self, error: openai.APIStatusError) -> Unavailable:
-        status = error.status_code
-        if status == 400 and "max_completion_tokens" in error.message and self._limit == "max_tokens":
-            # Newer models of some servers accept only the limit's new name.
-            self._limit = "max_completion_tokens"
-            return Unavailable(f"{self._endpoint.url} wants max_completion_tokens", status, passing=True)
-        message = error.message.removeprefix(f"Error code: {status} - ")
-        named = f"{message} {error.code or ''} {error.type or ''}"  # what kind it is may stand beside the message
-        symptom = next((item for item in SYMPTOMS if status in (400, RATE_LIMIT) and item.words.search(named)), None)
-        hint = symptom.hint if symptom else HINTS.get(status, "")
-        text = f"{self._endpoint.url} answers {status}: {self._safe(message)}{f'; {hint}' if hint else ''}"
-        seconds = retry_after(error.response.headers, time.time())
-        for_good = symptom.for_good if symptom else status in HOPELESS
-        passing = status in TRANSIENT and symptom is None
-        return Unavailable(text, status, for_good, passing, seconds, understood=symptom is not None)
-
-    def _too_late(self, what: str) -> Unavailable:
-        seconds = f"{self._endpoint.seconds:g} s"
-        return Unavailable(f"{what} from {self._endpoint.url} within {seconds}; --llm-timeout SECONDS allows more")
-
-    def _safe(self, text: str) -> str:
-        """A server's message in one line without the key, which some servers repeat."""
-        key = self._endpoint.key
-        return " ".join((text.replace(key, "***") if key else text).split())[:LONGEST_ERROR]
-
-    def _reply(self, body: bytes, request: Request, seconds: float) -> Reply:
-        try:
-            answer = completions.read(body)
-        except completions.ServerError as error:
-            text = f"{self._endpoint.url} answers: {self._safe(str(error))}"
-            raise Unavailable(text, error.status, error.status in HOPELESS, error.status in TRANSIENT) from None
-        except ValueError:
-            begin = self._safe(body[:4096].decode(errors="replace"))[:60]
-            raise Unavailable(
-                f"{self._endpoint.url}: the answer is no chat completion, it begins {begin!r}; check --llm-url"
-            ) from None
-        prompt_tokens = sum(tokens(message.content) for message in request.messages)
-        tokens_in, tokens_out = answer.counts or (prompt_tokens, tokens(answer.text + answer.reasoning))
-        return Reply(
-            text=answer.text,
-            reasoning=answer.reasoning,
-            refusal=answer.refusal or ("by a filter" if answer.finish == "content_filter" else ""),
-            cut_off=answer.finish == "length",
-            tokens_in=tokens_in,
-            tokens_out=tokens_out,
-            cost=self._endpoint.cost(tokens_in, tokens_out),
-            estimated=answer.counts is None,
-            seconds=round(seconds, 3),
-            model=answer.model,
-        )
-
-
-def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds until a server wants to be asked again, by its header ``Retry-After``: a number, or a date of HTTP.
-
-    ``now``: seconds of the epoch. None without a header that can be read; at most ``LATEST_RETRY``.
-    """
-    value = headers.get("retry-after", "")
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - now
-        except (ValueError, OverflowError):  # the latter for a year beyond what integers hold
-            return None
-    return min(max(seconds, 0.0), LATEST_RETRY) if math.isfinite(seconds) else None
 
 
 class ReplayWire:
@@ -361,16 +158,16 @@ class Chat:
 
     def conclude(
         self, request: Request, reply: Reply, problem: Problem, proposals: Sequence[Fields] = (), *,
-        of_stage: Stage | None = None, reward: float | None = None, fault: str = "",
+        stage: Stage | None = None, reward: float | None = None, fault: str = "",
     ) -> None:  # fmt: skip
-        """Adds an answer's ``Outcome`` to the transcript, if there is one. ``of_stage``: the problem's if None."""
+        """Adds an answer's ``Outcome`` to the transcript, if there is one. ``stage``: the problem's if None."""
         key = answer_key(request.digest, reply.text)
         self.history.conclude(key)
         outcome = Outcome(
             run=self.run,
             exchange=key,
             problem=problem.model_dump(mode="json"),
-            stage=of_stage or stage(problem),
+            stage=stage or stage_of(problem),
             proposals=tuple(proposals),
             reward=reward,
             fault=fault,
@@ -391,7 +188,7 @@ class Chat:
             is_spent = True
             reason = (
                 f"the budget of {self.budget} tokens is spent{', earlier starts included' * bool(self.usage.earlier)}, "
-                "so nothing more is asked; --llm-budget TOKENS raises it, another --seed begins a run with its own"
+                "so nothing more is asked; llm.token_budget in --settings raises it, another --seed begins a run with its own"
             )
         elif self._is_backing_off():
             reason = "the model rests after a failure"
@@ -509,7 +306,7 @@ def connect(
     if replay is not None:
         return Chat(ReplayWire(replay))
     if endpoint is None or not endpoint.url or not endpoint.model:
-        raise WrongInput("a language model needs --llm-url and --llm-model, or --llm-replay FILE")
+        raise WrongInput("a language model needs --llm NAME@URL, or llm.replay in --settings")
     if not endpoint.url.startswith(("http://", "https://")):
-        raise WrongInput(f"--llm-url {endpoint.url}: must begin with http:// or https://")
+        raise WrongInput(f"--llm {endpoint.model}@{endpoint.url}: the URL must begin with http:// or https://")
     return Chat(ServerWire(endpoint), path, budget, run=run, history=History.of(path, run))

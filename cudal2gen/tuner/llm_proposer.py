@@ -1,6 +1,6 @@
-"""A proposer that asks a language model on any chat-completions server, through the ``openai`` library.
+"""A proposer that asks a language model on any chat-completions server.
 
-``prompt`` writes the question, ``answers`` reads the answer: sparse changes to records, of which an illegal one goes
+``record_prompt`` writes the question, ``record_answers`` reads the answer: sparse changes to records, of which an illegal one goes
 back with its rule, at most ``RETRIES`` times. An answer can set fields of a record and nothing else.
 
 With ``beside`` an exchange runs in a thread while the GPU evaluates what other proposers, or the answer before, have
@@ -14,18 +14,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from cudal2gen.kernel import Problem, Record, parse, space
-from cudal2gen.tuner import answers, chat, prompt
-from cudal2gen.tuner.answers import LONGEST_REASON, Fault
-from cudal2gen.tuner.chat import Chat, Endpoint
+from cudal2gen.tuner import record_answers, record_prompt
+from cudal2gen.tuner.language_model.chat import Chat
+from cudal2gen.tuner.language_model.conversation import RETRIES, Conversation, Messages, Reading
+from cudal2gen.tuner.language_model.transcript import Message, Reply, Unasked, Unavailable, Usage
 from cudal2gen.tuner.memory import Memory
-from cudal2gen.tuner.prompt import Evidence
 from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question, proposal
-from cudal2gen.tuner.transcript import Message, Reply, Request, Unasked, Unavailable, Usage
+from cudal2gen.tuner.record_answers import LONGEST_REASON, Fault
+from cudal2gen.tuner.record_prompt import Evidence
 
-RETRIES = 2  # repetitions of a question after faulty answers
 WAITING = 16  # most records in a prompt that were proposed and have no trial
 LONGEST_ABSENCE = 16  # rounds of a problem without a question after useless answers
 
@@ -74,16 +73,16 @@ class _Beside:
         return self._proposals
 
 
-class Llm(FixedStrategy):
+class LlmProposer(FixedStrategy):
     """``Proposer`` and ``Awaited``. ``pool``: records among which a prompt shows winners of similar problems.
 
     ``budget``: tokens of memory in a prompt. ``beside``: exchanges run beside evaluations. ``warn``: receives each
-    distinct failure once. ``evidence``: see ``prompt.document``. ``alone``: nobody else proposes. After ``patience``
+    distinct failure once. ``evidence``: see ``record_prompt.document``. ``alone``: nobody else proposes. After ``patience``
     useless answers in a row on a problem, rounds are left out: 1, 2, 4, .. Proposals that are still illegal after the
     last retry come last: their trials teach the other proposers.
     """
 
-    name = answers.PROPOSER
+    name = record_answers.PROPOSER
 
     def __init__(
         self, talk: Chat, memory: Memory, pool: Sequence[Record] = (), budget: int = 1500, patience: int = 2,
@@ -132,10 +131,10 @@ class Llm(FixedStrategy):
         if dialogue.absence:
             dialogue.absence -= 1
             return proposals
-        request, bases, question = self._request(question, dialogue, count)
+        messages, bases, question = self._question(question, dialogue, count)
 
         def converse() -> list[Proposal]:
-            return self._converse(request, bases, question, count, dialogue)
+            return self._converse(messages, bases, question, count, dialogue)
 
         if not self._beside:
             return proposals + converse()
@@ -176,12 +175,12 @@ class Llm(FixedStrategy):
                     proposals.append(proposal(self.name, whole)._replace(fields=own))
         return proposals
 
-    def _request(
+    def _question(
         self, question: Question, dialogue: _Dialogue, count: int
-    ) -> tuple[Request, dict[str, Record], Question]:
-        """The request, the records that its labels name, and the question with what awaits a trial."""
-        bases = prompt.bases_of(question)
-        # Proposed records without a trial: the race pruned them, or their batch has not ended.
+    ) -> tuple[Messages, dict[str, Record], Question]:
+        """The messages, the records that their labels name, and the question with what awaits a trial."""
+        bases = record_prompt.bases_of(question)
+        # Proposed records without a trial: the search pruned them, or their batch has not ended.
         tried_keys = {parse(trial.record).kernel_key for trial in question.trials if trial.outcome != "illegal"}
         waiting = {key: record for key, record in dialogue.proposed.items() if key not in tried_keys}
         question = replace(question, proposed_keys=question.proposed_keys | waiting.keys())
@@ -189,31 +188,32 @@ class Llm(FixedStrategy):
         notes = [
             note.visible | {"because": note.relevance(problem)} for note in self._memory.recall(problem, self._budget)
         ]
-        text = prompt.document(
+        text = record_prompt.document(
             question, bases, list(waiting.values())[-WAITING:], notes, self._pool, count, self._evidence
         )
-        messages = (Message("system", prompt.SYSTEM), Message("user", text))
-        families = tuple(sorted({record.family for record in bases.values()}))
-        return Request(messages, answers.schema(families)), bases, question
+        return (Message("system", record_prompt.SYSTEM), Message("user", text)), bases, question
 
     def _converse(
-        self, request: Request, bases: Mapping[str, Record], question: Question, count: int, dialogue: _Dialogue
+        self, messages: Messages, bases: Mapping[str, Record], question: Question, count: int, dialogue: _Dialogue
     ) -> list[Proposal]:
         """Asks until an answer needs no correction; the proposals, legal ones first."""
         proposals: dict[object, Proposal] = {}
         faults: list[Fault] = []
         has_answer = False
-        for _ in range(1 + RETRIES):
-            reply = self._answer(request, question.problem)
-            if reply is None:
-                break
+
+        def read(reply: Reply) -> Reading:
+            nonlocal faults, has_answer
             has_answer = True
-            faults = self._sort(request, reply, question, bases, count, proposals)
-            if len(proposals) >= count or not _worth_retrying(faults, proposals):
-                break
-            correction = answers.correction(faults, count - len(proposals))
-            turns = (*request.messages, Message("assistant", reply.text), Message("user", correction))
-            request = request._replace(messages=turns)
+            reading, faults = self._sort(reply, question, bases, count, proposals)
+            return reading
+
+        families = tuple(sorted({record.family for record in bases.values()}))
+        conversation = Conversation(self._chat, question.problem, record_answers.schema(families), self._warn_once)
+        try:
+            conversation.hold(lambda: messages, read)
+        except Unavailable as error:
+            if not isinstance(error, Unasked) or error.for_good:
+                self._warn_once(str(error))
         if has_answer:
             dialogue.useless = 0 if proposals else dialogue.useless + 1
             if dialogue.useless >= self._patience:
@@ -222,47 +222,29 @@ class Llm(FixedStrategy):
         if not proposals and faults:
             self._warn_once(f"no proposal of an answer could be used: {faults[0].text}")
         refused = [fault.proposal for fault in faults if fault.proposal]
-        return [*proposals.values()][:count] + refused[: answers.MAX_FAULTS]
-
-    def _answer(self, request: Request, problem: Problem) -> Reply | None:
-        try:
-            reply = self._chat.ask(request, problem)
-        except Unasked as error:
-            if error.for_good:
-                self._warn_once(str(error))
-            return None
-        except Unavailable as error:
-            self._warn_once(str(error))
-            return None
-        if reply.refusal:
-            self._warn_once(f"the model refused: {reply.refusal[:LONGEST_REASON]}")
-            self._chat.conclude(request, reply, problem, fault="the model refused")
-            return None
-        return reply
+        return [*proposals.values()][:count] + refused[: record_answers.MAX_FAULTS]
 
     def _sort(
         self,
-        request: Request,
         reply: Reply,
         question: Question,
         bases: Mapping[str, Record],
         count: int,
         proposals: dict[object, Proposal],
-    ) -> list[Fault]:
-        """Adds an answer's new, legal proposals to ``proposals``, and its outcome to the transcript; returns the
-        faults of the others."""
-        ideas, faults = answers.ideas_of(reply, 4 * count)
+    ) -> tuple[Reading, list[Fault]]:
+        """Adds an answer's new, legal proposals to ``proposals``; the answer's outcome, and the faults of the others."""
+        ideas, faults = record_answers.ideas_of(reply, 4 * count)
         known_keys = set(question.proposed_keys) | ({question.incumbent.kernel_key} if question.incumbent else set())
         own: list[Proposal] = []
         for idea in ideas:
-            proposal = answers.revised(idea, bases)
+            proposal = record_answers.revised(idea, bases)
             if isinstance(proposal, Fault):
                 faults.append(proposal)
             elif proposal.record is not None:
                 own.append(proposal)
                 key = proposal.record.kernel_key
                 if key in known_keys or key in proposals:
-                    faults.append(Fault(f"{answers.text_of(idea)}: that kernel was tried or proposed already"))
+                    faults.append(Fault(f"{record_answers.text_of(idea)}: that kernel was tried or proposed already"))
                 else:
                     proposals[key] = proposal
         own += [fault.proposal for fault in faults if fault.proposal]
@@ -270,26 +252,14 @@ class Llm(FixedStrategy):
             proposal.fields | ({"violation": proposal.violation} if proposal.violation else {}) for proposal in own
         ]
         fault = "" if own else "; ".join(fault.text for fault in faults)[:LONGEST_REASON] or "no proposals"
-        self._chat.conclude(request, reply, question.problem, fields, fault=fault)
-        return faults
+        again = len(proposals) < count and _worth_retrying(faults, proposals)
+        correction = record_answers.correction(faults, count - len(proposals)) if again else ""
+        return Reading(fields, fault=fault, correction=correction), faults
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warnings:
             self._warnings.add(text)
             self._warn(f"proposer llm: {text}")
-
-
-def connect(
-    endpoint: Endpoint | None, memory: Memory, transcript: Path | None = None, replay: Path | None = None,
-    tokens: int | None = None, pool: Sequence[Record] = (), *, run: str = "", beside: bool = False,
-    warn: Callable[[str], None] = _warn, evidence: Evidence | None = None, alone: bool = False,
-) -> Llm:  # fmt: skip
-    """The proposer that a command line describes. ``tokens``: the budget of the ``run``, over all its starts.
-
-    Raises MissingLibrary without the openai library, WrongInput without a server or a transcript.
-    """
-    talk = chat.connect(endpoint, transcript, replay, tokens, run)
-    return Llm(talk, memory, pool, beside=beside, warn=warn, evidence=evidence, alone=alone)
 
 
 def _unproposed(proposals: Sequence[Proposal], question: Question, count: int) -> list[Proposal]:
