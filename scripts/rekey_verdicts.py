@@ -125,8 +125,10 @@ def check_ptx(pairs: Sequence[Pair], tools: toolchain.Toolchain) -> None:
 
 
 def digests(pairs: Sequence[Pair], tools: toolchain.Toolchain) -> dict[str, str]:
-    """The new digest of each old one, for every architecture: one text is compiled for several GPUs, and a verdict stays
-    right when the catalog no longer has its record for that GPU."""
+    """The new digest of each old one, for every architecture.
+
+    One text is compiled for several GPUs, and its verdicts stay right when the catalog no longer has a record for one.
+    """
     return {
         compiler.digest(old, arch, launch, tools): compiler.digest(new, arch, launch, tools)
         for arch in sorted({pair.record.arch for pair in pairs})
@@ -153,7 +155,7 @@ def rekeyed(lines: Iterable[str], new_digest: dict[str, str]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path, help="the checkout from before the change of comments")
+    parser.add_argument("old", type=Path, help="a checkout from before the change of comments")
     parser.add_argument("--dry-run", action="store_true", help="check, and write nothing")
     options = parser.parse_args()
     tools = toolchain.discover()
