@@ -90,8 +90,8 @@ def _text() -> str:
     folder = Path(__file__).parent
     text = "".join((folder / name).read_text() for name in ("runtime.c", "driver.c", "graphs.c", "driver_graphs.c"))
     defined = set(re.findall(r"\b(_*cu\w+) ?\(", text))
-    # Functions that C macros define, which the pattern above cannot see: POOLS and NODES of graphs.c, then COPY, FACE,
-    # BOTH and their variants for per-thread streams of driver.c.
+    # Functions that macros of the C files define, which the pattern above cannot see: POOLS, NODES, COPY and FACE, and
+    # BOTH and WITH_STREAM with their variants for per-thread streams.
     defined |= {api + name for name in re.findall(r"int api##(\w+)", text) for api in ("cuda", "cu")}
     kinds = re.findall(r"^NODES\((\w+)", text, re.M)
     defined |= {form.format(kind) for kind in kinds for form in _NODE_FUNCTIONS}
@@ -104,7 +104,7 @@ def _text() -> str:
     return text + "".join(f'EXPORT int {name}() {{ return unsupported("{name}"); }}\n' for name in names)
 
 
-# The functions that one NODES of graphs.c and one COPY of driver.c define.
+# The functions that one NODES and one COPY of the C files define.
 _NODE_FUNCTIONS = ("cudaGraphAdd{}Node", "cudaGraphExec{}NodeSetParams", "cudaGraph{}NodeSetParams")
 _COPY_VERSIONS = ("_v2", "_v2_ptds", "Async_v2", "Async_v2_ptsz")
 
