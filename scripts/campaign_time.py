@@ -5,9 +5,9 @@
 
 ``--machine`` compares, for one GPU, compiling ahead on the machine's cores with compiling while the GPU waits.
 
-Nothing is measured on a GPU. Races are real ones in the model environment. The seconds in which a kernel compiles and
-is timed are drawn for each kernel from a heavy-tailed distribution. The steps of a race do not depend on the cluster,
-so each race runs once and is replayed on every cluster.
+Nothing is measured on a GPU. Searches are real ones in the model environment. The seconds in which a kernel compiles
+and is timed are drawn for each kernel from a heavy-tailed distribution. The steps of a search do not depend on the
+cluster, so each search runs once and is replayed on every cluster.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from typing import ClassVar, NamedTuple
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, Record, space
 from cudal2gen.results import Effort, Trial
-from cudal2gen.tuner import climbing, curve, executor, flight, race, ray_executor
-from cudal2gen.tuner.ahead import CORES_EACH, MOST_EACH
+from cudal2gen.tuner import climbing, concurrent_searches, curve, executor, ray_executor, search
+from cudal2gen.tuner.background_builds import CORES_EACH, MOST_EACH
+from cudal2gen.tuner.concurrent_searches import RankedSearch, Waiting
 from cudal2gen.tuner.environment import Environment, Model
 from cudal2gen.tuner.executor import InProcess, Job
-from cudal2gen.tuner.flight import RankedRace, Waiting
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question, legal_proposal
 from cudal2gen.tuner.proposers import Random
-from cudal2gen.tuner.race import Evaluation, ProposerStep, Race
+from cudal2gen.tuner.search import Evaluation, ProposerStep, Search
 from kernelproof.ground.files import write
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
@@ -74,7 +74,7 @@ def _factor(key: str, spread: float) -> float:
 
 
 class Cluster:
-    """A ``flight.Host`` of GPUs, compiling cores and one core of proposers, under a virtual clock.
+    """A ``concurrent_searches.Host`` of GPUs, compiling cores and one core of proposers, under a virtual clock.
 
     As on a Ray cluster, a job is compiled before it waits for a GPU, jobs of earlier problems come first, and GPUs
     without work take parts of short jobs. ``environment`` evaluates the jobs; without one their trials are empty.
@@ -93,7 +93,7 @@ class Cluster:
         self._queue: list[tuple[int, int, Job, Callable[[], None]]] = []
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
-        """See ``flight.Host``."""
+        """See ``concurrent_searches.Host``."""
         future: Waiting = Future()
         if isinstance(step, ProposerStep):
             step.run()
@@ -120,7 +120,7 @@ class Cluster:
         return future
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """See ``flight.Host``. Advances the clock to the next event that ends a step."""
+        """See ``concurrent_searches.Host``. Advances the clock to the next event that ends a step."""
         while not self._ended:
             self.now, _, happen = heapq.heappop(self._events)
             happen()
@@ -162,8 +162,8 @@ class Cluster:
 class Machine(Cluster):
     """One GPU beside ``cores``.
 
-    With ``ahead`` kernels compile in the background as ``tuner.ahead`` does it, and steps end in the order in which
-    they began. Without it an evaluation compiles its own kernels while the GPU waits. ``SECONDS`` are of the GPU, for
+    With ``ahead`` kernels compile in the background as ``tuner.background_builds`` does it, and steps end in the order
+    in which they began. Without it an evaluation compiles its own kernels while the GPU waits. ``SECONDS`` are of the GPU, for
     each kernel; ``UNIT`` and ``KERNEL`` are seconds of a core for a translation unit and for each kernel in it, as ours
     take.
     """
@@ -184,7 +184,7 @@ class Machine(Cluster):
         self._over: set[Waiting] = set()
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:  # noqa: ARG002
-        """See ``flight.Host``."""
+        """See ``concurrent_searches.Host``."""
         future: Waiting = Future()
         if isinstance(step, Evaluation):
             self._line.append((step.job, future))
@@ -196,7 +196,7 @@ class Machine(Cluster):
         return future
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """See ``flight.Host``."""
+        """See ``concurrent_searches.Host``."""
         oldest = next(iter(waiting))
         while oldest not in self._over:
             self.now, _, happen = heapq.heappop(self._events)
@@ -258,18 +258,18 @@ class Machine(Cluster):
 
 
 class Plan(NamedTuple):
-    """A race that has been run, and its steps: a job, or None for a step of the proposer."""
+    """A search that has been run, and its steps: a job, or None for a step of the proposer."""
 
-    race: Race
+    search: Search
     jobs: Sequence[Job | None]
 
 
 def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -> Plan:
-    """Runs a race of random candidates in the model environment."""
-    run = Race(space.candidates(problem, 200), None)
+    """Runs a search of random candidates in the model environment."""
+    run = Search(space.candidates(problem, 200), None)
     place, jobs = InProcess(Model()), list[Job | None]()
-    settings = race.Settings(evaluations, prune=None)
-    for step in race.steps(run, proposer or Random(0), place, lambda _: None, settings):
+    settings = search.SearchLimits(evaluations, prune=None)
+    for step in search.steps(run, proposer or Random(0), place, lambda _: None, settings):
         if isinstance(step, ProposerStep):
             step.run()
             jobs.append(None)
@@ -281,21 +281,21 @@ def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -
 
 
 def simulate(plans: Sequence[Plan], workers: int, times: Times, in_flight: int) -> Cluster:
-    """Replays the races on a cluster, with ``in_flight`` problems at a time, and returns it."""
+    """Replays the searches on a cluster, with ``in_flight`` problems at a time, and returns it."""
     cluster = Cluster(workers, times)
     _run(plans, cluster, in_flight)
     return cluster
 
 
 def on_one_machine(plans: Sequence[Plan], cores: int, ahead: bool) -> Machine:
-    """Replays the races on one machine and returns it. Without ``ahead`` two problems are in flight."""
+    """Replays the searches on one machine and returns it. Without ``ahead`` two problems are in flight."""
     machine = Machine(cores, ahead)
     _run(plans, machine, executor.IN_FLIGHT if ahead else 2)
     return machine
 
 
-def _run(plans: Sequence[Plan], host: flight.Host, in_flight: int) -> None:
-    question = Question(space.Candidates(plans[0].race.problem, (), ()))
+def _run(plans: Sequence[Plan], host: concurrent_searches.Host, in_flight: int) -> None:
+    question = Question(space.Candidates(plans[0].search.problem, (), ()))
 
     def steps(jobs: Sequence[Job | None]) -> Iterator[ProposerStep | Evaluation]:
         for job, next_job in zip(jobs, [*jobs[1:], None], strict=True):
@@ -303,10 +303,10 @@ def _run(plans: Sequence[Plan], host: flight.Host, in_flight: int) -> None:
             proposals = [legal_proposal("", record) for record in records]
             yield Evaluation(job, []) if job else ProposerStep(Random(0), question, (), 0, proposals)
 
-    def begin(rank: int) -> RankedRace | None:
-        return None if rank == len(plans) else RankedRace(rank, plans[rank].race, steps(plans[rank].jobs))
+    def begin(rank: int) -> RankedSearch | None:
+        return None if rank == len(plans) else RankedSearch(rank, plans[rank].search, steps(plans[rank].jobs))
 
-    flight.run_races(begin, host, in_flight, lambda _: None, lambda _: None)
+    concurrent_searches.run_searches(begin, host, in_flight, lambda _: None, lambda _: None)
 
 
 class SmallBatches(Random):

@@ -24,11 +24,11 @@ from pydantic import BaseModel
 
 from cudal2gen import cli
 from cudal2gen.kernel import FAMILIES, Problem
-from cudal2gen.timing.profile import LaunchFacts, figures
 from kernelproof.emulator import RULES
 from kernelproof.emulator.frontend import instruction
 from kernelproof.emulator.frontend.emitter import TEXTURES
 from kernelproof.emulator.frontend.flow.inline import REFUSED_CALLS
+from kernelproof.profile import LaunchFacts, figures
 
 # How the table calls the value of an option that states neither choices nor a name for it.
 KINDS = {int: "integer", float: "number", Path: "path"}

@@ -41,7 +41,7 @@ CLOSE = 0.98  # a search is close at this share of the best known speed
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchmarkPlan:
     """Numbers of problems, seeds and evaluations. ``longest``: evaluations of a search, by proposer.
 
     ``environments``: hidden terms, each with training of its own; ``seeds``: of the searches in each.
@@ -55,7 +55,7 @@ class Settings:
     held_out: int = 20
     trained: int = 160
     environments: int = 3
-    seeds: int = 3
+    seeds: int = 1
     batch: int = 8
     evaluations_each: int = 96
     contrast_rounds: int = 500
@@ -67,7 +67,7 @@ class Settings:
     only: tuple[str, ...] = ()
 
 
-def sized(settings: Settings, held_out: int) -> Settings:
+def sized(settings: BenchmarkPlan, held_out: int) -> BenchmarkPlan:
     """These settings for ``held_out`` problems, with training problems, rounds and seconds in proportion."""
     share = held_out / settings.held_out
     return replace(
@@ -98,13 +98,13 @@ class Score(NamedTuple):
 class Comparison(NamedTuple):
     """Every proposer's score, and the environment of the comparison."""
 
-    settings: Settings
+    settings: BenchmarkPlan
     on: str
     scores: tuple[Score, ...]
     trained_evaluations: int
 
 
-def split(records: Sequence[Record], settings: Settings) -> tuple[list[Problem], list[Problem]]:
+def split(records: Sequence[Record], settings: BenchmarkPlan) -> tuple[list[Problem], list[Problem]]:
     """Problems held out, and problems to train on: the published sizes in a random order, stratified by size class."""
     from cudal2gen.bench import stratified
 
@@ -248,7 +248,7 @@ def record_trials(environment: Environment, problems: Sequence[Problem], count: 
 
 
 def train(
-    environment: Model, published: Sequence[Record], problems: Sequence[Problem], settings: Settings, seed: int
+    environment: Model, published: Sequence[Record], problems: Sequence[Problem], settings: BenchmarkPlan, seed: int
 ) -> Trained:
     """Records trials of the training problems; the cost model and the policies learn from the same ones."""
     recorded = record_trials(environment, problems, settings.evaluations_each, seed)
@@ -285,7 +285,7 @@ def train_policies(
     environment: Environment | None,
     published: Sequence[Record],
     recorded: Sequence[TimedRecords],
-    settings: Settings,
+    settings: BenchmarkPlan,
     seed: int,
 ) -> dict[str, Policy]:
     """Imitates published records, then the contrastive update; with ``controls`` also the group-relative update at
@@ -392,7 +392,7 @@ class Relay:
 
 
 def compare(
-    published: Sequence[Record], settings: Settings, progress: Callable[[str], None] = lambda _: None
+    published: Sequence[Record], settings: BenchmarkPlan, progress: Callable[[str], None] = lambda _: None
 ) -> Comparison:
     """Trains, searches and scores. ``published``: the catalog's records of the accumulator to imitate."""
     held_out, problems = split(published, settings)
@@ -424,7 +424,7 @@ def _searches(
     spaces: Sequence[space.Candidates],
     best: list[float],
     name: str,
-    settings: Settings,
+    settings: BenchmarkPlan,
 ) -> list[list[list[float]]]:
     """The selected times by problem and seed; lowers ``best`` where a search finds a faster record."""
     longest = settings.longest.get(name, CHECKPOINTS[-1])

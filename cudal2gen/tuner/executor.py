@@ -1,20 +1,19 @@
-"""Executors run evaluations for a race: in this process, or in a process of their own.
+"""Executors run the evaluations of searches: in this process, in a process of their own, or on a cluster (``ray_executor``).
 
-A job names a problem, records and an effort, and no place. Its ``key`` is a hash of these, so an executor that loses a
-worker may run a job again; it yields each job's trials once.
+All of them have the protocol ``Executor``. A job names a problem, records and an effort, and no place, so an executor
+that loses a worker may run a job again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Trial
-from cudal2gen.tuner.ahead import Ahead, Build
+from cudal2gen.tuner.background_builds import BackgroundBuilds, Build
 from cudal2gen.tuner.environment import Environment, Place, trial_of
 from kernelproof.ground import workers
 
@@ -33,33 +32,17 @@ class Job(NamedTuple):
     records: tuple[Record, ...]
     effort: Effort
 
-    @property
-    def key(self) -> str:
-        parts = [self.problem.model_dump_json(), self.effort, *(record.model_dump_json() for record in self.records)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-class JobResult(NamedTuple):
-    """A job, and one trial per record in their order."""
-
-    job: Job
-    trials: list[Trial]
-
 
 class Executor(Place, Protocol):
-    """Evaluates jobs in any order, one measurement at a time on each GPU, and yields each exactly once.
+    """Evaluates jobs, one measurement at a time on each GPU. A job's trials are one for each record, in their order.
 
-    ``in_order``: jobs that are submitted end in the order of their submission.
+    ``in_order``: jobs end in the order of their submission.
     """
 
     in_order: bool
 
     def prepare(self, records: Sequence[Record]) -> None:
         """Begins what evaluations of these records need before a GPU, such as compiling, and returns at once."""
-        ...
-
-    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """Yields each job when it ends; the caller stores its trials before it asks for the next."""
         ...
 
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
@@ -87,16 +70,10 @@ class InProcess:
     def prepare(self, records: Sequence[Record]) -> None:
         """Nothing: an evaluation does all of it."""
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """In order."""
-        for job in jobs:
-            yield JobResult(job, self.environment.evaluate(job.problem, job.records, job.effort))
-
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - nothing is ever queued
         """Evaluates the job before it returns."""
         ended: Future[list[Trial]] = Future()
-        (result,) = self.run([job])
-        ended.set_result(result.trials)
+        ended.set_result(self.environment.evaluate(job.problem, job.records, job.effort))
         return ended
 
     def in_flight(self) -> int:
@@ -125,17 +102,12 @@ class Worker:
         cores: int | None = None,
     ) -> None:
         self._make, self._seconds = make, seconds
-        self._ahead = Ahead(build, cores) if build else None
+        self._ahead = BackgroundBuilds(build, cores) if build else None
         self._worker: workers.Worker | None = None
         # A process ends with the thread that started it, so this thread lives as long as the executor.
         self._queue = ThreadPoolExecutor(1, "measurement")
         self._closed = False
         self._connection()
-
-    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """In order."""
-        for job in jobs:
-            yield JobResult(job, self._evaluate(job))
 
     def prepare(self, records: Sequence[Record]) -> None:
         """See ``Executor``."""
@@ -196,10 +168,6 @@ class Worker:
             self.name, self.on = answer
             return worker
         return self._worker
-
-    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
-        """As an environment."""
-        return self._evaluate(Job(problem, tuple(records), effort))
 
     def close(self) -> None:
         """Ends the process, at once, and drops what is queued."""

@@ -26,7 +26,7 @@ from cudal2gen.results.ratios import Ratio
 from kernelproof.ground import chips, files
 
 if TYPE_CHECKING:
-    from cudal2gen.tuner.race import Race
+    from cudal2gen.tuner.search import Search
 
 SHIPPED = places.PACKAGE / "tuner" / "notes"
 CLASSES: tuple[str, ...] = get_args(SizeClass)
@@ -160,25 +160,25 @@ class Memory:
         if self.file is not None:
             yield from parse_notes(_text(self.file))
 
-    def learn(self, race: Race) -> Note | None:
-        """Appends and returns the lesson of a race with an improvement; None without one, or if the file has it.
+    def learn(self, search: Search) -> Note | None:
+        """Appends and returns the lesson of a search with an improvement; None without one, or if the file has it.
 
         Raises OSError where the file cannot be written.
         """
-        winner, gain = race.winner, race.gain
-        if self.file is None or winner is None or gain is None or not race.improved or race.incumbent is None:
+        winner, gain = search.winner, search.gain
+        if self.file is None or winner is None or gain is None or not search.improved or search.incumbent is None:
             return None
         if winner.environment == "replay":  # the measurement has appended the lesson
             return None
-        note = lesson(race.problem, race.incumbent, parse(winner.record), gain, winner.environment, winner.on)
+        note = lesson(search.problem, search.incumbent, parse(winner.record), gain, winner.environment, winner.on)
         return note if _append(note, self.file) else None
 
-    def learn_setbacks(self, race: Race) -> Note | None:
-        """Appends and returns the lesson of changes that never helped in a race (``setbacks``); None if there is none.
+    def learn_setbacks(self, search: Search) -> Note | None:
+        """Appends and returns the lesson of changes that never helped in a search (``setbacks``); None if there is none.
         Raises OSError if the file cannot be written."""
-        if self.file is None or race.incumbent is None:
+        if self.file is None or search.incumbent is None:
             return None
-        note = setbacks(race.problem, race.incumbent, race.evaluations)
+        note = setbacks(search.problem, search.incumbent, search.evaluations)
         return note if note and _append(note, self.file) else None
 
     def keep(self, note: Note) -> bool:

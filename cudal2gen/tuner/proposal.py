@@ -38,8 +38,8 @@ def proposal(proposer: str, fields: Fields) -> Proposal:
 class Question:
     """The legal candidates of a problem, and its trials so far, failures included.
 
-    ``proposed_keys``: ``Record.kernel_key`` of the records proposed before; the race does not evaluate them again.
-    ``last``: the race ends after this batch, so nothing that comes later is of use.
+    ``proposed_keys``: ``Record.kernel_key`` of the records proposed before; the search does not evaluate them again.
+    ``last``: the search ends after this batch, so nothing that comes later is of use.
     """
 
     candidates: Candidates
@@ -80,7 +80,7 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class Awaited(Protocol):
-    """A proposer whose answers come later. A race waits for them only when no other work is left."""
+    """A proposer whose answers come later. A search waits for them only when no other work is left."""
 
     def wait(self, problem: Problem) -> bool:
         """Waits for an answer under way on a problem; whether there was one. Raises what asking for it raised."""

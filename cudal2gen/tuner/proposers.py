@@ -231,13 +231,13 @@ class PolicyProposer:
 
     ``adapt``: steps on contrastive pairs after each batch of trials, 0 for none. ``group``: whether its own proposals
     of a batch also make a group for a policy-gradient step. It trains a copy of the policy per problem; with ``keep``
-    it serves one race, from a copy made now, and ``conclude`` makes the policy itself learn what the copy learnt.
+    it serves one search, from a copy made now, and ``conclude`` makes the policy itself learn what the copy learnt.
     ``shuffled``: permutes the rewards, a control that must not help.
     """
 
     def __init__(
         self, policy: Policy, name: str = "policy", seed: int = 0, frozen: bool = False, *, adapt: int = 12,
-        group: bool = False, keep: bool = False, shuffled: bool = False, reward: reward.Settings | None = None,
+        group: bool = False, keep: bool = False, shuffled: bool = False, reward: reward.RewardWeights | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.policy = policy
@@ -272,7 +272,7 @@ class PolicyProposer:
             self._lessons.append((question, trials, self._actions))
 
     def conclude(self) -> None:
-        """After a race: the policy itself learns from its trials, batch by batch. Without ``keep`` nothing happens."""
+        """After a search: the policy itself learns from its trials, batch by batch. Without ``keep`` nothing happens."""
         if self._lessons:
             view = self.policy.view(self._lessons[0][0].candidates)
             for question, trials, actions in self._lessons:
@@ -351,7 +351,7 @@ class Mixture:
         return any(proposer.wait(problem) for proposer in self.members if isinstance(proposer, Awaited))
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:  # noqa: ARG002
-        """Returns False at once: with other proposers a race goes on, or ends, without one that rests."""
+        """Returns False at once: with other proposers a search goes on, or ends, without one that rests."""
         return False
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:

@@ -37,7 +37,7 @@ TARGETS = {"a100": 0.015, "h100": 0.02}
 
 
 @dataclass(frozen=True)
-class Settings:
+class RankingPlan:
     """``folds``: of sizes. ``seeds``: of folds and training. ``searched``: held-out problems of a GPU and seed in which
     proposers search."""
 
@@ -70,7 +70,7 @@ class Fold(NamedTuple):
     best: Mapping[str, list[Record]]  # GPU -> the best record of each training problem
 
 
-def folds(recordings: Recordings, settings: Settings, progress: Callable[[str], None]) -> Iterator[Fold]:
+def folds(recordings: Recordings, settings: RankingPlan, progress: Callable[[str], None]) -> Iterator[Fold]:
     """Every fold of every seed, trained. Raises WrongInput for fewer sizes than folds."""
     sizes = sorted({(problem.m, problem.n, problem.k) for problem in recordings})
     if len(sizes) < settings.folds:
@@ -136,7 +136,7 @@ class CostOrder(ModelOrder):
 
 
 def compare(
-    recordings: Recordings, settings: Settings, progress: Callable[[str], None] = lambda _: None
+    recordings: Recordings, settings: RankingPlan, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[list[Row], list[Row]]:
     """Ranking of all problems, and searches in some of them."""
     ranked: Regrets = {}
@@ -153,7 +153,7 @@ def compare(
     return _rows(ranked, (1, 3)), _rows(searched, CHECKPOINTS)
 
 
-def sample(recordings: Recordings, settings: Settings) -> set[Problem]:
+def sample(recordings: Recordings, settings: RankingPlan) -> set[Problem]:
     """The problems of each GPU in which proposers search, the same ones of every seed."""
     drawn = random.Random(settings.seed)
     by_gpu: dict[str, list[Problem]] = {}
@@ -196,7 +196,7 @@ def _rows(values: Regrets, counts: tuple[int, ...]) -> list[Row]:
     return rows
 
 
-def markdown(ranked: Sequence[Row], searched: Sequence[Row], settings: Settings) -> str:
+def markdown(ranked: Sequence[Row], searched: Sequence[Row], settings: RankingPlan) -> str:
     """Both tables with their conditions."""
     lines = [
         "# Recorded on real GPUs",

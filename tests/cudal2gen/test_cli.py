@@ -501,7 +501,7 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
         (["shwo"], "no such command 'shwo'. Did you mean 'show'? See 'cudal2gen --help'"),
         (["build", "--all", "--gpu", "any", "--layout", "nn"], "no records for any f16 nn"),
         (["list", "--gpu", "A10"], "invalid value for '--gpu': 'A10' is not one of 'a100', 'rtx3090'"),
-        (["tune", "--mnk", "64_64_64", "--environment", "mod"], "'mod' is not one of 'gpu', 'replay', 'model'"),
+        (["tune", "--mnk", "64_64_64", "--environment", "mod"], "'mod' is not one of 'gpu', 'model'"),
         (["run", "--mnk", "64_64_64", "--inputs", "bin"], "'bin' is not one of 'binary', 'sparse'"),
         (["tune-model", ""], "'' names no model: give file.py:callable or module:callable"),
         (["tune-model", "none.py"], "no file none.py"),
