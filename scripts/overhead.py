@@ -22,7 +22,7 @@ import torch
 
 import cudal2gen
 from cudal2gen.launch.launcher import OpenKernel
-from cudal2gen.operators import emulated, native, watching
+from cudal2gen.operators import call_native, check_modes, emulated
 from tests.cudal2gen.idle_device import IdleDevice, open_pack
 
 CALLS, ROUNDS = 100, 400  # short rounds: some are undisturbed
@@ -62,10 +62,10 @@ def no_op() -> Callable[..., Any]:
 
 def parts(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
     """Calls whose differences are the parts of a planned ``cudal2gen.matmul(a, b)``; it has been called before."""
-    planned, sparse = native.NATIVE.planned, a.to_sparse()
+    planned, sparse = call_native.NATIVE.planned, a.to_sparse()
     return {
         "whole": lambda: cudal2gen.matmul(a, b),
-        "checks": lambda: watching.undispatched(a, b),
+        "checks": lambda: check_modes.undispatched(a, b),
         "operator": lambda: planned(a, b, 0),
         "no launch": lambda: planned(b, a, 0),  # a plan whose launch is `return 0`
         "no plan": lambda: planned(a, b, -1),
@@ -127,7 +127,7 @@ def main() -> None:
             for name, us in differences(costs(parts(a, b))).items():
                 print(f"{name:52} {us:5.2f} us")
             assert dispatcher.stats()["torch"] == {}
-        native.NATIVE.planned = native._unplanned
+        call_native.NATIVE.planned = call_native._unplanned
         with emulated(IdleDevice(folder, native=False), [pack], prefer="kernel"):
             print("\nwithout C++:")
             _print(costs({name: calls[name] for name in calls if name.startswith(("cudal2gen", "the same"))}))

@@ -59,7 +59,8 @@ def rehearse(root: Path = ROOT) -> list[str]:
     if len(set(stated.values())) > 1:
         lines = ", ".join(f"{place}: {version or 'none'}" for place, version in stated.items())
         faults.append(
-            f"the versions differ ({lines}): state one in kernelproof/ground/version.py and CHANGELOG.md's first heading"
+            f"the versions differ ({lines}): state one version in kernelproof/ground/version.py and in the first "
+            "heading of CHANGELOG.md"
         )
     with tempfile.TemporaryDirectory() as folder:
         build(root, Path(folder), "--wheel")

@@ -73,16 +73,18 @@ registration of each instruction; ``host`` has programs, sessions and the stand-
 
 from kernelproof.emulator.frontend.emitter import UnknownInstruction
 from kernelproof.emulator.frontend.mutate import Mutant, mutants
-from kernelproof.emulator.frontend.mutations import ARITHMETIC
+from kernelproof.emulator.frontend.mutation_operators import ARITHMETIC
 from kernelproof.emulator.frontend.ptx import PtxError
 from kernelproof.emulator.host.cuda import LaunchRefused
+from kernelproof.emulator.host.policy import SessionHooks, SessionPolicy
 from kernelproof.emulator.host.program import Program, load
 from kernelproof.emulator.host.session import Session, session
 from kernelproof.emulator.host.standin import runtime_path
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.state.counters import Counters
 from kernelproof.emulator.state.findings_json import FindingsDocument, findings_document
-from kernelproof.emulator.state.launch import HOPPER, Device, LaunchResult, Options, RoundingName
+from kernelproof.emulator.state.launch_state import LaunchResult
+from kernelproof.emulator.state.options import HOPPER, Device, Options, RoundingName
 from kernelproof.emulator.state.participants import Participant, Place
 from kernelproof.emulator.state.reports import EmulatorError, Report, by_cause
 from kernelproof.emulator.state.rules import RULES, Severity
@@ -110,6 +112,8 @@ __all__ = [
     "Report",
     "RoundingName",
     "Session",
+    "SessionHooks",
+    "SessionPolicy",
     "Severity",
     "Site",
     "UnknownInstruction",

@@ -23,7 +23,7 @@ from kernelproof.triton_emulation.findings import Findings
 __all__ = ["EmulatedKernel", "Findings", "emulate", "emulated"]
 
 if TYPE_CHECKING:
-    from kernelproof.triton_emulation.session import Session
+    from kernelproof.triton_emulation.session import TritonSession
 
 
 def emulate(
@@ -32,7 +32,7 @@ def emulate(
     config: Any = None,
     check: bool = True,
     options: Options | None = None,
-) -> Session:
+) -> TritonSession:
     """The emulated device as a context that takes over ``kernel[grid](...)``.
 
     ``device``: ``sm_80``, ``sm_90a``, a GPU such as ``h100``, or an emulator's Device; kernels are compiled for its
@@ -43,10 +43,10 @@ def emulate(
     """
     if find_spec("triton") is None:
         raise MissingTool("Triton kernels need triton: pip install triton torch")
-    from kernelproof.triton_emulation.session import Session
+    from kernelproof.triton_emulation.session import TritonSession
 
     target = devices.device(device) if isinstance(device, str) else device
-    return Session(target, config, check, options or Options())
+    return TritonSession(target, config, check, options or Options())
 
 
 class EmulatedKernel:
@@ -55,7 +55,7 @@ class EmulatedKernel:
 
     def __init__(self, kernel: Any, arguments: dict[str, Any]) -> None:
         self.kernel, self.arguments = kernel, arguments
-        self.session: Session | None = None
+        self.session: TritonSession | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         """``kernel[grid](...)``, as of a kernel of Triton."""

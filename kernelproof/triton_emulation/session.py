@@ -15,7 +15,18 @@ from triton.backends import backends
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 
-from kernelproof.emulator import Device, EmulatorError, LaunchResult, Memory, Options, Program, Report, by_cause
+from kernelproof import emulator
+from kernelproof.emulator import (
+    Device,
+    EmulatorError,
+    LaunchResult,
+    Memory,
+    Options,
+    Program,
+    Report,
+    SessionPolicy,
+    by_cause,
+)
 from kernelproof.emulator.hopper.mbarrier import UNFENCED
 from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.emulator.memory.tensors import Tensor, host_bytes, is_tensor
@@ -29,7 +40,7 @@ OUR_BACKEND = "nvidia"  # the entry in Triton's list of backends that the emulat
 
 
 @dataclass
-class Launch:
+class TritonLaunch:
     """A launch: the kernel's name in Python, its PTX, warps of a CTA, CTAs of a program, bytes of shared memory,
     and what the emulator says of it."""
 
@@ -56,7 +67,7 @@ class Launch:
 
 
 @dataclass
-class Session:
+class TritonSession:
     """The emulated device while Triton kernels run. Use ``triton_emulation.emulate``.
 
     ``launches``: in order; ``notes``: which configuration an autotuned kernel took; ``reports``: all findings;
@@ -67,11 +78,15 @@ class Session:
     config: int | Any = None
     check: bool = True
     options: Options = field(default_factory=Options)
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[TritonLaunch] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     roles: dict[int, str] = field(default_factory=dict)
+    _emulated: emulator.Session = field(init=False)
     _tensors: list[object] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._emulated = emulator.Session(SessionPolicy(self.device, self.options))
 
     @property
     def reports(self) -> list[Report]:
@@ -177,7 +192,7 @@ class Session:
         if result.output:
             sys.stdout.write(result.output)
         text = program.module.text
-        self.launches.append(Launch(name, text, metadata.num_warps, metadata.num_ctas, metadata.shared, result))
+        self.launches.append(TritonLaunch(name, text, metadata.num_warps, metadata.num_ctas, metadata.shared, result))
 
     def _execute(
         self, program: Program, source: Any, metadata: Any, grid: tuple[int, int, int], args: Sequence[object],
@@ -188,15 +203,14 @@ class Session:
         read_only = program.read_only(kernel, self.options.counters)
         values = Parameters(source, metadata, tensors).of(args, read_only)
         values += scratch(metadata, tensors.memory, programs * ctas)
-        return program.launch(
+        return self._emulated.run(
+            program,
             kernel,
             grid=(grid[0] * ctas, grid[1], grid[2]),
             block=32 * metadata.num_warps,
             args=values[: len(program.module.kernels[kernel].params)],
             memory=tensors.memory,
             shared_bytes=metadata.shared,
-            device=self.device,
-            options=self.options,
             cluster=ctas,
             overlapping=bool(metadata.launch_pdl),
             cooperative=bool(metadata.launch_cooperative_grid),

@@ -30,9 +30,10 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import buckets, contests, dispatch, products, races  # noqa: E402
+from cudal2gen.operators import dispatch, plan_requests  # noqa: E402
 from cudal2gen.operators.fused_operators import gated_pair  # noqa: E402
-from cudal2gen.operators.tuned import Store  # noqa: E402
+from cudal2gen.operators.measuring import buckets, contests, races  # noqa: E402
+from cudal2gen.operators.measuring.tuned import Store  # noqa: E402
 from tests.cudal2gen.racing import (  # noqa: E402
     A100,
     NAMES,
@@ -369,7 +370,7 @@ def test_groups_share_out_other_rows_as_the_call_does(ends: Any, device: Emulate
     a[ends[-1] :].fill_(float("nan"))
     weights, offs = device.empty(4, 8, 8), ends_on(device, *ends)
     ends = [min(end, 7) for end in ends]
-    request = products.request_grouped(a, weights, offs, None)
+    request = plan_requests.request_grouped(a, weights, offs, None)
     for rows in (5, 8):
         wide, scaled = contests._groups(OperatorDevice(device, "a100"), a, offs, request, rows)
         assert scaled.tolist() == [-(-end * rows // 7) for end in ends]
@@ -523,7 +524,7 @@ import os, sys, threading, time
 from pathlib import Path
 from cudal2gen import pack
 import cudal2gen
-from cudal2gen.operators import contests
+from cudal2gen.operators.measuring import contests
 from tests.cudal2gen import racing
 from tests.cudal2gen.emulated import EmulatedDevice
 from tests.cudal2gen.test_autotuning import FAST, PREDICATED

@@ -27,7 +27,7 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import binding, dispatch, emulated, native, torch_operators  # noqa: E402
+from cudal2gen.operators import call_kernels, call_native, dispatch, emulated, plans, torch_operators  # noqa: E402
 from scripts import overhead  # noqa: E402
 from tests.cudal2gen import idle_device  # noqa: E402
 
@@ -134,8 +134,8 @@ def test_the_second_call_is_cs(dispatcher: dispatch.Dispatcher, reference: Refer
     assert reference.streams == [idle_device.STREAM] * 3
     assert dispatcher.stats()["torch"] == {}
     assert kernel_calls(dispatcher) == 4
-    assert "made by" in native.NATIVE.state
-    assert not native.NATIVE.serves(native.Place(device=0), None), "this torch has no CUDA"
+    assert "made by" in call_native.NATIVE.state
+    assert not call_native.NATIVE.serves(call_native.Place(device=0), None), "this torch has no CUDA"
 
 
 @pytest.mark.parametrize("layout", ["nn", "tn"])
@@ -238,7 +238,7 @@ def test_a_plan_that_races_or_was_dropped_is_not_kept(dispatcher: dispatch.Dispa
     cudal2gen.matmul(a, b)
     (plan,) = dispatcher.plans.values()
     assert plan.native is not None
-    assert plan.counted(drop=True) == 1
+    assert plan.count(drop=True) == 1
     run, plan.run = plan.run, plan.by_torch
     dispatcher.keep(plan, a, b, 0)
     assert not plan.native.kept
@@ -316,11 +316,11 @@ def test_torchs_products_are_cs_as_well(
 ) -> None:
     """As on a GPU, where they are an operator's; under an autocast they keep their type, which Python sees to."""
     cudal2gen.matmul(drawn(48, 64), drawn(64, 40))
-    monkeypatch.setattr(binding, "on_gpu", lambda _: True)
+    monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
     planned_calls: list[Any] = []
     real = torch_operators.plan_matmul
 
-    def plan_matmul(*call: Any) -> dispatch.Plan:
+    def plan_matmul(*call: Any) -> plans.Plan:
         planned_calls.append(call)
         return real(*call)
 
@@ -350,7 +350,7 @@ def test_torchs_failure_is_pythons_to_tell(
     dispatcher: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cudal2gen.matmul(drawn(48, 64), drawn(64, 40))
-    monkeypatch.setattr(binding, "on_gpu", lambda _: True)
+    monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
     a, b = torch.zeros(8, 8, dtype=torch.bool), torch.zeros(8, 8, dtype=torch.bool)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="not implemented for 'Bool'"):
@@ -431,11 +431,11 @@ def test_tensors_that_c_does_not_know(dispatcher: dispatch.Dispatcher, reference
         a.view(48, *[1] * 8, 64),
     ]
     with_library = [outcome(tensor, b) for tensor in strange]
-    planned, native.NATIVE.planned = native.NATIVE.planned, native._unplanned
+    planned, call_native.NATIVE.planned = call_native.NATIVE.planned, call_native._unplanned
     try:
         assert with_library == [outcome(tensor, b) for tensor in strange]
     finally:
-        native.NATIVE.planned = planned
+        call_native.NATIVE.planned = planned
     assert len(reference.streams) == 1
 
 
@@ -498,18 +498,19 @@ def test_without_a_library_calls_are_pythons(tmp_path: Path, monkeypatch: pytest
     subprocess.run(["gcc", "-shared", "-fPIC", str(text), "-o", str(other)], check=True)
     monkeypatch.setenv("CUDAL2GEN_BUILD_DIR", str(tmp_path / "build"))
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    unconnected = native.Native()
-    assert not unconnected.serves(native.Place(), other)
+    unconnected = call_native.Native()
+    assert not unconnected.serves(call_native.Place(), other)
     assert (
         unconnected.state
         == "calls are Python's: the launcher of torch needs g++, which PATH lacks; e.g. apt install g++"
     )
     assert unconnected.planned(drawn(2, 2), drawn(2, 2), 0) is None
-    assert native.Native()._connect(other) == f"calls are Python's: {other} has version 99, not {native.VERSION}"
+    refused = f"calls are Python's: {other} has version 99, not {call_native.VERSION}"
+    assert call_native.Native()._connect(other) == refused
     half = tmp_path / "half.c"
-    half.write_text(f"int cudal2gen_torch_version(void) {{ return {native.VERSION}; }}\n")
+    half.write_text(f"int cudal2gen_torch_version(void) {{ return {call_native.VERSION}; }}\n")
     subprocess.run(["gcc", "-shared", "-fPIC", str(half), "-o", str(tmp_path / "half.so")], check=True)
-    incomplete = native.Native()
+    incomplete = call_native.Native()
     assert "undefined symbol: cudal2gen_torch_connect" in incomplete._connect(tmp_path / "half.so")
     assert not incomplete.connected
     assert machine._calls({}) == (
@@ -527,13 +528,13 @@ def test_a_library_is_connected_whole_or_not_at_all(
     functions = "".join(
         f"long cudal2gen_torch_{name}(void) {{ return 0; }}\n" for name in ("connect", "calls", "message")
     )
-    version = f"int cudal2gen_torch_version(void) {{ return {native.VERSION}; }}\n"
+    version = f"int cudal2gen_torch_version(void) {{ return {call_native.VERSION}; }}\n"
     text.write_text(f"{functions}{version}int cudal2gen_torch_on_cuda(void) {{ return 1; }}\n")
     file = tmp_path / "library.so"
     subprocess.run(["gcc", "-shared", "-fPIC", str(text), "-o", str(file)], check=True)
     order: list[str] = []
 
-    class Watched(native.Native):
+    class Watched(call_native.Native):
         def __setattr__(self, name: str, value: Any) -> None:
             order.append(name)
             super().__setattr__(name, value)
@@ -548,9 +549,9 @@ def test_a_library_is_connected_whole_or_not_at_all(
     def refused() -> None:
         raise RuntimeError("torch has no such operator")
 
-    monkeypatch.setattr(native, "_operators", refused)
-    unconnected = native.Native()
-    assert not unconnected.serves(native.Place(), file)
+    monkeypatch.setattr(call_native, "_operators", refused)
+    unconnected = call_native.Native()
+    assert not unconnected.serves(call_native.Place(), file)
     assert not unconnected.connected
     assert unconnected.planned(drawn(2, 2), drawn(2, 2), 0) is None
     assert "torch has no such operator" in unconnected.state
@@ -583,14 +584,14 @@ ctypes.CDLL(sys.argv[1])
 from pathlib import Path
 import cudal2gen
 from cudal2gen import pack
-from cudal2gen.operators import emulated, native
+from cudal2gen.operators import call_native, emulated
 from tests.cudal2gen import idle_device, test_native_calls
 device, reference = idle_device.IdleDevice(Path(sys.argv[1]).parent), test_native_calls.Reference()
 a, b = test_native_calls.drawn(48, 64), test_native_calls.drawn(64, 40)
 patch = test_native_calls.pytest.MonkeyPatch()
 reference.install(patch)
 for guard in (False, True):
-    device.place = native.Place(device=3, guard=guard)
+    device.place = call_native.Place(device=3, guard=guard)
     with emulated(device, [pack.open_pack(Path(sys.argv[2]))], prefer="kernel"):
         for _ in range(2):
             d = cudal2gen.matmul(a, b)

@@ -32,8 +32,9 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import binding, dispatch, emulated, products, races  # noqa: E402
-from cudal2gen.operators.first_runs import FirstRuns  # noqa: E402
+from cudal2gen.operators import devices, dispatch, emulated, plan_requests, plans  # noqa: E402
+from cudal2gen.operators.measuring import races  # noqa: E402
+from cudal2gen.operators.measuring.first_runs import FirstRuns  # noqa: E402
 from tests.cudal2gen import racing  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -255,7 +256,7 @@ def test_too_large_for_a_kernel_is_torchs(kernels: dispatch.Dispatcher) -> None:
     thin = torch.zeros(1, 1).half()
     huge = thin.expand((1 << 24) + 8, 1)[:, :0]
     assert cudal2gen.matmul(huge, thin[:0]).shape == ((1 << 24) + 8, 1)
-    problem, why_not = products.problem_of(("f16", "same", "f32", "tn"), Sizes((1 << 24) + 8, 64, 64))
+    problem, why_not = plan_requests.problem_of(("f16", "same", "f32", "tn"), Sizes((1 << 24) + 8, 64, 64))
     assert (problem, why_not) == (None, "an extent is too large")
     apart = torch.zeros((1 << 24) + 80, dtype=torch.float16).as_strided((2, 64), ((1 << 24) + 16, 1))
     assert cudal2gen.matmul(apart, torch.zeros(8, 64).half().t()).shape == (2, 8)
@@ -583,7 +584,7 @@ def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(torch.cuda, "device", There)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
-    card = binding.Cuda(1)
+    card = devices.Cuda(1)
     assert (card.card.text, card.card.model, card.alone, card.stream(), card.capturing()) == (
         "NVIDIA H200 (sm_90, 132 SMs)",
         "h200",
@@ -597,7 +598,7 @@ def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) ->
     assert card.empty(torch.ones(2).half(), 3, 4).shape == (3, 4)
     monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=2000 + index))
-    assert binding.Cuda(1).stream() == 2001, "where torch lacks the short way"
+    assert devices.Cuda(1).stream() == 2001, "where torch lacks the short way"
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -616,7 +617,7 @@ def test_a_capture_is_seen_on_either_device(count: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "device", entered)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] in captured)
-    cards = [binding.Cuda(index) for index in range(count)]
+    cards = [devices.Cuda(index) for index in range(count)]
     assert [card.capturing() for card in cards] == [True] * count
     captured.clear()
     assert [card.capturing() for card in cards] == [False] * count
@@ -789,12 +790,12 @@ def test_many_threads_make_one_plan(device: EmulatedDevice, kernels: dispatch.Di
     for thread in threads:
         thread.join()
     assert len(set(explanations)) == 1
-    assert len(kernels._opened) == 1
+    assert len(kernels._packs._opened) == 1
     assert len(kernels.plans) == 1
 
 
 def test_ever_new_shapes_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "MAX_PLANS", 4)
+    monkeypatch.setattr(plans, "MAX_PLANS", 4)
     dispatcher = dispatch.Dispatcher([])
     monkeypatch.setattr(dispatch.Current, "dispatcher", dispatcher)
     for k in range(1, 12):

@@ -23,8 +23,9 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import buckets, contests, dispatch, meter, races  # noqa: E402
-from cudal2gen.operators.tuned import Store  # noqa: E402
+from cudal2gen.operators import dispatch, meter  # noqa: E402
+from cudal2gen.operators.measuring import buckets, contests, races  # noqa: E402
+from cudal2gen.operators.measuring.tuned import Store  # noqa: E402
 from tests.cudal2gen.racing import (  # noqa: E402
     A100,
     NAMES,
@@ -472,7 +473,7 @@ def test_a_full_memory_bans_nothing(
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(f"cudal2gen.operators.contests.{where}", full)
+    monkeypatch.setattr(f"cudal2gen.operators.measuring.contests.{where}", full)
     a, b, expected = drawn(device)
     with process(opened, Timed(device, Clock(device, {}, 300.0))), pytest.warns(UserWarning, match="no memory"):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)

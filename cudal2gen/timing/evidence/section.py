@@ -1,4 +1,4 @@
-"""The timing model against others' measurements, as a section: what ``cudal2gen model --validate --json`` printed."""
+"""The timing model against others' measurements, as a section: what ``cudal2gen model --json`` printed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(path: Path) -> list[Finding]:
     except (OSError, ValidationError) as error:
         raise WrongInput(
             f"{path}: {error.strerror if isinstance(error, OSError) else 'holds no figures of a validation'}: write "
-            "them by cudal2gen model --validate --json"
+            "them by cudal2gen model --json"
         ) from None
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.timing.model import memory
 from kernelproof.ground.chips import SUB_CORES
+from kernelproof.profile.rates import LAUNCH_US, l2_share
 from kernelproof.sass.decoding import Function, Instruction
 from kernelproof.sass.pipes import MMA, WARPGROUP, mma_shape
 from kernelproof.sass.simulation import Machine, Stream, Timeline, simulate
@@ -117,7 +118,7 @@ def estimate_code(record: Record, function: Function, resident: int | None = Non
     dram_us = memory.dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us
     in_waves = not load.ways.consumer.again
     stores_us = _stores_us(record) * min(1.0, main_us / sm_us) if in_waves else 0.0
-    around = memory.LAUNCH_US + memory.sums_us(record, work, rates, sms, together)
+    around = LAUNCH_US + memory.sums_us(record, work, rates, sms, together)
     if work.tensor_maps:
         around += memory.DESCRIPTOR_US
     us = around + max(sm_us, dram_us - stores_us + rates.latency_us) + stores_us
@@ -142,7 +143,7 @@ def machine_of(record: Record, sms: int, together: int) -> Machine:
         record.arch,
         record.target,
         sub_cores=min(SUB_CORES, together * record.threads // 32),
-        l2_bytes=memory.l2_share(rates, sms, record.ctas),
+        l2_bytes=l2_share(rates, sms, record.ctas),
         l2_cycles=rates.l2_clocks,
         fill_bytes=record.work.l2_bytes,
         stages=record.ring_steps,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from cudal2gen.kernel import GPUS, Problem, Record, Work, ceil_div
 from cudal2gen.timing.model import memory
 from kernelproof.ground.chips import REGISTERS_THREAD, SUB_CORES, TMA_CYCLES, Chip
+from kernelproof.profile.rates import LAUNCH_US, l2_share
 
 # Bounds delay one another: while a warp waits for one resource, it leaves another idle, so that two equal ones take
 # 2^(1/4) = 1.19 of either; far apart the larger alone counts. Where the TMA copies, no warp that multiplies waits for
@@ -111,7 +112,7 @@ def floor(problem: Problem) -> Floor:
     chip = GPUS[problem.gpu]
     compute = problem.flops / (problem.tensor_flops * chip.sms * chip.rates.mhz)
     moved = problem.traffic_bytes / chip.rates.dram_bytes_us
-    return Floor(memory.LAUNCH_US + max(compute, moved), compute, moved)
+    return Floor(LAUNCH_US + max(compute, moved), compute, moved)
 
 
 def kernel_of(record: Record) -> Kernel:
@@ -153,7 +154,7 @@ def estimate_kernel(kernel: Kernel) -> Estimate:
         main += sum(part**overlap for part in parts.values()) ** (1 / overlap)
         for name, part in parts.items():
             bounds[name] = bounds.get(name, 0.0) + part
-    around = memory.LAUNCH_US + _ends_us(kernel, waves, latency / rates.mhz)
+    around = LAUNCH_US + _ends_us(kernel, waves, latency / rates.mhz)
     around += memory.sums_us(kernel, work, rates, sms, min(kernel.resident, ceil_div(kernel.ctas, sms)))
     if work.tensor_maps:
         around += memory.DESCRIPTOR_US
@@ -211,7 +212,7 @@ class _Step:
         return {
             "mma": max(together * self._mma, self._chain),
             "shared memory": together * self._shared,
-            "L2": together * kernel.work.l2_bytes / memory.l2_share(kernel.target.rates, sms, wave.ctas),
+            "L2": together * kernel.work.l2_bytes / l2_share(kernel.target.rates, sms, wave.ctas),
             "latency": 0.0 if waited or kernel.tile_steps <= kernel.flight else self._latency / kernel.flight,
         }
 

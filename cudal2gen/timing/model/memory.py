@@ -8,9 +8,9 @@ from math import ceil
 from typing import Protocol
 
 from cudal2gen.kernel import Problem, Work, ceil_div
-from kernelproof.ground.chips import L2_PORT, Chip, Rates
+from kernelproof.ground.chips import Chip, Rates
+from kernelproof.profile.rates import LAUNCH_US
 
-LAUNCH_US = 1.6
 DESCRIPTOR_US = 0.35  # the first TMA of a kernel fetches its tensor map
 CLUSTER_REDUCE_US = 1.0  # two cluster barriers and a round of distributed shared memory
 # Partial sums in device memory: 16-byte loads from the L2 that a thread has in flight, and round trips to the L2
@@ -49,12 +49,6 @@ def usable_sms(tiled: Tiled) -> int:
     """SMs that clusters can use. Clusters of four and more leave some idle, because GPCs have 16 or 18 SMs."""
     ctas = tiled.cluster_ctas
     return tiled.target.sms // ctas * ctas if ctas <= 2 else tiled.target.sms * 15 // 16 // ctas * ctas
-
-
-def l2_share(rates: Rates, sms: int, ctas: int) -> float:
-    """Bytes a clock that an SM takes from the L2 when so many CTAs lie on ``sms``: its share, at most what the port
-    passes."""
-    return min(L2_PORT, rates.l2_bytes * sms / min(sms, ctas))
 
 
 def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:

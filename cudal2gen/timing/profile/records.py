@@ -10,15 +10,17 @@ from pathlib import Path
 from cudal2gen.kernel import Record
 from cudal2gen.timing.model import estimate, floor, memory
 from cudal2gen.timing.model.code import CodeEstimate, Load, estimate_code, machine_of, streams
-from cudal2gen.timing.profile import advice, figures
-from cudal2gen.timing.profile.assembly import assembled
-from cudal2gen.timing.profile.loop import Listing, Window, steady
+from cudal2gen.timing.profile.advice import edits
 from cudal2gen.timing.profile.occupancy import busiest_sm, tail_share
 from cudal2gen.timing.profile.occupancy import of_record as occupancy_of
-from cudal2gen.timing.profile.sections import loop_words
 from cudal2gen.timing.profile.tensor_memory import TensorMemoryKernel, has_tensor_memory
 from kernelproof import sass
 from kernelproof.ground.pages import microseconds, percent
+from kernelproof.profile import advice, figures
+from kernelproof.profile.assembly import assembled
+from kernelproof.profile.loop import Listing, Window, steady
+from kernelproof.profile.rates import LAUNCH_US
+from kernelproof.profile.sections import loop_words
 from kernelproof.sass.simulation import Stream, Timeline, simulate
 from kernelproof.sass.ways import Ways
 
@@ -102,7 +104,7 @@ class _Kernel:
     def time(self) -> figures.Time:
         record, modelled = self.record, self.estimate
         rates = record.target.rates
-        launch = memory.LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
+        launch = LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
         first = [ends[0] for ends in self.timeline.ends if ends]
         generations = self.per_sm / modelled.resident
         sm_us = modelled.sm_us + modelled.stores_us
@@ -152,14 +154,14 @@ class _Kernel:
             after = estimate_code(self.record, self.function, self.occupancy.ctas + 1).us
             yield figures.Advice(change=more, figure="time", form="machine code", before=self.estimate.us, after=after)
         if self.load.ways.consumer.turn and self.load.turns > 1:
-            yield from advice.free_parts(self._streams, self.load.machine, self.turns)
+            yield from advice.removals(self._streams, self.load.machine, self.turns)
         if not self.record.shares_last_wave and self.time.tail_share:
             even = self.estimate.us - self.time.tail_share * self.estimate.sm_us
             yield figures.Advice(
-                change=f"the {percent(self.time.tail_share)} of the SMs' time that is idle in the last wave at work",
+                change=f"work for the {percent(self.time.tail_share)} of the SMs' time that is idle at the end",
                 figure="time", form="machine code", before=self.estimate.us, after=even,
             )  # fmt: skip
-        yield from advice.edits(self.record)
+        yield from edits(self.record)
 
     @property
     def profile(self) -> figures.Profile:

@@ -15,11 +15,13 @@ from typing import TypeGuard
 from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.kernel.tma_ring import TmaRing
 from cudal2gen.timing.model import Estimate, estimate, floor, memory
-from cudal2gen.timing.profile import advice, figures
-from cudal2gen.timing.profile.assembly import assembled
-from cudal2gen.timing.profile.loop import ISSUE_PORT, Listing, Window
+from cudal2gen.timing.profile.advice import edits
 from cudal2gen.timing.profile.occupancy import busiest_sm, of_record, tail_share
 from kernelproof import sass
+from kernelproof.profile import figures
+from kernelproof.profile.assembly import assembled
+from kernelproof.profile.loop import ISSUE_PORT, Listing, Window
+from kernelproof.profile.rates import LAUNCH_US
 from kernelproof.sass import Graph, Instruction, Pipe, pipe_use
 from kernelproof.sass.loops import COPIES, Loops, Role, count
 from kernelproof.sass.pipes import MMA
@@ -123,7 +125,7 @@ class TensorMemoryKernel:
             },
             live_registers=max(self.listing.live[item.address] for item in self.listing.instructions),
             bank_conflicts=0.0,
-            unread=len(self.listing.unread & self.listing.uses.keys()),
+            unread=len(self.listing.unread & self.listing.index.keys()),
             stalls={},
             idle={},
         )
@@ -131,7 +133,7 @@ class TensorMemoryKernel:
     @cached_property
     def time(self) -> figures.Time:
         record, modelled = self.record, self.estimate
-        launch = memory.LAUNCH_US + memory.DESCRIPTOR_US
+        launch = LAUNCH_US + memory.DESCRIPTOR_US
         return figures.Time(
             us=modelled.us,
             parts={
@@ -189,7 +191,7 @@ class TensorMemoryKernel:
         record = self.record
         kernel_profile = assembled(
             self.function, self.listing, self.loop, of_record(record, self.function.registers), self.time,
-            advice.edits(record),
+            edits(record),
             arch=record.arch,
             gpu=record.gpu,
             problem=f"{record.mnk} {record.problem.types} {record.layout}{record.problem.later}",
@@ -200,5 +202,6 @@ class TensorMemoryKernel:
             line.model_copy(update={"busy": busy}) if line.pipe == Pipe.TENSOR.value else line
             for line in kernel_profile.lines
         )
-        changes = {"lines": tuple(lines), "issues": (), "roles": self.roles, "ring": self.ring, "limits": LIMITS}
-        return kernel_profile.model_copy(update=changes)
+        changes = {"lines": tuple(lines), "roles": self.roles, "ring": self.ring, "limits": LIMITS}
+        # The counted instructions have no times, so there is nothing to draw.
+        return kernel_profile.model_copy(update=changes | {"issues": (), "busy": {}})

@@ -16,7 +16,7 @@ import numpy as np
 from kernelproof.emulator.frontend.product_grids import ProductLine
 from kernelproof.emulator.frontend.ptx import GRID_WORKSPACE, TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym
 from kernelproof.emulator.frontend.registers import CLOCKS, LAUNCH_CONSTANTS, SPECIALS, WORKSPACE_HALVES
-from kernelproof.emulator.state.launch import Origin
+from kernelproof.emulator.state.launch_state import Origin
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.sites import Site
 

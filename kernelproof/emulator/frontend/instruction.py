@@ -14,7 +14,7 @@ from enum import Flag
 from inspect import cleandoc
 
 from kernelproof.emulator.frontend.emitter import Emitter
-from kernelproof.emulator.frontend.mutations import Mutation
+from kernelproof.emulator.frontend.mutation_operators import Mutation
 from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Sym, Tensor, Vec
 from kernelproof.emulator.frontend.registers import registers
 

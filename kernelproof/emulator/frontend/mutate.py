@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernelproof.emulator.frontend.instructions import facts
-from kernelproof.emulator.frontend.mutations import ARITHMETIC, Source, Statement, of_guard
+from kernelproof.emulator.frontend.mutation_operators import ARITHMETIC, Source, Statement, of_guard
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Function
 

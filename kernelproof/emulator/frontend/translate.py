@@ -32,12 +32,12 @@ from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.frontend.product_grids import join_products
 from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Reg, Variable
 from kernelproof.emulator.frontend.registers import registers
-from kernelproof.emulator.machine.batch import KernelFunction
+from kernelproof.emulator.machine.ampere_batch import KernelFunction
 from kernelproof.emulator.machine.scheduler import BLOCKED, DONE
 from kernelproof.emulator.machine.tensor import Accumulator, force
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import MOVER, Array
-from kernelproof.emulator.state.launch import KernelFacts, SharedVariable
+from kernelproof.emulator.state.launch_state import KernelFacts, SharedVariable
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.scopes import restricted
 

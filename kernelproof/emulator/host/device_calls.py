@@ -8,7 +8,7 @@ import struct
 from kernelproof.emulator.host.cuda import INVALID_DEVICE, RESERVED_SHARED, STATIC_SHARED_LIMIT, SUCCESS
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
 from kernelproof.emulator.host.standin import Words
-from kernelproof.emulator.state.launch import Device
+from kernelproof.emulator.state.options import Device
 
 PROPERTIES_BYTES = 1008
 

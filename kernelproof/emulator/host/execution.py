@@ -9,18 +9,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kernelproof.emulator.blackwell.batch import BlackwellBatch
+from kernelproof.emulator.blackwell.blackwell_batch import BlackwellBatch
 from kernelproof.emulator.frontend.ptx import Module, Variable
 from kernelproof.emulator.frontend.translate import Compiled, translate
-from kernelproof.emulator.hopper.batch import HopperBatch
-from kernelproof.emulator.host.checks import check_launch, check_target, fixed_cluster
+from kernelproof.emulator.hopper.hopper_batch import HopperBatch
+from kernelproof.emulator.host.launch_limits import check_launch, check_target, fixed_cluster
 from kernelproof.emulator.host.naming import Naming
-from kernelproof.emulator.machine.batch import Batch, in_clusters, run
+from kernelproof.emulator.machine.ampere_batch import AmpereBatch, in_clusters, run
 from kernelproof.emulator.machine.scheduler import Overtaken, Runaway
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.device_state import DeviceState, Touched
 from kernelproof.emulator.state.arrays import Array
-from kernelproof.emulator.state.launch import USUAL, Device, Geometry, LaunchResult, LaunchState, Options, Variation
+from kernelproof.emulator.state.launch_state import USUAL, Geometry, LaunchResult, LaunchState, Variation
+from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import EmulatorError, Report
 from kernelproof.emulator.state.suspects import Trial
@@ -61,7 +62,7 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
 
 
 @dataclass
-class Launch:
+class KernelLaunch:
     """A launch to be executed. ``parameters``: the kernel's parameter block; ``ctas``: linear numbers (x + gx * (y + gy
     * z)) of those to run, all if None; ``dynamic_limit``: bytes of dynamic shared memory allowed; ``large_clusters``:
     more than 8 CTAs in a cluster are allowed. ``memory_state``: who touched memory last, once executed. ``before``:
@@ -126,7 +127,7 @@ class Launch:
 class _Run:
     """A launch that has been checked: it may be executed more than once."""
 
-    launch: Launch
+    launch: KernelLaunch
     geometry: Geometry
     symbols: dict[str, int]
     ctas: Array
@@ -150,7 +151,7 @@ class _Run:
             code.origins,
         )
         try:
-            batch = BlackwellBatch if code.blackwell else HopperBatch if code.hopper else Batch
+            batch = BlackwellBatch if code.blackwell else HopperBatch if code.hopper else AmpereBatch
             run(state, device, code.function, self.ctas, batch)
         except Runaway:
             pass

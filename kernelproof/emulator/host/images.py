@@ -12,11 +12,11 @@ from functools import lru_cache
 
 from kernelproof.emulator.frontend.linking import linked
 from kernelproof.emulator.frontend.ptx import LinkError
-from kernelproof.emulator.host.checks import runs
 from kernelproof.emulator.host.cuda import INVALID_IMAGE, NO_IMAGE, LaunchRefused
+from kernelproof.emulator.host.launch_limits import runs
 from kernelproof.emulator.host.program import Program
 from kernelproof.emulator.host.standin import standin
-from kernelproof.emulator.state.launch import Device
+from kernelproof.emulator.state.options import Device
 
 _WRAPPER, _HEADER = 0x466243B1, 0xBA55ED50
 _PTX = 1

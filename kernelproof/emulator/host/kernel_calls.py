@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from kernelproof.emulator.frontend.ptx import Function
 from kernelproof.emulator.hopper.tensor_map import MAP_BYTES, TensorMap, refuse
-from kernelproof.emulator.host.checks import check_cluster, resident
 from kernelproof.emulator.host.cuda import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
@@ -30,13 +29,14 @@ from kernelproof.emulator.host.cuda import (
     SYMBOL_NOT_FOUND,
     LaunchRefused,
 )
-from kernelproof.emulator.host.execution import Launch, load_globals
+from kernelproof.emulator.host.execution import KernelLaunch, load_globals
 from kernelproof.emulator.host.images import is_fat_binary, program_of, registered
+from kernelproof.emulator.host.launch_limits import check_cluster, resident
 from kernelproof.emulator.host.program import Program, from_file, load, owners
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
 from kernelproof.emulator.host.standin import Words, standin
 from kernelproof.emulator.host.streams import Streams
-from kernelproof.emulator.state.launch import Geometry
+from kernelproof.emulator.state.launch_state import Geometry
 from kernelproof.emulator.state.participants import Dim3
 
 
@@ -93,11 +93,11 @@ class KernelCalls:
         attributes = launch_attributes(a[10], a[11])
         ctas = None
         # CTAs of a cooperative grid wait for each other: all of them run.
-        if state.cta_filter is not None and min(*grid) > 0 and not attributes.cooperative:
-            ctas = state.cta_filter(grid)
+        if state.policy.cta_filter is not None and min(*grid) > 0 and not attributes.cooperative:
+            ctas = state.policy.cta_filter(grid)
         function = kernel.function
         parameters = ctypes.string_at(a[12], function.param_bytes) if a[12] else _parameters(function, a[8])
-        launch = Launch(
+        launch = KernelLaunch(
             kernel.program.module,
             kernel.name,
             Geometry(grid, block, a[7], *attributes),
@@ -111,9 +111,9 @@ class KernelCalls:
         )
         return self.streams.give(a[9], lambda stream: self._execute(launch, stream))
 
-    def _execute(self, launch: Launch, stream: int) -> int:
+    def _execute(self, launch: KernelLaunch, stream: int) -> int:
         try:
-            result = self.state.execute(launch)
+            result = self.state.policy.hooks.execute(launch)
         except LaunchRefused as refused:
             refused.kernel = launch.kernel
             raise
@@ -121,8 +121,7 @@ class KernelCalls:
         launch.memory_state = None
         if result.failed_asserts:
             self.state.device_failure = FAILED_ASSERT
-        self.state.launches.append(result)
-        self.state.reports += result.reports
+        self.state.record(result)
         return SUCCESS
 
     def _kernel(self, pointer: int) -> KernelHandle:

@@ -18,15 +18,16 @@ from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Function, Module, Variable
 from kernelproof.emulator.frontend.translate import Compiled, translate
-from kernelproof.emulator.host.checks import device_for
 from kernelproof.emulator.host.cuda import SYMBOL_NOT_FOUND, LaunchRefused
-from kernelproof.emulator.host.execution import Launch, output_reports
+from kernelproof.emulator.host.execution import KernelLaunch, output_reports
+from kernelproof.emulator.host.launch_limits import device_for
 from kernelproof.emulator.host.standin import active, standin
 from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.tensors import Tensor, is_tensor
 from kernelproof.emulator.state.arrays import Array
-from kernelproof.emulator.state.launch import Device, Geometry, LaunchResult, Options
+from kernelproof.emulator.state.launch_state import Geometry, LaunchResult
+from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.participants import Dim3
 from kernelproof.emulator.state.reports import EmulatorError
 
@@ -108,29 +109,45 @@ class Program:
         output buffer lacks afterwards (only when all CTAs ran). Raises LaunchRefused where the CUDA runtime would
         refuse, EmulatorError for what the machine does not know.
         """
-        kernel = self.entry(kernel)
-        memory = memory or Memory()
-        tensors = Tensors(memory)
-        function = self.module.kernels[kernel]
-        geometry = Geometry(as_dim(grid), as_dim(block), shared_bytes, as_dim(cluster), overlapping, cooperative)
-        device = device or device_for(self.module.target)
-        options = options or Options()
-        result = Launch(
-            self.module,
-            kernel,
-            geometry,
-            pack_arguments(function, args, tensors, self.read_only(kernel, options.counters)),
-            memory,
-            device,
-            options,
-            ctas,
-            device.smem_optin_bytes,
-            large_clusters=True,
-        ).execute()
+        tensors = Tensors(memory or Memory())
+        launch = self.prepare(
+            kernel, grid, block, args, tensors, device, options or Options(), shared_bytes=shared_bytes, ctas=ctas,
+            cluster=cluster, overlapping=overlapping, cooperative=cooperative,
+        )  # fmt: skip
+        result = launch.execute()
         tensors.store()
         if check_outputs and ctas is None:
-            result.reports += output_reports(memory, kernel)
+            result.reports += output_reports(launch.memory, launch.kernel)
         return result
+
+    def prepare(
+        self,
+        kernel: str,
+        grid: Dim,
+        block: Dim,
+        args: Sequence[KernelArgument],
+        tensors: Tensors,
+        device: Device | None,
+        options: Options,
+        *,
+        shared_bytes: int,
+        ctas: Iterable[int] | None,
+        cluster: Dim,
+        overlapping: bool,
+        cooperative: bool,
+    ) -> KernelLaunch:
+        """A launch that is ready to execute; arguments are those of ``launch``. PyTorch tensors among ``args`` are
+        uploaded to the memory of ``tensors``, which has to store them back afterwards."""
+        kernel = self.entry(kernel)
+        device = device or device_for(self.module.target)
+        geometry = Geometry(as_dim(grid), as_dim(block), shared_bytes, as_dim(cluster), overlapping, cooperative)
+        # Only tensors need the analysis of which parameters are read-only: those are not copied back.
+        read_only = self.read_only(kernel, options.counters) if any(map(is_tensor, args)) else frozenset()
+        parameters = pack_arguments(self.module.kernels[kernel], args, tensors, read_only)
+        return KernelLaunch(
+            self.module, kernel, geometry, parameters, tensors.memory, device, options, ctas, device.smem_optin_bytes,
+            large_clusters=True,
+        )  # fmt: skip
 
     def call(self, function: str, *args: object) -> int:
         """Call a function of the launcher. Buffers become pointers, ints ``int`` (or 64-bit if they do not fit), NumPy

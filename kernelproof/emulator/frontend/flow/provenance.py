@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from kernelproof.emulator.frontend.instruction import Writes, defs_uses, facts, symbols
 from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Instr, Mem, Reg, Sym, Tensor, Vec
-from kernelproof.emulator.state.launch import Origin
+from kernelproof.emulator.state.launch_state import Origin
 
 Origins = frozenset[Origin]
 _NONE: Origins = frozenset()

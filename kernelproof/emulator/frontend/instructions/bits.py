@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import instruction
 from kernelproof.emulator.frontend.instructions.integer import binary, width_of
-from kernelproof.emulator.frontend.mutations import Change, Statement
+from kernelproof.emulator.frontend.mutation_operators import Change, Statement
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Pair
 
 SYMBOLS = {"and": "&", "or": "|", "xor": "^"}

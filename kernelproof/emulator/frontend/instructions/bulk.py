@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from kernelproof.emulator.frontend.emitter import Emitter
 from kernelproof.emulator.frontend.instruction import Writes, instruction
 from kernelproof.emulator.frontend.instructions.memory import copy_access
-from kernelproof.emulator.frontend.mutations import Change, Statement, adjust, drop, shift_register, swap, weaken
+from kernelproof.emulator.frontend.mutation_operators import (
+    Change,
+    Statement,
+    adjust,
+    drop,
+    shift_register,
+    swap,
+    weaken,
+)
 from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Tensor
 from kernelproof.emulator.hopper.bulk import Delivery
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import Writes, instruction
-from kernelproof.emulator.frontend.mutations import Change, Statement, drop
+from kernelproof.emulator.frontend.mutation_operators import Change, Statement, drop
 from kernelproof.emulator.frontend.ptx import Instr, Reg, Vec
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import FLOATS, HALVES, REALS, instruction
-from kernelproof.emulator.frontend.mutations import lose, lose_nan, twice
+from kernelproof.emulator.frontend.mutation_operators import lose, lose_nan, twice
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand
 from kernelproof.emulator.state.arrays import Array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import INTEGERS, instruction
-from kernelproof.emulator.frontend.mutations import first
+from kernelproof.emulator.frontend.mutation_operators import first
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand
 
 

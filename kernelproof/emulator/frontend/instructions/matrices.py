@@ -10,7 +10,7 @@ from kernelproof.emulator.arithmetic.operands import ELEMENT_BITS
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import Writes, instruction
 from kernelproof.emulator.frontend.instructions.memory import space_of
-from kernelproof.emulator.frontend.mutations import retype, shift
+from kernelproof.emulator.frontend.mutation_operators import retype, shift
 from kernelproof.emulator.frontend.product_grids import ProductLine
 from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
 from kernelproof.emulator.frontend.registers import registers

@@ -9,7 +9,7 @@ from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import Writes, instruction
 from kernelproof.emulator.frontend.instructions.memory import joined
 from kernelproof.emulator.frontend.instructions.warps import is_discarded
-from kernelproof.emulator.frontend.mutations import (
+from kernelproof.emulator.frontend.mutation_operators import (
     Change,
     Mutation,
     Statement,

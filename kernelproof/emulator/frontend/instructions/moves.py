@@ -8,7 +8,7 @@ from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import instruction
 from kernelproof.emulator.frontend.instructions.floating import flushed
 from kernelproof.emulator.frontend.instructions.integer import width_of
-from kernelproof.emulator.frontend.mutations import Change, Statement, first
+from kernelproof.emulator.frontend.mutation_operators import Change, Statement, first
 from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window, window_of
 

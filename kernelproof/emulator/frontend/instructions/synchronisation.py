@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import Writes, instruction
-from kernelproof.emulator.frontend.mutations import drop, drop_with, narrow, swap
+from kernelproof.emulator.frontend.mutation_operators import drop, drop_with, narrow, swap
 from kernelproof.emulator.frontend.ptx import Instr, Operand
 from kernelproof.emulator.state.scopes import Scope, restricted, scope_in
 

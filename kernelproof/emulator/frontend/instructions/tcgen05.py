@@ -10,7 +10,15 @@ from kernelproof.emulator.blackwell.fragments import SHAPES
 from kernelproof.emulator.blackwell.products import Operands
 from kernelproof.emulator.frontend.emitter import Emitter
 from kernelproof.emulator.frontend.instruction import Writes, instruction
-from kernelproof.emulator.frontend.mutations import Change, Mutation, Statement, adjust, drop, shift_register, swap
+from kernelproof.emulator.frontend.mutation_operators import (
+    Change,
+    Mutation,
+    Statement,
+    adjust,
+    drop,
+    shift_register,
+    swap,
+)
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Mem, Operand, Reg, Vec
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelproof.emulator.frontend.emitter import Emitter
 from kernelproof.emulator.frontend.instruction import Writes, instruction
-from kernelproof.emulator.frontend.mutations import drop, narrow, swap
+from kernelproof.emulator.frontend.mutation_operators import drop, narrow, swap
 from kernelproof.emulator.frontend.ptx import Instr, Operand
 from kernelproof.emulator.hopper.tensor_map import FIELDS, MAP_BYTES
 from kernelproof.emulator.state.scopes import Scope, scope_in

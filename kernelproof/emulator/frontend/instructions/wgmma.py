@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from kernelproof.emulator.arithmetic.operands import ELEMENT_BITS
 from kernelproof.emulator.frontend.emitter import Emitter
 from kernelproof.emulator.frontend.instruction import Writes, instruction
-from kernelproof.emulator.frontend.mutations import (
+from kernelproof.emulator.frontend.mutation_operators import (
     Change,
     Mutation,
     Statement,
