@@ -10,7 +10,6 @@ The authors of notes are unknown, so a prompt passes notes as data and never as 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import re
@@ -251,9 +250,7 @@ def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> No
 
 def _append(note: Note, path: Path) -> bool:
     """Adds a lesson unless the file has the same changes for the same problem; a file lock serialises processes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with files.locked(path) as file:
         file.seek(0)
         existing = file.read().decode(errors="replace")
         if any((stored.problem, stored.changes) == (note.problem, note.changes) for stored in parse_notes(existing)):

@@ -445,13 +445,13 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     assert "1 kernel, 1 binary" in done.stdout
     assert "0 of 0 measured problems won" in done.stdout
     assert pack.open_pack(out).table.kernels[0].sizes.text == "64_64_64"
-    variants = ("--fusion", "bias_n", "--fusion", "bias_n+silu", "--batch", "strided", "--out", str(tmp_path / "more"))
+    variants = ("--also", "bias_n", "--also", "bias_n+silu", "--also", "strided", "--out", str(tmp_path / "more"))
     more = run("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", *variants, env=env)
     assert "4 kernels, 4 binaries" in more.stdout, more.stderr
     kinds = [kernel.record.problem.later for kernel in pack.open_pack(tmp_path / "more").table.kernels]
     assert kinds == ["", " bias_n", " bias_n+silu", " batched"]
-    assert "--fusion 'silly' is no part of a fusion" in error(
-        "pack", "--mnk", "64_64_64", "--fusion", "silly", "--out", str(tmp_path / "x"), env=env
+    assert "--also 'silly' is no part of a fusion" in error(
+        "pack", "--mnk", "64_64_64", "--also", "silly", "--out", str(tmp_path / "x"), env=env
     )
     again = error("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(out), env=env)
     assert "is there already" in again
@@ -459,7 +459,9 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     assert "invalid value for '--gpu': 'v100' is not one of" in error(
         "pack", "--gpu", "v100", "--out", str(tmp_path / "x")
     )
-    assert "give one of --mnk M_N_K, --all" in error("pack", "--all", "--mnk", "1_1_1", "--out", str(tmp_path / "x"))
+    assert "give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE" in error(
+        "pack", "--all", "--mnk", "1_1_1", "--out", str(tmp_path / "x")
+    )
     wheel = run(
         "pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(tmp_path / "any.whl"), env=env
     )
@@ -486,17 +488,17 @@ def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
     for record, digest, ratio in zip(records, digests, (0.9, 1.5), strict=True):
         measurements += campaign(record, dict.fromkeys(EVEN, ratio), gpu="a100", digest=digest)
     file = measured.write(Measurements({environment.id: environment}, measurements), tmp_path / "m.jsonl")
-    done = run("pack", "--gpu", "a100", "--results", str(file), "--out", str(tmp_path / "pack"))
+    done = run("pack", "--gpu", "a100", str(file), "--out", str(tmp_path / "pack"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("1 of 2 measured problems won\n")
     table = pack.open_pack(tmp_path / "pack").table
     assert [(kernel.digest, kernel.sizes.text) for kernel in table.kernels] == [(digests[1], "61_64_64")]
-    text = run("explain", "--mnk", "61_64_64", "--pack", str(tmp_path / "pack")).stdout
+    text = run("explain", "--mnk", "61_64_64", "--from", str(tmp_path / "pack")).stdout
     assert "61_64_64 was measured: 1.500x" in text
-    lost = run("explain", "--mnk", "64_64_64", "--pack", str(tmp_path / "pack")).stdout
+    lost = run("explain", "--mnk", "64_64_64", "--from", str(tmp_path / "pack")).stdout
     assert lost.startswith("runs     torch.matmul\nbecause  64_64_64 was measured: 0.900x")
     assert "which is not faster beyond noise" in lost
-    other = error("explain", "--mnk", "64_64_64", "--gpu", "h200", "--pack", str(tmp_path / "pack"))
+    other = error("explain", "--mnk", "64_64_64", "--gpu", "h200", "--from", str(tmp_path / "pack"))
     assert "is for a100, not h200" in other
 
 
@@ -534,7 +536,9 @@ def test_a_pack_of_candidates_claims_nothing_and_is_raced(
 
     out = tmp_path / "pack"
     env = {"CUDAL2GEN_CATALOG": str(tmp_path / "few.jsonl"), "CUDAL2GEN_RESULTS": str(tmp_path)}
-    done = run("pack", "--candidates", "--layout", "tn", "--ab", "f16", "--with-ptx", "--out", str(out), env=env)
+    done = run(
+        "pack", "--candidates", "--layout", "tn", "--where", "ab=f16", "--also", "ptx", "--out", str(out), env=env
+    )
     assert done.returncode == 0, done.stderr
     assert "2 kernels, 2 binaries" in done.stdout
     assert "candidates, nothing claimed" in done.stdout
