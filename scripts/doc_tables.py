@@ -87,13 +87,13 @@ def profile() -> str:
     """Markdown: the fields of a profile and of its parts."""
     parts = (
         figures.Profile,
-        figures.Loop,
+        figures.MainLoop,
         figures.Occupancy,
         figures.Time,
         figures.Advice,
         figures.Line,
         figures.Issue,
-        figures.Role,
+        figures.WarpRole,
         figures.Ring,
     )
     return "\n\n".join(f"### {part.__name__}\n\n{cleandoc(part.__doc__ or '')}\n\n{meanings(part)}" for part in parts)
