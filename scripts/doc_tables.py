@@ -1,10 +1,17 @@
-"""A hook of mkdocs. ``<!-- record fields -->`` becomes tables of the record classes' fields, ``<!-- commands -->`` all
-commands with their options and defaults, ``<!-- rules -->`` and ``<!-- instructions -->`` those of the emulator,
-``<!-- profile fields -->`` and ``<!-- launch fields -->`` what ``profile --json`` prints and ``--launch`` reads."""
+"""A hook of mkdocs that fills pages with tables from the code, so that no table is written by hand.
+
+A page asks for a table by a comment:
+
+- ``<!-- record fields -->``: the fields of each record class;
+- ``<!-- commands -->``: all commands of ``cudal2gen`` with their options and defaults;
+- ``<!-- rules -->`` and ``<!-- instructions -->``: what the emulator reports, and what it executes;
+- ``<!-- profile fields -->`` and ``<!-- launch fields -->``: what ``profile --json`` prints, and ``--launch`` reads.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from html import escape
@@ -17,19 +24,25 @@ from pydantic import BaseModel
 
 from cudal2gen import cli
 from cudal2gen.kernel import FAMILIES, Problem
-from cudal2gen.timing.profile import LaunchFacts, figures
 from kernelproof.emulator import RULES
 from kernelproof.emulator.frontend import instruction
 from kernelproof.emulator.frontend.emitter import TEXTURES
 from kernelproof.emulator.frontend.flow.inline import REFUSED_CALLS
 from kernelproof.ground.command_line.groups import SharedField, VerbCommand
 from kernelproof.ground.pages import grid
+from kernelproof.profile import LaunchFacts, figures
 
-KINDS = {int: "integer", float: "number", Path: "path"}  # of options without choices or a name for their value
+# How the table calls the value of an option that states neither choices nor a name for it.
+KINDS = {int: "integer", float: "number", Path: "path"}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page with its tables. mkdocs calls this for every page."""
+    """The page with its tables. mkdocs calls this for every page.
+
+    The first line of a code block may have words for the tests, such as ``console gpu``. Markdown takes a line with
+    more than a language for text, so they are removed.
+    """
+    markdown = re.sub(r"^( *```\w+) [\w -]+$", r"\1", markdown, flags=re.MULTILINE)
     for marker, content in (
         ("<!-- record fields -->", tables),
         ("<!-- commands -->", commands),
@@ -50,7 +63,7 @@ def rules() -> str:
 
 
 def instructions() -> str:
-    """Markdown: every form of an instruction that the emulator executes, and what it refuses by name."""
+    """Markdown: every form of an instruction that the emulator executes, and those that it refuses by name."""
     rows = []
     for form in sorted(instruction.registered(), key=lambda form: form.opcode):
         if not form.opcode.startswith("emu_"):
@@ -75,13 +88,13 @@ def profile() -> str:
     """Markdown: the fields of a profile and of its parts."""
     parts = (
         figures.Profile,
-        figures.Loop,
+        figures.MainLoop,
         figures.Occupancy,
         figures.Time,
         figures.Advice,
         figures.Line,
         figures.Issue,
-        figures.Role,
+        figures.WarpRole,
         figures.Ring,
     )
     return "\n\n".join(f"### {part.__name__}\n\n{cleandoc(part.__doc__ or '')}\n\n{meanings(part)}" for part in parts)
@@ -99,7 +112,7 @@ def meanings(model: type[BaseModel]) -> str:
 
 
 def table(model: type[BaseModel], hidden: set[str]) -> str:
-    """Markdown: name, legal values and description of each field of a model but the ``hidden`` ones."""
+    """Markdown: name, legal values and description of each field of a model, without the ``hidden`` ones."""
     schema = model.model_json_schema()
     rows = []
     for name, field in model.model_fields.items():
@@ -115,7 +128,7 @@ def plain(text: str) -> str:
 
 
 def spelled(node: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """The values that a JSON schema allows, in words. Rules of a record may forbid more of them."""
+    """The values that a JSON schema allows, in words. The rules of a record may forbid some of these."""
     if "$ref" in node:
         return spelled(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
     if "enum" in node or "const" in node:
@@ -185,7 +198,7 @@ def _shared_default(field: SharedField) -> object:
 
 
 def _values(parameter: Any, hint: object) -> str:
-    """What an option takes: its choices, or the name of a value; nothing for a flag."""
+    """The values that an option takes: its choices, or a name for its value; empty for a flag."""
     kinds = [kind for kind in _kinds(hint) if isinstance(kind, type)]
     if bool in kinds:
         return ""
@@ -209,7 +222,7 @@ def _kinds(hint: object) -> Iterator[object]:
 
 
 def _default(parameter: Any) -> str:
-    """A default as a user types it; nothing where there is none."""
+    """A default as a user types it; empty if the option has none."""
     if parameter.required:
         return "required"
     default = parameter.default.value if isinstance(parameter.default, Enum) else parameter.default

@@ -17,7 +17,7 @@ from tests import house
 
 # The rooms of each package from the lowest up. A room imports only rooms before it.
 KERNELPROOF = (
-    "ground", "emulator", "sass", "checking", "triton_emulation", "testing", "grading", "mcp_server", "cli",
+    "ground", "emulator", "sass", "profile", "checking", "triton_emulation", "testing", "grading", "mcp_server", "cli",
     "__main__", "__init__",
 )  # fmt: skip
 CUDAL2GEN = (

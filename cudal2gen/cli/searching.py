@@ -175,7 +175,7 @@ class LanguageModel:
         measured = self.trials.environment == "gpu"
         return LlmProposer(
             self.chat(run), lessons, pool, alone=alone,
-            beside=measured and self.trials.settings.llm.replay is None,
+            in_background=measured and self.trials.settings.llm.replay is None,
             evidence=_machine_code() if measured else None,
         )  # fmt: skip
 

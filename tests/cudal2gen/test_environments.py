@@ -74,8 +74,12 @@ OUTCOMES = {
 PROVER_OUTCOMES = {
     "check": Outcome("{folder}/program.cu", 1, f"{NOWHERE}: No such file or directory; name another place by "),
     "grade": Outcome("{folder}/none.py", 2, "cannot read "),
+    "profile": Outcome("{folder}/none.cubin", 2, "no file at "),
     "mcp": Outcome("--skill", 0),
 }
+
+
+VERBS = {"cudal2gen": OUTCOMES, "kernelproof": PROVER_OUTCOMES}
 
 
 def test_every_verb_is_here() -> None:
@@ -83,15 +87,14 @@ def test_every_verb_is_here() -> None:
     assert {command.name for command in prover.app.registered_commands} == set(PROVER_OUTCOMES)
 
 
-@pytest.mark.parametrize("verb", [*OUTCOMES, *PROVER_OUTCOMES])
-def test_folders_that_cannot_be_written_are_named_with_what_moves_them(verb: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("program", "verb"), [(program, verb) for program, verbs in VERBS.items() for verb in verbs])
+def test_folders_that_cannot_be_written_are_named_with_what_moves_them(program: str, verb: str, tmp_path: Path) -> None:
     if verb in ("bench", "tune-model"):
         require("torch")
     (tmp_path / "program.cu").write_text("int main() { return 0; }\n")
     arguments, code, error = (
-        part.format(folder=tmp_path) if isinstance(part, str) else part for part in (OUTCOMES | PROVER_OUTCOMES)[verb]
+        part.format(folder=tmp_path) if isinstance(part, str) else part for part in VERBS[program][verb]
     )
-    program = "cudal2gen" if verb in OUTCOMES else "kernelproof"
     done = run(verb, *str(arguments).split(), env=MOVED, program=program)
     errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
     assert done.returncode == code, done
