@@ -35,7 +35,15 @@ from cudal2gen.launch.launcher import TORCH_LIBRARY
 from kernelproof.ground import process_tree
 from kernelproof.ground.build_folder import Locks, publish, scratch_folder
 from kernelproof.ground.errors import Failure, brief
-from kernelproof.ground.toolchain import PREBUILT, Toolchain, ToolchainError, discover, environment, temporary_folder
+from kernelproof.ground.toolchain import (
+    PREBUILT,
+    Toolchain,
+    ToolchainError,
+    discover,
+    environment,
+    temporary_folder,
+    unread_by_shells,
+)
 
 Progress = Callable[[int, int], None]  # is called with how many are done, and how many there are
 
@@ -397,8 +405,9 @@ def _write_batch(items: list[Job], scratch: Path) -> None:
 def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
     """The build graph: batch.cu -> batch.ptx -> one kernel.ptx per kernel -> kernel.cubin and ptxas's report."""
     paths = {name: _quote(path) for name, path in asdict(tools).items() if isinstance(path, Path)}
+    words = unread_by_shells([*NVCC_FLAGS, f"-I{tools.cutlass_include}", "-I."])
     rules = {
-        "nvcc": f"{paths['nvcc']} {' '.join(NVCC_FLAGS)} -arch=$arch -I{paths['cutlass_include']} -I. -ptx $in -o $out",
+        "nvcc": f"{paths['nvcc']} {' '.join(map(_quote, words))} -arch=$arch -ptx $in -o $out",
         "split": f"{_quote(python)} -I -S {_quote(Path(__file__).with_name('ptx_split.py'))} $in $arch",
         "ptxas": f"{paths['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
     }
@@ -421,9 +430,9 @@ def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _quote(path: Path) -> str:
-    """A path, quoted for ninja and for the shell."""
-    escaped = str(path).replace("$", "$$")
+def _quote(word: str | Path) -> str:
+    """A word, quoted for ninja and for the shell."""
+    escaped = str(word).replace("$", "$$")
     return "'" + escaped.replace("'", "'\\''") + "'"
 
 

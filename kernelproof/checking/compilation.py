@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kernelproof.ground import build_folder, files, places, process_tree
 from kernelproof.ground.errors import Failure, WrongInput, reading
-from kernelproof.ground.toolchain import Toolchain, accept, environment
+from kernelproof.ground.toolchain import Toolchain, accept, environment, nvcc_command
 
 # Options that this module sets itself, each with the number of words that follow it.
 _OWN = {
@@ -97,19 +97,9 @@ def library(
     objects = [_object(source, arguments, sm, tools, seconds) for source in sources]
     of_objects = re.sub(r"\0(?:-x|--x)\0[^\0]*", "", "\0".join(["", *arguments])).split("\0")[1:]
     own = [argument for argument in of_objects if argument != _RDC]
-    link = [
-        str(tools.nvcc),
-        "-shared",
-        "-nodlink",
-        "-cudart",
-        "none",
-        "-Xlinker",
-        "-Bsymbolic",
-        *own,
-        *tools.link_flags,
-    ]
+    link = ["-shared", "-nodlink", "-cudart=none", "-Xlinker=-Bsymbolic", *own, *tools.link_flags]
     stubs = _registration(objects) if _RDC in arguments else ""
-    key = _digest(tools.nvcc_version, *link[1:], stubs, *(path.name for path in objects))
+    key = _digest(tools.nvcc_version, *link, stubs, *(path.name for path in objects))
     target = _folder() / f"{key}.so"
     if target.exists():
         return target
@@ -118,7 +108,7 @@ def library(
         extra = [target.with_name(f"{key}.{os.getpid()}.c")]
         files.write(extra[0], stubs)
     try:
-        _compile([*link, *map(str, [*objects, *extra])], target, sources[0].parent)
+        _compile(tools, link, [*objects, *extra], target, sources[0].parent)
     finally:
         for path in extra:
             path.unlink()
@@ -159,8 +149,8 @@ def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, s
     """A compiled source."""
     number = sm.removeprefix("sm_")
     options = [
-        "-c", "-lineinfo", "--no-compress", "-Xcompiler", "-fPIC", *_includes(tools),
-        "-gencode", f"arch=compute_{number},code=compute_{number}", *arguments,
+        "-c", "-lineinfo", "--no-compress", "-Xcompiler=-fPIC", *_includes(tools),
+        f"-gencode=arch=compute_{number},code=compute_{number}", *arguments,
     ]  # fmt: skip
     try:
         return _translated(source, options, ".o", tools, seconds)
@@ -173,7 +163,7 @@ def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, s
 
 def _includes(tools: Toolchain) -> list[str]:
     accept(_STAND_INS, "move this program")
-    return [f"-I{tools.cutlass_include}", "-isystem", str(_STAND_INS)]
+    return [f"-I{tools.cutlass_include}", f"-isystem={_STAND_INS}"]
 
 
 def _translated(
@@ -193,9 +183,9 @@ def _translated(
         scratch = _folder() / f"{key}.{os.getpid()}.d"
         try:
             target = _folder() / f"{key}.{os.getpid()}{suffix}"
-            accept(where, "rename the folder or the file")
-            command = [str(tools.nvcc), *options, "-MD", "-MT", "object", "-MF", str(scratch), str(where)]
-            _compile(command, target, Path.cwd(), seconds)
+            accept(_folder(), "name another folder by CUDAL2GEN_CACHE_DIR")
+            rule = ["-MD", "-MT=object", f"-MF={scratch}"]
+            _compile(tools, [*rule, *options], [where], target, Path.cwd(), seconds)
             headers = _headers(scratch.read_text() if scratch.exists() else "", tools)
         finally:
             scratch.unlink(missing_ok=True)
@@ -227,14 +217,22 @@ def _headers(rule: str, tools: Toolchain) -> list[Path]:
     return sorted({path for path in paths if not any(path.is_relative_to(root) for root in toolkit)})
 
 
-def _compile(command: Sequence[str], target: Path, folder: Path, seconds: float | None = None) -> None:
+def _compile(
+    tools: Toolchain,
+    arguments: Sequence[str],
+    sources: Sequence[Path],
+    target: Path,
+    folder: Path,
+    seconds: float | None = None,
+) -> None:
     """Run nvcc; ``target`` appears whole or not at all. Raises MissingLibraries, Failure with nvcc's first errors or
-    behind ``seconds``."""
+    behind ``seconds``, and WrongInput for an argument that its shell would read."""
     accept(target.parent, "name another folder by KERNELPROOF_CACHE_DIR")
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        code, output = process_tree.output([*command, "-o", str(scratch)], environment(), seconds, folder)
+        command = nvcc_command(tools.nvcc, arguments, sources, scratch)
+        code, output = process_tree.output(command, environment(), seconds, folder)
         if code:
             if missing := dict.fromkeys(_NOT_FOUND.findall(output)):
                 raise MissingLibraries(list(missing), folder)

@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernelproof.checking.plan import LaunchEntry
 from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.toolchain import unread_by_shells
 
 # Options of nvcc that may be passed: others name programs and files. Header folders must lie below the server's.
 _OPTION = re.compile(
-    r"-[DU].+|-I(?!/)(?!.*\.\.).+|-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|--?(fmad|ftz|prec-div|prec-sqrt)=(true|false)"
+    r"-[DU].+|-I(?!/)(?!.*\.\.)[^,]+|-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|--?(fmad|ftz|prec-div|prec-sqrt)=(true|false)"
     r"|--?maxrregcount=\d+|-(arch=|gencode=arch=)\w+(,code=\w+)?|--extended-lambda|--expt-(extended-lambda|relaxed-constexpr)"
 )
 
@@ -46,4 +47,4 @@ class Request(BaseModel):
                     f"nvcc_args: {word!r} is not allowed here; write -DNAME=VALUE, -IFOLDER (below the server's), "
                     "-std=c++20, -O3"
                 )
-        return shlex.join(words)
+        return shlex.join(unread_by_shells(words))
