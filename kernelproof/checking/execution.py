@@ -55,7 +55,8 @@ PROGRESS_S = 1.0
 
 class Message(NamedTuple):
     """From the process of a check: ``kind`` is begin, progress (``ctas``: ended, and all), loop, launch, repeated,
-    finding, refused, unsupported, note, wrong, or ended."""
+    finding, refused, unsupported, note, wrong, ended, failed (the check itself: why), main (the program's own code runs
+    from here), or complete (all is done)."""
 
     kind: str
     kernel: str = ""
@@ -219,6 +220,10 @@ def serve(pipe: Connection, plan: Plan) -> None:
                 _launch_all(plan, session)
     except (UserError, EmulatorError, PtxError) as error:
         reporter.send(Message("wrong", text=str(error)))
+    except BaseException as error:
+        reporter.send(Message("failed", text=f"the check ended with {type(error).__name__}: {error}"))
+    else:
+        reporter.send(Message("complete"))
 
 
 def _cut_exit_handlers() -> None:
@@ -274,6 +279,7 @@ def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kerne
     stdout = ctypes.c_void_p.in_dll(libc, "stdout")
     libc.setvbuf(stdout, None, 1, 0)  # lines, so that findings stand between them
     main.restype = ctypes.c_int
+    reporter.send(Message("main"))
     code = main(len(words), argv)
     libc.exit(code)
     os._exit(code)
