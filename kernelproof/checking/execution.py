@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from cudal2gen import places
 from kernelproof.checking import devices, names, sampling, text
 from kernelproof.checking.findings import CANNOT, Cause, Run, extents, run_of
 from kernelproof.checking.names import resolved, short_names
@@ -40,9 +41,10 @@ from kernelproof.emulator import (
 from kernelproof.emulator.host.execution import KernelLaunch
 from kernelproof.emulator.host.images import image_count
 from kernelproof.emulator.host.program import KernelArgument, call
-from kernelproof.emulator.host.standin import stand_for
+from kernelproof.emulator.host.standin import runtime_path, stand_for, stand_in_path
 from kernelproof.emulator.state.sites import Site
 from kernelproof.ground.errors import UserError, WrongInput
+from kernelproof.ground.sandbox import Sandbox, enter, views_of_python
 
 # Libraries whose functions the stand-in runtime has.
 STOOD_FOR = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
@@ -51,6 +53,15 @@ STOOD_FOR = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libcudart.so
 # Descriptors of the check begin here: programs close low ones, and get their numbers for files of their own.
 FIRST_DESCRIPTOR = 512
 PROGRESS_S = 1.0
+PROCESSES = 128  # and threads, of a program in a sandbox
+
+
+def box(files: Iterable[Path], seconds: float) -> Sandbox:
+    """The sandbox of a process that runs what somebody else wrote: it sees some files and folders, this package, the
+    stand-in runtime, and what Python has installed."""
+    stand_ins = [runtime_path(), *map(stand_in_path, STOOD_FOR)]
+    views = (*views_of_python(), *map(str, [*stand_ins, *files]))
+    return Sandbox(views, cpu_s=int(seconds * (os.cpu_count() or 1)) + 10, gib=0.0, processes=PROCESSES)
 
 
 class Message(NamedTuple):
@@ -199,12 +210,14 @@ class CheckHooks(SessionHooks):
             buffer.written = None
 
 
-def serve(pipe: Connection, plan: Plan) -> None:
-    """Run a plan; never returns where the program's own main runs."""
+def serve(pipe: Connection, plan: Plan, box: Sandbox | None) -> None:
+    """Run a plan, in a sandbox if there is one; never returns where the program's own main runs."""
     os.setsid()
     faulthandler.disable()  # a crash is the program's
     if plan.output_to_stderr:
         os.dup2(2, 1)
+    if box:
+        enter(box, (1, 2, pipe.fileno()), CUDAL2GEN_CACHE_DIR=str(places.user_cache()))
     _cut_exit_handlers()
     reporter = Reporter(pipe, plan.quiet)
     try:

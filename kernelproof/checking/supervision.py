@@ -16,6 +16,7 @@ from kernelproof.checking.plan import Plan
 from kernelproof.checking.result import Result
 from kernelproof.ground import process_tree
 from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.sandbox import Sandbox
 from kernelproof.ground.workers import Worker
 
 STEP_S = 0.2
@@ -28,12 +29,15 @@ _OWN_SIGNALS = frozenset(
 Progress = Callable[[str, float, int, int], None]
 
 
-def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress | None = None) -> Result:
-    """The result of a plan. Raises WrongInput for what the process refuses: a missing kernel, a wrong argument."""
+def run(
+    plan: Plan, target: str, seconds: float, gib: float, progress: Progress | None = None, box: Sandbox | None = None
+) -> Result:
+    """The result of a plan, run in a sandbox if there is one. Raises WrongInput for what the process refuses: a missing
+    kernel, a wrong argument."""
     result = Result(target, devices.device(plan.device).name)
     start = time.perf_counter()
-    worker = Worker("fork", serve, plan)
-    watch = process_tree.Watch(worker.pid, seconds, gib)
+    worker = Worker("fork", serve, plan, box)
+    watch = process_tree.Watch(worker.pid, seconds, gib, box.processes if box else 0)
     try:
         running: _Running | None = None
         stage = ""  # complete, failed or main, once the process has said so
@@ -99,8 +103,10 @@ def _launch(result: Result, running: _Running, done: int, ctas: int) -> str:
     return f": launch {number} of {plain(running.kernel)}, {running.grid}, ran for {seconds:.0f} s{share}{loop}"
 
 
-def _excess(limit: Literal["time", "memory"], seconds: float, gib: float, launch: str) -> str:
+def _excess(limit: Literal["time", "memory", "processes"], seconds: float, gib: float, launch: str) -> str:
     """A limit that is passed, and in which ``launch``: the rest of a sentence about the program."""
+    if limit == "processes":
+        return "starts too many processes"
     if limit == "memory":
         return f"needs more than {gib:g} GiB of memory; --memory gives it more"
     fewer = ", --sample N runs only N CTAs of a grid" if launch else ""

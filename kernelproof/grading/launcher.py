@@ -52,7 +52,7 @@ def library(text: str, function: str, device: str, arguments: tuple[str, ...], s
     )
     source = compilation.text_file(whole, ".cu")
     options = ["-std=c++17", f"-isystem={INCLUDE}", *arguments]
-    return compilation.library([source], options, devices.target(device), discover(), seconds)
+    return compilation.library([source], options, devices.target(device), discover(), seconds, foreign=())
 
 
 class HostCalls(MemoryCalls):

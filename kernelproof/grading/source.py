@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kernelproof.checking import devices, includes
+from cudal2gen import places
+from kernelproof.checking import devices, execution, includes
 from kernelproof.checking.names import plain
 from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report, by_cause
 from kernelproof.grading import floor, inputs, launcher, modules
@@ -29,7 +30,7 @@ from kernelproof.grading.launcher import HostFailure
 from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Precision, Tolerance
 from kernelproof.grading.verdict import Finding, Verdict
-from kernelproof.ground import process_tree
+from kernelproof.ground import process_tree, sandbox
 from kernelproof.ground.errors import Failure, WrongInput
 from kernelproof.ground.workers import Worker
 
@@ -103,7 +104,10 @@ def check_source(
     if call is not None and not (run_host and limits.isolated):
         raise WrongInput("call: it executes the source's host code; allow it by run_host=True, in a process of its own")
     verdict = Verdict(right=False, outcome="not checked", device=devices.device(limits.device).name)
-    if (factory := _factory(read(source), agreement, host_calls, limits, verdict)) is not None:
+    text = read(source)
+    if not is_ptx(text) and (reason := sandbox.lack()):
+        verdict.remarks.append(f"compiled and run with limits alone, since no namespaces are to be had: {reason}")
+    if (factory := _factory(text, agreement, host_calls, limits, verdict)) is not None:
         precision = Precision.of(operands, accumulator, agreement.narrowest)
         sums = accumulator is not None or flops is not None or (tolerance is not None and tolerance.terms is not None)
         task = Task(
@@ -264,40 +268,50 @@ def _closed(verdict: Verdict) -> Verdict:
     return verdict
 
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.I)  # names of variables that hold secrets
-
-
-def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int) -> None:
+def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int, box: sandbox.Sandbox | None) -> None:
     os.setsid()
     faulthandler.disable()  # a crash is the source's
-    for name in [name for name in os.environ if _SECRET.search(name)]:
-        del os.environ[name]  # host code of the source may run here
     try:
+        cache = str(places.user_cache())
+        if box:
+            sandbox.enter(box, (pipe.fileno(),), CUDAL2GEN_CACHE_DIR=cache)
+        else:
+            sandbox.forget(HOME=os.environ.get("HOME", ""), CUDAL2GEN_CACHE_DIR=cache)
         answer = graded(task, verdict, stated).model_dump_json()
     except WrongInput as error:
         answer = f"!{error}"
+    except sandbox.Unconfined as error:
+        answer = f"?its host code was not run, because the sandbox fails: {error.strerror or error}"
     pipe.send_bytes(answer.encode())
 
 
 def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
-    """``graded`` in a process with limits. Raises WrongInput."""
+    """``graded`` in a process with limits, where host code runs in a sandbox. Raises WrongInput."""
     if not limits.isolated:
         return graded(task, verdict, stated)
-    worker = Worker("fork", _serve, task, verdict, stated)
-    watch = process_tree.Watch(worker.pid, limits.seconds, limits.gib)
+    host_code = isinstance(task.factory, partial) and task.factory.func is launcher.HostCalls
+    box = (
+        execution.box([task.factory.args[0]], limits.seconds)
+        if isinstance(task.factory, partial) and host_code
+        else None
+    )
+    worker = Worker("fork", _serve, task, verdict, stated, box)
+    watch = process_tree.Watch(worker.pid, limits.seconds, limits.gib, box.processes if box else 0)
     try:
         while not worker.pipe.poll(STEP_S):
             if limit := watch.passed():
                 excess = f"the check did not end within {limits.seconds:g} s"
                 if limit == "memory":
                     excess = f"the check needs more than {limits.gib:g} GiB"
+                if limit == "processes":
+                    excess = "the check starts too many processes"
                 verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))
                 return verdict
         # The answer is text: bytes that host code may have written to the pipe are never unpickled.
         answer = worker.pipe.recv_bytes(MAX_BYTES).decode(errors="replace")
     except (EOFError, OSError):
         death = f"the process of the check {worker.death()}"
-        if task.contract.call is not None:
+        if host_code:
             verdict.findings.append(Finding.of("host-failure", death, error="ended"))
         else:
             verdict.not_checked.append(death)
@@ -308,4 +322,7 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
         worker.end()
     if answer.startswith("!"):
         raise WrongInput(answer[1:])
+    if answer.startswith("?"):
+        verdict.not_checked.append(answer[1:])
+        return verdict
     return Verdict.model_validate_json(answer)

@@ -224,6 +224,14 @@ def unread_by_shells(arguments: Sequence[str]) -> list[str]:
     return list(arguments)
 
 
+def toolchain_folders(tools: Toolchain) -> list[Path]:
+    """What nvcc reads and runs, besides the system's programs and libraries."""
+    compilers = [Path(path).resolve().parents[1] for name in ("gcc", "g++") if (path := shutil.which(name))]
+    libraries = [Path(path) for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
+    folders = [tools.ptxas.parents[1], tools.cuda_include, tools.cutlass_include, *compilers, *libraries]
+    return [tools.nvcc, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
+
+
 def temporary_folder() -> str:
     """Where compilers put temporary files: Python's folder, or /tmp where nvcc would misread its path."""
     folder = tempfile.gettempdir()

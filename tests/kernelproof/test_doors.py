@@ -99,8 +99,9 @@ def test_unguarded_words_do_reach_nvccs_shell(tmp_path: Path) -> None:
     "words", ["-UX$(touch F)", "-DX=`touch F`", "-Ia`touch F`", "-DX=$F", "-DX=a\\b", "-Ia,/etc", "-Ia\\", "-DX=a\nb"]
 )
 def test_a_request_with_words_for_a_shell_is_refused(words: str) -> None:
-    request = Request(launches=[{"entry": "k", "block": 1}], nvcc_args=f"'{words}'", seconds=1, gib=1)
-    with pytest.raises(WrongInput, match=r"argument|nvcc_args"):
+    launch = plan.LaunchEntry(entry="k", block=1)
+    request = Request(launches=[launch], nvcc_args=f"'{words}'", seconds=1, gib=1, roots=[Path.cwd()])
+    with pytest.raises(WrongInput, match=r"argument|nvcc_args|not below|cannot read"):
         request.options()
 
 
@@ -114,6 +115,7 @@ def test_nvcc_is_run_by_the_door_alone(checkout: Path) -> None:
     }
     assert {name for name, line in lines if "nvcc_command(tools.nvcc, " not in line} == {
         "machine.py",  # shows the path
+        "toolchain.py",  # lists what a sandbox shows
         "compiler.py",  # ninja's: a line of constants behind the same test of words
     }
 
