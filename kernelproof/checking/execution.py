@@ -53,7 +53,7 @@ STOOD_FOR = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libcudart.so
 # Descriptors of the check begin here: programs close low ones, and get their numbers for files of their own.
 FIRST_DESCRIPTOR = 512
 PROGRESS_S = 1.0
-PROCESSES = 128  # and threads, of a program in a sandbox
+PROCESSES = 32  # of a program in a sandbox
 
 
 def box(files: Iterable[Path], seconds: float) -> Sandbox:

@@ -120,16 +120,19 @@ class Watch:
         self._excessive = False  # whether the last look found too much memory
 
     def passed(self) -> Literal["", "time", "memory", "processes"]:
-        """The limit that is exceeded, "" for none. Cheap: processes are looked at every ``LOOK_S`` seconds only."""
+        """The limit that is exceeded, "" for none. Cheap: memory is read every ``LOOK_S`` seconds only."""
         now = time.perf_counter()
         if now > self._end:
             return "time"
+        members = {self._leader}
+        if self._processes:  # counted often: those that start others for ever leave no time to count them later
+            members |= {*session(self._leader)}
+            if len(members) > self._processes:
+                return "processes"
         if now < self._looked + LOOK_S:
             return ""
         self._looked = now
-        members = {self._leader, *session(self._leader)}
-        if self._processes and len(members) > self._processes:
-            return "processes"
+        members |= {*session(self._leader)}
         resident = resident_bytes(members) - self._inherited
         excessive = resident > self._nbytes and added_bytes(members) > self._nbytes
         # Two looks in a row must agree: a process that ends during a look hands its shared pages to those read later,

@@ -39,6 +39,8 @@ VARIABLES = frozenset(("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_P
 STAGE = "/tmp"  # is covered by the new root while it is built
 SCRATCH = "/tmp"  # a folder of its own within
 SCRATCH_OPTIONS = b"size=1g,nr_inodes=65536,mode=1777"
+THREADS = 128  # that processes may have besides their first ones
+PRIORITY = 10  # steps below the usual one: what starts processes for ever shall not starve those that end it
 CANNOT_CONFINE = 126  # exit code where the walls cannot be built, as a shell's for what it cannot run
 EXCESS = 125  # exit code of a program that prints too much
 
@@ -114,6 +116,7 @@ def enter(box: Sandbox, files: Container[int], **kept: str) -> None:
             with suppress(OSError):  # the listing's own
                 os.dup2(nowhere, number)
     _limit(box)
+    os.nice(PRIORITY)
     if confinable:
         _confine(box)
 
@@ -134,7 +137,7 @@ def forget(**kept: str) -> None:
 def _limit(box: Sandbox) -> None:
     limits = {
         resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: box.cpu_s, resource.RLIMIT_FSIZE: box.file_mib << 20,
-        resource.RLIMIT_NPROC: _processes() + box.processes,
+        resource.RLIMIT_NPROC: _threads() + box.processes + THREADS,
     }  # fmt: skip
     if box.gib:
         limits[resource.RLIMIT_AS] = int(box.gib * (1 << 30))
@@ -144,7 +147,7 @@ def _limit(box: Sandbox) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def _processes() -> int:
+def _threads() -> int:
     """Threads that the user has already: the limit counts those too."""
     own, count = os.getuid(), 0
     for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
@@ -172,7 +175,7 @@ def _confine(box: Sandbox) -> None:
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         with suppress(OSError), open("/proc/sys/kernel/pid_max", "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(str(max(box.processes, 301)))  # of this namespace, on newer systems
+            file.write(str(max(box.processes + THREADS, 301)))  # of this namespace, on newer systems
         _mount(binds, links)
         _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _call("capset", (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
