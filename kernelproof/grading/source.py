@@ -104,10 +104,7 @@ def check_source(
     if call is not None and not (run_host and limits.isolated):
         raise WrongInput("call: it executes the source's host code; allow it by run_host=True, in a process of its own")
     verdict = Verdict(right=False, outcome="not checked", device=devices.device(limits.device).name)
-    text = read(source)
-    if not is_ptx(text) and (reason := sandbox.lack()):
-        verdict.remarks.append(f"compiled and run with limits alone, since no namespaces are to be had: {reason}")
-    if (factory := _factory(text, agreement, host_calls, limits, verdict)) is not None:
+    if (factory := _factory(read(source), agreement, host_calls, limits, verdict)) is not None:
         precision = Precision.of(operands, accumulator, agreement.narrowest)
         sums = accumulator is not None or flops is not None or (tolerance is not None and tolerance.terms is not None)
         task = Task(
@@ -133,6 +130,8 @@ def _factory(
 ) -> DeviceFactory | None:
     """Makes the factory of fresh memory for calls; None, and a finding, for a source that is refused. Raises
     WrongInput."""
+    if not is_ptx(text) and (reason := sandbox.lack()):
+        verdict.remarks.append(f"compiled and run with limits alone, since no namespaces are to be had: {reason}")
     module = modules.take_apart(text) if modules.is_module(text) else None
     for item in module.findings if module else ():
         last = re.split(r"\W+", str(item.evidence.get("text", "")).removesuffix("("))[-1]

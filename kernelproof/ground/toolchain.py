@@ -23,7 +23,7 @@ PREBUILT = "CUDAL2GEN_PREBUILT"
 INSTALL = "pip install 'cudal2gen[nvcc]'"
 # nvcc hands its commands to a shell. It puts paths and definitions between double quotes, where a shell reads some
 # characters, and other words as they are, so that a shell reads nearly all.
-_READ_IN_QUOTES = re.compile(r'["$`\\\x00-\x1f\x7f]')
+_READ_IN_QUOTES = re.compile(r'["$`\x00-\x1f\x7f]|\\(?=[\\"$`,]|\Z)')
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*")
 _DEFINITION = re.compile(r"-D[A-Za-z_][^$`\\\x00-\x1f\x7f]*")  # nvcc escapes the double quotes of these
 _PATH_OPTION = re.compile(rf"(?:-I|-isystem=|-MF=)(?!.*{_READ_IN_QUOTES.pattern}).+")

@@ -99,10 +99,10 @@ class Trap:
 def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
     # Of all processes the first variables hold it: children are given it when they start.
     os.environ["DOORS_SECRET"] = SECRET
-    made = Trap(tmp_path_factory.mktemp("outside"))
-    yield made
+    planted = Trap(tmp_path_factory.mktemp("outside"))
+    yield planted
     del os.environ["DOORS_SECRET"]
-    for end in made.ends:
+    for end in planted.ends:
         end.close()
 
 
