@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from math import prod
+from math import inf, prod
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -80,10 +80,11 @@ class Message(NamedTuple):
 class Reporter:
     """Sends messages to the waiting process, and prints what users should see at once."""
 
-    def __init__(self, pipe: Connection, quiet: bool) -> None:
+    def __init__(self, pipe: Connection, quiet: bool, longest: float = inf) -> None:
         self.pipe = Connection(_moved(pipe.fileno()))
         pipe.close()
         self.quiet, self.output = quiet, _moved(1)
+        self.unprinted = longest  # bytes that may still be printed
         self.progress_sent = 0.0
         self.printed: set[Cause] = set()
         self.libc = ctypes.CDLL(None)
@@ -99,6 +100,8 @@ class Reporter:
         """Print behind what the program has printed so far."""
         self.libc.fflush(None)
         data = words.encode(errors="replace")
+        data = data[: int(min(self.unprinted, len(data)))]
+        self.unprinted -= len(data)
         with suppress(OSError):  # standard output is closed; messages go on
             while data:
                 data = data[os.write(self.output, data) :]
@@ -219,7 +222,7 @@ def serve(pipe: Connection, plan: Plan, box: Sandbox | None) -> None:
     if box:
         enter(box, (1, 2, pipe.fileno()), CUDAL2GEN_CACHE_DIR=str(places.user_cache()))
     _cut_exit_handlers()
-    reporter = Reporter(pipe, plan.quiet)
+    reporter = Reporter(pipe, plan.quiet, box.output_bytes if box else inf)
     try:
         with check_session(plan, reporter) as session:
             library = _open(plan.library) if plan.library is not None else None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from cudal2gen import places
 from kernelproof.checking import devices, execution, includes
@@ -35,7 +36,7 @@ from kernelproof.ground.errors import Failure, WrongInput
 from kernelproof.ground.workers import Worker
 
 STEP_S = 0.05
-MAX_BYTES = 1 << 24  # of an answer
+MAX_BYTES, PART = 1 << 24, 1 << 16  # of an answer, and of what is read of it at a time
 LIMIT = 40  # findings in a verdict
 
 
@@ -130,15 +131,19 @@ def _factory(
 ) -> DeviceFactory | None:
     """Makes the factory of fresh memory for calls; None, and a finding, for a source that is refused. Raises
     WrongInput."""
-    if not is_ptx(text) and (reason := sandbox.lack()):
+    if (agreement.call or not is_ptx(text)) and (reason := sandbox.lack()):
         verdict.remarks.append(f"compiled and run with limits alone, since no namespaces are to be had: {reason}")
-    module = modules.take_apart(text) if modules.is_module(text) else None
+    try:
+        module = _taken_apart(text, limits) if "load_inline" in text else None
+    except Failure as error:
+        verdict.findings.append(Finding.of("does-not-compile", str(error), error="Failure"))
+        return None
     for item in module.findings if module else ():
         last = re.split(r"\W+", str(item.evidence.get("text", "")).removesuffix("("))[-1]
         if item.rule != "library-call" or last not in host_calls:
             verdict.findings.append(item)
     translated = module.host_text if module else text
-    if not is_ptx(text) and (lines := includes.outside(translated)):
+    if (agreement.call or not is_ptx(text)) and (lines := includes.outside(translated)):
         verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:5]))
         return None
     try:
@@ -156,6 +161,36 @@ def _factory(
         verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
         return None
     return partial(DeviceCalls, code, agreement, device=limits.device)
+
+
+def _taken_apart(text: str, limits: Limits) -> modules.Module | None:
+    """A Python module, None for another text; read in a process of its own, since texts can be made to take a parser's
+    stack or an expression's time. Raises WrongInput, and Failure where reading does not end."""
+    worker = Worker("fork", _take_apart, text)
+    watch = process_tree.Watch(worker.pid, limits.compile_s, limits.gib)
+    try:
+        while not worker.pipe.poll(STEP_S):
+            if watch.passed():
+                raise Failure(f"the text was not read within {limits.compile_s:g} s and {limits.gib:g} GiB")
+        answer = worker.pipe.recv()
+    except (EOFError, OSError):
+        raise Failure(f"the process that read the text {worker.death()}") from None
+    finally:
+        worker.end()
+    if isinstance(answer, str):
+        raise WrongInput(answer)
+    assert answer is None or isinstance(answer, modules.Module)
+    return answer
+
+
+def _take_apart(pipe: Connection, text: str) -> None:
+    faulthandler.disable()  # an end by a text is said
+    try:
+        pipe.send(modules.take_apart(text) if modules.is_module(text) else None)
+    except WrongInput as error:
+        pipe.send(str(error))
+    except (MemoryError, RecursionError):
+        pipe.close()
 
 
 def _with_templates(text: str, entries: Sequence[str]) -> str:
@@ -280,8 +315,10 @@ def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int, box: san
     except WrongInput as error:
         answer = f"!{error}"
     except sandbox.Unconfined as error:
-        answer = f"?its host code was not run, because the sandbox fails: {error.strerror or error}"
-    pipe.send_bytes(answer.encode())
+        answer = f"?{error}"
+    data = answer.encode()
+    while data:
+        data = data[os.write(pipe.fileno(), data) :]
 
 
 def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
@@ -296,8 +333,15 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
     )
     worker = Worker("fork", _serve, task, verdict, stated, box)
     watch = process_tree.Watch(worker.pid, limits.seconds, limits.gib, box.processes if box else 0)
+    answer = b""
     try:
-        while not worker.pipe.poll(STEP_S):
+        # Its end is the answer's. Limits hold whatever comes by the pipe, and how slowly; nothing of it is unpickled,
+        # because host code may write there too.
+        while True:
+            part = os.read(worker.pipe.fileno(), PART) if worker.pipe.poll(STEP_S) else None
+            answer += part or b""
+            if part == b"" or len(answer) > MAX_BYTES:
+                break
             if limit := watch.passed():
                 excess = f"the check did not end within {limits.seconds:g} s"
                 if limit == "memory":
@@ -306,9 +350,11 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
                     excess = "the check starts too many processes"
                 verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))
                 return verdict
-        # The answer is text: bytes that host code may have written to the pipe are never unpickled.
-        answer = worker.pipe.recv_bytes(MAX_BYTES).decode(errors="replace")
-    except (EOFError, OSError):
+        return _read_answer(answer)
+    except sandbox.Unconfined as error:
+        verdict.not_checked.append(f"its host code was not run, because the sandbox fails: {error}")
+        return verdict
+    except (OSError, ValidationError):
         death = f"the process of the check {worker.death()}"
         if host_code:
             verdict.findings.append(Finding.of("host-failure", death, error="ended"))
@@ -319,9 +365,14 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
         with suppress(ProcessLookupError):
             process_tree.kill_session(worker.pid)
         worker.end()
-    if answer.startswith("!"):
-        raise WrongInput(answer[1:])
-    if answer.startswith("?"):
-        verdict.not_checked.append(answer[1:])
-        return verdict
-    return Verdict.model_validate_json(answer)
+
+
+def _read_answer(answer: bytes) -> Verdict:
+    """The verdict of the process of a check. Raises WrongInput and Unconfined for what it says, ValidationError for
+    what is no answer."""
+    text = answer.decode(errors="replace")
+    if text.startswith("!"):
+        raise WrongInput(text[1:])
+    if text.startswith("?"):
+        raise sandbox.Unconfined(text[1:])
+    return Verdict.model_validate_json(text)

@@ -37,7 +37,7 @@ def answer(request: Request) -> dict[str, Any]:
         folder = Path(name)
         files.write(folder / REQUEST, request.model_dump_json())
         command = [sys.executable, "-m", "kernelproof.mcp_server.answers", name]
-        names = ("KERNELPROOF_NVCC", "CUTLASS_PATH", "PYTHONPATH", "HOME", "VIRTUAL_ENV")
+        names = ("KERNELPROOF_NVCC", "CUTLASS_PATH", "PYTHONPATH", "HOME", "TMPDIR")
         variables = {name: os.environ[name] for name in names if name in os.environ}
         variables["CUDAL2GEN_CACHE_DIR"] = str(places.user_cache())
         try:

@@ -41,8 +41,9 @@ VAIN = [
     "make files for ever",
 ]  # fmt: skip
 # Those that end the program, or that a limit ends.
-ENDS = ["close all files", "exit", "exit at once", "abort", "kill itself", "crash"]
+ENDS = ["answer with garbage", "close all files", "exit", "exit at once", "abort", "kill itself", "crash"]
 EXCESSES = [
+    "answer in part",
     "loop for ever", "sleep for ever", "stop itself", "fork for ever", "make threads for ever", "fill the memory",
     "fill the memory by children",
 ]  # fmt: skip
@@ -200,6 +201,31 @@ def test_a_text_that_reads_a_file_is_refused(text: str, trap: Trap) -> None:
     assert verdict.rules == {"outside-file"}
     with pytest.raises(WrongInput, match="is not allowed here"):
         answers.run(request(trap.folder, source=source))
+
+
+# Texts that take the time or the stack of what reads them.
+BOMBS = {
+    "comments": "#" + "/**/" * 200 + "x",
+    "launches": f"cuda = '{'f<<<a>>>(' * 3000}'\nload_inline('x', '', cuda)",
+    "nesting": "load_inline(" + "-" * 200_000 + "1)",
+    "brackets": "load_inline(" + "[" * 150 + "1" + "]" * 150 + ")",
+    "sums": "load_inline('x', '', " + "+".join(["'a'"] * 50_000) + ")",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_text_that_takes_long_to_read_is_no_right_one(bomb: str) -> None:
+    launch = {"entry": "f", "grid": 1, "block": 1, "args": ["y"]}
+    start = time.perf_counter()
+    try:
+        outcome = check_source(
+            BOMBS[bomb], lambda: None, [{"n": 1}], buffers={"y": "out:f32[n]"}, launches=[launch],
+            limits=Limits(compile_s=2),
+        ).outcome  # fmt: skip
+    except WrongInput:
+        outcome = "wrong"
+    assert outcome == "wrong"
+    assert time.perf_counter() - start < 20
 
 
 def request(root: Path, **fields: object) -> Request:
