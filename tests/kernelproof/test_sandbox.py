@@ -100,8 +100,11 @@ class Trap:
 def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
     # Of all processes the first variables hold it: children are given it when they start.
     os.environ["DOORS_SECRET"] = SECRET
+    holder = subprocess.Popen(["sleep", "600", SECRET])
     planted = Trap(tmp_path_factory.mktemp("outside"))
     yield planted
+    holder.kill()
+    holder.wait()
     del os.environ["DOORS_SECRET"]
     for end in planted.ends:
         end.close()
@@ -368,6 +371,19 @@ def test_a_daemon_of_a_program_is_of_its_session(tmp_path: Path) -> None:
         members = process_tree.session(process.pid)
         assert len(members) == 3
     assert not any(processes.alive(pid) for pid in members)
+
+
+def test_variables_of_the_start_are_erased_from_memory() -> None:
+    """Those that the first call of a program was given, which the system goes on to show."""
+    statement = (
+        "import os\nfrom kernelproof.ground import sandbox\nsandbox.forget(KEPT='kept')\n"
+        "print(open('/proc/self/environ').read().strip('\\0'), sorted(set(os.environ) - {'LC_CTYPE'}))\n"
+        "print(os.popen('echo $DOORS_SECRET$KEPT').read())"
+    )
+    variables = {"DOORS_SECRET": SECRET, "PATH": os.environ["PATH"], "PYTHONPATH": str(places.PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", statement], env=variables, capture_output=True, text=True, check=True)
+    assert SECRET not in done.stdout
+    assert done.stdout.split() == ["['KEPT',", "'PATH']", "kept"]
 
 
 def test_walls_that_cannot_be_built_are_said(monkeypatch: pytest.MonkeyPatch, trap: Trap) -> None:
