@@ -43,7 +43,8 @@ def train(
 ) -> None:
     """Train the tuner on stored trials and recordings.
 
-    The cost model is trained, and the policy too if torch is installed. With --environment model they learn from that environment, for tune with the same environment and seed.
+    The cost model is trained, and the policy too if torch is installed. With --environment model they learn from that
+    environment, for tune with the same environment and seed.
     """
     (acc,) = selection.accs
     modelled = trials.chosen == "model"
@@ -70,7 +71,7 @@ def compare(
     ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="SVG file to write: regret.")] = None,
 ) -> None:
-    """Compare the tuner's proposers on problems held out of training.
+    """Compare proposers on problems that are held out.
 
     Prints tables in Markdown. With --recordings the proposers rank and search what GPUs measured, for every GPU that
     was recorded; else they search in the model environment.

@@ -244,7 +244,8 @@ def _parameter(option: str) -> str:
 def _shared_option(name: str, settings: Sequence[SharedField]) -> Parameter:
     """The one option that these fields share."""
     described = " ".join(
-        f"{setting.shared.name}={'|'.join(setting.values) or '...'}: {setting.shared.help.rstrip('.')}."
+        f"{setting.shared.name}: {setting.shared.help.rstrip('.')}"
+        f"{' (' + ', '.join(setting.values) + ')' if setting.values else ''}."
         for setting in settings
     )
     short = [f"--{setting.shared.name}" for setting in settings if setting.shared.short]
