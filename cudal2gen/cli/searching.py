@@ -149,7 +149,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """The language model of a run. ``server``: NAME@URL. ``trials``: those of the run; the transcript is beside them."""
+    """The language model of a run. ``server``: NAME@URL. ``trials``: the run's; its transcript is beside them."""
 
     server: str
     trials: Trials
