@@ -5,8 +5,9 @@
     python scripts/campaign_time.py --problems 20 --evaluations 16 --machine
 
 ``--machine``: one GPU, and cores that compile ahead of it, or when the GPU waits for them.
-Nothing is measured on a GPU. Searches are real ones, in the model environment; how long a kernel compiles and is timed is
-drawn from a heavy-tailed distribution, by kernel. A search's steps do not depend on the cluster, so they are found once.
+Nothing is measured on a GPU. Searches are real ones, in the model environment; how long a kernel compiles and is timed
+is drawn from a heavy-tailed distribution, by kernel. A search's steps do not depend on the cluster, so they are found
+once.
 """
 
 from __future__ import annotations
@@ -156,8 +157,8 @@ class Cluster:
 
 
 class Machine(Cluster):
-    """One GPU beside ``cores``. ``ahead``: kernels compile in the background as ``tuner.background_builds`` has it, and steps end
-    in the order in which they began; else an evaluation compiles its own kernels while the GPU waits.
+    """One GPU beside ``cores``. ``ahead``: kernels compile in the background, as by ``tuner.background_builds``, and steps
+    end in the order in which they began. Otherwise an evaluation compiles its own kernels while the GPU waits.
 
     A kernel's verdict and short timing take 0.3 s of the GPU; a translation unit 1.3 s of a core and 0.5 s for each of
     its kernels, which is what ours take.
