@@ -157,7 +157,7 @@ class Cluster:
 
 
 class Machine(Cluster):
-    """One GPU beside ``cores``. ``ahead``: kernels compile in the background, as by ``tuner.background_builds``, and steps
+    """One GPU beside ``cores``. ``ahead``: kernels compile in the background by ``tuner.background_builds``, and steps
     end in the order in which they began. Otherwise an evaluation compiles its own kernels while the GPU waits.
 
     A kernel's verdict and short timing take 0.3 s of the GPU; a translation unit 1.3 s of a core and 0.5 s for each of

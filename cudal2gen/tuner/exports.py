@@ -47,8 +47,8 @@ class Example:
 class Rewards:
     """The rewards of records by their trials. If a record has trials of several efforts, the longest counts."""
 
-    def __init__(self, trials: Iterable[Trial], settings: reward.RewardWeights) -> None:
-        self.settings = settings
+    def __init__(self, trials: Iterable[Trial], weights: reward.RewardWeights) -> None:
+        self.weights = weights
         self._trials: dict[str, list[Trial]] = {}
         for trial in trials:
             self._trials.setdefault(_key(trial.problem, trial.record), []).append(trial)
@@ -59,19 +59,19 @@ class Rewards:
         if outcome.reward is not None:
             return outcome.reward
         if not outcome.proposals:
-            return self.settings.failed
+            return self.weights.failed
         problem = Problem.model_validate(outcome.problem)
         rewards = [value for fields in outcome.proposals if (value := self._of(problem, fields)) is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     def _of(self, problem: Problem, fields: Fields) -> float | None:
         if "violation" in fields:
-            return self.settings.failed
+            return self.weights.failed
         trials = self._trials.get(_key(problem, fields), [])
         for effort in EFFORTS:
             if cases := [trial for trial in trials if trial.effort == effort]:
                 try:
-                    return reward.of_trials(cases, self.settings)
+                    return reward.of_trials(cases, self.weights)
                 except ValueError:  # no reference was timed beside it
                     return None
         return None
@@ -136,9 +136,9 @@ class Scorer:
     __name__ = "cudal2gen_reward"  # GRPOTrainer names its metrics by it
 
     def __init__(
-        self, environment: Environment, settings: reward.RewardWeights | None = None, effort: Effort = "short"
+        self, environment: Environment, weights: reward.RewardWeights | None = None, effort: Effort = "short"
     ) -> None:
-        self._environment, self._settings, self._effort = environment, settings or reward.RewardWeights(), effort
+        self._environment, self._weights, self._effort = environment, weights or reward.RewardWeights(), effort
 
     def __call__(
         self, prompts: Sequence[Sequence[Mapping[str, str]]], completions: Sequence[Sequence[Mapping[str, str]]],
@@ -167,6 +167,6 @@ class Scorer:
             else:
                 records[proposal.record.kernel_key] = proposal.record
         trials = self._environment.evaluate(problem, list(records.values()), self._effort) if records else []
-        rewards = [reward.of_trials([trial], self._settings) for trial in trials]
-        rewards += [self._settings.failed] * failures
-        return sum(rewards) / len(rewards) if rewards else self._settings.failed
+        rewards = [reward.of_trials([trial], self._weights) for trial in trials]
+        rewards += [self._weights.failed] * failures
+        return sum(rewards) / len(rewards) if rewards else self._weights.failed

@@ -126,6 +126,7 @@ class Measurer:
         """See ``Environment``. The answer includes the verdicts that were not sent before."""
         unpack(parcel)
         trials = self._environment.evaluate(problem, records, effort)
+        # Environments that check no kernels have no verdicts.
         verdicts: dict[str, Verdict] = getattr(self._environment, "verdicts", {})
         unsent = [verdict for digest, verdict in verdicts.items() if digest not in self._sent]
         self._sent |= verdicts.keys()
