@@ -220,7 +220,7 @@ def test_turns_find_a_problems_candidates_once_and_compile_its_incumbent_first(t
 
 @pytest.mark.parametrize(("cores", "busy", "in_turn"), [(2, 0.75, 0.6), (16, 0.95, 0.6)])
 def test_a_gpu_is_busy_while_others_compile(cores: int, busy: float, in_turn: float) -> None:
-    plans = [campaign_time.plan(problem(number), 8, campaign_time.Few(number)) for number in range(16)]
+    plans = [campaign_time.plan(problem(number), 8, campaign_time.SmallBatches(number)) for number in range(16)]
     machine = campaign_time.on_one_machine(plans, cores, ahead=True)
     before = campaign_time.on_one_machine(plans, cores, ahead=False)
     assert machine.utilisation() > busy
