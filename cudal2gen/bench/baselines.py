@@ -43,7 +43,12 @@ MEASURED = (
     ),
 )
 PEERS = ("triton", "torch.compile")
-LATER = (results.UNFUSED, results.EPILOGUE, results.BATCHED, results.GROUPED)  # of fused and batched problems
+VARIANT_BASELINES = (
+    results.UNFUSED,
+    results.EPILOGUE,
+    results.BATCHED,
+    results.GROUPED,
+)  # of fused and batched problems
 
 
 def usual(problem: Problem) -> tuple[str, ...]:
@@ -561,7 +566,7 @@ def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> l
         "cublaslt-heuristic": CublasLt,
         "cublaslt-autotuning": AutoTuned,
     }
-    every_name = (*MEASURED, *PEERS, *LATER)
+    every_name = (*MEASURED, *PEERS, *VARIANT_BASELINES)
     if unknown := [name for name in names if name not in every_name]:
         raise ValueError(f"no baseline {', '.join(unknown)}: must be of {', '.join(every_name)}")
     if not set(names) <= set(alone):

@@ -1,4 +1,4 @@
-"""Checks of benchmark results: after the timing each is compared with the fp64 product, within its error bound."""
+"""After the timing, the result of each contender is compared with the fp64 product, within its error bound."""
 
 from __future__ import annotations
 

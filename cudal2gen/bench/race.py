@@ -1,4 +1,7 @@
-"""A race of candidates, such as a library's algorithms: the ``device`` protocol, from a cold L2, in stages."""
+"""A race finds the fastest of many candidates, such as a library's algorithms. Each stage times fewer of them, longer.
+
+Times follow the ``device`` protocol, from a cold L2.
+"""
 
 from __future__ import annotations
 

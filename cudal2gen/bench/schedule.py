@@ -1,4 +1,4 @@
-"""Schedule of a benchmark: the order of problems, those that are stored already, and the time budget."""
+"""A benchmark of many problems: their order, which are stored already, and when the time budget is spent."""
 
 from __future__ import annotations
 

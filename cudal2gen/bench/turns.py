@@ -1,4 +1,4 @@
-"""Kernels of one problem timed in turns; kernels that fail do not stop the others."""
+"""Kernels of one problem are timed in turns. A kernel that fails does not stop the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vendor's library as the yardstick of a device's verdict."""
+"""The vendor's library, with whose error a verdict on a device compares a kernel's error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb build, and the options of every verb that compiles."""
+"""The verb build. ``Compilation`` compiles kernels for this and other verbs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--set FIELD=VALUE``: a record with fields changed, and with ``--fit`` others after them."""
+"""``--set FIELD=VALUE`` changes fields of a record; ``--fit`` changes others so that the record stays legal."""
 
 from __future__ import annotations
 

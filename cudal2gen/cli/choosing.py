@@ -1,4 +1,4 @@
-"""The verbs on which kernel answers a product: explain, tune-model."""
+"""The verbs explain (which kernel computes a product) and tune-model (which products a model computes)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from cudal2gen.cli.measuring import measurements
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import FILTERS, LATER, SIZE, Selection
+from cudal2gen.cli.selection import FILTERS, SIZE, VARIANT_FIELDS, Selection
 from cudal2gen.kernel.fusion import NONE, PLAIN
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import note, refuse
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @verb(app, "explain")
 def explain(
-    selection: Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER, "products"), single=("mnk",), helps=SIZE)],
+    selection: Annotated[
+        Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS, "products"), single=("mnk",), helps=SIZE)
+    ],
     sources: Annotated[
         list[Path] | None,
         typer.Option(

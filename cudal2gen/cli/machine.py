@@ -1,4 +1,4 @@
-"""The verb on the machine itself: doctor."""
+"""The verb doctor: what this machine can do, and what to install for the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs on measurements: bench takes them, report shows them, contribute hands them on."""
+"""The verbs on measurements: bench takes them, report shows them, contribute makes a file of them to share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.options import Duration
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, LATER, PLAIN, Filter, Selection
+from cudal2gen.cli.selection import ANY, PLAIN, VARIANT_FIELDS, Filter, Selection
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem
 from kernelproof.ground.command_line import progress
@@ -65,7 +65,7 @@ def _protocols() -> tuple[ProtocolName, ...]:
 def _baselines() -> tuple[str, ...]:
     from cudal2gen.bench import baselines
 
-    return (*baselines.MEASURED, *baselines.PEERS, *baselines.LATER, "none")
+    return (*baselines.MEASURED, *baselines.PEERS, *baselines.VARIANT_BASELINES, "none")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def measure(
     selection: Annotated[
         Selection,
         Offer(
-            only=(*PLAIN, *LATER, "products", "source"),
+            only=(*PLAIN, *VARIANT_FIELDS, "products", "source"),
             wildcards=("gpu",),
             indexed=("gpu",),
             defaults={"gpu": ANY},

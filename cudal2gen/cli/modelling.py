@@ -1,4 +1,4 @@
-"""The verb on the timing model: how well it predicts what GPUs measured."""
+"""The verb model: how well the timing model predicts what GPUs measured."""
 
 from __future__ import annotations
 

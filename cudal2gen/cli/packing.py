@@ -1,4 +1,4 @@
-"""The verb pack."""
+"""The verb pack: kernels, tables and launcher for machines without a compiler."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import FILTERS, LATER, SIZE, Selection
+from cudal2gen.cli.selection import FILTERS, SIZE, VARIANT_FIELDS, Selection
 from kernelproof.cli.profiling import Launch, ProfileOutput, print_comparison, profile_of_file
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import refuse
@@ -16,7 +16,7 @@ from kernelproof.ground.command_line.messages import refuse
 if TYPE_CHECKING:
     from kernelproof.profile import Profile
 
-SELECTED = (*FILTERS, *LATER)
+SELECTED = (*FILTERS, *VARIANT_FIELDS)
 COMPARE = {"compare": "Compare two: 'M_N_K FIELD=VALUE ...' in quotes, a cubin, or a profile that --json saved."}
 
 

@@ -1,4 +1,4 @@
-"""The command ``cudal2gen``: its own options, and its entry point."""
+"""The program ``cudal2gen``: the options that all verbs have, and the entry point."""
 
 from __future__ import annotations
 

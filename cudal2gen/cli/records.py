@@ -1,4 +1,4 @@
-"""Verbs on records of the catalog: list, show, render, edit."""
+"""The verbs on records of the catalog: list, show, render and edit."""
 
 from __future__ import annotations
 

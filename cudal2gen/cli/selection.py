@@ -1,4 +1,4 @@
-"""``Selection``: the options by which every verb chooses problems and records, and what they resolve to."""
+"""Most verbs work on problems and records. ``Selection`` has the options that choose them, and finds them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Kind = dict[str, Any]  # types and layout, by the names of a problem's fields
 ABS: tuple[ElementName, ...] = get_args(ElementName)
 DS: tuple[OutputName, ...] = get_args(OutputName)
 ACCS: tuple[Acc, ...] = get_args(Acc)
-_UNSAID: Any = None  # an accumulator that follows from the types
+_FROM_TYPES: Any = None  # the accumulator if the user gives none: it follows from the types
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 BATCHES: tuple[Batch, ...] = get_args(Batch)
 
@@ -43,7 +43,7 @@ def _count(text: str) -> int:
 
 
 class Target(Protocol):
-    """What problems, records and measurements share."""
+    """The fields that problems, records and measurements have in common."""
 
     @property
     def gpu(self) -> str: ...
@@ -57,8 +57,8 @@ class Target(Protocol):
     def layout(self) -> str: ...
 
 
-class Posed(Target, Protocol):
-    """What records and measurements share."""
+class ForProblem(Target, Protocol):
+    """Records and measurements: they are for a problem."""
 
     @property
     def problem(self) -> Problem: ...
@@ -83,7 +83,7 @@ class Selection:
         Acc | Literal["any"],
         OneOf(ACCS, ANY),
         Shared("acc", "the type in which products are summed; f16, or f32 for ab=bf16 and d=f32", short=True),
-    ] = _UNSAID
+    ] = _FROM_TYPES
     layout: Annotated[
         Layout | Literal["any"],
         OneOf(LAYOUTS, ANY),
@@ -139,7 +139,7 @@ class Selection:
         if colon:
             object.__setattr__(self, "gpu", model)
             object.__setattr__(self, "device", int(index))
-        if self.acc is _UNSAID:
+        if self.acc is _FROM_TYPES:
             half = (self.ab == ANY or ELEMENTS[self.ab].half_sums) and self.d in ("same", ANY)
             object.__setattr__(self, "acc", "f16" if half else "f32")
         try:
@@ -148,49 +148,49 @@ class Selection:
             refuse(f"--where fusion={explain(error)}")
 
     def on(self, gpu: str) -> Selection:
-        """The selection on this GPU, where it names none."""
+        """The selection with this GPU if it admits any GPU, else unchanged."""
         return replace(self, gpu=gpu) if self.gpu == ANY else self
 
     @property
     def names_sizes(self) -> bool:
-        """Whether one of the options that choose sizes is there."""
+        """Whether the user gave one of the options that choose sizes."""
         return self._size_options > 0
 
     @property
     def target(self) -> str:
-        """GPU, types and layout, for messages."""
+        """GPU, types, layout, fusion and batch as messages name them."""
         fusion = f" {self.fusion}" if self.fusion != NONE else ""
         batch = f" {self.batch if self.batch == ANY else BATCH_TITLES[self.batch]}" if self.batch != NONE else ""
         return f"{self.gpu} {types(self.ab, self.acc, self.d)} {self.layout}{fusion}{batch}"
 
     def admits(self, item: Target) -> bool:
-        """Whether GPU, types and layout of a problem, record or measurement agree."""
+        """Whether a problem, record or measurement has the selected GPU, types and layout."""
         return all(getattr(self, name) in (ANY, getattr(item, name)) for name in FILTERS)
 
-    def lists(self, item: Posed | Problem) -> bool:
-        """Whether size, class, fusion and batch of a record, measurement or problem agree as well."""
+    def lists(self, item: ForProblem | Problem) -> bool:
+        """Whether ``item`` is selected: ``admits`` it, and its size, class, fusion and batch agree too."""
         problem = item if isinstance(item, Problem) else item.problem
         of_size = not self.mnk or (problem.m, problem.n, problem.k) in map(sizes, self.mnk)
         return self.admits(item) and self._serves_as(problem) and self._of_class(problem) and of_size
 
     @property
-    def _later(self) -> dict[str, str]:
-        """Fusion and batch, as a problem's fields."""
+    def _variant(self) -> dict[str, str]:
+        """Fusion and batch by the names of a problem's fields. Ends the command for any fusion."""
         if self.fusion == ANY:
             refuse(f"--where fusion={ANY}: name its parts, or {NONE}")
         return {"fusion": self.fusion, "batch": self.batch}
 
     def _serves_as(self, problem: Problem) -> bool:
-        """Whether fusion and batch are a problem's."""
+        """Whether the problem has the selected fusion and batch."""
         return self.fusion in (ANY, str(problem.fusion)) and self.batch in (ANY, problem.batch)
 
     def problem(self) -> Problem:
         """The one problem of ``--mnk``."""
         (mnk,) = self.mnk
-        return problem(mnk, **self._later, **{name: getattr(self, name) for name in FILTERS})
+        return problem(mnk, **self._variant, **{name: getattr(self, name) for name in FILTERS})
 
     def record(self) -> Record:
-        """The record that serves the one problem of ``--mnk``; with changes."""
+        """The record for the one problem of ``--mnk``, or the nearest one, after ``--set`` and ``--fit``."""
         return self._answers()(self.problem())
 
     def records(self, source: str | None = None, seed: int = 0) -> list[Record]:
@@ -283,7 +283,7 @@ class Selection:
         if self.mnk:
             return self._named()
         sizes = dict.fromkeys(record.mnk for record in catalog.load())
-        kind = {name: getattr(self, name) for name in FILTERS} | self._later
+        kind = {name: getattr(self, name) for name in FILTERS} | self._variant
         problems = [problem(mnk, **kind) for mnk in sizes]
         return [problem for problem in stratified(problems, seed) if self._of_class(problem)][: self.sample]
 
@@ -318,7 +318,7 @@ class Selection:
         ds = DS if self.d == ANY else (self.d,)
         spelt = list(product(operands, ds, self.accs, self.layouts))
         return [
-            {"ab": ab, "d": d, "acc": acc, "layout": layout} | self._later
+            {"ab": ab, "d": d, "acc": acc, "layout": layout} | self._variant
             for ab, d, acc, layout in [kind for kind in spelt if Problem.exists(*kind[:3])] or spelt
         ]
 
@@ -413,17 +413,19 @@ def problem(mnk: str, **fields: str) -> Problem:
 
 
 FILTERS = ("gpu", "ab", "d", "acc", "layout")
-# The options of verbs that take plain products only.
+# The fields that verbs offer if they take plain products only.
 PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "changes", "fit")
 OF_GPU = "the GPU model; behind a colon the CUDA index of the card, as in h200:1"
-LATER = ("fusion", "batch")  # of verbs that take fused and batched products too
+VARIANT_FIELDS = ("fusion", "batch")  # verbs that take fused and batched products have these too
 SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
 ALL = {"everything": "All records of --gpu, --acc, --layout and --where; each may be any."}
-# One record, by its size; records, by any of the options; size, class, GPU, types and layout of what is listed.
-OneRecord = Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER, "changes", "fit"), single=("mnk",), helps=SIZE)]
-OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER), single=("mnk",), helps=SIZE)]
-SeveralRecords = Annotated[Selection, Offer(only=(*PLAIN, *LATER), wildcards=FILTERS, helps=ALL)]
-LISTED = (*FILTERS, *LATER)
+# Verbs on one record, on one problem, on several records, and those that list or report what there is.
+OneRecord = Annotated[
+    Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS, "changes", "fit"), single=("mnk",), helps=SIZE)
+]
+OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS), single=("mnk",), helps=SIZE)]
+SeveralRecords = Annotated[Selection, Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, helps=ALL)]
+LISTED = (*FILTERS, *VARIANT_FIELDS)
 OF_LISTED = {
     "mnk": "only of this size, such as 4096_4096_64; several may be given",
     "gpu": "only of this GPU model",

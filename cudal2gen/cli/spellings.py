@@ -1,4 +1,4 @@
-"""``--set`` with several values: lists ``bm=64,128``, ranges ``stages=2..5``, both; every combination is an edit."""
+"""``try --set`` takes several values: lists ``bm=64,128`` and ranges ``stages=2..5``. Every combination is an edit."""
 
 from __future__ import annotations
 

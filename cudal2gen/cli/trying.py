@@ -1,4 +1,4 @@
-"""The verb try: a grid of edits of one record, each kernel with its costs, its verdict and its time."""
+"""The verb try: it builds, checks and ranks the kernels of many edits of one record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cudal2gen.cli import spellings
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.program import app
 from cudal2gen.cli.records import own_record, put
-from cudal2gen.cli.selection import FILTERS, LATER, OF_GPU, SIZE, Selection
+from cudal2gen.cli.selection import FILTERS, OF_GPU, SIZE, VARIANT_FIELDS, Selection
 from cudal2gen.kernel import Difference, Record, fieldset, spell
 from kernelproof.ground.command_line import progress, signals
 from kernelproof.ground.command_line.groups import Offer, verb
@@ -61,7 +61,7 @@ class Answer:
 def try_edits(
     selection: Annotated[
         Selection,
-        Offer(only=("mnk", *FILTERS, *LATER), single=("mnk",), indexed=("gpu",), helps=SIZE | {"gpu": OF_GPU}),
+        Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS), single=("mnk",), indexed=("gpu",), helps=SIZE | {"gpu": OF_GPU}),
     ],
     edits: Edits,
     compilation: Compilation,

@@ -1,4 +1,4 @@
-"""The verbs that execute kernels to see whether they are right: run, validate."""
+"""The verbs run and validate: they execute kernels and say whether the results are right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ALL, FILTERS, LATER, OF_GPU, PLAIN, OneRecord, Selection
+from cudal2gen.cli.selection import ALL, FILTERS, OF_GPU, PLAIN, VARIANT_FIELDS, OneRecord, Selection
 from cudal2gen.kernel import Record
 from kernelproof.ground.command_line import progress, signals
 from kernelproof.ground.command_line.groups import Offer, verb
@@ -108,7 +108,8 @@ def run(
 @verb(app, "validate")
 def validate(
     selection: Annotated[
-        Selection, Offer(only=(*PLAIN, *LATER), wildcards=FILTERS, indexed=("gpu",), helps=ALL | {"gpu": OF_GPU})
+        Selection,
+        Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, indexed=("gpu",), helps=ALL | {"gpu": OF_GPU}),
     ],
     compilation: Compilation,
     changed: Annotated[

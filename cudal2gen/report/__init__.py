@@ -1,4 +1,4 @@
-"""Tables and charts: the measurements, the decisions of the catalog's records, published figures beside them.
+"""Reports: tables and charts of measurements, of the choices in the catalog, and of published figures.
 
 ``report`` and ``comparison`` give sections; ``Report.markdown`` and ``Report.html`` print the same figures.
 """

@@ -1,4 +1,4 @@
-"""What the project promises on an H100 and an H200, beside what was measured."""
+"""The speedups that the project aims at on an H100 and an H200, beside those that were measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decisions go with which problem sizes: Figure 4 of the CUDA-L2 paper, computed from the catalog alone."""
+"""How tiles, stages and swizzles depend on problem sizes: Figure 4 of the CUDA-L2 paper, from our catalog."""
 
 from __future__ import annotations
 

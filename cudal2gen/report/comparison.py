@@ -1,6 +1,6 @@
-"""Comparison of two sets of results, problem by problem: kernels that are faster or slower beyond noise.
+"""Which kernels are faster or slower in one set of measurements than in another, beyond noise.
 
-The two were not measured in turns, so their samples make no pairs: each side is resampled by itself.
+The two sets were not measured in turns, so samples make no pairs; the bootstrap resamples each set by itself.
 """
 
 from __future__ import annotations

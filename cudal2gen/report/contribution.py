@@ -1,4 +1,4 @@
-"""Contributions: a user's measurements as one file of JSON lines, anonymised; and checks of such a file."""
+"""A user's measurements as one anonymised file of JSON lines, and checks of such a file."""
 
 from __future__ import annotations
 

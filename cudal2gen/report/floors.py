@@ -1,4 +1,4 @@
-"""Our times beside a lower bound for the card, and beside the timing model's."""
+"""Our times compared with a lower bound for the card and with the times that the model predicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements in groups of equal conditions, and each group's figures: speedups, roofline, worst cases, doubts.
+"""Groups of measurements under equal conditions, and the figures of each: speedups, roofline, worst cases, doubts.
 
 Times are in microseconds, rates in TFLOP/s, arithmetic intensities in FLOP per byte.
 """

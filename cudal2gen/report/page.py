@@ -1,4 +1,4 @@
-"""The page: one self-contained HTML file, from the same sections as the Markdown."""
+"""The report as one self-contained HTML file, made from the same sections as the Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA-L2's published speedups, from ``configs/published.json``, and how their protocol differs from ours."""
+"""CUDA-L2's published speedups (``configs/published.json``) beside ours, and how their protocol differs."""
 
 from __future__ import annotations
 

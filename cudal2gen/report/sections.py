@@ -1,4 +1,4 @@
-"""Sections on groups of measurements: conditions, the paper's tables, size classes, worst cases, doubts."""
+"""The sections of a report that describe groups of measurements, from conditions to doubts."""
 
 from __future__ import annotations
 

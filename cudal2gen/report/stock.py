@@ -1,4 +1,4 @@
-"""The stock beside measurements: the catalog by GPU and origin, verdicts, compiled kernels."""
+"""What a report counts beside measurements: records by GPU and origin, verdicts, and compiled kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of results: rows (``rows``), and the append-only files that hold them (``storage``)."""
+"""Results: the kinds of rows (``rows``), and the append-only files that store them (``storage``)."""
 
 from cudal2gen.results.rows import BATCHED as BATCHED
 from cudal2gen.results.rows import DERIVED as DERIVED

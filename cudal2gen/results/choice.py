@@ -1,4 +1,4 @@
-"""Which kernel, or the vendor's library, answers a problem, and why: a table made from measurements, and its reading.
+"""Whether one of our kernels or the vendor's library should compute a problem, decided by a table of measurements.
 
 A kernel is chosen where it was measured faster than the vendor's library by more than noise: in each L2 state, and by
 the lower end of the interval. Off the measured problems it must have won on all neighbours, and win after what its

@@ -1,4 +1,4 @@
-"""Speedups: ratios of paired samples with bootstrap intervals, and their mean over problems.
+"""Speedups with bootstrap intervals, and their geometric mean over problems.
 
 The i-th samples of two contenders make a pair, since they were taken in turns. A ratio is exp of the median of the
 pairs' log ratios; its interval is the percentile bootstrap over pairs.

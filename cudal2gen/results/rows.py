@@ -1,4 +1,4 @@
-"""Rows of a store: verdicts, measurements, tuned vendor algorithms, a tuner's trials, and speedups between contenders.
+"""The rows of stores: verdicts, measurements, tuned vendor algorithms and trials; and speedups between contenders.
 
 Times are in microseconds. A measurement is one problem under one protocol: every contender's samples, taken in turns on
 the same data, so that the i-th samples of two contenders make a pair.

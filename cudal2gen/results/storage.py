@@ -1,4 +1,4 @@
-"""Files of a store: append-only JSON lines, shared by processes; reading skips damaged lines with a warning."""
+"""Stores are files of JSON lines. Processes append to them in turns; a reader skips damaged lines with a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: verbs that compose the rooms below, and nothing else."""
+"""The command line. Each module has verbs, which call the packages below and print what they return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb check: any CUDA program, executed and checked without a GPU."""
+"""The verb check: it executes any CUDA program without a GPU and reports its faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMEOUT_S, MEMORY_GIB = 600.0, 8.0
 
 @dataclass(frozen=True)
 class What:
-    """What runs, in place of the program's main."""
+    """What is run in place of the program's ``main``."""
 
     launch: Annotated[
         str | None,
@@ -57,7 +57,7 @@ class What:
 
 @dataclass(frozen=True)
 class How:
-    """How it runs."""
+    """How the program is compiled and run."""
 
     nvcc_args: Annotated[str, typer.Option("--nvcc-args", help='For nvcc: "-I... -D... -std=...".')] = ""
     gpu: Annotated[
@@ -78,7 +78,7 @@ class How:
 
 @dataclass(frozen=True)
 class Output:
-    """Where findings go, beside the text. In GitHub Actions they are annotations too."""
+    """Where findings are written, beside the text. In GitHub Actions they are annotations too."""
 
     as_json: Json = False
     expect: Annotated[
@@ -96,10 +96,10 @@ class Output:
 
 
 class CheckCommand(TyperCommand):
-    """A command whose words behind ``--`` are the program's: they are in the context's ``meta``."""
+    """A command that passes the words behind ``--`` to the checked program; they are kept in the context's ``meta``."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Splits the words."""
+        """Parses the words before ``--`` and keeps the others."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[PROGRAM_ARGUMENTS] = tuple(args[at + 1 :])
         return super().parse_args(ctx, args[:at])
@@ -145,7 +145,7 @@ def check(
 
 
 def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tuple[str, ...]) -> Plan:
-    """What the process of the check gets. Compiles sources."""
+    """Compiles sources and collects everything that the process of the check needs. Raises UserError."""
     from kernelproof.checking import compilation, devices, plan
 
     for file in files:

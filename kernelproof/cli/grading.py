@@ -1,4 +1,4 @@
-"""The verb grade: a kernel against its reference, and the rules that catch cheats."""
+"""The verb grade: it compares kernels with their reference and looks for cheats."""
 
 from __future__ import annotations
 

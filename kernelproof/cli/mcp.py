@@ -1,4 +1,4 @@
-"""The verb mcp: tools for language models."""
+"""The verb mcp: a server of tools for language models, by the Model Context Protocol."""
 
 from __future__ import annotations
 

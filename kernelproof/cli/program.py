@@ -1,4 +1,4 @@
-"""The command ``kernelproof``: its own options, and its entry point."""
+"""The program ``kernelproof``: the options that all verbs have, and the entry point."""
 
 from __future__ import annotations
 

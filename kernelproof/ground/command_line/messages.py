@@ -1,4 +1,4 @@
-"""What a user is told, and the exit code that goes with it."""
+"""Notes and errors on stderr, and the exit code that each kind of error has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several verbs have, and options whose values are parsed here."""
+"""Options that several verbs have, and parsers of values that Typer does not know."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class Names(tuple[str, ...]):
 
 
 def names_when_needed(flag: str, names: Callable[[], Sequence[str]], help_text: str) -> OptionInfo:
-    """An option that takes one of some names. They are asked for when a value is there or completed, not before:
-    for names of a room that imports NumPy.
+    """An option that takes one of some names.
+
+    ``names`` is called only when a value is parsed or completed, because its module may import NumPy.
     """
 
     def parse(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A program of verbs: its own options, its usage errors, completion, and its entry point."""
+"""What both programs share: options before the verb, usage errors, completion and the entry point."""
 
 from __future__ import annotations
 

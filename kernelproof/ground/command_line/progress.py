@@ -1,4 +1,4 @@
-"""Progress on stderr."""
+"""Progress on stderr: a bar on a terminal, lines in a log."""
 
 from __future__ import annotations
 

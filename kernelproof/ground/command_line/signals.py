@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP: an exit in good order where that is possible, and in any case within two seconds."""
+"""SIGTERM, SIGINT and SIGHUP end the program within two seconds, after cleaning up if that is possible."""
 
 from __future__ import annotations
 

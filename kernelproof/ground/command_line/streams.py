@@ -1,4 +1,4 @@
-"""Standard streams as a shell may leave them: closed, without a reader, or in a locale that is not UTF-8."""
+"""Standard streams are made usable, although a shell may close them, stop reading, or set a locale without UTF-8."""
 
 from __future__ import annotations
 

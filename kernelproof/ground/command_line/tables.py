@@ -1,4 +1,4 @@
-"""Tables on stdout: fitted to a terminal, and as wide as their content in a pipe."""
+"""Tables on stdout: they fit a terminal, and in a pipe they are as wide as their cells."""
 
 from __future__ import annotations
 
