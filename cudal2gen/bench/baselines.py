@@ -65,7 +65,7 @@ class Baseline:
         self._device = device
 
     def prepare(self, problem: Problem, race: Race) -> None:
-        """Nothing to choose here."""
+        """Does nothing: there is no algorithm to choose."""
 
     @property
     def detail(self) -> str:
@@ -281,7 +281,7 @@ class _Scalars:
 
 
 class Shared:
-    """What the vendor's baselines share: the device, one workspace, and the file of auto-tuned algorithms."""
+    """The device, workspace and file of auto-tuned algorithms that all of the vendor's baselines use."""
 
     def __init__(self, device: Device, tuned: Path) -> None:
         self.device = device
@@ -457,8 +457,7 @@ class CublasLt(Vendor):
         return usable
 
     def _descriptors(self, types: tuple[Element, Element], *sizes: int) -> _Descriptors:
-        """The descriptors for types of A and B, and of D, and m, n, k, lda, ldb and ldd: one set for all calls that are
-        alive."""
+        """The descriptors of these types and sizes. All calls that are alive share one set."""
         key: tuple[str | int, ...] = (*(element.name for element in types), *sizes)
         descriptors = self._described.get(key)
         if descriptors is None:

@@ -42,7 +42,7 @@ READING_SECONDS = 0.05  # between two readings of the card: NVML may take millis
 
 
 class TooGood(Failure):
-    """A time below what the hardware allows; ``contender``: whose."""
+    """The time of ``contender`` is below what the hardware allows."""
 
     def __init__(self, message: str, contender: str = "") -> None:
         super().__init__(message)
@@ -177,7 +177,7 @@ def _sample(
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line; its type where it has no text."""
+    """An error in one line; the name of its type if it has no text."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -293,7 +293,7 @@ def _host_turn(device: Device, protocol: ProtocolName, settings: Settings, rng: 
 
 
 def _padding_us(device: Device, entry: Ready, operands: Operands) -> float | None:
-    """Device time of copying to and from padded matrices; None for a contender that does not."""
+    """Device time of copies to and from padded matrices; None for a contender without copies."""
     copies = entry.contender.stages(operands)[1] if isinstance(entry.contender, Staged) else None
     if copies is None:
         return None
@@ -327,7 +327,7 @@ def _conditions(readings: Sequence[Reading]) -> Conditions:
 
 
 def _sound(problem: Problem, environment: Environment, samples: dict[str, Samples], cold: bool, products: int) -> None:
-    """Raises TooGood for a contender that is faster than the card can be."""
+    """Raises TooGood if a contender is faster than the card can be."""
     floor = max(environment.floor_us(problem, cold, products), MIN_US)
     for name, times in samples.items():
         fastest = min([*times.event_us, *times.wall_us])

@@ -56,7 +56,7 @@ def pending(
     environment: Environment,
     stored: Iterable[Measurement],
 ) -> list[Work]:
-    """What stored measurements of this problem and card, with this binary, data and contenders, leave to be done."""
+    """The work on a problem that is not stored yet for this card, binary, data and contenders."""
     names = set(names)
     measured = {
         Work(measurement.protocol, measurement.l2)
@@ -107,7 +107,7 @@ class TimeLeft:
 
     @contextmanager
     def spent_on(self, problem: Problem) -> Iterator[None]:
-        """Takes the problem off the rest; keeps how long it took, unless it raises."""
+        """Takes the problem off the rest, and times the block that measures it unless the block raises."""
         self._to_come.subtract([problem.size_class])
         start = self._now()
         yield
@@ -120,7 +120,7 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float:
-        """To the end of all problems, or of the budget where that comes first."""
+        """Seconds to the end of all problems, or of the budget if that is sooner."""
         expected = sum(count * self.expected(size_class) for size_class, count in self._to_come.items())
         return expected if self._budget is None else min(expected, self._budget - self._elapsed)
 
@@ -131,7 +131,7 @@ class TimeLeft:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run measures, and where measurements go: to ``store``.
+    """What a run measures; measurements are appended to ``store``.
 
     ``open_kernel``, ``digest``: a record's kernel, and the digest of its binary. ``again``: what the store holds is
     measured again. ``budget_seconds``: no problem is begun that it does not leave time for.

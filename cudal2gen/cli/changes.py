@@ -40,7 +40,7 @@ def _spells_several(change: str, edit: Edit) -> bool:
 
 
 def spelled_edit(record: Record, changes: Sequence[str]) -> Edit:
-    """The edit that ``FIELD=VALUE`` settings spell; ends the command where one of them spells none."""
+    """The edit that ``FIELD=VALUE`` settings describe. Ends the command if one cannot be read."""
     chosen = next((change.removeprefix("family=") for change in changes if change.startswith("family=")), record.family)
     fields, named = in_family(record, chosen), set[str]()
     family = FAMILIES.get(chosen)

@@ -40,7 +40,7 @@ def explain(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what cudal2gen.matmul would run, and why. Of packed operands.
+    """Say what cudal2gen.matmul would run for packed operands, and why.
 
     A pack answers; where none is installed, the catalog and the stored measurements.
     """
@@ -60,7 +60,7 @@ def explain(
 
 
 def explanation(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> dict[str, str | None]:
-    """What runs and why, the kernel that would run on request, where that is from, and what its reader should know."""
+    """What would run and why, the kernel that would run on request, the table's source, and a remark."""
     from cudal2gen.kernel.launch import Operands
     from cudal2gen.results import rivals
 
@@ -88,7 +88,7 @@ def _spelled(table: Table, choice: Choice, vendor: str) -> str:
 
 
 def _table(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> tuple[Table, str, str | None]:
-    """The table that answers, where it is from, and what its reader should know."""
+    """The table that decides, its source in words, and a remark for the user."""
     from cudal2gen import pack
     from cudal2gen.generation import answers
     from cudal2gen.results import choice

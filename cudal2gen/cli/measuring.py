@@ -70,7 +70,7 @@ def _baselines() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Timing:
-    """What to time beside our kernels, how, and for how long."""
+    """Which baselines are timed beside our kernels, by which protocols, and for how long."""
 
     protocol: Annotated[
         Names,
@@ -99,7 +99,7 @@ class Timing:
     ] = None
 
     def settings(self, products: int) -> bench.Settings:
-        """The benchmark's settings; ``products``: of a launch."""
+        """The settings of the benchmark, for launches of so many ``products``."""
         from cudal2gen.bench import Settings
 
         protocols = tuple(name for name in _protocols() if name in self.protocol)
@@ -195,7 +195,7 @@ def measure(
 
 
 def _check_model(card: Gpu, model: str) -> None:
-    """Ends the command where records are for another model than that of the card, whose measurements they would be."""
+    """Ends the command if the records are for another GPU model: measurements belong to the card that takes them."""
     if card.environment.gpu not in ("", model):
         refuse(
             f"{model}: this is {card.environment.name}, and measurements are of the card that takes them; "
@@ -280,7 +280,7 @@ def contribute(
     files: ResultFiles = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("contribution.jsonl"),
 ) -> None:
-    """Write your measurements as one file to hand on, and check it. It names no machine of yours."""
+    """Write your measurements as one file to share, and check it. It does not name your machine."""
     from cudal2gen import report
 
     rows = report.anonymous(measurements(files or ()))
@@ -293,7 +293,7 @@ def contribute(
 
 
 def _stock(result_files: Sequence[Path]) -> report.Stock:
-    """What a report says there is, and where it looked for measurements."""
+    """What a report counts beside measurements, and the files in which it looked for them."""
     from cudal2gen import places, report, results
     from cudal2gen.generation import compiler
 
@@ -303,7 +303,7 @@ def _stock(result_files: Sequence[Path]) -> report.Stock:
 
 
 def measurements(paths: Sequence[Path]) -> results.Measurements:
-    """What files hold together, or the store where none is named; refuses a file that is not there."""
+    """All measurements of the files, or those of the store without files. Raises WrongInput for a missing file."""
     from cudal2gen import results
 
     if not paths:

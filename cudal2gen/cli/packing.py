@@ -61,16 +61,16 @@ class Additions:
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        """Kinds of several products a launch that plain kernels are packed for too."""
+        """Which kinds of batches each plain kernel is packed for, too."""
         return tuple(batch for batch in BATCHES[1:] if batch in self.names)
 
     @property
     def fusions(self) -> tuple[str, ...]:
-        """Fusions that plain kernels are packed with too."""
+        """Which fusions each plain kernel is packed with, too."""
         return tuple(name for name in self.names if name != PTX and name not in BATCHES[1:])
 
     def beside(self, records: list[Record]) -> list[Record]:
-        """The records, then the plain ones with these fusions and batches; a note counts those that are not legal."""
+        """The records, followed by their plain ones with each fusion and batch. A note counts illegal combinations."""
         from cudal2gen.results import choice
 
         plain = [record for record in records if not record.problem.later]

@@ -71,7 +71,7 @@ def list_records(
 
 
 def _others(gpu: str, stored: Sequence[Record]) -> str:
-    """The rest of a sentence: which records a GPU has, or those of which GPU stand in."""
+    """The end of the note 'no record matches': what the GPU has, or which GPU's records stand in for its own."""
     if not stored:
         return f": {catalog.no_records()}"
     lenders = {record.gpu for record in stored}
@@ -122,7 +122,7 @@ def show(selection: OneRecord, as_json: Json = False) -> None:
 
 
 def _fields(record: Record) -> list[tuple[str, object, str | None]]:
-    """The record's fields, their values and meanings; each part of one that has parts by its name in ``--set``."""
+    """Name, value and meaning of each field of the record. Parts of a field are named as in ``--set``."""
     rows: list[tuple[str, object, str | None]] = []
     described = record.line_fields()
     for name, value in record.model_dump(mode="json").items():
@@ -145,7 +145,7 @@ def _built(record: Record) -> Artifact | None:
 
 
 def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
-    """What follows from a record; of a built one also what ptxas and its verdict say."""
+    """Facts that follow from a record; for a built kernel also its registers and its verdict."""
     registers = artifact.ptxas.registers if artifact else record.estimated_registers
     facts: dict[str, Fact] = {
         "name": record.name,
@@ -173,7 +173,7 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
 
 
 def _modelled(record: Record, artifact: Artifact) -> dict[str, str]:
-    """What the model says of a built kernel's machine code; nothing where no disassembler reads it."""
+    """What the timing model predicts from the machine code of a built kernel; empty without a disassembler."""
     from cudal2gen.timing import profile
     from kernelproof import sass
     from kernelproof.ground import toolchain
@@ -250,7 +250,7 @@ def edit_record(
 
 
 def own_record(problem: Problem) -> Record:
-    """The catalog's record of exactly this problem, which is there to be changed. Raises WrongInput."""
+    """The catalog's own record of this problem, to be changed. Raises WrongInput if there is none."""
     record = catalog.own(problem)
     if record is None:
         refuse(f"no record for {problem.title}; 'cudal2gen edit --new' adds one, made from the nearest record")

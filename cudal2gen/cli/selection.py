@@ -194,7 +194,7 @@ class Selection:
         return self._answers()(self.problem())
 
     def records(self, source: str | None = None, seed: int = 0) -> list[Record]:
-        """Records with changes: of each ``--mnk``, of the problems of a list, else of the sizes there are records for.
+        """The selected records after ``--set`` and ``--fit``.
 
         A problem without a record of its own has the nearest one, changed so far that it computes this problem; with
         ``source`` only records of that GPU count. ``seed``: of ``--sample``.
@@ -222,7 +222,7 @@ class Selection:
         return records
 
     def records_to_pack(self, measurements: Sequence[Measurement]) -> list[Record]:
-        """Without an option that chooses sizes, the records of measured problems; else as the option says.
+        """The records to pack: those of the chosen sizes, else those of measured problems.
 
         ``--all`` is the catalog's records and those of measured problems that are not in it.
         """
@@ -274,7 +274,7 @@ class Selection:
         return list(chain(*(self._sampled(self._library(kind)) for kind in kinds)))
 
     def problems(self, seed: int = 0) -> list[Problem]:
-        """Problems, whether they have records or not; all but those of ``--mnk`` and of a list in stratified order."""
+        """The selected problems, with or without records; in stratified order unless each is named."""
         from cudal2gen.bench import stratified
 
         self._check_size_options()
@@ -313,7 +313,7 @@ class Selection:
 
     @property
     def kinds(self) -> list[Kind]:
-        """Types and layouts, with ``any`` spelt out to those that exist; a single one as it is, legal or not."""
+        """All combinations of types and layouts that are selected; a single one is kept even if it is illegal."""
         operands = ABS if self.ab == ANY else (self.ab,)
         ds = DS if self.d == ANY else (self.d,)
         spelt = list(product(operands, ds, self.accs, self.layouts))
@@ -339,7 +339,7 @@ class Selection:
         return admitted
 
     def _answers(self, source: str | None = None) -> Callable[[Problem], Record]:
-        """A function that gives the record that serves a problem, with changes; of GPU ``source`` where one is named.
+        """A function from a problem to the record that serves it, after changes; of GPU ``source`` if one is named.
 
         It notes whose record it is where the problem has none of its own.
         """
@@ -360,7 +360,7 @@ class Selection:
         return answer
 
     def _of_list_or_left_out(self, path: Path, source: str | None) -> Iterator[Record]:
-        """The records of a list's problems; a note names those that no record becomes legal for."""
+        """The records for the problems of a list. A note names each problem that no record can serve."""
         answer = self._answers(source)
         for problem in self._of_list(path):
             try:
@@ -372,7 +372,7 @@ class Selection:
         return self.size_class in (None, problem.size_class)
 
     def _sampled(self, records: Iterable[Record], seed: int = 0) -> list[Record]:
-        """Those of ``--class``, or ``--sample`` of them spread over the classes, else all; at least one."""
+        """The records of ``--class``, or ``--sample`` of them, else all. Ends the command if none is left."""
         chosen = [record for record in records if self._of_class(record.problem)] if self.size_class else list(records)
         if not chosen:
             of_class = f" of class {self.size_class}" if self.size_class else ""
@@ -395,7 +395,7 @@ class Selection:
 
 
 def sizes(mnk: str) -> tuple[int, int, int]:
-    """m, n and k as a user writes them; ends the command where they are none."""
+    """m, n and k of a text such as 4096_4096_64. Ends the command for any other text."""
     parts = mnk.split("_")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 9 for part in parts):
         refuse(f"--mnk {mnk}: expected three sizes M_N_K, such as 4096_4096_64")
@@ -404,7 +404,7 @@ def sizes(mnk: str) -> tuple[int, int, int]:
 
 
 def problem(mnk: str, **fields: str) -> Problem:
-    """The problem of a size as a user writes it; ends the command where it is none."""
+    """The problem of a size such as 4096_4096_64. Ends the command if there is no such problem."""
     m, n, k = sizes(mnk)
     try:
         return Problem.model_validate(fields | {"m": m, "n": n, "k": k})

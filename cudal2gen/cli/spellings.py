@@ -38,7 +38,7 @@ def edits(record: Record, settings: Sequence[str], limit: int) -> dict[str, Edit
 
 
 def _alternatives(families: Sequence[str], setting: str) -> list[Values]:
-    """The values of one setting, as text; a range stays one until their number is known."""
+    """The values of one setting, as text. A range is kept as a range, because it may be too long to list."""
     name, _, text = setting.partition("=")
     fields = next((fields for fields in map(_fields, families) if fields and name in fields.values), None)
     if fields and name in fields.lists and "[" not in text:
@@ -57,7 +57,7 @@ def _fields(family: str) -> Fieldset | None:
 
 
 def _parts(text: str) -> list[str]:
-    """A text without the commas that stand in no brackets."""
+    """The parts of a text between commas; commas within brackets do not separate."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "[{") - (letter in "]}")

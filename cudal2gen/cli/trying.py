@@ -109,7 +109,7 @@ def try_edits(
 
 
 def _card(device: int, record: Record) -> Gpu:
-    """The GPU. Raises GpuError where there is none, or the record is for another."""
+    """The GPU. Raises GpuError if there is none, or if the record is for another model."""
     from cudal2gen.launch.gpu import connect
 
     card = connect(device)
@@ -138,7 +138,7 @@ def _rows(kernels: Sequence[grid.Candidate], compilation: Compilation, card: Gpu
 
 
 def _write(winners: Sequence[grid.Row]) -> str | None:
-    """Writes the best kernel's record; a sentence on it, or None where that is in the catalog already."""
+    """Writes the record of the best kernel and returns a sentence about it; None if nothing was written."""
     if not winners:
         return None
     best = winners[0]
@@ -192,7 +192,7 @@ def _print_reasons(rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal]) -
 
 
 def _edit(candidate: grid.Candidate, as_it_is: str = "") -> str:
-    """The first edit that leads to a kernel; of the record that is edited its own values."""
+    """The first edit that leads to a kernel; for the unchanged record its own values."""
     return f"{as_it_is} (as it is)".strip() if candidate.start else candidate.edits[0]
 
 

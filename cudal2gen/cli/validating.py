@@ -187,7 +187,7 @@ def _without_verdict(kernels: dict[str, Record], place: str) -> list[Record]:
 
 
 def _rounding(on: str) -> RoundingName:
-    """How emulated tensor cores round, of a place such as emulator:a100."""
+    """How tensor cores round in a place such as emulator:a100."""
     named: dict[str, RoundingName] = {"a100": "a100", "h100": "h100"}
     return named.get(on.partition(":")[2], "model")
 
@@ -212,7 +212,7 @@ def _emulated(
 def _on_gpu(
     card: Gpu, built: Sequence[tuple[Record, Artifact]], library: Path, sanitize: int | None, compare_emulator: bool
 ) -> Iterator[Verdict]:
-    """Verdicts of a device; how it rounds is stored beside them."""
+    """Yields the verdicts of a device, and stores how its tensor cores round if that was compared."""
     from cudal2gen import bench, results
     from cudal2gen.validator.device import BuiltKernel
     from cudal2gen.validator.judgement import judge_all
@@ -227,7 +227,7 @@ def _on_gpu(
 
 
 def _stored(judgements: Iterator[Verdict | Lost], total: int) -> list[Verdict]:
-    """Stores each verdict before the next is awaited, under a progress bar; an error line names what has none."""
+    """Stores each verdict before it waits for the next one. An error line names each kernel without a verdict."""
     from cudal2gen import results
     from kernelproof.ground.workers import Lost
 
@@ -278,7 +278,7 @@ def _print_verdict(verdict: Verdict) -> None:
 
 
 def _gpu(index: int, records: Sequence[Record]) -> Gpu:
-    """The GPU. Raises GpuError where there is none, or a record is for another."""
+    """The GPU. Raises GpuError if there is none, or if a record is for another model."""
     from cudal2gen.launch.gpu import connect
 
     card = connect(index)

@@ -75,7 +75,7 @@ class Kernel:
         return serving.distance(problem, Problem.model_construct(**extents), (fields["bm"], fields["bn"]))
 
     def computes(self, problem: Problem) -> bool:
-        """Whether types and layout are the problem's."""
+        """Whether the kernel has the problem's types and layout."""
         return Problem.kind_of(self.fields) == problem.kind
 
     def use(self, sizes: Sizes, operands: Operands) -> Use | None:
@@ -87,12 +87,12 @@ class Kernel:
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of a CTA, all of it."""
+        """Shared memory of a CTA in bytes, static and dynamic."""
         return self.record.smem_bytes + self.record.smem_static_bytes
 
     @cached_property
     def runs(self) -> bool:
-        """Whether its card takes it; its own model does."""
+        """Whether the card can launch it; cards of the kernel's own model always can."""
         return self.card is None or self.card.takes(self.record.arch, self.smem_bytes)
 
 
@@ -226,7 +226,7 @@ class Table:
         return self._inferred(problem, sizes, operands, prefer, extra_us)
 
     def measured(self, problem: Problem, products: int = 1) -> Row | None:
-        """What was measured of this very problem."""
+        """The row of exactly this problem, or None."""
         return self._by_problem.get((problem.kind, Sizes(problem.m, problem.n, problem.k), products))
 
     def by_row(self, row: Row, sizes: Sizes, operands: Operands, extra_us: float = 0.0) -> Choice:
@@ -298,7 +298,7 @@ class Table:
         return Choice(row.kernel, use, estimate, "estimated")
 
     def _near(self, problem: Problem, sizes: Sizes, products: int) -> list[Row]:
-        """Measured neighbours, the nearest first; of a batch also in the number of products."""
+        """The measured neighbours, nearest first. For a batch the number of products counts as a size too."""
         alike = [row for row in self.rows if row.kind == problem.kind]
         extents = (*sizes, products)
         measured = [
@@ -331,7 +331,7 @@ class Table:
         return row.speedup[1] * row.us * useful / (kernel_us + more + extra_us), use
 
     def _nearest(self, problem: Problem, sizes: Sizes, operands: Operands) -> Choice:
-        """The nearest kernel that computes the product, copies counted; for tests and curiosity."""
+        """The nearest kernel that computes the product, whether or not it was measured."""
 
         def serve(number: int) -> tuple[int, Use] | None:
             use = self.kernels[number].use(sizes, operands)
@@ -500,7 +500,7 @@ def _octaves(extents: Sequence[int], others: Sequence[int]) -> tuple[float, ...]
 
 
 def _work(record: Record, sizes: Sizes, groups: int = 1) -> int:
-    """What the tiles compute, padding included. ``groups``: that share out the rows, taken to be of one size."""
+    """Multiply-adds that the tiles compute, padding included. ``groups`` share the rows equally."""
     filled = min(groups, sizes.m)
     rows = filled * ceil_div(ceil_div(sizes.m, filled), record.bm) * record.bm
     return rows * ceil_div(sizes.n, record.bn) * record.bn * sizes.k

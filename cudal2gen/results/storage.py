@@ -66,8 +66,10 @@ START = Place(0, 0)
 
 
 def end_of(path: Path, start: Place = START) -> Place:
-    """The place behind the last whole line of a file that is whole up to ``start``: another process may be writing the
-    next one. Raises WrongInput."""
+    """The place behind the last whole line of a file, searched from ``start`` on.
+
+    Another process may be writing the next line. Raises WrongInput.
+    """
     with reading(path), path.open("rb") as file:
         file.seek(start.bytes)
         rest = file.read()
@@ -117,7 +119,7 @@ def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
 
 
 def rulings(path: Path | None = None) -> list[Ruling]:
-    """What the last verdict of each (digest, on) comes to."""
+    """The outcome of the last verdict of each (digest, on), without its cases."""
     rows = read(TypeAdapter(Ruling), path or store())
     return list({(ruling.digest, ruling.on): ruling for _, ruling in rows}.values())
 
