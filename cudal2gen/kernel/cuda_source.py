@@ -78,7 +78,7 @@ class CudaSource(Ring):
 
     def violations(self) -> Iterator[str]:
         if self.seal != _seal(dict(self)):
-            yield f"seal={self.seal}: text and launch were sealed with other values; 'tune --write-kernels' writes anew"
+            yield f"seal={self.seal}: text and launch were sealed with other values; 'cudal2gen write' writes anew"
             return
         if self.operation != (own := _operation(self.problem)):
             yield f"operation={self.operation}: the text is not for {own}"

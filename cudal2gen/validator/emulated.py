@@ -259,7 +259,7 @@ def execute(
     device = device_of(record, CLUSTERS * record.cluster_ctas)
     findings: list[str] = []
     memory, cta_filter = matrices.memory, corners if shape.corners else None
-    with emulator.session(memory, device, modes, cta_filter=cta_filter) as session:
+    with emulator.Session(emulator.SessionPolicy(device, modes, cta_filter), memory) as session:
         try:
             with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
                 size = kernel.workspace_bytes(m, n, k, matrices.batches.products)

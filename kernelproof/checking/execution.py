@@ -11,7 +11,7 @@ import faulthandler
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from math import prod
 from multiprocessing.connection import Connection
@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn
 from kernelproof.checking import devices, names, sampling, text
 from kernelproof.checking.findings import CANNOT, Cause, Run, extents, run_of
 from kernelproof.checking.names import resolved, short_names
-from kernelproof.checking.plan import Argument, BufferSpec, LaunchSpec, Plan
+from kernelproof.checking.plan import Argument, BufferSpec, Plan
 from kernelproof.checking.repetition import Repetitions
 from kernelproof.emulator import (
     Buffer,
@@ -30,17 +30,17 @@ from kernelproof.emulator import (
     LaunchResult,
     Memory,
     Options,
-    Program,
     PtxError,
     Report,
+    Session,
+    SessionHooks,
+    SessionPolicy,
     load,
 )
-from kernelproof.emulator.host.execution import Launch, output_reports
-from kernelproof.emulator.host.images import image_count, registered
-from kernelproof.emulator.host.program import KernelArgument, as_dim, call, pack_arguments
-from kernelproof.emulator.host.session import StrictSession
-from kernelproof.emulator.host.standin import Words, stand_for
-from kernelproof.emulator.state.launch import Geometry
+from kernelproof.emulator.host.execution import KernelLaunch
+from kernelproof.emulator.host.images import image_count
+from kernelproof.emulator.host.program import KernelArgument, call
+from kernelproof.emulator.host.standin import stand_for
 from kernelproof.emulator.state.sites import Site
 from kernelproof.ground.errors import UserError, WrongInput
 
@@ -116,43 +116,46 @@ def _moved(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
 
 
-class CheckSession(StrictSession):
-    """The emulated device of a check: what it finds is reported at once."""
+def check_session(plan: Plan, reporter: Reporter) -> Session:
+    """The emulated device of a check: findings are reported at once, and outputs checked where all CTAs ran."""
+    memory = Memory()
+    options = Options(
+        counters=plan.counters,
+        loop_limit=None,
+        adverse=plan.adverse,
+        progress=reporter.progress,
+        looping=reporter.loop,
+    )
+    policy = SessionPolicy(
+        devices.device(plan.device),
+        options,
+        sampling.sampler(plan.sample, plan.seed) if plan.sample else None,
+        check_outputs=False,  # the program's main may never return: ``serve`` checks them where it can
+        refusals_are_findings=True,
+        hooks=CheckHooks(memory, reporter, plan.sample),
+    )
+    return Session(policy, memory)
 
-    def __init__(self, plan: Plan, reporter: Reporter) -> None:
-        options = Options(
-            counters=plan.counters,
-            loop_limit=None,
-            adverse=plan.adverse,
-            progress=reporter.progress,
-            looping=reporter.loop,
-        )
-        chosen = sampling.sampler(plan.sample, plan.seed) if plan.sample else None
-        super().__init__(Memory(), devices.device(plan.device), options, chosen)
-        self.reporter, self.sample, self.incomplete = reporter, plan.sample, False
-        self.repetitions, self.dependences = Repetitions(self.memory), sampling.MemoryDependences()
-        self.first_image = image_count()
 
-    def handle(self, name: str, words: Words) -> int:
-        """One runtime call; its findings are reported before it returns."""
-        before = self.unsupported.total()
-        code = super().handle(name, words)
-        if self.unsupported.total() > before:
-            called = ctypes.string_at(words[0]).decode()
-            if self.unsupported[called] == 1:
-                self.reporter.send(Message("unsupported", text=called))
-        self.flush()
-        return code
+class CheckHooks(SessionHooks):
+    """Reports what a check's session does while it does it, and skips launches whose effect is known."""
 
-    def refuse(self, call: str, refused: LaunchRefused) -> None:
-        """Says why a tensor map was not made: the kernel that gets it only finds none."""
-        if call == "tensor_map" and str(refused) not in self.refusals:
+    def __init__(self, memory: Memory, reporter: Reporter, sample: int) -> None:
+        self.memory, self.reporter, self.sample, self.incomplete = memory, reporter, sample, False
+        self.repetitions, self.dependences = Repetitions(memory), sampling.MemoryDependences()
+
+    def unsupported(self, function: str) -> None:
+        """Tell of a function that the emulator lacks."""
+        self.reporter.send(Message("unsupported", text=function))
+
+    def refused(self, call: str, refused: LaunchRefused, first: bool) -> None:
+        """Tell why a tensor map was not made: the kernel that gets it only finds none."""
+        if call == "tensor_map" and first:
             self.reporter.send(Message("note", text=str(refused)))
-        super().refuse(call, refused)
 
-    def flush(self) -> None:
+    def report(self, reports: list[Report], launches: list[LaunchResult]) -> None:
         """Report what the machine has found since the last time."""
-        for report in self.reports:
+        for report in reports:
             if report.kind == CANNOT:
                 kernel = report.kernel
                 reason = report.message.replace(kernel, names.plain(kernel)) if kernel else report.message
@@ -160,10 +163,10 @@ class CheckSession(StrictSession):
                 self.reporter.write(f"not checked: {reason}\n")
             else:
                 self.reporter.finding(report)
-        self.reports.clear()
-        self.launches.clear()
+        reports.clear()
+        launches.clear()
 
-    def execute(self, launch: Launch) -> LaunchResult:
+    def execute(self, launch: KernelLaunch) -> LaunchResult:
         """Execute a launch, unless its effect is known."""
         if self.repetitions.repeat(launch):
             self.reporter.send(Message("repeated", launch.kernel))
@@ -194,26 +197,6 @@ class CheckSession(StrictSession):
         for buffer in self.memory.buffers:
             buffer.written = None
 
-    def explicit(self, program: Program, kernel: str, spec: LaunchSpec, values: Sequence[KernelArgument]) -> None:
-        """A launch that the user describes. Raises EmulatorError."""
-        grid, block, cluster = (as_dim(extents) for extents in (spec.grid, spec.block, spec.cluster))
-        function = program.module.kernels[kernel]
-        ctas = self.cta_filter(grid) if self.cta_filter else None
-        geometry = Geometry(grid, block, spec.smem, cluster)
-        limit = self.device.smem_optin_bytes
-        launch = Launch(
-            program.module, kernel, geometry, pack_arguments(function, values), self.memory, self.device, self.options,
-            ctas, limit, large_clusters=True,
-        )  # fmt: skip
-        self.reports += self.execute(launch).reports
-        self.flush()
-
-    def finish(self) -> None:
-        """Report what outputs lack, where all CTAs ran."""
-        if self.cta_filter is None:
-            self.reports += output_reports(self.memory)
-            self.flush()
-
 
 def serve(pipe: Connection, plan: Plan) -> None:
     """Run a plan; never returns where the program's own main runs."""
@@ -224,11 +207,11 @@ def serve(pipe: Connection, plan: Plan) -> None:
     _cut_exit_handlers()
     reporter = Reporter(pipe, plan.quiet)
     try:
-        with CheckSession(plan, reporter) as session:
+        with check_session(plan, reporter) as session:
             library = _open(plan.library) if plan.library is not None else None
             session.programs = [load(path) for path in plan.ptx]
             if plan.main is not None:
-                kernels = () if hasattr(library, "main") else tuple(_kernels(session))
+                kernels = () if hasattr(library, "main") else tuple(session.kernels())
                 _run_main(library, plan, reporter, kernels)
             elif plan.call is not None:
                 _call(library, plan, session, reporter)
@@ -284,7 +267,7 @@ def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kerne
     libc = reporter.libc
     if library is None or (main := getattr(library, "main", None)) is None:
         names = ", ".join(short_names(kernels).values()) or "none"
-        raise WrongInput(f"no main to run; name a kernel with --entry or --launch (kernels: {names}), or use --call")
+        raise WrongInput(f"no main to run; name a kernel with --launch (kernels: {names}), or use --call")
     assert plan.main is not None
     words = [os.fsencode(word) for word in plan.main]
     argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
@@ -296,17 +279,7 @@ def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kerne
     os._exit(code)
 
 
-def _programs(session: CheckSession) -> list[Program]:
-    """All PTX that there is: texts of their own, and what the program's library registered."""
-    images = range(session.first_image, image_count())
-    return [*session.programs, *(registered(number, session.device) for number in images)]
-
-
-def _kernels(session: CheckSession) -> dict[str, Program]:
-    return {name: program for program in _programs(session) for name in program.kernels}
-
-
-def _call(library: ctypes.CDLL | None, plan: Plan, session: CheckSession, reporter: Reporter) -> None:
+def _call(library: ctypes.CDLL | None, plan: Plan, session: Session, reporter: Reporter) -> None:
     """Call a function of the library."""
     assert plan.call is not None
     name, arguments = plan.call
@@ -315,21 +288,23 @@ def _call(library: ctypes.CDLL | None, plan: Plan, session: CheckSession, report
     values = [_value(argument, session, plan, {}) for argument in arguments]
     code = call(library, name, *values)
     reporter.send(Message("ended", text=f"{name} returned {code}"))
-    session.finish()
+    session.check_outputs()
 
 
-def _launch_all(plan: Plan, session: CheckSession) -> None:
+def _launch_all(plan: Plan, session: Session) -> None:
     """Launches that the user describes."""
-    owners = _kernels(session)
+    owners = session.kernels()
     shared: dict[str, Buffer] = {}
     for spec in plan.launches:
         name = resolved(spec.entry, owners)
         values = [_value(argument, session, plan, shared) for argument in spec.arguments]
-        session.explicit(owners[name], name, spec, values)
-    session.finish()
+        session.run(
+            owners[name], name, spec.grid, spec.block, values, shared_bytes=spec.smem, cluster=spec.cluster
+        )  # fmt: skip
+    session.check_outputs()
 
 
-def _value(argument: Argument, session: CheckSession, plan: Plan, shared: dict[str, Buffer]) -> KernelArgument:
+def _value(argument: Argument, session: Session, plan: Plan, shared: dict[str, Buffer]) -> KernelArgument:
     if isinstance(argument, str):
         if argument not in shared:
             shared[argument] = _upload(plan.buffers[argument], session, plan.seed + len(shared), argument)
@@ -339,5 +314,5 @@ def _value(argument: Argument, session: CheckSession, plan: Plan, shared: dict[s
     return argument
 
 
-def _upload(spec: BufferSpec, session: CheckSession, seed: int, name: str) -> Buffer:
+def _upload(spec: BufferSpec, session: Session, seed: int, name: str) -> Buffer:
     return session.memory.upload(spec.array(seed), spec.role, name=name)

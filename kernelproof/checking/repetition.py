@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from kernelproof.emulator.frontend.ptx import Module
-from kernelproof.emulator.host.execution import Launch, Snapshot
+from kernelproof.emulator.host.execution import KernelLaunch, Snapshot
 from kernelproof.emulator.memory.arena import Memory
 
 _Key = tuple[int, str, object, bytes]
@@ -44,7 +44,7 @@ class Repetitions:
         self._effects: dict[_Key, _Effect] = {}
         self._changes = 0
 
-    def repeat(self, launch: Launch) -> bool:
+    def repeat(self, launch: KernelLaunch) -> bool:
         """Applies a launch's known effect without executing it; False if it is not known."""
         key = _key(launch)
         fixed = self._fixed.get(key)
@@ -58,7 +58,7 @@ class Repetitions:
         return True
 
     @contextmanager
-    def observed(self, launch: Launch) -> Iterator[None]:
+    def observed(self, launch: KernelLaunch) -> Iterator[None]:
         """Around an execution: notes whether it changes memory."""
         key = _key(launch)
         before = launch.before = Snapshot.of(self.memory)
@@ -82,7 +82,7 @@ class Repetitions:
                 break
             total -= self._effects.pop(old).nbytes
 
-    def forget(self, launch: Launch) -> None:
+    def forget(self, launch: KernelLaunch) -> None:
         """Marks a launch as never to be repeated, because it also prints."""
         self._fixed.pop(_key(launch), None)
         self._effects.pop(_key(launch), None)
@@ -101,5 +101,5 @@ def _written_by_host(memory: Memory) -> int:
     return total
 
 
-def _key(launch: Launch) -> _Key:
+def _key(launch: KernelLaunch) -> _Key:
     return id(launch.module), launch.kernel, launch.geometry, launch.parameters

@@ -10,7 +10,7 @@ from kernelproof.checking.findings import CANNOT
 from kernelproof.emulator import Report
 from kernelproof.emulator.frontend.flow.dependence import Dependence, memory_dependence
 from kernelproof.emulator.frontend.flow.graph import build
-from kernelproof.emulator.host.execution import Launch
+from kernelproof.emulator.host.execution import KernelLaunch
 from kernelproof.emulator.state.rules import Severity
 
 # Rules that are broken because something else did not happen: a write, an arrival, a way out of a loop.
@@ -42,14 +42,14 @@ class MemoryDependences:
     def __init__(self) -> None:
         self._dependences: dict[tuple[str, str], Dependence] = {}
 
-    def excuse(self, launch: Launch, reports: Iterable[Report]) -> None:
+    def excuse(self, launch: KernelLaunch, reports: Iterable[Report]) -> None:
         """Makes such errors of a launch benign."""
         for report in reports:
             if report.is_error and report.kind != CANNOT and _follows(report, self._dependence(launch)):
                 report.severity = Severity.BENIGN
                 report.message += "; it may follow from values that CTAs which did not end would have written"
 
-    def _dependence(self, launch: Launch) -> Dependence:
+    def _dependence(self, launch: KernelLaunch) -> Dependence:
         module, kernel = launch.module, launch.kernel
         key = module.text, kernel
         if key not in self._dependences:

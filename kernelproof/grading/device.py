@@ -14,10 +14,20 @@ import numpy as np
 
 from kernelproof.checking import compilation, devices
 from kernelproof.checking.names import plain, resolved
-from kernelproof.emulator import Buffer, EmulatorError, LaunchResult, Memory, Options, Program, Report, load
+from kernelproof.emulator import (
+    Buffer,
+    EmulatorError,
+    LaunchResult,
+    Memory,
+    Options,
+    Program,
+    Report,
+    Session,
+    SessionPolicy,
+    load,
+)
 from kernelproof.emulator.frontend.ptx import GRID_WORKSPACE
 from kernelproof.emulator.hopper.tensor_map import TensorMap
-from kernelproof.emulator.host.execution import output_reports
 from kernelproof.emulator.host.program import KernelArgument, pack_arguments
 from kernelproof.grading.contract import ROLES, Box, Contract, Launch, box
 from kernelproof.grading.expressions import Number, Shape
@@ -106,6 +116,11 @@ class MemoryCalls:
         """One call on some inputs (bits)."""
         raise NotImplementedError
 
+    def session(self, counters: bool, hazards: bool, lanes: int | None = None) -> Session:
+        """The emulated device of one call, which looks at outputs itself when it is over."""
+        options = Options(hazards=hazards, counters=counters, lanes=lanes)
+        return Session(SessionPolicy(self.device, options), self.memory)
+
     def fill(self, inputs: Mapping[str, Array]) -> None:
         """Write inputs, poison the rest."""
         self.memory.writes += 1
@@ -145,11 +160,12 @@ class DeviceCalls(MemoryCalls):
         self.fill(inputs)
         before = {key: buffer.bytes().copy() for key, buffer in self.memory.globals.items()}
         result = Call({})
-        options = Options(hazards=hazards, counters=counters, lanes=LANES)
+        session = self.session(counters, hazards, LANES)
         for launch, kernel in zip(self.contract.launches, self.kernels, strict=True):
-            self._launch(launch, kernel, options, result)
+            self._launch(launch, kernel, session, result)
         self.count += 1
-        result.reports += output_reports(self.memory, self.kernels[-1] if self.kernels else "")
+        session.check_outputs()
+        result.reports += session.reports
         for key, buffer in self.memory.globals.items():
             if key[1] == GRID_WORKSPACE:  # the driver's own: the barrier of cooperative grids
                 continue
@@ -160,18 +176,17 @@ class DeviceCalls(MemoryCalls):
         result.outputs = {item.name: self.buffers[item.name].download() for item in self.contract.outputs}
         return result
 
-    def _launch(self, launch: Launch, kernel: str, options: Options, result: Call) -> None:
+    def _launch(self, launch: Launch, kernel: str, session: Session, result: Call) -> None:
         grid, block, cluster, smem = launch.geometry(self.shape)
         arguments = [self._argument(argument, launch) for argument in launch.args]
         try:
             pack_arguments(self.program.module.kernels[kernel], arguments)
         except EmulatorError as error:
             raise WrongSignature(str(error)) from None
-        launched = self.program.launch(
-            kernel, grid, block, arguments, memory=self.memory, shared_bytes=smem, device=self.device, options=options,
-            check_outputs=False, cluster=cluster, cooperative=launch.cooperative,
+        launched = session.run(
+            self.program, kernel, grid, block, arguments, shared_bytes=smem, cluster=cluster,
+            cooperative=launch.cooperative,
         )  # fmt: skip
-        result.reports += launched.reports
         result.add(launched)
 
     def _argument(self, argument: Number, launch: Launch) -> KernelArgument:

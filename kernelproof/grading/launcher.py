@@ -11,7 +11,7 @@ import numpy as np
 
 from kernelproof.checking import compilation, devices
 from kernelproof.checking.execution import STOOD_FOR
-from kernelproof.emulator import LaunchRefused, Options, Report, session
+from kernelproof.emulator import LaunchRefused, Report
 from kernelproof.emulator.host.standin import stand_for
 from kernelproof.grading.contract import Buffer, Contract, HostCall
 from kernelproof.grading.device import Call, MemoryCalls
@@ -72,8 +72,7 @@ class HostCalls(MemoryCalls):
         values = [self._value(argument) for argument in self.host_call.args]
         results, result = _Results(), Call({})
         before = {key: buffer.bytes().copy() for key, buffer in self.memory.globals.items()}
-        options = Options(hazards=hazards, counters=counters)
-        with session(memory=self.memory, device=self.device, options=options) as emulated:
+        with self.session(counters, hazards) as emulated:
             code = self.entry((_Value * len(values))(*values), len(values), ctypes.byref(results))
         self.count += 1
         for error in emulated.errors:

@@ -29,13 +29,12 @@ from kernelproof.emulator import (
     Options,
     Program,
     Report,
+    Session,
+    SessionPolicy,
     by_cause,
     load,
 )
-from kernelproof.emulator.host.checks import device_for
-from kernelproof.emulator.host.execution import output_reports
 from kernelproof.emulator.host.program import Dim, call, from_file
-from kernelproof.emulator.host.session import StrictSession
 from kernelproof.emulator.host.standin import standin
 from kernelproof.emulator.memory.tensors import Tensor
 from kernelproof.emulator.state.arrays import Array
@@ -44,7 +43,7 @@ from kernelproof.ground.errors import MissingTool, WrongInput
 from kernelproof.testing.arrays import Loan, Role
 
 if TYPE_CHECKING:
-    from kernelproof.triton_emulation.session import Session as TritonSession
+    from kernelproof.triton_emulation.session import TritonSession
 
 TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # limits of check_program
 
@@ -138,12 +137,13 @@ class CudaEmulator:
     def __init__(self, settings: Settings, folders: Sequence[Path], missing: Callable[[str], NoReturn]) -> None:
         self.settings, self.folders, self._missing = settings, folders, missing
         self.options = Options(counters=settings.counters, adverse=settings.adverse)
-        self.session = StrictSession(Memory(), settings.target, self.options)
+        # Outputs are checked by ``end``, and those of a direct launch by its ``Loan``.
+        policy = SessionPolicy(settings.target, self.options, check_outputs=False, refusals_are_findings=True)
+        self.session = Session(policy)
         self.files: list[KernelFile] = []
         self.failures: list[str] = []  # failures of programs
         self.triton: TritonSession | None = None
         self._libraries: list[ctypes.CDLL] = []
-        self._reports: list[Report] = []
         self._spare: Memory | None = None
         self._stack = ExitStack()
         self._open = self._ended = False
@@ -181,8 +181,7 @@ class CudaEmulator:
             return
         self._ended = True
         self._stack.close()
-        if not (self._open and self.session.launches):  # else the session has looked
-            self._reports += output_reports(self.session.memory)
+        self.session.check_outputs()
 
     # --- kernels ---
 
@@ -243,17 +242,16 @@ class CudaEmulator:
         memory = self.session.memory if self.session.memory.buffers else self._spare or Memory()
         loan = Loan(memory, args)
         try:
-            result = program.launch(
-                kernel, grid, block, [loan.argument(argument) for argument in args], memory=memory,
-                shared_bytes=shared_bytes, device=self.settings.target or device_for(program.module.target),
-                options=self.options, cluster=cluster, cooperative=cooperative, overlapping=overlapping,
-                check_outputs=False,
+            result = self.session.run(
+                program, kernel, grid, block, [loan.argument(argument) for argument in args], memory=memory,
+                shared_bytes=shared_bytes, cluster=cluster, cooperative=cooperative, overlapping=overlapping,
             )  # fmt: skip
-            result.reports += loan.unwritten(kernel)
+            unwritten = loan.unwritten(kernel)
         finally:
             loan.store()
         self._spare = memory if memory.buffers else None
-        self._reports += result.reports
+        result.reports += unwritten
+        self.session.reports += unwritten
         print(result.output, end="")
         return result
 
@@ -311,7 +309,7 @@ class CudaEmulator:
         loan = Loan(self.session.memory, args)
         try:
             code = call(library, function, *(loan.argument(argument) for argument in args))
-            self._reports += loan.unwritten()
+            self.session.reports += loan.unwritten()
             return code
         finally:
             loan.store()
@@ -342,7 +340,7 @@ class CudaEmulator:
             # A copy of its own: of a library that this process has opened, the new one would inherit the state.
             copy = Path(shutil.copy(library, folder))
             result = supervision.run(replace(program, library=copy), " ".join(map(str, sources)), timeout, memory)
-        self._reports += result.findings.values()
+        self.session.reports += result.findings.values()
         self.failures += [f"{result.target}: not checked: {reason}" for _, reason in result.refusals]
         if result.exit_code != exit_code:
             ending = result.ending or "ended with exit code 0"
@@ -355,7 +353,7 @@ class CudaEmulator:
     def findings(self) -> list[Report]:
         """All findings so far: one per cause, errors first."""
         triton = self.triton.reports if self.triton is not None else []
-        return by_cause([*self._reports, *self.session.reports, *triton])
+        return by_cause([*self.session.reports, *triton])
 
     @property
     def errors(self) -> list[Report]:

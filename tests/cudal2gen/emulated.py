@@ -25,7 +25,7 @@ from kernelproof.ground.chips import GPUS, CardFacts
 if TYPE_CHECKING:
     import torch
 
-    from cudal2gen.operators.native import Place
+    from cudal2gen.operators.call_native import Place
 
 STREAM, OTHER_STREAM = 0xABC0, 0xDEF0
 
@@ -33,8 +33,8 @@ STREAM, OTHER_STREAM = 0xABC0, 0xDEF0
 class Streams(emulator.Session):
     """A session in which launches on another stream take effect later."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, memory: emulator.Memory, device: emulator.Device, options: emulator.Options) -> None:
+        super().__init__(emulator.SessionPolicy(device, options), memory)
         self.later: list[Callable[[], None]] = []
 
     def launch(self, words: Any) -> int:

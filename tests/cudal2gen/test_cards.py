@@ -21,9 +21,9 @@ from cudal2gen.kernel.launch import Operands
 from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.results.choice import Kernel, Table
 from kernelproof import emulator
-from kernelproof.emulator.host import checks
+from kernelproof.emulator.host import launch_limits
 from kernelproof.emulator.host.cuda import LaunchRefused
-from kernelproof.emulator.state.launch import Device
+from kernelproof.emulator.state.options import Device
 from kernelproof.ground import chips
 from kernelproof.ground.chips import GPUS, CardFacts
 from tests.cudal2gen import packed
@@ -93,9 +93,9 @@ def test_a_cubin_runs_where_its_suffix_says() -> None:
         assert [each for each in capabilities if chips.runs(arch, each)] == able, arch
         # The emulator runs PTX of a suffix where a cubin runs, other PTX on all later devices.
         of_ptx = able if arch[-1] in "af" else [each for each in capabilities if each >= able[0]]
-        assert [each for each in capabilities if checks.runs(arch, Device(capability=each))] == of_ptx, arch
+        assert [each for each in capabilities if launch_limits.runs(arch, Device(capability=each))] == of_ptx, arch
     with pytest.raises(LaunchRefused, match="for sm_100f and later ones of its family, the device is sm_110"):
-        checks.check_target("sm_100f", Device(capability=(11, 0)))
+        launch_limits.check_target("sm_100f", Device(capability=(11, 0)))
 
 
 def test_a_part_of_a_card_is_another_card() -> None:

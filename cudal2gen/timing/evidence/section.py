@@ -1,4 +1,4 @@
-"""The report's section about the timing model, from what ``cudal2gen model --validate --json`` printed."""
+"""The report's section about the timing model, from what ``cudal2gen model --json`` printed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def load(path: Path) -> list[Finding]:
     except (OSError, ValidationError) as error:
         raise WrongInput(
             f"{path}: {error.strerror if isinstance(error, OSError) else 'holds no figures of a validation'}: write "
-            "them by cudal2gen model --validate --json"
+            "them by cudal2gen model --json"
         ) from None
 
 

@@ -1,4 +1,8 @@
-"""NumPy arithmetic that PTX defines and NumPy does not. A translated kernel reaches it as ``A``."""
+"""NumPy arithmetic that PTX defines and NumPy does not. The Python function of a kernel calls this package as ``A``.
+
+Every function follows the instruction of the PTX ISA that its docstring names. Approximate functions (ex2, rsqrt, ...)
+are computed exactly and rounded once: the error of the hardware is not modelled.
+"""
 
 from kernelproof.emulator.arithmetic.conversions import converter, pack_f32, to_tf32
 from kernelproof.emulator.arithmetic.floats import (

@@ -1,4 +1,5 @@
-"""cvt: conversions between integer and float types. Arrays hold raw bits in unsigned types, shape (lanes,)."""
+"""cvt (PTX ISA, "cvt"): conversions between integer and float types. Arrays hold raw bits in unsigned types, shape
+(lanes,)."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from kernelproof.emulator.arithmetic.types import F, S, U, type_bits
 from kernelproof.emulator.state.arrays import Array
 
 Conversion = Callable[[Array], Array]
-# cvt to an integral value.
+# Modifiers that round to an integral value.
 _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+# The NaN that a conversion gives, by destination.
 _NAN = {"f16": 0x7FFF, "f32": 0x7FFFFFFF}
 
 
@@ -41,6 +43,7 @@ def _decoded(raw: Array, src: str, ftz: bool) -> Array:
 
 
 def _integer_to_integer(x: Array, dst: str, src: str, sat: bool) -> Array:
+    """Truncated or extended by the source's sign; with ``sat`` clamped to the range of ``dst``."""
     bits = type_bits(dst)
     if sat:
         low, high = _range(dst)
@@ -57,6 +60,7 @@ def _float_to_integer(x: Array, dst: str, mode: str) -> Array:
     rounded = _INTEGRAL.get(mode, np.trunc)(x.astype(np.float64))
     nan = np.isnan(rounded)
     top, bottom = rounded >= float(high), rounded <= float(low)
+    # NumPy's cast of a number that is out of range is undefined, so these become 0 and are set afterwards.
     safe = np.where(nan | top | bottom, 0.0, rounded)
     out = safe.astype(np.uint64 if dst == "u64" else np.int64).astype(unsigned)
     mask = (1 << bits) - 1
@@ -65,7 +69,7 @@ def _float_to_integer(x: Array, dst: str, mode: str) -> Array:
 
 
 def _to_float(x: Array, dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Array:
-    """Through float64 (which holds every source but 64-bit integers exactly), rounded once."""
+    """Computed in float64, which holds every source but 64-bit integers exactly, and rounded once."""
     if src[0] in "us":
         wide = type_bits(src) == 64 and (dst != "f64" or mode != "rn")
         y = x.astype(np.longdouble if wide else np.float64)
@@ -96,7 +100,8 @@ def _range(kind: str) -> tuple[int, int]:
 
 
 def pack_f32(high: Array, low: Array, kind: str, mode: str, relu: bool) -> Array:
-    """cvt.f16x2.f32 and bf16x2: two float32 (raw) -> one word, the first in the upper half."""
+    """cvt of two float32 (raw) to f16x2 or bf16x2: one word, ``high`` in the upper half. ``relu``: negative numbers,
+    but not NaN, become 0."""
     convert = converter(kind, "f32", mode, False, False)
 
     def narrow(raw: Array) -> Array:
@@ -112,7 +117,7 @@ def pack_f32(high: Array, low: Array, kind: str, mode: str, relu: bool) -> Array
 
 
 def to_tf32(raw: Array, mode: str) -> Array:
-    """cvt.rna.tf32.f32 (and rn, rz): 10 mantissa bits."""
+    """cvt to tf32 with mode rna, rn or rz: a float32 with 10 bits of mantissa."""
     nan = np.isnan(raw.view(np.float32))
     if mode == "rna":
         out = raw + np.uint32(0x1000)

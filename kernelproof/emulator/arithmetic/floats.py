@@ -1,4 +1,9 @@
-"""Floats as PTX defines them: rounding, fused multiply-add, bfloat16, halves, comparisons. Shapes are (lanes,)."""
+"""Floats as PTX defines them: rounding, fused multiply-add, bfloat16, halves, comparisons. Shapes are (lanes,).
+
+Several functions compute in float64 and round to the result. That is one rounding too many where the float64 sum is
+itself inexact. Rounding *to odd* in between makes it harmless: an inexact intermediate value whose last bit is one is
+never halfway between two narrower numbers.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +24,10 @@ def bf16_to_f32(raw: Array) -> Array:
 
 
 def f32_to_bf16(x: Array, mode: str = "rn") -> Array:
-    """float32 -> raw bfloat16; NaN becomes 0x7FFF."""
+    """float32 -> raw bfloat16, with rounding rn, rz, rm or rp; NaN becomes 0x7FFF."""
     bits = np.ascontiguousarray(x).view(np.uint32)
     if mode == "rn":
+        # Round half to even: add 0x7FFF, and one more if the last kept bit is odd.
         out = (bits + (np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))) >> np.uint32(16)
     else:
         out = bits >> np.uint32(16)
@@ -33,13 +39,13 @@ def f32_to_bf16(x: Array, mode: str = "rn") -> Array:
 
 
 def f64_to_bf16(x: Array) -> Array:
-    """float64 -> raw bfloat16, rounded once (to odd in between)."""
+    """float64 -> raw bfloat16, rounded once: the float32 in between is rounded to odd."""
     return f32_to_bf16(round_odd_f32(x))
 
 
 def round_odd_f32(x: Array) -> Array:
-    """float64 -> float32, to the neighbour whose last bit is one where inexact: rounding again to fewer bits is then
-    as good as rounding once."""
+    """float64 -> float32, rounded to odd: where inexact, to the neighbour whose last bit is one. Rounding the result
+    again to fewer bits is then as good as rounding once."""
     y = x.astype(np.float32)
     exact = y.astype(np.float64)
     inexact = (exact != x) & np.isfinite(x) & np.isfinite(y)
@@ -49,12 +55,13 @@ def round_odd_f32(x: Array) -> Array:
 
 
 def directed(x: Array, dtype: Any, mode: str) -> Array:
-    """Round float64 (or longdouble) values to a narrower float with mode rn, rz, rm or rp."""
+    """Round float64 (or longdouble) values to a narrower float with mode rn, rz, rm or rp (rna and "" count as rn)."""
     y = x.astype(dtype)
     if mode in ("rn", "rna", ""):
         return np.asarray(y)
     back = y.astype(x.dtype)
     info = np.finfo(dtype)
+    # An overflow that rounds to infinity is compared, and stepped back, from the largest finite number.
     y = np.where(np.isinf(y) & np.isfinite(x), np.copysign(dtype(info.max), y), y).astype(dtype)
     over = np.isinf(back) & np.isfinite(x)
     back = np.where(over, y.astype(x.dtype), back)
@@ -72,7 +79,7 @@ def flush(x: Array) -> Array:
     """.ftz: subnormal float32 or float16 -> zero of the same sign."""
     u, sign, normal = ("u2", 0x8000, 0x400) if x.dtype == np.float16 else ("u4", 1 << 31, 0x800000)
     bits = x.view(u)
-    # Without the sign, less one: zero becomes the largest number.
+    # The bits without the sign, less one: zero wraps to the largest number, so one comparison finds subnormals.
     subnormal = (bits << 1) - 1 < 2 * normal - 1
     if not subnormal.any():
         return x
@@ -88,8 +95,9 @@ def saturate(x: Array) -> Array:
 def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     """Fused multiply-add of float32, rounded once.
 
-    The product is exact in float64; rounding the float64 sum again is wrong only where that lies halfway between two
-    float32, so has 28 zeros behind a one, or between two subnormal ones.
+    The product is exact in float64. Rounding the float64 sum to float32 is wrong only if that sum is inexact and lies
+    halfway between two float32: its 29 lower bits are then a one and 28 zeros. Subnormal results have fewer bits, so
+    all of them take the slow path.
     """
     p = a.astype(np.float64) * b.astype(np.float64)
     cc = c.astype(np.float64)
@@ -99,7 +107,7 @@ def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     out = s.astype(np.float32)
     bits = s.view(np.uint64)
     halfway = (bits & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
-    # Without the sign, less one: zero becomes the largest number.
+    # Exponents of float32 subnormals; without the sign, less one, zero wraps to the largest number and is left out.
     halfway |= (bits << np.uint64(1)) - np.uint64(1) < np.uint64(2 * 0x3810000000000000 - 1)
     if halfway.any():
         halfway &= _error(p, cc, s) != 0
@@ -109,14 +117,14 @@ def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
 
 
 def _error(p: Array, c: Array, s: Array) -> Array:
-    """What ``s``, the rounded sum of p and c, lacks."""
+    """The error of ``s``, the rounded sum of p and c: p + c - s, exactly (Knuth's two-sum)."""
     t = s - p
     return np.asarray((p - (s - t)) + (c - t))
 
 
 def _round_odd_sum(p: Array, c: Array, s: Array) -> Array:
-    """p + c to odd: ``s``, their sum to nearest, one unit toward the error where its last bit is even, so that a second
-    rounding cannot be misled."""
+    """p + c rounded to odd. ``s`` is their sum rounded to nearest; where it is inexact and its last bit even, it moves
+    one unit toward the exact sum."""
     error, bits = _error(p, c, s), s.view(np.int64)
     fix = (error != 0) & ((bits & 1) == 0) & np.isfinite(s)
     if not fix.any():
@@ -147,7 +155,7 @@ def fma16(a: Array, b: Array, c: Array) -> Array:
 
 
 def fmin(a: Array, b: Array, nan: bool, larger: bool) -> Array:
-    """min or max: NaN loses unless ``nan``; -0 counts as less than +0."""
+    """min or max: the result is NaN if ``nan`` and one operand is NaN, else the other operand; -0 is less than +0."""
     pick_a = (a > b) if larger else (a < b)
     tie = (a == b) & (np.signbit(a) != np.signbit(b))
     pick_a = np.where(tie, np.signbit(a) != larger, pick_a)
@@ -158,7 +166,7 @@ def fmin(a: Array, b: Array, nan: bool, larger: bool) -> Array:
 
 
 def unary32(name: str, x: Array) -> Array:
-    """Transcendental and approximate functions: computed in float64, rounded once. The hardware's error is not
+    """Transcendental and approximate functions, computed in float64 and rounded once. The hardware's error is not
     modelled."""
     wide = x.astype(np.float64)
     if name == "ex2":
@@ -181,7 +189,7 @@ def unary32(name: str, x: Array) -> Array:
 
 
 def test_float(test: str, x: Array) -> Array:
-    """testp."""
+    """testp: is each number of the given class?"""
     if test == "finite":
         return np.asarray(np.isfinite(x))
     if test == "infinite":
@@ -197,6 +205,7 @@ def test_float(test: str, x: Array) -> Array:
     return np.asarray(np.isfinite(x) & ~subnormal & (x != 0))
 
 
+# setp's comparisons. eq to ge are ordered: false for NaN. equ to geu are unordered: true for NaN.
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: (a != b) & ~np.isnan(a) & ~np.isnan(b),

@@ -37,7 +37,7 @@ def lop3(a: Array, b: Array, c: Array, table: int) -> Array:
 
 
 def prmt(a: Array, b: Array, selector: Array, mode: str) -> Array:
-    """Byte permute."""
+    """prmt: bytes of the pair b:a chosen by a selector. A selector's upper bit replicates the chosen byte's sign."""
     pool = b.astype(np.uint64) << np.uint64(32) | a.astype(np.uint64)
     out = np.zeros(len(pool), np.uint32)
     s = np.broadcast_to(selector, out.shape).astype(np.uint32)
@@ -119,7 +119,7 @@ def popc(a: Array) -> Array:
 
 
 def clz(a: Array) -> Array:
-    """Leading zeros."""
+    """Number of leading zeros, by bisection."""
     out = np.zeros(a.shape, np.uint32)
     bits = a.dtype.itemsize * 8
     rest = a.astype(np.uint64)
@@ -145,7 +145,7 @@ def bfind(a: Array, amount: bool) -> Array:
 
 
 def brev(a: Array) -> Array:
-    """Reverse the bits."""
+    """Reverse the bits, by swapping ever larger neighbours."""
     bits = a.dtype.itemsize * 8
     out = a.astype(np.uint64)
     full = np.uint64((1 << bits) - 1)
@@ -159,7 +159,7 @@ def brev(a: Array) -> Array:
 
 
 def mulhi(a: Array, b: Array) -> Array:
-    """High half of a product; operands are arrays of the same type."""
+    """High half of a product; operands are arrays of the same type. 64-bit products are summed from 32-bit halves."""
     bits = a.dtype.itemsize * 8
     if bits <= 32:
         wide = np.int64 if a.dtype.kind == "i" else np.uint64
@@ -172,13 +172,14 @@ def mulhi(a: Array, b: Array) -> Array:
     mid2 = a0 * b1 + (mid & low)
     high = a1 * b1 + (mid >> s32) + (mid2 >> s32)
     if a.dtype.kind == "i":
+        # A negative operand counts 2**64 too much as an unsigned number: subtract the other operand's bits.
         high = high - np.where(a < 0, ub, np.uint64(0)) - np.where(b < 0, ua, np.uint64(0))
         return np.asarray(high.view(np.int64))
     return np.asarray(high)
 
 
 def divide(a: Array, b: Array) -> Array:
-    """Truncating division; by zero gives all ones (what current GPUs give)."""
+    """Truncating division; division by zero gives all ones, as current GPUs do."""
     if a.dtype.kind == "u":
         return np.asarray(
             np.where(b == 0, a.dtype.type(~a.dtype.type(0)), a // np.where(b == 0, 1, b).astype(a.dtype)).astype(
@@ -193,7 +194,7 @@ def divide(a: Array, b: Array) -> Array:
 
 
 def remainder(a: Array, b: Array) -> Array:
-    """Remainder with the sign of the dividend; by zero gives the dividend."""
+    """Remainder with the sign of the dividend; the remainder by zero is the dividend."""
     if a.dtype.kind == "u":
         return np.where(b == 0, a, a % np.where(b == 0, 1, b).astype(a.dtype)).astype(a.dtype)
     unsigned = U[a.dtype.itemsize * 8]
@@ -203,7 +204,7 @@ def remainder(a: Array, b: Array) -> Array:
 
 
 def divide_int(a: int, b: int) -> int:
-    """Uniform truncating division of signed ints."""
+    """Truncating division of signed ints that all lanes share."""
     if b == 0:
         return -1
     q = abs(a) // abs(b)
@@ -211,7 +212,7 @@ def divide_int(a: int, b: int) -> int:
 
 
 def remainder_int(a: int, b: int) -> int:
-    """Uniform remainder with the sign of the dividend; by zero gives the dividend."""
+    """Remainder of ints that all lanes share, with the sign of the dividend; by zero it is the dividend."""
     if b == 0:
         return a
     r = abs(a) % abs(b)
@@ -254,7 +255,7 @@ def dot2(a: Array, b: Array, c: Array, signed_a: bool, signed_b: bool, high: boo
 
 
 def bit_mask(start: Array, length: Array, clamp: bool) -> Array:
-    """bmsk."""
+    """bmsk: a field of ones from bit ``start``, ``length`` bits long."""
     a, b = start.astype(np.uint64), length.astype(np.uint64)
     if not clamp:
         a, b = a & np.uint64(31), b & np.uint64(31)
@@ -264,7 +265,7 @@ def bit_mask(start: Array, length: Array, clamp: bool) -> Array:
 
 
 def extend(a: Array, length: Array, clamp: bool, signed: bool) -> Array:
-    """szext: sign- or zero-extend from bit ``length``."""
+    """szext: sign- or zero-extend the lower ``length`` bits."""
     n = length.astype(np.int64)
     if not clamp:
         n = n & 31

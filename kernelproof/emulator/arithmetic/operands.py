@@ -1,4 +1,7 @@
-"""Elements of matrix operands: fp8 and its rounding, and the numbers in the registers of mma, wmma and wgmma."""
+"""Elements of matrix operands: fp8 and its rounding, and the numbers in the registers of mma, wmma and wgmma.
+
+Operands are widened to float32, which holds every f16, bf16, tf32 and fp8 number exactly; integers become float64.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ ELEMENT_BITS = {
     "f64": 64, "tf32": 32, "f32": 32, "s32": 32, "f16": 16, "bf16": 16, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 8,
     "s4": 4, "u4": 4, "b1": 1,
 }  # fmt: skip
-# fp8 types: bits of the mantissa, bias of the exponent, code of the largest finite number.
+# fp8 types: bits of the mantissa, bias of the exponent, code of the largest finite number (OCP 8-bit floating point).
 _EIGHTS = {"e4m3": (3, 7, 0x7E), "e5m2": (2, 15, 0x7B)}
 
 
 def _magnitudes(kind: str) -> Array:
-    """The numbers of the codes 0 to 127, as float32; codes beyond the largest finite one are infinity and NaN."""
+    """The magnitudes of the codes 0 to 127, as float32. Codes beyond the largest finite one are infinity (e5m2) or
+    NaN."""
     mantissa, bias, last = _EIGHTS[kind]
     codes = np.arange(128)
     exponent, fraction = codes >> mantissa, codes & ((1 << mantissa) - 1)
@@ -31,6 +35,7 @@ def _magnitudes(kind: str) -> Array:
 
 _MAGNITUDES = {kind: _magnitudes(kind) for kind in _EIGHTS}
 _DECODED = {kind: np.concatenate([values, -values]) for kind, values in _MAGNITUDES.items()}
+# The numbers halfway between neighbouring codes: where rounding to nearest changes its result.
 _MIDDLES = {
     kind: (values[: last + 1][:-1].astype(np.float64) + values[1 : last + 1]) / 2
     for kind, values in _MAGNITUDES.items()
@@ -45,8 +50,8 @@ def f8_to_f32(raw: Array, kind: str) -> Array:
 
 
 def f64_to_f8(x: Array, kind: str) -> Array:
-    """float64 -> raw e4m3 or e5m2, to the nearest (ties to even), beyond the largest finite number to that one
-    (``.satfinite``); NaN becomes 0x7F."""
+    """float64 -> raw e4m3 or e5m2, rounded to nearest, ties to even. Numbers beyond the largest finite one become that
+    one (``.satfinite``); NaN becomes 0x7F."""
     magnitude = np.abs(x)
     middles = _MIDDLES[kind]
     code = np.searchsorted(middles, magnitude)
@@ -67,7 +72,7 @@ def pack_f8(high: Array, low: Array, kind: str, relu: bool) -> Array:
 
 
 def unpack_f8(raw: Array, kind: str, relu: bool) -> Array:
-    """e4m3x2 or e5m2x2 (raw uint16) -> f16x2 (raw uint32), which holds every such number."""
+    """e4m3x2 or e5m2x2 (raw uint16) -> f16x2 (raw uint32); f16 holds every fp8 number exactly."""
     halves = f8_to_f32(np.ascontiguousarray(raw).view(np.uint8), kind).astype(np.float16)
     if relu:
         halves = np.where(halves < 0, np.float16(0), halves)
@@ -75,15 +80,16 @@ def unpack_f8(raw: Array, kind: str, relu: bool) -> Array:
     return np.ascontiguousarray(bits).view(np.uint32)
 
 
-# Bits of a half, shifted right by three as a signed number from the upper end of a word, that stand where those of a
-# float32 do, but for the bias of the exponent.
+# An f16 in the upper half of an int32, shifted right by 3 with its sign, has sign, exponent and mantissa where a
+# float32 has them; these are the bits to keep. Only the exponent's bias differs (15 instead of 127), which 2**112 makes
+# good. Subnormal f16 become subnormal float32 on the way, so the processor must not flush those (``_are_finite``).
 _HALF_BITS = np.int32(0x8FFFE000 - (1 << 32))
 _BIAS = np.float32(2.0**112)
 _TINY = np.array([1], np.int32).view(np.float32)
 
 
 def _are_finite(raw: Array) -> bool:
-    """No infinity or NaN among f16 (raw uint16), and the processor does not flush denormals: they scale exactly."""
+    """Are all f16 (raw uint16) finite, and does the processor keep subnormal float32?"""
     return int((raw << np.uint16(1)).max(initial=0)) < 0xF800 and bool((_TINY * _BIAS)[0])
 
 
@@ -146,7 +152,7 @@ def elements(raw: Array, kind: str) -> Array:
 
 
 def rounded(values: Array, kind: str, saturate: bool = False) -> Array:
-    """Sums as an accumulator of type ``kind`` holds them; s32 wraps, or clamps with ``saturate``."""
+    """Sums as an accumulator of type ``kind`` holds them. s32 wraps around, or is clamped with ``saturate``."""
     if kind == "s32":
         whole = values.astype(np.int64)
         if saturate:

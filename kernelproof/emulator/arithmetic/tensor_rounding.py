@@ -1,9 +1,9 @@
-"""How tensor cores of some GPUs add products of f16 and bf16 to fp32 sums, bit by bit, as published figures say.
+"""How tensor cores of some GPUs add products of f16 and bf16 to fp32 sums, bit by bit, as published.
 
-Figures: Hawkeye (MLSys 2026, arXiv 2603.20421). None of them was compared with a GPU here; the exact mode is an option
-beside the model of ``machine.tensor``, which rounds a sum once. In a group of products and the sum so far, each term is
-cut off, toward zero, a number of bits below the largest exponent among them (a product's is the sum of its factors'),
-the rest is added exactly, and the new sum is cut off to fp32.
+The figures are those of Hawkeye (MLSys 2026, arXiv 2603.20421). No result was compared with a GPU here; this mode is an
+option beside the model of ``machine.tensor``, which rounds a sum once. The rule: products are added in groups, together
+with the sum so far. Each term is cut off, toward zero, a number of bits below the largest exponent in the group (a
+product's exponent is the sum of its factors'). The rest is added exactly, and the new sum is cut off to fp32.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ NONE = -10_000  # the exponent of zero
 
 
 class TensorRounding(NamedTuple):
-    """``width``: products of a group; ``bits``: kept below the largest exponent, which is at least ``floor``."""
+    """``width``: products in a group. ``bits``: bits kept below the largest exponent, which counts as at least
+    ``floor``."""
 
     width: int
     bits: int
     floor: int
 
 
-# Roundings by the option's name; other GPUs are not modelled bit by bit.
+# Roundings by the name of the option; other GPUs are not modelled bit by bit.
 ROUNDINGS = {"a100": TensorRounding(8, 24, -132), "h100": TensorRounding(16, 25, -133)}
 ROUNDED_KINDS = ("f16", "bf16")  # of A and B
 
@@ -53,12 +54,13 @@ def _group(a: Array, b: Array, total: Array, rounding: TensorRounding) -> Array:
 
 
 def _exponent(values: Array) -> Array:
+    """The exponent of the leading bit, NONE for zero; infinities and NaN are handled by the caller."""
     finite = np.isfinite(values) & (values != 0)
     return np.where(finite, np.frexp(np.where(finite, values, 1.0))[1] - 1, NONE)
 
 
 def _toward_zero(values: Array) -> Array:
-    """The next fp32 number that is not larger in magnitude, in fp64."""
+    """The nearest fp32 number that is not larger in magnitude, as fp64."""
     near = values.astype(np.float32)
     beyond = np.abs(near.astype(np.float64)) > np.abs(values)
     return np.where(beyond, np.nextafter(near, np.float32(0)), near).astype(np.float64)

@@ -1,4 +1,4 @@
-"""NumPy types by bits of an integer or by PTX name of a float."""
+"""NumPy types: U and S by the bits of an unsigned or signed integer, F by the PTX name of a float."""
 
 from __future__ import annotations
 

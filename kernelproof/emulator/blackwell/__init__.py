@@ -1,1 +1,1 @@
-"""The units of sm_100: tensor memory and its instructions, pairs of CTAs, cluster launch control."""
+"""The units of sm_100: tensor memory, tcgen05 products and copies, pairs of CTAs, cluster launch control."""

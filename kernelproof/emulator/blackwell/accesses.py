@@ -1,4 +1,4 @@
-"""tcgen05.ld and .st, their waits, and the fences of tcgen05."""
+"""tcgen05.ld and .st, their waits, and the fences of tcgen05 (PTX ISA, "tcgen05")."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelproof.emulator.blackwell.allocation import Allocation
-from kernelproof.emulator.blackwell.clocks import TensorClocks
 from kernelproof.emulator.blackwell.fragments import Fragment, fragment
 from kernelproof.emulator.blackwell.pending import LoadedRegister, PendingLoads
+from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUP, LOAD, STORE, Region, TensorMemory
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 class Access(NamedTuple):
-    """A kind of tcgen05.ld or .st: ``shape``, ``.x{times}``, packed halves, columns between halves (.16x32bx2)."""
+    """A kind of tcgen05.ld or .st: its ``shape``, its repetition ``.x{times}``, whether it moves packed halves, and the
+    columns between the two halves of .16x32bx2."""
 
     shape: str
     times: int
@@ -25,13 +26,13 @@ class Access(NamedTuple):
 
     @property
     def fragment(self) -> Fragment:
-        """The register of each word."""
+        """The place of each register in tensor memory."""
         return fragment(self.shape, self.times, self.packed, self.split)
 
 
 class TensorAccesses:
-    """Accesses of warps to tensor memory. Values move at issue; pending accesses are kept in the registers
-    (``PendingLoads``) and in the tags of the memory."""
+    """Accesses of warps to tensor memory. Values move when the instruction is issued; that an access is pending is kept
+    in its registers (``PendingLoads``) and in the tags of the memory."""
 
     def __init__(
         self,
@@ -54,7 +55,8 @@ class TensorAccesses:
     # --- places ---
 
     def _place(self, access: Access, address: Array, warp: int, site: int) -> tuple[int, int]:
-        """First lane and column of a warp's access; those that it may not touch are reported. Column -1: none."""
+        """First lane and column of a warp's access; cells that the warp must not touch are reported. Column -1: the
+        access cannot be done."""
         lanes = np.arange(32 * warp, 32 * warp + 32)
         first = int(address[lanes[0]])
         index = warp % self.batch.warps_per_cta
@@ -66,7 +68,7 @@ class TensorAccesses:
         if lane not in (own, own + 32 - height):
             text = f"lane {lane} of tensor memory: warp {index} may touch lanes {own} to {own + 31} (of its index % 4)"
             self.batch.report_lanes("tensor-memory-bounds", text, site, lanes)
-            # Its own lanes, in the same half: DeepGEMM says that hardware ignores the other bits.
+            # Continue with its own lanes, in the same half: according to DeepGEMM, hardware ignores the other bits.
             lane = own + (32 - height if lane % 32 else 0)
         row, high = warp // self.batch.warps_per_cta, column + self._width(access)
         if high > COLUMNS or not self.allocation.owned[row, column:high].all():
@@ -79,7 +81,7 @@ class TensorAccesses:
         return lane, column
 
     def _width(self, access: Access) -> int:
-        """Columns from the first to behind the last."""
+        """Columns from the first to the last, inclusive."""
         return int(access.fragment.column[-1, -1]) + 1 + int(access.packed)
 
     def _regions(self, access: Access, row: int, lane: int, column: int) -> list[Region]:
@@ -93,7 +95,7 @@ class TensorAccesses:
     # --- loads and stores ---
 
     def load(self, access: Access, address: Array, m: Mask, site: int) -> list[LoadedRegister]:
-        """tcgen05.ld: the registers that it writes."""
+        """tcgen05.ld; returns the registers that it writes."""
         shape = access.fragment
         out = np.full((len(shape.lane), self.batch.size), 0xFFFFFFFF, np.uint32)
         warps = self._warps(m, site)
@@ -116,7 +118,7 @@ class TensorAccesses:
         return [LoadedRegister(value, load) for value in out]
 
     def store(self, access: Access, address: Array, values: tuple[Array, ...], m: Mask, site: int) -> None:
-        """tcgen05.st."""
+        """tcgen05.st of one register per value."""
         shape = access.fragment
         words = np.stack(values)
         for warp in self._warps(m, site):
@@ -137,7 +139,7 @@ class TensorAccesses:
     # --- waits and fences ---
 
     def wait(self, kind: int, m: Mask, site: int) -> None:
-        """tcgen05.wait::ld (``LOAD``) or ::st (``STORE``)."""
+        """tcgen05.wait::ld (``LOAD``) or tcgen05.wait::st (``STORE``)."""
         self.launch.tick += 1
         warps = self._warps(m, site)
         for warp in warps:
@@ -154,7 +156,8 @@ class TensorAccesses:
         self.wait(STORE, m, site)
 
     def fence_before(self, m: Mask) -> None:
-        """tcgen05.fence::before_thread_sync: the next synchronisation also passes on completed accesses."""
+        """tcgen05.fence::before_thread_sync: the next synchronisation of these warps also passes on their completed
+        accesses to tensor memory."""
         if not self.hazards:
             return
         self.launch.tick += 1
@@ -164,6 +167,6 @@ class TensorAccesses:
             self.clocks.learn(row, np.array([index]), self.clocks.access_column(row, index), tick)
 
     def fence_after(self, m: Mask) -> None:
-        """tcgen05.fence::after_thread_sync."""
+        """tcgen05.fence::after_thread_sync by the lanes of ``m``."""
         if self.hazards:
             self.clocks.fence_after(m)

@@ -1,4 +1,4 @@
-"""tcgen05.alloc, .dealloc and .relinquish_alloc_permit: ownership of columns of tensor memory."""
+"""tcgen05.alloc, .dealloc and .relinquish_alloc_permit (PTX ISA): who owns the columns of tensor memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, TensorMemory
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.machine.scheduler import Scheduler, Step
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 MIN_COLUMNS = 32
 RULE = "tensor-memory-allocation"
@@ -18,7 +18,7 @@ RULE = "tensor-memory-allocation"
 
 @dataclass(slots=True)
 class Block:
-    """Columns that one alloc has allocated."""
+    """The columns that one alloc gave, and its instruction."""
 
     columns: int
     site: int
@@ -26,7 +26,7 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A warp that waits for free columns or, with cta_group::2, for the alloc of its peer CTA."""
+    """A warp that waits for free columns or, with cta_group::2, for the alloc of its peer CTA, too."""
 
     row: int
     lanes: Array
@@ -37,15 +37,15 @@ class Request:
     free: int = 0
 
     def describe(self, row: int) -> str:  # noqa: ARG002
-        """The state of the wait, as text."""
+        """What the warp waits for, in words."""
         if self.pair:
             return f"tcgen05.alloc.cta_group::2 of {self.columns} columns, which the CTA's peer must execute, too"
         return f"tcgen05.alloc of {self.columns} columns of tensor memory, of which {self.free} are free"
 
 
 class Allocation:
-    """The columns of every row. ``owned``: is a column allocated; ``blocks``: by first column; ``group``: the cta_group
-    of the launch's tcgen05 instructions (0: none so far)."""
+    """The columns of every row. ``owned``: which columns are allocated. ``blocks``: first column -> block. ``group``:
+    the cta_group of the launch's tcgen05 instructions (0: there was none yet)."""
 
     def __init__(self, batch: BatchState, scheduler: Scheduler, shared: ClusterMemory, memory: TensorMemory) -> None:
         self.batch, self.scheduler, self.shared, self.memory = batch, scheduler, shared, memory
@@ -60,8 +60,8 @@ class Allocation:
         self.requests: list[Request] = []
 
     def use_group(self, group: int, lanes: Array, site: int) -> None:
-        """Checks that all tcgen05 instructions of a kernel have one cta_group, and that cta_group::2 has pairs of
-        CTAs."""
+        """Report tcgen05 instructions with another cta_group than the kernel's earlier ones, and cta_group::2 without
+        pairs of CTAs."""
         if self.group not in (0, group):
             text = f"cta_group::{group} in a kernel that has executed tcgen05 instructions of cta_group::{self.group}"
             self.batch.report_lanes("tcgen05-group", text, site, lanes)
@@ -76,7 +76,7 @@ class Allocation:
         return row if other >= self.batch.cluster_size else row - int(self.batch.rank[row]) + other
 
     def _warps(self, group: int, m: Mask, site: int) -> list[tuple[int, Array]]:
-        """(row, lanes) of every warp that executes an instruction."""
+        """(row, lanes) for every warp that executes an instruction."""
         lanes = self.batch.lanes(m)
         if not lanes.size:
             return []
@@ -88,7 +88,7 @@ class Allocation:
     # --- alloc ---
 
     def alloc(self, group: int, address: Array, columns: Array, m: Mask, resume: int, site: int) -> Step:
-        """tcgen05.alloc: its warp sleeps until there are columns, and until the peer has come for cta_group::2."""
+        """tcgen05.alloc: the warp sleeps until columns are free and, for cta_group::2, until the peer has come."""
         asleep = np.zeros(self.batch.size, bool)
         for row, lanes in self._warps(group, m, site):
             count = self._count(row, columns, lanes, site)
@@ -106,7 +106,7 @@ class Allocation:
         return mask
 
     def _count(self, row: int, columns: Array, lanes: Array, site: int) -> int:
-        """The number of columns that a warp requests, corrected to a legal one."""
+        """The number of columns that a warp requests; an illegal number is reported and corrected."""
         count = int(columns[lanes[0]])
         texts = []
         if (columns[lanes] != count).any():
@@ -124,7 +124,7 @@ class Allocation:
         return count
 
     def _serve(self) -> None:
-        """Grants requests whose columns are free and, for pairs, whose peer has requested too."""
+        """Grant the requests whose columns are free and, for pairs, whose peer has made its request, too."""
         for request in list(self.requests):
             if request not in self.requests:
                 continue
@@ -142,7 +142,7 @@ class Allocation:
                 self._give(partner, at)
 
     def _find(self, request: Request) -> int:
-        """The first column of a free block, -1 if there is none."""
+        """The first column of a free block of the size requested, -1 if there is none."""
         owned = self.owned[request.row]
         request.free = int((~owned).sum())
         starts = range(0, COLUMNS, request.columns)
@@ -161,7 +161,7 @@ class Allocation:
     # --- dealloc ---
 
     def dealloc(self, group: int, address: Array, columns: Array, m: Mask, site: int) -> None:
-        """tcgen05.dealloc: the columns must be a whole block, and all accesses to them must have ended."""
+        """tcgen05.dealloc. Reports columns that are no whole block, or whose accesses have not ended."""
         for row, lanes in self._warps(group, m, site):
             at, count = int(address[lanes[0]]), int(columns[lanes[0]])
             block = self.blocks[row].get(at)
@@ -181,7 +181,7 @@ class Allocation:
         self._serve()
 
     def _check_over(self, group: int, row: int, at: int, count: int, lanes: Array, site: int) -> None:
-        """Have all accesses to the columns ended (for a pair's dealloc, in both CTAs)?"""
+        """Report columns whose accesses have not certainly ended; a pair's dealloc concerns both CTAs."""
         rows = {self.peer(row): "columns of the CTA's peer"} if group == 2 else {}
         rows[row] = "columns"
         for other, name in rows.items():
@@ -190,19 +190,20 @@ class Allocation:
                 self.batch.report_lanes("tensor-memory-race", text, site, lanes)
 
     def check_access(self, row: int, low: int, high: int, lane: int, site: int) -> None:
-        """Reports the use of columns that the peer deallocates, whichever of the two comes first here."""
+        """Report a use of columns that the peer deallocates. Nothing orders the two, so it does not matter which one
+        comes first in this execution."""
         if any(row == owner and low < at + count and at < high for (owner, at), count in self.withdrawn.items()):
             text = f"columns {low} to {high - 1} of tensor memory, which tcgen05.dealloc of the CTA's peer gives back: "
             text += "nothing orders it behind this access"
             self.batch.report_lane("tensor-memory-race", text, site, lane)
 
     def relinquish(self, group: int, m: Mask, site: int) -> None:
-        """tcgen05.relinquish_alloc_permit."""
+        """tcgen05.relinquish_alloc_permit: the CTA allocates no more."""
         for row, _ in self._warps(group, m, site):
             self.relinquished[row] = True
 
     def exited(self, row: int) -> None:
-        """A CTA ends: its columns must be free."""
+        """A CTA ends: report columns that it has not given back."""
         for at, block in self.blocks[row].items():
             text = f"the CTA exits without tcgen05.dealloc of {block.columns} columns at {at:#x}"
             self.batch.report(RULE, text, block.site, row, ())

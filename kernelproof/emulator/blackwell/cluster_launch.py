@@ -1,8 +1,8 @@
-"""clusterlaunchcontrol: a running cluster cancels one that has not started, and does its work.
+"""clusterlaunchcontrol (PTX ISA): a running cluster cancels one that has not started, and does its work.
 
-A response is opaque to programs; here its words are the first CTA's x, y, z and whether a cluster was cancelled.
-Hardware has been seen to answer that nothing is pending while much is (QuACK, notes on cluster launch control, July
-2026): in an adverse order every third request of a launch is answered so, and what is pending starts later.
+A response is opaque to programs. Here its words are the first CTA's x, y and z, and whether a cluster was cancelled.
+Hardware has been seen to answer that nothing is pending although much is (QuACK, notes on cluster launch control, July
+2026). So in adverse order every third request of a launch gets that answer, and what is pending starts later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernelproof.emulator.hopper.mbarrier import MBarriers
 from kernelproof.emulator.hopper.peers import WITHIN, Peers
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 CANCELLED, NOTHING = 0x434C4301, 0x434C4300
 RULE = "cluster-launch-control"
@@ -23,8 +23,8 @@ NBYTES = 16
 
 
 class ClusterLaunches:
-    """The requests of a batch. ``refused``: clusters of the batch (their first rows) that know that nothing was
-    cancelled for them: another request is undefined."""
+    """The requests of a batch. ``refused``: clusters (by their first rows) that have learned that nothing was cancelled
+    for them; another request of such a cluster is undefined."""
 
     def __init__(self, batch: BatchState, peers: Peers, shared: ClusterMemory, mbarriers: MBarriers) -> None:
         self.batch, self.launch = batch, batch.launch
@@ -37,7 +37,7 @@ class ClusterLaunches:
     # --- requests ---
 
     def try_cancel(self, address: Array, bar: Array, everyone: bool, m: Mask, site: int) -> None:
-        """clusterlaunchcontrol.try_cancel.async; ``everyone``: the response goes to all CTAs of the cluster."""
+        """clusterlaunchcontrol.try_cancel.async. ``everyone``: the response goes to all CTAs of the cluster."""
         for lane in self.batch.lanes(m).tolist():
             row = int(self.batch.row_of[lane])
             offset, bar_offset = ((int(at[lane]) & WITHIN) - WINDOW_START for at in (address, bar))
@@ -63,7 +63,7 @@ class ClusterLaunches:
             self.batch.report_lane(RULE, text, site, lane)
 
     def _response(self) -> Array:
-        """16 bytes."""
+        """Cancel a cluster if one is pending; returns the 16 bytes of the response."""
         queue = self.launch.queue
         queue.requests += 1
         spurious = self.launch.options.adverse and queue.requests % 3 == 0
@@ -86,11 +86,11 @@ class ClusterLaunches:
     # --- responses ---
 
     def _words(self, response: Array) -> Array:
-        """(lanes, 4)."""
+        """Responses as words, shape (lanes, 4)."""
         return np.ascontiguousarray(response).view(np.uint32).reshape(-1, 4)
 
     def is_canceled(self, response: Array, m: Mask) -> Array:
-        """clusterlaunchcontrol.query_cancel.is_canceled."""
+        """clusterlaunchcontrol.query_cancel.is_canceled, per lane."""
         state = self._words(response)[:, 3]
         lanes = self.batch.lanes(m)
         for row in np.unique(self.batch.row_of[lanes[state[lanes] == NOTHING]]).tolist():
@@ -98,7 +98,7 @@ class ClusterLaunches:
         return np.asarray(state == CANCELLED)
 
     def first_ctaid(self, response: Array, axis: int, m: Mask, site: int) -> Array:
-        """clusterlaunchcontrol.query_cancel.get_first_ctaid; undefined where nothing was cancelled."""
+        """clusterlaunchcontrol.query_cancel.get_first_ctaid; the result is undefined if nothing was cancelled."""
         words = self._words(response)
         lanes = self.batch.lanes(m)
         if (undefined := lanes[words[lanes, 3] != CANCELLED]).size:

@@ -1,7 +1,8 @@
 """The descriptors of tcgen05.mma: types and shape of a product (32 bits), and operands in shared memory (64 bits).
 
-Fields and legal values: PTX ISA 9.1, "Instruction descriptor", "Shared memory descriptor" and "Shapes and data types"
-of tcgen05. They differ from wgmma's descriptor in bits 46 to 48 and in the three bits of the swizzle.
+Their fields and legal values are in PTX ISA 9.1, tcgen05, "Instruction descriptor", "Shared memory descriptor" and
+"Shapes and data types". The shared memory descriptor differs from wgmma's in bits 46 to 48 and in the swizzle, which
+has three bits.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ INPUTS, SUMS = {0: "f16", 1: "bf16"}, {0: "f16", 1: "f32"}
 
 
 class Product(NamedTuple):
-    """What the instruction descriptor of kind::f16 says: rows and columns of D (of both CTAs of a pair), types, sign of
-    A times that of B, and operands that are M- or N-major."""
+    """What the instruction descriptor of kind::f16 says: rows and columns of D (of both CTAs of a pair), types,
+    ``sign`` of A times that of B, and which operands are M- or N-major."""
 
     m: int
     n: int
@@ -32,7 +33,7 @@ class Product(NamedTuple):
 
 @lru_cache(maxsize=256)
 def product(bits: int, group: int) -> tuple[Product | None, str]:
-    """The product that an instruction descriptor describes for ``cta_group``, and its fault ("": none)."""
+    """The product that an instruction descriptor describes for a cta_group, and what is wrong with it ("": nothing)."""
     kind_a, kind_b, acc = INPUTS.get(bits >> 7 & 7), INPUTS.get(bits >> 10 & 7), SUMS.get(bits >> 4 & 3)
     m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
     if kind_a is None or kind_b is None or acc is None:
@@ -46,6 +47,7 @@ def product(bits: int, group: int) -> tuple[Product | None, str]:
     if m not in rows or n % step or not step <= n <= 256:
         legal = f"M {rows[0]} or {rows[1]}, N a multiple of {step} up to 256"
         return None, f"M {m}, N {n} with cta_group::{group}: {legal}"
+    # Bits of sparsity, reserved bits and the maximum shift of weight-stationary products must be zero.
     reserved = bits & (1 << 2 | 1 << 3 | 1 << 6 | 1 << 23 | 1 << 29 | 3 << 30 | 3)
     wrong = f"bits {reserved:#x}, which are zero for a dense product of kind::f16, are set" if reserved else ""
     sign = -1.0 if (bits >> 13 ^ bits >> 14) & 1 else 1.0
@@ -54,7 +56,7 @@ def product(bits: int, group: int) -> tuple[Product | None, str]:
 
 @lru_cache(maxsize=4096)
 def strides(bits: int) -> tuple[Strides | None, str]:
-    """The place of an operand in shared memory, and the fault of its descriptor ("": none)."""
+    """The place of an operand in shared memory, and what is wrong with its descriptor ("": nothing)."""
     if bits >> 46 & 7 != 1:
         return None, f"bits 46 to 48 are {bits >> 46 & 7:#05b}, not 0b001 (of wgmma they are zero)"
     if bits >> 53 & 0xFF:

@@ -1,6 +1,6 @@
-"""Shapes of tcgen05.ld and tcgen05.st: the thread and register of each word of tensor memory.
+"""Shapes of tcgen05.ld and tcgen05.st: which thread and register hold each word of tensor memory.
 
-Source: PTX ISA 9.1, figures of "Data movement shape" of tcgen05; the layouts of CuTe's SM100_TMEM_LOAD say the same.
+The source is PTX ISA 9.1, tcgen05, the figures of "Data movement shape"; CuTe's SM100_TMEM_LOAD layouts agree.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 
 from kernelproof.emulator.state.arrays import Array
 
-# Registers of a thread for x1, and columns.
+# Shape -> the registers of a thread, and the columns, for .x1.
 SHAPES = {"32x32b": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4), "16x256b": (4, 8), "16x32bx2": (1, 1)}
 
 
 class Fragment(NamedTuple):
-    """A load or store of a warp: per register and thread, shape (registers, 32), the lane (from the warp's first one,
-    or the one that the address names) and the column (from the address). ``lanes``: how many it touches; ``packed``:
-    a register holds the lower halves of two columns, the second ``column + 1``."""
+    """A load or store of a warp. Per register and thread, shape (registers, 32): ``lane``, counted from the lane that
+    the address names, and ``column``, counted from the address. ``lanes``: how many lanes it touches. ``packed``: a
+    register holds the lower halves of two columns, ``column`` and ``column + 1``."""
 
     lane: Array
     column: Array
@@ -29,7 +29,7 @@ class Fragment(NamedTuple):
 
 @lru_cache(maxsize=256)
 def fragment(shape: str, times: int, packed: bool, split: int = 0) -> Fragment:
-    """The fragment of a shape, ``.x{times}``; ``split``: columns between the halves of .16x32bx2."""
+    """The fragment of a shape, repeated ``.x{times}``. ``split``: columns between the halves of .16x32bx2."""
     thread = np.arange(32)[None, :]
     r = np.arange(SHAPES[shape][0] * times)[:, None]
     if shape == "32x32b":

@@ -1,4 +1,4 @@
-"""Registers that tcgen05.ld writes: their values hold from tcgen05.wait::ld on."""
+"""Registers that tcgen05.ld writes: their values are valid only after tcgen05.wait::ld."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from kernelproof.emulator.machine.tensor import Accumulator, force
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 class LoadedRegister:
-    """A register that a tcgen05.ld writes: raw bits per lane, and per warp of the batch the number of that load, 0
-    where a warp's lanes were not loaded."""
+    """A register that a tcgen05.ld writes. ``value``: raw bits per lane. ``load``: per warp of the batch the number of
+    that load, 0 for warps that it did not load."""
 
     __slots__ = ("load", "value")
 
@@ -24,8 +24,8 @@ Register = Array | LoadedRegister | Accumulator | None
 
 
 class PendingLoads:
-    """The loads of a batch, numbered from 1 in every warp: ``begun`` is the last one, ``waited`` the last that a
-    tcgen05.wait::ld has covered."""
+    """The loads of a batch, numbered from 1 in every warp. ``begun`` is a warp's last one, ``waited`` the last one that
+    a tcgen05.wait::ld has covered."""
 
     def __init__(self, batch: BatchState) -> None:
         self.batch = batch
@@ -35,17 +35,17 @@ class PendingLoads:
         self.waited: Array = np.zeros(warps, np.int64)
 
     def begin(self, warps: Array) -> Array:
-        """Warps load: the numbers of their loads, 0 for the others."""
+        """Begin a load of some warps; returns its number for each of them, and 0 for the other warps."""
         self.begun[warps] += 1
         out = np.zeros(len(self.begun), np.int64)
         out[warps] = self.begun[warps]
         return out
 
     def wait(self, warps: Array) -> None:
-        """tcgen05.wait::ld by warps."""
+        """tcgen05.wait::ld by some warps."""
         self.waited[warps] = self.begun[warps]
 
-    # --- registers under other instructions, as the emitter calls them ---
+    # --- registers in other instructions; the emitter writes calls of these methods into the kernel's function ---
 
     def read(self, value: Register, m: Mask, site: int) -> Array:
         """The array behind a register that another instruction reads."""
@@ -67,7 +67,7 @@ class PendingLoads:
                 self.batch.report_lanes("tensor-memory-registers", text, site, lanes)
 
     def merge(self, m: Mask, new: Register, old: Register) -> Register:
-        """Masked assignment: lanes outside keep the old register, with the load that it waits for."""
+        """Masked assignment: lanes outside of the mask keep the old register, and the load that it waits for."""
         if old is None or new is old or m is None:
             return new
         if new is None:

@@ -1,8 +1,8 @@
-"""tcgen05.mma of kind::f16 and tcgen05.commit.
+"""tcgen05.mma of kind::f16, and tcgen05.commit (PTX ISA).
 
-Values are computed at issue, rounded as wgmma's are (fp32 sums once per instruction, fp16 likewise). What a product
-reads in shared memory counts as being read, and its accumulator as being written, until somebody has waited for an
-mbarrier on which a later commit of the issuing thread arrives.
+Values are computed when the product is issued, rounded as wgmma's: sums once per instruction. What a product reads in
+shared memory counts as being read, and its accumulator as being written, until somebody has waited for an mbarrier on
+which a later commit of the issuing thread arrives.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy as np
 from kernelproof.emulator.arithmetic.operands import halves
 from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_products
 from kernelproof.emulator.blackwell.allocation import Allocation
-from kernelproof.emulator.blackwell.clocks import TensorClocks
 from kernelproof.emulator.blackwell.descriptors import Product, product
 from kernelproof.emulator.blackwell.shared_operands import RULE, SharedOperands
+from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUPS, Issuer, Region, TensorMemory
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.mbarrier import MBarriers
 from kernelproof.emulator.hopper.peers import Peers
 from kernelproof.emulator.hopper.tile import Form, accumulated
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
-# A disable mask that leaves no lane of a pair alone.
+# A disable mask that disables no lane of a pair of CTAs.
 ENABLED = np.zeros(256, bool)
 
 
 class Operands(NamedTuple):
-    """The operands of a tcgen05.mma, one per lane: addresses of D and of A (``inside``: in tensor memory; else a
-    descriptor), descriptors of B and of the product, lanes of D that stay as they are (a word per 32; None: none),
-    whether D is added to, by 2 to the power of ``-scale``."""
+    """The operands of a tcgen05.mma, one per lane: ``d``, an address in tensor memory; ``a``, an address (``inside``)
+    or a descriptor; ``b`` and ``form``, descriptors of B and of the product. ``disabled``: lanes of D that stay as they
+    are (bits of a word per 32 lanes; None: none). ``keep``: D is added to, times 2 to the power of ``-scale``."""
 
     group: int
     inside: bool
@@ -46,7 +46,8 @@ class Operands(NamedTuple):
 
 
 class Accumulator(NamedTuple):
-    """Where D lies in the tensor memory of each CTA: ``rows`` of the batch, first lane and column, width in columns."""
+    """Where D lies in the tensor memory of each CTA: ``rows`` of the batch, first lane and column, width in columns.
+    ``halved``: D has 16 of each 32 lanes (M 64)."""
 
     rows: tuple[int, ...]
     lane: int
@@ -61,9 +62,12 @@ class Accumulator(NamedTuple):
 
 
 class TensorProducts:
-    """The tcgen05.mma of a batch. ``open``: by warp of the batch, the lanes that have issued some since their last
-    commit, with the tick of the first; ``last``: by warp, the tick and the instruction of the last product; ``remote``:
-    per row, who works on its memory from another CTA, column of the clocks -> (tick, instruction)."""
+    """The tcgen05.mma of a batch.
+
+    ``open``: warp of the batch -> its lanes that have issued products since their last commit -> tick of the first one.
+    ``last``: warp -> tick and instruction of its last product. ``remote``: row -> column of the clocks -> (tick,
+    instruction) of the last work on the row's memory by another CTA.
+    """
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class TensorProducts:
         self.launch.version += 1
 
     def _single(self, lanes: Array, site: int, name: str) -> list[int]:
-        """The first lane of each warp; warps of which several lanes execute the instruction are reported."""
+        """The first lane of each warp. Warps of which several lanes execute the instruction are reported."""
         warps, first = np.unique(lanes >> 5, return_index=True)
         if len(warps) < len(lanes):
             several = lanes[np.isin(lanes >> 5, warps[np.bincount(np.searchsorted(warps, lanes >> 5)) > 1])]
@@ -138,14 +142,14 @@ class TensorProducts:
         self.last[issuer.lane >> 5] = self.launch.tick, site
 
     def _account(self, place: Accumulator, kind: Product, issuer: Issuer, keep: bool, site: int) -> None:
-        """Checks and tags of D."""
+        """Check and tag the write of D."""
         shape = (place.column, place.lane, kind.m, kind.n, kind.acc)
         form = self.forms.setdefault(shape, len(self.forms) + 1)
         for row in place.rows:
             self.memory.product_write(place.region(row), issuer, form, keep, site)
 
     def _visit(self, row: int, issuer: Issuer, tick: int, site: int) -> None:
-        """Asynchronous work on another CTA: it must have started, and outlive it."""
+        """Asynchronous work on another CTA: that CTA must have started, and must outlive the work."""
         if self.hazards:
             self.peers.visit(row, np.array([issuer.lane]), site, remember=False)
             self.remote.setdefault(row, {})[issuer.column] = tick, site
@@ -155,7 +159,7 @@ class TensorProducts:
     def _place(
         self, address: int, kind: Product, group: int, rows: tuple[int, ...], lane: int, site: int
     ) -> Accumulator | None:
-        """The place of D, or None and a report."""
+        """The place of D; None, and a report, if it cannot lie there."""
         first, column = address >> 16, address & 0xFFFF
         halved = kind.m == 64
         width = kind.n // 2 if group == 2 and kind.m == 128 else kind.n
@@ -178,7 +182,7 @@ class TensorProducts:
         return high <= COLUMNS
 
     def _view(self, place: Accumulator) -> Array:
-        """The words of D in each row: (rows, 128, columns), or (rows, 4, 16, columns) where lanes are halved."""
+        """A view of the words of D: (rows, 128, columns), or (rows, 4, 16, columns) if D is halved."""
         low, high = place.column, place.column + place.width
         # The CTAs of a pair are neighbours.
         data = self.memory.data[place.rows[0] : place.rows[-1] + 1]
@@ -191,7 +195,7 @@ class TensorProducts:
     def _operands(
         self, operands: Operands, kind: Product, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> tuple[Array, Array] | None:
-        """A of each CTA, (rows, rows of A, 16), and B, (16, n); None, and a report: they cannot be read."""
+        """A of each CTA, (rows, rows of A, 16), and B, (16, n); None, and a report, if they cannot be read."""
         a, b, height = int(operands.a[issuer.lane]), int(operands.b[issuer.lane]), kind.m // len(rows)
         inside = self._left_inside(a, kind, height, rows, issuer, site) if operands.inside else None
         shared = self.shared_operands.read(kind, None if operands.inside else a, b, rows, issuer, site)
@@ -203,7 +207,7 @@ class TensorProducts:
     def _left_inside(
         self, address: int, kind: Product, height: int, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> Array | None:
-        """A in tensor memory: two elements a word, 8 columns."""
+        """A in tensor memory: two elements per word, 8 columns; None, and a report, if it cannot lie there."""
         first, column = address >> 16, address & 0xFFFF
         halved = height == 64
         if kind.along_a or (halved and len(rows) == 2) or first not in ((0, 16) if halved else (0,)):
@@ -221,7 +225,7 @@ class TensorProducts:
     # --- sums ---
 
     def _disabled(self, operands: Operands, lane: int) -> Array:
-        """Per lane of each CTA's tensor memory: does the product leave it unchanged?"""
+        """Per lane of each CTA's tensor memory: does the product leave it as it is?"""
         if operands.disabled is None:
             return ENABLED
         words = np.array([register[lane] for register in operands.disabled], np.uint32)
@@ -233,7 +237,7 @@ class TensorProducts:
     def _accumulate(
         self, kind: Product, place: Accumulator, left: Array, right: Array, keep: bool, scale: int, disabled: Array
     ) -> None:
-        """Computes D of each CTA."""
+        """Compute D of each CTA."""
         count, height = left.shape[:2]
         view = self._view(place)
         before = self._before(kind, view, height, scale) if keep else None
@@ -253,8 +257,9 @@ class TensorProducts:
         view[...] = words
 
     def _before(self, kind: Product, view: Array, height: int, scale: int) -> Array:
-        """D before the product, (rows, rows of D, n), in the accumulator's type."""
+        """D before the product, shape (rows, rows of D, n), in the accumulator's type."""
         count = len(view)
+        # M 128 of a pair: each CTA has 64 rows, whose second half of columns lies in lanes 64 to 127.
         paired = view.shape[1] == 128 and height == 64
         words = view.reshape(count, 2, 64, -1).transpose(0, 2, 1, 3) if paired else view
         words = words.reshape(count, height, kind.n)
@@ -265,7 +270,7 @@ class TensorProducts:
         return out if not scale else out * np.float32(2.0**-scale)
 
     def _words(self, block: Array, shape: tuple[int, ...]) -> Array:
-        """Sums (rows, rows of D, n) as words of tensor memory; the upper half of a word with an f16 is undefined."""
+        """Sums (rows, rows of D, n) as words of tensor memory. The upper half of a word with an f16 is undefined."""
         if block.dtype == np.float16:
             words = block.view(np.uint16).astype(np.uint32) | np.uint32(0xFFFF0000)
         else:
@@ -277,7 +282,7 @@ class TensorProducts:
     # --- tcgen05.commit ---
 
     def commit(self, group: int, address: Array, ranks: Array | None, m: Mask, site: int) -> None:
-        """tcgen05.commit: one arrival on an mbarrier, of each CTA in ``ranks``, when the thread's products are done."""
+        """tcgen05.commit: one arrival on an mbarrier, in each CTA of ``ranks``, when the thread's products are done."""
         lanes = self.batch.lanes(m)
         if not lanes.size:
             return
@@ -295,7 +300,7 @@ class TensorProducts:
         return self.clocks.product_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
 
     def _check_issuer(self, lane: int, site: int) -> None:
-        """Reports a commit by another thread than the one that issued the products: it does not cover them."""
+        """Report a commit by a thread that issued no products although others did: it does not cover theirs."""
         row = self.batch.row_of[lane]
         others = [other for lanes in self.open.values() for other in lanes if self.batch.row_of[other] == row]
         if lane not in self.issuers and others:
@@ -317,15 +322,15 @@ class TensorProducts:
         return [self.peers.row_of_rank(own, rank) for rank in chosen if rank not in beyond]
 
     def _arrive(self, target: int, offset: int, clock: Array, before: int, lane: int, site: int) -> None:
-        """The arrival in one CTA; ``before``: the tick before the commit's."""
+        """Arrive in one CTA. ``before``: the tick before the commit's."""
         row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
         if target != row:
             self._visit(target, Issuer(lane, row, warp, self._column(lane)), before, site)
         self.mbarriers.commit(target, offset, clock, np.array([lane]), site)
 
     def _released(self, lane: int) -> Array:
-        """The clock that the arrival passes on: ended products of this thread, accesses that the thread has seen to
-        end, and those that tcgen05.fence::before_thread_sync would pass on."""
+        """The clock that the arrival passes on: the products of this thread, accesses that the thread knows to have
+        ended, and its warp's completed accesses, as tcgen05.fence::before_thread_sync would pass them on."""
         clocks = self.clocks
         if not self.hazards:
             return clocks.empty()
@@ -336,6 +341,7 @@ class TensorProducts:
         if not clocks.ended:
             clock[clocks.wgmma :] = present[clocks.wgmma :]
         others = [tick for other, tick in self.open.get(lane >> 5, {}).items() if other != lane]
+        # The column is one per warp: products of other lanes that are not committed must stay uncovered.
         clocks.set(clock, column, min([self.launch.tick, *others]))
         clocks.set(clock, clocks.access_column(row, warp), self.memory.released(row, warp))
         return clock
@@ -343,7 +349,7 @@ class TensorProducts:
     # --- the end ---
 
     def exited(self, row: int) -> None:
-        """A CTA ends: no product may be under way, of its own or of its peer."""
+        """A CTA ends: report products that may be under way, of its own threads or on its memory."""
         clock, clocks = self.clocks.of_cta(row), self.clocks
         for warp, (tick, site) in self.last.items():
             owner, index = divmod(warp, self.batch.warps_per_cta)

@@ -1,4 +1,4 @@
-"""Operands of tcgen05.mma in shared memory: where they lie, checks and tags of their reads, and their numbers."""
+"""Operands of tcgen05.mma in shared memory: where they lie, checks and tags of their reads, and their values."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelproof.emulator.blackwell.clocks import TensorClocks
 from kernelproof.emulator.blackwell.descriptors import Product, strides
+from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import Issuer
 from kernelproof.emulator.hopper.async_reads import Elements, ProductPlaces
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.pattern import numbers, pattern
 from kernelproof.emulator.state.arrays import Array
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 RULE = "tcgen05-descriptor"
-# Most products whose places are cached; a ring of stages uses the same ones every turn.
+# Products whose places are cached, at most. A ring of stages uses the same ones in every turn.
 MAX_PLACES = 1024
 
 
 class Part(NamedTuple):
-    """The part of an operand in one CTA: its row of the batch, elements, and who reads them (an asynchronous reader of
-    that CTA)."""
+    """The part of an operand in one CTA: its row of the batch, its elements, and the number of its reader among that
+    CTA's asynchronous readers."""
 
     row: int
     elements: Elements
@@ -30,8 +30,8 @@ class Part(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the operands of a product lie: parts of A (none: it lies elsewhere), then those of B; all of them
-    together; elements of A among these."""
+    """Where the operands of a product lie: the parts of A (none if A is in tensor memory), then those of B; all of them
+    together; and how many of the elements are A's."""
 
     parts: list[Part]
     together: ProductPlaces
@@ -49,8 +49,9 @@ class SharedOperands:
     def read(
         self, kind: Product, a: int | None, b: int, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> tuple[Array | None, Array] | None:
-        """A of each CTA, (rows, rows of A, 16), and B, (16, n), of which each CTA of a pair has half of the columns, by
-        their descriptors (A None: it lies elsewhere); checked and tagged. None, and a report: they cannot be read."""
+        """A of each CTA, (rows, rows of A, 16), and B, (16, n), by their descriptors; checked and tagged. Each CTA of a
+        pair has half of B's columns. ``a`` None: A lies in tensor memory. Returns None, and reports, if they cannot be
+        read."""
         key = kind, a, b, rows, issuer.row, issuer.warp
         places = self.places.get(key)
         if places is None:
@@ -95,7 +96,7 @@ class SharedOperands:
     def _parts(
         self, name: str, bits: int, height: int, along: bool, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> list[Part]:
-        """An operand in every CTA, or a report."""
+        """The part of an operand in every CTA; empty, and a report, if it cannot lie there."""
         fields, wrong = strides(bits)
         if fields is None:
             self.batch.report_lane(RULE, f"shared memory descriptor of {name}: {wrong}", site, issuer.lane)
@@ -123,8 +124,8 @@ class SharedOperands:
                 self._note_fence(*self.shared.last_write(int(elements.at[0])), issuer, site)
 
     def _note_fence(self, column: int, tick: int, issuer: Issuer, site: int) -> None:
-        """Records that a fence of tcgen05 should follow the synchronisation that shows an operand written by a
-        column."""
+        """Report a missing tcgen05.fence::after_thread_sync behind the synchronisation that shows the operand which a
+        column of the clocks wrote at a tick."""
         own = int(self.clocks.first[issuer.row]) + issuer.warp
         if column in (own, -1) or tick < self.clocks.fenced_of(issuer.lane)[column]:
             return

@@ -1,10 +1,12 @@
 """Tensor memory: 128 lanes of 512 columns of 32 bits per CTA, and tags of the last accesses to its parts.
 
-Order between two accesses, by the canonical patterns of PTX ISA 9.1, "Memory consistency model" of tcgen05: the later
-one must know, from before its last tcgen05.fence::after_thread_sync, that the earlier one is over. A tcgen05.mma is
-over for whoever has waited for an mbarrier on which its commit has arrived, a tcgen05.ld or .st by its own warp's wait,
-and for others by a tcgen05.fence::before_thread_sync behind that wait. tcgen05.mma of one thread into one accumulator,
-of one shape, follow each other without all that.
+When two accesses are ordered follows the canonical patterns of PTX ISA 9.1, tcgen05, "Memory consistency model": the
+later one must know that the earlier one is over, and from before its last tcgen05.fence::after_thread_sync.
+
+- A tcgen05.mma is over for whoever has waited for an mbarrier on which its commit has arrived.
+- A tcgen05.ld or .st is over for its own warp after that warp's wait, and for others after a
+  tcgen05.fence::before_thread_sync behind that wait.
+- Products of one thread into one accumulator, of one shape, follow each other without any of this.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelproof.emulator.blackwell.clocks import TensorClocks
+from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.state.arrays import Array
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
 
 LANES, COLUMNS = 128, 512
-# Lanes come in groups that are touched together.
+# Lanes come in groups that every instruction touches as a whole.
 GROUP = 16
 GROUPS = LANES // GROUP
 LOAD, STORE = 0, 1
@@ -28,7 +30,7 @@ UNFENCED = "no tcgen05.fence::after_thread_sync follows the synchronisation that
 
 
 class Region(NamedTuple):
-    """Columns [low, high) of groups of 16 lanes of a row's tensor memory."""
+    """Columns [low, high) in groups of 16 lanes of a row's tensor memory."""
 
     row: int
     groups: slice
@@ -42,7 +44,7 @@ class Region(NamedTuple):
 
 
 class Issuer(NamedTuple):
-    """The thread that issues a tcgen05.mma: its lane of the batch, row and warp; ``column`` of the clocks."""
+    """The thread that issues a tcgen05.mma: its lane of the batch, its row and warp, and its column of the clocks."""
 
     lane: int
     row: int
@@ -51,8 +53,8 @@ class Issuer(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """Earlier accesses to a region: ``ticks`` (0: none) and the columns of the clocks that they belong to; ``kind``:
-    LOAD for reads, STORE for writes."""
+    """Earlier accesses to a region, per cell: their ticks (0: there was none), their columns of the clocks, and their
+    instructions. ``kind``: LOAD for reads, STORE for writes."""
 
     ticks: Array
     columns: Array
@@ -61,16 +63,16 @@ class Prior(NamedTuple):
 
 
 class TensorMemory:
-    """The tensor memory of a batch. ``writes``: the tick, column and instruction of every cell's last write, and the
-    number of the products' shape and accumulator (``forms``); ``loads``: those of its last load, by four warps;
-    ``product_reads``: those of its last read by a tcgen05.mma. A tick 0 says that there was none."""
+    """The tensor memory of a batch, with tags per cell (a column of 16 lanes): tick, column of the clocks and
+    instruction of the last write, of the last load by each four warps, and of the last read by a tcgen05.mma. A tick of
+    0 says that there was none. ``forms``: shape and accumulator of the product that wrote the cell, as a number."""
 
     def __init__(self, batch: BatchState, clocks: TensorClocks) -> None:
         self.batch, self.launch, self.clocks = batch, batch.launch, clocks
         self.hazards = batch.launch.options.hazards
         self.slots = -(-batch.warps_per_cta // 4)
         shape = batch.count, GROUPS, COLUMNS
-        # Cells that nothing has written.
+        # The content of cells that nothing has written.
         self.blank = np.uint32(batch.launch.poison * 0x01010101)
         self.data: Array = np.full((batch.count, LANES, COLUMNS), self.blank, np.uint32)
         self.write_ticks, self.read_ticks = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -79,7 +81,7 @@ class TensorMemory:
         self.write_sites, self.read_sites = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         self.load_sites: Array = np.zeros(self.load_ticks.shape, np.int32)
         self.forms: Array = np.zeros(shape, np.int32)
-        # Per row: the number of accesses, without products that continue the last one; and that product.
+        # Per row: the number of accesses, not counting products that continue the last one; and that last product.
         self.changes: Array = np.zeros(batch.count, np.int64)
         self.last_product: dict[int, tuple[Region, int, int, int]] = {}
         # (row, warp, kind): the tick of its last wait, and of its first access since then (0: none).
@@ -87,7 +89,7 @@ class TensorMemory:
         self.pending: Array = np.zeros_like(self.waited)
 
     def clear(self, row: int, low: int, high: int) -> None:
-        """Columns have a new owner."""
+        """Columns have a new owner: they are undefined and untouched again."""
         self.data[row, :, low:high] = self.blank
         for ticks in (self.write_ticks[row], self.read_ticks[row], *self.load_ticks[row]):
             ticks[:, low:high] = 0
@@ -96,19 +98,19 @@ class TensorMemory:
     # --- waits and fences ---
 
     def wait(self, row: int, warp: int, kind: int) -> None:
-        """tcgen05.wait::ld or ::st; the tick has advanced."""
+        """tcgen05.wait::ld or ::st by a warp; the caller has advanced the tick."""
         self.waited[row, warp, kind] = self.launch.tick
         self.pending[row, warp, kind] = 0
 
     def released(self, row: int, warp: int) -> int:
-        """The tick before which a warp's accesses are complete; the tick has advanced."""
+        """The tick before which a warp's accesses are complete; the caller has advanced the tick."""
         pending = self.pending[row, warp]
         return int(min(pending[pending > 0], default=self.launch.tick))
 
     # --- accesses of warps ---
 
     def load(self, region: Region, warp: int, site: int) -> None:
-        """A tcgen05.ld of a warp."""
+        """Check and tag a tcgen05.ld of a warp."""
         if not self.hazards:
             return
         cells, row = region.cells, region.row
@@ -119,7 +121,7 @@ class TensorMemory:
         self._begin(row, warp, LOAD)
 
     def store(self, region: Region, warp: int, site: int) -> None:
-        """A tcgen05.st of a warp."""
+        """Check and tag a tcgen05.st of a warp."""
         if not self.hazards:
             return
         self._check_access(region, self._writes(region), warp, site, "overwrites", "wrote")
@@ -139,11 +141,12 @@ class TensorMemory:
     # --- accesses of products ---
 
     def product_write(self, region: Region, issuer: Issuer, form: int, keeps: bool, site: int) -> None:
-        """A tcgen05.mma writes its accumulator; ``keeps``: and adds to what is there."""
+        """Check and tag the write of a tcgen05.mma to its accumulator. ``keeps``: it adds to what is there."""
         if not self.hazards:
             return
         row = region.row
         key = region, issuer.column, form, int(self.changes[row])
+        # The usual case: the same product again, with no other access since.
         if self.last_product.get(row) == key:
             self.write_ticks[region.cells] = self.launch.tick
             return
@@ -159,7 +162,7 @@ class TensorMemory:
         self.last_product[row] = region, issuer.column, form, int(self.changes[row])
 
     def product_read(self, region: Region, issuer: Issuer, site: int) -> None:
-        """A tcgen05.mma reads A."""
+        """Check and tag the read of A by a tcgen05.mma."""
         if not self.hazards:
             return
         self._check_written(region, issuer.lane, site)
@@ -189,7 +192,7 @@ class TensorMemory:
         return Prior(self.write_ticks[cells], self.writers[cells], self.write_sites[cells], STORE)
 
     def _reads(self, region: Region) -> Iterator[Prior]:
-        """The last reads, by tcgen05.mma and by each warp of a sub-partition."""
+        """The last reads of a region: by tcgen05.mma, and by each of the warps that may touch its lanes."""
         cells, row = region.cells, region.row
         if self.read_ticks[cells].any():
             yield Prior(self.read_ticks[cells], self.readers[cells], self.read_sites[cells], LOAD)
@@ -203,8 +206,8 @@ class TensorMemory:
                 yield Prior(ticks, np.broadcast_to(columns[:, None], ticks.shape), sites, LOAD)
 
     def _check_access(self, region: Region, prior: Prior, warp: int, site: int, verb: str, earlier: str) -> None:
-        """Checks an access of a warp: the warp's earlier accesses need its wait; others need a fence behind the
-        synchronisation that shows their end."""
+        """Check an access of a warp. Earlier accesses of the warp itself need its wait; those of others need a fence
+        behind the synchronisation that shows their end."""
         clocks, row = self.clocks, region.row
         own = (prior.columns == clocks.access_column(row, warp)) & (prior.ticks > 0)
         lane = self._lane(row, warp)
@@ -239,8 +242,8 @@ class TensorMemory:
         site: int,
         event: str,
     ) -> None:
-        """Checks that ``foreign`` accesses have ended by the lane's clock (``present``), from before its last fence
-        (``fenced``)."""
+        """Report ``foreign`` accesses that have not ended by what the lane knew at its last fence (``fenced``).
+        ``present``: what it knows now."""
         clocks = self.clocks
         ended = clocks.ended if prior.kind == LOAD else 0
         bad = foreign & (prior.ticks > 0) & (prior.ticks >= fenced[prior.columns + ended])
@@ -258,7 +261,7 @@ class TensorMemory:
     def _why(
         self, row: int, column: int, tick: int, present: Array, ended: int, is_product: bool, kind: int
     ) -> tuple[bool, str]:
-        """Has the other access ended although the order is incomplete, and what is missing."""
+        """(Has the other access ended although the order is incomplete? What is missing?)"""
         if tick < present[column + ended]:
             return True, UNFENCED
         if is_product:

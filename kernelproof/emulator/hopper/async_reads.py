@@ -1,4 +1,4 @@
-"""The last asynchronous reads of shared memory, by matrix products and bulk stores."""
+"""The last asynchronous reads of shared memory, by matrix products and by bulk stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kernelproof.emulator.state.arrays import Array, sparse_zeros
 
 
 class Elements(NamedTuple):
-    """Elements of a CTA's shared memory: indices ``at`` in the batch's, all in the bytes [low, high) of the CTA."""
+    """16-byte elements of a CTA's shared memory: their indices ``at`` in the batch's, all within the CTA's bytes [low,
+    high)."""
 
     at: Array
     low: int
@@ -19,9 +20,9 @@ class Elements(NamedTuple):
 
 
 class ProductPlaces(NamedTuple):
-    """All operands of a matrix product: indices ``at`` of their 16-byte elements in the batch's shared memory, and of
-    these elements in ``AsyncReads.flat``; each reader, with the bytes [low, high) of its CTA that it reads, and whether
-    it reads for another column than its own."""
+    """All operands of a matrix product: ``at``, the indices of their 16-byte elements in the batch's shared memory, and
+    ``tags``, the indices of those elements in ``AsyncReads.flat``. ``readers``: each reader, the bytes [low, high) of
+    its CTA that it reads, and whether it reads for another column than its own."""
 
     at: Array
     tags: Array
@@ -30,15 +31,15 @@ class ProductPlaces(NamedTuple):
 
 @dataclass(slots=True)
 class Extent:
-    """What has been read lies in the bytes [low, high) of its CTAs; ``mixed``: for columns other than the reader's own,
-    too."""
+    """What has been read lies in the bytes [low, high) of the CTAs. ``mixed``: some reads were for other columns than
+    the reader's own."""
 
     low: int
     high: int
     mixed: bool = False
 
     def add(self, low: int, high: int, mixed: bool = False) -> None:
-        """[low, high) is read."""
+        """Note that [low, high) is read."""
         self.low, self.high, self.mixed = min(self.low, low), max(self.high, high), self.mixed or mixed
 
     def meets(self, low: int, high: int) -> bool:
@@ -47,8 +48,8 @@ class Extent:
 
 
 class AsyncReads:
-    """``tags`` (readers, elements of 16 bytes): the last read of every element by each asynchronous reader of its CTA,
-    0 for none. Invariant: tags of a reader stand only in its extent."""
+    """The last read of every 16-byte element by each asynchronous reader of its CTA: a tag, 0 for none. ``tags`` has
+    shape (readers, elements). Invariant: a reader has tags only in its extent."""
 
     def __init__(self, readers: int, elements: int) -> None:
         self.tags: Array = sparse_zeros((readers, elements), np.uint64)
@@ -56,7 +57,7 @@ class AsyncReads:
         self.extents: dict[int, Extent] = {}
 
     def add(self, reader: int, low: int, high: int, mixed: bool = False) -> None:
-        """A reader reads some of the bytes [low, high) of a CTA; the caller leaves its tags."""
+        """Note that a reader reads some of the bytes [low, high) of a CTA; the caller writes its tags."""
         extent = self.extents.get(reader)
         if extent is None:
             self.extents[reader] = Extent(low, high, mixed)
@@ -64,9 +65,9 @@ class AsyncReads:
             extent.add(low, high, mixed)
 
     def readers(self, low: int, high: int) -> list[int]:
-        """Who may have read bytes [low, high) of a CTA."""
+        """The readers that may have read bytes [low, high) of a CTA."""
         return sorted(reader for reader, extent in self.extents.items() if extent.meets(low, high))
 
     def is_mixed(self, reader: int) -> bool:
-        """Has a reader read on behalf of columns other than its own?"""
+        """Has a reader read for other columns than its own?"""
         return self.extents[reader].mixed

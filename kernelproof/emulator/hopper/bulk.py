@@ -1,4 +1,9 @@
-"""Bulk copies: boxes of tensor maps, runs of bytes, multicast, st.async, stores and their groups."""
+"""Bulk copies (PTX ISA, "cp.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk", "st.async").
+
+A load reads its source when it is issued, and its data lands when the phase of its mbarrier has been waited for. A
+store writes when it is issued; its write counts as under way, and its source as being read, until its group has been
+waited for.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelproof.emulator.hopper.async_reads import Elements
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.map_proxy import MapProxy
 from kernelproof.emulator.hopper.mbarrier import MBarriers
@@ -27,12 +32,12 @@ from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.device_hazards import GlobalAccess
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.scopes import Scope, sized
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
-# cp.reduce: CUtensorMapDataType -> element, and operation.
+# For cp.reduce: the element type by CUtensorMapDataType, and the operation.
 _REDUCIBLE = {6: np.float16, 7: np.float32, 2: np.uint32, 3: np.int32, 8: np.float64}
 NOT_THERE = "in another CTA than the copy's destination"
 _REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
@@ -40,8 +45,8 @@ _REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 class Delivery(NamedTuple):
     """Where a bulk copy to shared memory goes: per lane the address and that of its mbarrier, and for multicast the
-    ranks that receive it (a bit per CTA). ``paired`` (cta_group::2): the mbarrier may lie in the other CTA of the
-    receiver's pair, the even or the odd one as its address says."""
+    ranks that receive it (one bit per CTA). ``paired`` (cta_group::2): the mbarrier may lie in the other CTA of the
+    receiver's pair; whether in the even or the odd one, its address says."""
 
     to: Array
     bar: Array
@@ -50,7 +55,7 @@ class Delivery(NamedTuple):
 
 
 class StoredBox(NamedTuple):
-    """A lane's store of a box ``at`` coordinates, from an address in shared memory."""
+    """A lane's store of the box ``at`` some coordinates, from an address in shared memory."""
 
     lane: int
     map_: TensorMap
@@ -59,12 +64,11 @@ class StoredBox(NamedTuple):
 
 
 class Bulk:
-    """The bulk copies of a batch. Values are read at issue and land when the mbarrier's phase has been waited for;
-    what a store reads counts as being read until its group has been waited for.
+    """The bulk copies of a batch.
 
-    Per lane: ``open`` are the ticks of its stores that no group holds yet, ``groups`` those of each committed group
-    that has not been waited for, oldest first. ``writes`` are the writes to global memory of each committed group whose
-    end has not been waited for (``.read`` waits for reads only), and last of those that no group holds yet.
+    Per lane: ``open`` has the ticks of its stores that are in no group yet; ``groups`` has the ticks of each group that
+    was committed and not waited for, oldest first. ``writes`` has the writes to global memory of each group whose
+    completion was not waited for (``.read`` waits for reads only), and as its last entry those that are in no group.
     """
 
     def __init__(
@@ -95,7 +99,8 @@ class Bulk:
     # --- boxes ---
 
     def _map(self, address: int, lane: int, site: int) -> TensorMap | None:
-        """The tensor map at a generic address: a kernel parameter, or global memory."""
+        """The tensor map at a generic address (kernel parameter or global memory); None, and a report, if none is
+        there."""
         if address >> SHIFT_TO_WINDOW == Window.PARAM:
             raw = self.device.state.parameters[address & 0xFFFFFFFF :][:MAP_BYTES]
         else:
@@ -117,8 +122,9 @@ class Bulk:
         return out
 
     def _swizzled(self, offset: int, nbytes: int, span: int) -> Array:
-        """Byte offsets in shared memory of the 16-byte elements of a box: bits 4 to 6 are xored with bits 7 to 9, as
-        many as the span of the swizzle has chunks."""
+        """Byte offsets in shared memory of the 16-byte elements of a box. The swizzle replaces address bits 4 to 6 by
+        their xor with bits 7 to 9, as many bits as number the 16-byte chunks of its span. It acts on the address in
+        shared memory, not on the offset in the box."""
         key = (offset, nbytes, span)
         out = self.swizzled.get(key)
         if out is None:
@@ -128,7 +134,7 @@ class Bulk:
         return out
 
     def _check_box(self, map_: TensorMap, box: Box, lane: int, site: int) -> bool:
-        """Do the rows lie inside one buffer? Reports if not."""
+        """Do the rows lie inside one buffer? Reports if they do not."""
         inside = box.rows[box.rows != -1]
         if inside.size == 0 or box.low >= box.high:
             return False
@@ -142,7 +148,7 @@ class Bulk:
         return True
 
     def _read_box(self, map_: TensorMap, coordinates: list[int], lane: int, site: int) -> Array:
-        """A box as 16-byte elements, zero outside the tensor."""
+        """A box as 16-byte elements, zero where it is outside of the tensor."""
         inside = self._read_inside(map_, coordinates, lane, site)
         if inside is not None:
             return inside
@@ -161,7 +167,8 @@ class Bulk:
         return out.reshape(-1).view(MOVER[16])
 
     def _read_inside(self, map_: TensorMap, coordinates: list[int], lane: int, site: int) -> Array | None:
-        """A box of an input, whose bounds are all there is to check; None for others."""
+        """Fast path: a box of an input that lies inside of its tensor, so that only bounds need a check; None for
+        others."""
         extent = place_inside(map_, coordinates, self.arena)
         if extent is None:
             return None
@@ -175,8 +182,8 @@ class Bulk:
         return view.copy().reshape(-1)
 
     def _touch_global(self, rows: Array, box: Box, lane: int, site: int, write: bool, reduced: int = 0) -> None:
-        """Checks and tags the global side of a copy. ``reduced``: bytes of the elements of a reduction, which are
-        relaxed atomics of GPU scope."""
+        """Check and tag the global side of a copy. ``reduced``: the bytes of an element of a reduction, whose accesses
+        are relaxed atomics of GPU scope (PTX ISA)."""
         device = self.device
         first = int(rows[0]) + box.low
         device.guard(np.array([lane]), np.array([first]), site)
@@ -185,6 +192,7 @@ class Bulk:
         if not write and buffer.written is None and buffer.role == "input":
             return
         width = reduced or 16
+        # The widest access that is aligned in every row.
         while (first | (box.high - box.low) | int(np.bitwise_or.reduce(rows + box.low))) & (width - 1):
             width //= 2
         offset = (rows[:, None] + np.arange(box.low, box.high, width)).reshape(-1)
@@ -201,7 +209,7 @@ class Bulk:
             device.hazards.before_copy(access)
 
     def _begin_write(self, access: GlobalAccess, lanes: list[int]) -> None:
-        """A store's write is under way until the lanes have waited for their groups."""
+        """A store's write is under way until each of the lanes has waited for its group."""
         if not self.hazards:
             return
         self.device.hazards.begin_copy(access)
@@ -214,7 +222,7 @@ class Bulk:
     # --- loads ---
 
     def load_tensor(self, address: Array, coordinates: list[Array], to: Delivery, m: Mask, site: int) -> None:
-        """cp.async.bulk.tensor to shared memory, of this CTA or of several of the cluster."""
+        """cp.async.bulk.tensor to the shared memory of this CTA or of several CTAs of the cluster."""
         for lane in self._lanes(m):
             map_ = self._map(int(address[lane]), lane, site)
             if map_ is not None:
@@ -222,7 +230,8 @@ class Bulk:
                 self._deliver(data, to, SWIZZLE_SPAN[map_.swizzle], 128, lane, site)
 
     def load(self, source: Array, size: Array, to: Delivery, m: Mask, site: int, shared: bool) -> None:
-        """cp.async.bulk of a run of bytes from global memory (or this CTA's shared memory) to shared memory."""
+        """cp.async.bulk of consecutive bytes to shared memory, from global memory or from this CTA's shared memory
+        (``shared``)."""
         for lane in self._lanes(m):
             count, start = int(size[lane]), int(source[lane])
             if count % 16 or start % 16 or count == 0:
@@ -241,7 +250,7 @@ class Bulk:
                     self._deliver(data, to, 16, 16, lane, site)
 
     def _run(self, address: int, count: int, lane: int, site: int) -> Box | None:
-        """A run of bytes of global memory as a box of one row; None, and a report, outside of buffers."""
+        """Consecutive bytes of global memory as a box of one row; None, and a report, if they leave their buffer."""
         at = address - self.arena.base
         buffer = self.arena.find(at)
         if buffer is None or at + count > buffer.end:
@@ -251,28 +260,29 @@ class Bulk:
         return Box(np.array([at]), count, 0, count)
 
     def _shared_places(self, start: int, count: int, lane: int, site: int) -> Array | None:
-        """16-byte elements of a run of bytes in the lane's CTA."""
+        """The 16-byte elements of consecutive bytes in the lane's CTA."""
         offset = start - WINDOW_START
         if not self.shared.fits(offset, offset + count, lane, site):
             return None
         return self.shared.chunks(int(self.batch.row_of[lane]), offset + np.arange(0, count, 16))
 
     def _receivers(self, to: Delivery, lane: int) -> list[int]:
-        """The ranks that get a lane's copy."""
+        """The ranks of the CTAs that receive a lane's copy."""
         if to.ranks is not None:
             mask = int(to.ranks[lane])
             return [rank for rank in range(16) if mask >> rank & 1]
         return [self._rank(int(to.to[lane]), lane)]
 
     def _rank(self, address: int, lane: int) -> int:
-        """The CTA of the cluster that an address names."""
+        """The rank of the CTA that an address names."""
         rank = (address >> RANK_SHIFT) - 1
         return int(self.batch.rank[self.batch.row_of[lane]]) if rank < 0 else rank
 
     def _deliver(
         self, data: Array, to: Delivery, span: int, align: int, lane: int, site: int, origin: Array | None = None
     ) -> None:
-        """Send 16-byte elements to shared memory. ``origin``: where in the lane's own they come from."""
+        """Send 16-byte elements to shared memory. ``origin``: the elements of the lane's own CTA that they come
+        from."""
         offset = (int(to.to[lane]) & WITHIN) - WINDOW_START
         bar_offset = (int(to.bar[lane]) & WITHIN) - WINDOW_START
         if (offset + WINDOW_START) % align:
@@ -296,7 +306,7 @@ class Bulk:
             self._deliver_to((rank, signalled), data, offset, places, bar_offset, lane, site, origin)
 
     def _signals_there(self, address: int, bar_address: int, lane: int, site: int) -> bool:
-        """Does the mbarrier lie in the CTA that receives the data? Reports if not."""
+        """Does the mbarrier lie in the CTA that receives the data? Reports if it does not."""
         if address >> RANK_SHIFT == bar_address >> RANK_SHIFT:
             return True
         self.batch.report_lane("cluster", f"the mbarrier lies {NOT_THERE}", site, lane)
@@ -313,8 +323,8 @@ class Bulk:
         site: int,
         origin: Array | None,
     ) -> None:
-        """One receiver of a copy, and the CTA whose mbarrier it signals: data and mbarrier are at the same offsets in
-        every CTA."""
+        """Send a copy to one receiver. ``ranks``: the CTA that gets the data and the CTA whose mbarrier is signalled;
+        data and mbarrier have the same offsets in every CTA."""
         batch = self.batch
         own = int(batch.row_of[lane])
         if max(ranks) >= batch.cluster_size:
@@ -341,9 +351,9 @@ class Bulk:
         self.mbarriers.fly(to, data, 16, bar, lane, row, site)
 
     def store_async(self, address: Array, value: Array, width: int, bar_address: Array, m: Mask, site: int) -> None:
-        """st.async of ``width`` bytes per lane."""
+        """st.async of ``width`` bytes per lane: the data lands with the mbarrier's phase, as that of a copy."""
         everyone = self.batch.lanes(m)
-        # The mbarrier's phase says that it has arrived.
+        # No cluster lifetime is remembered: the mbarrier's phase says that the data has arrived.
         lanes, rows = self.peers.rows(address[everyone], everyone, site, remember=False)
         for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
             offset = (int(address[lane]) & WITHIN) - WINDOW_START
@@ -363,7 +373,7 @@ class Bulk:
     # --- stores ---
 
     def _read_shared(self, lane: int, source: Elements, row: int, site: int) -> Array:
-        """What a store of this lane sends; it reads shared memory until its group has been waited for."""
+        """The bytes that a lane's store sends. It reads shared memory until its group has been waited for."""
         if self.hazards:
             reader = int(self.clocks.groups + self.batch.warp[lane])
             self.shared.async_read(source, lane, row, reader, site, "a bulk store")
@@ -395,7 +405,8 @@ class Bulk:
                 self._store_box(box, reduction, site)
 
     def _store_together(self, boxes: list[StoredBox], site: int) -> bool:
-        """Stores boxes of one output that lie apart inside it, if all is right at a glance; else does nothing."""
+        """Fast path: store boxes of one output that lie apart inside of it, if no check needs a closer look; otherwise
+        do nothing and return False."""
         map_, arena = boxes[0].map_, self.arena
         corners = {tuple(box.at) for box in boxes}
         apart = len(corners) == len(boxes) and all(
@@ -503,7 +514,7 @@ class Bulk:
     # --- groups of stores ---
 
     def commit(self, m: Mask) -> None:
-        """cp.async.bulk.commit_group."""
+        """cp.async.bulk.commit_group: the stores of each lane become a group."""
         for lane in self._lanes(m):
             ticks = self.open.pop(lane, None)
             if ticks is not None or lane in self.groups:
@@ -512,8 +523,8 @@ class Bulk:
                 self.writes[lane].append([])
 
     def wait(self, pending: int, reads: bool, m: Mask) -> None:
-        """cp.async.bulk.wait_group: all but the ``pending`` newest groups are complete, or (``reads``) have read their
-        source."""
+        """cp.async.bulk.wait_group: all but the ``pending`` newest groups of the lanes are complete, or (``reads``)
+        have read their source."""
         if not self.hazards:
             return
         self.launch.tick += 1
@@ -526,8 +537,8 @@ class Bulk:
                 self.groups[lane] = groups[len(groups) - pending :] if pending else []
                 done.append(lane)
         for warp in sorted({lane >> 5 for lane in done}):
-            # Other lanes of the warp, and younger groups, may have stores under way: only what is older than all of
-            # them is known to be over.
+            # Other lanes of the warp, and younger groups, may have stores under way. The column is one per warp, so
+            # only what is older than all of those is known to be over.
             left = [
                 tick
                 for other in range(32 * warp, 32 * warp + 32)
@@ -540,7 +551,7 @@ class Bulk:
             self.clocks.acquire(np.array([lane for lane in done if lane >> 5 == warp]), clock)
 
     def _end_writes(self, lane: int, pending: int) -> None:
-        """The writes of all but a lane's ``pending`` newest groups are complete."""
+        """Complete the writes of all but a lane's ``pending`` newest groups."""
         *groups, still_open = self.writes[lane]
         ended = max(0, len(groups) - pending)
         for group in groups[:ended]:
@@ -549,7 +560,7 @@ class Bulk:
         self.writes[lane] = [*groups[ended:], still_open]
 
     def exited(self, row: int) -> None:
-        """A CTA has ended: no bulk store may still read its shared memory."""
+        """A CTA has ended: report a bulk store that may still read its shared memory."""
         batch = self.batch
         for lane in {*self.groups, *self.open}:
             if int(batch.row_of[lane]) == row and (any(self.groups.get(lane, ())) or self.open.get(lane)):

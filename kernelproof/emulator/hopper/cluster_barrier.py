@@ -1,19 +1,20 @@
-"""barrier.cluster: all living threads of a cluster arrive, and wait for each other."""
+"""barrier.cluster (PTX ISA): all living threads of a cluster arrive, and wait for each other."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.mbarrier import MBarriers
 from kernelproof.emulator.machine.scheduler import Scheduler, Step
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 class ClusterBarrier:
-    """barrier.cluster of one cluster: ``generation`` counts completions; ``arrived`` the threads of the present one.
-    ``clock`` is what they have released, ``done_clock`` what those of the last generation did."""
+    """barrier.cluster of one cluster. ``generation`` counts completions; ``arrived`` are the threads that have arrived
+    for the next one. ``clock`` is what they have released, ``done_clock`` what those of the last generation
+    released."""
 
     __slots__ = ("arrived", "clock", "done_clock", "generation")
 
@@ -24,7 +25,7 @@ class ClusterBarrier:
         self.done_clock: Array | None = None
 
     def describe(self, row: int) -> str:  # noqa: ARG002
-        """State in words."""
+        """The state in words."""
         return f"barrier.cluster, where {int(self.arrived.sum())} threads of the cluster have arrived"
 
 
@@ -37,14 +38,14 @@ class ClusterBarriers:
         self.hazards = batch.launch.options.hazards
         self.lanes_per_cluster = batch.cluster_size * batch.width
         self.clusters = [ClusterBarrier(self.lanes_per_cluster) for _ in range(batch.count // batch.cluster_size)]
-        # Per lane: the generation in which it arrived and for which it has not waited yet, -1 for none.
+        # Per lane: the generation for which it has arrived and not yet waited, -1 for none.
         self.arrived_at: Array = np.full(batch.size, -1, np.int64)
 
     def _members(self, index: int) -> slice:
         return slice(index * self.lanes_per_cluster, (index + 1) * self.lanes_per_cluster)
 
     def arrive(self, m: Mask, release: bool, site: int) -> None:
-        """barrier.cluster.arrive; a relaxed one publishes no accesses."""
+        """barrier.cluster.arrive; a relaxed one releases no accesses."""
         batch = self.batch
         mask = batch.running(m)
         self.launch.tick += 1
@@ -60,12 +61,13 @@ class ClusterBarriers:
             self.arrived_at[lanes] = cluster.generation
             cluster.arrived[lanes - members.start] = True
             if self.hazards:
+                # A relaxed arrival still shows that what the lanes had waited for is over.
                 clock = self.clocks.publish(lanes) if release else self.clocks.only_ended(self.clocks.knowledge(lanes))
                 cluster.clock = clock if cluster.clock is None else np.maximum(cluster.clock, clock)
             self._settle(index)
 
     def _settle(self, index: int) -> None:
-        """Complete the generation if every living thread has arrived, and wake who waits."""
+        """Complete the generation if every living thread has arrived, and wake those that wait."""
         batch, cluster = self.batch, self.clusters[index]
         alive = batch.alive[self._members(index)]
         if not cluster.arrived.any() or (alive & ~cluster.arrived).any():
@@ -89,7 +91,7 @@ class ClusterBarriers:
             self.clocks.acquire(lanes, cluster.done_clock)
 
     def wait(self, m: Mask, resume: int, site: int) -> Step:
-        """barrier.cluster.wait."""
+        """barrier.cluster.wait: lanes whose generation is complete go on at ``resume``, others sleep."""
         batch = self.batch
         mask = batch.running(m).copy()
         awake = np.zeros(batch.size, bool)
@@ -115,6 +117,6 @@ class ClusterBarriers:
         return self.scheduler.next(resume, awake) if awake.any() else self.scheduler.pick()
 
     def exited(self, lanes: Array) -> None:
-        """Lanes have left the kernel: nobody waits for them."""
+        """Lanes have exited: nobody waits for them any more."""
         for index in distinct(lanes // self.lanes_per_cluster):
             self._settle(int(index))

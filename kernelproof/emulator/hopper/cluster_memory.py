@@ -1,4 +1,8 @@
-"""Shared memory of clusters: tags that name any CTA's threads, asynchronous readers and writers, proxies."""
+"""Shared memory of clusters: tags that name any CTA's threads, asynchronous readers and writers, and proxies.
+
+This adds to ``SharedMemory`` the rules of the PTX ISA on distributed shared memory (shared::cluster), on the async
+proxy and its fences, and on scopes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from kernelproof.emulator.hopper.async_reads import AsyncReads, Elements, Extent, ProductPlaces
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.peers import WITHIN, Peers
 from kernelproof.emulator.memory.late_copies import undefined
 from kernelproof.emulator.memory.recorded import RecordedSites
@@ -22,11 +26,12 @@ from kernelproof.emulator.memory.shared import (
     SharedMemory,
 )
 from kernelproof.emulator.state.arrays import SHIFT, Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.sites import Site
 
-# Actors: rank << 10 | thread, SEVERAL + (rank << 5 | warp), PSEUDO + column of a clock.
+# Who an actor of a tag is, 16 bits: rank << 10 | thread; SEVERAL + (rank << 5 | warp) for several lanes of a warp;
+# PSEUDO + column of the clocks for asynchronous work.
 RANK_THREADS = 10
 SEVERAL, PSEUDO = 1 << 14, 1 << 15
 ACTOR = (1 << 16) - 1
@@ -35,7 +40,7 @@ NARROW = "they are of different CTAs, and the synchronisation between is of CTA 
 
 @lru_cache(maxsize=64)
 def _column_table(warps: int, columns: int) -> Array:
-    """Actor -> column of clocks."""
+    """Actor -> the column of the clocks that says when its accesses are over."""
     actor = np.arange(1 << 16)
     thread = (actor >> RANK_THREADS) * warps + ((actor & 1023) >> 5)
     several = ((actor - SEVERAL) >> 5) * warps + ((actor - SEVERAL) & 31)
@@ -44,18 +49,18 @@ def _column_table(warps: int, columns: int) -> Array:
 
 
 class ClusterMemory(SharedMemory):
-    """Shared memory whose words remember asynchronous accesses and those of other CTAs of the cluster.
+    """Shared memory whose words remember asynchronous accesses, and those of other CTAs of the cluster.
 
-    Asynchronous accesses are of 16-byte elements. Their tags name a column of the clocks, and are ordered before
-    whoever knows that column beyond the tag's tick. ``async_reads`` keeps the last asynchronous read of every element
-    by warpgroup (wgmma), then by warp (bulk stores). A barrier orders threads, not what is asynchronous, so every
-    access is checked: ``fresh`` is 0.
+    Asynchronous accesses are of 16-byte elements. Their tags name a column of the clocks; they happen before whoever
+    knows that column beyond the tag's tick. ``async_reads`` keeps the last asynchronous read of every element, by
+    warpgroup (wgmma) and then by warp (bulk stores). A barrier orders threads but no asynchronous work, so no tag is
+    ever old: ``fresh`` is 0, and every access is checked.
     """
 
     TAG = np.uint64
     BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 16, (1 << 64) - 1, 1 << 63, 1 << 46
     DEFERS = False
-    # Tags up to here are LONG_AGO or none.
+    # Tags up to this one are LONG_AGO, or there is none.
     LONG_PAST = 1 << 16
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks, peers: Peers, size: int, granule: int) -> None:
@@ -64,7 +69,7 @@ class ClusterMemory(SharedMemory):
         self.column_of = _column_table(clocks.warps, clocks.columns)
         self.async_reads = AsyncReads(clocks.groups + clocks.warps, self.data.size >> 4)
         self.thread_reads = Extent(size, 0)
-        # Per lane, the tick of its last fence.proxy.async; per (row, warp), what its last one covers.
+        # Per lane: the tick of its last fence.proxy.async. Per (row, warp): the clock at its last one, which it covers.
         self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
         self.proxy_horizon: dict[tuple[int, int], Array] = {}
 
@@ -84,14 +89,14 @@ class ClusterMemory(SharedMemory):
     # --- order ---
 
     def _split(self, tags: Array) -> tuple[Array, Array, Array]:
-        """Tags -> actors, ticks, columns of the clocks."""
+        """Tags -> (actors, ticks, columns of the clocks)."""
         actor = (tags & ACTOR).astype(np.int64)
         ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
         return actor, ticks, self.column_of[actor]
 
     def _degree(self, actor: Array, column: Array, hazard: str) -> Array:
-        """The columns of the clocks that must be known. Data that is read, or overwritten by threads, must be visible;
-        after reads and bulk copies it suffices that they have ended."""
+        """The columns that must be known. Data that is read, or overwritten by threads, must be visible; after reads
+        and bulk copies it is enough that they have ended."""
         if hazard == READ_AFTER_WRITE:
             return column
         ended = self.cluster_clocks.ended
@@ -109,7 +114,7 @@ class ClusterMemory(SharedMemory):
         return out
 
     def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
-        """Names the scope where only an order of CTA scope lies between accesses of two CTAs."""
+        """Report a race; as ``memory-scope`` where accesses of two CTAs are ordered, but only at CTA scope."""
         if self.cluster_clocks.ended and hazard != WRITE_AFTER_READ:
             narrow = bad.copy()
             narrow[bad] = self._ordered(granules.lane[bad], tags[bad], WRITE_AFTER_READ)
@@ -162,12 +167,12 @@ class ClusterMemory(SharedMemory):
     # --- elements of 16 bytes ---
 
     def chunks(self, row: int, offsets: Array) -> Array:
-        """Byte offsets in a CTA's shared memory -> indices of 16-byte elements."""
+        """Byte offsets in a CTA's shared memory -> indices of 16-byte elements of the batch."""
         out: Array = (offsets + row * self.stride) >> 4
         return out
 
     def last_write(self, element: int) -> tuple[int, int]:
-        """The column of the clocks of whoever wrote a 16-byte element last, and the tick; column -1: nobody, or long
+        """Who wrote a 16-byte element last, and when: a column of the clocks and the tick. Column -1: nobody, or long
         ago."""
         tag = self.rows[16][0][element : element + 1].reshape(-1)[:1]
         if int(tag[0]) >= self.IN_FLIGHT or int(tag[0]) <= self.LONG_PAST:
@@ -176,7 +181,7 @@ class ClusterMemory(SharedMemory):
         return int(columns[0]), int(ticks[0])
 
     def fits(self, low: int, high: int, lane: int, site: int) -> bool:
-        """Are bytes [low, high) inside the CTA's shared memory? Reports if not."""
+        """Are bytes [low, high) inside of the CTA's shared memory? Reports if they are not."""
         if low >= 0 and high <= self.size:
             return True
         text = f"bytes {low} to {high} of the {self.size} bytes of shared memory"
@@ -204,6 +209,7 @@ class ClusterMemory(SharedMemory):
         super().read_together(lanes, at, width, site, offset)
 
     def _note_thread_reads(self) -> None:
+        """Remember where threads have read, so that copies elsewhere need no look at their tags."""
         low, high = self.extent
         self.thread_reads.add(low - WINDOW_START, high - WINDOW_START)
 
@@ -212,9 +218,9 @@ class ClusterMemory(SharedMemory):
     def async_read(
         self, source: Elements, lane: int, row: int, reader: int, site: int, reader_name: str, column: int | None = None
     ) -> None:
-        """An asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane, to be remembered as reader
-        ``reader`` of that CTA (warpgroups, then warps). It has ended for those who know ``column`` of the clocks (None:
-        the reader's own)."""
+        """Check and tag an asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane. ``reader``: its
+        number among the CTA's readers (warpgroups, then warps). The read has ended for those who know ``column`` of the
+        clocks (None: the reader's own)."""
         self._follow_tick()
         at = source.at
         tags = self.rows[16][0][at]
@@ -230,8 +236,8 @@ class ClusterMemory(SharedMemory):
     def wgmma_read(
         self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array, readers: Array, site: int
     ) -> bool:
-        """``async_read`` by the wgmma of several warpgroups at once, elements (warpgroups, elements) in these bytes of
-        their CTAs; False, and nothing is done, where some need a closer look."""
+        """``async_read`` by the wgmma of several warpgroups at once: elements (warpgroups, elements), which lie in
+        these bytes of their CTAs. Returns False, having done nothing, if some reads need a closer look."""
         self._follow_tick()
         if not self._are_known(self.rows[16][0][at], lanes, rows):
             return False
@@ -246,9 +252,9 @@ class ClusterMemory(SharedMemory):
         return True
 
     def product_reads(self, places: ProductPlaces, lane: int, column: int) -> tuple[int, int] | None:
-        """``async_read`` of all operands of a matrix product at once: the column and the tick of the bulk copies that
-        wrote them. None, and nothing is done, unless these belong to one phase of an mbarrier, and the lane knows
-        it."""
+        """``async_read`` of all operands of a matrix product at once. Returns the column and the tick of the bulk
+        copies that wrote them; None, having done nothing, unless these belong to one phase of an mbarrier that the lane
+        has waited for."""
         self._follow_tick()
         tags = self.rows[16][0].take(places.at, axis=0)
         tag = int(tags.flat[0])
@@ -263,9 +269,9 @@ class ClusterMemory(SharedMemory):
         return source, tick
 
     def store_reads(self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array) -> bool:
-        """``async_read`` by bulk stores of several lanes at once, elements (lanes, elements) in these bytes of their
-        CTAs; False, and nothing is done, unless threads of the lane's own CTA wrote them all, and whoever wrote has
-        fenced since, in an order that the lane knows."""
+        """``async_read`` by bulk stores of several lanes at once: elements (lanes, elements), which lie in these bytes
+        of their CTAs. Returns False, having done nothing, unless threads of the lane's own CTA wrote all of them, and
+        each writer has executed a proxy fence since, in an order that the lane knows."""
         self._follow_tick()
         batch, clocks = self.batch, self.cluster_clocks
         tags = self.rows[16][0].take(at, axis=0).reshape(len(at), -1)
@@ -290,9 +296,9 @@ class ClusterMemory(SharedMemory):
         return True
 
     def _are_known(self, tags: Array, lanes: Array, rows: Array) -> bool:
-        """Are reads by lanes of elements with these writers (lanes, elements, ...) right at a glance? So they are where
-        a bulk copy that the lane knows wrote them all, or threads of its CTA whose writes have since been passed by
-        barriers and proxy fences of all."""
+        """Are reads by lanes of elements with these writers (lanes, elements, ...) right at a glance? They are if one
+        bulk copy that the lane has waited for wrote them all, or if threads of its CTA did, before barriers and proxy
+        fences of all threads."""
         clocks = self.cluster_clocks
         tags = tags.reshape(len(tags), -1)
         last = tags.max(axis=1)
@@ -313,7 +319,7 @@ class ClusterMemory(SharedMemory):
         return bool((ticks < np.minimum(passed, fenced)).all())
 
     def _check_async_read(self, tags: Array, at: Array, lane: int, row: int, site: int, reader_name: str) -> None:
-        """An asynchronous read of elements that were written under these tags."""
+        """Report what is wrong with an asynchronous read of elements that were written under these tags."""
         tags, at_of = self._writers_of(tags, at, lane, site, reader_name)
         actor, ticks, columns = self._split(tags)
         clock = self.cluster_clocks.of(lane)
@@ -324,8 +330,8 @@ class ClusterMemory(SharedMemory):
             self._check_proxy(tags[generic], lane, at_of[generic], site, f"{reader_name} reads", row)
 
     def _writers_of(self, tags: Array, at: Array, lane: int, site: int, reader_name: str) -> tuple[Array, Array]:
-        """The tags of the writers of elements that are read, and the element of each; undefined ones are reported and
-        left out."""
+        """The tags of the writers of elements that are read, and each one's element. Undefined elements are reported
+        and left out."""
         at_of = at
         if tags.ndim > 1:
             at_of = np.repeat(at, tags.shape[1])
@@ -339,7 +345,7 @@ class ClusterMemory(SharedMemory):
         return tags, at_of
 
     def _copy_under(self, tags: Array, at: Array, bad: Array, kind: str) -> Participant | None:
-        """The copy under way to the first of the ``bad`` elements."""
+        """The copy that is under way to the first of the ``bad`` elements."""
         if kind != "in-flight":
             return None
         element = int(at[bad][0])
@@ -347,7 +353,7 @@ class ClusterMemory(SharedMemory):
         return self.participant(int(tags[bad][0]), element * 16 // self.stride, granule, reader=False)
 
     def _reader_column(self, row: int, reader: int) -> int:
-        """The clocks' column of an asynchronous reader of a row."""
+        """The column of the clocks of an asynchronous reader of a row."""
         clocks = self.cluster_clocks
         if reader < clocks.groups:
             return clocks.wgmma_column(row, reader)
@@ -363,6 +369,7 @@ class ClusterMemory(SharedMemory):
         same: Callable[[], Array] | None = None,
     ) -> None:
         super()._check_write(lanes, width, at, site, offset, same)
+        # Threads must not overwrite what asynchronous work may still be reading.
         low, high = self.extent
         readers = self.async_reads.readers(low - WINDOW_START, high - WINDOW_START)
         if not readers:
@@ -381,7 +388,7 @@ class ClusterMemory(SharedMemory):
     # --- proxies ---
 
     def fence_proxy(self, m: Mask) -> None:
-        """fence.proxy.async by the lanes of ``m``."""
+        """fence.proxy.async by the lanes of ``m``: it covers their own accesses, and all that they know by now."""
         if not self.hazards:
             return
         self.launch.tick += 1
@@ -393,8 +400,8 @@ class ClusterMemory(SharedMemory):
             self.proxy_horizon[(row, index)] = self.cluster_clocks.of(first).copy()
 
     def _check_proxy(self, tags: Array, lane: int, at: Array, site: int, event: str, row: int) -> None:
-        """Writes of threads that an asynchronous access follows need a fence.proxy.async between, by the writer or by
-        whoever issues the access."""
+        """Report writes of threads that an asynchronous access follows without a fence.proxy.async between, executed by
+        the writer or by the thread that issues the access."""
         batch = self.batch
         actor, ticks, column = self._split(tags)
         first = self.peers.row_of_rank(row, 0)
@@ -411,8 +418,8 @@ class ClusterMemory(SharedMemory):
             self._report_element("proxy-fence", text, site, lane, int(at[i]), other=other)
 
     def check_reads_fenced(self, to: Elements, lane: int, row: int, site: int, event: str) -> None:
-        """Reads of threads that an asynchronous write of 16-byte elements follows need a fence.proxy.async between, by
-        the reader or by whoever issues the write."""
+        """Report reads of threads that an asynchronous write of 16-byte elements follows without a fence.proxy.async
+        between, executed by the reader or by the thread that issues the write."""
         batch = self.batch
         horizon = self.proxy_horizon.get((int(batch.row_of[lane]), int(batch.warp[lane])))
         for reader, tags in enumerate(self.rows[16][2][to.at].reshape(-1, self.columns).T):
@@ -422,7 +429,7 @@ class ClusterMemory(SharedMemory):
             actor, ticks, column = self._split(tag)
             rank, warp = divmod(reader, batch.warps_per_cta)
             first = self.peers.row_of_rank(row, rank) * batch.width + warp * 32
-            # The tag does not tell which of several readers of a warp read: a fence by any of them counts.
+            # The tag does not say which of several lanes has read, so a fence by any of them counts.
             threads = first + (int(actor[0]) & 31 if actor[0] < SEVERAL else np.arange(32))
             covered = -1 if horizon is None else int(horizon[column[0]])
             if ticks[0] >= max(covered, int(self.proxy_fenced[threads].max())):
@@ -434,7 +441,7 @@ class ClusterMemory(SharedMemory):
     # --- asynchronous writes ---
 
     def async_write(self, to: Elements, lane: int, row: int, column: int, site: int, width: int = 16) -> None:
-        """A copy into elements of ``width`` bytes of CTA ``row`` starts: till it lands they are undefined."""
+        """Start a copy into elements of ``width`` bytes of CTA ``row``: they are undefined until it lands."""
         at = to.at
         if self.hazards:
             self._follow_tick()
@@ -448,9 +455,9 @@ class ClusterMemory(SharedMemory):
         self.views[width][at] = self.poison[width]
 
     def _may_overwrite(self, tags: Array, to: Elements, lane: int, width: int) -> bool:
-        """Is a copy into elements that were written under these tags right at a glance? So it is where they are new, or
-        were written by one bulk copy that the lane knows, no thread has read, and it knows the end of all that matrix
-        products and bulk stores read there."""
+        """Is a copy into elements that were written under these tags right at a glance? It is if they are new, or were
+        written by one bulk copy that the lane has waited for; if no thread has read them; and if the lane knows that
+        all matrix products and bulk stores that read them have ended."""
         last, clock = int(tags.max()), self.cluster_clocks.of(lane)
         ended = self.cluster_clocks.ended
         at = to.at
@@ -478,7 +485,7 @@ class ClusterMemory(SharedMemory):
         return True
 
     def _check_async_write(self, tags: Array, to: Elements, lane: int, row: int, site: int, width: int) -> None:
-        """A copy into elements of ``width`` bytes that were written under these tags."""
+        """Report what is wrong with a copy into elements of ``width`` bytes that were written under these tags."""
         _, latest, readers = self.rows[width]
         at, flat = to.at, tags.reshape(-1)
         where = np.repeat(at, flat.size // len(at)) * width // 16
@@ -494,7 +501,7 @@ class ClusterMemory(SharedMemory):
                 self._check_reads(async_reads, chunks, lane, row, site)
 
     def _check_overwrite(self, tags: Array, where: Array, lane: int, row: int, site: int, width: int) -> None:
-        """A bulk copy overwrites what was written under these tags."""
+        """Report a bulk copy that overwrites what was written under these tags too early."""
         for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
             other = self._copy_under(tags, where, bad, kind)
             self._report_element(kind, text, site, lane, int(where[bad][0]), doubtful, other)
@@ -510,7 +517,7 @@ class ClusterMemory(SharedMemory):
                 self._check_proxy(tags[generic], lane, where[generic], site, "a bulk copy overwrites", row)
 
     def _check_reads(self, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
-        """A bulk copy overwrites what was read under these tags."""
+        """Report a bulk copy that overwrites what was read under these tags too early."""
         actor, ticks, columns = self._split(tags)
         horizon = self.cluster_clocks.of(lane)[self._degree(actor, columns, WRITE_AFTER_READ)]
         bad = (tags != 0) & (ticks >= horizon) & (actor != int(self.actor[lane]))
@@ -519,7 +526,7 @@ class ClusterMemory(SharedMemory):
     def _report_race(
         self, event: str, hazard: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int
     ) -> None:
-        """An asynchronous access that is not ordered behind the ``bad`` ones."""
+        """Report an asynchronous access that does not happen after the ``bad`` ones."""
         if not bad.any():
             return
         i = int(np.flatnonzero(bad)[0])
@@ -531,7 +538,7 @@ class ClusterMemory(SharedMemory):
         self._report_element(kind, f"{event}: {hazard}{why}", site, lane, int(at[i]), other=other)
 
     def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
-        """A copy has arrived; whoever waited for ``tick`` of ``column`` may read it."""
+        """The data of a copy arrives. Whoever knows ``tick`` of ``column`` may read it."""
         self.views[width][at] = data
         if self.hazards:
             self.rows[width][0][at] = self.TAG((tick - self.t0) << self.BITS | PSEUDO | column)
@@ -540,12 +547,15 @@ class ClusterMemory(SharedMemory):
     # --- other CTAs ---
 
     def of_cta(self, address: Array, m: Mask, site: int) -> Array:
+        """See ``Peers.of_cta``."""
         return self.peers.of_cta(address, m, site)
 
     def of_cluster(self, address: Array) -> Array:
+        """See ``Peers.of_cluster``."""
         return self.peers.of_cluster(address)
 
     def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
+        """See ``SharedMemory.locate``; addresses may also name other CTAs of the cluster."""
         lanes = self.batch.lanes(m)
         if lanes.size == 0:
             return None

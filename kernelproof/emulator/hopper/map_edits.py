@@ -1,4 +1,4 @@
-"""Tensor maps that a kernel makes: tensormap.replace, tensormap.cp_fenceproxy from shared to global memory."""
+"""Tensor maps that a kernel makes (PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy")."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kernelproof.emulator.hopper.map_proxy import MapProxy
 from kernelproof.emulator.hopper.tensor_map import DEVICE_TYPES, FIELDS, MAGIC, MAP_BYTES, decode, refuse
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import Scope
 
 _CHUNK = 16
 
 
 class MapEdits:
-    """Edits of tensor maps by a batch. Fields are read and written as the memory that they lie in, so that races are
-    seen; a map that no tensor map of the driver could be is reported where it is published."""
+    """Edits of tensor maps by a batch. Fields are read and written as ordinary memory, so that races are found. When a
+    map is published, one that the driver would not have encoded is reported."""
 
     def __init__(self, batch: BatchState, shared: ClusterMemory, device: DeviceMemory, proxy: MapProxy) -> None:
         self.batch, self.shared, self.device, self.proxy = batch, shared, device, proxy
 
     def replace(self, field: str, address: Array, ordinal: int, value: Array, m: Mask, site: int) -> None:
-        """tensormap.replace.tile: one field of the map at ``address``, of shared memory (uint32) or global memory.
-        ``ordinal``: the dimension."""
+        """tensormap.replace.tile: set one field of the map at ``address``, in shared (uint32) or global memory
+        (uint64). ``ordinal``: the dimension."""
         offset, form, step = FIELDS[field]
         self._edit(address, 0, MAGIC, m, site)
         for lane in self.batch.lanes(m).tolist():
@@ -37,7 +37,7 @@ class MapEdits:
             self._edit(address, offset + ordinal * step, struct.pack(form, number), mask, site)
 
     def _edit(self, address: Array, offset: int, raw: bytes, m: Mask, site: int) -> None:
-        """Bytes of the map, within one chunk."""
+        """Write bytes of the map that lie within one chunk."""
         start = offset % _CHUNK
         at = address + address.dtype.type(offset - start)
         memory = self.shared if address.dtype == np.uint32 else self.device
@@ -46,8 +46,8 @@ class MapEdits:
         memory.store(at, chunk, _CHUNK, m, site)
 
     def publish(self, to: Array, source: Array, scope: Scope, m: Mask, site: int) -> None:
-        """tensormap.cp_fenceproxy: the first lane of each warp copies the map from shared to global memory, for all of
-        the warp, and releases it to the proxy of tensor maps."""
+        """tensormap.cp_fenceproxy: copy the map from shared to global memory and release it to the tensor map proxy.
+        The first lane of each warp copies for the whole warp."""
         lanes = self.batch.lanes(m)
         self.proxy.clocks.warp_sync(m)
         first = lanes[np.unique(lanes >> 5, return_index=True)[1]]

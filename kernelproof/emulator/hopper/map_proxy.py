@@ -1,17 +1,17 @@
-"""The proxy of tensor maps: when a bulk copy may use a map that this launch has written to global memory."""
+"""The tensor map proxy: when a bulk copy may use a map that this launch has written to global memory."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.tensor_map import MAP_BYTES
 from kernelproof.emulator.memory.arena import Buffer
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.device_hazards import GlobalAccess
 from kernelproof.emulator.memory.tags import THREAD, TICK_SHIFT
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import Scope
 
 _CHUNK = 16
@@ -19,9 +19,9 @@ UNFENCED = "uses a tensor map in global memory that this launch has written"
 
 
 class MapProxy:
-    """What threads write reaches the proxy of tensor maps by a release fence in the writer's CTA and an acquire fence
-    of the map's address in the user's, both of a scope that holds the other one. The acquire fence must be ordered
-    before the use, and the write before the release. Maps of earlier launches need no fences here."""
+    """What threads write reaches the tensor map proxy by two fences: a release in the writer's CTA, and an acquire of
+    the map's address in the user's, both of a scope that comprises the other CTA. The write must come before the
+    release, and the acquire before the use. Maps of earlier launches need no fences here."""
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks, device: DeviceMemory) -> None:
         self.batch, self.launch, self.clocks, self.device = batch, batch.launch, clocks, device
@@ -29,13 +29,13 @@ class MapProxy:
         self.acquired: dict[tuple[int, int], dict[tuple[int, Scope], int]] = {}
 
     def release(self, m: Mask, scope: Scope) -> None:
-        """fence.proxy.tensormap::generic.release, or the end of a copy that has one."""
+        """fence.proxy.tensormap::generic.release by the lanes of ``m``; tensormap.cp_fenceproxy ends with one."""
         self.launch.tick += 1
         for row in distinct(self.batch.row_of[self.batch.lanes(m)]).tolist():
             self.device.state.map_releases[int(self.batch.ctas[row]), scope] = self.launch.tick
 
     def acquire(self, address: Array, m: Mask, scope: Scope) -> None:
-        """fence.proxy.tensormap::generic.acquire of the map at an address, per lane."""
+        """fence.proxy.tensormap::generic.acquire of the map at each lane's address."""
         batch = self.batch
         self.launch.tick += 1
         lanes = batch.lanes(m)
@@ -45,7 +45,8 @@ class MapProxy:
             fences[warp, scope] = self.launch.tick
 
     def use(self, buffer: Buffer, at: int, lane: int, site: int) -> None:
-        """A bulk copy of a lane uses the map at offset ``at`` in the arena: it is a read, and passes the proxy."""
+        """A lane's bulk copy uses the map at offset ``at`` in the arena: check this read, and the fences of the
+        proxy."""
         if not self.launch.options.hazards:
             return
         state, batch = self.device.state, self.batch
@@ -69,7 +70,7 @@ class MapProxy:
             batch.report_lane("tensor-map-fence", f"{UNFENCED}, {fault}", site, lane, at + self.device.arena.base)
 
     def _is_acquired(self, lane: int, at: int, tick: int, reach: Scope) -> bool:
-        """Has an acquire fence of this scope come after a tick, and before the lane's present?"""
+        """Has an acquire fence of this scope come after the tick, and before the lane's present?"""
         row, own = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
         clock, first = self.clocks.of(lane), int(self.clocks.first[row])
         return any(

@@ -1,4 +1,5 @@
-"""mbarriers: phases, arrivals, transaction bytes, copies that land with a phase, and lanes that wait for it."""
+"""mbarriers (PTX ISA, "mbarrier"): phases, arrivals, transaction bytes, copies that land with a phase, and lanes that
+wait for one."""
 
 from __future__ import annotations
 
@@ -8,36 +9,39 @@ from itertools import pairwise
 import numpy as np
 
 from kernelproof.emulator.hopper.async_reads import Elements
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN, Peers
 from kernelproof.emulator.machine.scheduler import Scheduler, Step
 from kernelproof.emulator.memory.copies import AsyncCopies
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Array, Mask, Scalar, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
 
-# Most arrivals of a phase, and most bytes that it may expect.
+# The most arrivals that a phase may have, and the most bytes that it may expect.
 MAX_COUNT = (1 << 20) - 1
-# Stores the data of a copy; it is visible to clocks that know this tick of the mbarrier's column.
+# Stores the data of a copy. It is visible to clocks that know the given tick of the mbarrier's column.
 Landing = Callable[[int], None]
-# The fault of an mbarrier whose initialisation the asynchronous proxy may not see.
+# The fault of an mbarrier whose initialisation the async proxy may not see.
 UNFENCED = "whose initialisation no fence.mbarrier_init or fence.proxy.async follows"
 
 
 class MBarrier:
     """One mbarrier object.
 
-    ``phase`` counts completed phases; ``pending`` arrivals and ``bytes`` (expected minus arrived) are those of the
-    current one, of which ``count`` arrivals are expected. ``clocks`` are what the arrivals of the current phase release
-    to an acquire of CTA scope, and what more to one of cluster scope; ``done_clocks`` what those of the last completed
-    one did.
+    ``phase`` counts completed phases. Of the current phase, ``count`` arrivals are expected, ``pending`` of them are
+    missing, and ``bytes`` are expected minus arrived. ``clocks``: what the arrivals of the current phase release, to a
+    wait that acquires at CTA scope, and what they release beyond that at cluster scope. ``done_clocks``: the same of
+    the phase that was completed last.
 
-    Data lands as late as the model allows. ``flights`` are the copies of the current phase; when it completes they
-    become ``landing``, and they land when the first thread has waited for that phase. Invariants: a lane that has not
-    waited never reads landed data; a phase completes only with pending == bytes == 0; 0 <= pending <= count unless
-    cp.async arrivals have raised it; ``done_clocks[CTA][column] == done_tick``.
+    Data lands as late as the PTX ISA allows. ``flights`` are the copies of the current phase. When the phase completes
+    they become ``landing``, and they land when the first thread has waited for it. Invariants:
+
+    - a lane that has not waited never reads data that has landed;
+    - a phase completes only with pending == bytes == 0;
+    - 0 <= pending <= count, unless arrivals of cp.async have raised ``pending``;
+    - ``done_clocks[CTA][column] == done_tick``.
     """
 
     __slots__ = (
@@ -49,7 +53,7 @@ class MBarrier:
     def __init__(self, row: int, offset: int, count: int, column: int, lane: int, tick: int, site: int) -> None:
         self.row, self.offset, self.count, self.column = row, offset, count, column
         self.init_lane, self.init_tick, self.init_site = lane, tick, site
-        # The last copy that completes on it.
+        # The instruction of the last copy that completes on it.
         self.copy_site: int | None = None
         # The tick of a fence that makes the initialisation visible to the cluster and the asynchronous proxy.
         self.fenced = 0
@@ -57,28 +61,28 @@ class MBarrier:
         self.clocks: dict[Scope, Array] = {}
         self.done_clocks: dict[Scope, Array] = {}
         self.done_tick = 0
-        # Arrivals of asynchronous work in the current phase.
+        # Arrivals by asynchronous work in the current phase.
         self.commits = 0
-        # Whether copies, or such arrivals, were part of the last completed phase.
+        # Were copies, or such arrivals, part of the phase that was completed last?
         self.done_copies = False
         self.flights: list[Landing] = []
         self.landing: list[Landing] = []
-        # Warps that are known to see the initialisation; -1: the asynchronous proxy.
+        # Warps that are known to see the initialisation. -1 is the async proxy.
         self.trusted: set[int] = set()
-        # Its granules of shared memory: a tag there shows that something else has written its words.
+        # The granules of shared memory that it occupies: a tag of a write there shows that it was overwritten.
         self.granules = slice(0)
 
     def release(self, scope: Scope, clock: Array) -> None:
-        """An arrival passes a clock on to waits that acquire at a scope."""
+        """Pass a clock on to waits that acquire at a scope."""
         old = self.clocks.get(scope)
         self.clocks[scope] = clock if old is None else np.maximum(old, clock)
 
     def passed(self, token: int, parity: bool) -> bool:
-        """Is the phase of this parity (or this state) complete?"""
+        """Is the phase complete that has this parity, or (not ``parity``) this state?"""
         return self.phase & 1 != token & 1 if parity else self.phase > token
 
     def describe(self, row: int) -> str:  # noqa: ARG002
-        """State in words, for reports of deadlocks."""
+        """The state in words, for reports of deadlocks."""
         missing = f"{self.pending} of {self.count} arrivals"
         if self.bytes > 0:
             missing += f" and {self.bytes} bytes"
@@ -103,14 +107,14 @@ class MBarriers:
         self.clocks, self.peers, self.shared, self.copies = clocks, peers, shared, copies
         self.hazards = batch.launch.options.hazards
         self.bars: dict[tuple[int, int], MBarrier] = {}
-        # Per lane: the result of its last try_wait, and whether that ended by its time limit.
+        # Per lane: the result of its last try_wait, and whether it ended by its time limit.
         self.results: Array = np.zeros(batch.size, bool)
         self.timed_out: Array = np.zeros(batch.size, bool)
-        # Per instruction: the lanes whose wait there ended by the time limit.
+        # Instruction -> the lanes whose wait there has ended by the time limit.
         self.limited: dict[int, Array] = {}
         # Per lane: the scope of its last try_wait, and whether that acquires.
         self.orders: Array = np.zeros(batch.size, np.int64)
-        # Whether anything has changed since sleepers were last woken by their time limit.
+        # Has anything changed since sleepers were last woken by their time limit?
         self.progress = True
         scheduler.alarms.append(self._expire)
 
@@ -119,7 +123,7 @@ class MBarriers:
     def places(
         self, address: Array, m: Mask, site: int, token: Array | None = None
     ) -> Iterator[tuple[int, int, int, Array]]:
-        """(row, offset, token, lanes) of every mbarrier that the lanes name."""
+        """Yield (row, offset, token, lanes) for every mbarrier that the lanes name. Bad addresses are reported."""
         batch = self.batch
         lanes = batch.lanes(m)
         if lanes.size == 0:
@@ -146,7 +150,7 @@ class MBarriers:
             return
         cuts = np.flatnonzero(key[1:] != key[:-1]) + 1
         if (key[cuts] > key[cuts - 1]).all():
-            # Each mbarrier's lanes stand together, the usual case.
+            # The usual case: the lanes of each mbarrier stand together.
             for first, last in pairwise((0, *cuts.tolist(), len(key))):
                 yield int(rows[first]), int(offset[first]), int(tokens[first]), lanes[first:last]
             return
@@ -156,15 +160,15 @@ class MBarriers:
             yield int(rows[some[0]]), int(offset[some[0]]), int(tokens[some[0]]), lanes[some]
 
     def _each(self, address: Array, m: Mask, site: int) -> Iterator[tuple[MBarrier, Array]]:
-        """(mbarrier, lanes) of every mbarrier that the lanes name; missing ones are reported."""
+        """Yield (mbarrier, lanes) for every mbarrier that the lanes name; missing ones are reported."""
         for row, offset, _, lanes in list(self.places(address, m, site)):
             bar = self.find(row, offset, lanes, site)
             if bar is not None:
                 yield bar, lanes
 
     def find(self, row: int, offset: int, lanes: Array, site: int, asynchronous: bool = False) -> MBarrier | None:
-        """The mbarrier there, or a report. Its initialisation must be visible to the lanes, and (``asynchronous``) to
-        the proxy that copies in bulk."""
+        """The mbarrier at a place; None, and a report, if there is none. Its initialisation must be visible to the
+        lanes, and (``asynchronous``) to the async proxy."""
         bar = self.bars.get((row, offset))
         batch = self.batch
         if bar is None:
@@ -186,7 +190,7 @@ class MBarriers:
         return bar
 
     def _check_intact(self, bar: MBarrier, lanes: Array, site: int) -> None:
-        """Reports an mbarrier that other writes have overwritten: its own words count as never written."""
+        """Report an mbarrier that other writes have overwritten. Its own words are tagged as never written."""
         tags = self.shared.writer[bar.granules]
         if min(tags.tolist()) == self.shared.UNWRITTEN:
             return
@@ -198,12 +202,13 @@ class MBarriers:
             self.batch.report_lanes("mbarrier-overwritten", text, site, lanes, bar.offset, other=other)
 
     def _check_visible(self, bar: MBarrier, lane: int, site: int) -> None:
+        """Report an mbarrier whose initialisation does not happen before a lane's use; each warp is checked once."""
         batch, clocks = self.batch, self.clocks
         bar.trusted.add(lane >> 5)
         origin = int(batch.row_of[bar.init_lane])
         column = int(clocks.first[origin] + batch.warp[bar.init_lane])
         horizon = clocks.of(lane)
-        # A relaxed cluster barrier carries what fence.mbarrier_init released.
+        # A relaxed cluster barrier passes on what fence.mbarrier_init has released. The last column is that barrier's.
         if lane == bar.init_lane or horizon[column] > bar.init_tick or 0 < bar.fenced < horizon[-1]:
             return
         text = (
@@ -215,7 +220,7 @@ class MBarriers:
     # --- init and inval ---
 
     def init(self, address: Array, count: Array, m: Mask, site: int) -> None:
-        """mbarrier.init."""
+        """mbarrier.init by the lanes of ``m``."""
         batch = self.batch
         for row, offset, _, lanes in self.places(address, m, site):
             number = int(count[lanes[-1]])
@@ -235,12 +240,12 @@ class MBarriers:
                 self.shared.writer[bar.granules] = self.shared.UNWRITTEN
 
     def invalidate(self, address: Array, m: Mask, site: int) -> None:
-        """mbarrier.inval."""
+        """mbarrier.inval by the lanes of ``m``."""
         for bar, _ in self._each(address, m, site):
             del self.bars[(bar.row, bar.offset)]
 
     def fence_init(self, m: Mask) -> None:
-        """fence.mbarrier_init or a proxy fence: what the lanes have initialised is released."""
+        """fence.mbarrier_init or a proxy fence: it releases what the lanes have initialised."""
         fresh = [bar for bar in self.bars.values() if not bar.fenced]
         if fresh:
             self.launch.tick += 1
@@ -261,17 +266,17 @@ class MBarriers:
         drop: bool = False,
     ) -> Array:
         """mbarrier.arrive by every lane, after expect_tx of ``expected`` bytes. ``order``: its scope, and whether it
-        releases. ``drop``: later phases expect that much less. Returns the states (uint64)."""
+        releases. ``drop``: later phases expect so many arrivals less. Returns the states (uint64)."""
         states = np.zeros(self.batch.size, np.uint64)
         groups = list(self.places(address, m, site))
-        # What the lanes did before is older than this tick, what they do next is not.
+        # What the lanes did before is older than this tick; what they do next is not.
         self.launch.tick += 1
         for row, offset, _, lanes in groups:
             bar = self.find(row, offset, lanes, site)
             if bar is None:
                 continue
-            # Released with the group's first arrival: a phase that another lane completes must carry it. Where more
-            # arrive than it lacks, the rest releases to the next phase.
+            # All lanes release with the group's first arrival, because a phase that a lane of the group completes must
+            # carry the release of all. If more arrive than are missing, the rest releases to the next phase.
             total = count * len(lanes) if isinstance(count, int) else int(count[lanes].astype(np.int64).sum())
             parts = 1 if total <= bar.pending else len(lanes)
             if parts == 1 and expected is None and not drop:
@@ -290,9 +295,9 @@ class MBarriers:
         return states
 
     def _release(self, bar: MBarrier, lanes: Array, order: int) -> None:
-        """What an arrival passes on: to acquires in its own CTA all, to those in another one only by cluster scope.
-        Whatever its scope, waiting for it shows that what the lanes had waited for has ended, and by a release all that
-        they did."""
+        """Release to those who wait. A wait in the mbarrier's own CTA learns all, a wait in another CTA only by cluster
+        scope. Whatever the scope, a wait shows that what the lanes had waited for has ended, and by a release also what
+        they did themselves."""
         clocks, scope = self.clocks, scope_of(order)
         sides = [(lanes, Scope.CTA)]
         if clocks.cluster > 1:
@@ -309,7 +314,7 @@ class MBarriers:
                 bar.release(Scope.CTA, clocks.only_ended(clock))
 
     def _count_down(self, bar: MBarrier, n: int, drop: bool, lanes: Array, site: int) -> None:
-        """``n`` arrivals."""
+        """Count ``n`` arrivals."""
         if n > bar.pending:
             text = (
                 f"{n} arrivals at the mbarrier at shared offset {bar.offset}, whose phase {bar.phase} expects "
@@ -323,7 +328,8 @@ class MBarriers:
         self._settle(bar)
 
     def commit(self, row: int, offset: int, clock: Array, lanes: Array, site: int) -> None:
-        """One arrival when what the lanes have begun is complete; whoever waits for it learns the clock."""
+        """Count one arrival, which comes when the work that the lanes have begun is complete (tcgen05.commit); whoever
+        waits for it learns the clock."""
         bar = self.find(row, offset, lanes, site)
         if bar is not None:
             if self.hazards:
@@ -332,8 +338,8 @@ class MBarriers:
             self._count_down(bar, 1, False, lanes, site)
 
     def copies_arrive(self, address: Array, noinc: bool, m: Mask, site: int) -> None:
-        """cp.async.mbarrier.arrive: the lanes' copies so far land with the phase, each lane arrives once for them.
-        Without ``noinc`` the phase expects that arrival beside its own."""
+        """cp.async.mbarrier.arrive: the lanes' copies so far land with the phase, and each lane arrives once for them.
+        Without ``noinc`` the phase expects this arrival in addition to its count."""
         for bar, lanes in self._each(address, m, site):
             for copy in self.copies.take(lanes):
                 bar.flights.append(self.landing(copy.to.at, copy.data, copy.to.width, bar))
@@ -345,30 +351,30 @@ class MBarriers:
             self.arrive(address, 1, None, mask, site)
 
     def landing(self, at: Array, data: Array, width: int, bar: MBarrier) -> Landing:
-        """A function that stores a copy's data once the mbarrier's phase has been waited for."""
+        """A function that stores a copy's data, to be called when the mbarrier's phase has been waited for."""
         return lambda tick: self.shared.land(at, data, bar.column, tick, width)
 
     def expect(self, address: Array, expected: Array, m: Mask, site: int) -> None:
-        """mbarrier.expect_tx."""
+        """mbarrier.expect_tx by the lanes of ``m``."""
         for bar, lanes in self._each(address, m, site):
             self._add_bytes(bar, int(expected[lanes].astype(np.int64).sum()), lanes, site)
 
     def _add_bytes(self, bar: MBarrier, nbytes: int, lanes: Array, site: int) -> None:
-        """More bytes are expected in the present phase."""
+        """Expect more bytes in the current phase."""
         bar.bytes += nbytes
         if bar.bytes > MAX_COUNT:
             text = f"{bar.bytes} bytes expected at the mbarrier at shared offset {bar.offset}, {MAX_COUNT} are possible"
             self.batch.report_lanes("mbarrier", text, site, lanes, bar.offset)
 
     def complete(self, address: Array, done: Array, m: Mask, site: int) -> None:
-        """mbarrier.complete_tx."""
+        """mbarrier.complete_tx by the lanes of ``m``."""
         for bar, lanes in self._each(address, m, site):
             bar.bytes -= int(done[lanes].astype(np.int64).sum())
             self._settle(bar)
 
     def fly(self, to: Elements, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
-        """``data`` is under way to elements of ``width`` bytes of a row's shared memory, and completes on the mbarrier.
-        It lands when the first thread has waited for the phase."""
+        """Start a copy of ``data`` to elements of ``width`` bytes of a row's shared memory, which completes on the
+        mbarrier. Its bytes count as arrived now; the data lands when the first thread has waited for the phase."""
         self.shared.async_write(to, lane, row, bar.column, site, width)
         bar.flights.append(self.landing(to.at, data, width, bar))
         bar.copy_site = site
@@ -378,7 +384,7 @@ class MBarriers:
     # --- phases ---
 
     def _settle(self, bar: MBarrier) -> None:
-        """Complete the phase if nothing is missing, and wake who waits for it."""
+        """Complete the phase if nothing is missing, and wake those that wait for it."""
         self.progress = True
         if bar.pending or bar.bytes:
             return
@@ -388,7 +394,7 @@ class MBarriers:
         clock = self.clocks.empty() if clock is None else clock.copy()
         self.clocks.set(clock, bar.column, bar.done_tick)
         bar.done_clocks, bar.clocks = bar.clocks | {Scope.CTA: clock}, {}
-        # Copies of an earlier phase that nobody waited for stay in front: they land first, with this tick.
+        # Copies of an earlier phase that nobody has waited for stay in front: they land first, with this tick.
         bar.done_copies, bar.commits = bool(bar.flights or bar.commits), 0
         bar.landing += bar.flights
         bar.flights = []
@@ -411,8 +417,9 @@ class MBarriers:
             self.scheduler.release(bar, free)
 
     def _acquire(self, bar: MBarrier, lanes: Array, order: int) -> None:
-        """The lanes have seen the last phase complete: its data lands, and they know what its arrivals released, as far
-        as the scope of their wait reaches; by a relaxed wait, what has ended, and with a fence behind it the rest."""
+        """The lanes have seen the last phase complete: its data lands, and they learn what its arrivals released, so
+        far as the scope of their wait reaches. A relaxed wait learns only what has ended; a later fence brings the
+        rest."""
         landing, bar.landing = bar.landing, []
         for land in landing:
             land(bar.done_tick)
@@ -428,9 +435,12 @@ class MBarriers:
                 self.shared.learn(lanes, scope, clock)
 
     def try_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, resume: int, site: int) -> Step:
-        """mbarrier.try_wait: lanes whose phase is not complete sleep. Lanes that have never waited here, or wait in an
-        adverse order, are told first that it is not complete, which may be so even where it is by now: nothing that
-        they know orders it before. ``order``: the scope, and whether it acquires."""
+        """mbarrier.try_wait: lanes whose phase is not complete sleep. ``order``: the scope, and whether it acquires.
+
+        Lanes that wait here for the first time, or always in adverse order, are told first that the phase is not
+        complete. That may happen on hardware even if it is complete by now, unless something that the lanes know orders
+        the completion before them.
+        """
         batch = self.batch
         self.orders[batch.lanes(m)] = order
         if self.launch.counters is not None:
@@ -455,7 +465,7 @@ class MBarriers:
             asleep[lanes] = True
             mask = np.zeros(batch.size, bool)
             mask[lanes] = True
-            # Lanes of one mbarrier may wait for different phases: the token tells which, and in which form.
+            # Lanes of one mbarrier may wait for different phases: the token says which, and in which form.
             self.scheduler.sleep(bar, mask, resume, site, phase << 1 | int(parity))
         if asleep is None:
             return self.scheduler.go(resume, m)
@@ -465,8 +475,8 @@ class MBarriers:
         return self.scheduler.pick()
 
     def _expire_early(self, bar: MBarrier, complete: bool, lanes: Array, site: int) -> Array:
-        """Ends a wait of lanes by its time limit, never twice in a row, but of those that know the phase complete; the
-        lanes that are left."""
+        """End a wait of lanes by its time limit, except of lanes that know the phase to be complete, and never twice in
+        a row. Returns the lanes whose wait goes on."""
         limited = self.limited.setdefault(site, np.zeros(self.batch.size, bool))
         due = self.launch.options.adverse or not limited[lanes].all()
         if not due or self.timed_out[lanes].all():
@@ -478,8 +488,8 @@ class MBarriers:
         return lanes[informed]
 
     def _know_complete(self, bar: MBarrier, lanes: Array) -> Array:
-        """Which lanes are certain to come after the last phase completed: it needed no arrivals, or they know all of
-        them, and no copy was part of it."""
+        """Which lanes certainly come after the completion of the last phase? It had no copies, and they know all of its
+        arrivals; or they know the completion itself."""
         if not self.hazards or bar.phase == 0:
             return np.ones(len(lanes), bool)
         batch, clocks = self.batch, self.clocks
@@ -495,7 +505,7 @@ class MBarriers:
         return out
 
     def test_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, site: int) -> Array:
-        """mbarrier.test_wait: is the phase complete now? (bool per lane)"""
+        """mbarrier.test_wait: is the phase complete now? Returns a bool per lane."""
         out = np.zeros(self.batch.size, bool)
         for row, offset, phase, lanes in self.places(address, m, site, token & 1 if parity else token):
             bar = self.find(row, offset, lanes, site)
@@ -510,7 +520,7 @@ class MBarriers:
         return self.results.copy()
 
     def _expire(self) -> bool:
-        """Nothing can run: end the waits of all try_wait by their time limit, once per state of the world."""
+        """Nothing can run: end the waits of all try_wait by their time limit, once per state of the machine."""
         if not self.progress:
             return False
         self.progress = False
@@ -526,7 +536,7 @@ class MBarriers:
     # --- the end ---
 
     def exited(self, row: int) -> None:
-        """A CTA ends: nothing may be under way to its shared memory, and no phase may be half done."""
+        """A CTA ends: report copies to it that are under way, and phases that are half done."""
         for bar in self.bars.values():
             if bar.row != row:
                 continue

@@ -1,4 +1,7 @@
-"""Operands of wgmma and tcgen05.mma in shared memory: addresses from a descriptor's fields, and their values."""
+"""Operands of wgmma and tcgen05.mma in shared memory: addresses by a descriptor's fields, and their values.
+
+The layouts are those of the PTX ISA's "canonical layouts" and swizzling modes.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from kernelproof.emulator.state.arrays import Array
 
 
 class Strides(NamedTuple):
-    """Bytes of a descriptor: its start ``address``, the ``leading`` and the ``stride`` offset; ``base`` offset of the
-    swizzle pattern, and the ``span`` of a row of that pattern (16: none)."""
+    """The byte fields of a descriptor: its start ``address``, the ``leading`` and the ``stride`` offset. ``base`` is
+    the offset of the swizzle pattern, ``span`` the bytes of a row of that pattern (16: no swizzle)."""
 
     address: int
     leading: int
@@ -24,8 +27,8 @@ class Strides(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """Where an operand's 16-byte elements lie in a CTA's shared memory: byte offsets, indices, and the bytes
-    [low, high) that hold them."""
+    """Where an operand's 16-byte elements lie in a CTA's shared memory: byte offsets, indices (``chunks``), and the
+    bytes [low, high) that contain them."""
 
     offsets: Array
     chunks: Array
@@ -35,8 +38,8 @@ class Pattern(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def pattern(strides: Strides, rows: int, along: bool) -> Pattern:
-    """The 16-byte elements of an operand of ``rows`` rows and 32 bytes of k, in the order that ``numbers`` reads;
-    ``along``: rows, not k, are contiguous (16-bit elements)."""
+    """The 16-byte elements of an operand with ``rows`` rows and 32 bytes along k, in the order that ``numbers``
+    expects. ``along``: the rows, not k, are contiguous (16-bit elements only)."""
     address, leading, stride, base, span = strides
     wide = span // 16
     if along:
@@ -52,14 +55,15 @@ def pattern(strides: Strides, rows: int, along: bool) -> Pattern:
         else:
             linear = r % 8 * span + r // 8 * stride + chunk * 16
     linear = linear.reshape(-1) + address
+    # The swizzle: bits 4 to 6 of the address are xored with bits 7 to 9, as many as number the chunks of the span.
     linear ^= (((linear >> 7) - base) & (wide - 1)) << 4
     offsets = linear - WINDOW_START
     return Pattern(offsets, offsets >> 4, int(offsets.min()), int(offsets.max()) + 16)
 
 
 def numbers(raw: Array, kind: str, rows: int, along: bool, across: bool) -> Array:
-    """16-byte elements (operands, elements of a pattern) -> numbers (operands, rows, k); ``across``: (operands, k,
-    rows)."""
+    """16-byte elements (operands, elements of a pattern) -> numbers (operands, rows, k), or with ``across`` (operands,
+    k, rows)."""
     count = len(raw)
     if along:
         # Only for 16-bit elements: 16 rows of k, each with the elements along m or n.

@@ -1,18 +1,19 @@
-"""Other CTAs of a cluster: shared::cluster addresses, and lifetimes that accesses to them need."""
+"""Other CTAs of a cluster (PTX ISA, "mapa", shared::cluster): their addresses, and whether they are alive."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
-# An address of shared memory holds the CTA's rank in the cluster in bits 24 and up, that of its own variables, too. The
-# units are told of other CTAs only: to them an address below 2^24 is of the lane's own CTA, others hold rank + 1.
+# As the program computes it, an address of shared memory has the CTA's rank in the cluster from bit 24 on, also that of
+# a CTA's own variables. The units get another form, in which an address below 2^24 is of the lane's own CTA, and other
+# addresses have rank + 1 from bit 24 on.
 RANK_SHIFT = 24
 WITHIN = (1 << RANK_SHIFT) - 1
-# More ranks than a cluster has; rank + 1 must fit above WITHIN.
+# The largest rank that fits; more than a cluster has.
 MAX_RANK = 0x7F
 
 
@@ -25,7 +26,7 @@ class Peers:
         # Per lane: the bits of its CTA's rank in an address.
         self.own: Array = (batch.rank[batch.row_of] << RANK_SHIFT).astype(np.uint32)
         self._variables: dict[tuple[int, int], Array] = {}
-        # Row -> {column of the clocks: (tick, site) of its last access}.
+        # Row -> column of the clocks -> (tick, instruction) of that warp's last access to the row's CTA.
         self.visits: dict[int, dict[int, tuple[int, int]]] = {}
 
     # --- addresses as the program computes them ---
@@ -39,13 +40,13 @@ class Peers:
         return out
 
     def mapa(self, address: Array, rank: Array) -> Array:
-        """mapa of shared or generic addresses; the rank is checked where the address is used."""
+        """mapa of shared or generic addresses. The rank is checked when the address is used."""
         low = address & address.dtype.type(~(MAX_RANK << RANK_SHIFT) & ((1 << 8 * address.itemsize) - 1))
         out: Array = low | (rank & MAX_RANK).astype(address.dtype) << address.dtype.type(RANK_SHIFT)
         return out
 
     def rank_of(self, address: Array) -> Array:
-        """getctarank."""
+        """getctarank: the rank in each address."""
         return np.asarray((address >> address.dtype.type(RANK_SHIFT) & address.dtype.type(MAX_RANK)).astype(np.uint32))
 
     def is_of_cta(self, address: Array) -> Array:
@@ -55,7 +56,7 @@ class Peers:
     # --- addresses as the units take them ---
 
     def of_cta(self, address: Array, m: Mask, site: int) -> Array:
-        """An operand in shared::cta: what names another CTA is reported, and then taken for the own one."""
+        """An operand in shared::cta. An address of another CTA is reported, and then taken for one of the own CTA."""
         near: Array = address ^ self.own
         if int(near.max()) > WITHIN:
             far = self.batch.running(m) & (near > WITHIN)
@@ -68,7 +69,7 @@ class Peers:
         return near
 
     def of_cluster(self, address: Array) -> Array:
-        """An operand in shared::cluster."""
+        """An operand in shared::cluster, in the form that the units take."""
         near: Array = address ^ self.own
         if int(near.max()) > WITHIN:
             near = np.where(near > WITHIN, address + np.uint32(1 << RANK_SHIFT), near)
@@ -81,8 +82,8 @@ class Peers:
         return row - int(self.batch.rank[row]) + rank
 
     def rows(self, address: Array, lanes: Array, site: int, remember: bool = True) -> tuple[Array, Array]:
-        """Lanes and the rows of the CTAs that addresses (as the units take them) name; wrong ranks are reported.
-        ``remember``: the access ends with the instruction, so the CTA must outlive it."""
+        """Lanes, and the rows of the CTAs that their addresses (in the units' form) name; wrong ranks are reported.
+        ``remember``: the access ends with the instruction, so that CTA must not exit before it."""
         batch = self.batch
         rank = (address >> RANK_SHIFT).astype(np.int64) - 1
         own = batch.row_of[lanes]
@@ -100,7 +101,7 @@ class Peers:
         return lanes, rows
 
     def visit(self, row: int, lanes: Array, site: int, remember: bool = True) -> None:
-        """Lanes of other CTAs touch CTA ``row``: it must have started, and must not have ended."""
+        """Lanes of other CTAs touch CTA ``row``: report it unless that CTA has certainly started and not ended."""
         batch, clocks = self.batch, self.clocks
         event = f"touches the shared memory of CTA {batch.cta_index(row)}"
         some = lanes if len(lanes) == 1 else lanes[np.unique(lanes >> 5, return_index=True)[1]]
@@ -119,7 +120,7 @@ class Peers:
                 visits[int(column)] = (self.launch.tick, site)
 
     def exited(self, row: int) -> None:
-        """A CTA ends: its shared memory goes, so every access of others must have come before."""
+        """A CTA ends, and its shared memory with it: report accesses of others that may not have happened before."""
         clock = self.clocks.of_cta(row)
         for column, (tick, site) in self.visits.get(row, {}).items():
             if tick >= clock[column + self.clocks.ended]:

@@ -1,4 +1,4 @@
-"""setmaxnreg: registers that warpgroups give back to their CTA and take from it."""
+"""setmaxnreg (PTX ISA): registers that warpgroups give back to their CTA, and take from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from functools import cached_property
 
 from kernelproof.emulator.state.arrays import Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 # The number of registers that a setmaxnreg names.
 COUNT = re.compile(r"setmaxnreg\S*\s+(\d+)")
@@ -19,12 +19,12 @@ class RegisterPool:
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self.per_row = -(-batch.warps_per_cta // 4)
-        # Warpgroup -> (registers, instruction) of every setmaxnreg, in order; and how many warps have executed one.
+        # Warpgroup -> (registers, instruction) of every setmaxnreg in order, and how often its warps have executed one.
         self.steps: dict[int, list[tuple[int, int]]] = {}
         self.warps: dict[int, int] = {}
 
     def change(self, count: int, more: bool, m: Mask, site: int) -> None:
-        """setmaxnreg.inc (``more``) or .dec: a warpgroup's registers per thread."""
+        """setmaxnreg.inc (``more``) or .dec: change a warpgroup's registers per thread."""
         batch = self.batch
         lanes = batch.lanes(m)
         if not 24 <= count <= 256 or count % 8:
@@ -41,8 +41,8 @@ class RegisterPool:
 
     @cached_property
     def entry_registers(self) -> int:
-        """Registers per thread at entry: what launch bounds leave, in units of 8, and no more than the largest number
-        that a setmaxnreg of the kernel names, as ptxas 13.0 reports it."""
+        """Registers per thread at entry: what launch bounds allow, in units of 8, but no more than the largest number
+        in a setmaxnreg of the kernel. This is how ptxas 13.0 decides."""
         kernel = self.launch.kernel
         fixed = kernel.attributes.get("maxnreg")
         if fixed:
@@ -55,8 +55,8 @@ class RegisterPool:
         return min(255, per, max(named)) // 8 * 8
 
     def exited(self, row: int) -> None:
-        """A CTA ends: checks that its warpgroups' registers fit, and that whole warpgroups executed every
-        setmaxnreg."""
+        """A CTA ends: report warpgroups that want more registers than there are, or that executed a setmaxnreg in
+        part."""
         batch = self.batch
         changes = {group: steps for group, steps in self.steps.items() if group // self.per_row == row}
         if not changes:

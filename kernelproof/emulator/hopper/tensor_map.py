@@ -1,4 +1,7 @@
-"""Tensor maps: what cuTensorMapEncodeTiled accepts, the 128 bytes that stand for it, and the boxes that it cuts."""
+"""Tensor maps: what cuTensorMapEncodeTiled accepts, the 128 bytes that stand for a map, and the boxes that it cuts.
+
+The real encoding of the 128 bytes is not published; here they are a layout of our own, which begins with ``MAGIC``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from kernelproof.emulator.state.arrays import Array
 MAGIC = b"TILEDMAP"
 MAP_BYTES = 128
 _LAYOUT = struct.Struct("<8s2iQ5Q5Q5H5H4B")
-# Fields that tensormap.replace names: offset, format and distance of one dimension from the next.
+# The fields that tensormap.replace names: offset, format, and the distance from one dimension to the next.
 FIELDS = {
     "elemtype": (8, "<i", 0), "rank": (12, "<i", 0), "global_address": (16, "<Q", 0), "global_dim": (24, "<Q", 8),
     "global_stride": (64, "<Q", 8), "box_dim": (104, "<H", 2), "element_stride": (114, "<H", 2),
@@ -28,7 +31,8 @@ SWIZZLE_SPAN = {0: 16, 1: 32, 2: 64, 3: 128}
 
 
 class TensorMap(NamedTuple):
-    """What cuTensorMapEncodeTiled was given. ``strides`` in bytes, of dimensions 1 and up; innermost first."""
+    """The arguments of cuTensorMapEncodeTiled. ``strides`` are in bytes, of dimensions 1 and up; dimension 0 is the
+    innermost."""
 
     dtype: int
     address: int
@@ -68,7 +72,7 @@ class TensorMap(NamedTuple):
 
 
 def decode(raw: bytes) -> TensorMap | None:
-    """The map behind 128 bytes, None where they are none."""
+    """The map that 128 bytes encode, None if they encode none."""
     if raw[:8] != MAGIC:
         return None
     _, dtype, rank, address, *lists = _LAYOUT.unpack(raw[: _LAYOUT.size])
@@ -111,8 +115,8 @@ def refuse(map_: TensorMap) -> str:
 
 
 class Box(NamedTuple):
-    """Where a box lies in global memory: arena offset of every row (-1: outside the tensor), the bytes of a row,
-    and which of these [low, high) are inside."""
+    """Where a box lies in global memory: the arena offset of every row (-1: outside of the tensor), the bytes of a row,
+    and which of those, [low, high), are inside of the tensor."""
 
     rows: Array
     inner: int
@@ -121,7 +125,7 @@ class Box(NamedTuple):
 
 
 def place(map_: TensorMap, coordinates: list[int], memory: Memory) -> Box:
-    """The rows of a box, outermost slowest."""
+    """The rows of a box; the outermost dimension varies slowest."""
     rows: Array = np.full(1, map_.address - memory.base, np.int64)
     valid: Array = np.ones(1, bool)
     for d in range(len(map_.dims) - 1, 0, -1):
@@ -135,8 +139,8 @@ def place(map_: TensorMap, coordinates: list[int], memory: Memory) -> Box:
 
 
 def place_inside(map_: TensorMap, coordinates: list[int], memory: Memory) -> tuple[int, int, int] | None:
-    """Arena offset of the first row, bytes between rows and bytes in all of a box of two dimensions that lies inside
-    its tensor, in whole 16-byte elements; None for others."""
+    """A box of two dimensions that lies inside of its tensor, in whole 16-byte elements: arena offset of its first row,
+    bytes from row to row, and bytes in all. None for other boxes."""
     if len(map_.dims) != 2 or not all(
         at >= 0 and at + extent <= size for at, extent, size in zip(coordinates, map_.box, map_.dims, strict=True)
     ):

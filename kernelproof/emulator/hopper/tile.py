@@ -1,4 +1,4 @@
-"""Registers of wgmma: accumulators and A operands, the group that uses them, and sums not yet spread to registers."""
+"""Registers of wgmma: accumulators and A operands, the group that uses them, and sums not yet written to registers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kernelproof.emulator.state.arrays import Array
 
 
 class Form(NamedTuple):
-    """A kind of wgmma.mma_async: ``n`` columns, types of A and B (of one width), accumulator ``acc``; A from registers
-    (``registers``) or shared memory; operands M- or N-major (``along_a``, ``along_b``); sign of A times that of B;
-    ``saturate``: s32 sums are clamped."""
+    """A kind of wgmma.mma_async: ``n`` columns, types of A and B (of equal width) and of the accumulator.
+    ``registers``: A comes from registers, not from shared memory. ``along_a``, ``along_b``: the operand is M- or
+    N-major. ``sign``: of A times that of B. ``saturate``: s32 sums are clamped."""
 
     n: int
     kind_a: str
@@ -33,14 +33,14 @@ class Form(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """D of some warpgroups as (warpgroups, 64, n) of float16, float32 or int32; ``starts``: their first lanes."""
+    """D of some warpgroups, shape (warpgroups, 64, n), float16, float32 or int32. ``starts``: their first lanes."""
 
     starts: tuple[int, ...]
     block: Array
 
     def spread(self, registers: Array) -> None:
-        """Write D into accumulator registers (registers, lanes): rows are 16 * warp + 8 * half + lane / 4, columns
-        8 * i + lane % 4 * 2 + j, and two float16 share a register."""
+        """Write D into accumulator registers (registers, lanes). Layout (PTX ISA): rows are 16 * warp + 8 * half + lane
+        / 4, columns 8 * i + lane % 4 * 2 + j, and two float16 share a register."""
         count, n = len(self.starts), self.block.shape[2]
         cells = self.block.reshape(count, 4, 2, 8, n // 8, 4, 2)
         if self.block.dtype == np.float16:
@@ -52,8 +52,8 @@ class Sums(NamedTuple):
 
 
 def accumulated(form: Form, product: Array, before: Array | None, keep: list[bool]) -> Array:
-    """Products (warpgroups, 64, n), to which D of before is added where ``keep``, as D holds them. float32 products are
-    overwritten."""
+    """D from products (warpgroups, 64, n): D of ``before`` is added for warpgroups in ``keep``. The array ``product``
+    may be overwritten."""
     if before is not None:
         wide = f16_to_f32(before.view(np.uint16)) if form.acc == "f16" else before
         if all(keep):
@@ -66,9 +66,9 @@ def accumulated(form: Form, product: Array, before: Array | None, keep: list[boo
 
 
 class Tile:
-    """Registers of a wgmma and, per warpgroup, the group that uses them last. Those of A are only ``lent``: they may
-    be read meanwhile. ``sums``: what the registers of some warpgroups hold instead of what stands in ``base``
-    (registers, lanes)."""
+    """The registers of a wgmma and, per warpgroup, the last group that uses them. Registers of A are only ``lent``:
+    they may be read meanwhile. ``sums``, if there are any, hold what the registers of some warpgroups contain, in place
+    of the content of ``base`` (registers, lanes)."""
 
     __slots__ = ("_registers", "base", "group", "lent", "sums")
 
@@ -78,7 +78,7 @@ class Tile:
 
     @property
     def registers(self) -> Array:
-        """Raw bits, (registers, lanes), not to be changed."""
+        """Raw bits, shape (registers, lanes); do not change them."""
         if self._registers is None:
             assert self.sums is not None
             self._registers = self.base.copy()
@@ -86,7 +86,7 @@ class Tile:
         return self._registers
 
     def gathered(self, starts: tuple[int, ...], form: Form) -> Array:
-        """D of the warpgroups that begin at these lanes, as ``Sums`` holds it."""
+        """D of the warpgroups that begin at these lanes, in the form of ``Sums.block``."""
         if self.sums is not None and self.sums.starts == starts and self.sums.block.shape[2] == form.n:
             return self.sums.block
         kind = {"f16": np.float16, "f32": np.float32, "s32": np.int32}[form.acc]
@@ -117,5 +117,5 @@ class TileRegister:
         return out
 
 
-# What a register may hold that wgmma or mma writes. None: not written yet.
+# What a register may hold that wgmma or mma writes. None: it was not written yet.
 Register = Array | TileRegister | Accumulator | None

@@ -1,7 +1,7 @@
-"""wgmma: products of warpgroups from shared memory, their accumulators and groups.
+"""wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"): products from shared memory, and their groups.
 
-Values are computed at issue, rounded as ``machine.tensor`` describes (fp32 sums once per instruction, fp16 likewise);
-what an instruction reads counts as being read, and its accumulators as undefined, until its group has been waited for.
+Values are computed when the instruction is issued, rounded as ``machine.tensor`` describes: sums once per instruction.
+What an instruction reads counts as being read, and its accumulators as undefined, until its group has been waited for.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 from kernelproof.emulator.arithmetic.operands import elements
 from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDED_KINDS, ROUNDINGS, add_products
 from kernelproof.emulator.hopper.async_reads import Elements
-from kernelproof.emulator.hopper.clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.pattern import Pattern, Strides, numbers, pattern
 from kernelproof.emulator.hopper.tile import Form, Register, Sums, Tile, TileRegister, accumulated
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
-# Bytes of a row of the swizzle pattern, by the layout field of a descriptor: none, 128, 64, 32.
+# Bytes of a row of the swizzle pattern, by the layout field of a descriptor: no swizzle, 128, 64, 32 bytes.
 SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
 
 
 class Places(NamedTuple):
-    """Elements of an operand by warpgroup, which of them are shared, whether all lie inside shared memory, and the
-    bytes of the CTAs that hold them."""
+    """The elements of an operand, by warpgroup; which warpgroups share them; whether all lie inside of shared memory;
+    and the bytes of the CTAs that contain them."""
 
     at: Array
     slot_of: list[int] | None
@@ -34,17 +34,17 @@ class Places(NamedTuple):
     extent: tuple[int, int]
 
 
-# Most cached places of operands; a ring of stages uses the same ones every turn.
+# Cached places of operands at most. A ring of stages uses the same ones in every turn.
 MAX_PLACES = 256
 
 
 class Warpgroups:
     """The warpgroups of a batch, numbered row by row.
 
-    Groups of wgmma count from 1 per warpgroup: ``committed`` is the last one closed, ``retired`` the last that each of
-    its warps has waited for, (warps, warpgroups): a wait is of the executing threads, a commit of the warpgroup.
-    Invariants: retired <= committed; a tile whose group is beyond a warp's ``retired`` is under way for that warp;
-    ``fenced`` says that since the last wgmma.fence no other instruction has touched registers that wgmma uses.
+    Groups of wgmma count from 1 per warpgroup. ``committed`` is the last group that was closed; ``retired`` (warps,
+    warpgroups) the last one that each warp has waited for: threads wait, but the warpgroup as a whole commits.
+    Invariants: retired <= committed; a tile whose group is beyond a warp's ``retired`` is in use for that warp;
+    ``fenced``: no other instruction has touched registers that wgmma uses since the last wgmma.fence.
     """
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks, shared: ClusterMemory) -> None:
@@ -57,12 +57,12 @@ class Warpgroups:
         self.starts = [q // self.per_row * batch.width + q % self.per_row * 128 for q in range(self.count)]
         self.committed: Array = np.zeros(self.count, np.int64)
         self.retired: Array = np.zeros((4, self.count), np.int64)
-        # Which of its warpgroup's warps a lane is of.
+        # The number of a lane's warp in its warpgroup.
         self.warp_of_lane: Array = batch.warp & 3
         # Per warpgroup, the tick at which each group was committed.
         self.group_ticks: list[list[int]] = [[] for _ in range(self.count)]
         self.fenced: Array = np.zeros(self.count, bool)
-        # The mask of the last access to registers since a fence, compared by identity; False: no access.
+        # The mask of the last access to registers since a fence, compared by identity; False: there was no access.
         self.last_touch: Mask | bool = False
         self.first_lanes: Array = np.array(self.starts)
         self.places: dict[tuple[bytes, tuple[int, ...], int, bool], Places] = {}
@@ -70,14 +70,14 @@ class Warpgroups:
     # --- registers under other instructions ---
 
     def read(self, value: Register, m: Mask, site: int) -> Array:
-        """The array behind a register that an ordinary instruction reads."""
+        """The array behind a register that an ordinary instruction reads; a register in use is reported."""
         if isinstance(value, TileRegister) and not value.tile.lent:
             self._check_settled(value.tile, m, site, "reads")
             self._touch(m)
         return self._plain(value)
 
     def overwrite(self, value: Register, m: Mask, site: int) -> None:
-        """An ordinary instruction is about to write a register that wgmma uses."""
+        """An ordinary instruction is about to write a register that wgmma uses; a register in use is reported."""
         if isinstance(value, TileRegister):
             self._check_settled(value.tile, m, site, "writes")
         self._touch(m)
@@ -101,8 +101,8 @@ class Warpgroups:
             self.batch.report_lanes("wgmma-registers", text, site, np.flatnonzero(lanes))
 
     def merge(self, m: Mask, new: Register, old: Register) -> Register:
-        """Masked assignment of registers that wgmma uses: lanes outside keep the old register, with the group that it
-        waits for."""
+        """Masked assignment of registers that wgmma uses: lanes outside of the mask keep the old register and the group
+        that uses it."""
         if old is None or new is old or m is None:
             return new
         if isinstance(new, TileRegister) and isinstance(old, TileRegister) and new.is_same(old):
@@ -129,12 +129,12 @@ class Warpgroups:
     # --- wgmma ---
 
     def fence(self, m: Mask) -> None:
-        """wgmma.fence."""
+        """wgmma.fence by the lanes of ``m``."""
         self.last_touch = False
         self.fenced[self._groups_of(m)] = True
 
     def _whole(self, m: Mask, site: int) -> list[int]:
-        """The complete warpgroups in the mask; incomplete ones are reported."""
+        """The warpgroups that are complete in the mask; incomplete ones are reported."""
         batch = self.batch
         if m is None:
             if batch.width % 128 == 0:
@@ -161,7 +161,7 @@ class Warpgroups:
         m: Mask,
         site: int,
     ) -> list[TileRegister]:
-        """wgmma.mma_async. ``a``: descriptors (uint64 per lane) or registers; ``scale``: keep the accumulators."""
+        """wgmma.mma_async. ``a``: descriptors (uint64 per lane) or registers. ``scale``: add to the accumulators."""
         groups = self._whole(m, site)
         old, group = self._accumulators(d)
         sums = old.sums
@@ -186,7 +186,7 @@ class Warpgroups:
         return [TileRegister(tile, i) for i in range(len(d))]
 
     def _summed(self, form: Form, left: Array, right: Array, before: Array | None, keep: list[bool]) -> Array:
-        """D of operands (warpgroups, 64, k) and (warpgroups, k, n) and of D before, which some warpgroups keep."""
+        """D from operands (warpgroups, 64, k) and (warpgroups, k, n), and from D before, which some warpgroups keep."""
         rounding = ROUNDINGS.get(self.launch.options.rounding)
         if rounding is None or form.acc != "f32" or form.kind_a not in ROUNDED_KINDS:
             product = np.matmul(left, right)
@@ -197,7 +197,7 @@ class Warpgroups:
         return add_products(-left if form.sign < 0 else left, right, total, rounding)
 
     def _accumulators(self, d: tuple[Register, ...]) -> tuple[Tile, Array]:
-        """The tile before an mma, and the groups that use its registers."""
+        """The accumulators before an mma as a tile, and the groups that use its registers."""
         first = d[0]
         if isinstance(first, TileRegister) and len(first.tile.base) == len(d):
             tile = first.tile
@@ -218,7 +218,7 @@ class Warpgroups:
             self.fenced[bad] = True
 
     def lend(self, registers: tuple[Register, ...], m: Mask) -> list[TileRegister]:
-        """The A registers of the mma just issued: not to be written before its group has been waited for."""
+        """The A registers of the mma just issued: they must not be written until its group has been waited for."""
         group = np.zeros(self.count, np.int64)
         chosen = self._groups_of(m)
         group[chosen] = self.committed[chosen] + 1
@@ -234,15 +234,15 @@ class Warpgroups:
         plain = [self._plain(r) for r in registers]
         raw = np.stack([np.stack([r[s : s + 128] for r in plain]) for s in starts])
         values = elements(np.ascontiguousarray(raw).view(np.uint8), form.kind_a)
-        # Register r: rows 8 * (r % 2), and of the half r / 2 of k the elements of one register.
+        # Layout (PTX ISA): register r holds rows 8 * (r % 2) + lane / 4, and elements of the half r / 2 of k.
         cells = values.reshape(len(starts), 2, 2, 4, 8, 4, -1).transpose(0, 3, 2, 4, 1, 5, 6)
         return np.ascontiguousarray(cells).reshape(len(starts), 64, form.k)
 
     def _operand(
         self, kind: str, descriptors: Array, rows: int, along: bool, groups: list[int], site: int, across: bool = False
     ) -> Array:
-        """A or B of every warpgroup as numbers, (warpgroups, rows, elements along k); ``across``: the other way
-        round."""
+        """A or B of every warpgroup as numbers, shape (warpgroups, rows, elements along k); with ``across`` the last
+        two are exchanged."""
         at, slot_of = self._places(descriptors, rows, along, groups, site)
         count = len(groups) if slot_of is None else max(slot_of) + 1
         if slot_of is not None:
@@ -254,8 +254,8 @@ class Warpgroups:
     def _places(
         self, descriptors: Array, rows: int, along: bool, groups: list[int], site: int
     ) -> tuple[Array, list[int] | None]:
-        """16-byte elements of an operand of every warpgroup, (warpgroups, elements), checked and tagged; and which
-        warpgroups share them, by numbers (None: none do)."""
+        """The 16-byte elements of an operand of every warpgroup, (warpgroups, elements), checked and tagged; and which
+        of them each warpgroup uses, if some share theirs (None: none do)."""
         starts = self.first_lanes[groups]
         first = descriptors[starts]
         key = (first.tobytes(), tuple(groups), rows, along)
@@ -285,7 +285,7 @@ class Warpgroups:
         return Places(at, shared_by if len(slots) < len(groups) else None, inside, extent)
 
     def _places_of(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
-        """The same of one warpgroup, with whatever there is to report."""
+        """The elements of one warpgroup's operand, with every check."""
         start = self.starts[q]
         if (descriptors[start : start + 128] != descriptors[start]).any():
             text = "the threads of a warpgroup have different descriptors of one operand"
@@ -300,7 +300,8 @@ class Warpgroups:
         return at
 
     def _pattern(self, descriptor: int, rows: int, along: bool) -> Pattern:
-        """The 16-byte elements of an operand, in the order of ``numbers``."""
+        """The 16-byte elements that a descriptor names (PTX ISA, "Matrix Descriptor Format"), in the order that
+        ``numbers`` expects. Addresses and offsets are in units of 16 bytes, 14 bits each."""
         fields = Strides(
             address=(descriptor & 0x3FFF) << 4,
             leading=(descriptor >> 16 & 0x3FFF) << 4,
@@ -313,15 +314,15 @@ class Warpgroups:
     # --- groups ---
 
     def commit(self, m: Mask, site: int) -> None:
-        """wgmma.commit_group."""
+        """wgmma.commit_group by the lanes of ``m``."""
         self.launch.tick += 1
         for q in self._whole(m, site):
             self.committed[q] += 1
             self.group_ticks[q].append(self.launch.tick)
 
     def wait(self, pending: int, m: Mask) -> None:
-        """wgmma.wait_group: for these warps all but the ``pending`` newest groups are complete, and they know what
-        those have read."""
+        """wgmma.wait_group: for these warps all but the ``pending`` newest groups are complete, and they know that what
+        those groups read has been read."""
         batch = self.batch
         lanes = batch.lanes(m)
         groups = self.of_lane[lanes]

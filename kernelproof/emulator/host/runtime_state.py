@@ -5,31 +5,33 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kernelproof.emulator.host.execution import Launch
+from kernelproof.emulator.host.policy import SessionPolicy
 from kernelproof.emulator.host.program import Program
 from kernelproof.emulator.host.standin import Words
 from kernelproof.emulator.memory.arena import Memory
-from kernelproof.emulator.state.launch import Device, LaunchResult, Options
+from kernelproof.emulator.state.launch_state import LaunchResult
+from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.reports import Report
 
-CtaFilter = Callable[[tuple[int, int, int]], Iterable[int]]
 # Answers one runtime call with a cudaError_t.
 Call = Callable[[Words], int]
 
 
 @dataclass
 class RuntimeState:
-    """``launches``: results in order; ``reports``: all findings; ``errors``: exceptions behind failed calls;
-    ``refusals``: why the runtime refused a call; ``unsupported``: functions called that nothing here stands for, each
-    with a count; ``device_failure``: what calls that wait for the device answer once a kernel has failed."""
+    """The emulated device and what has happened on it.
+
+    ``programs``: where kernels are looked up beside the launcher's own program. ``launches``: results in order;
+    ``reports``: all findings; ``errors``: exceptions behind failed calls; ``refusals``: why the runtime refused calls;
+    ``unsupported``: functions called that the emulator lacks, each with a count; ``device_failure``: the cudaError_t
+    that calls which wait for the device return once a kernel has failed, else 0.
+    """
 
     memory: Memory
-    device: Device
-    options: Options
-    cta_filter: CtaFilter | None
+    policy: SessionPolicy
     programs: list[Program]
     launches: list[LaunchResult] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
@@ -37,13 +39,19 @@ class RuntimeState:
     refusals: list[str] = field(default_factory=list)
     unsupported: Counter[str] = field(default_factory=Counter)
     device_failure: int = 0
+    device: Device = field(init=False)
+    options: Options = field(init=False)
 
-    def execute(self, launch: Launch) -> LaunchResult:
-        """Execute a launch; for subclasses that do more about it."""
-        return launch.execute()
+    def __post_init__(self) -> None:
+        self.device, self.options = self.policy.device or Device(), self.policy.options
+
+    def record(self, result: LaunchResult) -> None:
+        """Keep what a launch did and found."""
+        self.launches.append(result)
+        self.reports += result.reports
 
 
 def put(address: int, form: str, *values: int) -> None:
-    """Write a call's result through a pointer; ``form``: as of ``struct``."""
+    """Write a call's result through a pointer. ``form``: the format of ``struct``, without byte order."""
     raw = struct.pack("<" + form, *values)
     ctypes.memmove(address, raw, len(raw))

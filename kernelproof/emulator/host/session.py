@@ -1,52 +1,56 @@
-"""Sessions: the emulated device while a host launcher runs."""
+"""Sessions: the emulated device while kernels are launched, by a host launcher or directly."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
 from kernelproof.emulator.host.cuda import LAUNCH_FAILURE, NO_IMAGE, NOT_SUPPORTED, LaunchRefused
 from kernelproof.emulator.host.device_calls import DeviceCalls
 from kernelproof.emulator.host.execution import output_reports
+from kernelproof.emulator.host.images import image_count, registered
 from kernelproof.emulator.host.kernel_calls import KernelCalls
 from kernelproof.emulator.host.memory_calls import MemoryCalls
-from kernelproof.emulator.host.program import Program, session_tensors
-from kernelproof.emulator.host.runtime_state import CtaFilter, RuntimeState
+from kernelproof.emulator.host.policy import CtaFilter, SessionPolicy
+from kernelproof.emulator.host.program import Dim, KernelArgument, Program, as_dim, session_tensors
+from kernelproof.emulator.host.runtime_state import RuntimeState
 from kernelproof.emulator.host.standin import Words, active, standin
 from kernelproof.emulator.host.streams import Streams
 from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.emulator.memory.arena import Memory
-from kernelproof.emulator.state.launch import Device, Options
+from kernelproof.emulator.state.launch_state import LaunchResult
+from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.reports import Report
 
+# Calls that tell the program of a kernel's failure.
 WAITING_CALLS = frozenset(("synchronize", "stream_synchronize", "event_synchronize", "memcpy", "launch"))
+LAUNCHING_CALLS = frozenset(("launch", "graph_launch"))
+COPYING_CALLS = frozenset(("memcpy", "memset", "memcpy_to_symbol", "memcpy_from_symbol"))
 
 
 class Session(RuntimeState):
-    """The emulated device while a host launcher runs. Use ``emulator.session``.
+    """The emulated device under one policy.
 
-    It enforces what the real runtime enforces and executes launches at once. ``launches``: results in order;
-    ``reports``: all findings; ``errors``: exceptions behind failed calls; ``refusals``: why the runtime refused a call.
+    In a ``with`` statement it answers the runtime calls of host launchers: it refuses what the real runtime refuses and
+    executes launches at once. ``run`` launches a kernel without host code and needs no ``with`` statement. Findings of
+    both are ``reports``.
     """
 
     def __init__(
-        self,
-        memory: Memory | None = None,
-        device: Device | None = None,
-        options: Options | None = None,
-        cta_filter: CtaFilter | None = None,
-        programs: Iterable[Program] = (),
+        self, policy: SessionPolicy | None = None, memory: Memory | None = None, programs: Iterable[Program] = ()
     ) -> None:
-        super().__init__(memory or Memory(), device or Device(), options or Options(), cta_filter, list(programs))
+        super().__init__(memory or Memory(), policy or SessionPolicy(), list(programs))
+        # An exception that ends the process must not pass through C: it waits here until the session ends.
         self.interruption: BaseException | None = None
         self.streams = Streams(self)
-        self.kernels = KernelCalls(self, self.streams)
-        self.lock = threading.RLock()
+        self.kernel_calls = KernelCalls(self, self.streams)
+        self.lock = threading.RLock()  # host threads launch too
+        self.first_image = 0
         self.calls = {
-            **self.kernels.calls,
+            **self.kernel_calls.calls,
             **MemoryCalls(self, self.streams).calls,
             **DeviceCalls(self).calls,
             **self.streams.calls,
@@ -55,8 +59,9 @@ class Session(RuntimeState):
         }
 
     def __enter__(self) -> Self:
-        # A fresh device: no error of an earlier session is pending.
+        # The runtime keeps the last error per process: a new session must not see that of an earlier one.
         standin().cudaGetLastError()
+        self.first_image = image_count()
         active.append(self.handle)
         session_tensors.append(Tensors(self.memory))
         return self
@@ -68,63 +73,112 @@ class Session(RuntimeState):
         session_tensors.pop()
         if self.interruption:
             raise self.interruption
-        if kind is None and self.cta_filter is None and self.launches:
-            self.reports += output_reports(self.memory, self.launches[-1].kernel)
+        if kind is None and self.policy.check_outputs and self.launches:
+            self.check_outputs()
+
+    # --- runtime calls ---
 
     def handle(self, name: str, words: Words) -> int:
-        """One runtime call; returns its cudaError_t. Nothing may escape through C: an error becomes a failed call and
-        a report."""
+        """Answer one runtime call; returns its cudaError_t. Nothing may be raised through C: an exception becomes a
+        failed call and a finding."""
         call = self.calls.get(name)
         if call is None:
             return NOT_SUPPORTED
         try:
-            with self.lock:  # host threads launch too
-                return call(words) or (self.device_failure if name in WAITING_CALLS else 0)
+            with self.lock:
+                code = call(words) or (self.device_failure if name in WAITING_CALLS else 0)
         except LaunchRefused as refused:
-            self.refuse(name, refused)
-            return refused.code
+            self._refuse(name, refused)
+            code = refused.code
         except (KeyboardInterrupt, SystemExit) as interruption:
-            self.interruption = interruption  # is raised where the session ends
-            return LAUNCH_FAILURE
+            self.interruption = interruption
+            code = LAUNCH_FAILURE
         except BaseException as error:
             self.errors.append(error)
             self.reports.append(Report("launch-error", f"{type(error).__name__}: {error}"))
-            return LAUNCH_FAILURE
+            code = LAUNCH_FAILURE
+        self.policy.hooks.report(self.reports, self.launches)
+        return code
 
-    def refuse(self, call: str, refused: LaunchRefused) -> None:  # noqa: ARG002 - for subclasses
-        """The runtime refuses a call; for subclasses that say so at once."""
+    def _refuse(self, call: str, refused: LaunchRefused) -> None:
+        """Keep why the runtime refuses a call."""
+        self.policy.hooks.refused(call, refused, str(refused) not in self.refusals)
         self.refusals.append(str(refused))
-
-    @staticmethod
-    def refusal(call: str, refused: LaunchRefused) -> Report | None:
-        """A refused call as a report: a launch that never ran, a copy that was not made; None for other calls, which
-        programs may make to see what there is. A file without PTX for the device says nothing about the program."""
-        if refused.code == NO_IMAGE:
-            return Report("launch-error", str(refused), refused.kernel)
-        if call in ("launch", "graph_launch"):
-            return Report("launch-refused", str(refused), refused.kernel)
-        if call in ("memcpy", "memset", "memcpy_to_symbol", "memcpy_from_symbol"):
-            return Report("copy-out-of-bounds", str(refused))
-        return None
+        report = refusal_report(call, refused) if self.policy.refusals_are_findings else None
+        if report is not None:
+            self.reports.append(report)
 
     def answer_unsupported(self, words: Words) -> int:
-        """A function of the real libraries that nothing here stands for: its name."""
-        self.unsupported[ctypes.string_at(words[0]).decode()] += 1
+        """A call of a function that the emulator lacks; its name is the only word."""
+        name = ctypes.string_at(words[0]).decode()
+        self.unsupported[name] += 1
+        if self.unsupported[name] == 1:
+            self.policy.hooks.unsupported(name)
         return NOT_SUPPORTED
 
     def launch(self, words: Words) -> int:
         """A launch, its stream in ``words[9]``; for subclasses that order streams."""
-        return self.kernels.launch(words)
+        return self.kernel_calls.launch(words)
+
+    # --- launches without host code ---
+
+    def run(
+        self,
+        program: Program,
+        kernel: str,
+        grid: Dim,
+        block: Dim,
+        args: Sequence[KernelArgument],
+        *,
+        shared_bytes: int = 0,
+        cluster: Dim = 1,
+        overlapping: bool = False,
+        cooperative: bool = False,
+        memory: Memory | None = None,
+    ) -> LaunchResult:
+        """Run one kernel as the policy says; arguments are those of ``Program.launch``.
+
+        ``memory``: memory of this launch alone, whose outputs are checked when it ends if the policy checks outputs;
+        the session's memory if None. Raises LaunchRefused where the CUDA runtime would refuse, EmulatorError for what
+        the emulator does not support.
+        """
+        policy = self.policy
+        tensors = Tensors(memory or self.memory)
+        launch = program.prepare(
+            kernel, grid, block, args, tensors, policy.device, policy.options, shared_bytes=shared_bytes,
+            ctas=policy.cta_filter(as_dim(grid)) if policy.cta_filter is not None and not cooperative else None,
+            cluster=cluster, overlapping=overlapping, cooperative=cooperative,
+        )  # fmt: skip
+        result = policy.hooks.execute(launch)
+        tensors.store()
+        if memory is not None and policy.check_outputs and policy.cta_filter is None:
+            result.reports += output_reports(memory, launch.kernel)
+        self.record(result)
+        policy.hooks.report(self.reports, self.launches)
+        return result
+
+    # --- what there is ---
+
+    def kernels(self) -> dict[str, Program]:
+        """All kernels by name: those of ``programs``, and those that libraries registered since the session began."""
+        images = (registered(number, self.device) for number in range(self.first_image, image_count()))
+        return {name: program for program in (*self.programs, *images) for name in program.kernels}
+
+    def check_outputs(self) -> None:
+        """Report elements of output buffers that were never written, unless some CTAs were left out."""
+        if self.policy.cta_filter is None:
+            self.reports += output_reports(self.memory, self.launches[-1].kernel if self.launches else "")
+            self.policy.hooks.report(self.reports, self.launches)
 
 
-class StrictSession(Session):
-    """A session in which launches and copies that the runtime refuses are findings."""
-
-    def refuse(self, call: str, refused: LaunchRefused) -> None:
-        super().refuse(call, refused)
-        report = self.refusal(call, refused)
-        if report is not None:
-            self.reports.append(report)
+def refusal_report(call: str, refused: LaunchRefused) -> Report | None:
+    """A refused call as a finding: a launch that never ran, or a copy that was not made. None for other calls, which
+    programs may make to see what is possible. A file without PTX for the device says nothing about the program."""
+    if refused.code == NO_IMAGE:
+        return Report("launch-error", str(refused), refused.kernel)
+    if call in LAUNCHING_CALLS:
+        return Report("launch-refused", str(refused), refused.kernel)
+    return Report("copy-out-of-bounds", str(refused)) if call in COPYING_CALLS else None
 
 
 def session(
@@ -141,4 +195,4 @@ def session(
     to run; with it outputs are not checked for gaps. ``programs``: where kernels are looked up beside the launcher's
     own program; a program loaded from ``DIR/kernel.ptx`` also answers cudaLibraryLoadFromFile("DIR/kernel.cubin").
     """
-    return Session(memory, device, options, cta_filter, programs)
+    return Session(SessionPolicy(device, options or Options(), cta_filter), memory, programs)

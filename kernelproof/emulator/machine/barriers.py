@@ -1,4 +1,5 @@
-"""bar.sync, bar.arrive, bar.red and bar.warp.sync, and the instructions at which lanes only meet."""
+"""Barriers of a CTA and of a warp (PTX ISA, "bar", "barrier", "bar.warp.sync"), and instructions at which lanes
+meet."""
 
 from __future__ import annotations
 
@@ -9,24 +10,28 @@ import numpy as np
 from kernelproof.emulator.machine.scheduler import WARP_BARRIER, Scheduler, Step, ranges
 from kernelproof.emulator.memory.order import GlobalOrder
 from kernelproof.emulator.state.arrays import Array, Mask, Scalar, bits_of
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# Barriers of a CTA.
+# Barriers that a CTA has.
 BARRIERS = 16
 
 
 class Barriers:
-    """The numbered barriers of every CTA, and those of its warps. ``arrived``: number -> lanes that have arrived in the
-    barrier's present phase. A barrier without a count waits for threads that have not exited (PTX ISA, ``exit``)."""
+    """The numbered barriers of every CTA, and the barriers of its warps.
 
-    def __init__(self, batch: BatchState, scheduler: Scheduler, clocks: Clocks, order: GlobalOrder) -> None:
+    ``arrived``: number -> the lanes that have arrived in the barrier's present phase. A barrier with a count completes
+    when as many threads have arrived; one without waits for all threads that have not exited (PTX ISA, "exit").
+    """
+
+    def __init__(self, batch: BatchState, scheduler: Scheduler, clocks: WarpClocks, order: GlobalOrder) -> None:
         self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
         self.clocks, self.order = clocks, order
         self.arrived: dict[int, Array] = {}
-        # Open phases by barrier: threads expected per row, and the instruction at which each lane arrived.
+        # Number -> of the phase that is open: threads expected per row, and the instruction at which each lane arrived.
         self.phases: dict[int, tuple[Array, Array]] = {}
+        # Barriers whose phase was begun without a count.
         self.without_count: set[int] = set()
         # Per lane that waits at bar.warp.sync: the mask of lanes it waits for.
         self.members: Array = np.zeros(batch.size, np.uint32)
@@ -35,8 +40,9 @@ class Barriers:
     # --- barriers of a CTA ---
 
     def sync(self, number: Scalar, expected: Scalar, m: Mask, resume: int, site: int) -> Step:
-        """bar.sync: ``expected`` threads (0: all of the CTA) wait for each other and go on at block ``resume``."""
+        """bar.sync: ``expected`` threads (0: all of the CTA) wait for each other, then go on at block ``resume``."""
         self._count(m)
+        # Fast path: everybody is here, so nobody has to sleep.
         if (
             isinstance(number, int)
             and isinstance(expected, int)
@@ -57,25 +63,26 @@ class Barriers:
         return self.scheduler.pick()
 
     def arrive(self, number: Scalar, expected: Scalar, m: Mask, site: int) -> None:
-        """bar.arrive: counts, does not wait."""
+        """bar.arrive: the lanes count as arrived and go on at once."""
         self._count(m)
         for barrier, count, group in self._groups(number, expected, m):
             self._check(barrier, count, group, site)
             self._arrive(barrier, count, group, None, site)
 
     def _count(self, m: Mask) -> None:
+        """Count one barrier per CTA that takes part."""
         if self.launch.counters is not None:
             batch = self.batch
             rows = batch.count if m is None else len(np.unique(batch.row_of[batch.lanes(m)]))
             self.launch.counters.barriers += rows
 
     def _ctas_are_whole(self) -> bool:
-        """Does the mask hold all threads of each CTA, or none of them?"""
+        """Are all threads of each CTA alive, or none of them?"""
         left = self.batch.alive.reshape(self.batch.count, self.batch.width).sum(axis=1)
         return bool(((left == 0) | (left == self.batch.threads)).all())
 
     def _groups(self, number: Scalar, expected: Scalar, m: Mask) -> list[tuple[int, int, Array]]:
-        """(barrier, threads expected, lanes) of every barrier that the lanes name."""
+        """(barrier, threads expected, lanes) for every barrier that the lanes name."""
         batch = self.batch
         mask = batch.running(m).copy()
         if isinstance(number, int) and isinstance(expected, int):
@@ -86,8 +93,8 @@ class Barriers:
         return [(a, b or batch.threads, mask & (numbers == a) & (counts == b)) for a, b in sorted(pairs)]
 
     def _check(self, number: int, expected: int, mask: Array, site: int) -> None:
-        """The number exists, the count is of whole warps and that of those who have arrived, and the lanes of a warp
-        arrive by the same instruction."""
+        """Report a barrier whose number does not exist, whose count is no multiple of 32 or differs from that of others
+        who have arrived, or at which lanes of one warp arrive by different instructions."""
         batch = self.batch
         text = ""
         if number >= BARRIERS:
@@ -114,12 +121,13 @@ class Barriers:
             batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask))
 
     def _is_aligned(self, site: int) -> bool:
-        """Must all lanes of a warp execute this very instruction?"""
+        """Must all lanes of a warp arrive by the same instruction?"""
         opcode = next(part for part in self.launch.kernel.sites[site].text.split() if part[0] != "@")
         return opcode.startswith("bar.") or ".aligned" in opcode
 
     def _arrive(self, number: int, expected: int, mask: Array, resume: int | None, site: int) -> None:
-        """Lanes arrive, and sleep until ``resume`` (None: do not wait); a CTA whose count is reached goes on."""
+        """Lanes arrive, and sleep until they go on at ``resume`` (None: they do not wait). CTAs whose count is reached
+        go on."""
         batch = self.batch
         arrived = self.arrived.get(number)
         if arrived is not None and (arrived & mask).any():
@@ -136,7 +144,7 @@ class Barriers:
         self._settle(number, arrived, counts >= expected)
 
     def _after_exit(self, exited: Array) -> None:  # noqa: ARG002
-        """Barriers without a count may have waited for these threads alone."""
+        """Lanes have exited: barriers without a count, and barriers of warps, may have waited for them alone."""
         for number in self.without_count.intersection(self.arrived):
             self._settle(number, self.arrived[number], np.zeros(self.batch.count, bool))
         arrived = self.arrived.get(WARP_BARRIER)
@@ -146,7 +154,8 @@ class Barriers:
                 self._free_warps(free, arrived)
 
     def _settle(self, number: int, arrived: Array, done: Array) -> None:
-        """Rows in which the barrier has completed, by its count (``done``) or because all others have exited, go on."""
+        """Let rows go on in which the barrier is complete, by its count (``done``) or because all others have
+        exited."""
         batch = self.batch
         participants = arrived
         if number in self.without_count:
@@ -164,7 +173,7 @@ class Barriers:
         self._keep(number, arrived)
 
     def _report_early(self, number: int, arrived: Array, exited: Array) -> None:
-        """Lanes wait at a barrier that lanes of ``exited`` never reach."""
+        """Report that lanes wait at a barrier that the lanes of ``exited`` never reach."""
         batch = self.batch
         row = int(batch.row_of[np.flatnonzero(exited)[0]])
         ended = batch.thread[exited & (batch.row_of == row)]
@@ -179,6 +188,7 @@ class Barriers:
             self.arrived.pop(number, None)
 
     def _sync_all(self) -> None:
+        """Every CTA of the batch has passed a barrier as a whole. The tick advances first: see ``LaunchState``."""
         self.launch.tick += 1
         self.clocks.meet_all()
         if self.order.active:
@@ -188,7 +198,7 @@ class Barriers:
                 self.order.barrier(int(cta), warps, threads)
 
     def _sync_some(self, participants: Array, rows: Array) -> None:
-        """A barrier has completed in some rows (bool per row)."""
+        """A barrier is complete in some rows (bool per row). ``participants``: the lanes that it orders."""
         batch = self.batch
         self.launch.tick += 1
         for row in np.flatnonzero(rows):
@@ -199,7 +209,7 @@ class Barriers:
             self.order.barrier(int(batch.ctas[row]), [int(w) for w in warps], threads)
 
     def reduce(self, mode: str, value: Array, m: Mask, site: int) -> Array:
-        """bar.red over the CTA (all threads take part): popc gives uint32, and/or predicates."""
+        """bar.red over the whole CTA: popc gives uint32, and/or give predicates."""
         batch = self.batch
         active = batch.running(m).reshape(batch.count, batch.width)
         counts = active.sum(axis=1)
@@ -215,7 +225,7 @@ class Barriers:
     # --- barriers of a warp ---
 
     def _require_own_lane(self, members: Scalar, mask: Array, site: int) -> None:
-        """The lanes that execute bar.warp.sync are among its members."""
+        """Report lanes that execute bar.warp.sync without being among its members."""
         batch = self.batch
         absent = (batch.words(members).reshape(-1) >> batch.lane & 1 == 0) & mask
         if absent.any():
@@ -223,9 +233,10 @@ class Barriers:
             batch.report_lanes("warp-divergence", text, site, np.flatnonzero(absent))
 
     def sync_warp(self, members: Scalar, m: Mask, resume: int, site: int) -> Step:
-        """bar.warp.sync: the named lanes of a warp that are still alive wait for each other, wherever they are.
+        """bar.warp.sync: the lanes of a warp that the mask names wait for each other, wherever they are; lanes that
+        have exited are not waited for.
 
-        Lanes of one warp may name different sets: each set is complete when all its living members have arrived.
+        Lanes of one warp may name different sets. Each set is complete when all its living members have arrived.
         """
         batch, scheduler = self.batch, self.scheduler
         if scheduler.alone:
@@ -253,12 +264,12 @@ class Barriers:
         return scheduler.pick()
 
     def _warp_lacks(self, named: Array, arrived: Array) -> Array:
-        """Per lane: has a living lane that it names not arrived yet?"""
+        """Per lane: is a living lane that it names still missing?"""
         absent = (self.batch.alive & ~arrived).reshape(-1, 1, 32)
         return np.asarray((named.reshape(-1, 32, 32) & absent).any(axis=2).reshape(-1))
 
     def _free_warps(self, free: Array, arrived: Array) -> None:
-        """The lanes ``free`` of those that have ``arrived`` go on behind bar.warp.sync."""
+        """Let the lanes ``free``, of those that have ``arrived``, go on behind bar.warp.sync."""
         self.scheduler.release(WARP_BARRIER, free)
         self.clocks.warp_sync(free)
         self._keep(WARP_BARRIER, arrived & ~free)
@@ -266,18 +277,18 @@ class Barriers:
 
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """Lanes that wait at one instruction for the others of their warp (``members``: which, as each lane names them) or,
-    with None, of their warpgroup."""
+    """Lanes that wait at one instruction for others. ``members``: the lanes of the warp that each of them names; None:
+    they wait for all of their warpgroup."""
 
     lanes: Array
     members: Scalar | None
 
     def describe(self, row: int) -> str:  # noqa: ARG002
-        """What is waited for, in words."""
+        """What the lanes wait for, in words."""
         return "an instruction that their " + ("warpgroup" if self.members is None else "warp") + " executes together"
 
     def add(self, lanes: Array, members: Scalar | None) -> None:
-        """More lanes come."""
+        """More lanes arrive. ``members``: whom they name."""
         if self.members is not None and members is not None:
             same = isinstance(members, int) and isinstance(self.members, int) and members == self.members
             self.members = members if same else np.where(lanes, members, self.members).astype(np.uint32)
@@ -285,11 +296,11 @@ class Meeting:
 
 
 class Meetings:
-    """Instructions that lanes, a warp or a warpgroup execute together, such as shuffles and wgmma. The hardware's warps
-    run apart and come together there; meeting orders no memory.
+    """Instructions that lanes, a warp or a warpgroup execute together, such as shuffles and wgmma. On hardware the
+    warps run apart and come together there. Meeting orders no memory accesses.
 
-    Invariant: ``by_site`` has the lanes that have come to an instruction and not left it; all of them sleep. A lane
-    leaves when no living lane of its unit (the members named, or the warpgroup) is still elsewhere.
+    Invariant: ``by_site`` has the lanes that have come to an instruction and not left it, and all of them sleep. A lane
+    leaves as soon as no living lane that it waits for is elsewhere.
     """
 
     def __init__(self, batch: BatchState, scheduler: Scheduler) -> None:
@@ -298,7 +309,8 @@ class Meetings:
         scheduler.on_exit.append(self._after_exit)
 
     def converge(self, members: Scalar | None, m: Mask, resume: int, site: int) -> Step:
-        """The named lanes of a warp (None: the warps of a warpgroup) come together, then go on at ``resume``."""
+        """The lanes wait for those that they name (``members``; None: the rest of their warpgroup), then all go on at
+        block ``resume``."""
         if self.scheduler.alone:
             return resume, m, False
         mask = self.batch.running(m)
@@ -315,7 +327,7 @@ class Meetings:
         return self.scheduler.pick()
 
     def _after_exit(self, exited: Array) -> None:
-        """Exited lanes are no longer waited for, so meetings may be complete now."""
+        """Lanes have exited and are no longer waited for, so meetings may be complete now."""
         for site, meeting in list(self.by_site.items()):
             if meeting.members is not None:
                 deserted = meeting.lanes & self._lacks(meeting, exited)
@@ -325,6 +337,7 @@ class Meetings:
             self._settle(site)
 
     def _settle(self, site: int) -> None:
+        """Let the lanes go on that wait for nobody any more."""
         meeting = self.by_site[site]
         free = meeting.lanes & ~self._lacks(meeting, self.batch.alive & ~meeting.lanes)
         if free.any():
@@ -334,10 +347,11 @@ class Meetings:
             del self.by_site[site]
 
     def _lacks(self, meeting: Meeting, absent: Array) -> Array:
-        """Per lane: is a lane of its unit among the ``absent``?"""
+        """Per lane: is one of those that it waits for among the ``absent``?"""
         batch, members = self.batch, meeting.members
         absent = absent.reshape(-1, 32)
         if members is None:
+            # Four warps are a warpgroup; the last one of a CTA may be smaller.
             warps, groups = batch.warps_per_cta, -(-batch.warps_per_cta // 4)
             missing = np.zeros((batch.count, groups * 4), bool)
             missing[:, :warps] = absent.any(axis=1).reshape(batch.count, warps)

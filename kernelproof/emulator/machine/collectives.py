@@ -1,4 +1,7 @@
-"""Instructions that the lanes of a warp execute together: shuffles, votes, matches, reductions."""
+"""Instructions that the lanes of a warp execute together (PTX ISA): shfl, vote, match, redux, elect, activemask.
+
+A ``.sync`` instruction also synchronises its members, so it orders their memory accesses.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 
 from kernelproof.emulator.state.arrays import Array, Mask, Scalar, bits_of, words_of
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# redux: what stands in for lanes that take no part, and how values combine.
+# redux by operation: the value of lanes that take no part, and how values of a warp combine.
 _REDUCTIONS: dict[str, tuple[int, Callable[[Array], Array]]] = {
     "add": (0, lambda v: np.asarray(v.sum(axis=2))),
     "min": (1 << 40, lambda v: np.asarray(v.min(axis=2))),
@@ -22,16 +25,17 @@ _REDUCTIONS: dict[str, tuple[int, Callable[[Array], Array]]] = {
 
 
 class Warps:
-    """The warps of a batch. Registers have shape (lanes,); inside, (warps, 32)."""
+    """The collectives of a batch. Registers have shape (lanes,); inside a method they have shape (warps, 32)."""
 
-    def __init__(self, batch: BatchState, clocks: Clocks) -> None:
+    def __init__(self, batch: BatchState, clocks: WarpClocks) -> None:
         self.batch, self.clocks = batch, clocks
 
     def _active(self, m: Mask) -> Array:
         return (np.ones(self.batch.size, bool) if m is None else m).reshape(-1, 32)
 
     def _require_members(self, members: Scalar, m: Mask, site: int) -> Array:
-        """Check the member mask of a ``.sync`` collective; returns the active mask, shape (warps, 32)."""
+        """Report a member mask that names lanes which are not here, or that differs between members. Returns the mask
+        of active lanes, shape (warps, 32)."""
         active = self._active(m)
         if isinstance(members, int) and members == 0xFFFFFFFF and m is None:
             return active
@@ -52,23 +56,24 @@ class Warps:
         return active
 
     def _meet(self, members: Scalar, m: Mask, site: int) -> Array:
-        """The members synchronise: their accesses before are ordered before what follows."""
+        """The members synchronise: what they did before happens before what they do next."""
         active = self._require_members(members, m, site)
         self.clocks.warp_sync(m)
         return active
 
     def _groups(self, members: Scalar, active: Array) -> Array:
-        """Per lane, who takes part with it: (warps, 32, 32). Lanes may carry different masks (disjoint groups)."""
+        """Per lane, which lanes take part with it, shape (warps, 32, 32). Lanes may name different, disjoint groups."""
         return bits_of(self.batch.words(members)) & active[:, None, :]
 
     def shfl(
         self, mode: str, value: Array, lane: Scalar, clamp: Scalar, members: Scalar, m: Mask, site: int
     ) -> tuple[Array, Array]:
-        """shfl.sync -> (values, predicate: the source lane was in range)."""
+        """shfl.sync: (values, predicate: the source lane was in range)."""
         active = self._meet(members, m, site)
         own = self.batch.lane.astype(np.int64).reshape(-1, 32)
         b, c = self.batch.words(lane).astype(np.int64) & 31, self.batch.words(clamp).astype(np.int64)
-        # Lanes are cut into segments; ``low`` and ``top`` are the first lane of the own one and its limit.
+        # The operand c cuts a warp into segments: bits 8-12 are the mask of the segment, bits 0-4 the clamp. ``low`` is
+        # the first lane of a lane's own segment, ``top`` its limit.
         segment, bound = (c >> 8) & 31, c & 31
         low = own & segment
         top = low | (bound & ~segment & 31)
@@ -84,7 +89,7 @@ class Warps:
         return out, inside.reshape(-1)
 
     def vote(self, mode: str, value: Array, members: Scalar, m: Mask, site: int) -> Array:
-        """vote.sync: ballot gives uint32, the others predicates."""
+        """vote.sync: ballot gives uint32, the other modes predicates."""
         active = self._meet(members, m, site)
         bits = value.reshape(-1, 32)
         if mode == "ballot":
@@ -95,7 +100,7 @@ class Warps:
         return np.asarray({"any": some, "all": all_set, "uni": all_set | ~some}[mode].reshape(-1))
 
     def match(self, mode: str, value: Array, members: Scalar, m: Mask, site: int) -> tuple[Array, Array]:
-        """match.sync -> (mask of lanes with the same value, predicate for .all)."""
+        """match.sync: (mask of the lanes with the same value, predicate of match.all)."""
         group = self._groups(members, self._meet(members, m, site))
         v = value.reshape(-1, 32)
         same = (v[:, :, None] == v[:, None, :]) & group
@@ -114,7 +119,7 @@ class Warps:
         return np.asarray((out & 0xFFFFFFFF).astype(np.uint32).reshape(-1))
 
     def elect(self, members: Scalar, m: Mask, site: int) -> tuple[Array, Array]:
-        """elect.sync -> (the leader's lane, predicate: this lane is the leader)."""
+        """elect.sync: (the leader's lane, predicate: this lane is the leader). The leader is the lowest member."""
         self._require_members(members, m, site)
         bits = self.batch.words(members).reshape(-1).astype(np.int64)
         lowest = bits & -bits
@@ -124,5 +129,5 @@ class Warps:
         return leader.astype(np.uint32), leader == self.batch.lane
 
     def activemask(self, m: Mask) -> Array:
-        """activemask: the lanes that run together."""
+        """activemask: the lanes that execute it together."""
         return np.repeat(words_of(self._active(m)), 32)

@@ -1,4 +1,8 @@
-"""mma.sync, movmatrix and wmma of a batch."""
+"""mma.sync, movmatrix and wmma of a batch (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions").
+
+How elements lie in the registers of mma.sync is the PTX ISA's; how they lie in wmma's is unspecified there and chosen
+here.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,12 @@ from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.local import GenericMemory
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 class WmmaTile(NamedTuple):
     """What wmma.load and wmma.store move: ``part`` a, b, c or d of a product of ``size`` (m16n16k16, ...), its
-    ``layout`` (row, col), type (f16, s8, ...) and state space."""
+    ``layout`` (row or col), its state space, and the type ``kind`` of its elements (f16, s8, ...)."""
 
     part: str
     layout: str
@@ -29,8 +33,8 @@ class WmmaTile(NamedTuple):
 
 
 class WmmaForm(NamedTuple):
-    """A kind of wmma.mma: size, layouts of A and B, types of D, A, B and C; ``saturate``: sums are clamped to finite
-    ones; ``xor``: of single bits, differences are counted instead of common ones."""
+    """A kind of wmma.mma: size, layouts of A and B, types of D, A, B and C. ``saturate``: sums are clamped to finite
+    numbers. ``xor``: with single bits, count those that differ instead of those that are common."""
 
     size: str
     layout_a: str
@@ -45,7 +49,7 @@ class WmmaForm(NamedTuple):
 
 class DenseForm(NamedTuple):
     """A kind of mma.sync that is evaluated at once: ``rows`` x 8 elements, ``k`` deep, types of A, B and of the
-    accumulators; ``saturate`` and ``xor`` as of ``WmmaForm``."""
+    accumulators. ``saturate`` and ``xor``: see ``WmmaForm``."""
 
     rows: int
     k: int
@@ -62,7 +66,7 @@ class DenseForm(NamedTuple):
 
 
 class MatrixInstructions:
-    """Registers are uint32 arrays, one element per lane."""
+    """The matrix instructions of a batch. Registers are uint32 arrays, one element per lane."""
 
     def __init__(self, batch: BatchState, shared: SharedMemory, memory: DeviceMemory, generic: GenericMemory) -> None:
         self.batch, self.size, self.lane = batch, batch.size, batch.lane
@@ -79,15 +83,18 @@ class MatrixInstructions:
         return self.unit.mma(shape, a, b, c)
 
     def grid(self, grid: Grid, a: Fragment, b: Fragment, c: Registers, m: Mask) -> tuple[Accumulator, ...]:
-        """mma.sync, each fragment of A with each of B."""
+        """A grid of mma.sync: each fragment of A with each fragment of B."""
         if m is not None:
             for site in grid.sites:
                 self.batch.require_whole_warps(m, site)
         return self.unit.grid(grid, a, b, c)
 
     def dense(self, form: DenseForm, a: Fragment, b: Fragment, c: Fragment, m: Mask, site: int) -> list[Array]:
-        """mma.sync of other kinds than those of the tensor unit. Register (step, half of the rows) of A has rows 8 *
-        half + lane / 4 and, of each step's 4 * per columns, those from lane % 4 * per; B likewise by columns."""
+        """mma.sync of kinds that the tensor unit does not have.
+
+        Layout (PTX ISA): register (step, half of the rows) of A holds row 8 * half + lane / 4 and, of the step's 4 *
+        per columns, ``per`` from lane % 4 * per on; B likewise with columns for rows.
+        """
         self.batch.require_whole_warps(m, site)
         warps, halves, per = self.size // 32, form.rows // 8, form.per
         steps = form.k // (4 * per)
@@ -112,8 +119,8 @@ class MatrixInstructions:
     # --- wmma ---
 
     def _places(self, tile: WmmaTile, address: Array, stride: Array | None) -> tuple[list[Array], int]:
-        """Addresses of the chunks that each lane moves, and the bytes of a chunk. Element e of lane l of a fragment is
-        element l * n + e of the matrix, row by row for the accumulator, along the memory layout for A and B."""
+        """Addresses of the chunks that each lane moves, and the bytes of a chunk. Element e of lane l's fragment is
+        element l * n + e of the matrix: row by row for an accumulator, along the layout in memory for A and B."""
         m, n, k = _extents(tile.size)
         # Elements smaller than a byte share bytes along k.
         packed = max(1, 8 // ELEMENT_BITS[tile.kind])
@@ -139,8 +146,8 @@ class MatrixInstructions:
     def _require_alignment(
         self, tile: WmmaTile, registers: int, address: Array, stride: Array | None, m: Mask, site: int
     ) -> None:
-        """The first element on multiples of the lane's fragment (PTX ISA, wmma.load), at most 32 bytes; rows too, at
-        most 16 bytes (CUDA guide)."""
+        """Report addresses and strides that are not aligned. The first element needs multiples of the lane's fragment,
+        at most 32 bytes (PTX ISA, "wmma.load"); rows at most 16 bytes (CUDA C++ Programming Guide)."""
         lanes = self.batch.lanes(m)
         first = min(32, registers * _word(tile.kind)().itemsize)
         row = min(16, first)
@@ -156,7 +163,7 @@ class MatrixInstructions:
     def wmma_load(
         self, tile: WmmaTile, address: Array, stride: Array | None, registers: int, m: Mask, site: int
     ) -> list[Array]:
-        """wmma.load: fragment registers (the layout of a fragment is the machine's own)."""
+        """wmma.load: the fragment's registers."""
         self.batch.require_whole_warps(m, site)
         self._require_alignment(tile, registers, address, stride, m, site)
         places, width = self._places(tile, address, stride)
@@ -180,7 +187,7 @@ class MatrixInstructions:
             self.spaces[tile.space].store(place, chunk, width, m, site)
 
     def wmma(self, form: WmmaForm, a: Fragment, b: Fragment, c: Fragment, m: Mask, site: int) -> list[Array]:
-        """wmma.mma: D = A * B + C, rounded as mma.sync is."""
+        """wmma.mma: D = A * B + C, rounded as for mma.sync."""
         self.batch.require_whole_warps(m, site)
         rows, columns, depth = _extents(form.size)
         left = self._matrix(a, rows, depth, form.kind_a, form.layout_a == "col")
@@ -191,7 +198,7 @@ class MatrixInstructions:
         return [np.ascontiguousarray(cells[:, i]) for i in range(cells.shape[1])]
 
     def _matrix(self, registers: Fragment, rows: int, columns: int, kind: str, transposed: bool) -> Array:
-        """A fragment as (warps, rows, columns) of numbers."""
+        """A fragment as numbers, shape (warps, rows, columns)."""
         count = rows * columns // 32 * ELEMENT_BITS[kind] // (8 * _word(kind)().itemsize)
         words = np.ascontiguousarray(np.stack(registers[:count], axis=1))
         values = elements(words.view(np.uint8), kind)
@@ -202,17 +209,17 @@ class MatrixInstructions:
 
 
 def _word(kind: str) -> type[np.uint32] | type[np.uint64]:
-    """The type of a register that holds elements of this type."""
+    """The type of a register with elements of this type."""
     return np.uint64 if kind == "f64" else np.uint32
 
 
 def _fragment(registers: Fragment, kind: str) -> Array:
-    """The elements of registers, (registers, lanes * elements of a register)."""
+    """The elements of registers, shape (registers, lanes * elements per register)."""
     return elements(np.stack(registers).view(np.uint8), kind)
 
 
 def _product(left: Array, right: Array, xor: bool) -> Array:
-    """Matrix products; of single bits, how many are common or (``xor``) differ."""
+    """Matrix products; for single bits the number of common ones, or (``xor``) of differing ones."""
     common = np.matmul(left, right)
     if not xor:
         return np.asarray(common)

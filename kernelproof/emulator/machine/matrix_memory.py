@@ -1,4 +1,4 @@
-"""ldmatrix and stmatrix: 8x8 matrices of 16-bit elements between shared memory and the registers of a warp."""
+"""ldmatrix and stmatrix (PTX ISA): 8x8 matrices of 16-bit elements between shared memory and a warp's registers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import numpy as np
 
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 class MatrixMemory:
-    """Row addresses of n matrices come from the first 8 * n lanes of each warp."""
+    """ldmatrix and stmatrix of a batch. The first 8 * n lanes of each warp have the addresses of the rows of n
+    matrices."""
 
     def __init__(self, batch: BatchState, shared: SharedMemory) -> None:
         self.batch, self.shared = batch, shared
 
     def _address_lanes(self, matrices: int, m: Mask) -> Mask:
+        """The lanes whose addresses count."""
         if matrices == 4:
             return m
         chosen = np.zeros((self.batch.size // 32, 32), bool)
@@ -23,7 +25,8 @@ class MatrixMemory:
         return chosen.reshape(-1) if m is None else chosen.reshape(-1) & m
 
     def load(self, address: Array, matrices: int, m: Mask, site: int, transpose: bool) -> list[Array]:
-        """ldmatrix: one register (uint32 per lane) per matrix."""
+        """ldmatrix: one register (uint32 per lane) per matrix. Lane l gets elements 2 * (l % 4) and the next of row
+        l / 4."""
         batch, shared = self.batch, self.shared
         batch.require_whole_warps(m, site)
         mask = self._address_lanes(matrices, m)

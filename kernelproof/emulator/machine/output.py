@@ -1,4 +1,4 @@
-"""Text output of kernels: printf, and the messages of failed asserts."""
+"""Text that kernels write: printf, and the messages of failed asserts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.local import GenericMemory
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|j|z|t)?([diouxXcsfFeEgGaAp%])")
 _DOT = re.compile(r"%[-+ #0]*(?:\*|\d+)?\.")
@@ -21,8 +21,8 @@ MAX_CHARACTERS = 1 << 20  # characters that a launch may print, as many as a dev
 
 @lru_cache(maxsize=256)
 def _pieces(form: str) -> tuple[str | tuple[str, tuple[tuple[str, int], ...]], ...]:
-    """A format as plain text and conversions; a conversion is Python's form of it, and (kind, bytes) of each argument:
-    ``i`` and ``u`` integers, ``f`` floating, ``s`` a string."""
+    """A format as plain text and conversions. A conversion is Python's form of it, and (kind, bytes) of each argument:
+    ``i`` and ``u`` are integers, ``f`` is floating point, ``s`` a string."""
     out: list[str | tuple[str, tuple[tuple[str, int], ...]]] = []
     at = 0
     for m in _CONVERSION.finditer(form):
@@ -44,7 +44,7 @@ def _pieces(form: str) -> tuple[str | tuple[str, tuple[tuple[str, int], ...]], .
 
 
 class Output:
-    """Texts of the lanes of a batch, in the order of lanes at each instruction."""
+    """What the lanes of a batch print, in the order of lanes at each instruction."""
 
     def __init__(self, batch: BatchState, memory: DeviceMemory, generic: GenericMemory) -> None:
         self.batch, self.memory, self.generic = batch, memory, generic
@@ -59,7 +59,8 @@ class Output:
         return raw.partition(b"\0")[0].decode(errors="replace")
 
     def print(self, form: Array, values: Array, m: Mask, site: int) -> None:
-        """printf of each lane: the address of its format, and the generic one of its arguments."""
+        """printf of each lane. ``form``: addresses of formats in global memory; ``values``: generic addresses of the
+        arguments."""
         launch = self.batch.launch
         if launch.printed_characters > MAX_CHARACTERS:
             return
@@ -72,7 +73,7 @@ class Output:
         launch.printed_characters += len(launch.printed[-1])
 
     def _formatted(self, form: str, values: Array, m: Array, site: int) -> dict[int, str]:
-        """lane -> its text."""
+        """The text of each lane, by lane."""
         lanes = [int(lane) for lane in np.flatnonzero(m)]
         texts = dict.fromkeys(lanes, "")
         at = 0
@@ -102,7 +103,7 @@ class Output:
         return raw - 2 * top if kind == "i" and raw & top else raw
 
     def assert_failed(self, text: Array, file: Array, line: Array, function: Array, m: Mask, site: int) -> None:
-        """A failed assert of the lanes."""
+        """Report lanes whose assert has failed. The strings are addresses in global memory."""
         lanes = np.flatnonzero(self.batch.running(m))
         if len(lanes):
             first = int(lanes[0])
@@ -115,6 +116,7 @@ class Output:
 
 
 def _spelled(conversion: str, arguments: tuple[int | float | str, ...]) -> str:
+    # A format that Python refuses is printed as it is.
     try:
         if conversion[-1] == "c":
             *before, code = arguments

@@ -1,4 +1,4 @@
-"""Endless loops: the machine is deterministic, so a batch that returns to an earlier state repeats it for ever."""
+"""Endless loops. The emulator is deterministic, so a batch that returns to an earlier state repeats it for ever."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 # The state of a batch: its counters, and its registers and masks by name (arrays as bytes).
 State = tuple[tuple[int, ...], dict[str, object]]
-# The first turn whose state is compared, and the longest period that is found. If none is found, comparison starts
-# again at twice the turn.
+# The first turn whose state is compared, and the longest period that is found. If a period is longer, the comparison
+# begins again at twice the turn, so that few states are copied.
 FIRST, MAX_PERIOD = 1 << 12, 64
 
 
 def state_of(values: Mapping[str, object], counters: tuple[int, ...]) -> State:
-    """A copy of what decides the future. Other values than numbers and arrays are units of the machine, and registers
-    that are computed when they are read: the same ones, or not known to be equal."""
+    """A copy of everything that decides the future. Values other than numbers and arrays are units of the machine, or
+    registers that are computed when they are read; these count as equal only if they are the same object."""
     return counters, {name: _copied(value) for name, value in values.items()}
 
 
@@ -26,18 +26,18 @@ def _copied(value: object) -> object:
 
 
 class Recurrence:
-    """Compares the states of some turns with an earlier one."""
+    """Compares the states of some turns with an earlier state."""
 
     def __init__(self) -> None:
         self.first = FIRST
         self.earlier: State | None = None
 
     def looks_at(self, turn: int) -> bool:
-        """Is the state of this turn of interest?"""
+        """Should ``period`` be asked about this turn?"""
         return turn >= self.first
 
     def period(self, turn: int, state: State) -> int:
-        """After how many turns the state of a turn of interest repeats; 0: as far as is known, it does not."""
+        """The number of turns after which the state repeats, 0 if no repetition was found."""
         if self.earlier is None:
             self.first, self.earlier = turn, state
         elif state == self.earlier:

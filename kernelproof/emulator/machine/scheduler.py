@@ -1,4 +1,8 @@
-"""The scheduler of a batch: groups of lanes that can run at blocks, sleep at barriers, or poll memory."""
+"""The scheduler of a batch: which lanes execute which basic block next.
+
+Lanes of a batch run in lockstep as long as their branches agree. Where they diverge, groups of lanes wait at different
+blocks, sleep at barriers, or poll memory; one group runs at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +16,38 @@ import numpy as np
 
 from kernelproof.emulator.machine.recurrence import Recurrence, State, state_of
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
-# A step of the scheduler: next block (or DONE, BLOCKED), mask (None: all lanes), and whether other lanes are elsewhere.
+# A step of the scheduler: the next block (or DONE, BLOCKED), its lanes (None: all), and whether other lanes are
+# elsewhere.
 Step = tuple[int, Mask, bool]
 DONE, BLOCKED = -1, -2
 
 
 class Overtaken(Exception):
-    """Lanes left lockstep where the translation relied on it: run again with the conservative translation."""
+    """Lanes left lockstep where the translation relied on it: the launch must be run with the conservative one."""
 
 
 class Runaway(Exception):
-    """A launch was given up: a loop never ends, or a batch exceeds ``Options.loop_limit`` backward branches."""
+    """A launch was given up: a loop never ends, or a batch takes more than ``Options.loop_limit`` backward branches."""
 
 
 class Gathering(Protocol):
-    """Something that lanes wait for, other than a numbered barrier."""
+    """Something other than a numbered barrier that lanes wait for."""
 
     def describe(self, row: int) -> str:
-        """What is waited for, seen from a row, in words."""
+        """What lanes of a row wait for, in words."""
         ...
 
 
-# A numbered barrier (bar.sync; WARP_BARRIER for bar.warp.sync), or what releases its lanes itself.
+# A numbered barrier (bar.sync; WARP_BARRIER for bar.warp.sync), or an object that releases its lanes itself.
 Barrier = int | Gathering
 WARP_BARRIER = -1
 
 
 @dataclass(slots=True, eq=False)
 class Sleeper:
-    """Lanes asleep at a barrier, to go on at ``block``. ``token`` is the barrier's own."""
+    """Lanes that sleep at a barrier and will go on at ``block``. ``token`` is for the barrier's own use."""
 
     barrier: Barrier
     mask: Array
@@ -52,14 +57,15 @@ class Sleeper:
 
 
 class Scheduler:
-    """The groups of a batch: the running one, and
+    """The groups of lanes of a batch. Besides the running group there are
 
     - ``pend``: block -> lanes that can run there;
-    - ``waiting``: lanes asleep at barriers, until ``release``;
-    - ``deferred``: block -> lanes that poll memory in a loop, and run again after all others.
+    - ``waiting``: lanes that sleep at barriers until ``release``;
+    - ``deferred``: block -> lanes that poll memory in a loop; they run again after all others.
 
-    Invariants: the running group and these are disjoint and together hold all living lanes; after a divergent branch
-    the group whose block comes first in order runs, so that groups meet where the translation expects (``Graph``).
+    Invariants: the running group and these are disjoint, and together they hold all living lanes. After a divergent
+    branch the group whose block comes first in order runs, so that groups meet again where the translation expects it
+    (``Graph``).
     """
 
     def __init__(self, batch: BatchState) -> None:
@@ -68,42 +74,42 @@ class Scheduler:
         self.pend: dict[int, Array] = {}
         self.waiting: list[Sleeper] = []
         self.deferred: dict[int, Array] = {}
-        # All lanes of the batch are alive, so a mask of all can be None.
+        # Are all lanes of the batch alive? Then a mask of all lanes can be None.
         self.complete = batch.width == batch.threads
         self.has_clobbers = any(self.kernel.clobbers)
         self.backward_branches = 0
         self.recurrence = Recurrence()
-        # Choices of the next group, and backward branches: a measure of how far CTAs run together.
+        # Choices of a next group and backward branches: a measure of how far the CTAs run apart.
         self.steps = 0
-        # Called with the lanes that exit.
+        # Called with the lanes that have exited.
         self.on_exit: list[Callable[[Array], None]] = []
-        # Called when nothing can run: wakes sleepers whose time limit is over, and returns whether there were any.
+        # Called when nothing can run: each wakes sleepers whose time limit is over, and returns whether there were any.
         self.alarms: list[Callable[[], bool]] = []
 
     @property
     def alone(self) -> bool:
-        """Is the running group all that is left?"""
+        """Is no lane outside of the running group?"""
         return not (self.pend or self.waiting or self.deferred)
 
     # --- from block to block ---
 
     def start(self) -> Step:
-        """All living lanes at the entry."""
+        """All living lanes are at the entry."""
         return (0, None, False) if self.complete else (0, self.batch.alive.copy(), False)
 
     def go(self, block: int, m: Mask) -> Step:
-        """The running group goes to ``block``, or lets others catch up first."""
+        """The running group goes to ``block``; others may catch up first."""
         if self.pend:
             return self.next(block, m)
         return block, m, bool(self.waiting or self.deferred)
 
     def next(self, block: int, m: Mask) -> Step:
-        """The running group goes to ``block`` while others are pending: the first block in order runs."""
+        """The running group goes to ``block`` while others are pending: of all, the first block in order runs."""
         self.park(block, m)
         return self.pick()
 
     def park(self, block: int, m: Mask) -> None:
-        """These lanes can run at ``block``."""
+        """Note that these lanes can run at ``block``."""
         _add(self.pend, block, self.batch.alive.copy() if m is None else m)
 
     def pick(self) -> Step:
@@ -120,7 +126,8 @@ class Scheduler:
         return block, mask, others
 
     def _check_clobbers(self, block: int) -> None:
-        """A uniform register has one value for all lanes: a block may write it only if no group elsewhere reads it."""
+        """Uniform registers hold one value for all lanes, so a block may write one only if no group elsewhere reads it.
+        Raises Overtaken."""
         written = self.kernel.clobbers[block]
         if written:
             places = [*self.pend, *(sleeper.block for sleeper in self.waiting), *self.deferred]
@@ -132,7 +139,8 @@ class Scheduler:
         return block, self.pend.pop(block)
 
     def _last_warpgroup(self) -> tuple[int, Array]:
-        """The last warpgroup that can run, at the first block where it has lanes; the others stay where they are."""
+        """The adverse order: the last warpgroup that can run, at the first block where it has lanes. The others stay
+        where they are."""
         start = max(int(np.flatnonzero(mask)[-1]) for mask in self.pend.values()) // 128 * 128
         lanes = slice(start, start + 128)
         block = min(block for block, mask in self.pend.items() if mask[lanes].any())
@@ -157,14 +165,14 @@ class Scheduler:
         return self.pick()
 
     def switch(self, index: Array, targets: tuple[int, ...], m: Mask) -> Step:
-        """brx.idx."""
+        """brx.idx: a branch to one of several blocks per lane."""
         for i in np.unique(index if m is None else index[m]):
             hit = index == i
             self.park(targets[min(int(i), len(targets) - 1)], hit if m is None else hit & m)
         return self.pick()
 
     def exit(self, m: Mask) -> Step:
-        """The running lanes have finished."""
+        """The running lanes have exited."""
         batch = self.batch
         exiting = batch.alive if m is None else m
         batch.alive = batch.alive & ~exiting
@@ -176,12 +184,13 @@ class Scheduler:
     # --- loops ---
 
     def backward(self, site: int, block: int, m: Mask) -> None:
-        """The kernel takes a backward branch, instruction ``site`` in ``block``: give up on endless loops. Raises
+        """The kernel takes a backward branch by instruction ``site`` in ``block``. Endless loops are given up: raises
         Runaway."""
         self.backward_branches += 1
         self.steps += 1
         turns, limit = self.backward_branches, self.launch.options.loop_limit
         if self.recurrence.looks_at(turns):
+            # Frame 1 is the kernel's generator, which called this method: its local variables are the registers.
             period = self.recurrence.period(turns, self._state(sys._getframe(1), block))
             if period:
                 again = "every backward branch" if period == 1 else f"every {period} backward branches"
@@ -199,7 +208,7 @@ class Scheduler:
         raise Runaway
 
     def _state(self, kernel: FrameType, block: int) -> State:
-        """Everything that decides the batch's future; registers are variables of the kernel."""
+        """Everything that decides the batch's future. ``kernel``: the frame of the kernel's function."""
         batch, launch = self.batch, self.launch
         groups = {f"pend {block}": mask for block, mask in self.pend.items()}
         groups |= {f"deferred {block}": mask for block, mask in self.deferred.items()}
@@ -207,12 +216,12 @@ class Scheduler:
         return state_of(kernel.f_locals | groups | {"alive": batch.alive}, counts)
 
     def spin(self, head: int, m: Mask) -> Step:
-        """The running group is back at the head of a loop that polls memory: all other groups may run first."""
+        """The running group is back at the head of a loop that polls memory: all other groups run first."""
         _add(self.deferred, head, self.batch.alive.copy() if m is None else m)
         return self.pick() if self.pend else (BLOCKED, None, True)
 
     def spin_branch(self, condition: Array, yes: int, no: int, head: int, m: Mask) -> Step:
-        """A conditional branch with one way back to the head of a polling loop."""
+        """A conditional branch of which one way leads back to the head of a polling loop."""
         t = condition if m is None else condition & m
         f = ~condition if m is None else m & ~condition
         for target, group in ((yes, t), (no, f)):
@@ -221,7 +230,7 @@ class Scheduler:
         return self.pick() if self.pend else (BLOCKED, None, True)
 
     def resume(self) -> Step:
-        """After a yield: the pollers try again."""
+        """Other CTAs have run since the batch yielded: the pollers try again."""
         self.pend.update(self.deferred)
         self.deferred = {}
         return self.pick()
@@ -229,7 +238,7 @@ class Scheduler:
     # --- sleep ---
 
     def sleep(self, barrier: Barrier, mask: Array, block: int, site: int, token: int = 0) -> None:
-        """Lanes wait until the barrier releases them; they go on at ``block``."""
+        """Lanes sleep until the barrier releases them, then go on at ``block``."""
         self.waiting.append(Sleeper(barrier, mask, block, site, token))
 
     def asleep(self, barrier: Barrier) -> Array:
@@ -253,8 +262,8 @@ class Scheduler:
         self.waiting = left
 
     def _idle(self) -> Step:
-        """No group can run: pollers yield to other CTAs, else sleepers may be woken by a time limit, else the kernel
-        has ended or is in a deadlock."""
+        """No group can run. Pollers yield to other CTAs; else a time limit may wake sleepers; else the kernel has ended
+        or is in a deadlock."""
         if self.deferred:
             return BLOCKED, None, True
         if self.waiting:
@@ -266,7 +275,7 @@ class Scheduler:
     # --- the end ---
 
     def report_stuck(self) -> None:
-        """Nothing can run any more: say where every group waits."""
+        """Report that nothing can run any more, and where every group waits. At most four CTAs are reported."""
         batch = self.batch
         places = [(sleeper, np.flatnonzero(sleeper.mask)) for sleeper in self.waiting]
         rows = sorted({int(row) for _, lanes in places for row in batch.row_of[lanes]})
@@ -318,7 +327,7 @@ def _barrier_name(barrier: Barrier, row: int) -> str:
 
 
 def ranges(numbers: Array) -> str:
-    """1, 2, 3, 7 -> ``1-3, 7``."""
+    """Numbers as text: 1, 2, 3, 7 becomes ``1-3, 7``."""
     out = []
     values = sorted(int(n) for n in numbers)
     start = previous = values[0]

@@ -1,4 +1,4 @@
-"""Special registers: who a lane is, and constants of the launch."""
+"""Special registers (PTX ISA, "Special Registers"): the place of a lane in the launch, and constants of the launch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Callable
 import numpy as np
 
 from kernelproof.emulator.state.arrays import MOVER, Array
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
 
-TICK = 2048  # a clock advances so much per read, so a kernel that waits for milliseconds reads it some thousand times
+# A clock advances by so much per read. A kernel that waits for milliseconds then reads it some thousand times.
+TICK = 2048
 
 
 class SpecialRegisters:
-    """The special registers of a batch, by their PTX names."""
+    """The special registers of a batch, by their names in PTX."""
 
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
@@ -48,6 +49,7 @@ class SpecialRegisters:
             "%lanemask_gt": lambda: full & ~((2 << lane) - 1),
         }
         if name in of_threads:
+            # They are the same in all batches of this many CTAs.
             same = batch.who.special
             if name not in same:
                 same[name] = of_threads[name]().astype(np.uint32)
@@ -55,7 +57,7 @@ class SpecialRegisters:
         return np.repeat(self._of_ctas(name).astype(np.uint32), batch.width)
 
     def _of_ctas(self, name: str) -> Array:
-        """A special register that is the same in a CTA, one per row."""
+        """A special register that all threads of a CTA share, one element per row."""
         batch, geometry = self.batch, self.launch.geometry
         gx, gy, _ = geometry.grid
         cx, cy, cz = geometry.cluster
@@ -79,7 +81,7 @@ class SpecialRegisters:
         return of_ctas[name]
 
     def constant(self, name: str) -> int:
-        """A special register with one value per launch."""
+        """A special register that has one value in the whole launch."""
         launch, geometry = self.launch, self.launch.geometry
         by_axis = {
             "%ntid": geometry.block,
@@ -106,6 +108,6 @@ class SpecialRegisters:
         return values[name]
 
     def clock(self, bits: int) -> Array:
-        """A counter that advances with every call: no model of time."""
+        """A clock register: a counter that advances with every read. Time is not modelled."""
         self.clock_reads += 1
         return np.full(self.batch.size, self.clock_reads * TICK & ((1 << bits) - 1), MOVER[bits // 8])

@@ -1,9 +1,9 @@
-"""The tensor core of mma.sync: products are collected, and evaluated together when an accumulator is read.
+"""The tensor core of mma.sync: products are collected, and evaluated together when somebody reads an accumulator.
 
-Rounding is a model, not calibrated on hardware (an option has others, see ``arithmetic.tensor_rounding``): operands are
-exact in fp32; the sixteen (or eight) products of a k-step are summed in fp32 and added to the accumulator; an f16
-accumulator is rounded once per k-step. Integer-valued data within the range of the accumulator is exact. NaN and
-infinity propagate as IEEE demands.
+Rounding follows a model that was not calibrated on hardware; an option has others, see ``arithmetic.tensor_rounding``.
+In the model operands are exact in fp32, the products of one instruction along k are summed in fp32 and added to the
+accumulator, and an f16 accumulator is rounded once per instruction. Integer-valued data within the range of the
+accumulator is exact. NaN and infinity propagate as IEEE 754 demands.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from kernelproof.emulator.arithmetic.operands import halves, split_halves
 from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDED_KINDS, TensorRounding, add_products
 from kernelproof.emulator.state.arrays import MOVER, Array
 
-# Collected products are evaluated when one that depends on them follows and this many lanes take part: their operands
-# are then still in the cache; or else when it is MAX_PENDING_LANES, which bounds memory.
+# Collected products are evaluated when a product that depends on them follows and they comprise PENDING_LANES lanes,
+# whose operands are then still in the cache; in any case at MAX_PENDING_LANES, which bounds memory.
 PENDING_LANES, MAX_PENDING_LANES = 1 << 18, 1 << 20
 
 
-# Registers of an operand, raw bits (uint32 per lane); and its identity.
+# The registers of an operand, raw bits (uint32 per lane); and the identities of those arrays.
 Fragment = tuple[Array, ...]
 Identity = tuple[int, ...]
 
 
 class Shape:
-    """A kind of mma.sync: ``k`` elements deep, ``per`` elements in a 32-bit register, of type ``kind``; accumulator
-    ``acc``."""
+    """A kind of mma.sync: ``k`` elements deep, ``per`` elements of type ``kind`` in a 32-bit register, accumulators of
+    type ``acc``."""
 
     __slots__ = ("acc", "k", "kind", "name", "per", "signed_a", "signed_b")
 
@@ -43,9 +43,9 @@ class Shape:
 class Product:
     """A pending or finished mma: D = A * B + C for every warp of the batch.
 
-    Invariant: ``block`` is None while pending; then D is ``block[:, row : row + 16, column : column + 8]``. ``level``
-    is how many pending products C depends on, one behind the other: products of one level are independent. ``c`` are
-    registers, or the product whose D it is.
+    Invariant: ``block`` is None while the product is pending; then D is ``block[:, row : row + 16, column : column +
+    8]``. ``c`` are registers, or the product whose D is this product's C. ``level`` is the length of the chain of
+    pending products that C depends on, so products of one level are independent of each other.
     """
 
     __slots__ = ("a", "b", "block", "c", "column", "level", "out", "row", "shape", "unit")
@@ -66,7 +66,7 @@ class Product:
         self.out: list[Array] | None = None
 
     def tile(self) -> Array:
-        """D, shape (warps, 16, 8); evaluates what is pending."""
+        """D, shape (warps, 16, 8). Evaluates all that is pending if D is."""
         if self.block is None:
             self.unit.flush()
         assert self.block is not None
@@ -88,7 +88,7 @@ class Product:
 
 
 class Grid(NamedTuple):
-    """Independent products of one shape, each of ``rows`` fragments of A with each of ``columns`` fragments of B.
+    """Independent products of one shape: each of ``rows`` fragments of A with each of ``columns`` fragments of B.
     ``cells``: the row and column of each product; ``sites``: their instructions."""
 
     shape: Shape
@@ -103,8 +103,8 @@ class Grid(NamedTuple):
 
 
 class Products:
-    """The finished products of a grid in one ``block`` (warps, 16 * rows, 8 * columns). ``accumulators``: their
-    registers, product by product."""
+    """The finished products of a grid, in one ``block`` of shape (warps, 16 * rows, 8 * columns). ``accumulators``:
+    their registers, product by product."""
 
     __slots__ = ("accumulators", "block", "grid", "out")
 
@@ -129,7 +129,7 @@ class Products:
 
 
 class Accumulator:
-    """One register of a product or of several, not yet read."""
+    """One register of an accumulator that nobody has read yet."""
 
     __slots__ = ("index", "product")
 
@@ -151,16 +151,17 @@ Registers = tuple[Array | Accumulator, ...]
 
 
 class TensorUnit:
-    """Collects the products of a batch of ``size`` lanes. ``rounding``: of fp32 sums by bits; None for the model."""
+    """Collects the products of a batch of ``size`` lanes. ``rounding``: rounds fp32 sums bit by bit; None: the
+    model."""
 
     def __init__(self, size: int, rounding: TensorRounding | None = None) -> None:
         self.size, self.rounding = size, rounding
         self.pending: list[Product] = []
-        # The highest level among them.
+        # The highest level of a pending product.
         self.deepest = 0
 
     def mma(self, shape: Shape, a: Registers, b: Registers, c: Registers) -> list[Accumulator]:
-        """Operands: registers (uint32 arrays, one element per lane). Returns the result registers."""
+        """Collect a product; returns the registers of its result. Operands are registers (uint32, one per lane)."""
         level = 0
         addend: Fragment | Product
         whole = _whole_product(c)
@@ -179,8 +180,8 @@ class TensorUnit:
         return [Accumulator(node, i) for i in range(len(c))]
 
     def grid(self, grid: Grid, a: Fragment, b: Fragment, c: Registers) -> tuple[Accumulator, ...]:
-        """The registers of a grid of products, evaluated at once: ``a`` and ``b`` fragment by fragment, ``c`` and the
-        result product by product."""
+        """Evaluate a grid of products at once and return their registers. ``a`` and ``b`` go fragment by fragment,
+        ``c`` and the result product by product."""
         shape = grid.shape
         if self.rounding is not None:
             return self._one_by_one(grid, a, b, c)
@@ -205,7 +206,7 @@ class TensorUnit:
         return tuple(out)
 
     def flush(self) -> None:
-        """Evaluate everything pending."""
+        """Evaluate all pending products, level by level."""
         nodes, self.pending, self.deepest = self.pending, [], 0
         groups: dict[tuple[int, Shape], list[Product]] = {}
         for node in nodes:
@@ -213,6 +214,7 @@ class TensorUnit:
         for level, shape in sorted(groups, key=lambda key: key[0]):
             self._level(shape, groups[(level, shape)])
         for node in nodes:
+            # Finished products keep no operands, so that memory is freed.
             node.a = node.b = ()
             node.c = None
             node.level = 0
@@ -242,11 +244,12 @@ class TensorUnit:
             node.block, node.row, node.column = out, r, c
 
     def _multiply(self, shape: Shape, nodes: list[Product]) -> tuple[Array, list[int], list[int]]:
-        """All products A * B in one block (warps, rows, columns), and the first row and column of each."""
+        """All products A * B in one block (warps, rows, columns), and the first row and column of each product."""
         lefts: dict[Identity, Fragment] = {}
         rights: dict[Identity, Fragment] = {}
         pairs = []
         for node in nodes:
+            # ``lefts`` and ``rights`` keep the fragments alive while their identities are compared.
             pair = _identity(node.a), _identity(node.b)
             lefts[pair[0]], rights[pair[1]] = node.a, node.b
             pairs.append(pair)
@@ -265,17 +268,17 @@ class TensorUnit:
         return out, [16 * i for i in range(n)], [0] * n
 
     def _left(self, registers: Fragment, n: int, shape: Shape) -> Array:
-        """``n`` fragments of A below each other: (warps, 16 * n, k) of numbers."""
-        # Registers are ordered (k half, row half); lane = 4 * row + k group; then the elements of a register. So four
-        # lanes hold 16 bytes of a row.
+        """``n`` fragments of A below each other, as numbers: shape (warps, 16 * n, k)."""
+        # Layout (PTX ISA): registers go by (k half, row half), lanes by 4 * row + k group, then come the elements of a
+        # register. So four neighbouring lanes hold 16 bytes of one row, which move as one element.
         warps, steps = self.size // 32, shape.k // (4 * shape.per)
         raw = np.concatenate(registers).view(MOVER[16]).reshape(n, steps, 2, warps, 8)
         rows = np.ascontiguousarray(raw.transpose(3, 0, 2, 4, 1)).view(np.uint32)
         return _decode(rows, shape, shape.signed_a).reshape(warps, 16 * n, shape.k)
 
     def _right(self, registers: Fragment, n: int, shape: Shape) -> Array:
-        """``n`` fragments of B beside each other: (warps, k, 8 * n) of numbers."""
-        # Registers are ordered by k; lane = 4 * column + k group; then the elements of a register.
+        """``n`` fragments of B beside each other, as numbers: shape (warps, k, 8 * n)."""
+        # Layout (PTX ISA): registers go by k, lanes by 4 * column + k group, then come the elements of a register.
         warps, steps = self.size // 32, shape.k // (4 * shape.per)
         raw = np.concatenate(registers).reshape(n, steps, warps, 8, 4).transpose(2, 1, 4, 0, 3)
         words = np.ascontiguousarray(raw).reshape(warps, steps * 4, 8 * n)
@@ -285,7 +288,7 @@ class TensorUnit:
         return np.ascontiguousarray(values.transpose(0, 1, 3, 2)).reshape(warps, shape.k, 8 * n)
 
     def _addend(self, node: Product, work: DTypeLike) -> Array | None:
-        """C as (warps, 16, 8); None where it is zero."""
+        """C, shape (warps, 16, 8); None if it is zero."""
         c = node.c
         if isinstance(c, Product):
             return c.tile().astype(work)
@@ -293,7 +296,7 @@ class TensorUnit:
         return self._matrix(c, node.shape, work)
 
     def _matrix(self, c: Fragment, shape: Shape, work: DTypeLike) -> Array | None:
-        """The registers of C as (warps, 16, 8); None where it is zero."""
+        """The registers of C as a matrix, shape (warps, 16, 8); None if it is zero."""
         warps = self.size // 32
         if all(x is c[0] for x in c) and not np.any(c[0]):
             return None
@@ -308,13 +311,13 @@ class TensorUnit:
 
 
 def _identity(fragment: Fragment) -> Identity:
-    """Registers never change in place: the same arrays are the same fragment. Only for fragments that are kept
-    alive."""
+    """The identity of a fragment. Registers never change in place, so the same arrays are the same fragment; valid only
+    while the fragment is kept alive."""
     return tuple(map(id, fragment))
 
 
 def _in_accumulators(sums: Array, shape: Shape) -> Array:
-    """Sums as accumulators of the shape hold them."""
+    """Sums as the shape's accumulators hold them."""
     if shape.acc == "f16":
         return halves(sums.astype(np.float16).view(np.uint16), "f16")
     if shape.acc == "s32":
@@ -323,7 +326,7 @@ def _in_accumulators(sums: Array, shape: Shape) -> Array:
 
 
 def _whole_product(c: Registers) -> Product | None:
-    """The product of which these are all accumulators in order, if there is one."""
+    """The product whose accumulators these registers are, all and in order; None if there is none."""
     first = c[0]
     if not isinstance(first, Accumulator):
         return None
@@ -335,7 +338,7 @@ def _whole_product(c: Registers) -> Product | None:
 
 
 def _common_block(nodes: list[Product], rows: list[int], columns: list[int]) -> Array | None:
-    """The block in which all addends lie, each at the very place of its product."""
+    """The block in which the addends of all products lie, each at the place of its product; None if there is none."""
     first = nodes[0].c
     block = first.block if isinstance(first, Product) else None
     for node, row, column in zip(nodes, rows, columns, strict=True):

@@ -1,7 +1,7 @@
-"""Device memory: one arena of host memory with guard gaps, so that device pointers are real host addresses.
+"""Device memory: one arena of host memory, so that device pointers are real host addresses.
 
-A pointer therefore passes untouched through a C launcher, and every access can be traced to the buffer that it belongs
-to.
+A pointer therefore passes unchanged through a C launcher, and every access can be traced to the buffer that it belongs
+to. Guard gaps between buffers make accesses beyond a buffer's end visible.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ ALIGN = 256
 class Buffer:
     """An allocation. ``address`` is the device pointer, ``nbytes`` its size.
 
-    ``role``: an ``input`` may not be written, an ``output`` and ``scratch`` may not be read before written, and an
-    ``output`` must be written everywhere (inside its region). ``written`` has a byte per byte (None: all defined),
-    ``allowed`` too (None: all). ``element`` names the type of elements that NumPy lacks, such as bfloat16, for which
-    ``dtype`` has integers of their size. ``of_host``: the host writes it without a call, while kernels run too.
+    ``role``: an ``input`` must not be written; an ``output`` or ``scratch`` must not be read before it is written; an
+    ``output`` must be written everywhere in its region. ``written`` has one byte per byte of the buffer, nonzero where
+    it was written (None: all of it is defined); ``allowed`` likewise says where it may be written (None: everywhere).
+    ``element`` names a type of elements that NumPy lacks, such as bfloat16; ``dtype`` is then an integer of that size.
+    ``of_host``: the host writes to it directly, without a runtime call, also while kernels run.
     """
 
     memory: Memory
@@ -65,11 +66,11 @@ class Buffer:
 
     @property
     def is_typed(self) -> bool:
-        """Is there an array behind it, with a type of its own?"""
+        """Did an array give the buffer a shape and an element type?"""
         return self.dtype != np.uint8 or self.shape != (self.nbytes,)
 
     def bytes(self) -> Array:
-        """A view (not a copy) of the buffer's bytes, shape (nbytes,), uint8."""
+        """A view of the buffer's bytes, not a copy: shape (nbytes,), uint8."""
         return self.memory.data[self.start : self.end]
 
     def download(self) -> Array:
@@ -77,7 +78,7 @@ class Buffer:
         return self.bytes().view(self.dtype).reshape(self.shape).copy()
 
     def unwritten(self) -> Array:
-        """Byte offsets that are in the region but never were written, shape (n,)."""
+        """Byte offsets in the region that were never written, shape (n,)."""
         if self.written is None:
             return np.zeros(0, np.int64)
         missing = self.written == 0
@@ -86,12 +87,12 @@ class Buffer:
         return np.flatnonzero(missing)
 
 
-# Linux's value, for Pythons that do not name it.
+# Linux's value, for versions of Python that do not name it.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def _reserve(capacity: int) -> Array:
-    """Reserves address space, which costs nothing until touched; halves it as often as the system refuses."""
+    """Reserve address space, which costs nothing until it is touched. Ask for half as often as the system refuses."""
     while True:
         try:
             block = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
@@ -103,7 +104,11 @@ def _reserve(capacity: int) -> Array:
 
 
 class Memory:
-    """Global memory. ``capacity`` bytes of address space are reserved; only what is touched costs memory."""
+    """Global memory. ``capacity`` bytes of address space are reserved; only what is touched takes memory.
+
+    Invariants: ``starts`` is ascending and has the starts of ``buffers``. Addresses are never used again, so an access
+    to a freed buffer is out of bounds for ever.
+    """
 
     def __init__(self, capacity: int = 1 << 35, guard: int = 4096) -> None:
         self.data: Array = _reserve(capacity)
@@ -114,8 +119,9 @@ class Memory:
         self.starts: list[int] = []
         self.buffers: list[Buffer] = []
         self.next = guard
-        # Counts what changes memory or what is allocated, apart from kernels and what the host writes without a call.
+        # Counts changes of contents or allocations, except those by kernels and by the host without a runtime call.
         self.writes = 0
+        # (Text of the module, name of the variable) -> its buffer.
         self.globals: dict[tuple[str, str], Buffer] = {}
 
     def allocate(self, nbytes: int, role: str = "scratch", guard: int | None = None, name: str = "") -> Buffer:
@@ -143,11 +149,12 @@ class Memory:
         region: Index | tuple[Index, ...] | None = None,
         name: str = "",
     ) -> Buffer:
-        """Copy ``array`` to the device; an ``output`` takes only its shape and dtype and starts as NaN bytes (0xFF).
+        """Copy ``array`` to the device and return its buffer. An ``output`` takes only shape and dtype from it, and
+        starts as NaN bytes (0xFF).
 
-        ``array``: also a CPU tensor of PyTorch; one of bfloat16 or fp8 comes back as the integers of its bits.
-        ``guard``: bytes of forbidden memory that follow. ``region``: an index into the array (slices or a mask) outside
-        of which the kernel may not write and nothing is expected. Returns the buffer.
+        ``array`` may also be a CPU tensor of PyTorch; bfloat16 and fp8 come back as the integers of their bits.
+        ``guard``: bytes of forbidden memory that follow. ``region``: an index into the array (slices or a mask); the
+        kernel must not write outside of it, and nothing is expected there.
         """
         element = element_name(array) if is_tensor(array) else ""
         content = host_array(array) if is_tensor(array) else array
@@ -165,13 +172,13 @@ class Memory:
         return buffer
 
     def free(self, buffer: Buffer) -> None:
-        """Give a buffer back: later accesses to it are out of bounds (addresses are not used again)."""
+        """Give a buffer back. Its addresses are not used again: later accesses to it are out of bounds."""
         self.writes += 1
         i = self.buffers.index(buffer)
         del self.buffers[i], self.starts[i]
 
     def restore(self, buffer: Buffer) -> None:
-        """Allocate a buffer that was freed again, at its address; its contents are undefined."""
+        """Allocate a freed buffer again, at its old address. Its contents are undefined."""
         self.writes += 1
         i = bisect_right(self.starts, buffer.start)
         self.starts.insert(i, buffer.start)
@@ -179,14 +186,15 @@ class Memory:
         buffer.written = np.zeros(buffer.nbytes, np.uint8) if buffer.role in ("output", "scratch") else None
 
     def find(self, offset: int) -> Buffer | None:
-        """The buffer that contains this arena offset."""
+        """The buffer that contains this arena offset, None if it lies between buffers."""
         i = bisect_right(self.starts, offset) - 1
         if i >= 0 and offset < self.buffers[i].end:
             return self.buffers[i]
         return None
 
     def nearest(self, offset: int) -> tuple[Buffer, str] | None:
-        """The buffer that contains an arena offset, or the one next to it and how far it is; None if it is nowhere."""
+        """The buffer that contains an arena offset and "", or the nearest buffer and its distance in words; None for an
+        offset outside of the arena."""
         inside = self.find(offset)
         if inside is not None:
             return inside, ""

@@ -1,4 +1,7 @@
-"""atom and red: read-modify-write of shared and device memory, lane by lane in order."""
+"""atom and red (PTX ISA, "atom", "red"): read-modify-write of shared and device memory.
+
+The lanes of a warp execute an atomic one after the other; here all lanes of a batch do, in ascending order.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from kernelproof.emulator.arithmetic.types import F, S, U
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 
 class AtomicKind(NamedTuple):
-    """What an atomic does: the operation (``add``, ``cas``, ...), its PTX type, the state space (``generic``: told by
-    the address), its scope with whether it acquires (``read``) and releases (``write``), as of ``state.scopes``, and
-    whether anybody wants the old value."""
+    """What an atomic does. ``op`` is the operation (``add``, ``cas``, ...), ``kind`` its PTX type, ``space`` the state
+    space (``generic``: the address tells). ``read`` and ``write`` are the strengths of its load and its store (scope,
+    acquire, release), as numbers of ``state.scopes``. ``returns``: the old value is used."""
 
     op: str
     kind: str
@@ -29,12 +32,12 @@ class AtomicKind(NamedTuple):
     returns: bool = True
 
 
-# Operations that can be taken back, on types whose bits are integers.
+# Operations with an inverse, on types whose bits are integers: see ``_modify_sums``.
 _INVERTIBLE: dict[str, tuple[np.ufunc, np.ufunc]] = {
     "add": (np.add, np.subtract),
     "xor": (np.bitwise_xor, np.bitwise_xor),
 }
-# Operations of one ufunc on such integers; of these, addition alone on floats.
+# Operations that are one NumPy function on such integers. Of these only addition works on floats, too.
 _SIMPLE: dict[str, np.ufunc] = {
     "add": np.add,
     "min": np.minimum,
@@ -54,7 +57,7 @@ class Atomics:
         self.batch, self.device, self.shared = batch, device, shared
 
     def apply(self, form: AtomicKind, address: Array, value: Array, compare: Array | None, m: Mask, site: int) -> Array:
-        """Read, modify, write, in lane order. ``compare``: of cas. Returns the old values."""
+        """Read, modify and write in lane order; returns the old values. ``compare``: the value that cas expects."""
         if form.space == "generic":
             return self._apply_by_window(form, address, value, compare, m, site)
         batch, width = self.batch, value.dtype.itemsize
@@ -80,7 +83,7 @@ class Atomics:
     def _apply_by_window(
         self, form: AtomicKind, address: Array, value: Array, compare: Array | None, m: Mask, site: int
     ) -> Array:
-        """Of generic addresses, those of shared memory first."""
+        """An atomic at generic addresses: first the lanes whose address is in shared memory, then the others."""
         inside = (address >> np.uint64(SHIFT_TO_WINDOW)) == Window.SHARED
         active = self.batch.running(m)
         out = self.batch.poison(value.dtype.itemsize)
@@ -119,7 +122,8 @@ def _combined(op: str, kind: str, old: Array, value: Array, compare: Array | Non
 
 
 def _sorted(at: Array) -> Array:
-    """The stable order of places, digit by digit: NumPy counts where it sorts numbers of 16 bits."""
+    """The stable order of places. NumPy sorts numbers of 16 bits by counting, so this is a radix sort by such
+    digits."""
     left = at - at.min()
     order: Array = np.argsort(left.astype(np.uint16), kind="stable")
     while (left := left >> 16).any():
@@ -128,8 +132,8 @@ def _sorted(at: Array) -> Array:
 
 
 class _Groups:
-    """Elements of an atomic, sorted by place and then by lane. ``order``: element of each rank; ``starts``: the rank at
-    which the elements of a place begin; ``sizes``: how many a place has."""
+    """Elements of an atomic, sorted by place and then by lane. ``order``: the element at each rank. ``starts``: the
+    rank at which the elements of a place begin. ``sizes``: how many elements a place has."""
 
     def __init__(self, at: Array) -> None:
         self.order = _sorted(at)
@@ -139,7 +143,7 @@ class _Groups:
         self.places: Array = places[self.starts]
 
     def turns(self) -> Iterator[Array]:
-        """Yields elements with distinct places, turn by turn, such that those of one place come in their order."""
+        """Yield elements turn by turn: within a turn all places differ, and elements of one place keep their order."""
         turn = np.arange(len(self.order)) - np.repeat(self.starts, self.sizes)
         by_turn = np.argsort(turn, kind="stable")
         at = 0
@@ -151,7 +155,7 @@ class _Groups:
 def modify(
     op: str, kind: str, view: Array, at: Array, value: Array, compare: Array | None, returns: bool = True
 ) -> tuple[Array, bool]:
-    """Atomically change ``view[at]``, in lane order where places repeat. Returns the old values (nothing of use without
+    """Change ``view[at]`` atomically, in lane order where places repeat. Returns the old values (meaningless without
     ``returns``) and whether anything changed."""
     simple = None if returns else _SIMPLE.get(op)
     if simple is not None and (kind in _INTEGERS or (op == "add" and kind in _REALS)):
@@ -169,6 +173,7 @@ def modify(
     old = np.empty(len(at), view.dtype)
     changed = False
     for now in groups.turns():
+        # Elements of one turn have distinct places, so NumPy's indexed assignment is right.
         before = view[at[now]]
         after = _combined(op, kind, before, value[now], None if compare is None else compare[now])
         old[now] = before
@@ -180,7 +185,8 @@ def modify(
 def _modify_sums(
     operations: tuple[np.ufunc, np.ufunc], view: Array, groups: _Groups, value: Array
 ) -> tuple[Array, bool]:
-    """An operation on integers that can be taken back: what lanes find is a difference of sums."""
+    """Fast path for an operation with an inverse: the value that a lane finds is the old one combined with the running
+    sum of the lanes before it. ``sums`` runs over all places; what earlier places contributed is taken back."""
     combine, take_back = operations
     values = value[groups.order]
     sums = combine.accumulate(values, dtype=values.dtype)

@@ -1,4 +1,8 @@
-"""cp.async: copies of threads from device to shared memory, which land as late as the waits allow."""
+"""cp.async (PTX ISA, "cp.async"): copies by threads from device to shared memory.
+
+The hardware may copy at any time between the instruction and its wait. Here the source is read when the copy is issued
+and the data lands as late as the waits allow, so that a kernel that reads too early sees poison.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,13 @@ from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.late_copies import LateCopy
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask, Scalar
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 
 
 @dataclass(slots=True)
 class Copy:
-    """One issued cp.async: where it lands, what lands, and its group (per lane, or one number while all agree; None
-    before it is committed)."""
+    """One cp.async that was issued: where it lands, its data, and its group: per lane, or one number while all lanes
+    agree; None before it is committed."""
 
     to: LateCopy
     data: Array
@@ -36,10 +40,11 @@ class Copy:
 
 
 class AsyncCopies:
-    """The cp.async of a batch. Groups are counted per lane: ``committed`` is an int while all lanes agree.
+    """The cp.async of a batch. Groups are counted per lane; ``committed``, the number of groups that were committed, is
+    an int while all lanes agree.
 
-    Invariants: ``open`` copies have no group yet; a ``flying`` copy has a group below its lanes' ``committed``, and its
-    destination is poison to whoever looks. It lands when a wait of its lane covers its group, never earlier.
+    Invariants: ``open`` copies have no group yet. A ``flying`` copy has a group below its lanes' ``committed``, and its
+    destination holds poison. A copy lands when a wait of its lane covers its group, never earlier.
     """
 
     def __init__(self, batch: BatchState, device: DeviceMemory, shared: SharedMemory) -> None:
@@ -54,8 +59,8 @@ class AsyncCopies:
     def issue(
         self, destination: Array, source: Array, width: int, bytes_read: Scalar | None, m: Mask, site: int
     ) -> None:
-        """cp.async of ``width`` bytes per lane, the first ``bytes_read`` (None: all) from global memory, the rest
-        zero."""
+        """cp.async of ``width`` bytes per lane. The first ``bytes_read`` (None: all) come from global memory, the rest
+        is zero."""
         if self.counters is not None:
             self.counters.cp_async += self.batch.size if m is None else int(m.sum())
         if bytes_read is None:
@@ -73,7 +78,7 @@ class AsyncCopies:
         self.open.append(Copy(self.shared.write_pending(lanes, at, width, site, offset), data))
 
     def _read_part(self, source: Array, width: int, bytes_read: Scalar, m: Mask, site: int) -> Array:
-        """The first bytes of every lane from global memory, zeros behind them."""
+        """The first bytes of every lane from global memory, with zeros behind them."""
         size = self.batch.size
         count = np.full(size, bytes_read, np.int64) if isinstance(bytes_read, int) else bytes_read.astype(np.int64)
         active = np.ones(size, bool) if m is None else m
@@ -92,13 +97,14 @@ class AsyncCopies:
         return raw.reshape(-1).view(MOVER[width])
 
     def _read_head(self, raw: Array, source: Array, width: int, nbytes: int, mask: Array, site: int) -> None:
-        """``nbytes`` of each lane in the mask. Alignment is that of the whole copy; only the bytes that are read must
-        be valid."""
+        """Read ``nbytes`` for each lane in the mask. The address must be aligned for the whole copy, but only the bytes
+        that are read must be valid."""
         misaligned = mask & ((source & np.uint64(width - 1)) != 0)
         if misaligned.any():
             at = int(source[np.flatnonzero(misaligned)[0]])
             self.batch.report_lanes("global-misaligned", f"{width}-byte copy", site, np.flatnonzero(misaligned), at)
         step = nbytes & -nbytes
+        # The widest accesses that are aligned in every part: the lowest bit of the size.
         for k in range(0, nbytes, step):
             data = self.device.load(source + np.uint64(k), step, mask & ~misaligned, site)
             raw[mask, k : k + step] = np.ascontiguousarray(data).view(np.uint8).reshape(-1, step)[mask]
@@ -106,7 +112,7 @@ class AsyncCopies:
     # --- groups ---
 
     def commit(self, m: Mask) -> None:
-        """cp.async.commit_group by the lanes of ``m``."""
+        """cp.async.commit_group by the lanes of ``m``: their open copies become a group."""
         if isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m)):
             for copy in self.open:
                 copy.group = self.committed
@@ -114,6 +120,7 @@ class AsyncCopies:
             self.open = []
             self.committed += 1
             return
+        # From here on lanes have different numbers of groups, so copies are split by lane.
         self.shared.leave_copies()
         committed = self._per_lane()
         mask = np.ones(self.batch.size, bool) if m is None else m
@@ -138,7 +145,8 @@ class AsyncCopies:
         return self.committed
 
     def wait(self, pending: int, m: Mask) -> None:
-        """cp.async.wait_group: all but the ``pending`` newest groups of the lanes in ``m`` land."""
+        """cp.async.wait_group: all but the ``pending`` newest groups of the lanes in ``m`` land. The lanes' accesses
+        from now on see the data; those of other threads need a barrier in addition."""
         together = isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m))
         if not together:
             self.shared.leave_copies()
@@ -161,12 +169,13 @@ class AsyncCopies:
         self.flying = left
 
     def wait_all(self, m: Mask) -> None:
-        """cp.async.wait_all: waits also for copies that were never committed."""
+        """cp.async.wait_all: it also waits for copies that were never committed."""
         self.commit(m)
         self.wait(0, m)
 
     def take(self, lanes: Array) -> list[Copy]:
-        """The copies of these lanes that have not landed; they now belong to an mbarrier."""
+        """Remove and return the copies of these lanes that have not landed: an mbarrier tracks them now
+        (cp.async.mbarrier.arrive)."""
         self.shared.leave_copies()
         out: list[Copy] = []
         for copies in (self.open, self.flying):

@@ -1,4 +1,5 @@
-"""Global memory as the threads of a batch see it: bounds, loads, stores, flags and fences."""
+"""Global memory as the threads of a batch see it: bounds, loads, stores, flags and fences (PTX ISA, "ld", "st",
+"fence", "griddepcontrol", "discard")."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from kernelproof.emulator.memory.order import Clock
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, take
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, distinct
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_of
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 _ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
 # A buffer, and which elements of an access lie in it (None: all).
@@ -25,8 +26,9 @@ Place = tuple[Buffer, Array | None]
 
 
 class Access(NamedTuple):
-    """Where lanes (None: all) touch global memory: arena offsets, places, their ``form`` (scattered in several
-    buffers), and the numbers of the elements of ``width`` bytes."""
+    """Where lanes (None: all) touch global memory. ``offset``: in the arena, per lane. ``places``: the buffers.
+    ``form``: how the offsets lie in memory, SCATTERED if there are several buffers. ``elements``: the same places
+    counted in elements of ``width`` bytes."""
 
     lanes: Array | None
     offset: Array
@@ -36,16 +38,20 @@ class Access(NamedTuple):
 
 
 class DeviceMemory:
-    """Global accesses of a batch. Addresses are uint64, one per lane."""
+    """Global accesses of the lanes of a batch. Addresses are uint64, one per lane.
 
-    def __init__(self, batch: BatchState, clocks: Clocks, state: DeviceState, shared: SharedMemory) -> None:
+    Most warps access consecutive elements. Such accesses are found first (``Form``), and move as one slice or by rows.
+    """
+
+    def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState, shared: SharedMemory) -> None:
         self.batch, self.clocks, self.state, self.shared = batch, clocks, state, shared
         self.launch, self.arena, self.counters = batch.launch, state.arena, batch.launch.counters
         self.hazards = DeviceHazards(batch, clocks, state)
-        # Launched to overlap its predecessor: global data may not be touched before griddepcontrol.wait.
+        # The launch may overlap the one before it: global data must not be touched before griddepcontrol.wait.
         self.guarded = state.overlapping and batch.launch.options.hazards
         self.targets = state.targets if batch.launch.options.hazards else {}
-        # The last packed access: its addresses, its width, and where it goes.
+        # The last packed access by all lanes: its addresses, width, and where it goes. A kernel that updates an array
+        # in place passes the same address array again.
         self._last_packed = (np.zeros(0, np.uint64), 0, Access(None, batch.everyone, [], Form.PACKED, slice(0)))
         # The buffer of the last load.
         self.last_read: Buffer | None = None
@@ -55,14 +61,14 @@ class DeviceMemory:
     # --- programmatic dependent launch ---
 
     def grid_wait(self, m: Mask) -> None:
-        """griddepcontrol.wait."""
+        """griddepcontrol.wait by the lanes of ``m``."""
         if self.guarded:
             self.launch.tick += 1
             lanes = self.batch.lanes(m)
             self.waited[self.batch.row_of[lanes], self.batch.warp[lanes]] = self.launch.tick
 
     def guard(self, lanes: Array | None, offset: Array, site: int) -> None:
-        """Report global accesses, at offsets in the arena, that may come before the end of the launch before."""
+        """Report global accesses, at offsets in the arena, that may happen before the end of the launch before."""
         if not self.guarded:
             return
         if lanes is None:
@@ -70,7 +76,7 @@ class DeviceMemory:
         rows, warps = self.batch.row_of[lanes], self.batch.warp[lanes]
         bad = self.waited[rows, warps] == 0
         for i in np.flatnonzero(bad):
-            # A barrier behind another warp's wait suffices too.
+            # Another warp's wait suffices if a barrier orders it before this access.
             row, warp = int(rows[i]), int(warps[i])
             waited = self.waited[row]
             horizon = self.clocks.horizon(np.full(len(waited), row), np.full(len(waited), warp), np.arange(len(waited)))
@@ -87,7 +93,7 @@ class DeviceMemory:
     # --- places ---
 
     def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
-        """Where an access goes, invalid lanes reported and dropped; None if no lane is left."""
+        """Where an access goes. Invalid lanes are reported and dropped; None if no lane is left."""
         if m is None and address is self._last_packed[0] and width == self._last_packed[1]:
             access = self._last_packed[2]
             self._check_target(access.places[0][0], None, access.offset, width, site)
@@ -101,7 +107,7 @@ class DeviceMemory:
         arena = self.arena
         offset = (address - np.uint64(arena.base)).view(np.int64)
         form = self._form(lanes, offset, width)
-        # What begins a row has the lowest address of it.
+        # The first lane of a row has the row's lowest address; the step is from one row to the next.
         step = {Form.PACKED: len(offset), Form.ROWS: ROW, Form.SCATTERED: 1}[form]
         heads = offset[::step]
         low, high = int(heads.min()), int(heads.max()) + step * width
@@ -120,7 +126,7 @@ class DeviceMemory:
         return access
 
     def _form(self, lanes: Array | None, offset: Array, width: int) -> Form:
-        """The form of the lanes' offsets."""
+        """How the lanes' offsets lie in memory. The cheap tests of first and last come before those of all lanes."""
         first, count = int(offset[0]), len(offset)
         ramp = self.batch.who.ramp(width)
         if int(offset[-1]) - first == (count - 1) * width and (
@@ -134,7 +140,7 @@ class DeviceMemory:
         return Form.ROWS if are_rows else Form.SCATTERED
 
     def _check_target(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
-        """Report an access in another buffer than those that its address is computed from."""
+        """Report an access that lands in another buffer than those from which its address is computed."""
         targets = self.targets.get(site)
         if targets is None or buffer in targets:
             return
@@ -145,6 +151,7 @@ class DeviceMemory:
         self.batch.report_lanes("another-buffer", text, site, everyone, at)
 
     def _locate_each(self, lanes: Array | None, offset: Array, width: int, site: int) -> Access | None:
+        """The slow path of ``locate``: several buffers, or invalid lanes."""
         arena = self.arena
         starts = np.array(arena.starts, np.int64)
         ends = np.array([b.end for b in arena.buffers], np.int64)
@@ -181,7 +188,7 @@ class DeviceMemory:
             self.batch.report_lanes("global-misaligned", text, site, lanes[misaligned], at)
 
     def discard(self, address: Array, m: Mask, site: int) -> None:
-        """discard.L2: 128 bytes per lane are undefined until they are written again."""
+        """discard.L2: 128 bytes per lane become undefined until they are written again."""
         access = self.locate(address, 128, m, site)
         if access is None:
             return
@@ -197,7 +204,7 @@ class DeviceMemory:
     # --- accesses ---
 
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
-        """Global load, ``width`` bytes per lane. ``strong``: scope and acquire, as ``state.scopes`` counts; 0: weak."""
+        """Global load of ``width`` bytes per lane. ``strong``: the load's strength, see ``state.scopes``; 0: weak."""
         read_only = strong == READ_ONLY
         if read_only:
             strong = 0
@@ -224,7 +231,7 @@ class DeviceMemory:
         return values if lanes is None else self.batch.spread(values, lanes, width)
 
     def store(self, address: Array, value: Array, width: int, m: Mask, site: int, strong: int = 0) -> None:
-        """Global store. ``strong``: scope and release, as ``state.scopes`` counts; 0: weak."""
+        """Global store. ``strong``: the store's strength, see ``state.scopes``; 0: weak."""
         access = self.locate(address, width, m, site)
         if access is None:
             return
@@ -247,8 +254,8 @@ class DeviceMemory:
     def touch(
         self, address: Array, width: int, m: Mask, site: int, read: int, write: int
     ) -> tuple[Array, Array] | None:
-        """(lanes, element index) of a read-modify-write, checked and tagged; the caller performs it. ``read``,
-        ``write``: the scope of both, and whether it acquires and releases."""
+        """Check and tag a read-modify-write, which the caller then performs; returns (lanes, element index). ``read``
+        and ``write``: the strengths of its load and its store."""
         access = self.locate(address, width, m, site)
         if access is None:
             return None
@@ -264,7 +271,7 @@ class DeviceMemory:
             self.hazards.before_atomic(buffer_access)
             self.mark(buffer_access)
         if self.state.order.active or (read | write) & ORDERS:
-            # Read first, then write, lane by lane: a later lane may see the earlier one's release.
+            # Lane by lane, each reading first and then writing: a later lane may see an earlier lane's release.
             for i in range(len(lanes)):
                 self._flags(lanes[i : i + 1], offset[i : i + 1], read, read=True)
                 self._flags(lanes[i : i + 1], offset[i : i + 1], write, write=True, keep=True)
@@ -276,7 +283,7 @@ class DeviceMemory:
         return (self.batch.everyone if lanes is None else lanes)[part], offset[part]
 
     def mark(self, access: GlobalAccess) -> None:
-        """The bytes of a write have been written."""
+        """Record that the bytes of a write have been written."""
         written, width = access.buffer.written, access.width
         if written is None:
             return
@@ -293,7 +300,7 @@ class DeviceMemory:
     # --- flags and fences ---
 
     def fence_proxy(self, m: Mask) -> None:
-        """fence.proxy.async of global memory by the lanes of ``m``."""
+        """fence.proxy.async that covers global memory, by the lanes of ``m``."""
         if self.launch.options.hazards:
             self.launch.tick += 1
             for row in distinct(self.batch.row_of[self.batch.lanes(m)]).tolist():
@@ -309,6 +316,8 @@ class DeviceMemory:
         keep: bool = False,
     ) -> None:
         batch, order = self.batch, self.state.order
+        # A release publishes the clock of its present; the tick advances afterwards, so that what the lane does later
+        # is not covered.
         scope, orders = scope_of(strong), bool(strong & ORDERS)
         present: dict[tuple[int, int], Clock] = {}
         if write and orders and self.launch.options.hazards:
@@ -327,7 +336,7 @@ class DeviceMemory:
                 order.write_flag(int(at), side, warp, scope, keep, present.get((cta, warp)))
 
     def _warps(self, m: Mask) -> Iterator[tuple[int, int, Array, Array]]:
-        """(row, warp, its threads in the mask, what it knows of every thread of its CTA)."""
+        """Per warp with lanes in the mask: (row, warp, its threads in the mask, its clock per thread of the CTA)."""
         batch = self.batch
         mask = batch.running(m).reshape(batch.count, batch.warps_per_cta, 32)
         for row, warp in zip(*np.nonzero(mask.any(axis=2)), strict=True):
@@ -335,7 +344,7 @@ class DeviceMemory:
             yield int(row), int(warp), lanes, self.clocks.horizon_of_threads(int(row), int(warp))
 
     def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, restricted: bool) -> None:
-        """A fence of all memory; arguments as of ``SharedFlags.fence``."""
+        """A fence of all memory. Arguments: see ``SharedFlags.fence``."""
         if not self.launch.options.hazards:
             return
         for row, warp, lanes, horizon in self._warps(m):

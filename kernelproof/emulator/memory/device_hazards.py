@@ -1,4 +1,8 @@
-"""Findings of global accesses: initialisation, regions, races between threads and CTAs."""
+"""Findings of global accesses: reads of unwritten bytes, writes outside of regions, races between threads.
+
+Two accesses race if they touch the same granule, one of them writes, neither happens before the other, and they are
+not both strong with scopes that reach each other ("morally strong" in the PTX ISA).
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,15 @@ from kernelproof.emulator.memory.device_state import DeviceState
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, take
 from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, Run, Tags
 from kernelproof.emulator.state.arrays import SHIFT, Array
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.scopes import CHECKED, READ_MODIFY_WRITE, SIZE_SHIFT, Scope, scope_of
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 
 class GlobalAccess(NamedTuple):
-    """An access of lanes (None: all) to ``width`` bytes of a buffer each, by instruction ``site``. ``offset``: the
-    arena's, one per lane; ``strong``: scope, order and size, as ``state.scopes`` counts, 0: weak; ``form``: how the
-    offsets lie in memory."""
+    """An access of lanes (None: all) to ``width`` bytes of a buffer each, by instruction ``site``. ``offset``: in the
+    arena, per lane. ``strong``: see ``state.scopes``, 0: weak. ``form``: how the offsets lie in memory."""
 
     buffer: Buffer
     lanes: Array | None
@@ -34,7 +37,7 @@ class GlobalAccess(NamedTuple):
 
     @property
     def bytes(self) -> Places:
-        """Its bytes in the buffer, unless it is scattered."""
+        """Its bytes in the buffer; not for scattered accesses."""
         if self.form is Form.PACKED:
             start = int(self.offset[0]) - self.buffer.start
             return slice(start, start + len(self.offset) * self.width)
@@ -42,20 +45,20 @@ class GlobalAccess(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The instructions that left the tags of an access's granules, if they are recorded; the sizes of strong
-    ones."""
+    """Where the tags of an access's granules come from: the instructions that left them, if those are recorded, and the
+    sizes of strong accesses among them."""
 
     sites: Array | None
     granules: Places
     sizes: Array | None = None
 
     def site(self, element: int) -> int:
-        """Of one element, -1 if it is not recorded."""
+        """The instruction of one element, -1 if it is not recorded."""
         return -1 if self.sites is None else int(take(self.sites, self.granules)[element]) - 1
 
-    def alike(self, strong: int) -> Array | bool:
-        """Which of them, if strong, cover what a strong access covers, no more and no less? Read-modify-writes are
-        atomic for each other whatever their sizes."""
+    def matches_size(self, strong: int) -> Array | bool:
+        """Which of them, if strong, cover exactly the bytes that a strong access covers? Morally strong accesses must
+        overlap completely; read-modify-writes are atomic for each other whatever their sizes."""
         size = strong >> SIZE_SHIFT
         if self.sizes is None or not size:
             return True
@@ -65,20 +68,24 @@ class Origin(NamedTuple):
 
 
 class DeviceHazards:
-    """Checks before every global access of a batch."""
+    """The checks before every global access of a batch.
 
-    def __init__(self, batch: BatchState, clocks: Clocks, state: DeviceState) -> None:
+    Each buffer has the tag of the last write and of the last read of every granule. Later reads replace earlier ones:
+    a write that races with an earlier read only is found if that read was the last one.
+    """
+
+    def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState) -> None:
         self.batch, self.clocks, self.state = batch, clocks, state
         self.launch = batch.launch
         self.hazards = batch.launch.options.hazards
-        # Instructions are recorded granule by granule.
+        # Runs keep no instruction, so a launch that records instructions tags granule by granule.
         self.keeps_runs = batch.are_in_a_row and not self.launch.recording
         self._row_of_cta: dict[int, int] = {}
-        # The last stamp of all lanes, and the tick and scope that it is for.
+        # The tags that all lanes leave at one moment (tick and scope), kept because consecutive accesses share it.
         self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
 
     def before_read(self, access: GlobalAccess) -> None:
-        """A read; strong ones do not race with strong writes that their scope reaches."""
+        """Check and tag a read. A strong read does not race with strong writes that its scope reaches."""
         buffer, lanes, _, _, site, strong, form = access
         if buffer.written is not None:
             self._check_written(access, buffer.written)
@@ -101,7 +108,8 @@ class DeviceHazards:
                 put(tags.read_at, touched, site + 1)
 
     def before_constant_read(self, access: GlobalAccess) -> None:
-        """A read through the read-only path (``ld.global.nc``): nobody writes these bytes during the launch."""
+        """Check and tag a read through the read-only path (``ld.global.nc``): nobody may write these bytes in the
+        launch."""
         if not self.hazards:
             return
         tags = self.state.tags(access.buffer, self.launch.recording)
@@ -119,7 +127,8 @@ class DeviceHazards:
     # --- bulk copies
 
     def begin_copy(self, access: GlobalAccess) -> None:
-        """A bulk store's write, checked and tagged, is under way until its group is complete."""
+        """Check and tag the write of a bulk store. It is under way, so not ordered before anything, until its group is
+        complete."""
         tags = self.state.tags(access.buffer, self.launch.recording)
         if tags.copied is None:
             tags.copied = np.zeros(tags.granules, bool)
@@ -129,7 +138,7 @@ class DeviceHazards:
             put(tags.copied, touched, True)
 
     def end_copy(self, access: GlobalAccess) -> None:
-        """What is still there of a bulk store's write is complete, as if its lanes had written it now."""
+        """A bulk store is complete: retag the bytes that nobody has overwritten meanwhile as if its lanes wrote now."""
         tags = self.state.tags(access.buffer, self.launch.recording)
         stamp = self._stamp(access.lanes, access.strong)
         for touched in self._granules(access):
@@ -138,8 +147,8 @@ class DeviceHazards:
             put(tags.written, touched, np.where(still, stamp, old))
 
     def before_copy(self, access: GlobalAccess) -> None:
-        """A bulk copy's read: a fence of proxies stands between it and what threads have written, in their CTA or in
-        that of whoever copies."""
+        """Check a bulk copy's read. A proxy fence must stand between what threads have written and the copy, in the
+        writer's CTA or in the CTA of the thread that copies."""
         self.before_read(access)
         tags = self.state.tags(access.buffer, self.launch.recording)
         if not self.hazards or not tags.is_written:
@@ -159,14 +168,14 @@ class DeviceHazards:
                     return
 
     def _report(self, kind: str, text: str, access: GlobalAccess, bad: Array, doubtful: bool = False) -> None:
-        """A finding of the ``bad`` ones of an access's lanes."""
+        """Report those of an access's lanes that ``bad`` marks."""
         numbers = np.flatnonzero(bad)
         at = int(access.offset[numbers[0]]) + self.state.arena.base
         offenders = numbers if access.lanes is None else access.lanes[numbers]
         self.batch.report_lanes(kind, text, access.site, offenders, at, doubtful)
 
     def _granules(self, access: GlobalAccess) -> Iterator[Places]:
-        """Per granule of an access, its number in the buffer for every lane."""
+        """For each granule that an access of one lane covers: the granule's number in the buffer, for every lane."""
         buffer, _, offset, width, _, _, form = access
         shift = self.state.granule_shift
         per = max(1, width >> shift)
@@ -191,8 +200,8 @@ class DeviceHazards:
         differs: Callable[[], Array] | None = None,
         kind: str = "global-race",
     ) -> bool:
-        """Report lanes whose access does not come after the tagged one. ``differs``: which of them change what is
-        there; others race with nobody."""
+        """Report lanes whose access does not happen after the tagged one; returns whether there are any. ``differs``:
+        which of them change the content; writing what is already there races with nobody."""
         if not tags.any():
             return False
         lanes = access.lanes
@@ -213,7 +222,7 @@ class DeviceHazards:
         return bool(bad.any())
 
     def _check_written(self, access: GlobalAccess, written: Array) -> None:
-        """A read of bytes of a buffer some of which may be unwritten."""
+        """Report a read of bytes that nobody has written. Only the first and last byte of an element are looked at."""
         if access.form is not Form.SCATTERED and take(written, access.bytes).all():
             return
         relative = access.offset - access.buffer.start
@@ -225,7 +234,7 @@ class DeviceHazards:
             self._report("uninitialised-global", text, access, defined == 0, doubtful=True)
 
     def before_atomic(self, access: GlobalAccess) -> None:
-        """A read-modify-write."""
+        """Check and tag a read-modify-write."""
         buffer = access.buffer
         if buffer.written is not None:
             undefined = buffer.written[access.offset - buffer.start] == 0
@@ -234,14 +243,14 @@ class DeviceHazards:
                 self._report("uninitialised-global", text, access, undefined)
         self.before_write(access, None)
         if self.hazards and scope_of(access.strong) < Scope.GPU:
-            # Lanes of several CTAs may have changed one place in this very instruction.
+            # An atomic of CTA scope races with lanes of other CTAs in this very instruction, whose tags stand by now.
             for touched in self._granules(access):
                 tags = self.state.tags(buffer, self.launch.recording)
                 origin = Origin(tags.written_at, touched, tags.written_sizes)
                 self._check_order("write after write", take(tags.written, touched), access, origin)
 
     def before_write(self, access: GlobalAccess, value: Array | None) -> None:
-        """A write of ``value`` (None: not known yet). Writing what is already there races with nobody."""
+        """Check and tag a write of ``value`` (None: not known yet)."""
         self.check_allowed(access)
         if not self.hazards:
             return
@@ -263,6 +272,7 @@ class DeviceHazards:
                 tags.size_written(touched, strong >> SIZE_SHIFT)
             if tags.written_at is not None:
                 put(tags.written_at, touched, site + 1)
+            # Two lanes with one place: the tag of only one of them stands there.
             if value is not None and form is not Form.PACKED:
                 shared_places = shared_places or bool((take(tags.written, touched) != stamp).any())
         if shared_places and value is not None:
@@ -271,7 +281,7 @@ class DeviceHazards:
     def _check_before_write(
         self, tags: Tags, touched: Places, access: GlobalAccess, differs: Callable[[], Array] | None
     ) -> None:
-        """A write of granules comes after earlier writes and reads of them."""
+        """Report a write of granules that does not happen after earlier writes and reads of them."""
         if tags.is_written:
             origin = Origin(tags.written_at, touched, tags.written_sizes)
             if self._check_order("write after write", take(tags.written, touched), access, origin, differs):
@@ -281,8 +291,8 @@ class DeviceHazards:
             self._check_order("write after read", take(tags.read, touched), access, origin, differs)
 
     def _is_kept(self, access: GlobalAccess, keep: Callable[[Run], bool], size: Callable[[Places, int], None]) -> bool:
-        """Is a packed access kept as a run, by what its tags have for reads or for writes: ``keep``, and ``size`` of
-        strong ones?"""
+        """Try to keep a packed access as a run, by ``keep`` (of reads or of writes) and ``size`` for a strong access;
+        returns whether it was kept. Then no other thread has touched these granules, and nothing needs a check."""
         if not self.keeps_runs:
             return False
         run, strong = self._run(access), access.strong
@@ -301,11 +311,12 @@ class DeviceHazards:
         return Run(start, start + len(offset) * per, per, int(self.batch.gthread[first]), self._moment(strong))
 
     def _moment(self, strong: int) -> int:
+        """The upper part of a tag: tick and scope."""
         scope = scope_of(strong) if strong else 0
         return self.launch.tick << TICK_SHIFT | scope << SCOPE_SHIFT
 
     def _stamp(self, lanes: Array | None, strong: int) -> Array:
-        """The tags that lanes leave now."""
+        """The tags that lanes leave at present."""
         moment = self._moment(strong)
         if lanes is not None:
             return np.asarray(self.batch.gthread[lanes] | moment)
@@ -314,7 +325,7 @@ class DeviceHazards:
         return self._last_stamp[1]
 
     def check_allowed(self, access: GlobalAccess) -> None:
-        """A write may go to this buffer, and within its region."""
+        """Report a write to an input, or outside of an output's region."""
         buffer = access.buffer
         if buffer.role == "input":
             self._report("input-modified", "writes to an input", access, np.ones(len(access.offset), bool))
@@ -327,14 +338,15 @@ class DeviceHazards:
     def _unordered(self, lanes: Array, tags: Array, strong: int, reads: bool, origin: Origin) -> Array:
         """Which of these tagged accesses (``reads``: they read) race with what the lanes do now?
 
-        An access is ordered if it is the lane's own, if both are strong and alike and their scopes reach each other, or
-        if its thread's tick is known: within a CTA and a cluster by the clocks, elsewhere by fences and flags.
+        No race: the access is the lane's own; or both are strong, of one size, with scopes that reach each other; or it
+        happens before the lane's present, which the clocks decide within a CTA and a cluster, and fences and flags
+        elsewhere.
         """
         batch = self.batch
         thread = tags & THREAD
         bad: Array = thread != batch.gthread[lanes]
         if strong and bad.any():
-            bad &= ~(self._morally_strong(lanes, tags, thread, scope_of(strong)) & origin.alike(strong))
+            bad &= ~(self._morally_strong(lanes, tags, thread, scope_of(strong)) & origin.matches_size(strong))
         if not bad.any():
             return bad
         todo = np.flatnonzero(bad)
@@ -367,7 +379,7 @@ class DeviceHazards:
         return self._row_of_cta
 
     def _morally_strong(self, lanes: Array, tags: Array, thread: Array, scope: Scope) -> Array:
-        """Which tagged accesses are strong, of scopes that reach the lanes, as the lanes' scope reaches them?"""
+        """Which tagged accesses are strong, with a scope that reaches the lane, while the lane's scope reaches them?"""
         reach = np.minimum(tags >> SCOPE_SHIFT & SCOPE, int(scope))
         out: Array = reach >= Scope.GPU
         narrow = np.flatnonzero((reach > 0) & ~out)
@@ -380,7 +392,7 @@ class DeviceHazards:
     def _by_flags(
         self, ordered: Array, own: Array, lanes: Array, cta: Array, local: Array, tick: Array, strong: int
     ) -> None:
-        """Marks the accesses that fences and flags order, warp by warp."""
+        """Mark in ``ordered`` the accesses that fences and flags order before the lanes, warp by warp."""
         batch, order = self.batch, self.state.order
         pending = np.flatnonzero(~ordered)
         if not pending.size:
@@ -394,8 +406,8 @@ class DeviceHazards:
     def _report_race(
         self, kind: str, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: Origin, strong: int
     ) -> None:
-        """A race of the ``bad`` ones of an access's lanes with what left the tags. ``strong``: the access's, as far as
-        it counts against races."""
+        """Report a race of those of an access's lanes that ``bad`` marks. ``strong``: the access's strength as far as
+        it protects against races."""
         batch, arena = self.batch, self.state.arena
         lanes = batch.everyone if access.lanes is None else access.lanes
         first = int(np.flatnonzero(bad)[0])
@@ -403,7 +415,7 @@ class DeviceHazards:
         index = self.launch.cta_index(cta)
         relation = "in the same CTA" if index == batch.cta_index(int(batch.row_of[lanes[first]])) else "in another CTA"
         both_strong = strong and int(tags[first]) >> SCOPE_SHIFT & SCOPE
-        mixed = both_strong and not np.broadcast_to(origin.alike(strong), len(tags))[first]
+        mixed = both_strong and not np.broadcast_to(origin.matches_size(strong), len(tags))[first]
         why = ": both are strong, but of different sizes" if mixed else ""
         if int(tags[first]) >> TICK_SHIFT == UNDER_WAY:
             why = ": nothing has waited for that bulk store (cp.async.bulk.wait_group, without .read)"
@@ -417,7 +429,7 @@ class DeviceHazards:
         )
 
     def _bytes_differ(self, access: GlobalAccess, value: Array) -> Array:
-        """Which elements hold something else than the values that are about to be written."""
+        """Which elements hold something other than the value that is about to be written?"""
         width = access.width
         content = self.state.arena.views[width][access.offset >> SHIFT[width]]
         a = np.ascontiguousarray(content).view(np.uint8).reshape(-1, width)
@@ -425,7 +437,7 @@ class DeviceHazards:
         return np.asarray((a != b).any(axis=1))
 
     def _check_duplicates(self, access: GlobalAccess, value: Array) -> None:
-        """Reports a race where several lanes write different values to one place in one instruction."""
+        """Report several lanes that write different values to one place in one instruction."""
         words = np.ascontiguousarray(value).view(np.uint8).reshape(-1, access.width)
         content: dict[int, bytes] = {}
         for word, at in zip(words, access.offset.tolist(), strict=True):

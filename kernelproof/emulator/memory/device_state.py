@@ -1,4 +1,4 @@
-"""Device memory of a launch, shared by its CTAs: the arena, tags of the last accesses, happens-before between CTAs."""
+"""Device memory of one launch, which all its CTAs share: the arena, tags of the last accesses, order between CTAs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.order import GlobalOrder
 from kernelproof.emulator.memory.tags import Tags
 from kernelproof.emulator.state.arrays import SHIFT, Array
-from kernelproof.emulator.state.launch import Origin
+from kernelproof.emulator.state.launch_state import Origin
 from kernelproof.emulator.state.scopes import Scope
 
 
 class Touched(NamedTuple):
-    """Granules of ``size`` bytes of a buffer, from byte ``first`` on, that work read and wrote (None: none)."""
+    """Granules of ``size`` bytes of a buffer, from byte ``first`` on, that a launch or copy has read and written
+    (masks; None: none)."""
 
     buffer: Buffer
     size: int
@@ -25,8 +26,8 @@ class Touched(NamedTuple):
 class DeviceState:
     """The arena with the launch's tags per ``granule`` bytes, and the order of accesses of different CTAs.
 
-    ``symbols``: addresses of the module's variables; ``parameters``: the kernel's parameter block; ``overlapping``:
-    the launch may begin before its predecessor has ended, so global data waits for griddepcontrol.wait.
+    ``symbols``: addresses of the module's variables. ``parameters``: the kernel's parameter block. ``overlapping``:
+    the launch may begin before the one before it has ended, so global data must wait for griddepcontrol.wait.
     """
 
     def __init__(
@@ -43,17 +44,17 @@ class DeviceState:
         self.granule_shift = SHIFT[granule]
         self.symbols = symbols or {}
         self.order = GlobalOrder(-(-threads // 32) * 32)
-        # CTA -> the tick of its last proxy fence between threads and bulk copies in global memory.
+        # CTA -> the tick of its last fence between accesses by threads and bulk copies in global memory.
         self.proxy_fences: dict[int, int] = {}
-        # (CTA, scope) -> the tick of its last release to the proxy of tensor maps.
+        # (CTA, scope) -> the tick of its last release to the tensor map proxy.
         self.map_releases: dict[tuple[int, Scope], int] = {}
         self._tags: dict[int, Tags] = {}
-        # Per instruction: the buffers that its address may be computed from.
+        # Instruction -> the buffers from which its address may be computed.
         self.targets = {site: buffers for site, names in (origins or {}).items() if (buffers := self._buffers(names))}
 
     def _buffers(self, origins: frozenset[Origin]) -> tuple[Buffer, ...]:
-        """The buffers into which these parameters and variables point; none where that is uncertain, because a pointer
-        points to no buffer."""
+        """The buffers into which these parameters and variables point. Empty if one of them points between buffers,
+        because then the access proves nothing."""
         buffers = []
         for origin in origins:
             if isinstance(origin, str):
@@ -69,7 +70,7 @@ class DeviceState:
         return tuple(buffers)
 
     def tags(self, buffer: Buffer, recording: bool) -> Tags:
-        """The tags of a buffer; the widest access at its end has room."""
+        """The tags of a buffer. They have room for the widest access at its end, which may be misplaced by a part."""
         tags = self._tags.get(id(buffer))
         if tags is None:
             granules = -(-buffer.nbytes // self.granule) + 16 // self.granule
@@ -77,7 +78,7 @@ class DeviceState:
         return tags
 
     def touched(self) -> list[Touched]:
-        """What the launch did to each buffer, as far as accesses are tagged."""
+        """What the launch did to each buffer, so far as accesses are tagged."""
         parts = []
         for buffer in self.arena.buffers:
             tags = self._tags.get(id(buffer))

@@ -1,4 +1,8 @@
-"""Flags: strong writes publish clocks to the readers that the scopes of both sides reach."""
+"""Flags: the clocks that strong writes publish, for readers whose scopes and the writer's reach each other.
+
+This is how a release synchronises with an acquire (PTX ISA, "Release and Acquire Patterns"): the write leaves a clock
+at its place, the read takes it.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +15,26 @@ Clock = TypeVar("Clock")
 
 
 class Side(NamedTuple):
-    """The thread on one side of a synchronisation: its CTA and its cluster."""
+    """The CTA and the cluster of a thread on one side of a synchronisation."""
 
     cta: int
     cluster: int
 
     def group(self, scope: Scope) -> tuple[Scope, int]:
-        """The threads within a scope of this side."""
+        """The key of the threads that a scope of this side comprises."""
         return scope, {Scope.CTA: self.cta, Scope.CLUSTER: self.cluster, Scope.GPU: 0}[scope]
 
 
 def up_to(scope: Scope, clock: Clock) -> dict[Scope, Clock]:
-    """A clock that is passed on at a scope is passed on at all smaller ones."""
+    """A clock that is published at a scope is published at all smaller scopes, too."""
     return {smaller: clock for smaller in SCOPES if smaller <= scope}
 
 
 class Flags(Generic[Clock]):
-    """Clocks that readers of a place learn, by the threads that they are meant for.
+    """The clocks published at each place, by the group of threads that they are meant for.
 
-    A write of scope s tells the writer's CTA, cluster or device, as far as s; a read looks at its own as far as its
-    scope. So they synchronise iff both scopes reach the other side.
+    A write of scope s publishes to the writer's CTA, cluster and device, as far as s. A read looks up its own CTA,
+    cluster and device, as far as its own scope. So the two synchronise iff each scope reaches the other side.
     """
 
     def __init__(self, merge: Callable[[Clock, Clock], Clock]) -> None:
@@ -41,8 +45,8 @@ class Flags(Generic[Clock]):
         return bool(self._places)
 
     def write(self, place: int, side: Side, scope: Scope, clocks: dict[Scope, Clock], keep: bool = False) -> None:
-        """A strong write; ``clocks``: what it publishes at each scope; ``keep``: a read-modify-write, which continues
-        the release sequence."""
+        """A strong write. ``clocks``: what it publishes at each scope. ``keep``: it is a read-modify-write, which
+        continues the release sequence, so what was published there stays."""
         published = self._places.get(place, {}) if keep else {}
         for reach, clock in clocks.items():
             if reach <= scope:
@@ -51,7 +55,7 @@ class Flags(Generic[Clock]):
         self._places[place] = published
 
     def read(self, place: int, side: Side, scope: Scope) -> dict[Scope, Clock]:
-        """What a strong read can learn, by scope."""
+        """The clocks that a strong read finds, by scope."""
         published = self._places.get(place)
         if not published:
             return {}
@@ -66,5 +70,5 @@ class Flags(Generic[Clock]):
         return a | {scope: self._merge(a[scope], clock) if scope in a else clock for scope, clock in b.items()}
 
     def take(self, pending: dict[Scope, Clock], scope: Scope) -> list[Clock]:
-        """The clocks, removed from ``pending``, that a fence of a scope brings into force."""
+        """Remove from ``pending`` the clocks that a fence of this scope brings into force, and return them."""
         return [pending.pop(reach) for reach in SCOPES if reach <= scope and reach in pending]

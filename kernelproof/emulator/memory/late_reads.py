@@ -1,4 +1,4 @@
-"""Reads of shared memory whose tags are deferred: a barrier ends most of them before another write there."""
+"""Reads of shared memory whose tags have not been written: a barrier makes most of them old before they matter."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from kernelproof.emulator.state.arrays import Array
 
-# Most reads that are held back, which bounds memory.
+# Reads that are held back at most, which bounds memory.
 MAX_READS = 64
 
 
 class LateRead(NamedTuple):
-    """A read of elements of ``width`` bytes, all in the bytes [low, high) of their CTAs' shared memory. ``stamp``: the
-    tags without their actors; ``tags`` and ``columns``: per element, the reader's tag and column."""
+    """A read of elements of ``width`` bytes, all within the bytes [low, high) of their CTAs' shared memory. ``stamp``:
+    the tick part of the tags. ``tags`` and ``columns``: per element, the reader's tag and its column."""
 
     low: int
     high: int
@@ -24,23 +24,28 @@ class LateRead(NamedTuple):
 
 
 class LateReads:
-    """Invariant: whoever looks at the tags of readers in some bytes has called ``take`` for them."""
+    """Reads whose tags have not been written.
+
+    Invariants: whoever looks at the tags of readers of some bytes has called ``take`` for those bytes before; stamps
+    ascend.
+    """
 
     def __init__(self) -> None:
         self.reads: list[LateRead] = []
 
     @property
     def is_full(self) -> bool:
-        """Must the reads leave their tags before another is added?"""
+        """Must the reads write their tags before another read is added?"""
         return len(self.reads) >= MAX_READS
 
     def forget(self, fresh: int) -> None:
-        """Drops reads older than ``fresh``: they are ordered before every access to come."""
+        """Drop reads older than ``fresh``: they happen before every access to come."""
         if self.reads and self.reads[0].stamp < fresh:
             self.reads = [read for read in self.reads if read.stamp >= fresh]
 
     def take(self, low: int, high: int) -> list[LateRead]:
-        """Removes all reads, oldest first, if one of them touches bytes [low, high); the caller leaves their tags."""
+        """If one of the reads touches bytes [low, high), remove and return all of them, oldest first; the caller writes
+        their tags. The order matters: a later read replaces an earlier one's tag."""
         if not any(read.low < high and low < read.high for read in self.reads):
             return []
         reads, self.reads = self.reads, []

@@ -1,4 +1,4 @@
-"""Local memory of every thread, kernel parameters, and generic addresses, whose top byte tells the space."""
+"""Local memory of every thread, kernel parameters, and generic addresses (PTX ISA, "State Spaces", "cvta")."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
-from kernelproof.emulator.state.batch import BatchState
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 _LOW = np.uint64(0xFFFFFFFF)
 _TO_WINDOW, _TO_OWNER = np.uint64(SHIFT_TO_WINDOW), np.uint64(32)
-# Bits of a CTA's number, and of a thread's in it, that the generic address of a local variable carries.
+# Bits of a CTA's number, and of a thread's number in it, in the generic address of a local variable.
 _CTA_BITS, _THREAD_BITS = 14, 10
 
 
 class LocalMemory:
-    """``nbytes`` of local memory per lane. Addresses are offsets, uint64. ``generic`` ones carry their thread's number
-    above bit 32, so that use by another thread is seen."""
+    """``nbytes`` of local memory per lane. Addresses are offsets, uint64. A generic address carries its thread's number
+    above bit 32, so that use by another thread is noticed."""
 
     def __init__(self, batch: BatchState, nbytes: int) -> None:
         self.batch = batch
         cta = np.asarray(batch.ctas, np.uint64)[batch.row_of] & np.uint64((1 << _CTA_BITS) - 1)
         number = cta << np.uint64(_THREAD_BITS) | batch.thread.astype(np.uint64)
-        # Per lane, what lies above the offset of a generic address.
+        # Per lane: the upper half of its generic addresses. Invariant: owner == address >> 32 for own variables.
         self.owner: Array = number | np.uint64(Window.LOCAL << SHIFT_TO_WINDOW - 32)
         self.data: Array = np.full((batch.size, nbytes) if nbytes else (0, 0), batch.launch.poison, np.uint8)
         # Which bytes have been written; None: not tracked.
@@ -43,11 +43,11 @@ class LocalMemory:
         return lanes, offset
 
     def generic(self, address: Array) -> Array:
-        """The generic addresses of offsets."""
+        """The generic addresses of local offsets."""
         return self.owner << _TO_OWNER | address
 
     def offsets(self, address: Array, mask: Array, site: int) -> Array:
-        """The offsets of generic addresses that lanes access."""
+        """The local offsets of generic addresses; use of another thread's variables is reported."""
         low: Array = address & _LOW
         other = mask & ((address >> _TO_OWNER) != self.owner) & (low < self.data.shape[1])
         if other.any():
@@ -59,7 +59,7 @@ class LocalMemory:
         return low
 
     def load(self, address: Array, width: int, m: Mask, site: int) -> Array:
-        """``width`` bytes per lane."""
+        """Read ``width`` bytes per lane."""
         lanes, offset = self._locate(address, width, m, site)
         places = lanes[:, None], offset[:, None] + np.arange(width)
         if self.written is not None and not self.written[places].all():
@@ -87,11 +87,11 @@ class Parameters:
         self.batch, self.block = batch, block
 
     def constant(self, offset: int, width: int) -> int:
-        """A parameter at a constant offset, as raw bits."""
+        """A parameter at an offset that all lanes share, as raw bits."""
         return int.from_bytes(self.block[offset : offset + width], "little")
 
     def load(self, address: Array, width: int, m: Mask, site: int) -> Array:
-        """Parameters at offsets that differ per lane."""
+        """Read parameters at offsets that differ per lane."""
         offsets = address.astype(np.int64)
         bad = (offsets < 0) | (offsets + width > len(self.block)) | (offsets & (width - 1) != 0)
         if m is not None:
@@ -107,7 +107,7 @@ class Parameters:
 
 
 class GenericMemory:
-    """Accesses whose address tells the space by its ``Window``; parameters are only read."""
+    """Accesses through generic addresses, whose top byte is the state space (``Window``). Parameters are read-only."""
 
     def __init__(
         self, batch: BatchState, device: DeviceMemory, shared: SharedMemory, local: LocalMemory, parameters: Parameters
@@ -116,7 +116,7 @@ class GenericMemory:
         self.parameters = parameters
 
     def _spaces(self, address: Array, m: Mask) -> Iterator[tuple[Window, Array]]:
-        """(window, lanes whose addresses lie in it); all above the last count as that."""
+        """Yield (window, mask of the lanes whose addresses lie in it). Unknown windows count as the last one, PARAM."""
         top = address >> _TO_WINDOW
         active = np.ones(self.batch.size, bool) if m is None else m
         for space in Window:
@@ -125,7 +125,7 @@ class GenericMemory:
                 yield space, mask
 
     def convert(self, address: Array, space: Window, m: Mask, site: int) -> Array:
-        """cvta.to of a space: the addresses within it; those of addresses in other spaces are unspecified."""
+        """cvta.to of a space: addresses within that space. The result for addresses of other spaces is unspecified."""
         outside = (address >> _TO_WINDOW) != space
         low: Array = address & _LOW
         if not outside.any():
@@ -137,7 +137,7 @@ class GenericMemory:
         return np.where(outside, self.batch.unspecified(8) & _LOW, low)
 
     def in_shared(self, address: Array, m: Mask, site: int) -> Array:
-        """A generic operand that must lie in the shared memory of the lane's CTA."""
+        """Convert a generic operand that must lie in the shared memory of the lane's CTA."""
         lanes = self.batch.lanes(m)
         outside = (address[lanes] >> _TO_WINDOW) != Window.SHARED
         if outside.any():
@@ -147,7 +147,7 @@ class GenericMemory:
         return self.shared.of_cta((address & _LOW).astype(np.uint32), m, site)
 
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
-        """``width`` bytes per lane. ``strong``: as of ``DeviceMemory.load``."""
+        """Read ``width`` bytes per lane. ``strong``: see ``DeviceMemory.load``."""
         if m is None and not (address >> _TO_WINDOW).any():
             return self.device.load(address, width, m, site, strong)
         out = self.batch.poison(width)

@@ -1,8 +1,8 @@
 """Happens-before between CTAs, through fences and atomics on global memory.
 
-Time is one counter per launch, the *tick*: it advances at every synchronisation, never at an access. An access leaves a
-tag (tick, thread) on the words that it touched. It is ordered before a later access of another thread iff that thread
-has learned, through synchronisation, of a tick of the first thread that is greater than the tag's.
+Time is one counter per launch, the *tick*: every synchronisation advances it, no access does. An access leaves a tag
+(tick, thread) on the words that it touches. It happens before a later access of another thread iff that thread has
+learned, through synchronisation, a tick of the first thread that is greater than the tag's.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kernelproof.emulator.memory.flags import Flags, Side, up_to
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.scopes import SCOPES, Scope
 
-Clock = dict[int, Array]  # CTA -> per thread, the tick before which its accesses are known
+Clock = dict[int, Array]  # CTA -> per thread, the tick before which its accesses are known to have happened
 
 
 def merged(a: Clock, b: Clock) -> Clock:
-    """The union of two clocks; neither is changed, rows are shared where possible."""
+    """The union of two clocks. Neither is changed, and rows are shared where possible."""
     if not b or a is b:
         return a
     if not a:
@@ -34,8 +34,9 @@ def merged(a: Clock, b: Clock) -> Clock:
 
 @dataclass(slots=True)
 class WarpView:
-    """Clocks of one warp about other CTAs: ``acquired`` is ordered before it. By scope: ``pending`` was read from flags
-    and waits for a fence; ``published`` is passed on by the warp's next relaxed write of a flag."""
+    """What one warp knows of other CTAs. ``acquired`` happens before its present. By scope: ``pending`` was read from
+    flags and comes into force with the next fence; ``published`` is what the warp's next relaxed write of a flag
+    publishes."""
 
     acquired: Clock = field(default_factory=dict)
     pending: dict[Scope, Clock] = field(default_factory=dict)
@@ -43,10 +44,11 @@ class WarpView:
 
 
 class GlobalOrder:
-    """Happens-before between CTAs through fences and atomics (release and acquire patterns) on global memory.
+    """Happens-before between CTAs by release and acquire patterns on global memory.
 
-    A relaxed write of a flag publishes what was fenced, by the writer or, before a barrier, by the thread concerned. A
-    release publishes all that precedes it. A relaxed read takes effect for weak loads only after a fence.
+    A relaxed write of a flag publishes what its warp has fenced, or what threads fenced that met the warp at a barrier
+    afterwards. A release publishes everything that precedes it. What a relaxed read finds counts for weak accesses only
+    after a fence. ``active`` stays False until the first fence or release, so other kernels pay nothing.
     """
 
     def __init__(self, threads: int) -> None:
@@ -66,8 +68,8 @@ class GlobalOrder:
         return out
 
     def present(self, cta: int, warp: int, lanes: Array, horizon: Array, tick: int) -> Clock:
-        """What is ordered before a warp's present. ``lanes``: thread numbers in the CTA; ``horizon``: per thread, what
-        the CTA's barriers order before this warp."""
+        """The clock of what happens before a warp's present. ``lanes``: thread numbers in the CTA; ``horizon``: per
+        thread, what the CTA's own clocks order before this warp. Accesses of the present tick are included."""
         self.active = True
         row = horizon.copy()
         row[lanes] = tick + 1
@@ -84,9 +86,10 @@ class GlobalOrder:
         acquire: bool,
         release: bool,
     ) -> None:
-        """A fence by a warp, of one direction or both; arguments as of ``present``."""
+        """A fence by a warp. ``acquire``, ``release``: its directions; other arguments: see ``present``."""
         self.active = True
         view = self.view(cta, warp)
+        # Views of one CTA share ``pending`` after a barrier, so it is copied before it changes.
         view.pending = dict(view.pending)
         for clock in self.flags.take(view.pending, scope) if acquire else ():
             view.acquired = merged(view.acquired, clock)
@@ -98,7 +101,8 @@ class GlobalOrder:
             self.fenced.setdefault((cta, each), np.zeros(self.threads, np.int64))[lanes] = tick + 1
 
     def barrier(self, cta: int, warps: Iterable[int], threads: Array) -> None:
-        """These warps of a CTA have met; ``threads`` are the participants."""
+        """These warps of a CTA have met at a barrier, with these ``threads``. From now on all know what any of them
+        knew, and a relaxed write of any of them publishes what any of the threads has fenced."""
         if not self.active:
             return
         joined = WarpView()
@@ -120,14 +124,14 @@ class GlobalOrder:
                 self.views[(cta, warp)] = WarpView(joined.acquired, joined.pending, joined.published)
 
     def write_flag(self, place: int, side: Side, warp: int, scope: Scope, keep: bool, clock: Clock | None) -> None:
-        """A strong write (``keep``: read-modify-write, which continues the release sequence) at a location. ``clock``:
-        what it releases; None: what the warp has fenced."""
+        """A strong write. ``keep``: it is a read-modify-write, which continues the release sequence. ``clock``: what it
+        releases; None: it is relaxed and publishes what the warp has fenced."""
         if self.active:
             clocks = self.view(side.cta, warp).published if clock is None else up_to(scope, clock)
             self.flags.write(place, side, scope, clocks, keep)
 
     def read_flag(self, place: int, side: Side, warp: int, scope: Scope, acquire: bool) -> None:
-        """A strong read."""
+        """A strong read: an acquire learns the flag's clocks at once, a relaxed read at the next fence."""
         clocks = self.flags.read(place, side, scope)
         if clocks:
             view = self.view(side.cta, warp)
@@ -138,7 +142,8 @@ class GlobalOrder:
                 view.pending = self.flags.merged(view.pending, clocks)
 
     def ordered(self, cta: int, warp: int, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
-        """Per element: is the access of (CTA ``other``, ``thread``) at ``tick`` ordered before this warp's present?"""
+        """Per element: does the access by (CTA ``other``, ``thread``) at ``tick`` happen before this warp's present?
+        ``strong``: a strong access also counts what the warp has read from flags without a fence (cumulativity)."""
         out = np.zeros(len(tick), bool)
         view = self.views.get((cta, warp))
         if view is None:

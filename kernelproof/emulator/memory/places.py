@@ -1,5 +1,7 @@
-"""Places of many lanes in an array: a slice, rows of neighbours, or single elements. Rows and slices move several times
-faster than elements."""
+"""Places of many lanes in an array: a slice, rows of 32 neighbours, or single elements.
+
+NumPy moves slices and rows several times faster than single elements.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ ROW = 32
 
 
 class Form(Enum):
-    """How the elements of lanes lie in memory: scattered; each warp's in a row; or all in one row (packed)."""
+    """How the elements of lanes lie in memory: scattered; each warp's elements in a row; or all in one row (packed)."""
 
     SCATTERED = 0
     ROWS = 1
@@ -23,7 +25,7 @@ class Form(Enum):
 
 
 class Rows(NamedTuple):
-    """Rows of ``length`` neighbours, by the number of the first."""
+    """Rows of ``length`` neighbouring elements, by the number of the first."""
 
     starts: Array
     length: int = ROW
@@ -33,20 +35,21 @@ Places = Array | slice | Rows
 
 
 def _by_row(array: Array, length: int) -> Array:
-    """Every row of an array, one that begins at each element, as one opaque element."""
+    """A view of an array whose element i is the row that begins at element i, as one opaque element (type V). Rows
+    overlap in memory; NumPy copies each as one block."""
     size = array.dtype.itemsize
     return np.ndarray((len(array) - length + 1,), np.dtype(f"V{size * length}"), array, 0, (size,))
 
 
 def take(array: Array, places: Places) -> Array:
-    """The elements at places, in the order of lanes; of a slice, a view."""
+    """The elements at places, in the order of lanes; a slice gives a view."""
     if isinstance(places, Rows):
         return np.asarray(_by_row(array, places.length)[places.starts].view(array.dtype))
     return np.asarray(array[places])
 
 
 def put(array: Array, places: Places, values: Array | int) -> None:
-    """Write the elements at places, in the order of lanes; or one value everywhere."""
+    """Write values, in the order of lanes, or one value everywhere, to the elements at places."""
     if not isinstance(places, Rows):
         array[places] = values
         return

@@ -1,4 +1,4 @@
-"""Instructions of the last accesses to each word of shared memory, recorded to name both sides of a race."""
+"""Which instruction last accessed each word of shared memory: recorded to name both sides of a race."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelproof.emulator.state.arrays import Array
 class RecordedSites:
     """Numbers of instructions by granule: of the last write, and of the last read by each column of readers; -1: none.
 
-    A launch keeps them only where it is executed again because an execution without them has found a race.
+    A launch records them only in a further execution, when one without them has found a race.
     """
 
     def __init__(self, granules: int, columns: int) -> None:
@@ -18,13 +18,13 @@ class RecordedSites:
         self.readers: Array = np.full((granules, columns), -1, np.int32)
 
     def wrote(self, at: Array, per: int, site: int) -> None:
-        """A write of elements ``at`` of ``per`` granules each."""
+        """Record a write of elements ``at`` of ``per`` granules each."""
         self.writer.reshape(-1, per)[at] = site
 
     def read(self, at: Array, per: int, column: Array | int, site: int) -> None:
-        """A read of elements ``at`` by columns of readers."""
+        """Record a read of elements ``at`` by columns of readers."""
         self.readers.reshape(-1, per, self.readers.shape[1])[at, :, column] = site
 
     def last(self, granule: int, column: int | None) -> int:
-        """The last read of a granule by a column of readers, or its last write (None)."""
+        """The instruction of the last read of a granule by a column of readers, or of its last write (None)."""
         return int(self.writer[granule] if column is None else self.readers[granule, column])

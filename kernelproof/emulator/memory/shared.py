@@ -1,4 +1,8 @@
-"""Shared memory of a batch of CTAs: one row of bytes per CTA, and tags that name the last access to each word."""
+"""Shared memory of a batch: one row of bytes per CTA, checked accesses, atomics and polled flags.
+
+Two accesses race if they touch a granule, one of them writes, and neither happens before the other by the clocks.
+Atomics and strong accesses do not race with each other. Which accesses were last is kept in ``SharedTags``.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,18 @@ from kernelproof.emulator.memory.late_reads import LateRead
 from kernelproof.emulator.memory.located import Located
 from kernelproof.emulator.memory.shared_tags import SharedTags
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.lanes import SEVERAL
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.scopes import ORDERS
 from kernelproof.emulator.state.sites import NOWHERE, Site
 from kernelproof.emulator.state.suspects import Suspect
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# Shared addresses start here, as the first kilobyte of the window belongs to the system on recent devices.
+# Shared addresses start here: the first KiB of the window belongs to the system on recent devices.
 WINDOW_START = 1024
 
-# Hazards: the order that two accesses lack.
+# The kinds of hazard: the order that two accesses lack.
 READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "write after write", "write after read"
 
 # lanes (None: all), element index, byte offset in the batch's shared memory.
@@ -32,9 +36,8 @@ Access = tuple[Array | None, Array, Array]
 
 
 class Granules(NamedTuple):
-    """The granules that an access at instruction ``site`` touches, those that somebody has touched before. Of each
-    granule: the lane that touches it now, and its element of the access; ``offset``: bytes in ``data`` of each
-    element."""
+    """The granules of an access at instruction ``site`` that somebody has touched before. Per granule: the lane that
+    touches it now, and the number of its element in the access. ``offset``: bytes in ``data``, per element."""
 
     site: int
     lane: Array
@@ -43,14 +46,15 @@ class Granules(NamedTuple):
 
 
 class SharedMemory(SharedTags):
-    """``size`` bytes per CTA. Addresses are window addresses (uint32, one per lane of the batch)."""
+    """``size`` bytes of shared memory per CTA. Addresses are window addresses: uint32, one per lane of the batch."""
 
-    # Barriers end reads: those of whole warps leave their tags only if somebody looks before. Copies under way leave
-    # theirs, and poison, only if somebody looks before they land.
+    # Deferral: barriers make most tags old before anybody looks. So reads by whole warps write their tags only when
+    # somebody is about to look at them, and copies under way write their tags and poison only if somebody looks before
+    # they land.
     DEFERS = True
 
-    def __init__(self, batch: BatchState, clocks: Clocks, size: int, granule: int) -> None:
-        # Bytes of a CTA's row; the rest after ``size`` keeps rows apart.
+    def __init__(self, batch: BatchState, clocks: WarpClocks, size: int, granule: int) -> None:
+        # Bytes from one CTA's row to the next; at least 128 unused bytes keep an access from reaching the next row.
         self.size, self.stride = size, -(-size // 128) * 128 + 128
         super().__init__(batch, clocks, batch.count * self.stride, granule)
         self.counters = batch.launch.counters
@@ -58,19 +62,19 @@ class SharedMemory(SharedTags):
         self.data: Array = np.full(batch.count * self.stride, poison, np.uint8)
         self.poison = {w: np.frombuffer(bytes([poison]) * 16, t)[0] for w, t in MOVER.items()}
         self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
-        # Per lane: what makes a window address an offset in ``data``.
+        # Per lane: what to add to a window address to get an offset in ``data``.
         self.row: Array = batch.row_of.astype(np.int64) * self.stride - WINDOW_START
-        # Window addresses [low, high) of the bytes of the access located last.
+        # Window addresses [low, high) of the access that was located last.
         self.extent = 0, 0
         self.located = Located(batch.size)
         self.defers = self.DEFERS and not batch.launch.recording
         self.late_copies = LateCopies()
-        # Element -> the tag that the last atomic or flag write left there.
+        # Element -> the tag that the last atomic or flag write left. An element is plain once its tag is another one.
         self.atomics: dict[int, int] = {}
 
     def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:  # noqa: ARG002
-        """Is each tagged access ordered before the present of the lane that now touches the word? ``hazard``: the order
-        that the two accesses need."""
+        """Does each tagged access happen before the present of the lane that now touches the word? ``hazard``: the kind
+        of order that is needed; only subclasses distinguish them."""
         batch = self.batch
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
         ticks = (tags >> self.BITS).astype(np.int64) - 1 + self.t0
@@ -80,7 +84,7 @@ class SharedMemory(SharedTags):
         return own | (ticks < self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], warp_of))
 
     def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
-        """The other side of a race in shared memory of a row: who left a tag, as ``reader`` or as writer."""
+        """The other side of a race: who left a tag in a row's shared memory, as ``reader`` or as writer."""
         actor = tag & ((1 << self.BITS) - 1)
         cta = self.batch.cta_index(row)
         warp = actor - SEVERAL if actor >= SEVERAL else actor >> 5
@@ -90,14 +94,16 @@ class SharedMemory(SharedTags):
         return Participant(site, cta, (actor,))
 
     def _recorded_site(self, granule: int, column: int | None) -> Site:
-        """The instruction of the last read by a column of readers, or of the last write (None)."""
+        """The instruction of the last read of a granule by a column of readers, or of its last write (None)."""
         return NOWHERE if self.recorded is None else self.launch.site(self.recorded.last(granule, column))
 
     # --- checks ---
 
     def _check_read(self, lanes: Array | None, tags: Array, site: int, offset: Array, tried: bool = False) -> None:
-        """``tags``: last writers, (elements,) or (elements, granules); ``offset``: bytes in ``data``. ``tried``:
-        another execution can give the reads other values."""
+        """Report a read of unwritten bytes, of bytes of a copy under way, or one that races with a write. ``tags``: the
+        last writers, (elements,) or (elements, granules). ``offset``: bytes in ``data``. ``tried``: a further execution
+        can give the reads other values."""
+        # The common case ends here: all tags are old.
         suspicious: Array = np.asarray(tags >= max(self.fresh, 1))
         which = np.flatnonzero(suspicious.any(axis=1) if tags.ndim > 1 else suspicious)
         if which.size == 0:
@@ -116,7 +122,7 @@ class SharedMemory(SharedTags):
             self._check_order(READ_AFTER_WRITE, landed, flat, granules, doubt)
 
     def _suspect_readers(self, lane: Array, granules: Array, bad: Array) -> bool:
-        """Adds current reads of lanes to the suspects; whether a second execution can try them."""
+        """Add current reads of lanes to the suspects; returns whether a further execution can try them."""
         columns, tick = self.reader_column[lane], self.launch.tick
         return all(
             self.launch.suspects.add(
@@ -126,18 +132,19 @@ class SharedMemory(SharedTags):
         )
 
     def _suspect_column(self, lane: Array, column: int, granules: Array, bad: Array) -> bool:
-        """Adds all reads of a column that lanes do not know to be over to the suspects; whether they can be tried."""
+        """Add all reads of a column that the lanes do not know to be over to the suspects; returns whether a further
+        execution can try them."""
         first = int(self._over(lane[bad], column).min())
         suspect = Suspect(column, first, self.launch.tick, np.unique(granules[bad]))
         return self.launch.suspects.add(int(self.batch.ctas[0]), suspect)
 
     def _over(self, lanes: Array, column: int) -> Array:
-        """Ticks before which the lanes know that reads of a column have ended."""
+        """Per lane: the tick before which it knows reads of a column to have happened."""
         batch = self.batch
         return self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], np.full(len(lanes), column))
 
     def tried(self, values: Array, lanes: Array | None, at: Array) -> Array:
-        """The values of a read in a second execution, other ones where reads race."""
+        """The values of a read; in a trial, those of suspects are replaced."""
         trial, per = self.launch.trial, values.dtype.itemsize // self.granule
         if trial is None:
             return values
@@ -154,8 +161,8 @@ class SharedMemory(SharedTags):
         offset: Array,
         same: Callable[[], Array] | None = None,
     ) -> None:
-        """A write of elements ``at``. ``same``: which elements already hold what is written; that is harmless whoever
-        comes first."""
+        """Report a write to elements ``at`` that races with earlier accesses or meets a copy under way. ``same``: which
+        elements already hold the value; such a write is harmless whichever comes first."""
         if not self._may_be_hot():
             return
         writer, latest, readers = self.rows[width]
@@ -180,7 +187,7 @@ class SharedMemory(SharedTags):
             return
         last_reads = readers[at[which]].reshape(-1, self.columns)
         recent = last_reads >= fresh
-        # A thread's own reads are in its own column.
+        # A thread does not race with its own reads, which are in its own column.
         own = np.arange(0, recent.size, self.columns) + self.reader_column[lane]
         recent.reshape(-1)[own] &= (last_reads.reshape(-1)[own] & ((1 << self.BITS) - 1)) != self.actor[lane]
         for column in np.flatnonzero(recent.any(axis=0)) if recent.any() else ():
@@ -196,8 +203,8 @@ class SharedMemory(SharedTags):
         granules: Granules,
         doubt: Callable[[Array], bool] | None = None,
     ) -> None:
-        """Report those of the ``bad`` granules whose access is not ordered behind that of their tags. ``doubt``:
-        whether a second execution can show if the values that these reads returned matter."""
+        """Report those of the ``bad`` granules whose access does not happen after that of their tags. ``doubt``: makes
+        the finding doubtful if a further execution can show whether the values that these reads returned matter."""
         bad = bad & ((tags & ((1 << self.BITS) - 1)) != self.actor[granules.lane])
         if bad.any():
             bad[bad] = ~self._ordered(granules.lane[bad], tags[bad], hazard)
@@ -221,8 +228,8 @@ class SharedMemory(SharedTags):
         doubtful: bool = False,
         reader: bool = False,
     ) -> None:
-        """A finding at the ``bad`` granules. ``tags``: who touched each before, if that is a side of it; ``reader``:
-        they are of reads."""
+        """Report a finding at the ``bad`` granules. ``tags``: who touched each granule before, if that is a side of the
+        finding; ``reader``: the tags are of reads."""
         site, lane, element, offset = granules
         lanes = np.unique(lane[bad])
         first = int(np.flatnonzero(bad)[0])
@@ -240,15 +247,15 @@ class SharedMemory(SharedTags):
     # --- places ---
 
     def of_cta(self, address: Array, m: Mask, site: int) -> Array:  # noqa: ARG002
-        """Addresses in a CTA's own shared memory, as the other methods take them."""
+        """Addresses in the lane's own CTA, in the form that the other methods take. Without clusters: unchanged."""
         return address
 
     def of_cluster(self, address: Array) -> Array:
-        """Addresses in the shared memory of any CTA of the cluster, as the other methods take them."""
+        """Addresses in any CTA of the cluster, in the form that the other methods take. Without clusters: unchanged."""
         return address
 
     def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
-        """Bounds and alignment: (lanes, element index, byte offset), or None if no lane is left."""
+        """Check bounds and alignment; returns (lanes, element index, byte offset), or None if no lane is left."""
         self._follow_tick()
         lanes, whole = None, address
         if m is None:
@@ -294,10 +301,10 @@ class SharedMemory(SharedTags):
     # --- loads and stores ---
 
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
-        """``width`` bytes per lane -> array of MOVER[width], shape (lanes of the batch,).
+        """Read ``width`` bytes per lane; returns an array of MOVER[width], shape (lanes of the batch,).
 
-        ``strong``: polls a flag (scope and acquire, as ``state.scopes`` counts); it does not race with strong writes
-        and learns what they published.
+        ``strong``: the load polls a flag (see ``state.scopes``). It does not race with strong writes, and it learns
+        what they published.
         """
         access = self.locate(address, width, m, site)
         if access is None:
@@ -317,8 +324,9 @@ class SharedMemory(SharedTags):
     def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """Check a read and leave its tags.
 
-        A column of readers has room for one tag per word, and several lanes of its warp may read the word. So the tag
-        is that of the thread while it is the only one since the warp last synchronised, else that of "several lanes".
+        A column of readers has room for one tag per granule, but several lanes of its warp may read the granule. So the
+        tag is that of the thread while it is the only reader since the warp last synchronised, else that of "several
+        lanes of the warp".
         """
         per, some = width // self.granule, slice(None) if lanes is None else lanes
         self._leave_tags(self.late.take(*self.extent))
@@ -329,12 +337,12 @@ class SharedMemory(SharedTags):
         first = at * (per * self.columns) + column
         before = latest[at]
         latest[at] = own_tag = lane_tag if per == 1 else lane_tag[:, None]
-        # Most words have one reader, now and since the CTA last synchronised.
+        # Most granules have one reader, in this instruction and since the CTA last synchronised.
         is_alone = not (before >= max(self.fresh, 1)).any() and bool((latest[at] == own_tag).all())
         tag = lane_tag if is_alone else self._tag_beside_others(first, lane_tag, some)
         for k in range(per):
             self.reader_tags[first + k * self.columns] = tag
-        # Lanes of this very instruction that share a word: the last one's tag stands there.
+        # Lanes that share a granule in this very instruction: only the last one's tag stands there.
         back = np.zeros(0, bool) if is_alone else self.reader_tags[first] != tag
         if back.any():
             for k in range(per):
@@ -343,10 +351,10 @@ class SharedMemory(SharedTags):
             self.recorded.read(at, per, column, site)
 
     def _tag_beside_others(self, first: Array, lane_tag: Array, some: Array | slice) -> Array:
-        """The tags of lanes that read words which other lanes of their warps may have read."""
+        """The tags of lanes that read granules which other lanes of their warps may have read."""
         old, actor, fresh = self.reader_tags[first], (1 << self.BITS) - 1, np.asarray(self.fresh, self.TAG)
         if self.clocks.table is not None:
-            # What the warp has synchronised since does not count.
+            # Reads that the warp has synchronised since do not count.
             row, warp = self.batch.row_of[some], self.batch.warp[some]
             horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
             fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
@@ -354,7 +362,7 @@ class SharedMemory(SharedTags):
         return np.where(several, self.collective_tag[some], lane_tag)
 
     def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
-        """A read of whole warps, such as ldmatrix: tagged as one of several lanes."""
+        """Check and tag a read by whole warps, such as ldmatrix: it is tagged as one of several lanes."""
         tags = self.rows[width][0].take(at, axis=0)
         if int(tags.max()) >= max(self.fresh, 1):
             self._check_read(lanes, tags, site, offset, tried=True)
@@ -378,8 +386,8 @@ class SharedMemory(SharedTags):
         strong: int = 0,
         kind: str = "st.shared",
     ) -> None:
-        """Write MOVER[width] values, one per lane. ``strong``: sets a flag that other threads poll (scope and release).
-        ``kind``: what counters call it."""
+        """Write MOVER[width] values, one per lane. ``strong``: the store sets a flag that other threads poll (see
+        ``state.scopes``). ``kind``: its name among the counters."""
         access = self.locate(address, width, m, site)
         if access is None:
             return
@@ -401,7 +409,7 @@ class SharedMemory(SharedTags):
         if strong:
             self._remember_strong(at, width)
             self._publish(lanes, offset, strong)
-        # Lanes that share a word: the last one's tag and value stand there.
+        # Lanes that share a word: only the last one's tag and value stand there.
         back = self.last_writers(width, at) != tag
         if back.any():
             differ = back & ~equal_bits(view[at], value)
@@ -411,8 +419,7 @@ class SharedMemory(SharedTags):
                 self._report("shared-race", text, Granules(site, lane, np.arange(len(at)), offset), differ)
 
     def write_pending(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> LateCopy:
-        """A copy by threads into the elements ``at`` that were located last is under way: till it lands they are
-        poison."""
+        """Start a copy by threads into the elements ``at``, which were located last. They are poison until it lands."""
         copy = LateCopy(*self.extent, lanes, at, width)
         if self.hazards:
             if self._may_be_hot() and self._is_hot(at, width):
@@ -425,7 +432,7 @@ class SharedMemory(SharedTags):
         return copy
 
     def leave_copies(self, low: int = 0, high: int = 1 << 32) -> None:
-        """Leaves poison and tags of copies under way to bytes [low, high), which are about to be looked at or split."""
+        """Write poison and tags of copies under way to bytes [low, high), which are about to be read or split."""
         for copy in self.late_copies.take(low, high):
             if self.hazards:
                 actor = self.actor if copy.lanes is None else self.actor[copy.lanes]
@@ -434,7 +441,7 @@ class SharedMemory(SharedTags):
             self.views[copy.width][copy.at] = self.poison[copy.width]
 
     def _may_be_hot(self) -> bool:
-        """Could a write to the bytes located last race? Asks only what is recorded of them as a whole."""
+        """Could a write to the bytes located last race? This asks only what is recorded of the extent as a whole."""
         self._leave_tags(self.late.take(*self.extent))
         return not self.defers or self.recent.meet(*self.extent)
 
@@ -448,7 +455,7 @@ class SharedMemory(SharedTags):
         return bool(((tags >= fresh) & (tags != self.UNWRITTEN)).any())
 
     def land_own(self, copy: LateCopy, data: Array) -> None:
-        """Data of a thread's own copy arrives: the same as a write by the thread now."""
+        """The data of a thread's own copy arrives, as if the thread wrote it now."""
         self._follow_tick()
         self.late_copies.land(copy)
         self.leave_copies(copy.low, copy.high)
@@ -463,8 +470,8 @@ class SharedMemory(SharedTags):
     def touch(
         self, address: Array, width: int, m: Mask, site: int, read: int, write: int
     ) -> tuple[Array, Array] | None:
-        """(lanes, element index) of a read-modify-write, checked and tagged; the caller performs it. Atomics do not
-        race with each other. ``read``, ``write``: the scope of both, and whether it acquires and releases."""
+        """Check and tag a read-modify-write, which the caller then performs; returns (lanes, element index). Atomics do
+        not race with each other. ``read``, ``write``: the strengths of its load and its store."""
         access = self.locate(address, width, m, site)
         if access is None:
             return None
@@ -487,6 +494,8 @@ class SharedMemory(SharedTags):
         return lanes, at
 
     def _is_plain(self, at: Array, width: int) -> Array:
+        # Invariant: ``atomics`` has the tag that the element had after its last atomic. Any other write changes the
+        # tag.
         """Which elements were last written by something other than an atomic or a flag write? Only those can race."""
         tags = self.last_writers(width, at)
         return np.array([self.atomics.get(int(a)) != int(t) for a, t in zip(at, tags, strict=True)], bool)

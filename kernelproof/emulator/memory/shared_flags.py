@@ -1,4 +1,8 @@
-"""Flags in shared memory: clocks that strong writes publish, and that readers learn by an acquire or a fence."""
+"""Flags in shared memory: clocks that strong writes publish, and that readers learn by an acquire or a fence.
+
+The same patterns in global memory are in ``memory.order``. Here a clock is one row of the CTA's (or cluster's) clocks,
+so learning it is an elementwise maximum.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,19 @@ import numpy as np
 
 from kernelproof.emulator.memory.flags import Flags, Side, up_to
 from kernelproof.emulator.state.arrays import Array, Mask
-from kernelproof.emulator.state.batch import BatchState
-from kernelproof.emulator.state.clocks import Clocks
+from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 
 class SharedFlags:
-    """The flags of a batch of CTAs, by byte offset in its shared memory."""
+    """The flags of a batch of CTAs, by byte offset in the batch's shared memory."""
 
-    def __init__(self, batch: BatchState, clocks: Clocks) -> None:
+    def __init__(self, batch: BatchState, clocks: WarpClocks) -> None:
         self.batch, self.clocks, self.launch = batch, clocks, batch.launch
         self.hazards = batch.launch.options.hazards
         self.flags: Flags[Array] = Flags(np.maximum)
-        # (row, warp) -> by scope, what the warp has fenced, and what it has polled since.
+        # (row, warp) -> by scope: the clock that the warp has fenced, and what it has polled but not yet acquired.
         self.fenced: dict[tuple[int, int], dict[Scope, Array]] = {}
         self.learned: dict[tuple[int, int], dict[Scope, Array]] = {}
 
@@ -26,8 +30,8 @@ class SharedFlags:
         return Side(row, row // self.batch.cluster_size)
 
     def _learn_flags(self, lanes: Array, offset: Array, strong: int) -> None:
-        """Strong reads of these lanes find clocks at flags: an acquire learns them at once, else the next fence
-        does."""
+        """Strong reads of these lanes find clocks at flags. An acquire learns them at once, a relaxed read at the next
+        fence."""
         batch = self.batch
         for lane, place in zip(lanes, offset, strict=True):
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
@@ -39,11 +43,12 @@ class SharedFlags:
                 self.learned[row, warp] = self.flags.merged(self.learned.get((row, warp), {}), clocks)
 
     def _bring_into_force(self, row: int, warp: int, clock: Array) -> None:
+        """From now on everything that the clock covers happens before the warp's present."""
         table = self.clocks.rows()
         np.maximum(table[row, warp], clock, out=table[row, warp])
 
     def _publish(self, lanes: Array | None, offset: Array, strong: int, keep: bool = False) -> None:
-        """A strong write publishes a clock: what its warp had fenced, or for a release everything that the warp did."""
+        """A strong write publishes a clock: a release everything that its warp did, a relaxed write what it fenced."""
         batch, scope = self.batch, scope_of(strong)
         for lane, place in zip(batch.everyone if lanes is None else lanes, offset, strict=True):
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
@@ -57,14 +62,14 @@ class SharedFlags:
             self.launch.tick += 1
 
     def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, restricted: bool) -> None:
-        """A fence. ``release``: later flags publish what the warps did before it; ``acquire``: clocks that they polled
-        are learned. ``restricted``: of both only what concerns shared memory."""
+        """A fence by the lanes of ``m``. ``release``: flags that are written later publish what the warps did before
+        it. ``acquire``: clocks that they have polled come into force. ``restricted``: both only for shared memory."""
         if not self.hazards:
             return
         for row, warp in zip(*np.nonzero(self.clocks.warps_in(self.batch.running(m))), strict=True):
             key = (int(row), int(warp))
             pending = self.learned.get(key, {}) if acquire else {}
-            # What a restricted fence leaves out waits for another one.
+            # The part that a restricted fence leaves out stays pending for another fence.
             for clock in self.flags.take(dict(pending) if restricted else pending, scope):
                 self._bring_into_force(*key, self.clocks.in_shared(clock) if restricted else clock)
             if release:
@@ -80,6 +85,6 @@ class SharedFlags:
         return np.asarray(np.maximum.reduce(clocks)) if clocks else None
 
     def learn(self, lanes: Array, scope: Scope, clock: Array) -> None:
-        """The warps of these lanes have read a clock without an acquire: the next fence of the scope learns it."""
+        """The warps of these lanes have read a clock by a relaxed access: the next fence of the scope learns it."""
         for key in {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}:
             self.learned[key] = self.flags.merged(self.learned.get(key, {}), {scope: clock})

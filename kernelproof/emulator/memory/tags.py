@@ -1,5 +1,8 @@
-"""The last accesses to each granule of a buffer in one launch: as runs where consecutive lanes touch consecutive
-granules, else granule by granule."""
+"""The last accesses to each granule of a buffer in one launch.
+
+They are kept as runs while consecutive lanes touch consecutive granules, and granule by granule from the first access
+that is different. Most kernels read and write each element by one thread, so that runs suffice.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,20 @@ import numpy as np
 from kernelproof.emulator.memory.places import Places, put
 from kernelproof.emulator.state.arrays import Array
 
-# A tag is tick << 34 | scope of a strong access (0: weak) << 32 | thread of the launch; 0: untouched in this launch.
+# A tag is tick << 34 | scope << 32 | thread of the launch. The scope is that of a strong access, 0 for a weak one; the
+# tag 0 means untouched in this launch.
 THREAD = (1 << 32) - 1
 SCOPE_SHIFT, SCOPE = 32, 3
 TICK_SHIFT = 34
-# The tick of writes that are under way: no synchronisation orders them before another thread.
+# The tick of writes that are under way. It is the largest one: no synchronisation orders them before another thread.
 UNDER_WAY = (1 << 29) - 1
-# Most runs of a buffer; beyond them its tags are kept granule by granule.
+# Runs of a buffer at most; with more of them its tags are kept granule by granule.
 MAX_RUNS = 4096
 
 
 class Run(NamedTuple):
-    """Granules from ``start`` to before ``stop``, touched by threads from ``thread`` on, ``per`` granules each.
-    ``moment``: the tick and scope of their tags."""
+    """Granules from ``start`` to before ``stop``, touched by threads from number ``thread`` on, ``per`` granules each.
+    ``moment``: tick and scope of their tags."""
 
     start: int
     stop: int
@@ -32,12 +36,12 @@ class Run(NamedTuple):
     moment: int
 
     def is_again(self, other: Run) -> bool:
-        """Do the same threads touch the same granules?"""
+        """Do the same threads touch the same granules in both runs?"""
         return self[:4] == other[:4]
 
 
 class Runs:
-    """Runs without a granule in common, in ascending order."""
+    """Runs that have no granule in common, in ascending order."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -47,7 +51,7 @@ class Runs:
         return bool(self._runs)
 
     def meets(self, run: Run) -> bool:
-        """Did another thread touch a granule of this run, or is there no room for it?"""
+        """Did another thread touch a granule of this run, or is there no room for one more?"""
         if len(self._runs) >= MAX_RUNS:
             return True
         at = bisect_left(self._starts, run.start)
@@ -56,7 +60,7 @@ class Runs:
         return at < len(self._runs) and self._starts[at] < run.stop and not self._runs[at].is_again(run)
 
     def put(self, run: Run) -> None:
-        """Add a run that meets no other; it replaces an earlier one of the same threads."""
+        """Add a run that meets no other one. It replaces an earlier run of the same threads."""
         at = bisect_left(self._starts, run.start)
         if at < len(self._runs) and self._starts[at] == run.start:
             self._runs[at] = run
@@ -65,7 +69,7 @@ class Runs:
             self._runs.insert(at, run)
 
     def tags(self, granules: int) -> Array:
-        """The runs granule by granule."""
+        """The tags of the runs, granule by granule."""
         out = np.zeros(granules, np.int64)
         for start, stop, per, thread, moment in self._runs:
             stamp = np.arange(thread, thread + (stop - start) // per) | moment
@@ -75,11 +79,11 @@ class Runs:
 
 
 class Tags:
-    """Last writer and reader of every granule of a buffer in this launch; where it is recorded, by what instruction
-    (one more than its number). Nothing is kept of what nobody does.
+    """The tags of the last write and the last read of every granule of a buffer in this launch; where instructions are
+    recorded, also which instruction that was (its number plus one, 0: none).
 
-    Accesses stay runs as long as no run meets one of other threads and every access is a run; from then on, reads or
-    writes are kept granule by granule.
+    Accesses stay runs as long as every access is a run and no run meets one of other threads; from then on reads, or
+    writes, are kept granule by granule. Arrays are made only when something needs them.
     """
 
     __slots__ = (
@@ -96,7 +100,8 @@ class Tags:
         self.copied: Array | None = None
         # Granules read through the read-only path, once there are any.
         self.read_only: Array | None = None
-        # Sizes of strong accesses (codes of ``state.scopes``), made at the first one; those of weak accesses are stale.
+        # Sizes of strong accesses (codes of ``state.scopes``), made at the first one. Entries of granules that a weak
+        # access touched last are stale: the tag says so by its scope 0.
         self.read_sizes: Array | None = None
         self.written_sizes: Array | None = None
         self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
@@ -127,7 +132,7 @@ class Tags:
         return self._read
 
     def read_run(self, run: Run) -> bool:
-        """Keep a read as a run, if its threads alone have touched what they read; whether it is kept."""
+        """Keep a read as a run, if only its own threads have touched what they read; returns whether it is kept."""
         if self._read is not None or self._written is not None:
             return False
         if self._written_runs.meets(run) or self._read_runs.meets(run):
@@ -136,19 +141,19 @@ class Tags:
         return True
 
     def size_read(self, granules: Places, size: int) -> None:
-        """A strong read has this size."""
+        """Record the size of a strong read."""
         if self.read_sizes is None:
             self.read_sizes = np.zeros(self.granules, np.uint8)
         put(self.read_sizes, granules, size)
 
     def size_written(self, granules: Places, size: int) -> None:
-        """A strong write has this size."""
+        """Record the size of a strong write."""
         if self.written_sizes is None:
             self.written_sizes = np.zeros(self.granules, np.uint8)
         put(self.written_sizes, granules, size)
 
     def write_run(self, run: Run) -> bool:
-        """Keep a write as a run, likewise."""
+        """Keep a write as a run, if only its own threads have touched what they write; returns whether it is kept."""
         if self._read is not None or self._written is not None or self.read_only is not None:
             return False
         if self._written_runs.meets(run) or self._read_runs.meets(run):

@@ -1,5 +1,7 @@
-"""Tensors of PyTorch as NumPy views of their memory, without importing torch: only ``device``, ``dtype``, ``data_ptr``
-and ``untyped_storage`` of a tensor are used."""
+"""Tensors of PyTorch as NumPy views of their memory, without importing torch.
+
+Of a tensor only ``device``, ``dtype``, ``shape``, ``data_ptr``, ``is_contiguous`` and ``untyped_storage`` are used.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import numpy as np
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.reports import EmulatorError
 
-# NumPy's type for the elements of a tensor; of equal size where NumPy has none, and then the type's own name is shown.
+# NumPy's type for the elements of a tensor: an integer of equal size where NumPy lacks the type, whose name is then
+# shown.
 NUMPY = {
     "bool": "bool", "uint8": "u1", "int8": "i1", "int16": "i2", "int32": "i4", "int64": "i8",
     "uint16": "u2", "uint32": "u4", "uint64": "u8", "float16": "f2", "float32": "f4", "float64": "f8",

@@ -1,4 +1,4 @@
-"""Arrays with one element per lane, and the types that move 1 to 16 bytes per element."""
+"""Arrays with one element per lane, and the NumPy types that move 1 to 16 bytes per element."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 # Which lanes execute (bool per lane of the batch); None: all.
 Mask = Array | None
-# What an operand of an instruction is at run time: one int for all lanes, or raw bits per lane.
+# An operand at run time: one int that all lanes share, or an array of raw bits, one element per lane.
 Scalar = int | Array
 # The type that moves 1, 2, 4, 8 or 16 bytes at once. complex128 is NumPy's only fast 16-byte element; moves keep its
 # bits.
@@ -24,23 +24,27 @@ MOVER: dict[int, np.dtype[Any]] = {
     8: np.dtype("u8"),
     16: np.dtype("c16"),
 }
-SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4, 128: 7}  # 128: discard.L2
-# A negative quiet NaN in fp16, bf16 and fp32 alike, and a wild index.
+SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4, 128: 7}  # log2 of the bytes of an access; 128 is the line of discard.L2
+# The byte that undefined memory and registers hold. Repeated, it is a negative quiet NaN in fp16, bf16 and fp32, and an
+# index that lies outside of every buffer.
 POISON = 0xFF
-# Smaller arrays are cleared as a whole.
+# Below this size arrays are cleared at once, above it page by page as they are touched.
 SPARSE_BYTES = 1 << 20
 
 
 @cache
 def reuse_memory(nbytes: int = 1 << 24) -> None:
-    """From now on, memory of arrays up to ``nbytes`` is used again. The C library (glibc) maps arrays of 128 KiB and
-    more page by page every time, which costs several times what is computed in them, until one so large is freed."""
+    """Make the C library keep freed memory of arrays up to ``nbytes`` for reuse.
+
+    glibc gives arrays of 128 KiB and more back to the system and maps new ones page by page, which costs several times
+    the computation in them. Its threshold rises to the size of the largest array that was freed, hence one allocation.
+    """
     np.empty(nbytes, np.uint8)
 
 
 def sparse_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
-    """Zeros, of a large array few of whose elements are touched. NumPy would ask for pages of 2 MiB, each of which
-    the system clears at the first touch, and so would memory that is used again."""
+    """Zeros for an array of which few elements will be touched. With NumPy's pages of 2 MiB the system would clear a
+    whole page at its first touch; reused memory would be cleared as a whole."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     if nbytes < SPARSE_BYTES:
         return np.zeros(shape, dtype)

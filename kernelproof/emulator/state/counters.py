@@ -1,4 +1,4 @@
-"""Counters of what makes kernels slow: bank conflicts, global sectors, instructions per opcode."""
+"""Performance counters of a launch: bank conflicts, sectors of global memory, instructions by opcode."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ class Counters:
         return {kind: sum(int(a.sum()) for a in maps.values()) * SECTOR_BYTES for kind, maps in self._touched.items()}
 
     def block(self, index: int, size: int, m: Mask) -> None:
-        """A basic block starts for the lanes of ``m``, of a batch of ``size``."""
+        """Count the start of a basic block by the lanes of ``m``, in a batch of ``size`` lanes."""
         warps = size // 32 if m is None else int(m.reshape(-1, 32).any(axis=1).sum())
         self.block_runs[index] = self.block_runs.get(index, 0) + warps
 
     def shared(self, kind: str, address: Array, width: int, m: Mask) -> None:
-        """A shared-memory access; 16 bytes per lane go in phases of 8 lanes, 8 bytes in phases of 16, less in one of
-        32."""
+        """Count a shared-memory access. Hardware serves 8 lanes at a time where each moves 16 bytes, 16 lanes for 8
+        bytes and 32 for less. Such a group needs as many wavefronts as different words that one bank must serve."""
         entry = self.shared_banks.setdefault(kind, Banks())
         phase = 8 if width == 16 else 16 if width == 8 else 32
         wide = address.astype(np.int64).reshape(-1, phase)
@@ -110,10 +110,11 @@ class Counters:
         entry.wavefronts += int(per_bank.max(axis=1).sum())
 
     def memory(self, kind: str, size: int, offset: Array, lanes: Array | None, width: int) -> None:
-        """A global access at arena offsets by a batch of ``size`` lanes."""
+        """Count a global access, at arena offsets, by a batch of ``size`` lanes."""
         entry = self.global_traffic.setdefault(kind, Traffic())
         warp = np.arange(size) >> 5 if lanes is None else lanes >> 5
         sector = offset // SECTOR_BYTES
+        # One number per warp and sector: offsets in the arena have at most 44 bits.
         pairs = np.unique(warp.astype(np.int64) << 44 | sector)
         requests = np.unique(warp)
         entry.requests += len(requests)
@@ -121,6 +122,7 @@ class Counters:
         entry.bytes += len(offset) * width
         per = np.bincount(warp, minlength=int(requests[-1]) + 1)[requests] * width
         entry.ideal += int((-(-per // SECTOR_BYTES)).sum())
+        # A map of touched sectors for each MiB of the arena.
         touched = self._touched.setdefault(kind, {})
         for buffer_start in {int(x) for x in np.unique(offset >> 20)}:
             inside = sector[(offset >> 20) == buffer_start]

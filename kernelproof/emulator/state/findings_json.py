@@ -1,4 +1,4 @@
-"""Findings as JSON. Fields of a version keep name and meaning; new ones may be added."""
+"""Findings as JSON. Fields of a version keep their name and meaning; new fields may be added."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from kernelproof.emulator.state.arrays import Array
 
-# Actors of CTAs without clusters: below this a thread, from here on "several lanes of warp w".
+# In tags of shared memory, actors below this number are threads of the CTA, and SEVERAL + w is several lanes of warp w.
 SEVERAL = 1024
 
 
@@ -14,9 +14,9 @@ class Lanes:
     """The lanes of ``count`` CTAs of ``threads`` threads, ``width`` lanes (whole warps) each. No array ever changes.
 
     Per lane: ``row_of`` (its CTA's place in the batch), ``thread`` and ``warp`` of the CTA, ``lane`` of the warp;
-    ``place`` is ``row * width + thread``; ``alive``: is there such a thread? ``actor`` and
-    ``actor_of_warp``: who it is in tags of shared memory, alone and as one of several; ``special``: special registers
-    that are the same in every batch.
+    ``place`` is ``row * width + thread``; ``alive``: whether the CTA has such a thread. ``actor`` and
+    ``actor_of_warp`` identify the lane in tags of shared memory, alone or as one of several lanes of its warp.
+    ``special`` keeps special registers that are the same in every batch.
     """
 
     def __init__(self, count: int, threads: int) -> None:

@@ -1,4 +1,4 @@
-"""The threads on a side of a finding, and the memory that it is about."""
+"""Who takes part in a finding, and the memory that it is about."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Place:
 
 
 def placed(kind: str, address: int | None) -> Place | None:
-    """The place of a finding, not yet named. Shared memory has small offsets; a rule about global memory may see any
-    address."""
+    """The place of a finding, without a name yet. Offsets in shared memory are small; a finding of a rule about global
+    memory is in global memory whatever its address."""
     if address is None:
         return None
     shared = not kind.startswith("global") and -(1 << 30) < address < 1 << 30

@@ -1,4 +1,4 @@
-"""The CTAs of a launch that have not started."""
+"""The CTAs of a launch that have not started, which clusterlaunchcontrol.try_cancel may cancel."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from kernelproof.emulator.state.arrays import Array
 
 
 class CtaQueue:
-    """CTAs (linear numbers, whole clusters, rank by rank) in the order in which they start. The first ``resident`` have
-    room on the device at once; a running CTA may cancel those behind them, and do their work."""
+    """CTAs (linear numbers, whole clusters, rank by rank) in the order in which they start. The first ``resident`` fit
+    on the device at once and always start; a running CTA may cancel those behind them and do their work."""
 
     def __init__(self, ctas: Array, cluster: int, resident: int) -> None:
         self.cluster = cluster
@@ -21,14 +21,14 @@ class CtaQueue:
         return len(self.early) + len(self.late)
 
     def take(self, count: int) -> Array:
-        """The next CTAs, which start."""
+        """Start the next CTAs, and return their numbers."""
         early = min(count, len(self.early))
         out = np.concatenate([self.early[:early], self.late[: count - early]])
         self.early, self.late = self.early[early:], self.late[count - early :]
         return out
 
     def cancel(self) -> int | None:
-        """The first CTA of the next cluster, which does not start; None where nothing is pending."""
+        """Cancel the next cluster; returns its first CTA, or None if all have started."""
         if not len(self.late):
             return None
         first = int(self.late[0])

@@ -1,4 +1,4 @@
-"""Findings: the report of one, and the collection of a launch's."""
+"""Findings: one ``Report`` each, and ``Reports``, the collection of a launch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kernelproof.emulator.state.sites import NOWHERE, Frame, Site
 
 
 class EmulatorError(Exception):
-    """The emulator cannot go on: an unknown instruction, a missing kernel, a wrong argument."""
+    """The emulator cannot go on, because of an unknown instruction, a missing kernel or a wrong argument."""
 
 
 @dataclass(slots=True)
 class Report:
-    """One finding. Repetitions of its cause are counted in ``count``, the rest describes the first.
+    """One finding. Repetitions of its cause are counted in ``count``; the other fields describe the first one.
 
-    ``kind`` is the id of a rule, ``severity`` the rule's unless the value concerned has turned out not to matter.
-    ``access`` is who breaks the rule, ``other`` the other side of a race: the earlier access. ``place`` is the memory
+    ``kind`` is the id of a rule. ``severity`` is the rule's, unless the value turned out not to matter. ``access`` is
+    the side that breaks the rule, ``other`` the other side of a race: the earlier access. ``place`` is the memory
     concerned. ``instructions``: how many PTX instructions have findings of this cause.
     """
 
@@ -79,8 +79,8 @@ class Report:
 
     @property
     def cause(self) -> tuple[object, ...]:
-        """The key that findings of one cause share: rule, severity, kernel, the CUDA lines of both sides (PTX lines
-        without ``-lineinfo``) and the buffer."""
+        """The key that findings of one cause share: rule, severity, kernel, buffer, and the CUDA lines of both sides
+        (without ``-lineinfo`` the PTX lines)."""
         buffer = self.place.buffer if self.place is not None else ""
         # Without an instruction only the message tells findings apart.
         alone = self.message if not self.line else ""
@@ -138,10 +138,10 @@ class Reports:
     def __init__(self, kernel: str, sites: Sequence[Site]) -> None:
         self.kernel, self.sites = kernel, sites
         self.by_key: dict[Key, Report] = {}
-        # Findings that are benign unless the value read reaches memory: undefined values, and races.
+        # Findings that become benign if the value read reaches no memory: undefined values, and races.
         self.doubtful: set[Key] = set()
         self.races: set[Key] = set()
-        # Values that no rule defines: no findings at all unless they reach memory.
+        # Findings that are dropped if the value, which no rule defines, reaches no memory.
         self.unspecified: set[Key] = set()
         self.kinds: Counter[str] = Counter()
 
@@ -158,8 +158,9 @@ class Reports:
         doubtful: bool = False,
         other: Participant | None = None,
     ) -> None:
-        """Record a finding at instruction ``site``; ``doubtful``: benign if the value turns out not to matter;
-        ``other``: the other side of a race."""
+        """Record a finding at instruction number ``site``. ``doubtful``: it becomes benign if the value turns out not
+        to matter. ``other``: the other side of a race."""
+        # A doubt holds only while every occurrence of the finding is doubtful.
         key = (kind, site, None if other is None else other.site.line, None if site is not None else message)
         doubts = self.races if kind in RACES else self.unspecified if kind in UNSPECIFIED else self.doubtful
         if not doubtful:
@@ -182,14 +183,14 @@ class Reports:
         return any(r.other is not None and not r.other.site.line for r in self.by_key.values())
 
     def acquit(self, doubts: set[Key]) -> None:
-        """Makes doubtful findings benign whose values have turned out not to matter."""
+        """Make doubtful findings benign: executions with other values have had the same outcome."""
         for key in doubts & self.by_key.keys():
             report = self.by_key[key]
             report.severity = Severity.BENIGN
             report.message += "; the value reaches no memory"
 
     def forget(self, doubts: set[Key]) -> None:
-        """Drops findings of values that no rule defines, which no result depends on."""
+        """Drop findings of values that no rule defines: no result depends on them."""
         for key in doubts & self.by_key.keys():
             self.kinds[self.by_key.pop(key).kind] -= 1
 

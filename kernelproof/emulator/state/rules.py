@@ -1,4 +1,7 @@
-"""The rules whose violation is a finding: stable ids, severities, explanations."""
+"""The rules whose violation is a finding: stable ids, severities, meanings and hints.
+
+A rule's page is ``docs/kernelproof/rules/ID.md``; it begins with the same meaning.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ SEVERITIES = tuple(Severity)
 
 
 class Rule(NamedTuple):
-    """What is wrong, how severe that is, and what to do. Errors about a value that reaches no memory are benign."""
+    """What is wrong, how severe that is, and how to mend it. An error is benign if its value reaches no memory."""
 
     severity: Severity
     meaning: str
@@ -29,26 +32,26 @@ class Rule(NamedTuple):
 
 _ERRORS = {
     "global-out-of-bounds": (
-        "an access outside of all buffers, or of the kernel's parameters",
+        "an access that lies outside of every buffer, or outside of the kernel's parameters",
         "compare the index with the number of elements before the access; check grid, strides and the size "
         "that was allocated",
     ),
     "global-misaligned": (
-        "an address of global memory that is no multiple of the access",
+        "an access to global memory whose address is no multiple of its size",
         "use a narrower access, or make base pointer and row stride multiples of the vector's bytes",
     ),
     "shared-out-of-bounds": (
-        "an access outside of the CTA's shared memory, or an operand of another space or CTA",
+        "an access outside of the CTA's shared memory, or an operand that lies in another space or CTA",
         "compare the offset with the shared memory of the launch (static and dynamic bytes); for an operand "
         "in the wrong space, pass __cvta_generic_to_shared of a __shared__ address",
     ),
     "shared-misaligned": (
-        "an address of shared memory that is no multiple of what the access needs",
+        "an access to shared memory whose address is not aligned as the instruction needs it",
         "align the buffer (alignas) and every offset into it to what the instruction needs: 16 bytes for "
         "cp.async, ldmatrix and TMA, 128 and more for swizzled boxes",
     ),
     "local-out-of-bounds": (
-        "an access outside of local memory, or misaligned",
+        "an access outside of a thread's local memory, or one that is not aligned",
         "an index beyond a per-thread array: bound the index, or size the array for it",
     ),
     "foreign-local": (
@@ -126,11 +129,11 @@ _ERRORS = {
         "write to the output; an in-place kernel declares the buffer as inout",
     ),
     "barrier-divergence": (
-        "a barrier at which threads arrive that may not",
+        "a barrier that some of its threads never reach, or that lanes of one warp reach at different instructions",
         "move the barrier out of the branch, or name the threads that arrive (bar.sync id, count)",
     ),
     "barrier-count": (
-        "a numbered barrier with a number, a count or more threads than it may have",
+        "a numbered barrier whose number or count is not allowed, or at which more threads arrive than its count",
         "give every group a number of its own (0 to 15) and as its count all of its threads, whole warps",
     ),
     "matrix-alignment": (
@@ -154,15 +157,15 @@ _ERRORS = {
         "the program stops itself: look at the condition of the assertion",
     ),
     "runaway": (
-        "a loop that does not end, or is beyond the limit of turns",
+        "a loop that does not end, or that takes more turns than the limit allows",
         "a loop that does not end: check its bound and step, and whether the value it polls is written by anybody",
     ),
     "launch-error": (
-        "a launch that the machine cannot execute",
+        "a launch that the emulator cannot execute",
         "mend what the message names; an unknown instruction is one that the emulator does not model",
     ),
     "mbarrier": (
-        "an mbarrier that is misused, or not visibly initialised",
+        "an mbarrier that is used against its rules, or whose initialisation is not visible to its users",
         "initialise once with the number of arrivals, put fence.mbarrier_init behind it where copies or other CTAs "
         "arrive, and a barrier before others use it; arrive no more often than the count",
     ),
@@ -172,25 +175,25 @@ _ERRORS = {
         "mbarrier.inval before its memory is used for data",
     ),
     "proxy-fence": (
-        "an asynchronous access without fence.proxy.async behind writes of threads",
+        "an asynchronous access that follows accesses of threads without a fence.proxy.async between them",
         "put fence.proxy.async behind the threads' writes (or reads) and before the asynchronous access, by "
         "the writers, with the barrier after it",
     ),
     "wgmma-registers": (
-        "accumulators touched under way, or wgmma.fence missing",
+        "accumulators that are touched while a wgmma uses them, or a missing wgmma.fence",
         "put wgmma.fence before the first wgmma that uses the registers, and wgmma.wait_group before they are touched",
     ),
     "wgmma-descriptor": (
-        "descriptors that differ in a warpgroup",
+        "wgmma descriptors that differ within a warpgroup",
         "compute the descriptor from values that are the same in the whole warpgroup (__shfl_sync of warp 0's)",
     ),
     "tensor-memory-allocation": (
-        "tcgen05.alloc, .dealloc or .relinquish_alloc_permit against their protocol",
+        "tensor memory that is allocated or given back against the protocol of tcgen05.alloc and .dealloc",
         "allocate a power of two of columns from 32 to 512, no more than the time before and not after "
         "relinquish_alloc_permit; give back every block whole, by the address that its alloc stored, before the exit",
     ),
     "tensor-memory-bounds": (
-        "tensor memory that is not allocated, or lanes that a warp may not touch",
+        "an access to tensor memory that is not allocated, or to lanes that the warp may not touch",
         "compare the columns with those of tcgen05.alloc; warp w touches lanes 32 * (w % 4) and the next 31: add "
         "them to the upper half of the address",
     ),
@@ -208,28 +211,28 @@ _ERRORS = {
         "let the first tcgen05.mma of a tile have enable-input-d false, and load only the columns that were written",
     ),
     "tcgen05-descriptor": (
-        "a descriptor of tcgen05.mma that is none",
+        "a descriptor of tcgen05.mma that is not valid",
         "build the fields anew for tcgen05: wgmma's descriptors differ, and M, N and types must be of the kind",
     ),
     "tcgen05-issuer": (
-        "tcgen05.mma or tcgen05.commit by other threads than one",
+        "tcgen05.mma executed by several threads, or tcgen05.commit by another thread than its products",
         "let one elected thread (elect.sync) issue the products, and the same one commit them",
     ),
     "cluster-launch-control": (
-        "a request to cancel a cluster where none is allowed",
+        "a request to cancel a cluster at a time when none is allowed",
         "stop at the first response that says that nothing was cancelled, and let no CTA of the cluster exit before it",
     ),
     "tcgen05-group": (
-        "tcgen05 instructions with another cta_group than the rest of the kernel, or pairs without a cluster",
+        "tcgen05 instructions whose cta_group differs within the kernel, or CTA pairs without a cluster",
         "give all tcgen05 instructions of a kernel one cta_group; cta_group::2 needs clusters of an even size",
     ),
     "cluster": (
-        "shared memory of another CTA before its start or after its end, or of a CTA that does not exist",
+        "an access to the shared memory of a CTA that may not have started, may have ended, or does not exist",
         "pass the cluster barrier (arrive and wait) before the first access to another CTA's memory, and "
         "again before any CTA exits",
     ),
     "tensor-map": (
-        "a tensor map that is none",
+        "an address that does not hold a valid tensor map",
         "pass the CUtensorMap that cuTensorMapEncodeTiled filled as a __grid_constant__ parameter, and its "
         "address to the instruction",
     ),
@@ -239,12 +242,12 @@ _ERRORS = {
         "the warp that uses it execute fence.proxy.tensormap::generic.acquire of its address before",
     ),
     "registers": (
-        "setmaxnreg against the pool of registers",
+        "setmaxnreg that takes more registers than are free, or that the warps of a warpgroup execute differently",
         "raise no more registers than the other warpgroups have given back; all four warps execute setmaxnreg "
         "with one count",
     ),
     "grid-dependency": (
-        "global memory touched before griddepcontrol.wait",
+        "an access to global memory before griddepcontrol.wait in a launch that may overlap the one before",
         "execute griddepcontrol.wait (cudaGridDependencySynchronize) before the first access to what the "
         "launch before writes",
     ),
@@ -258,13 +261,13 @@ _ERRORS = {
         "the kernel never ran: mend what the message names, and check the error that the launch returns",
     ),
     "copy-out-of-bounds": (
-        "a copy or fill outside of its buffer, or of memory that is none of the device",
+        "a copy or fill that leaves its buffer, or whose address is not memory of the device",
         "compare the number of bytes with what was allocated, and the direction of the copy with its pointers",
     ),
 }
-# Values that no rule defines, and that programs compute and drop: findings only if a result depends on them.
+# Values that no rule defines, and that programs may compute and drop: findings only if a result depends on them.
 UNSPECIFIED = frozenset(("uninitialised-register", "shuffle-source", "division-by-zero", "address-space"))
-# Whether the value of a racing read matters is seen by giving it others.
+# Rules about races on memory whose reads are executed again with other values, to see whether the value matters.
 RACES = frozenset(("shared-race", "memory-scope"))
 RULES = {
     **{rule: Rule(Severity.ERROR, *texts) for rule, texts in _ERRORS.items()},

@@ -1,4 +1,13 @@
-"""Scopes of memory order: which threads a fence, an atomic or an mbarrier operation synchronises with."""
+"""Scopes of memory order (PTX ISA, "Scope"): which threads a fence, an atomic or an mbarrier synchronises with.
+
+The strength of an access travels through the machine as one small int, 0 for a weak access:
+
+    bits 0-1  the scope (``Scope``)
+    bit 2     ``ORDERS``: it acquires (a load) or releases (a store); a relaxed access is strong without it
+    bit 3     ``CHECKED``: a weak load whose value a compare-and-swap checks
+    bit 4     ``READ_ONLY``: a load through the read-only path, which is weak
+    bits 5-7  the size of a strong access, and above it whether it is a read-modify-write
+"""
 
 from __future__ import annotations
 
@@ -7,8 +16,8 @@ from enum import IntEnum
 
 
 class Scope(IntEnum):
-    """The threads of a CTA, of its cluster, of the device. A synchronisation holds between two threads if the scopes of
-    both sides reach the other one."""
+    """The threads of a CTA, of its cluster, of the device. Two threads synchronise only if the scope of each side
+    reaches the other side."""
 
     CTA = 1
     CLUSTER = 2
@@ -17,21 +26,21 @@ class Scope(IntEnum):
 
 SCOPES = tuple(Scope)
 _BY_NAME = {"cta": Scope.CTA, "cluster": Scope.CLUSTER, "gpu": Scope.GPU, "gl": Scope.GPU, "sys": Scope.GPU}
-# A strong access is a number: its scope, with this bit if it acquires or releases; a weak one is 0.
+# Set in a strong access that acquires or releases.
 ORDERS = 4
-# A load through the read-only path, which is weak.
+# A load through the read-only path (ld.global.nc). It is weak.
 READ_ONLY = 16
-# A weak load whose value a compare-and-swap checks: it takes part as a relaxed one.
+# A weak load whose value a compare-and-swap checks. It takes part in races as a relaxed load would.
 CHECKED = 8
 
 
-# Where the size of a strong access is in its number: 1 for 4 bytes and less, 2 for 8, 3 for 16; then whether it is a
-# read-modify-write. Narrow atomics are made of those of 4 bytes, so these are of one size.
+# The size of a strong access above this bit: 1 for 4 bytes and less, 2 for 8, 3 for 16, with READ_MODIFY_WRITE added
+# for atomics. Atomics narrower than 4 bytes are compiled to ones of 4 bytes, so all of these have one size.
 SIZE_SHIFT, READ_MODIFY_WRITE = 5, 4
 
 
 def sized(strong: int, width: int, read_modify_write: bool = False) -> int:
-    """A strong access with the bytes of its elements."""
+    """The number of a strong access, with the bytes of its elements."""
     size = max(width, 4).bit_length() - 2
     return strong | (size | READ_MODIFY_WRITE * read_modify_write) << SIZE_SHIFT if strong else 0
 
@@ -42,7 +51,7 @@ def scope_in(parts: Iterable[str], default: Scope) -> Scope:
 
 
 def restricted(parts: Iterable[str]) -> bool:
-    """Whether a fence orders what happens in shared memory only."""
+    """Does a fence order accesses to shared memory only (``.sync_restrict``)?"""
     return any(part.startswith("sync_restrict") for part in parts)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-# Headers of the toolkit, of CUTLASS and of the system: a user does not mend these.
+# Headers of the toolkit, of CUTLASS and of the system: users do not edit these, so findings name another line.
 _LIBRARY = re.compile(
     r"""(?:^|/)include/(?:.*/)?(?:cute|cutlass|cub|thrust|cuda|cooperative_groups|crt|nv)/
       | (?:^|/)(?:cute|cutlass|cub|thrust)/.*\.(?:h|hpp|cuh|inl)$

@@ -1,4 +1,4 @@
-"""Reads of shared memory that race with a write: a second execution gives them other values."""
+"""Reads of shared memory that race with a write; further executions give them other values, to see if they matter."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import numpy as np
 
 from kernelproof.emulator.state.arrays import MOVER, Array
 
-# Most suspects that are executed again; with more of them all count as errors.
+# Most suspects that further executions handle; with more of them all races count as errors.
 MAX_SUSPECTS = 2048
 
 
 class Suspect(NamedTuple):
-    """Reads of these granules of a batch's shared memory by one column of readers, from tick ``first`` to ``last``."""
+    """Racing reads of some granules of a batch's shared memory by one column of readers, from tick ``first`` to
+    ``last``."""
 
     column: int
     first: int
@@ -22,14 +23,14 @@ class Suspect(NamedTuple):
 
 
 class Suspects:
-    """The racing reads of a launch, by the first CTA of their batch."""
+    """The racing reads of a launch, by the number of their batch's first CTA."""
 
     def __init__(self) -> None:
         self.of_batch: dict[int, list[Suspect]] = {}
         self.count = 0
 
     def add(self, batch: int, suspect: Suspect) -> bool:
-        """Adds a suspect; False if there is no room for it."""
+        """Add a suspect; returns False if there are too many."""
         self.count += 1
         if self.count <= MAX_SUSPECTS:
             self.of_batch.setdefault(batch, []).append(suspect)
@@ -37,13 +38,14 @@ class Suspects:
 
 
 class Trial(NamedTuple):
-    """A second execution, in which the suspects read ``pattern`` in every byte."""
+    """A further execution, in which the suspects read ``pattern`` in every byte."""
 
     suspects: Suspects
     pattern: int
 
     def values(self, values: Array, batch: int, tick: int, columns: Array, granules: Array) -> Array:
-        """The values of a read: ``columns`` of readers, and their granules, (lanes, granules of an element)."""
+        """The values of a read, with the pattern in place of those that a suspect reads. ``columns``: the reader's
+        column per element; ``granules``: shape (elements, granules of an element)."""
         concerned = np.zeros(len(values), bool)
         for suspect in self.suspects.of_batch.get(batch, ()):
             if suspect.first <= tick <= suspect.last:

@@ -8,7 +8,7 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import Memory
 from kernelproof.emulator.frontend.ptx import PtxError
-from kernelproof.emulator.host.checks import device_for
+from kernelproof.emulator.host.launch_limits import device_for
 from kernelproof.emulator.state.reports import EmulatorError
 from tests.kernelproof.emulator.build import compiled
 

@@ -10,11 +10,11 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator.frontend.emitter import Emitter
 from kernelproof.emulator.frontend.instruction import Writes, instruction, registered, unregister
-from kernelproof.emulator.frontend.mutations import drop, shift
+from kernelproof.emulator.frontend.mutation_operators import drop, shift
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Instr
 from kernelproof.emulator.frontend.translate import translate
-from kernelproof.emulator.machine.batch import Batch
+from kernelproof.emulator.machine.ampere_batch import AmpereBatch
 from kernelproof.emulator.memory.late_copies import LateCopy
 from kernelproof.emulator.state.arrays import Array, Mask
 
@@ -46,16 +46,16 @@ class Flights:
     """What toy.copy has under way in each batch: it lands with toy.wait."""
 
     def __init__(self) -> None:
-        self.copies: dict[Batch, list[tuple[LateCopy, Array]]] = {}
+        self.copies: dict[AmpereBatch, list[tuple[LateCopy, Array]]] = {}
 
-    def issue(self, batch: Batch, to: Array, source: Array, m: Mask, site: int) -> None:
+    def issue(self, batch: AmpereBatch, to: Array, source: Array, m: Mask, site: int) -> None:
         data = batch.memory.load(source, 4, m, site)
         access = batch.shared.locate(to, 4, m, site)
         assert access is not None
         lanes, at, offset = access
         self.copies.setdefault(batch, []).append((batch.shared.write_pending(lanes, at, 4, site, offset), data))
 
-    def land(self, batch: Batch) -> None:
+    def land(self, batch: AmpereBatch) -> None:
         for copy, data in self.copies.pop(batch, ()):
             batch.shared.land_own(copy, data)
 

@@ -10,7 +10,7 @@ from kernelproof.emulator.frontend.instruction import HALVES, INTEGERS, instruct
 from kernelproof.emulator.frontend.instructions.bits import SYMBOLS
 from kernelproof.emulator.frontend.instructions.floating import flushed
 from kernelproof.emulator.frontend.instructions.integer import width_of
-from kernelproof.emulator.frontend.mutations import compare as compare_otherwise
+from kernelproof.emulator.frontend.mutation_operators import compare as compare_otherwise
 from kernelproof.emulator.frontend.ptx import Instr, Pair
 from kernelproof.emulator.state.arrays import Array
 
@@ -85,7 +85,7 @@ def setp(e: Emitter, ins: Instr) -> None:
 
 
 def _types(ins: Instr) -> list[str]:
-    """The types of set: of its result and of what it compares."""
+    """The types of set: of its result, and of what it compares."""
     return [p for p in ins.parts if p in INTEGERS or p in HALVES or p in _REAL]
 
 

@@ -7,7 +7,7 @@ from kernelproof.emulator.arithmetic.types import type_bits
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import INTEGERS, instruction
 from kernelproof.emulator.frontend.instructions.integer import width_of
-from kernelproof.emulator.frontend.mutations import retype, truncate
+from kernelproof.emulator.frontend.mutation_operators import retype, truncate
 from kernelproof.emulator.frontend.ptx import Instr, Operand, Reg, Vec
 
 _SCALARS = frozenset(("f16", "bf16", "f32", "f64", "u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"))

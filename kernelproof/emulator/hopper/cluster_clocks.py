@@ -1,0 +1,263 @@
+"""Vector clocks of the warps of a cluster, over warps, asynchronous readers and mbarriers.
+
+This is the causality order of the PTX memory consistency model for shared memory of a cluster. As in ``warp_clocks``,
+time is the launch's tick, and clocks are kept per warp.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import Array, Mask, distinct
+from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.reports import EmulatorError
+from kernelproof.emulator.state.warp_clocks import WarpClocks
+
+MAX_BARRIERS = 128
+
+
+class ClusterClocks(WarpClocks):
+    """The clocks of a batch of whole clusters.
+
+    ``table`` has shape (row, warp, column). A column belongs to something that touches memory. In this order there are:
+    the cluster's warps, the wgmma of its warpgroups, the bulk stores of its warps, the bulk copies that each mbarrier
+    completes, and last the cluster barrier, whose tick says that all CTAs have started. An entry is a tick: what that
+    column did before it happens before the warp that holds the clock. Entries never shrink.
+
+    Order has two degrees. What a column did before its entry is *visible*: the warp may read what it wrote. A second
+    entry, ``ended`` columns further, says what has *ended*: what it read before may be overwritten. Within a CTA both
+    are the same; an arrival of CTA scope at another CTA's mbarrier passes on the second one only. Without clusters
+    ``ended`` is 0, and both are one entry. Invariant: visible <= ended.
+
+    In kernels with fences that are restricted to shared memory, a third entry, ``device`` columns behind the first,
+    says what is visible in global memory; in others ``device`` is 0. Invariant: visible in global memory <= visible.
+
+    What only some lanes of a warp have learned is kept in ``private``, until those lanes synchronise with the others.
+    """
+
+    def __init__(self, batch: BatchState) -> None:
+        super().__init__(batch)
+        self.cluster = batch.cluster_size
+        self.warps = batch.warps_per_cta
+        self.groups = self._products()
+        # The first column of each kind.
+        self.wgmma = self.cluster * self.warps
+        self.bulk = self.wgmma + self.cluster * self.groups
+        self.barriers = self.bulk + self.cluster * self.warps
+        self.columns = self.barriers + MAX_BARRIERS * self.cluster + 1
+        self.started = self.columns - 1
+        self.ended = self.columns if self.cluster > 1 else 0
+        first = self.columns + self.ended
+        self.device = first if batch.launch.kernel.restricts else 0
+        self.length = first + (self.columns if self.device else 0)
+        self.ticks: Array = np.zeros((batch.count, self.warps, self.length), np.int64)
+        self.table = self.ticks
+        # (row, warp) -> lanes of the warp (32 bools) and what they alone have learned.
+        self.private: dict[tuple[int, int], list[tuple[Array, Array]]] = {}
+        # Per row: the column of its warp 0.
+        self.first: Array = batch.rank * self.warps
+        self.used_barriers: dict[int, int] = {}
+        for row in range(batch.count):
+            self.set(self.ticks[row], np.arange(self.warps) + self.first[row], batch.launch.tick)
+
+    # --- columns ---
+
+    def _products(self) -> int:
+        """Columns per CTA for the products that read shared memory: one per warpgroup."""
+        return -(-self.warps // 4)
+
+    def agent(self, group: int) -> str:
+        """Who reads shared memory for a CTA's column of products, in words."""
+        return f"a wgmma of warpgroup {group}"
+
+    def empty(self) -> Array:
+        """A clock that knows nothing."""
+        return np.zeros(self.length, np.int64)
+
+    def set(self, clock: Array, columns: int | Array, tick: int) -> None:
+        """Let the holder of a clock know what the columns did before the tick. ``clock`` may also be several clocks, in
+        its last axis."""
+        clock[..., columns] = tick
+        clock[..., columns + self.ended] = tick
+        clock[..., columns + self.device] = tick
+
+    def only_ended(self, clock: Array) -> Array:
+        """A clock that knows the same accesses to have ended, and none of them to be visible."""
+        if not self.ended:
+            return self.empty()
+        out = self.in_shared(clock).copy()
+        out[: self.ended] = 0
+        return out
+
+    def in_shared(self, clock: Array) -> Array:
+        """A copy of a clock that knows nothing of global memory."""
+        out = clock.copy()
+        out[self.device or self.length :] = 0
+        return out
+
+    def own(self, row: int) -> slice:
+        """The columns of a row's warps."""
+        first = int(self.first[row])
+        return slice(first, first + self.warps)
+
+    def present(self, row: int, warp: int) -> Array:
+        """The clock that a warp's release publishes: see ``WarpClocks.present``."""
+        clock: Array = self.ticks[row, warp].copy()
+        self.set(clock, int(self.first[row]) + warp, self.launch.tick + 1)
+        return clock
+
+    def wgmma_column(self, row: int, group: int) -> int:
+        """The column of a warpgroup's wgmma."""
+        return int(self.wgmma + self.batch.rank[row] * self.groups + group)
+
+    def bulk_column(self, row: int, warp: int) -> int:
+        """The column of a warp's bulk stores."""
+        return int(self.bulk + self.batch.rank[row] * self.warps + warp)
+
+    def barrier_column(self, row: int) -> int:
+        """A column for a new mbarrier of this CTA. Raises EmulatorError if there are too many."""
+        cluster = row // self.cluster
+        used = self.used_barriers.get(cluster, 0)
+        if used >= MAX_BARRIERS * self.cluster:
+            raise EmulatorError(f"more than {MAX_BARRIERS} mbarriers per CTA are not modelled")
+        self.used_barriers[cluster] = used + 1
+        return self.barriers + used
+
+    # --- what is known ---
+
+    def horizon(self, row: Array, warp: Array, other: Array) -> Array:
+        """See ``WarpClocks.horizon``; what counts is visibility in global memory."""
+        return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device])
+
+    def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
+        """Does an access (``read``: a read) of a warp of the same cluster happen before a warp's present?"""
+        if row // self.cluster != other_row // self.cluster:
+            return False
+        column = self.first[other_row] + other_warp + (self.ended if read else self.device)
+        return bool(self.ticks[row, warp, column] > tick)
+
+    def of(self, lane: int) -> Array:
+        """The clock of one lane; do not change it."""
+        batch = self.batch
+        row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
+        horizon: Array = self.ticks[row, warp]
+        for lanes, clock in self.private.get((row, warp), ()):
+            if lanes[batch.lane[lane]]:
+                horizon = np.maximum(horizon, clock)
+        return horizon
+
+    def of_cta(self, row: int) -> Array:
+        """The union of the clocks of a CTA's warps and lanes."""
+        clock: Array = self.ticks[row].max(axis=0)
+        for (private_row, _), entries in self.private.items():
+            if private_row == row:
+                for _, learned in entries:
+                    clock = np.maximum(clock, learned)
+        return clock
+
+    def ordered_privately(self, lane: int, column: int, tick: int) -> bool:
+        """Does an access happen before this lane by what the lane has learned apart from its warp?"""
+        batch = self.batch
+        key = (int(batch.row_of[lane]), int(batch.warp[lane]))
+        return any(lanes[batch.lane[lane]] and clock[column] > tick for lanes, clock in self.private.get(key, ()))
+
+    # --- release and acquire ---
+
+    def knowledge(self, lanes: Array) -> Array:
+        """The union of the clocks of the warps of these lanes, with what the lanes themselves have learned."""
+        batch = self.batch
+        row, last = int(batch.row_of[lanes[0]]), int(batch.row_of[lanes[-1]])
+        if row != last:
+            rows = batch.row_of[lanes]
+            clocks = [self.knowledge(lanes[rows == r]) for r in distinct(rows)]
+            return np.asarray(np.maximum.reduce(clocks))
+        warps = distinct(batch.warp[lanes])
+        clock: Array = self.ticks[row, warps].max(axis=0)
+        if self.private:
+            for warp in warps:
+                for members, learned in self.private.get((row, int(warp)), ()):
+                    if members[batch.lane[lanes[batch.warp[lanes] == warp]]].any():
+                        clock = np.maximum(clock, learned)
+        return clock
+
+    def publish(self, lanes: Array) -> Array:
+        """The clock that a release by these lanes publishes: all that their warps know, and did before this tick. The
+        caller has advanced the tick."""
+        batch = self.batch
+        clock = self.knowledge(lanes)
+        warps = distinct(lanes >> 5)
+        self.set(clock, self.first[warps // self.warps] + warps % self.warps, batch.launch.tick)
+        return clock
+
+    def acquire(self, lanes: Array, clock: Array) -> None:
+        """These lanes learn a clock: a whole warp as a warp, a part of one privately until it synchronises."""
+        batch = self.batch
+        warps = lanes >> 5
+        starts = distinct(warps)
+        if len(lanes) == 32 * len(starts):
+            table = self.ticks.reshape(-1, self.ticks.shape[2])
+            table[starts] = np.maximum(table[starts], clock)
+            return
+        for start in starts:
+            own_lanes = lanes[warps == start] & 31
+            row, warp = divmod(int(start), self.warps)
+            alive = batch.alive[32 * start : 32 * start + 32]
+            if len(own_lanes) >= int(alive.sum()):
+                np.maximum(self.ticks[row, warp], clock, out=self.ticks[row, warp])
+                continue
+            members = np.zeros(32, bool)
+            members[own_lanes] = True
+            entries = self.private.setdefault((row, warp), [])
+            for i, (others, old) in enumerate(entries):
+                if np.array_equal(others, members):
+                    entries[i] = (members, np.maximum(old, clock))
+                    break
+            else:
+                entries.append((members, clock.copy()))
+
+    def learn(self, row: int, warps: Array, column: int, tick: int) -> None:
+        """Warps of a row learn that a column's accesses before a tick have ended."""
+        for at in {column, column + self.ended, column + self.device}:
+            self.ticks[row, warps, at] = np.maximum(self.ticks[row, warps, at], tick)
+
+    def _share(self, synchronised: Array | None) -> None:
+        """The lanes of ``synchronised`` warps (bool per row and warp; None: all) learn each other's private clocks."""
+        for row, warp in list(self.private):
+            if synchronised is None or synchronised[row, warp]:
+                for _, clock in self.private.pop((row, warp)):
+                    np.maximum(self.ticks[row, warp], clock, out=self.ticks[row, warp])
+
+    # --- barriers ---
+
+    def meet_all(self) -> None:
+        self.base[:] = self.launch.tick
+        self._share(None)
+        for row in range(self.batch.count):
+            horizon = self.ticks[row]
+            best = horizon.max(axis=0)
+            self.set(best, np.arange(self.warps) + self.first[row], self.launch.tick)
+            horizon[:] = best
+
+    def meet(self, row: int, warps: Array, whole: bool) -> None:
+        synchronised = np.zeros((self.batch.count, self.warps), bool)
+        synchronised[row, warps] = True
+        self._share(synchronised)
+        horizon = self.ticks[row]
+        best = horizon[warps].max(axis=0)
+        self.set(best, self.first[row] + warps, self.launch.tick)
+        horizon[warps] = best
+        if whole:
+            self.base[row] = self.launch.tick
+
+    def warp_sync(self, m: Mask) -> None:
+        if not self.launch.options.hazards:
+            return
+        self.launch.tick += 1
+        synchronised = self.warps_in(m)
+        if self.private:
+            self._share(synchronised)
+        rows, warps = np.nonzero(synchronised)
+        column = warps + self.first[rows]
+        self.ticks[rows, warps, column] = self.launch.tick
+        self.ticks[rows, warps, column + self.ended] = self.launch.tick
+        self.ticks[rows, warps, column + self.device] = self.launch.tick

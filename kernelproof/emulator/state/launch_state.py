@@ -1,0 +1,196 @@
+"""A launch and the state that all its units share: facts of the kernel, geometry, findings, and the tick.
+
+The tick is the clock of the whole machine: see ``LaunchState``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import POISON, Array
+from kernelproof.emulator.state.counters import Counters
+from kernelproof.emulator.state.lanes import Lanes
+from kernelproof.emulator.state.options import Device, Options
+from kernelproof.emulator.state.participants import Dim3
+from kernelproof.emulator.state.queue import CtaQueue
+from kernelproof.emulator.state.reports import Report, Reports
+from kernelproof.emulator.state.scopes import Scope
+from kernelproof.emulator.state.sites import NOWHERE, Site
+from kernelproof.emulator.state.suspects import Suspects, Trial
+
+
+@dataclass
+class LaunchResult:
+    """What one launch did. ``counters`` is None if they were off; ``ctas`` are linear numbers of those that ran;
+    ``output`` is what printf wrote."""
+
+    kernel: str
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int
+    reports: list[Report] = field(default_factory=list)
+    counters: Counters | None = None
+    ctas: Array | None = None
+    output: str = ""
+    failed_asserts: bool = False
+
+
+class SharedVariable(NamedTuple):
+    """A variable in shared memory: its name in the source, its offset, and its bytes (0: the size of the dynamic shared
+    memory, which the launch sets)."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+# Where a pointer comes from: the offset of a parameter (bytes), or the name of a variable.
+Origin = int | str
+
+
+@dataclass(eq=False)
+class KernelFacts:
+    """What the machine has to know of a translated kernel.
+
+    ``shared_granule`` and ``global_granule``: bytes of the kernel's smallest access to that memory. One tag describes
+    so many bytes. Basic blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i writes
+    and others read, ``live_in[i]`` those that block i or a later one reads. ``attributes``: directives of the entry
+    (maxntid, minnctapersm, ...). ``origins``: instruction -> pointers from which its address may be computed.
+    ``written``: the pointers through which the kernel may write global memory, None if one cannot be followed.
+    ``uncertain``: registers that a path reads before it writes them, and the instructions that do. ``cancels``: its
+    CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone.
+    """
+
+    name: str
+    sites: list[Site]
+    shared_static: int
+    shared_variables: tuple[SharedVariable, ...]
+    shared_granule: int
+    global_granule: int
+    local_bytes: int
+    clobbers: list[frozenset[str]]
+    live_in: list[frozenset[str]]
+    block_lines: list[int]
+    block_opcodes: list[dict[str, int]]
+    attributes: dict[str, tuple[int, ...]]
+    origins: dict[int, frozenset[Origin]]
+    written: frozenset[Origin] | None
+    uncertain: list[tuple[str, int]]
+    cancels: bool
+    restricts: bool
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of a launch: grid, block and cluster (x, y, z), bytes of dynamic shared memory, whether it may overlap
+    the launch before it (programmatic stream serialization), and whether all its CTAs must be resident at a time."""
+
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int = 0
+    cluster: Dim3 = (1, 1, 1)
+    overlapping: bool = False
+    cooperative: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs per cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How a further execution of a launch differs from the first one, to see which findings matter.
+
+    ``poison``: the byte that undefined shared memory holds. ``unspecified``: the byte of values that no rule defines,
+    such as unset registers, shuffles from absent lanes, divisions by zero. ``trial``: racing reads of an earlier
+    execution, which now read other values. ``recording``: accesses record their instruction, so that a finding can name
+    both sides of a race; that costs time and memory.
+    """
+
+    poison: int = POISON
+    unspecified: int = POISON
+    trial: Trial | None = None
+    recording: bool = False
+
+
+USUAL = Variation()
+
+
+class LaunchState:
+    """State that all CTAs of a launch share.
+
+    ``tick`` is the machine's clock. It counts synchronisations, not instructions: an access is tagged with the tick at
+    which it happens, and a synchronisation advances the tick before it records what it orders. So an access with a tag
+    below a recorded tick came before that synchronisation. ``version`` counts changes of memory: a scheduler that sees
+    no change while nobody can run reports a deadlock.
+    """
+
+    def __init__(
+        self,
+        kernel: KernelFacts,
+        geometry: Geometry,
+        options: Options,
+        device: Device,
+        variation: Variation = USUAL,
+        batches: list[int] | None = None,
+    ) -> None:
+        self.kernel, self.geometry, self.options, self.device = kernel, geometry, options, device
+        self.threads = geometry.threads
+        # See ``Variation``. ``suspects`` collects the racing reads of this execution, ``trial`` has those of another.
+        self.poison, self.unspecified = variation.poison, variation.unspecified
+        self.suspects, self.trial = Suspects(), variation.trial
+        self.recording = variation.recording and options.hazards
+        self.reports = Reports(kernel.name, kernel.sites)
+        self.counters = Counters(kernel.block_opcodes) if options.counters else None
+        # What printf has written, and whether an assert has failed.
+        self.printed: list[str] = []
+        self.printed_characters = 0
+        self.failed_asserts = False
+        self.tick = 1
+        self.version = 0
+        # CTAs of each batch so far. A further execution must form the same batches: suspects are found by batch.
+        self.batches: list[int] = [] if batches is None else batches
+        self.queue = CtaQueue(np.zeros(0, np.int64), 1, 0)
+        self._lanes: dict[int, Lanes] = {}
+
+    def lanes(self, count: int) -> Lanes:
+        """The lanes of a batch of ``count`` CTAs, which are made once per launch and count."""
+        out = self._lanes.get(count)
+        if out is None:
+            out = self._lanes[count] = Lanes(count, self.threads)
+        return out
+
+    def site(self, number: int) -> Site:
+        """The instruction of this number; NOWHERE for a negative number."""
+        return self.kernel.sites[number] if number >= 0 else NOWHERE
+
+    def cta_index(self, cta: int) -> Dim3:
+        """(x, y, z) of a CTA's linear number."""
+        gx, gy, _ = self.geometry.grid
+        return cta % gx, cta // gx % gy, cta // (gx * gy)
+
+    def cluster_of(self, cta: int) -> int:
+        """The first CTA of the cluster that a CTA belongs to, by linear numbers."""
+        (gx, gy, _), (cx, cy, cz) = self.geometry.grid, self.geometry.cluster
+        x, y, z = self.cta_index(cta)
+        return x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz))
+
+    def scope_of_both(self, cta: int, other: int) -> Scope:
+        """The smallest scope that holds two CTAs, by linear numbers."""
+        if cta == other:
+            return Scope.CTA
+        return Scope.CLUSTER if self.cluster_of(cta) == self.cluster_of(other) else Scope.GPU

@@ -1,0 +1,76 @@
+"""What a user chooses for a launch: the device, and which checks and figures are on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from kernelproof.emulator.state.sites import Site
+from kernelproof.ground.chips import GPUS, REGISTERS_SM, Chip
+
+_A100 = GPUS["a100"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """The GPU that a host launcher sees; without arguments an A100. Sizes are in bytes."""
+
+    sm_count: int = _A100.sms
+    smem_optin_bytes: int = _A100.capability.smem_block_bytes
+    capability: tuple[int, int] = _A100.capability.number
+    name: str = "emulated"
+    smem_per_sm_bytes: int = _A100.capability.smem_sm_bytes
+    registers_per_sm: int = REGISTERS_SM
+    threads_per_sm: int = _A100.capability.threads_sm
+    blocks_per_sm: int = _A100.capability.blocks_sm
+    l2_bytes: int = _A100.rates.l2_size
+
+    @classmethod
+    def of(cls, chip: Chip) -> Device:
+        """The device of a chip in the catalogue of GPUs."""
+        kind = chip.capability
+        return cls(
+            chip.sms, kind.smem_block_bytes, kind.number, chip.title, kind.smem_sm_bytes,
+            threads_per_sm=kind.threads_sm, blocks_per_sm=kind.blocks_sm, l2_bytes=chip.rates.l2_size,
+        )  # fmt: skip
+
+
+HOPPER = Device.of(GPUS["h200"])
+
+
+# Threads that are executed as one vector: in the first batch of a launch, and in the largest one.
+MIN_LANES, MAX_LANES = 2048, 32768
+
+
+RoundingName = Literal["model", "a100", "h100"]  # how tensor cores round fp32 sums
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is checked and counted while a kernel runs, and in which order events come.
+
+    ``hazards``: checks of order and initialisation. ``counters``: performance counters. ``lanes``: threads that are
+    executed as one vector (None: ``MIN_LANES`` at first, up to ``MAX_LANES`` while that pays). ``loop_limit``: backward
+    branches that a batch may take before the launch counts as hung (None: no limit; a loop whose state repeats counts
+    as hung in any case).
+
+    ``adverse``: another order of events that hardware may choose. Of all warpgroups that can run, the last one runs
+    until it has to wait, and every try_wait that has to wait times out at first; otherwise only a thread's first
+    try_wait at each instruction does. ``rounding``: how tensor cores add products of f16 and bf16 to fp32 sums:
+    ``model`` rounds once per instruction; the others follow published measurements bit by bit
+    (``arithmetic.tensor_rounding``) and are slower.
+
+    ``progress`` is called with the number of CTAs that have ended and of all that run; it begins anew when a launch is
+    executed again. ``looping`` is called with the backward branch of a loop and how often it was taken, each time that
+    number has doubled.
+    """
+
+    hazards: bool = True
+    counters: bool = False
+    lanes: int | None = None
+    loop_limit: int | None = 1_000_000
+    adverse: bool = False
+    rounding: RoundingName = "model"
+    progress: Callable[[int, int], None] | None = None
+    looping: Callable[[Site, int], None] | None = None
