@@ -48,7 +48,7 @@ def _overview(profile: Profile) -> Table:
     rows.append(
         (
             "registers",
-            f"{profile.registers} per thread, of which the main loop has at most {loop.live_registers} in use",
+            f"{profile.registers} per thread; the main loop has at most {loop.live_registers} in use",
         )
     )
     if profile.spill_bytes:

@@ -51,7 +51,7 @@ def summaries() -> dict[str, Summary]:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_main_loop_is_one_k_tile(name: str, summaries: dict[str, Summary]) -> None:
-    """As many MMAs, ldmatrix and copies as the tile asks for, in a loop, without spills."""
+    """It has the MMAs, ldmatrix and copies that the tile needs, in a loop, without spills."""
     record, summary = RECORDS[name], summaries[name]
     vectors = (record.bm + record.bn) * record.bk // 8
     copies = 0 if record.stages == 1 else vectors // record.threads
@@ -74,7 +74,7 @@ def test_predicated_copies_leave_the_main_loop_one_basic_block(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["direct", "direct in two rounds"])
 def test_a_direct_epilogue_computes_few_addresses(name: str, summaries: dict[str, Summary]) -> None:
-    """Four stores, a load and a store to D of an MMA tile; the rest is addresses and barriers, at most 60."""
+    """An MMA tile has four stores, a load, and a store to D. Addresses and barriers are at most 60 more."""
     record = RECORDS[name]
     assert summaries[name].epilogue <= 6 * record.mma_tiles + 60
 
@@ -120,7 +120,7 @@ def test_a_file_of_another_layout_stays_as_it_is() -> None:
 
 
 def test_every_family_has_a_main_loop_and_an_epilogue() -> None:
-    """Hopper's too: one kernel of each path that has MMAs."""
+    """One kernel of each path of the templates that has MMAs, Hopper's included."""
     names = drawn_by(lambda name: PATHS[name].family, list(PATHS), 1000)
     for name, artifact in zip(names, compiler.build([PATHS[name] for name in names]), strict=True):
         summary = sass.summarise(artifact.cubin, tile_mmas=1)

@@ -1,4 +1,4 @@
-"""Loops, registers and pipes of whole kernels of this catalog, beside what nvdisasm says of them."""
+"""Loops, registers and pipes of this catalog's kernels; registers are compared with those that nvdisasm prints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kernels() -> dict[str, Path]:
 
 
 def live_ranges(cubin: Path) -> list[tuple[set[str], set[str]]]:
-    """What each instruction reads and writes, by nvdisasm: ``v`` and ``^`` in a column for each register."""
+    """Registers that each instruction reads and writes. nvdisasm prints ``v`` and ``^`` in a column per register."""
     command = [str(find_nvdisasm()), "-c", "-plr", "-lrm", "narrow", str(cubin)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     kinds: list[str] = []

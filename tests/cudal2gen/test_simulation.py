@@ -1,4 +1,4 @@
-"""The model's form for built kernels: its figures beside those that follow from the record, and the cheap form."""
+"""The model's form for built kernels, compared with figures that follow from the record, and with the cheap form."""
 
 from __future__ import annotations
 

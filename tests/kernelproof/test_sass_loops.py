@@ -1,4 +1,4 @@
-"""What loops of small functions are for."""
+"""Roles of loops in small functions, and the instructions of their turns."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_loop_that_stores_in_every_turn_is_one_over_tiles() -> None:
 
 
 def test_a_loop_that_stores_in_some_turns_is_one_over_k() -> None:
-    """Triton makes one loop of both; the way of its turn leaves the store out."""
+    """Triton compiles tiles and steps of k to one loop; the path of its turn leaves the store out."""
     parts = loops(
         "MOV R0, 0x0",
         MMA,  # 1

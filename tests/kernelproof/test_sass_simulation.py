@@ -1,4 +1,4 @@
-"""The simulation of warps on a sub-core: small streams whose cycles follow by hand."""
+"""Simulated warps of a sub-core: small streams of instructions whose cycles follow by hand."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_warps_of_a_cta_wait_at_a_barrier_and_those_of_another_do_not() -> None:
 
 
 def ring(stages: int, latency: float) -> float:
-    """Cycles of a turn of a ring by cp.async, all but one of its stages in flight, with MMAs of 80 cycles a turn."""
+    """Cycles per turn of a ring by cp.async with all stages but one in flight; its MMAs take 80 cycles."""
     copy = [code("LDGSTS.E.BYPASS.LTC128B.128"), code("LDGDEPBAR", write_barrier=0)]
     turn = [code("DEPBAR.LE", "SB0", hex(stages - 2), stall=4), *copy, *[MMA] * 10]
     ends = simulate([Stream(((copy * (stages - 1), 1), (turn, 24)))], replace(SM80, l2_cycles=latency)).ends[0]
@@ -128,7 +128,7 @@ def test_warpgroups_multiply_asynchronously_until_they_are_waited_for() -> None:
 
 
 def roles(stages: int, turns: int = 12) -> float:
-    """Cycles of a turn of a consumer whose k-step is one MMA of 128 cycles, behind a producer by TMA."""
+    """Cycles per turn of a consumer that multiplies one MMA of 128 cycles, and waits for a producer with TMA."""
     fills = range(turns)
     consumer = [
         code("SYNCS.PHASECHK.TRANS64.TRYWAIT", "P0", write_barrier=1),
