@@ -83,7 +83,7 @@ def _time(time: Time) -> Section:
                 (*parts, ("sum", microseconds(time.us), percent(1.0))),
             ),
             Table(
-                "Time that the main loop needs of each resource alone, µs: the largest is the bound",
+                "Bounds of the main loop, µs",
                 ("resource", "µs"),
                 tuple(bounds),
             ),
