@@ -162,7 +162,7 @@ Kind kind_of(cudal2gen_problem const& problem) {
 
 int products_of(cudal2gen_problem const& problem) { return problem.batch == CUDAL2GEN_ALONE ? 1 : problem.products; }
 
-struct Kernel {
+struct PackKernel {
   std::string digest, options;
   Kind kind;
   Sizes sizes;
@@ -218,7 +218,7 @@ struct Choice {
 struct cudal2gen_pack {
   std::string directory, runtime;
   Card card;
-  std::vector<Kernel> kernels;
+  std::vector<PackKernel> kernels;
   std::map<std::tuple<Kind, Sizes, int>, Choice> chosen;  // the int counts the products of a batch; 1 without
   std::mutex opening;  // guards `opened` and `refused` of all kernels; everything else is constant after the load
 
@@ -243,7 +243,7 @@ struct cudal2gen_pack {
     }
     choice = {-1, 0};
     for (size_t i = 0; i < kernels.size(); ++i) {
-      Kernel const& kernel = kernels[i];
+      PackKernel const& kernel = kernels[i];
       if (kernel.kind == kind && kernel.takes(sizes) &&
           (choice.kernel < 0 || kernel.distance(sizes) < kernels[choice.kernel].distance(sizes)))
         choice.kernel = int(i);
@@ -265,7 +265,7 @@ struct cudal2gen_pack {
 
   std::string kernel_folder(std::string const& digest) const { return directory + "/kernels/" + digest; }
 
-  int open(Kernel& kernel) {
+  int open(PackKernel& kernel) {
     std::lock_guard<std::mutex> const guard(opening);
     if (kernel.opened) return CUDAL2GEN_OK;
     if (!kernel.refused.empty()) return refuse(CUDAL2GEN_REFUSED, kernel.refused);
@@ -416,7 +416,7 @@ int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pa
 int cudal2gen_pack_close(cudal2gen_pack* pack) {
   message.clear();
   int code = CUDAL2GEN_OK;
-  for (Kernel& kernel : pack->kernels)
+  for (PackKernel& kernel : pack->kernels)
     if (kernel.opened && cudal2gen_close(kernel.opened)) code = refuse(cudaErrorUnknown, "a kernel could not be unloaded");
   delete pack;
   return code;
@@ -426,7 +426,7 @@ int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cuda
   message.clear();
   Choice choice = {};
   if (int const code = pack->choose(*problem, choice)) return code;
-  Kernel& kernel = pack->kernels[choice.kernel];
+  PackKernel& kernel = pack->kernels[choice.kernel];
   if (int const code = pack->open(kernel)) return code;
   // A grouped launch sums within its CTAs and needs no workspace, however many groups there are.
   int const products = problem->batch == CUDAL2GEN_GROUPED ? 1 : products_of(*problem);
@@ -440,7 +440,7 @@ int cudal2gen_gemm(cudal2gen_pack* pack, cudal2gen_problem const* problem, void 
   message.clear();
   Choice choice = {};
   if (int const code = pack->choose(*problem, choice)) return code;
-  Kernel& kernel = pack->kernels[choice.kernel];
+  PackKernel& kernel = pack->kernels[choice.kernel];
   if (!operands && !kernel.kind.plain())
     return refuse(cudaErrorInvalidValue, "a fused or batched product needs operands: call cudal2gen_gemm with them");
   if (int const code = pack->open(kernel)) return code;

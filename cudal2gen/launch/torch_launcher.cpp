@@ -23,7 +23,7 @@ namespace cudal2gen_torch {
 
 using Tensor = AtenTensorOpaque*;
 using Cell = uint64_t;  // one argument or result on an operator's stack: a number, or a tensor that the callee owns
-using Kernel = void (*)(Cell*, uint64_t, uint64_t);
+using OperatorKernel = void (*)(Cell*, uint64_t, uint64_t);
 
 constexpr uint64_t kTorchVersion = uint64_t(2) << 56 | uint64_t(10) << 48;
 
@@ -46,7 +46,7 @@ struct Torch {
   int32_t (*aoti_torch_delete_tensor_object)(Tensor);
   int32_t (*torch_call_dispatcher)(char const*, char const*, Cell*, uint64_t);
   int32_t (*aoti_torch_library_init_impl)(char const*, char const*, char const*, uint32_t, TorchLibraryOpaque**);
-  int32_t (*torch_library_impl)(TorchLibraryOpaque*, char const*, Kernel, uint64_t);
+  int32_t (*torch_library_impl)(TorchLibraryOpaque*, char const*, OperatorKernel, uint64_t);
 };
 
 // Functions that only a torch with CUDA has.
@@ -156,7 +156,7 @@ struct Plan {
 // All plans. One mutex guards the maps and the counts; launches run outside of it, and hold their plan by shared_ptr, so
 // that Python may drop a plan while a call uses it. If two keys have one hash, the second plan is not kept, and Python
 // makes its calls.
-class Table {
+class PlanTable {
  public:
   void put(Key const& key, cudal2gen_plan const& plan) {
     auto fresh = std::make_shared<Plan>(key, plan);
@@ -198,8 +198,8 @@ class Table {
   std::unordered_map<int64_t, uint64_t> hashes_;               // by number of the plan
 };
 
-Table& table() {
-  static auto* const plans = new Table;  // never destroyed: threads may call while the process ends
+PlanTable& table() {
+  static auto* const plans = new PlanTable;  // never destroyed: threads may call while the process ends
   return *plans;
 }
 
@@ -367,7 +367,7 @@ int cudal2gen_torch_connect(char const* name) {
   strided = torch.aoti_torch_layout_strided();
   struct {
     char const *key, *name;
-    Kernel kernel;
+    OperatorKernel kernel;
   } const kernels[] = {{"CompositeExplicitAutograd", "_planned", planned},
                        {"NestedTensorCPU", "_planned", unplanned},
                        {"NestedTensorCUDA", "_planned", unplanned},
