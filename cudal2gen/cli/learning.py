@@ -27,7 +27,7 @@ HELD_OUT = Annotated[
     Selection,
     Offer(
         only=("sample", "gpu", "acc"),
-        helps={"sample": "Held-out problems of the comparison; modelled training is in proportion."},
+        helps={"sample": "so many held-out problems; modelled training is in proportion"},
     ),
 ]
 
@@ -179,7 +179,7 @@ def compared_on_recordings(paths: tuple[Path, ...], sample: int | None, seeds: i
 
 
 def compared_in_the_model(plan: BenchmarkPlan, seeds: int | None, plot: Path | None) -> str:
-    """Tables of one search of each proposer and problem in each of ``seeds`` environments, whose hidden terms differ."""
+    """Tables of one search of each proposer and problem in each of ``seeds`` environments."""
     from cudal2gen.tuner import benchmark, curve
 
     plan = replace(plan, environments=seeds or plan.environments)
