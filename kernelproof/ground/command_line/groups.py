@@ -243,8 +243,10 @@ def _parameter(option: str) -> str:
 
 def _shared_option(name: str, settings: Sequence[SharedField]) -> Parameter:
     """The one option that these fields share."""
-    described = "; ".join(
-        f"{setting.shared.name}={'|'.join(setting.values) or '...'}, {setting.shared.help}" for setting in settings
+    described = " ".join(
+        f"{setting.shared.name}: {setting.shared.help.rstrip('.')}"
+        f"{' (' + ', '.join(setting.values) + ')' if setting.values else ''}."
+        for setting in settings
     )
     short = [f"--{setting.shared.name}" for setting in settings if setting.shared.short]
     spelled = f" {', '.join(short)} also stand alone." if short else ""
@@ -260,7 +262,7 @@ def _shared_option(name: str, settings: Sequence[SharedField]) -> Parameter:
         metavar="FIELD=VALUE",
         callback=check,
         autocompletion=_completion(spellings),
-        help=f"Repeatable.{spelled} Fields: {described}.",
+        help=f"Repeatable.{spelled} Fields: {described}",
     )
     return Parameter(
         _parameter(name), Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, option]
