@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernelproof.emulator import Memory, mutants
-from tests.kernelproof.emulator.test_hopper_instructions import (
+from tests.kernelproof.emulator.hopper_ptx import (
     EXCHANGE,
     descriptor,
     entry,

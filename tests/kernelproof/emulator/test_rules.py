@@ -12,7 +12,7 @@ from kernelproof import emulator
 from kernelproof.emulator import RULES, Memory, Severity
 from kernelproof.emulator.frontend.flow.dependence import memory_dependence
 from kernelproof.emulator.frontend.flow.graph import build
-from tests.kernelproof.emulator.test_hopper_instructions import run
+from tests.kernelproof.emulator.hopper_ptx import run
 
 
 def test_every_rule_is_used_and_registered(checkout: Path) -> None:
