@@ -1,12 +1,13 @@
-"""Campaign time against the number of GPUs, simulated: the campaign's own scheduling under a virtual clock.
+"""How long a campaign of tuning takes by the number of GPUs: its own scheduling, simulated under a virtual clock.
 
     python scripts/campaign_time.py --problems 1000 --svg docs/campaign-time.svg > table.md
-
     python scripts/campaign_time.py --problems 20 --evaluations 16 --machine
 
-``--machine``: one GPU, and cores that compile ahead of it, or when the GPU waits for them.
-Nothing is measured on a GPU. Races are real ones, in the model environment; how long a kernel compiles and is timed is
-drawn from a heavy-tailed distribution, by kernel. A race's steps do not depend on the cluster, so they are found once.
+``--machine`` compares, for one GPU, compiling ahead on the machine's cores with compiling while the GPU waits.
+
+Nothing is measured on a GPU. Searches are real ones in the model environment. The seconds in which a kernel compiles
+and is timed are drawn for each kernel from a heavy-tailed distribution. The steps of a search do not depend on the
+cluster, so each search runs once and is replayed on every cluster.
 """
 
 from __future__ import annotations
@@ -27,23 +28,27 @@ from typing import ClassVar, NamedTuple
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, Record, space
 from cudal2gen.results import Effort, Trial
-from cudal2gen.tuner import climbing, curve, executor, flight, race, ray_executor
-from cudal2gen.tuner.ahead import CORES_EACH, MOST_EACH
+from cudal2gen.tuner import climbing, concurrent_searches, curve, executor, ray_executor, search
+from cudal2gen.tuner.background_builds import CORES_EACH, MOST_EACH
+from cudal2gen.tuner.concurrent_searches import RankedSearch, Waiting
 from cudal2gen.tuner.environment import Environment, Model
 from cudal2gen.tuner.executor import InProcess, Job
-from cudal2gen.tuner.flight import RankedRace, Waiting
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question, legal_proposal
 from cudal2gen.tuner.proposers import Random
-from cudal2gen.tuner.race import Evaluation, ProposerStep, Race
+from cudal2gen.tuner.search import Evaluation, ProposerStep, Search
 from kernelproof.ground.files import write
+from kernelproof.ground.pages import grid
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Means in seconds, ``proposer`` for an answer of one, the others for a kernel; ``spread``: the standard
-    deviation of a kernel's logarithm. ``compilers``: CPU cores beside each GPU that compile; one core proposes."""
+    """Mean seconds: of a kernel's compilation and timing, and of a proposer's answer.
+
+    ``spread`` is the standard deviation of the logarithm of a kernel's factor. ``compilers``: CPU cores beside each GPU
+    that compile; one more core runs the proposers.
+    """
 
     compilation: float = 1.2
     timing: tuple[tuple[Effort, float], ...] = (("short", 1.0), ("medium", 2.5), ("long", 6.0))
@@ -52,15 +57,15 @@ class Times:
     compilers: int = 8
 
     def factor(self, record: Record) -> float:
-        """What a kernel takes beside the mean one."""
+        """The factor by which this kernel takes longer than the mean kernel."""
         return _factor(repr(record.kernel_key), self.spread)
 
     def compile_s(self, job: Job) -> float:
-        """One core compiles all of a job."""
+        """Seconds in which one core compiles all kernels of a job."""
         return sum(self.compilation * self.factor(record) for record in job.records)
 
     def measure_s(self, job: Job) -> float:
-        """One GPU times all of a job."""
+        """Seconds in which one GPU times all kernels of a job."""
         return sum(dict(self.timing)[job.effort] * self.factor(record) for record in job.records)
 
 
@@ -70,11 +75,11 @@ def _factor(key: str, spread: float) -> float:
 
 
 class Cluster:
-    """``flight.Host``: GPUs, compiling cores and one core of proposers, under a virtual clock.
+    """A ``concurrent_searches.Host`` of GPUs, compiling cores and one core of proposers, under a virtual clock.
 
-    As on a Ray cluster a job is compiled before it waits for a GPU, jobs of earlier problems are first, and GPUs
-    without work take parts of short jobs. ``environment`` answers evaluations; without one their trials are empty.
-    ``measured``: (begin, end, effort) of each part of a job on a GPU.
+    As on a Ray cluster, a job is compiled before it waits for a GPU, jobs of earlier problems come first, and GPUs
+    without work take parts of short jobs. ``environment`` evaluates the jobs; without one their trials are empty.
+    ``measured``: (begin, end, effort) of each part of a job on a GPU, in seconds.
     """
 
     def __init__(self, workers: int, times: Times, environment: Environment | None = None) -> None:
@@ -84,12 +89,12 @@ class Cluster:
         self._ended: list[Waiting] = []
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._compilers = [0.0] * (workers * times.compilers)  # when each is free
+        self._compilers = [0.0] * (workers * times.compilers)  # the times at which they are free
         self._proposer_free_at, self._free, self._jobs = 0.0, workers, 0
         self._queue: list[tuple[int, int, Job, Callable[[], None]]] = []
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
-        """See ``Host``."""
+        """See ``concurrent_searches.Host``."""
         future: Waiting = Future()
         if isinstance(step, ProposerStep):
             step.run()
@@ -116,7 +121,7 @@ class Cluster:
         return future
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """See ``Host``: lets time pass."""
+        """See ``concurrent_searches.Host``. Advances the clock to the next event that ends a step."""
         while not self._ended:
             self.now, _, happen = heapq.heappop(self._events)
             happen()
@@ -129,7 +134,7 @@ class Cluster:
         self._ended.append(future)
 
     def utilisation(self, begin: float = 0.0, end: float | None = None) -> float:
-        """The GPUs' mean busy share (0 to 1) of a span of seconds, of all by default."""
+        """The mean busy share of the GPUs (0 to 1) between two times in seconds, by default of the whole run."""
         end = self.now if end is None else end
         busy = sum(max(0.0, min(end, last) - max(begin, first)) for first, last, _ in self.measured)
         return busy / (self.workers * (end - begin))
@@ -156,11 +161,12 @@ class Cluster:
 
 
 class Machine(Cluster):
-    """One GPU beside ``cores``. ``ahead``: kernels compile in the background as ``tuner.ahead`` has it, and steps end
-    in the order in which they began; else an evaluation compiles its own kernels while the GPU waits.
+    """One GPU beside ``cores``.
 
-    A kernel's verdict and short timing take 0.3 s of the GPU; a translation unit 1.3 s of a core and 0.5 s for each of
-    its kernels, which is what ours take.
+    With ``ahead`` kernels compile in the background as ``tuner.background_builds`` does it, and steps end in the order
+    in which they began. Without it an evaluation compiles its own kernels while the GPU waits. ``SECONDS`` are of the GPU, for
+    each kernel; ``UNIT`` and ``KERNEL`` are seconds of a core for a translation unit and for each kernel in it, as ours
+    take.
     """
 
     SECONDS: ClassVar[dict[Effort, float]] = {"short": 0.3, "medium": 0.5, "long": 1.2}
@@ -170,7 +176,7 @@ class Machine(Cluster):
         super().__init__(1, Times(timing=tuple(self.SECONDS.items())))
         self._ahead, self._cores = ahead, cores
         spare = cores - (cores > CORES_EACH)
-        self._idle = max(1, spare // CORES_EACH)  # builders
+        self._idle = max(1, spare // CORES_EACH)  # builders without work
         self._builders, self._each = self._idle, spare // self._idle
         self._records: deque[Record] = deque()
         self._queued: set[object] = set()
@@ -179,7 +185,7 @@ class Machine(Cluster):
         self._over: set[Waiting] = set()
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:  # noqa: ARG002
-        """See ``Host``."""
+        """See ``concurrent_searches.Host``."""
         future: Waiting = Future()
         if isinstance(step, Evaluation):
             self._line.append((step.job, future))
@@ -191,7 +197,7 @@ class Machine(Cluster):
         return future
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """See ``Host``."""
+        """See ``concurrent_searches.Host``."""
         oldest = next(iter(waiting))
         while oldest not in self._over:
             self.now, _, happen = heapq.heappop(self._events)
@@ -226,7 +232,7 @@ class Machine(Cluster):
         self._prepare(())
 
     def _compile_s(self, records: Sequence[Record], cores: int) -> float:
-        """Of a batch that cores share: the longest of their translation units."""
+        """Seconds in which several cores compile a batch: those of its longest translation unit."""
         size = max(1, -(-len(records) // cores))
         units = [records[start : start + size] for start in range(0, len(records), size)]
         return max(self.UNIT + sum(self.KERNEL * self._times.factor(record) for record in unit) for unit in units)
@@ -253,18 +259,18 @@ class Machine(Cluster):
 
 
 class Plan(NamedTuple):
-    """A race that has been run, and its jobs, None for each step of the proposer between them."""
+    """A search that has been run, and its steps: a job, or None for a step of the proposer."""
 
-    race: Race
+    search: Search
     jobs: Sequence[Job | None]
 
 
 def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -> Plan:
-    """Runs a race of random candidates in the model environment."""
-    run = Race(space.candidates(problem, 200), None)
+    """Runs a search of random candidates in the model environment."""
+    run = Search(space.candidates(problem, 200), None)
     place, jobs = InProcess(Model()), list[Job | None]()
-    settings = race.Settings(evaluations, prune=None)
-    for step in race.steps(run, proposer or Random(0), place, lambda _: None, settings):
+    settings = search.SearchLimits(evaluations, prune=None)
+    for step in search.steps(run, proposer or Random(0), place, lambda _: None, settings):
         if isinstance(step, ProposerStep):
             step.run()
             jobs.append(None)
@@ -276,36 +282,36 @@ def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -
 
 
 def simulate(plans: Sequence[Plan], workers: int, times: Times, in_flight: int) -> Cluster:
-    """The cluster after a campaign of these races."""
+    """Replays the searches on a cluster, with ``in_flight`` problems at a time, and returns it."""
     cluster = Cluster(workers, times)
     _run(plans, cluster, in_flight)
     return cluster
 
 
 def on_one_machine(plans: Sequence[Plan], cores: int, ahead: bool) -> Machine:
-    """The machine after a campaign of these races; without ``ahead`` two problems are in flight."""
+    """Replays the searches on one machine and returns it. Without ``ahead`` two problems are in flight."""
     machine = Machine(cores, ahead)
     _run(plans, machine, executor.IN_FLIGHT if ahead else 2)
     return machine
 
 
-def _run(plans: Sequence[Plan], host: flight.Host, in_flight: int) -> None:
-    question = Question(space.Candidates(plans[0].race.problem, (), ()))
+def _run(plans: Sequence[Plan], host: concurrent_searches.Host, in_flight: int) -> None:
+    question = Question(space.Candidates(plans[0].search.problem, (), ()))
 
     def steps(jobs: Sequence[Job | None]) -> Iterator[ProposerStep | Evaluation]:
-        for job, later in zip(jobs, [*jobs[1:], None], strict=True):
-            records = later.records if later else ()
+        for job, next_job in zip(jobs, [*jobs[1:], None], strict=True):
+            records = next_job.records if next_job else ()
             proposals = [legal_proposal("", record) for record in records]
             yield Evaluation(job, []) if job else ProposerStep(Random(0), question, (), 0, proposals)
 
-    def begin(rank: int) -> RankedRace | None:
-        return None if rank == len(plans) else RankedRace(rank, plans[rank].race, steps(plans[rank].jobs))
+    def begin(rank: int) -> RankedSearch | None:
+        return None if rank == len(plans) else RankedSearch(rank, plans[rank].search, steps(plans[rank].jobs))
 
-    flight.run_races(begin, host, in_flight, lambda _: None, lambda _: None)
+    concurrent_searches.run_searches(begin, host, in_flight, lambda _: None, lambda _: None)
 
 
-class Few(Random):
-    """As few at a time as the cost model proposes: trials decide the next ones."""
+class SmallBatches(Random):
+    """Answers with as few proposals at a time as the cost model does, whose trials decide the next ones."""
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """See ``climbing.answer_size``."""
@@ -313,23 +319,29 @@ class Few(Random):
 
 
 def machine_table(plans: Sequence[Plan]) -> str:
-    """Of one GPU, by the cores beside it: the busy share and the evaluations a minute, as Markdown."""
-    lines = ["| cores | compiled | minutes | GPU busy | evaluations a minute |", "|---:|---|---:|---:|---:|"]
+    """Markdown: the busy share of one GPU and its evaluations a minute, by the number of cores beside it."""
+    rows = []
     evaluations = sum(len(job.records) for plan in plans for job in plan.jobs if job and job.effort == "short")
     for cores in (2, 4, 8, 16):
         for ahead in (False, True):
             machine = on_one_machine(plans, cores, ahead)
-            cells = [cores, "ahead" if ahead else "in turn", f"{machine.now / 60:.1f}", f"{machine.utilisation():.0%}"]
-            lines.append(f"| {' | '.join(map(str, cells))} | {60 * evaluations / machine.now:.0f} |")
-    return "\n".join(lines) + "\n"
+            cells = [f"{machine.now / 60:.1f}", f"{machine.utilisation():.0%}"]
+            speed = f"{60 * evaluations / machine.now:.0f}"
+            rows.append(["ahead" if ahead else "in turn", cores, *cells, speed])
+    return grid(("compiled", "cores", "minutes", "GPU busy", "evaluations a minute"), rows) + "\n"
 
 
 def table(plans: Sequence[Plan], times: Times) -> tuple[str, list[curve.Curve]]:
-    """Times and utilisation by the number of workers, as Markdown and as curves."""
-    lines = [
-        "| GPUs | hours | GPUs busy | busy in the tenths of that time | one problem at a time, hours | GPUs busy |",
-        "|---:|---:|---:|---|---:|---:|",
-    ]
+    """Times and utilisation by the number of GPUs, as Markdown and as curves."""
+    columns = (
+        "busy in the tenths of that time",
+        "GPUs",
+        "hours",
+        "GPUs busy",
+        "one problem at a time, hours",
+        "GPUs busy",
+    )
+    rows: list[list[object]] = []
     together, apart, ideal = list[tuple[float, float]](), list[tuple[float, float]](), list[tuple[float, float]]()
     for workers in WORKERS:
         many = simulate(plans, workers, times, workers * ray_executor.AHEAD)
@@ -339,20 +351,19 @@ def table(plans: Sequence[Plan], times: Times) -> tuple[str, list[curve.Curve]]:
         busy = sum(end - begin for begin, end, _ in many.measured)
         ideal.append((workers, busy / workers / 3600))
         tenths = [many.utilisation(many.now * tenth / 10, many.now * (tenth + 1) / 10) for tenth in range(10)]
-        lines.append(
-            f"| {workers} | {many.now / 3600:.2f} | {many.utilisation():.1%} | "
-            f"{' '.join(f'{share:.0%}' for share in tenths)} | {single.now / 3600:.2f} | {single.utilisation():.1%} |"
-        )
+        times_together = [f"{many.now / 3600:.2f}", f"{many.utilisation():.1%}"]
+        times_apart = [f"{single.now / 3600:.2f}", f"{single.utilisation():.1%}"]
+        rows.append([" ".join(f"{share:.0%}" for share in tenths), workers, *times_together, *times_apart])
     curves = [
         curve.Curve("one problem at a time", apart),
         curve.Curve("four per GPU", together),
         curve.Curve("all GPUs busy", ideal),
     ]
-    return "\n".join(lines) + "\n", curves
+    return grid(columns, rows) + "\n", curves
 
 
 def problems(count: int) -> list[Problem]:
-    """Sizes of the catalog on an H200, in a random order."""
+    """Sizes of the catalog, for an H200, in a random order that is always the same."""
     sizes = sorted({(record.m, record.n, record.k) for record in catalog.load()})
     random.Random(0).shuffle(sizes)
     return [Problem(gpu="h200", acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sizes[:count]]
@@ -367,7 +378,7 @@ def main() -> None:
     arguments = options.parse_args()
     if arguments.machine:
         sizes = problems(arguments.problems)
-        print(machine_table([plan(problem, arguments.evaluations, Few(0)) for problem in sizes]), end="")
+        print(machine_table([plan(problem, arguments.evaluations, SmallBatches(0)) for problem in sizes]), end="")
         return
     plans = [plan(problem, arguments.evaluations) for problem in problems(arguments.problems)]
     text, curves = table(plans, Times())

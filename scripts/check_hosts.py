@@ -1,8 +1,8 @@
-"""Are vLLM and SGLang, as installed here, as our plugins of them expect? Exit code 1 where one is not.
+"""Checks that the installed vLLM and SGLang are as our plugins expect them. Exit code 1 if one is not.
 
     python scripts/check_hosts.py [vllm] [sglang]
 
-Without names those are checked that are installed. Importing them may need their GPU; no model is loaded.
+Without names it checks those that are installed. Importing them may need their GPU; no model is loaded.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Runs public programs by ``kernelproof check`` and compares what it finds with ``scripts/public_programs.json``.
+"""Runs public programs by ``kernelproof check`` and compares the findings with ``scripts/public_programs.json``.
 
     python scripts/check_public.py NVIDIA/cuda-samples DIR [NAME ...]
 
-DIR is a checkout of the repository at the commit that the file names. A program with "edits" (smaller sizes: file ->
-texts and what stands in their place) is checked in a copy of its folder; "modules" are compiled for a program that
-loads them (file -> source); "variants" are arguments to run it with one after the other, "rules" what each of them
-finds. Prints a line per run; exit code 1 where an outcome differs.
+DIR is a checkout of the repository at the commit that the file names. Keys of a program in that file:
+
+- "edits": smaller sizes, as texts to replace by file; the program is then checked in a copy of its folder;
+- "modules": files that the program loads, each with the source that is compiled for it;
+- "variants": arguments of several runs, "rules": what each of them finds.
+
+Prints a line for each run. Exit code 1 if an outcome differs.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ PROGRAMS = Path(__file__).with_name("public_programs.json")
 
 
 def outcomes(program: dict[str, Any], flags: str, checkout: Path) -> Iterator[tuple[bool, str]]:
-    """Whether the findings of each run of a program are the expected ones, and a line about it."""
+    """Whether the findings of each run of a program are the expected ones, with a line that says so."""
     sources = [checkout / source for source in program["sources"]]
     folder = sources[0].parent
     includes = f"{flags} {program.get('nvcc_args', '')}".replace("-I", f"-I{checkout}/") + f" -I{folder}"
@@ -58,7 +61,7 @@ def _outcome(program: dict[str, Any], sources: list[Path], includes: str, argume
 
 
 def _edit(folder: Path, edits: dict[str, list[list[str]]]) -> None:
-    """Replace texts in files of a folder."""
+    """Replaces texts in files of a folder."""
     for name, replacements in edits.items():
         text = (folder / name).read_text()
         for old, new in replacements:
@@ -69,7 +72,7 @@ def _edit(folder: Path, edits: dict[str, list[list[str]]]) -> None:
 
 
 def _compile(folder: Path, modules: dict[str, str], includes: str) -> None:
-    """Compile sources of a folder to the files that a program loads: PTX, or fat binaries of it."""
+    """Compiles sources of a folder to the files that a program loads: PTX, or fat binaries of it."""
     for name, source in modules.items():
         kind = "-ptx" if name.endswith("ptx") else "-fatbin"
         command = ["nvcc", kind, "-arch=compute_80", *includes.split(), "-o", folder / name, folder / source]

@@ -1,14 +1,14 @@
-"""How many kernels of public programs the emulator translates.
-
-``scripts/corpus.jsonl`` lists the sources: repository, commit, path, target of the PTX, and entries. It was drawn
-before any of them was translated: every n-th source of a repository in the order of paths, those that compile without
-further libraries, the first 20 entries of each. Sources and PTX stay outside of the checkout: compile the sources of
-interest with ``nvcc -lineinfo -ptx``, at the commit and for the target of the list, into
-``FOLDER/OWNER+NAME/PATH.TARGET.ptx``, then
+"""Counts how many kernels of public programs the emulator translates.
 
     python scripts/corpus.py FOLDER
 
-prints the share of entries that translate, and of each refused one the reason with opcode, PTX line and CUDA line.
+It prints the share of entries that translate and, for each refused one, the reason with opcode, PTX line and CUDA line.
+
+``scripts/corpus.jsonl`` lists the sources: repository, commit, path, target of the PTX, and entries. The list was drawn
+before any of them was translated: every n-th source of a repository in the order of paths, if it compiles without
+further libraries, with its first 20 entries. Sources and PTX are not part of this repository. Compile the sources that
+you want with ``nvcc -lineinfo -ptx``, at the commit and for the target of the list, into
+``FOLDER/OWNER+NAME/PATH.TARGET.ptx``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OPCODE = re.compile(r": ([\w.:]+) in `")
 
 
 class Outcome(NamedTuple):
-    """What became of an entry: ``message`` is empty where it translates."""
+    """The result for an entry; ``message`` is empty if it translates."""
 
     repository: str
     path: str
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
     @property
     def opcode(self) -> str:
-        """The refused instruction, or what the message says of it."""
+        """The refused instruction, or the reason that the message gives."""
         match = _OPCODE.search(self.message)
         return match[1] if match else re.sub(r"^(PTX )?line \d+: ", "", self.message)[:60]
 
@@ -67,12 +67,12 @@ def sources(manifest: Path) -> Iterator[dict[str, Any]]:
 
 
 def ptx_of(folder: Path, source: dict[str, Any]) -> Path:
-    """Where the PTX of a source lies."""
+    """The path of a source's PTX."""
     return folder / source["repository"].replace("/", "+") / f"{source['path']}.{source['target']}.ptx"
 
 
 def outcomes(source: dict[str, Any], ptx: Path) -> list[Outcome]:
-    """Translate the entries of one source."""
+    """Translates the entries of one source."""
     messages = {}
     try:
         module = parse(ptx.read_text())
@@ -91,7 +91,7 @@ def outcomes(source: dict[str, Any], ptx: Path) -> list[Outcome]:
 
 
 def summary(results: list[Outcome]) -> str:
-    """Shares, refused opcodes, and every refused entry, as text."""
+    """The shares, the refused opcodes, and every refused entry, as text."""
     translated = [r for r in results if not r.message]
     on_purpose = [r for r in results if r.on_purpose]
     refused = [r for r in results if r.message and not r.on_purpose]
@@ -113,7 +113,7 @@ def main(
     manifest: Annotated[Path, typer.Option(metavar="FILE", help="list of sources")] = MANIFEST,
     jobs: Annotated[int, typer.Option(help="processes", min=1)] = 1,
 ) -> None:
-    """Translate the corpus; the exit status is 1 where PTX of the list is missing."""
+    """Translates the corpus. The exit code is 1 if PTX of the list is missing."""
     listed = list(sources(manifest))
     compiled = [source for source in listed if ptx_of(folder, source).exists()]
     with ProcessPoolExecutor(jobs) as pool:

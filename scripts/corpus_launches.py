@@ -1,10 +1,11 @@
-"""Launches every kernel of the corpus once, with arguments that a script makes.
+"""Launches every kernel of the corpus once, with arguments that this script makes.
 
-    python -m scripts.corpus_launches FOLDER        # PTX as for scripts/corpus.py
+    python -m scripts.corpus_launches FOLDER        with PTX as scripts/corpus.py reads it
 
-Two CTAs; every parameter from which an address is computed is a buffer of 4 MiB of zeros, every other 4 bytes are 256
-(a float: 1). A kernel's contract is not known, so its findings are counted and prove nothing of the kernel. What is
-proven: whether the emulator executes its instructions to the end, and how many kernels it cannot, with the reason.
+Each launch has two CTAs. A parameter from which an address is computed is a buffer of 4 MiB of zeros; every other four
+bytes of parameters are 256, or 1.0 for a float. What such a kernel expects is not known, so its findings are counted
+and prove nothing about it. What the run does show is whether the emulator executes the instructions to the end, and for
+how many kernels it cannot, with the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ LOOP_LIMIT, SECONDS = 2_000, 5
 
 
 class Run(NamedTuple):
-    """What became of a launch: ``ending`` is ended, not ended, refused, or an error's text; ``rules`` of findings."""
+    """The result of a launch: ``ending`` is ended, not ended, refused, or the text of an error; ``rules`` are those of
+    its findings."""
 
     repository: str
     path: str
@@ -42,7 +44,7 @@ class Run(NamedTuple):
 
 
 class OutOfTimeError(Exception):
-    """The kernel has used its seconds."""
+    """The kernel has used up its seconds."""
 
 
 def _out_of_time(*_: object) -> None:
@@ -50,7 +52,7 @@ def _out_of_time(*_: object) -> None:
 
 
 def parameters(program: Program, kernel: str, memory: Memory) -> list[bytes]:
-    """Arguments of a kernel."""
+    """The arguments that are made for a kernel."""
     function: Function = program.module.kernels[kernel]
     pointers = {at for names in program.compiled(kernel).origins.values() for at in names if isinstance(at, int)}
     arguments = []
@@ -67,7 +69,7 @@ def parameters(program: Program, kernel: str, memory: Memory) -> list[bytes]:
 
 
 def launch(program: Program, kernel: str) -> tuple[str, tuple[str, ...]]:
-    """(ending, rules) of one launch."""
+    """The ending and the rules of one launch."""
     memory = Memory(1 << 32)
     function = program.module.kernels[kernel]
     block = function.attributes.get("reqntid") or function.attributes.get("maxntid") or (128,)
@@ -92,7 +94,7 @@ def launch(program: Program, kernel: str) -> tuple[str, tuple[str, ...]]:
 
 
 def runs(source: dict[str, object], ptx: Path) -> list[Run]:
-    """Launch the entries of one source."""
+    """Launches the entries of one source."""
     program = load(ptx)
     source_file = str(source["repository"]), str(source["path"])
     entries = source["entries"]
@@ -105,7 +107,7 @@ def main(
     jobs: Annotated[int, typer.Option(help="processes", min=1)] = 1,
     every: Annotated[int, typer.Option(metavar="N", help="every N-th source", min=1)] = 1,
 ) -> None:
-    """Launch the corpus; the exit status is 1 where the emulator fails by itself."""
+    """Launches the corpus. The exit code is 1 if the emulator itself fails."""
     compiled = [source for source in list(sources(MANIFEST))[::every] if ptx_of(folder, source).exists()]
     results: list[Run] = []
     with ProcessPoolExecutor(jobs) as pool:

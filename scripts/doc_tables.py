@@ -1,10 +1,17 @@
-"""A hook of mkdocs. ``<!-- record fields -->`` becomes tables of the record classes' fields, ``<!-- commands -->`` all
-commands with their options and defaults, ``<!-- rules -->`` and ``<!-- instructions -->`` those of the emulator,
-``<!-- profile fields -->`` and ``<!-- launch fields -->`` what ``profile --json`` prints and ``--launch`` reads."""
+"""A hook of mkdocs that fills pages with tables from the code, so that no table is written by hand.
+
+A page asks for a table by a comment:
+
+- ``<!-- record fields -->``: the fields of each record class;
+- ``<!-- commands -->``: all commands of ``cudal2gen`` with their options and defaults;
+- ``<!-- rules -->`` and ``<!-- instructions -->``: what the emulator reports, and what it executes;
+- ``<!-- profile fields -->`` and ``<!-- launch fields -->``: what ``profile --json`` prints, and ``--launch`` reads.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from html import escape
@@ -17,17 +24,24 @@ from pydantic import BaseModel
 
 from cudal2gen import cli
 from cudal2gen.kernel import FAMILIES, Problem
-from cudal2gen.timing.profile import LaunchFacts, figures
 from kernelproof.emulator import RULES
 from kernelproof.emulator.frontend import instruction
 from kernelproof.emulator.frontend.emitter import TEXTURES
 from kernelproof.emulator.frontend.flow.inline import REFUSED_CALLS
+from kernelproof.ground.pages import grid
+from kernelproof.profile import LaunchFacts, figures
 
-KINDS = {int: "integer", float: "number", Path: "path"}  # of options without choices or a name for their value
+# How the table calls the value of an option that states neither choices nor a name for it.
+KINDS = {int: "integer", float: "number", Path: "path"}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page with its tables. mkdocs calls this for every page."""
+    """The page with its tables. mkdocs calls this for every page.
+
+    The first line of a code block may have words for the tests, such as ``console gpu``. Markdown takes a line with
+    more than a language for text, so they are removed.
+    """
+    markdown = re.sub(r"^( *```\w+) [\w -]+$", r"\1", markdown, flags=re.MULTILINE)
     for marker, content in (
         ("<!-- record fields -->", tables),
         ("<!-- commands -->", commands),
@@ -43,22 +57,22 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def rules() -> str:
     """Markdown: every rule whose violation is a finding."""
-    rows = [f"| [`{name}`]({name}.md) | {rule.severity.value} | {rule.meaning} |" for name, rule in RULES.items()]
-    return "\n".join(["| rule | severity | what is wrong |", "|---|---|---|", *rows])
+    rows = [(f"[`{name}`]({name}.md)", rule.severity.value, rule.meaning) for name, rule in RULES.items()]
+    return grid(("rule", "severity", "what is wrong"), rows, left=3)
 
 
 def instructions() -> str:
-    """Markdown: every form of an instruction that the emulator executes, and what it refuses by name."""
+    """Markdown: every form of an instruction that the emulator executes, and those that it refuses by name."""
     rows = []
     for form in sorted(instruction.registered(), key=lambda form: form.opcode):
         if not form.opcode.startswith("emu_"):
             types = ", ".join(sorted(form.types)) if form.types else "as PTX has them"
             state = ["sm_90" if form.hopper else "", "lands with its wait" if form.asynchronous else ""]
             text = plain(cleandoc(form.emit.__doc__ or "").split("\n\n")[0].replace("\n", " "))
-            rows.append(f"| `{form.opcode}` | {types} | {', '.join(filter(None, state))} | {text} |")
+            rows.append((f"`{form.opcode}`", types, ", ".join(filter(None, state)), text))
     names = ", ".join(f"`{base}`" for base in sorted(TEXTURES))
     refused = f"Refused by name: {names}; calls of {', '.join(f'`{name}*`' for name in REFUSED_CALLS)}; recursion."
-    return "\n".join(["| opcode | types | | what |", "|---|---|---|---|", *rows, "", refused])
+    return f"{grid(('opcode', 'types', '', 'what'), rows, left=4)}\n\n{refused}"
 
 
 def tables() -> str:
@@ -73,13 +87,13 @@ def profile() -> str:
     """Markdown: the fields of a profile and of its parts."""
     parts = (
         figures.Profile,
-        figures.Loop,
+        figures.MainLoop,
         figures.Occupancy,
         figures.Time,
         figures.Advice,
         figures.Line,
         figures.Issue,
-        figures.Role,
+        figures.WarpRole,
         figures.Ring,
     )
     return "\n\n".join(f"### {part.__name__}\n\n{cleandoc(part.__doc__ or '')}\n\n{meanings(part)}" for part in parts)
@@ -92,19 +106,19 @@ def launch() -> str:
 
 def meanings(model: type[BaseModel]) -> str:
     """Markdown: name and description of each field of a model."""
-    rows = [f"| `{name}` | {plain(field.description or '')} |" for name, field in model.model_fields.items()]
-    return "\n".join(["| field | meaning |", "|---|---|", *rows])
+    rows = [(f"`{name}`", plain(field.description or "")) for name, field in model.model_fields.items()]
+    return grid(("field", "meaning"), rows, left=2)
 
 
 def table(model: type[BaseModel], hidden: set[str]) -> str:
-    """Markdown: name, legal values and description of each field of a model but the ``hidden`` ones."""
+    """Markdown: name, legal values and description of each field of a model, without the ``hidden`` ones."""
     schema = model.model_json_schema()
-    rows = ["| field | values | meaning |", "|---|---|---|"]
+    rows = []
     for name, field in model.model_fields.items():
         if name not in hidden:
             values = spelled(schema["properties"][name], schema.get("$defs", {}))
-            rows.append(f"| `{name}` | {plain(values)} | {plain(field.description or '')} |")
-    return "\n".join(rows)
+            rows.append((f"`{name}`", plain(values), plain(field.description or "")))
+    return grid(("field", "values", "meaning"), rows, left=3)
 
 
 def plain(text: str) -> str:
@@ -113,7 +127,7 @@ def plain(text: str) -> str:
 
 
 def spelled(node: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """The values that a JSON schema allows, in words. Rules of a record may forbid more of them."""
+    """The values that a JSON schema allows, in words. The rules of a record may forbid some of these."""
     if "$ref" in node:
         return spelled(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
     if "enum" in node or "const" in node:
@@ -158,18 +172,18 @@ def _options(command: Any, function: Callable[..., Any]) -> str:
     hints = {name: parameter.annotation for name, parameter in inspect.signature(function).parameters.items()}
     if any(isinstance(hint, str) for hint in hints.values()):
         hints = get_type_hints(function, include_extras=True)
-    rows = ["| option | values | default | meaning |", "|---|---|---|---|"]
+    rows = []
     for parameter in command.params:
         if parameter.name in hints:
             spellings = (*parameter.opts, *parameter.secondary_opts) if _is_option(parameter) else (parameter.metavar,)
             names = ", ".join(f"`{name}`" for name in spellings)
             values = plain(_values(parameter, hints[parameter.name]))
-            rows.append(f"| {names} | {values} | {plain(_default(parameter))} | {plain(parameter.help or '')} |")
-    return "\n".join(rows)
+            rows.append((names, values, plain(_default(parameter)), plain(parameter.help or "")))
+    return grid(("option", "values", "default", "meaning"), rows, left=4)
 
 
 def _values(parameter: Any, hint: object) -> str:
-    """What an option takes: its choices, or the name of a value; nothing for a flag."""
+    """The values that an option takes: its choices, or a name for its value; empty for a flag."""
     kinds = [kind for kind in _kinds(hint) if isinstance(kind, type)]
     if bool in kinds:
         return ""
@@ -193,7 +207,7 @@ def _kinds(hint: object) -> Iterator[object]:
 
 
 def _default(parameter: Any) -> str:
-    """A default as a user types it; nothing where there is none."""
+    """A default as a user types it; empty if the option has none."""
     if parameter.required:
         return "required"
     default = parameter.default.value if isinstance(parameter.default, Enum) else parameter.default
@@ -209,10 +223,8 @@ def _differing(verbs: Mapping[str, Any]) -> str:
         for parameter in filter(_is_option, command.params):
             default = _default(parameter) or "none"
             defaults.setdefault(parameter.opts[0], {}).setdefault(default, []).append(name)
-    rows = ["| option | default | in |", "|---|---|---|"]
+    rows = []
     for option, verbs_by_default in sorted(defaults.items()):
         if len(verbs_by_default) > 1:
-            rows += [
-                f"| `{option}` | {plain(default)} | {', '.join(names)} |" for default, names in verbs_by_default.items()
-            ]
-    return "\n".join(rows)
+            rows += [(f"`{option}`", plain(default), ", ".join(names)) for default, names in verbs_by_default.items()]
+    return grid(("option", "default", "in"), rows, left=3)

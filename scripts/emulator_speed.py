@@ -1,12 +1,12 @@
-"""How long Triton kernels take on the CPU: in the emulator, in Triton's interpreter, and in NumPy by other means.
+"""How long Triton kernels take on the CPU: in the emulator, in Triton's interpreter, and the same work in NumPy.
 
-    python scripts/emulator_speed.py                  # all cases: minutes, most of them the interpreter's
+    python scripts/emulator_speed.py                          all cases: minutes, most of them the interpreter's
     python scripts/emulator_speed.py add-98k matmul-256 --rounds 5
     python scripts/emulator_speed.py --without-interpreter
 
-Prints a Markdown table of seconds of one core, the least of ``--rounds`` calls after a first one that compiles, and is
-not repeated where a call takes longer than ``--patience`` seconds. Every contender runs in a process of its own, on one
-thread; results are compared with NumPy's. Needs triton and torch.
+Prints a Markdown table of seconds of one core: the least of ``--rounds`` calls after a first one, which compiles. A
+call that takes longer than ``--patience`` seconds is not repeated. Every contender runs in a process of its own, on one
+thread, and its results are compared with NumPy's. Needs triton and torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONTENDERS = {
 
 
 class Case(NamedTuple):
-    """A launch, its result, NumPy's way to the same, and how far they may be apart relative to the largest element."""
+    """A launch, its result, the same result by NumPy, and the largest difference, relative to the largest element."""
 
     launch: Callable[[], object]
     result: Any
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 
 def add(n: int, block: int) -> Case:
-    """x + y, fp32; ``block`` elements for each 128 threads."""
+    """x + y in fp32; ``block`` elements for each 128 threads."""
     import torch
     import triton
 
@@ -54,7 +54,7 @@ def add(n: int, block: int) -> Case:
 
 
 def softmax(rows: int, columns: int) -> Case:
-    """Of rows, fp32."""
+    """Softmax of rows, fp32."""
     import torch
 
     from examples.triton_kernels import softmax
@@ -70,7 +70,7 @@ def softmax(rows: int, columns: int) -> Case:
 
 
 def layer_norm(rows: int, columns: int) -> Case:
-    """Of rows, fp16 in and out."""
+    """Layer normalisation of rows, fp16 in and out."""
     import torch
 
     from examples.triton_kernels import layer_norm
@@ -108,7 +108,7 @@ def matmul(size: int) -> Case:
 
 
 def attention(heads: int, length: int, head: int) -> Case:
-    """Causal, fp16."""
+    """Causal attention, fp16."""
     import torch
 
     from examples.triton_kernels import attention
@@ -142,7 +142,7 @@ CASES: dict[str, tuple[str, Callable[[], Case]]] = {
 
 
 def seconds_of(call: Callable[[], object], rounds: int, patience: float) -> float:
-    """CPU seconds of a call, the least of several."""
+    """The CPU seconds of a call, the least of several."""
     times = []
     for _ in range(rounds):
         start = time.process_time()
@@ -154,7 +154,7 @@ def seconds_of(call: Callable[[], object], rounds: int, patience: float) -> floa
 
 
 def measure(contender: str, names: list[str], device: str, rounds: int, patience: float) -> dict[str, float]:
-    """Seconds of every case. Raises AssertionError where a result is wrong."""
+    """The seconds of every case. Raises AssertionError if a result is wrong."""
     import torch
 
     torch.set_num_threads(1)
@@ -177,7 +177,7 @@ def measure(contender: str, names: list[str], device: str, rounds: int, patience
 
 
 def launcher(contender: str, device: str, case: Case) -> Callable[[], object]:
-    """A launch by the emulator, or as it is by the interpreter."""
+    """Launches a kernel by the emulator, or unchanged by the interpreter."""
     if contender == "interpreter":
         return case.launch
 
@@ -207,7 +207,7 @@ def measured(contender: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def spelled(seconds: float | None) -> str:
-    """Two significant digits."""
+    """Seconds with two significant digits."""
     if seconds is None:
         return "-"
     return f"{seconds:.1f}" if seconds >= 9.95 else f"{seconds:#.2g}" if seconds >= 1e-4 else "< 0.0001"

@@ -1,16 +1,16 @@
-"""A day on a borrowed GPU: what is verified and measured on one H100 or H200, in three calls of under ten minutes.
+"""Verifies and measures on a borrowed H100 or H200, in three calls of under ten minutes.
 
-    python3 scripts/gpu_day.py prepare         on any machine: kernels and wheels into build/gpu_day/, then the budget
-    python3 scripts/gpu_day.py budget          the plan: seconds of each step, bytes carried, files brought back
+    python3 scripts/gpu_day.py prepare         on any machine: kernels and wheels into build/gpu_day/, then the plan
+    python3 scripts/gpu_day.py budget          prints the plan: seconds of each step, bytes carried, files brought back
     python3 scripts/gpu_day.py call 1          on the card, then 2 and 3; results in results/, or in --out DIR
     python3 scripts/gpu_day.py adopt FILE      afterwards: puts the records that ``tune`` improved into the catalog
-    python3 scripts/gpu_day.py rehearse        all calls here: emulated device, stand-in clock, small problems
+    python3 scripts/gpu_day.py rehearse        runs all calls here: emulated device, stand-in clock, small problems
 
 A call needs Python with PyTorch for CUDA 13, and nothing else: it unpacks the wheels and kernels that ``prepare`` left
-in build/gpu_day/. Both cards run the same kernels; a call asks which card is there, and every step works under its
-name. Each call starts from the files in results/ and leaves their continuations in --out, so what one call has not
-finished the next one, or the same one run again, takes up. A step that fails or runs out of time ends alone: the next
-step starts. Clocks and other settings of the card stay as they are.
+in build/gpu_day/. H100 and H200 run the same kernels; a call finds out which card is there, and every step works under
+its name. Each call starts from the files in results/ and leaves their continuations in --out, so a later call finishes
+what an earlier one could not. A step that fails or runs out of time ends alone, and the next one starts. Clocks and
+other settings of the card stay as they are.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LUGGAGE = ROOT / "build" / "gpu_day"
 KERNELS, WHEELS, VERSIONS = "kernels", "wheels", "toolchain.json"
-CARDS = ("h100", "h200")  # they run the same code; the catalog has records of the latter
-PUBLISHED = "published"  # what `python -m scripts.race_published CHECKOUT --build-only --built` leaves in the luggage
+CARDS = ("h100", "h200")  # both run the same kernels; the catalog has records of the H200
+PUBLISHED = "published"  # the folder of the luggage for `scripts.race_published CHECKOUT --build-only --built`
 
-CALL_SECONDS = 570  # of the 600 that a call may take: the rest is unpacking, and leaving in order
+CALL_SECONDS = 570  # of the 600 s of a call; the rest is for unpacking and for packing results
 DAY_SECONDS = 25 * 60
 LUGGAGE_BYTES = 64 << 20
 MAX_FILES, FILE_BYTES = 8, 16 << 20
-RESERVE_SECONDS = 15  # of a step with a budget of its own: start, compilation check, last measurement
-GRACE_SECONDS = 5  # between asking a step to end and killing it
-CARD_SECONDS = 90  # in which the card tells its name: PyTorch is read from disk for the first time
-SAMPLE = 60  # problems of the smaller benchmarks
-EVALUATIONS, REHEARSED_EVALUATIONS = 24, 2  # of a problem, by ``tune``
-REHEARSED_SECONDS = 2.0  # budget of each step, by the stand-in clock
-PATIENCE = 10  # times as long as on the card may a rehearsal take: a busy machine emulates it
-LOSERS = 24  # problems that ``tune`` is given
-SMALL = ((64, 64, 64), (128, 64, 128))  # of a rehearsal
+RESERVE_SECONDS = 15  # what a step takes beyond its --budget: start, compilation check, last measurement
+GRACE_SECONDS = 5  # between the request to end a step and killing it
+CARD_SECONDS = 90  # for finding out the card: PyTorch is read from disk for the first time
+SAMPLE = 60  # number of problems of the smaller benchmarks
+EVALUATIONS, REHEARSED_EVALUATIONS = 24, 2  # evaluations of a problem by ``tune``, on the card and in a rehearsal
+REHEARSED_SECONDS = 2.0  # --budget of each step of a rehearsal, by the stand-in clock
+PATIENCE = 10  # a rehearsal may take this many times the seconds of the card, because a busy machine emulates it
+LOSERS = 24  # number of problems that ``tune`` gets
+SMALL = ((64, 64, 64), (128, 64, 128))  # problems of a rehearsal
 
 # What a machine with PyTorch, pytest, hypothesis, rich, jinja2 and ninja lacks, and typer, whose insides the CLI uses.
 PACKAGES = (
@@ -64,28 +64,28 @@ PYTHON = "3.12"
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34)))
 
 PREBUILT = "CUDAL2GEN_PREBUILT"
-PACKS = "cudal2gen_*.whl"  # as a wheel's name must be, whatever --out says
+PACKS = "cudal2gen_*.whl"  # pip demands the name, so `pack` renames what --out says
 JOURNAL, LOG, LOSING, TUNED = "gpu_day.jsonl", "gpu_day.log", "losing.jsonl", "tuned.jsonl"
-REST = "log_and_report.tar.xz"  # the log, the report, and the smallest stores where there are many
+REST = "log_and_report.tar.xz"  # the log, the report, and the smallest stores if there are more than MAX_FILES
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command of a call: a verb of cudal2gen, or ``-m pytest``. It is ended after ``seconds``."""
+    """One command of a call: a verb of cudal2gen, or ``-m`` with a module. It is ended after ``seconds``."""
 
     name: str
     call: int
     seconds: int
     line: str
     purpose: str
-    compiles: bool = False  # kernels that no one built before, with the machine's own nvcc
+    compiles: bool = False  # whether it builds new kernels, with the machine's own nvcc
 
     def budget(self, most: float) -> float:
-        """Seconds that a step measures for where it is ended after ``most``."""
+        """The seconds that the step may measure if it is ended after ``most`` seconds."""
         return max(1.0, min(self.seconds, most) - RESERVE_SECONDS)
 
     def command(self, out: Path, gpu: str, budget: float, small: bool = False) -> list[str]:
-        """The command line for a card: ``{out}`` is the folder of results. ``small``: of a rehearsal."""
+        """The command line for a card. ``out``: the folder of results. ``small``: whether this is a rehearsal."""
         line = self.line.format(
             out=out, gpu=gpu, budget=f"{budget:g}s",
             evaluations=REHEARSED_EVALUATIONS if small else EVALUATIONS,
@@ -113,18 +113,19 @@ PLAN = (
     ),
     Step("verdicts f16", 1, 90, f"validate --changed {RECORDS} f16 --on gpu", "the same for f16"),
     Step(
-        "bits", 1, 30, f"validate --sample 8 {RECORDS} f32 --on gpu --compare-emulator",
+        "bits", 1, 30, f"validate --sample 8 {RECORDS} f32 --on gpu --also emulator",
         "how far the emulator's rounding is the card's",
     ),
     Step("bench f32", 2, 510, f"bench --all {RECORDS} f32 --budget {{budget}}", "1000 shapes against every baseline"),
     Step("bench f16", 3, 100, f"bench --all {RECORDS} f16 --budget {{budget}}", "as many of all classes as fit"),
     Step(
-        "A100 records", 3, 40, f"bench --sample {SAMPLE} {RECORDS} f32 --records-of a100 --budget {{budget}}",
+        "A100 records", 3, 40, f"bench --sample {SAMPLE} {RECORDS} f32 --where records=a100 --budget {{budget}}",
         "what mma.sync kernels are worth on this card",
     ),
     Step(
         "host protocols", 3, 50,
-        f"bench --sample {SAMPLE} {RECORDS} f32 --protocol offline,server --benchmark-seconds 0.4 --budget {{budget}}",
+        f"bench --sample {SAMPLE} {RECORDS} f32 --timing protocol=offline+server --timing seconds=0.4 "
+        "--budget {budget}",
         "the modes of the CUDA-L2 paper",
     ),
     Step(
@@ -154,7 +155,7 @@ PLAN = (
 
 
 def fits(plan: Sequence[Step] = PLAN) -> list[str]:
-    """What of a plan exceeds its limits; empty where it fits."""
+    """The limits that a plan exceeds, as sentences; empty if it fits."""
     faults = []
     for call in sorted({step.call for step in plan}):
         if (total := sum(step.seconds for step in plan if step.call == call)) > CALL_SECONDS:
@@ -183,14 +184,14 @@ def budget(luggage: Path = LUGGAGE) -> str:
 
 
 def _tracked() -> list[str]:
-    """Files of the repository, which travel with every call."""
+    """The files of the repository, which travel with every call."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
 def prepare(luggage: Path = LUGGAGE, environment: Mapping[str, str] = os.environ, wheels: bool = True) -> None:
-    """Compiles and packs every kernel of the plan, and a pack of each card's candidates; fetches the wheels that the
-    card's machine lacks."""
+    """Compiles and packs every kernel of the plan, makes a pack of each card's candidates, and fetches the wheels that
+    the card's machine lacks."""
     luggage.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, __file__, "pack", str(luggage / f"{KERNELS}.tar.xz")]
     variables = dict(environment) | {"PYTHONPATH": str(ROOT)}
@@ -221,7 +222,7 @@ def pack(archive: Path) -> None:
 
 
 def fetch_wheels(folder: Path) -> None:
-    """The packages that the card's machine lacks, in the versions of constraints.txt, for its Python."""
+    """Fetches the packages that the card's machine lacks, in the versions of constraints.txt, for its Python."""
     shutil.rmtree(folder, ignore_errors=True)
     target = ["--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp"]
     for platform in PLATFORMS:
@@ -232,7 +233,7 @@ def fetch_wheels(folder: Path) -> None:
 
 
 def pack_kernels(folders: Sequence[Path], versions: bytes, archive: Path) -> None:
-    """Folders of kernels in one file, beside the versions of their compiler; the same bytes for the same kernels."""
+    """Packs folders of kernels into one file, with the versions of their compiler. Equal kernels give equal bytes."""
     files = [
         (f"{folder.name}/{path.name}", path.read_bytes()) for folder in folders for path in sorted(folder.iterdir())
     ]
@@ -244,7 +245,7 @@ def pack_kernels(folders: Sequence[Path], versions: bytes, archive: Path) -> Non
 
 
 def unpack(luggage: Path, scratch: Path) -> dict[str, str]:
-    """Puts wheels and kernels into a scratch folder; answers the environment in which steps find them."""
+    """Puts wheels and kernels into a scratch folder; returns the environment in which steps find them."""
     site, kernels = scratch / "site", scratch / KERNELS
     for wheel in sorted((luggage / WHEELS).glob("*.whl")):
         with zipfile.ZipFile(wheel) as packed:
@@ -267,7 +268,7 @@ def unpack(luggage: Path, scratch: Path) -> dict[str, str]:
 
 
 class Journal:
-    """What became of the steps, one JSON line each, and their output, in the folder of results."""
+    """The outcome of each step as a line of JSON, and all output, in the folder of results."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -284,8 +285,8 @@ class Journal:
 
 
 def card_of(environment: Mapping[str, str]) -> str:
-    """The model of the card at hand, told by a process in the steps' environment; empty where it is none of ``CARDS``,
-    as that process says."""
+    """The model of the card at hand, which a process in the steps' environment finds out; empty if it is none of
+    ``CARDS``, which that process reports."""
     command = [sys.executable, "-m", "scripts.gpu_day", "card"]
     try:
         process = subprocess.run(
@@ -304,7 +305,7 @@ def card_of(environment: Mapping[str, str]) -> str:
 
 
 def tell_card() -> int:
-    """Prints the model of the card at hand; answers the exit code."""
+    """Prints the model of the card at hand; returns the exit code."""
     from cudal2gen.launch import gpu
     from kernelproof.ground.errors import UserError
 
@@ -329,9 +330,9 @@ def run_call(
     seconds: float = CALL_SECONDS,
     small: bool = False,
 ) -> int:
-    """Runs the steps of one call on a card, each in a process group of its own; answers how many of them failed.
+    """Runs the steps of one call on a card, each in a process group of its own; returns how many of them failed.
 
-    A step is ended after its seconds and those that earlier steps left over. ``small``: in a rehearsal.
+    A step may take its own seconds and those that earlier steps left over. ``small``: whether this is a rehearsal.
     """
     journal, begin, planned, failures = Journal(out), time.monotonic(), 0.0, 0
     for step in [step for step in plan if step.call == number]:
@@ -359,7 +360,7 @@ def run_call(
 
 
 def run_step(command: Sequence[str], environment: dict[str, str], seconds: float, log: Path) -> int | None:
-    """Runs a command, its output going to the screen and the log; answers its exit code, None where time ran out."""
+    """Runs a command and copies its output to the screen and the log; returns its exit code, None if time ran out."""
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
@@ -380,7 +381,7 @@ def run_step(command: Sequence[str], environment: dict[str, str], seconds: float
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks a process group to end, so that it stores what it has; kills what is left of it."""
+    """Asks a process group to end, so that it stores what it has, and kills what is left of it."""
     for signal_number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
         try:
             os.killpg(process.pid, signal_number)
@@ -392,9 +393,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def rehearse(out: Path, card: str = "H100") -> int:
-    """All calls against an emulated device, small problems in the catalog; answers how many steps failed.
+    """Runs all calls against an emulated device, on small problems of the catalog; returns how many steps failed.
 
-    The kernels are packed and unpacked, and results travel from call to call, as on the day. ``card``: a class of
+    Kernels are packed and unpacked, and results travel from call to call, as on the day. ``card``: a class of
     tests/cudal2gen/rehearsal.py.
     """
     from cudal2gen.generation import catalog
@@ -447,7 +448,7 @@ def losers(gpu: str, path: Path) -> None:
 
 
 def tuned(path: Path) -> None:
-    """Adds the catalog's tuned records to a file, since the catalog itself stays on the card's machine."""
+    """Adds the catalog's tuned records to a file, because the catalog itself stays on the card's machine."""
     from cudal2gen.generation import catalog
 
     records = {record.key: record for record in catalog.load(path)} if path.is_file() else {}
@@ -466,7 +467,7 @@ def adopt(path: Path) -> None:
 
 
 def bring(source: Path, out: Path) -> None:
-    """Puts earlier results where this call goes on with them."""
+    """Copies earlier results to where this call continues them."""
     out.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError), tarfile.open(source / REST) as packed:
         stores = [entry for entry in packed if entry.name.endswith(".jsonl") and entry.name != LOSING]
@@ -480,8 +481,8 @@ def bring(source: Path, out: Path) -> None:
 
 
 def leave(out: Path) -> list[str]:
-    """Packs what is no store and stores beyond the number of files, leaves out what results/ has already, compresses
-    what is too large; answers what still exceeds the limits."""
+    """Prepares the folder of results for its way back: packs files that are no stores, and stores beyond the number of
+    files; leaves out what results/ has already; compresses what is too large. Returns what still exceeds the limits."""
     stores = [path for path in out.glob("*.jsonl") if path.name != LOSING]
     for path in [path for path in stores if _same(path, ROOT / "results" / path.name)]:
         stores.remove(path)
@@ -532,7 +533,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_here(number: int, out: Path, seconds: float) -> int:
-    """Runs one call on this machine's card; answers the exit code."""
+    """Runs one call on this machine's card; returns the exit code."""
     begin = time.monotonic()
     bring(ROOT / "results", out)
     scratch = Path(tempfile.mkdtemp(prefix="gpu-day-"))
@@ -548,7 +549,7 @@ def run_here(number: int, out: Path, seconds: float) -> int:
 
 
 def main() -> int:
-    """Runs what the command line asks for; answers the exit code."""
+    """Runs the command; returns the exit code."""
     arguments = parser().parse_args()
     match arguments.verb:
         case "rehearse":

@@ -1,12 +1,12 @@
-"""The fixed latencies of instructions as ptxas knows them, to kernelproof/sass/latencies.json.
+"""Finds the fixed latencies of instructions, as ptxas knows them, for kernelproof/sass/latencies.json.
 
-    python scripts/latencies.py                    of the installed ptxas, all architectures
-    python scripts/latencies.py --build FOLDER     and from the kernels of a build folder, which have more pairs
-    python scripts/latencies.py --sm sm_90a        of one architecture; prints the table
+    python scripts/latencies.py                    asks the installed ptxas, for all architectures
+    python scripts/latencies.py --build FOLDER     also reads the kernels of a build folder, which have more pairs
+    python scripts/latencies.py --sm sm_90a        one architecture; prints the table
 
-No scoreboard guards an instruction of fixed latency: ptxas keeps its reader away by stall counts. Each kernel here is a
-producer whose result the next instruction needs, so that nothing can stand between them: the cycles from one to the
-other, summed from stall counts, are the latency. The least distance over all kernels counts, since other waits may be
+No scoreboard guards an instruction of fixed latency: ptxas keeps its reader away by stall counts. In each kernel here
+the next instruction needs the result of a producer, so nothing can stand between them, and the sum of stall counts from
+one to the other is the latency in cycles. The least distance over all kernels counts, because other waits may be
 longer. No GPU is used.
 """
 
@@ -29,8 +29,8 @@ from kernelproof.sass.registers import access
 
 SMS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 WAITS = frozenset(("DEPBAR", "BAR", "WARPGROUP", "WARPSYNC", "MEMBAR", "ERRBAR", "CGAERRBAR"))
-LONGEST = 13  # cycles from any producer but an MMA: of a predicate to a branch
-KERNELS = 300  # of a build folder, first by digest
+LONGEST = 13  # the most cycles from a producer that is no MMA: of a predicate to a branch
+KERNELS = 300  # number of kernels of a build folder, first by digest
 HEAD = """.version 9.0
 .target {sm}
 .address_size 64
@@ -107,7 +107,7 @@ UNIFORM = (
     "shl.b32 %s3, %s0, 4; add.s32 %s4, %s3, %s1; mov.u32 %t4, smem; add.s32 %s5, %s4, %t4; add.s32 %t5, %s5, %y1; "
     "ld.shared.b32 %r1, [%t5]; add.s32 %r2, %r1, %s3; st.global.b32 [%d0+64], %r2;",
 )
-# All results of an MMA as the sums, or as A, of the next: one result alone would be moved to its place before.
+# The next MMA takes all results of an MMA as its sums, or as A: a single result would be moved to its place before.
 PRODUCT = "mma.sync.aligned.{kind} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};"
 SHAPES = (
     ("m16n8k16.row.col.f32.f16.f16.f32", 4, 2, 4),
@@ -134,7 +134,7 @@ def chains() -> Iterator[str]:
 
 
 def sources() -> Iterator[str]:
-    """The bodies of all kernels: each producer with each reader, and with each producer as its reader."""
+    """The bodies of all kernels: each producer with each reader, and with itself as its reader."""
     for producer in PRODUCERS.values():
         first = producer.format(x="%x0", r="%r0")
         for reader in READERS.values():
@@ -158,7 +158,7 @@ def compiled(sm: str, ptxas: Path, folder: Path) -> list[Function]:
 
 
 def distances(function: Function) -> Iterator[tuple[str, str, int]]:
-    """Producers of fixed latency, how the first reader of a result uses it, and the cycles between them."""
+    """Triples: a producer of fixed latency, how the first reader uses its result, and the cycles between them."""
     for block in Graph(function).blocks:
         codes = block.instructions
         for at, producer in enumerate(codes):
@@ -168,7 +168,7 @@ def distances(function: Function) -> Iterator[tuple[str, str, int]]:
             cycles = 0
             for before, reader in zip(codes[at:], codes[at + 1 :], strict=False):
                 if reader.control.waits or reader.name in WAITS:
-                    break  # what a wait takes beside the stall counts is unknown
+                    break  # how long it waits beyond the stall counts is unknown
                 cycles += before.control.stall
                 accessed = access(reader)
                 if (used := accessed.reads & pending) and not _half(producer, reader, used):
@@ -179,15 +179,15 @@ def distances(function: Function) -> Iterator[tuple[str, str, int]]:
 
 
 def _fixed(producer: Instruction, sm: str) -> bool:
-    """Whether an instruction's latency is fixed; those of warpgroups and of tcgen05 are waited for otherwise."""
+    """Whether an instruction's latency is fixed. Those of warpgroups and of tcgen05 are waited for by other means."""
     pipe = pipe_use(producer, sm).pipe
     tensor = producer.name in MMA and producer.name not in WARPGROUP and not producer.name.startswith("UTC")
     return pipe in (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM) or tensor
 
 
 def _half(producer: Instruction, reader: Instruction, used: int) -> bool:
-    """Whether only half of a pair is used: the low half of a wide product comes earlier, the high half of a wide
-    addend may come later."""
+    """Whether only half of a register pair is used: the low half of a wide product comes earlier, and the high half of
+    a wide addend may come later."""
     if "WIDE" in producer.modifiers and used.bit_length() != access(producer).writes.bit_length():
         return True
     wide = "WIDE" in reader.modifiers or "HI" in reader.modifiers
@@ -199,7 +199,7 @@ def table(functions: Iterable[Function]) -> dict[str, dict[str, int]]:
     for function in functions:
         for producer, reader, cycles in distances(function):
             if cycles > LONGEST and producer.split(".")[0] not in MMA:
-                continue  # others stand between these
+                continue  # other instructions stand between these
             readers = least.setdefault(producer, {})
             readers[reader] = min(cycles, readers.get(reader, cycles))
     return {producer: dict(sorted(readers.items())) for producer, readers in sorted(least.items())}

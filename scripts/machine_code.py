@@ -1,10 +1,11 @@
 """The machine code of the A100 f16 records, and of the published CUDA-L2 kernels that some of them regenerate.
 
-    python scripts/machine_code.py                                    compiles and prints the groups of all records
-    python scripts/machine_code.py --published CHECKOUT               and sixty records beside the published kernels
-    python scripts/machine_code.py ... --write docs/machine-code.md   writes the page instead
-    python scripts/machine_code.py ... --save FILE                    keeps each record's numbers
-    python scripts/machine_code.py ... --before FILE                  compares with numbers that were kept
+    python scripts/machine_code.py                          compiles all records and prints them by kind
+    python scripts/machine_code.py --published CHECKOUT     also prints sixty records beside the published kernels
+    python scripts/machine_code.py ... --save FILE          keeps each record's numbers
+    python scripts/machine_code.py ... --before FILE        compares with numbers that were kept
+
+docs/machine-code.md sums up what it printed.
 
 CHECKOUT is a clone of deepreinforce-ai/CUDA-L2 at the commit that scripts/published.py names. Its kernels, 13 seconds
 of a core each, are compiled into the user's cache, by the same nvcc; headers of PyTorch that they include are replaced
@@ -35,21 +36,20 @@ from kernelproof.sass import Summary, summarise
 
 SEED, PER_KIND, DRAWN = 14, 10, 60
 MMA_CYCLES = 8  # of a sub-core's tensor core, for m16n8k16
-FOLDER = "kernels/a100_F16F16F16F16"
+FOLDER = "kernels/a100_F16F16F16F16"  # of CUDA-L2
 HEADERS = Path(__file__).resolve().parent / "published_host"  # of PyTorch, as far as published sources use them
 FLAGS = (
     "-std=c++17", "-O3", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math", "-w",
     "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__", "-U__CUDA_NO_HALF2_OPERATORS__", "-arch=sm_80",
 )  # fmt: skip
 Numbers = dict[str, float]
-# Of one warp: in the main loop per k-tile, then of the whole kernel.
+# Fields of a Summary that are compared: the first three are of one warp in one k-tile, the others of the whole kernel.
 COLUMNS = ("issue_slots", "stall_cycles", "loop_cycles", "epilogue", "registers", "spill_bytes")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
     parser.add_argument("--published", type=Path, help="a clone of deepreinforce-ai/CUDA-L2")
-    parser.add_argument("--write", type=Path, help="the page to write")
     parser.add_argument("--save", type=Path, help="where to write the numbers of each record, as JSON")
     parser.add_argument("--before", type=Path, help="numbers of an earlier state, as --save wrote them")
     options = parser.parse_args()
@@ -62,12 +62,7 @@ def main() -> None:
     if options.published:
         page += ["## Beside the published kernels", "", *comparison(records, numbers, before, options.published), ""]
     page += ["## All records", "", *groups(records, numbers)]
-    text = "\n".join(page) + "\n"
-    if options.write:
-        head = options.write.read_text().split(page[0])[0] if options.write.is_file() else ""
-        options.write.write_text(head + text)
-    else:
-        print(text)
+    print("\n".join(page))
 
 
 def problem(record: Record) -> str:

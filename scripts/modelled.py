@@ -1,13 +1,15 @@
-"""Chooses a GPU's records by the timing model, without a GPU: for every problem a legal variant that is near the best.
+"""Chooses the records of a GPU by the timing model: for every problem a legal variant that is near the modelled best.
 
     python scripts/modelled.py --gpu b200 --write      renews the unmeasured records of configs/kernels.jsonl
-    python scripts/modelled.py --gpu b200 --report     their spread, beside nvidia-matmul-heuristics, if installed
+    python scripts/modelled.py --gpu b200 --report     prints their spread, beside nvidia-matmul-heuristics if installed
 
-The problems are those of the A100's records, and of H200 products of decoding with few rows. The records are not
-measured. A problem with a published H100 configuration that an H200 record can express takes its tile, cluster and
-schedule, unless the model finds ``SEED`` to gain elsewhere: origin.source "published H100 choice". Others are of the
-"timing model": of the variants that it cannot tell from its best, those of kernels that serve many problems, so that
-there are few kernels to build and to prove. A problem keeps its tuned record.
+The problems are those of the A100's records and, for an H200, products of decoding with few rows. Nothing is measured,
+and tuned records stay as they are. ``origin.source`` says where a record comes from:
+
+- "published H100 choice": tile, cluster and schedule of a published H100 configuration for this problem, where an H200
+  record can express them and the model does not find a variant that is faster by the factor ``MAX_PUBLISHED_LOSS``;
+- "timing model": one of the variants that the model cannot tell from its best. Among these, kernels that serve many
+  problems come first, so that there are few kernels to build and to prove.
 """
 
 from __future__ import annotations
@@ -36,20 +38,20 @@ from kernelproof.ground.chips import GPUS
 
 SOURCE, SEEDED = "timing model", "published H100 choice"
 SHORT_US = 10.0  # modelled time below which a kernel overlaps with the one before it
-LONG_K = 512  # of a loop in which what a warp issues by itself counts
-EVEN = 1.03  # the model cannot separate variants within 3 %, so the plainer and more common one wins
-# What a published choice may take of the model's best: it was made on hardware, where the model's own choice among
-# recorded tiles takes 3 to 4 % more than the best (docs/timing-model.md), and loses a tenth for some.
-SEED = 1.10
-LARGE = 4096  # extents from which on published H100 kernels share operands in pairs of CTAs: 46 of 57
-WIDE = 2048  # extents of D from which on others than Hopper take the tiles of published kernels, see is_wide
-PRESENT = 2.0  # how many problems a kernel that is there already counts for one
+LONG_K = 512  # from this k on, a warp's own instructions count
+TIE = 1.03  # the model cannot separate variants within 3 %, so the plainer and more common one wins
+# A published choice may be slower than the model's best by this factor. It was made on hardware, where the model's own
+# choice among recorded tiles takes 3 to 4 % longer than the best (docs/timing-model.md), and a tenth for some.
+MAX_PUBLISHED_LOSS = 1.10
+LARGE = 4096  # from these extents on 46 of 57 published H100 kernels share operands in pairs of CTAs
+WIDE = 2048  # from these extents of D on, GPUs other than Hopper take tiles of published kernels: is_wide
+PRESENT = 2.0  # weight of a problem for a kernel that the catalog has already
 
 MODELLED = ("h200", "rtx4090", "rtx5090", "b200")
 ACCS: tuple[Acc, ...] = ("f32", "f16")
 
-# Products of decoding, of H200 in f32: rows, then (n, k) of mixture-of-experts routers and of linear layers of models
-# of 7B to 70B: q, k and v in one, output, gate and up in one, down.
+# Products of decoding, for an H200 with fp32 sums: numbers of rows, then (n, k) of mixture-of-experts routers and of
+# linear layers of models of 7B to 70B: q, k and v in one product, output, gate and up in one, down.
 DECODE_ROWS = (1, 8, 16, 32, 64)
 FEW_ROWS = DECODE_ROWS[:3]
 ROUTERS = ((256, 7168), (384, 7168), (896, 7168))
@@ -61,13 +63,13 @@ DECODE = [(m, n, k) for n, k in (*ROUTERS, *LINEARS) for m in DECODE_ROWS]
 
 
 def variants(problem: Problem) -> Iterator[Record]:
-    """Legal records for a problem, of all families that serve its GPU; a TMA ring with as many stages as fit."""
+    """The legal records for a problem, of all families that serve its GPU."""
     origin = {"source": SOURCE, "structure": "modelled", "changed": []}
     raster = _raster(problem)
     tiles: set[str] = set()
     for fields in space.proposals(problem):
         if not GPUS[problem.gpu].capability.has_wgmma and fields.get("prefetch", PREFETCHES[0]) != PREFETCHES[0]:
-            continue  # the model sees no order of loads
+            continue  # the model does not see the order of loads, so only the first kind is proposed
         # Candidates that differ in stages alone come deepest first, but where more CTAs of fewer stages are resident.
         dropped = () if "mma_repeat" in fields and not GPUS[problem.gpu].capability.has_wgmma else ("stages",)
         tile = json.dumps({name: value for name, value in fields.items() if name not in dropped})
@@ -83,8 +85,8 @@ def variants(problem: Problem) -> Iterator[Record]:
 
 
 def _raster(problem: Problem) -> dict[str, Any]:
-    """Slices of columns for the CTAs of mma.sync, nearly as wide as a wave of 128 x 128 is high, where the L2 does not
-    keep the operands; nothing, where it does."""
+    """The raster fields of an mma.sync record: slices of columns, nearly as wide as a wave of 128 x 128 tiles is high.
+    Empty if two thirds of the L2 hold both operands."""
     chip = GPUS[problem.gpu]
     operands = problem.element.bytes * problem.k * (problem.m + problem.n)
     if operands <= chip.rates.l2_size * 2 // 3:
@@ -94,8 +96,9 @@ def _raster(problem: Problem) -> dict[str, Any]:
 
 
 def _spills(record: Record) -> bool:
-    """Whether ptxas 13.0 spills what its estimate passes: one warp with a tile of 64 x 64 by mma.sync for sm_90, with
-    three quarters of it for others, whose kernels with an estimate of 208 to 240 registers take up to 252."""
+    """Whether ptxas 13.0 spills although the register estimate is legal, as seen in builds: for sm_90 a lone warp with
+    a tile of 64 x 64 by mma.sync; for others a lone warp with three quarters of that, and estimates above 240
+    registers."""
     if record.work.instruction != "mma.sync" or isinstance(record, TmaRing):
         return False
     if record.target.capability.has_wgmma:
@@ -104,8 +107,8 @@ def _spills(record: Record) -> bool:
 
 
 def _idles(record: Record) -> bool:
-    """Whether CTAs of its clusters, every second warpgroup, or three of four rows of a wgmma have no work: the model
-    does not see what that costs."""
+    """Whether parts of a kernel have no work, the cost of which the model does not see: CTAs of its clusters, every
+    second warpgroup, or three of four rows of a wgmma."""
     if not isinstance(record, TmaRing):
         return False
     if record.m <= WGMMA_M // 4 and not record.swap_ab:
@@ -115,9 +118,12 @@ def _idles(record: Record) -> bool:
 
 
 def _unlikely(record: Record) -> bool:
-    """Whether a variant is worse than the model says of it, but of Hopper: slices of k where tiles fill the GPU; two
-    stages of cp.async in a longer loop; clusters of four and tiles of two instructions for Blackwell, which spare an L2
-    that hands pairs what they need (at 1610 TFLOP/s, as published of 8192^3, 46 bytes a clock and SM)."""
+    """Whether the model is known to favour a variant too much. It never says so for Hopper.
+
+    Elsewhere these are slices of k although tiles fill the GPU, two stages of cp.async in a longer loop, and for
+    Blackwell clusters of four and tiles of two instructions. The latter spare an L2 whose rate suffices for pairs: 46
+    bytes a clock and SM at the 1610 TFLOP/s that were published for 8192^3.
+    """
     if record.target.capability.has_wgmma:
         return False
     needless = record.split_k > 1 and record.tiles_m * record.tiles_n >= record.target.sms
@@ -130,8 +136,8 @@ def _pingpong(record: Record) -> bool:
 
 
 def plainness(record: Record) -> tuple[Any, ...]:
-    """What to prefer among equals: little padding, SMs enough for the memory, MMAs that hide a warp's instructions, a
-    pair of CTAs for large problems; then no split, no shared last wave, no cluster, the larger tile."""
+    """The sort key among variants of equal time; the least is preferred. First ``merits``, then: no split, no shared
+    last wave, no cluster, the usual k-step, no pingpong, the larger tile."""
     return (
         *merits(record),
         record.split_k,
@@ -144,28 +150,29 @@ def plainness(record: Record) -> tuple[Any, ...]:
 
 
 def merits(record: Record) -> tuple[int, bool, bool, bool, bool]:
-    """The part of ``plainness`` that a kernel's use elsewhere does not outweigh."""
+    """The part of ``plainness`` that counts more than how many problems share a kernel: little padding, SMs enough for
+    the memory, MMAs that hide a warp's instructions, a pair of CTAs for large problems, no predication."""
     padding = round(math.log2(1 + record.padding_waste))
     large = min(record.m, record.n, record.k) >= LARGE
     predicated = isinstance(record, Sm80Multistage) and record.predicated and not record.target.capability.has_wgmma
     return (padding, starves(record), exposes(record), large and record.cluster_ctas != 2, predicated)
 
 
-def even(problem: Problem) -> list[Record]:
-    """The variants within ``EVEN`` of the least modelled time, of equal merits, plainest first; of published choices
-    where there is one.
+def near_best(problem: Problem) -> list[Record]:
+    """The variants within ``TIE`` of the least modelled time that have equal merits, plainest first.
 
-    In decoding, where every kernel follows another, they are such that overlap.
+    Published choices, else tiles of published kernels, are the only ones if they are within ``MAX_PUBLISHED_LOSS`` of
+    the best. In decoding, where every kernel follows another, all of them overlap with the kernel before.
     """
     offered = [record for record in variants(problem) if overlaps(record) or not decodes(problem)]
     times = {record: model.estimate(record).us for record in offered}
     least = min(times.values())
-    published = [record for record in offered if is_published(record) and times[record] <= SEED * least]
-    wide = [record for record in offered if is_wide(record) and times[record] <= SEED * least]
+    published = [record for record in offered if is_published(record) and times[record] <= MAX_PUBLISHED_LOSS * least]
+    wide = [record for record in offered if is_wide(record) and times[record] <= MAX_PUBLISHED_LOSS * least]
     if published or wide:
         times = {record: times[record] for record in published or wide}
         least = min(times.values())
-    near = sorted((record for record, us in times.items() if us <= EVEN * least), key=plainness)
+    near = sorted((record for record, us in times.items() if us <= TIE * least), key=plainness)
     source = SEEDED if published else SOURCE
     return [
         overlapping(record).at(problem, origin=Origin(source=source, structure="modelled", changed=()))
@@ -175,13 +182,13 @@ def even(problem: Problem) -> list[Record]:
 
 
 def decodes(problem: Problem) -> bool:
-    """Whether a problem is a product of decoding."""
+    """Whether a problem is one of the products of decoding."""
     return problem.gpu == "h200" and (problem.m, problem.n, problem.k) in DECODE
 
 
 @cache
 def hopper_choices() -> dict[tuple[int, int, int], dict[str, Any]]:
-    """Published H100 configurations by problem."""
+    """The published H100 configurations, by (m, n, k)."""
     return {(facts["m"], facts["n"], facts["k"]): facts for facts in hopper_configurations()}
 
 
@@ -200,17 +207,20 @@ def is_published(record: Record) -> bool:
 
 
 def is_wide(record: Record) -> bool:
-    """Whether a record, but of Hopper, has the tile of a large product in published kernels: on sm_120 and before
-    128 x 128 at least (CUTLASS, QuACK), on sm_100 a pair's of 256 x 128 at least (QuACK, DeepGEMM)."""
+    """Whether a record for another GPU than Hopper has a tile that published kernels take for large products: at least
+    128 x 128 on sm_120 and before (CUTLASS, QuACK), at least 256 x 128 for a pair on sm_100 (QuACK, DeepGEMM)."""
     if record.target.capability.has_wgmma or min(record.m, record.n) < WIDE:
         return False
     paired = record.cluster_ctas == 2 or not record.target.capability.has_tcgen05
     return paired and record.bm * record.bn >= 128 * 128
 
 
-def alike(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
-    """Of products of decoding that differ in rows, all within a wgmma's 16 columns, only offers of kernels that all of
-    them have, or else those for most rows: any rows in between take the same kernel."""
+def common_offers(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
+    """The offers of each problem, where products of decoding that differ only in rows share their kernels.
+
+    Up to 16 rows fit the columns of one wgmma, so any number of rows in between runs the same kernel. If no kernel is
+    offered for all of them, they take the offers for most rows.
+    """
     for n, k in (*ROUTERS, *LINEARS):
         few = [problem for problem in offers if (problem.n, problem.k) == (n, k) and problem.m in FEW_ROWS]
         names = [{record.name for record in offers[problem]} for problem in few]
@@ -222,8 +232,9 @@ def alike(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
 
 
 def cover(offers: list[list[Record]], present: set[str]) -> list[Record]:
-    """For each problem one of its offers, such that they are of few kernels: the one that serves most problems
-    first."""
+    """One of its offers for each problem, so that few kernels are needed: the kernel that serves most problems is
+    chosen first, and a kernel that is ``present`` in the catalog counts ``PRESENT`` times. In the order of ``offers``.
+    """
     waiting = dict(enumerate({record.name: record for record in reversed(offer)} for offer in offers))
     chosen: dict[int, Record] = {}
     while waiting:
@@ -235,24 +246,24 @@ def cover(offers: list[list[Record]], present: set[str]) -> list[Record]:
 
 
 def starves(record: Record) -> bool:
-    """Whether device memory bounds a record that leaves SMs idle: the model takes its rate as reached all the same."""
+    """Whether device memory bounds a record that leaves SMs idle; the model assumes that few SMs reach its rate."""
     bounds = model.estimate(record).bounds_us
     idle = record.ctas < record.target.sms and not record.shares_last_wave
     return idle and max(bounds, key=bounds.__getitem__) == "device memory"
 
 
 def exposes(record: Record) -> bool:
-    """Whether a warp's own instructions take longer than a k-step's MMAs, in a loop of more than a few steps."""
+    """Whether a warp's own instructions take longer than the MMAs of a k-step, in a loop of more than a few steps."""
     return not model.hides_issue(record) and record.k >= LONG_K
 
 
 def overlaps(record: Record) -> bool:
-    """Whether a record can overlap with the kernel before it: no counters are cleared in between."""
+    """Whether a kernel can start before the one before it has ended: no counters are cleared in between."""
     return "pdl" in type(record).model_fields and not getattr(record, "keeps_parts", False)
 
 
 def overlapping(record: Record) -> Record:
-    """The record with dependent launch where it can overlap, and is short or in decoding."""
+    """The record, with dependent launch if it can overlap and is short or a product of decoding."""
     if not overlaps(record):
         return record
     short = model.estimate(record).us < SHORT_US or decodes(record.problem)
@@ -260,7 +271,7 @@ def overlapping(record: Record) -> Record:
 
 
 def problems(gpu: str) -> Iterator[Problem]:
-    """The problems of the A100's records for a GPU, and those of decoding."""
+    """The problems of the A100's records, for another GPU, and for an H200 the products of decoding."""
     grid = {(record.m, record.n, record.k) for record in catalog.load() if record.gpu == "a100"}
     for acc in ACCS:
         for m, n, k in sorted(grid.union(DECODE) if (gpu, acc) == ("h200", "f32") else grid):
@@ -278,7 +289,7 @@ def main() -> None:
     tuned = {key for key, record in own.items() if record.origin.structure == "tuned"}
     untuned = [problem for problem in list(problems(arguments.gpu))[:: arguments.every] if problem.key not in tuned]
     with ProcessPoolExecutor() as pool:
-        offers = alike(dict(zip(untuned, pool.map(even, untuned, chunksize=20), strict=True)))
+        offers = common_offers(dict(zip(untuned, pool.map(near_best, untuned, chunksize=20), strict=True)))
     records = cover(offers, {record.name for record in own.values()})
     if arguments.report:
         report(records)
@@ -289,7 +300,7 @@ def main() -> None:
 
 
 def cross_check(records: list[Record]) -> None:
-    """How the choices compare with nvidia-matmul-heuristics, which is another model and not measured here either."""
+    """Prints how the choices compare with nvidia-matmul-heuristics, another model; neither is a measurement."""
     try:
         import nvMatmulHeuristics as other
     except ImportError:

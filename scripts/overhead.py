@@ -1,11 +1,11 @@
-"""The host's cost of a call of cudal2gen.matmul, and its parts, without a GPU: an idle stand-in replaces CUDA.
+"""The host's cost of a call of cudal2gen.matmul, and of its parts, without a GPU: a stand-in replaces the CUDA runtime.
 
     python -m scripts.overhead
 
-A lower bound: on a GPU the driver's launch adds to it, here and in torch's own call. torch's figures are of 8 x 8
-products on the CPU, with computation and allocation; test_operators_on_gpu.py compares the two on a GPU. Calls
-take turns, forwards and backwards, and each has the least of its rounds and their median. A no-op is an operator of
-torch.library of the same schema, whose kernel is a Python function that returns a tensor which is there.
+The figures are lower bounds, because on a GPU the driver's launch is added, here and in torch's own call. torch's
+figures are of 8 x 8 products on the CPU, with computation and allocation; test_operators_on_gpu.py compares the two on
+a GPU. Calls take turns, forwards and backwards; the least of the rounds and their median are printed. The no-op is an
+operator of torch.library with the same schema, whose kernel is a Python function that returns an existing tensor.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import torch
 
 import cudal2gen
 from cudal2gen.launch.launcher import OpenKernel
-from cudal2gen.operators import emulated, native, watching
+from cudal2gen.operators import call_native, check_modes, emulated
 from tests.cudal2gen.idle_device import IdleDevice, open_pack
 
-CALLS, ROUNDS = 100, 400  # short rounds: some are undisturbed
-LIBRARIES: list[Any] = []  # an operator ends with its library
+CALLS, ROUNDS = 100, 400  # rounds are short, so that nothing disturbs some of them
+LIBRARIES: list[Any] = []  # an operator lives as long as its library
 
 
 class Cost(NamedTuple):
-    """Microseconds a call: of the fastest round, and of the median one."""
+    """Microseconds of a call: in the fastest round, and in the median one."""
 
     least: float
     median: float
 
 
 def costs(calls: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, Cost]:
-    """What calls cost, in turns."""
+    """The costs of calls that take turns."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls.items())
     for _ in range(rounds):
@@ -61,11 +61,12 @@ def no_op() -> Callable[..., Any]:
 
 
 def parts(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    """Calls whose differences are the parts of a planned ``cudal2gen.matmul(a, b)``; it has been called before."""
-    planned, sparse = native.NATIVE.planned, a.to_sparse()
+    """Calls whose differences are the parts of a planned ``cudal2gen.matmul(a, b)``, which must have been called
+    before."""
+    planned, sparse = call_native.NATIVE.planned, a.to_sparse()
     return {
         "whole": lambda: cudal2gen.matmul(a, b),
-        "checks": lambda: watching.undispatched(a, b),
+        "checks": lambda: check_modes.undispatched(a, b),
         "operator": lambda: planned(a, b, 0),
         "no launch": lambda: planned(b, a, 0),  # a plan whose launch is `return 0`
         "no plan": lambda: planned(a, b, -1),
@@ -75,7 +76,7 @@ def parts(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
 
 def differences(cost: Mapping[str, Cost]) -> dict[str, float]:
-    """The parts, from the least cost of ``parts``."""
+    """The microseconds of each part, from the least costs of ``parts``."""
     us = {name: call.least - cost["nothing"].least for name, call in cost.items()}
     return {
         "the function and its arguments": us["whole"] - us["checks"] - us["operator"],
@@ -88,7 +89,8 @@ def differences(cost: Mapping[str, Cost]) -> dict[str, float]:
 
 
 def plan_without_a_launch(device: IdleDevice, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Calls of (a, b), which differ from others by a shape, a stride or a type, then launch nothing."""
+    """Makes the plan of calls of (a, b) launch nothing; (a, b) must differ from other calls' operands by a shape, a
+    stride or a type."""
     nothing = ctypes.cast(ctypes.CDLL(str(device.runtime_library)).cudaGetLastError, ctypes.c_void_p).value
     real = OpenKernel.sized_call
     OpenKernel.sized_call = lambda self, *sizes: (nothing, real(self, *sizes)[1])  # type: ignore[method-assign,assignment,return-value]
@@ -99,7 +101,7 @@ def plan_without_a_launch(device: IdleDevice, a: torch.Tensor, b: torch.Tensor) 
 
 
 def main() -> None:
-    """Prints microseconds per call, and the parts of a planned one."""
+    """Prints the microseconds of calls, and of the parts of a planned one."""
     torch.set_num_threads(1)
     a, weight = (torch.randn(8, 8).half() for _ in range(2))
     b = torch.randn(8, 16).half()[:, :8]
@@ -127,7 +129,7 @@ def main() -> None:
             for name, us in differences(costs(parts(a, b))).items():
                 print(f"{name:52} {us:5.2f} us")
             assert dispatcher.stats()["torch"] == {}
-        native.NATIVE.planned = native._unplanned
+        call_native.NATIVE.planned = call_native._unplanned
         with emulated(IdleDevice(folder, native=False), [pack], prefer="kernel"):
             print("\nwithout C++:")
             _print(costs({name: calls[name] for name in calls if name.startswith(("cudal2gen", "the same"))}))

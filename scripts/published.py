@@ -1,12 +1,12 @@
-"""Catalog records from facts about the published CUDA-L2 kernels, and a check of the catalog's claims against them.
+"""Makes catalog records from facts about the published CUDA-L2 kernels, and checks the catalog's claims against them.
 
-    python scripts/published.py --check [CATALOG]    recompute every line's `structure` and `changed`
-    python scripts/published.py --write CATALOG      make all records anew
-    python scripts/published.py --summarise TABLES   configs/published.json from the published speedup tables
+    python scripts/published.py --check [CATALOG]    recomputes `structure` and `changed` of every line
+    python scripts/published.py --write CATALOG      makes all records anew
+    python scripts/published.py --summarise TABLES   writes configs/published.json from the published speedup tables
 
-The facts are in configs/published/, one JSON object per published kernel; its README.md names the keys. A key that is
-absent was not determined. TABLES is a folder of CUDA-L2's speedup tables (CSV), which are not in this repository; it
-keeps their means, medians and shares, for the report to set beside ours.
+The facts are in configs/published/, one JSON object for each published kernel; its README.md names the keys. A key that
+is absent was not determined. TABLES is a folder of CUDA-L2's speedup tables (CSV), which are not in this repository.
+The summary keeps their means, medians and shares, which the report shows beside ours.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SOURCE = {
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
 # What a record of structure `exact` may change, and must list.
 FREE = {"g2s_cols", "g2s_slot", "smem_swizzle", "smem_swizzle_c", "min_blocks", "r2s_bytes", "c_batch"}
-CLAIMS = ("exact", "nearest")  # values of `structure` that speak of a published kernel
+CLAIMS = ("exact", "nearest")  # values of `structure` that claim something about a published kernel
 EPILOGUES = {
     "smem_via_t": "staged",
     "smem_tiled_copy": "direct",
@@ -61,7 +61,7 @@ Record = catalog.Record
 
 
 def published(facts: Facts) -> dict[str, Any]:
-    """A published kernel in the record's terms; None: not determined, or something that no record says."""
+    """A published kernel in the terms of a record. None if a fact was not determined, or no record can express it."""
     kind = facts.get("prefetch_inner") if facts.get("prefetch") == "k_unrolled" else facts.get("prefetch")
     rings = facts.get("g2s_op_a") == "SM80_CP_ASYNC_CACHEGLOBAL" and not facts.get("smem_pad_a")
     own_c = str(facts.get("c_smem", "")).startswith("offset")
@@ -96,14 +96,14 @@ def _shared(facts: Facts, a: str, b: str) -> Any:
 
 
 def _stride(facts: Facts) -> int | None:
-    """Columns per slice; where only the grid is known, the stride that gives this grid."""
+    """Columns in a slice. If only the grid is known, the stride that gives this grid."""
     if facts["cta_map"] != "zsplit":
         return None
     return facts.get("swizzle_stride") or math.ceil(facts["padded_n"] / facts["grid_z"])
 
 
 def judge(record: Record, facts: Facts) -> tuple[str, list[str]]:
-    """`structure` and `changed` of a record made from this published kernel."""
+    """`structure` and `changed` of a record that was made from this published kernel."""
     published_fields = published(facts)
     fields = record.model_dump(mode="json")
     if record.family != "sm80_multistage":
@@ -113,7 +113,7 @@ def judge(record: Record, facts: Facts) -> tuple[str, list[str]]:
 
 
 def translate(gpu: str, acc: str, facts: Facts) -> Record:
-    """The legal record closest to a published kernel, not yet compiled."""
+    """The legal record closest to a published kernel; it is not compiled yet."""
     published_fields = published(facts)
     fields = {name: value for name, value in published_fields.items() if value is not None}
     fields |= {"gpu": gpu, "acc": acc, "layout": "tn", "m": facts["m"], "n": facts["n"], "k": facts["k"]}
@@ -178,7 +178,7 @@ def _multistage(fields: dict[str, Any], facts: Facts) -> Record:
 
 
 def relaxations(record: Record) -> Iterator[Record]:
-    """What to try, in turn, when ptxas spills: looser bounds first, then other orders of the same structure."""
+    """Records to try in turn if ptxas spills: looser bounds first, then other orders of the same structure."""
     if record.family != "sm80_multistage":
         return
     for blocks in range(record.min_blocks - 1, 0, -1):
@@ -202,7 +202,7 @@ def relaxations(record: Record) -> Iterator[Record]:
 
 
 def compile_clean(records: list[Record]) -> list[Record]:
-    """The records, each replaced by its first relieved form that compiles without spills."""
+    """The records; one that spills is replaced by its first relaxation that does not."""
     artifacts = compiler.build(records)
     final = list(records)
     pending = {i: relaxations(records[i]) for i, artifact in enumerate(artifacts) if artifact.ptxas.findings}
@@ -226,7 +226,7 @@ def with_claims(record: Record, facts: Facts) -> Record:
 
 
 def fill(records: list[Record], gpu: str, acc: str) -> list[Record]:
-    """The sizes of the grid that have no published kernel, by the nearest one that is legal there."""
+    """Records for the sizes of the grid that have no published kernel, from the nearest kernel that is legal there."""
     present = {(record.m, record.n, record.k) for record in records}
     records_made = []
     for m, n, k in ((m, n, k) for m in SIZES for n in SIZES for k in SIZES if (m, n, k) not in present):
@@ -259,7 +259,8 @@ def _resized(record: Record, m: int, n: int, k: int) -> Record | None:
 
 
 def facts_of(gpu: str, acc: str, folder: Path = FACTS) -> dict[Sizes, Facts]:
-    """Facts about the published kernels of a GPU and accumulator, by (m, n, k). Raises ValueError without them."""
+    """The facts about the published kernels of a GPU and accumulator, by (m, n, k). Raises ValueError if there are
+    none."""
     path = folder / f"{gpu}_{acc}.jsonl.xz"
     try:
         rows = [json.loads(line) for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
@@ -280,9 +281,9 @@ def write(target: Path, facts: Path = FACTS) -> None:
 
 
 def check(target: Path, facts: Path = FACTS) -> int:
-    """Prints every claim of a catalog that the facts contradict; the number of them.
+    """Prints every claim of a catalog that the facts contradict, and returns how many there are.
 
-    Records that were edited, tuned or modelled since claim nothing about a published kernel.
+    Records that were edited, tuned or modelled since then claim nothing about a published kernel.
     """
     faults = 0
     records = catalog.load(target)
@@ -311,19 +312,20 @@ def check(target: Path, facts: Path = FACTS) -> int:
 
 
 def baseline_name(column: str) -> str:
-    """A published column in this project's names: B stored (N,K) is tn in both."""
+    """The name of a published column in this project: B stored (N,K) is tn in both."""
     return column.replace("cuBLASLt-auto-tuning", "cublaslt-autotuning").replace("cuBLAS", "cublas").replace("Lt", "lt")
 
 
 def published_speedups(path: Path) -> dict[str, list[float]]:
-    """Speedups of a published table by baseline, in the table's order."""
+    """The speedups of a published table by baseline, in the table's order."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     return {baseline_name(name): [float(row[name]) for row in rows] for name in rows[0] if name != "mnk"}
 
 
 def summary_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Per set, mode and baseline: mean, median, sample std, geometric mean, shares of wins and losses, best-of mean."""
+    """A row for each set, mode and baseline: mean, median, sample standard deviation, geometric mean, shares of wins
+    and losses, and the mean of the best of both modes."""
     for (gpu, acc), name in SPEEDUPS.items():
         for mode in ("offline", "server"):
             table = published_speedups(folder / f"cuda_l2_{name}_speedup_{mode}.csv")

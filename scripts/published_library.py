@@ -1,8 +1,8 @@
 """Published CUDA-L2 kernels as shared libraries: compiled from a checkout, loaded, and called on tensors.
 
-A library has a kernel's published host function, unchanged: its grid, attributes and tensor maps are its authors'. The
-headers of PyTorch that it includes are replaced by ``published_host/``, whose ``calls.cpp`` also leads its launches to
-the stream of a measurement. The CUDA runtime is left open, so that a library runs on a GPU and in the emulator.
+A library has the published host function of a kernel, unchanged, with its authors' grid, attributes and tensor maps.
+``published_host/`` stands in for the headers of PyTorch that it includes; ``calls.cpp`` there leads its launches to the
+stream of a measurement. The CUDA runtime is left open, so a library runs on a GPU and in the emulator.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     import torch
 
 HOST = Path(__file__).resolve().parent / "published_host"
-# Of CUDA-L2's folders: the GPUs, and the accumulators as they are spelled there.
+# The folders of CUDA-L2: GPUs, and accumulators as they are spelled there.
 SETS: tuple[tuple[str, Acc], ...] = (("a100", "f16"), ("a100", "f32"), ("h100", "f32"), ("3090", "f32"))
 TYPES = {"f16": "F16F16F16F16", "f32": "F32F16F16F32"}
 FUNCTION = "cuda_l2_{device}_{acc}"
 SPELLED: dict[Acc, str] = {"f16": "fp16", "f32": "fp32"}
-# As in the published build, but for what concerns its warnings and libraries.
+# Those of the published build, without its warnings and libraries.
 FLAGS = (
     "-std=c++17", "-O3", "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__",
     "-U__CUDA_NO_HALF2_OPERATORS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__", "--expt-relaxed-constexpr",
     "--expt-extended-lambda", "--use_fast_math",
 )  # fmt: skip
-# The libraries of one process must not share what C++ makes unique among them, such as their static variables.
+# Libraries in one process must not share static variables and other symbols that C++ makes unique.
 LINK = (
     "-w", "-shared", "-cudart", "none", "-Xcompiler", "-fPIC,-fno-gnu-unique,-fvisibility=hidden",
     "-Xlinker", "-Bsymbolic,--gc-sections,-s",
@@ -49,7 +49,7 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Source:
-    """A published kernel: of which GPU's folder, accumulator and problem."""
+    """A published kernel: the GPU of its folder, its accumulator, and its problem."""
 
     device: str
     acc: Acc
@@ -57,7 +57,7 @@ class Source:
 
     @property
     def path(self) -> str:
-        """In a checkout."""
+        """The source's path in a checkout."""
         return f"kernels/{self.device}_{TYPES[self.acc]}/{self.mnk}.cu"
 
     @property
@@ -71,8 +71,9 @@ class Source:
 class Library:
     """A compiled kernel, as the file beside the library describes it.
 
-    ``gpu``: for which it was compiled. ``padded``: the sizes that the published benchmark passes. ``reads_rows``:
-    whether the host function asks for the address of B stored (k, n). ``identity``: a digest of all that was compiled.
+    ``gpu``: the GPU that it was compiled for. ``padded``: the sizes that the published benchmark passes.
+    ``reads_rows``: whether the host function asks for the address of B stored (k, n). ``identity``: a digest of
+    everything that was compiled.
     """
 
     source: Source
@@ -87,18 +88,19 @@ class Library:
 
     @property
     def title(self) -> str:
-        """What runs, for a timing's detail."""
+        """What runs, for the detail of a timing."""
         return f"{self.source.path} at {self.commit[:7]}, {self.arch}, nvcc {self.versions.get('nvcc', '?')}"
 
 
 def tile(text: str) -> Sizes | None:
-    """BM, BN and BK of a published source as its benchmark reads them, the last of each; None where one is missing."""
+    """BM, BN and BK of a published source as its benchmark reads them: the last mention of each. None if one is
+    missing."""
     sizes = dict(re.findall(r"^.*?\b(BM|BN|BK)\s*=\s*Int\s*<\s*(\d+)\s*>", text, re.MULTILINE))
     return (int(sizes["BM"]), int(sizes["BN"]), int(sizes["BK"])) if len(sizes) == 3 else None
 
 
 def padded(text: str, sizes: Sizes) -> Sizes:
-    """The sizes that the published benchmark passes to this source: whole tiles where the source names them."""
+    """The sizes that the published benchmark passes to this source: whole tiles if the source names a tile."""
     steps = tile(text)
     if steps is None:
         return sizes
@@ -107,32 +109,32 @@ def padded(text: str, sizes: Sizes) -> Sizes:
 
 
 def _wrapped() -> list[str]:
-    """The functions of the runtime that calls.cpp leads to its stream."""
+    """The functions of the CUDA runtime that calls.cpp leads to its stream."""
     return re.findall(r"(?:^WRAPPED\(|\b__wrap_)(\w+)\b", (HOST / "calls.cpp").read_text(), re.MULTILINE)
 
 
 def arch_of(gpu: str) -> str:
-    """What the published build compiles for on a GPU: from 9.0 on its own architecture alone."""
+    """The architecture that the published build compiles for; from 9.0 on it is the GPU's own alone."""
     capability = GPUS[gpu].capability
     return f"{capability.sm}a" if capability.has_tma else capability.sm
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of a checkout, ``unknown`` where git does not say."""
+    """The commit of a checkout; ``unknown`` if git does not say."""
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or "unknown"
 
 
 def build(checkout: Path, source: Source, gpu: str, folder: Path) -> Library:
-    """A published kernel, compiled for a GPU into a folder unless it is there. Raises Failure and ToolchainError."""
+    """Compiles a published kernel for a GPU into a folder, unless it is there. Raises Failure and ToolchainError."""
     tools, arch = toolchain.discover(), arch_of(gpu)
     try:
         text = (checkout / source.path).read_text()
     except OSError as error:
         raise Failure(f"{checkout / source.path}: {error.strerror}") from None
     number = arch.removeprefix("sm_")
-    # Machine code for the card, which nothing has to translate there, and PTX for the emulator.
+    # Machine code for the card, so that nothing is translated there, and PTX for the emulator.
     target = ["-gencode", f"arch=compute_{number},code=[{arch},compute_{number}]"]
     wraps = [word for name in _wrapped() for word in ("-Xlinker", f"--wrap={name}")]
     function = FUNCTION.format(device=source.device, acc=SPELLED[source.acc])
@@ -176,7 +178,7 @@ class Loaded:
     """A library in this process. ``runtime``: the CUDA runtime that it calls."""
 
     def __init__(self, library: Library, runtime: Path) -> None:
-        ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)  # which the library's open symbols are found in
+        ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)  # the library's open symbols are found in it
         try:
             self._functions = ctypes.CDLL(str(library.path))
         except OSError as error:
@@ -189,7 +191,7 @@ class Loaded:
     def call(
         self, a: torch.Tensor, b_rows: torch.Tensor, b: torch.Tensor, d: torch.Tensor, stream: Callable[[], int]
     ) -> Callable[[], str]:
-        """A call that enqueues the product on the stream and answers what failed, nothing if nothing did."""
+        """A call that enqueues the product on the stream. It returns the error's text, empty if nothing failed."""
         function, words = self._functions.published_call, _words(a, b_rows, b, d)
 
         def run() -> str:
@@ -201,7 +203,7 @@ class Loaded:
     def refusal(
         self, a: torch.Tensor, b_rows: torch.Tensor, b: torch.Tensor, d: torch.Tensor, stream: Callable[[], int]
     ) -> str:
-        """Why a CUDA graph cannot hold the product, empty where it can."""
+        """Why a CUDA graph cannot hold the product; empty if it can."""
         fault: bytes | None = self._functions.published_capture(*_words(a, b_rows, b, d), stream())
         if fault:
             return fault.decode(errors="replace")

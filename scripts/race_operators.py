@@ -1,11 +1,11 @@
-"""cudal2gen.matmul, which chooses during its first call, timed in turns with torch.matmul on the same tensors.
+"""Times cudal2gen.matmul, which chooses during its first call, in turns with torch.matmul on the same tensors.
 
     CUDAL2GEN_PACK=DIR python -m scripts.race_operators --budget 45s --out DIR
 
-The pack has candidates without claims (`cudal2gen pack --candidates`): the first call of a shape races some of them
-with torch, and later calls run the winner, torch's product included. Products are those of linear layers, fp16 and bf16
-by turns, B stored (N,K). The measurement is that of `cudal2gen bench`, protocol `device`; rows go to
-``operators.jsonl``. Exit code 1: cudal2gen.matmul is slower than ``LEAST`` of torch beyond noise, or wrong.
+The pack has candidates without measurements (`cudal2gen pack --candidates`): the first call of a shape times some of
+them beside torch, and later calls run the fastest, which may be torch's product. Products are those of linear layers,
+fp16 and bf16 by turns, B stored (N,K). The measurement is that of `cudal2gen bench`, protocol `device`; rows go to
+``operators.jsonl``. Exit code 1: cudal2gen.matmul is wrong, or slower than ``MIN_SPEED`` of torch's beyond noise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 STORE = "operators"
 TORCH = "torch.matmul"
-LEAST = 0.99  # of torch's speed: what the upper end of an interval must reach
+MIN_SPEED = 0.99  # share of torch's speed that the upper end of an interval must reach
 # (N, K) of linear layers of Llama 3 8B and 70B, Qwen 2.5 7B and DeepSeek V3.
 LAYERS = (
     (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672),
@@ -50,20 +50,21 @@ TYPES = ("f16", "bf16")
 
 
 class Product:
-    """A function of a and b as a ``gpu.Contender``. D is the same memory for all; B is the view (K,N) of (N,K)."""
+    """A function of a and b as a ``gpu.Contender``. All contenders write to one D; B is the view (K,N) of (N,K)."""
 
     def __init__(self, name: str, product: Callable[..., torch.Tensor]) -> None:
         self.name, self.detail, self._product = name, "", product
 
     def prepare(self, problem: Problem, race: Race) -> None:
-        """Nothing: what is lazy happens in the first call."""
+        """Nothing: what is prepared late is prepared in the first call."""
 
     def bind(self, operands: Operands) -> Call:
         return partial(self._product, operands.a, operands.b.t(), out=operands.d)
 
 
 def drawn(sample: int, seed: int = 0) -> list[str]:
-    """Off the grid: few rows of real layers, some of them odd, and every eighth with the rows of a prompt."""
+    """Sizes off the catalog's grid: few rows of real layers, some of them odd, and every eighth with the rows of a
+    prompt."""
     rng = random.Random(seed)
     rows = [PREFILL if number % 8 == 7 else rng.randint(1, MAX_ROWS) for number in range(sample)]
     return ["_".join(map(str, (m, *rng.choice(LAYERS)))) for m in rows]
@@ -76,7 +77,7 @@ def problems(model: str, mnks: Sequence[str]) -> list[Problem]:
 
 
 def race(card: Device, chosen: Sequence[Problem], store: Path, budget: float | None) -> int:
-    """Measures what the store lacks, within a budget in seconds; how many problems are left."""
+    """Measures what the store lacks, within a budget in seconds; returns how many problems are left."""
     import torch
 
     begin, environment = card.now(), card.environment
@@ -100,7 +101,7 @@ def race(card: Device, chosen: Sequence[Problem], store: Path, budget: float | N
 
 
 def check_pack(model: str) -> None:
-    """Raises WrongInput without a pack for a GPU: torch would race itself, and lose nothing."""
+    """Raises WrongInput without a pack for a GPU: torch would then run against itself."""
     packs = search(installed())
     if model not in packs.packs:
         present = "; ".join([*packs.refused, f"packs for {', '.join(packs.packs) or 'no GPU'} are there"])
@@ -111,7 +112,7 @@ def check_pack(model: str) -> None:
 
 
 def table(rows: Sequence[Measurement]) -> tuple[list[str], int]:
-    """Times and ratios, worst first, and how many problems are slower than torch beyond noise, or wrong."""
+    """Times and ratios, worst first, and how many problems are wrong, or slower than torch beyond noise."""
     lines = [f"| problem | types | L2 | {KERNEL} us | {TORCH} us | speedup [95 %] |", "|---|---|---|--:|--:|--:|"]
     paired, faults = [], []
     for row, ratio in zip(rows, results.speedups(rows, TORCH), strict=True):
@@ -120,8 +121,8 @@ def table(rows: Sequence[Measurement]) -> tuple[list[str], int]:
             faults.append(f"{row.mnk} {row.ab}: {row.absent or 'no pairs of samples'}")
             continue
         paired.append((ratio, row, kernel_timing, torch_timing))
-        if ratio.high < LEAST:
-            faults.append(f"{row.mnk} {row.ab}, L2 {row.l2}: {ratio.value:.3f} of {TORCH}'s speed, below {LEAST}")
+        if ratio.high < MIN_SPEED:
+            faults.append(f"{row.mnk} {row.ab}, L2 {row.l2}: {ratio.value:.3f} of {TORCH}'s speed, below {MIN_SPEED}")
     lines += [
         f"| {row.mnk} | {row.problem.types} | {row.l2} | {kernel_timing.median_us:.2f} | {torch_timing.median_us:.2f} "
         f"| {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] |"

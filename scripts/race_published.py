@@ -1,18 +1,18 @@
-"""Published CUDA-L2 kernels timed in turns with this project's and torch.matmul, on the same data.
+"""Times published CUDA-L2 kernels in turns with this project's and torch.matmul, on the same data.
 
     python -m scripts.race_published CHECKOUT --gpu h200 --acc f32 --sample 60 --build-only    compiles, on any machine
-    python -m scripts.race_published --budget 60s --out DIR           on the card: races what build/published/ holds
-    python -m scripts.race_published CHECKOUT --gpu h200 --acc f16 --mnk 4096_4096_64          both at once
+    python -m scripts.race_published --budget 60s --out DIR           on the card: times what build/published/ holds
+    python -m scripts.race_published CHECKOUT --gpu h200 --acc f16 --mnk 4096_4096_64          does both
     python -m scripts.race_published --table --out DIR                prints what is stored
 
-CHECKOUT is a clone of deepreinforce-ai/CUDA-L2; nothing of it enters this repository, and build/ is ignored by git. A
-kernel is called through its own host function (``published_library``). The measurement is that of `cudal2gen bench`:
-protocols, order, checks and stores, here ``published.jsonl``. A contender is named after the GPU for which its kernels
-were published: cuda-l2-h100, cuda-l2-a100.
+CHECKOUT is a clone of deepreinforce-ai/CUDA-L2. Nothing of it enters this repository, and git ignores build/. A kernel
+is called through its own host function (``published_library``). The measurement is that of `cudal2gen bench`, with its
+protocols, order, checks and stores; the file is ``published.jsonl``. A contender is named after the GPU for which its
+kernels were published: cuda-l2-h100, cuda-l2-a100.
 
-A published kernel whose product is wrong, which a CUDA graph cannot hold, or which ends the process is stored as
-absent, with the reason, and is not timed. Where the published benchmark pads matrices, off its clock, the copies are in
-the timing here, as they are for this project's kernels, and stored beside it.
+A published kernel is not timed, and is stored as absent with the reason, if its product is wrong, if a CUDA graph
+cannot hold it, or if it ends the process. The published benchmark pads matrices off its clock; here the copies are in
+the timing, as they are for this project's kernels, and are also stored beside it.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ PREFIX = "cuda-l2-"
 ACCS: tuple[Acc, ...] = ("f32", "f16")
 DEVICES = ("a100", "h100", "3090")
 ENDED = 86  # exit code of a process whose device a published kernel stopped
-TRIAL_SECONDS = 20  # of a published kernel's first product on a GPU; one that hangs ends its process
+TRIAL_SECONDS = 20  # for a published kernel's first product on a GPU; one that hangs ends its process
 
 
 class Matrices(NamedTuple):
-    """What a published function is called on, and copies into and out of it where its sizes are padded."""
+    """The matrices that a published function is called on, with copies into and out of them if its sizes are padded."""
 
     a: torch.Tensor
     b_rows: torch.Tensor
@@ -69,8 +69,8 @@ class Matrices(NamedTuple):
 class Published:
     """The published kernels of one GPU's folder, as a ``gpu.Contender``.
 
-    ``graphs``: whether the calls must fit into a CUDA graph, as the protocol ``device`` asks. ``ended``: problems whose
-    kernel ended an earlier process; ``trial``: the file that names the kernel under trial while it is.
+    ``graphs``: whether the calls must fit into a CUDA graph, as the protocol ``device`` demands. ``ended``: problems
+    whose kernel ended an earlier process. ``trial``: the file that names the kernel while its first product runs.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class Published:
             self.detail += f", padded to {'_'.join(map(str, library.padded))}, in the timing"
 
     def refuse(self, error: bench.TooGood) -> None:
-        """From now on the current problem's kernel is absent, as its time is below what the hardware allows."""
+        """Makes the current problem's kernel absent from now on, because its time is below what the hardware allows."""
         self._too_good[self._current] = str(error)
 
     def bind(self, operands: Operands) -> Call:
-        """One product of these tensors. The first one bound is tried: raises Absent where it is wrong."""
+        """One product of these tensors. The first one that is bound is tried: raises Absent if it is wrong."""
         product, _ = self.stages(operands)
         if not self._tried:
             self._try(operands, product)
@@ -153,7 +153,7 @@ class Published:
 
     def _try(self, operands: Operands, call: Call) -> None:
         """Raises Absent for a kernel that is wrong, or that no graph holds. One that stops the device ends this
-        process, which can use the device no more; the process that started this one goes on without the kernel."""
+        process, which can use the device no more; the process that started this one continues without the kernel."""
         library = self._kernels[self._current]
         self._trial.write_text(library.source.path)
         faulthandler.dump_traceback_later(TRIAL_SECONDS, exit=True)
@@ -177,7 +177,7 @@ class Published:
             raise Absent(finding)
 
     def _wrong(self, operands: Operands, call: Call) -> str:
-        """What is wrong with a fresh product, if anything is."""
+        """What is wrong with a fresh product; empty if nothing is."""
         # Before the call, which may write to A and B.
         reference, looser = (Reference(self._current.revised(acc=acc), operands) for acc in (self._current.acc, "f16"))
         _, finding = reference.error(self._card, call, strict=False)
@@ -204,7 +204,7 @@ def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def compile_all(options: argparse.Namespace) -> tuple[list[str], int]:
-    """Compiles the published kernels of the selected problems; the files' names, and how many fail."""
+    """Compiles the published kernels of the selected problems; returns the files' names, and how many failed."""
     if not (options.checkout / "kernels").is_dir():
         raise WrongInput(f"{options.checkout}: no folder kernels; name a clone of deepreinforce-ai/CUDA-L2")
     options.acc = options.acc or "f32"
@@ -244,7 +244,8 @@ def _selection(options: argparse.Namespace, gpu: str) -> Selection:
 
 
 def supervise(arguments: Sequence[str], budget: float | None) -> int:
-    """Races in a process of its own, and in another one where a published kernel ended it; its exit code."""
+    """Runs the race in a process of its own, and again in another one if a published kernel ended it; returns its exit
+    code."""
     begin, ended = time.monotonic(), list[str]()
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path}
@@ -264,7 +265,7 @@ def supervise(arguments: Sequence[str], budget: float | None) -> int:
 
 
 def race(options: argparse.Namespace) -> int:
-    """Times what is built for the card, in this process; the number of faults."""
+    """Times what is built for the card, in this process; returns the number of faults."""
     from cudal2gen.launch.gpu import alone, connect
 
     everything = list(libraries(options.built))
@@ -297,7 +298,7 @@ def race(options: argparse.Namespace) -> int:
 def _race_of(
     card: Gpu, acc: Acc, gpu: str, built: Sequence[Library], budget: float | None, options: argparse.Namespace
 ) -> int:
-    """Times the kernels of one accumulator within a budget in seconds; the number of faults."""
+    """Times the kernels of one accumulator within a budget in seconds; returns the number of faults."""
     from cudal2gen.bench import baselines
     from cudal2gen.cli.building import Compilation
 
@@ -343,7 +344,7 @@ def _race_of(
 def until_possible(
     run: Callable[[Sequence[Contender]], bench.Outcome], published: Sequence[Published], rivals: Sequence[Contender]
 ) -> bench.Outcome:
-    """A race, begun again where a published kernel's time is below what the hardware allows."""
+    """Runs a race, and begins it again if a published kernel's time is below what the hardware allows."""
     while True:
         try:
             return run([*published, *rivals])

@@ -1,9 +1,9 @@
-"""Rehearses a release, and publishes nothing: builds the sdist and two wheels, from the sdist and from the checkout.
+"""Rehearses a release: builds the sdist and two wheels, from the sdist and from the checkout. It publishes nothing.
 
     python scripts/release.py          or: make release
 
-dist/ then holds the sdist and its wheel. Exit code 1: version.py, CHANGELOG.md's newest heading and the names of the
-files state different versions, or the wheels differ.
+dist/ then holds the sdist and its wheel. Exit code 1: version.py, the newest heading of CHANGELOG.md and the names of
+the files state different versions, or the wheels differ.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def versions(version_file: str, changelog: str, names: Sequence[str]) -> dict[str, str]:
-    """The version that each place states, "" where it states none: from the texts of version.py and CHANGELOG.md, and
-    the names of an sdist and of wheels."""
+    """The version that each place states, "" if it states none. The places are the texts of version.py and
+    CHANGELOG.md, and the names of an sdist and of wheels."""
     assignment = re.search(r'^__version__ = "(.*)"$', version_file, re.MULTILINE)
     heading = re.search(r"^## (\S+)", changelog, re.MULTILINE)
     stated = {"version.py": assignment[1] if assignment else "", "CHANGELOG.md": heading[1] if heading else ""}
@@ -33,7 +33,7 @@ def versions(version_file: str, changelog: str, names: Sequence[str]) -> dict[st
 
 
 def differences(first: Path, second: Path) -> list[str]:
-    """The names of files that two wheels do not have alike."""
+    """The names of files that are not the same in two wheels."""
     contents = []
     for wheel in (first, second):
         with zipfile.ZipFile(wheel) as archive:
@@ -48,7 +48,7 @@ def build(root: Path, folder: Path, *options: str) -> None:
 
 
 def rehearse(root: Path = ROOT) -> list[str]:
-    """Builds dist/ anew; a line for each fault."""
+    """Builds dist/ anew; returns a line for each fault."""
     dist = root / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     build(root, dist)  # the sdist, and the wheel of what it holds
@@ -59,7 +59,8 @@ def rehearse(root: Path = ROOT) -> list[str]:
     if len(set(stated.values())) > 1:
         lines = ", ".join(f"{place}: {version or 'none'}" for place, version in stated.items())
         faults.append(
-            f"the versions differ ({lines}): state one in kernelproof/ground/version.py and CHANGELOG.md's first heading"
+            f"the versions differ ({lines}): state one version in kernelproof/ground/version.py and in the first "
+            "heading of CHANGELOG.md"
         )
     with tempfile.TemporaryDirectory() as folder:
         build(root, Path(folder), "--wheel")

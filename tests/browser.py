@@ -167,3 +167,22 @@ def page() -> Iterator[Page]:
                 process.kill()
                 process.wait()
             os.close(from_read)
+
+
+def open_page(tab: Page, path: Path) -> None:
+    """Loads a file from its start, and forgets faults and requests of pages before it."""
+    tab.faults.clear()
+    tab.requests.clear()
+    # By way of an empty page: a mere change of the fragment would load nothing.
+    tab.open("about:blank")
+    tab.open(path.as_uri())
+    tab.settle()
+
+
+def place(tab: Page, selector: str) -> tuple[float, float]:
+    """The middle of what a selector finds first, scrolled into view."""
+    point = tab.run(
+        f"(() => {{ const node = document.querySelector({selector!r}); node.scrollIntoView({{block: 'center'}});"
+        "const box = node.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    return point[0], point[1]

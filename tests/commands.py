@@ -18,9 +18,12 @@ START = "from tests.commands import serve; serve({program!r})"
 IMPORTED_AHEAD = {
     "cudal2gen": (
         "cudal2gen.cli", "rich.table", "cudal2gen.bench", "cudal2gen.report", "cudal2gen.validator",
-        "cudal2gen.timing.profile", "cudal2gen.tuner.race",
+        "cudal2gen.timing.profile", "cudal2gen.tuner.search",
     ),
-    "kernelproof": ("kernelproof.cli", "rich.table", "kernelproof.checking.supervision", "kernelproof.grading"),
+    "kernelproof": (
+        "kernelproof.cli", "rich.table", "kernelproof.checking.supervision", "kernelproof.grading",
+        "kernelproof.profile",
+    ),
 }  # fmt: skip
 READ_AT_START = ("PYTHON", "LD_")  # variables with such names: Python or its loader reads them before any program
 

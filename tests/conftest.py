@@ -28,8 +28,8 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
 # They start first, so that no worker is left with a long test when the others have ended.
 LONGEST = [
-    "test_gpu_day.py", "test_multistage.py", "test_library.py", "test_ray.py", "test_fuzz_cli.py", "test_validator.py",
-    "test_mutation.py", "test_tune_cli.py",
+    "test_gpu_day.py", "test_installed.py", "test_multistage.py", "test_library.py", "test_ray.py", "test_fuzz_cli.py",
+    "test_validator.py", "test_mutation.py", "test_tune_cli.py",
 ]  # fmt: skip
 STDERR = pytest.StashKey[int]()  # the user's, where a traceback goes although output is captured
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -17,7 +17,7 @@ from tests import house
 
 # The rooms of each package from the lowest up. A room imports only rooms before it.
 KERNELPROOF = (
-    "ground", "emulator", "sass", "checking", "triton_emulation", "testing", "grading", "mcp_server", "cli",
+    "ground", "emulator", "sass", "profile", "checking", "triton_emulation", "testing", "grading", "mcp_server", "cli",
     "__main__", "__init__",
 )  # fmt: skip
 CUDAL2GEN = (
@@ -172,9 +172,9 @@ def test_documents_name_what_exists(checkout: Path, name: str) -> None:
     text = (checkout / name).read_text()
     for program, app in (("cudal2gen", maker.app), ("kernelproof", prover.app)):
         verbs = {command.name for command in app.registered_commands}
-        named = set(re.findall(rf"(?:^|`){program} ([\w-]+)", text, re.MULTILINE))
+        named = set(re.findall(rf"(?:^\$ |`){program} ([a-z][\w-]*)", text, re.MULTILINE))
         assert named <= verbs, f"{name}: {program} has no {named - verbs}"
-    for target in re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE):
+    for target in re.findall(r"(?:^|`)make ([\w-]+)(?=`| *#|$)", text, re.MULTILINE):
         assert re.search(rf"^{target}:", (checkout / "Makefile").read_text(), re.MULTILINE), target
     for path in re.findall(r"`((?:tests|scripts|configs|templates|docs|cudal2gen|kernelproof)/[\w./]+)`", text):
         assert (checkout / path).exists(), path

@@ -11,6 +11,8 @@ from cudal2gen.cli import trying as trying
 from cudal2gen.cli import measuring as measuring
 from cudal2gen.cli import profiling as profiling
 from cudal2gen.cli import tuning as tuning
+from cudal2gen.cli import writing as writing
+from cudal2gen.cli import learning as learning
 from cudal2gen.cli import choosing as choosing
 from cudal2gen.cli import packing as packing
 from cudal2gen.cli import modelling as modelling

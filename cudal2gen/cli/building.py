@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from cudal2gen import places
-from cudal2gen.cli.program import app
+from cudal2gen.cli.program import JOBS, app
 from cudal2gen.cli.selection import SeveralRecords
 from cudal2gen.kernel import Problem, Record
 from kernelproof.ground.command_line import progress
 from kernelproof.ground.command_line.groups import verb
 from kernelproof.ground.command_line.messages import EXIT_FAILED, error, report
-from kernelproof.ground.command_line.options import Json, Nvcc
+from kernelproof.ground.command_line.options import Json
 from kernelproof.ground.pages import counted
 
 if TYPE_CHECKING:
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compilation:
-    """How to compile."""
+    """How to compile, as the program's options --jobs and --nvcc say; a verb that compiles takes no option for it."""
 
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", "-j", min=1, help="Compiler processes at a time; by default one for each core."),
-    ] = None
-    nvcc: Nvcc = None
+    @property
+    def jobs(self) -> int | None:
+        """Processes at a time; None: one for each core."""
+        text = os.environ.get(JOBS)
+        return int(text) if text else None
 
     def toolchain(self) -> Toolchain:
         """The compiler and its headers. Raises ToolchainError."""
         from kernelproof.ground import toolchain
 
-        return toolchain.discover(self.nvcc)
+        return toolchain.discover()
 
     def build(self, records: Sequence[Record]) -> list[Artifact]:
         """One artifact per record, under a progress bar. Raises ToolchainError and BuildError."""

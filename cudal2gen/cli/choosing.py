@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudal2gen.cli.measuring import measurements
-from cudal2gen.cli.options import ResultFiles
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import OneProblem, Selection
+from cudal2gen.cli.selection import FILTERS, LATER, SIZE, Selection
 from cudal2gen.kernel.fusion import NONE, PLAIN
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import note, refuse
@@ -27,21 +26,27 @@ if TYPE_CHECKING:
 
 @verb(app, "explain")
 def explain(
-    selection: OneProblem,
-    directory: Annotated[
-        Path | None, typer.Option("--pack", metavar="DIR", help="A pack to ask, in place of the installed one.")
+    selection: Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER, "products"), single=("mnk",), helps=SIZE)],
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="What answers: the folder of a pack, in place of the installed one, or files of measurements, in "
+            "place of the store's. Repeatable.",
+        ),
     ] = None,
-    result_files: ResultFiles = (),
-    products: Annotated[
-        int, typer.Option("--products", min=1, max=65535, help="Products of a launch, with --batch.")
-    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Say what cudal2gen.matmul would run, and why. Of packed operands.
 
     A pack answers; where none is installed, the catalog and the stored measurements.
     """
-    answer = explanation(selection, directory, result_files, products)
+    folders = [path for path in sources or () if path.is_dir()]
+    if len(folders) > 1:
+        refuse(f"--from {folders[1]}: a second pack; name one")
+    files = [path for path in sources or () if path not in folders]
+    answer = explanation(selection, folders[0] if folders else None, files)
     if as_json:
         print(json.dumps(answer, indent=1))
         return
@@ -52,9 +57,7 @@ def explain(
         note(answer["remark"])
 
 
-def explanation(
-    selection: Selection, directory: Path | None, result_files: Sequence[Path], products: int = 1
-) -> dict[str, str | None]:
+def explanation(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> dict[str, str | None]:
     """What runs and why, the kernel that would run on request, where that is from, and what its reader should know."""
     from cudal2gen.kernel.launch import Operands
     from cudal2gen.results import rivals
@@ -63,7 +66,7 @@ def explanation(
     table, source, remark = _table(selection, directory, result_files)
     operands = Operands.packed(problem.layout, problem.n, problem.k, problem.fusion)
     vendor, *_ = rivals(problem)
-    choice = table.choose(problem, operands, products=products)
+    choice = table.choose(problem, operands, products=selection.products)
     kernel = _spelled(table, table.choose(problem, operands, "kernel"), vendor)
     return {
         "runs": _spelled(table, choice, vendor),
@@ -93,7 +96,7 @@ def _table(selection: Selection, directory: Path | None, result_files: Sequence[
     if directory is not None:
         opened = pack.open_pack(directory)
         if opened.gpu != selection.gpu:
-            refuse(f"--pack {directory}: is for {opened.gpu}, not {selection.gpu}")
+            refuse(f"--from {directory}: is for {opened.gpu}, not {selection.gpu}")
         packs = {opened.gpu: opened}
     else:
         search = pack.search(() if result_files else pack.installed())

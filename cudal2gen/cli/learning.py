@@ -1,109 +1,154 @@
-"""The parts of tune that search for nothing: training what proposes, and comparing proposers."""
+"""The verbs train, compare and export: what the tuner learns from, and how well its proposers do."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudal2gen import places
-from cudal2gen.cli.searching import LanguageModel, Reward, Trials, on_one_core
+from cudal2gen.cli.program import app
+from cudal2gen.cli.searching import RECORDINGS, Trials, costs_path, on_one_core, policy_path
 from cudal2gen.cli.selection import Selection
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Acc, Record
+from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import refuse
 from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
     from cudal2gen.results import Trial
-    from cudal2gen.tuner.benchmark import Settings
+    from cudal2gen.tuner.benchmark import BenchmarkPlan
     from cudal2gen.tuner.cost_model import CostModel, TimedRecords
 
-
-def costs_path(trials: Trials, gpu: str, acc: Acc, chosen: Path | None) -> Path:
-    """Where ``--train`` writes the cost model: a modelled one of its own for each GPU and accumulator."""
-    kind = f"-{gpu}-{acc}-model" if trials.environment == "model" else ""
-    return chosen or places.build_dir() / "tuner" / f"cost-model{kind}.npz"
-
-
-def load_costs(path: Path, chosen: bool) -> CostModel:
-    """The trained cost model of a file; the shipped one where the file is the default and absent."""
-    from cudal2gen.tuner import cost_model
-
-    return cost_model.load(path if chosen or path.is_file() else cost_model.SHIPPED)
+HELD_OUT = Annotated[
+    Selection,
+    Offer(
+        only=("sample", "gpu", "acc"),
+        helps={"sample": "Held-out problems of the comparison; modelled training is in proportion."},
+    ),
+]
 
 
-def train(selection: Selection, acc: Acc, trials: Trials, seed: int, costs: Path | None, checkpoint: Path) -> None:
-    """Trains the cost model and, where torch is, the policy; writes both."""
-    from cudal2gen.tuner import cost_model, training
+@verb(app, "train")
+def train(
+    selection: HELD_OUT,
+    trials: Annotated[Trials, Offer(only=("chosen", "file", "recordings"))],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The cost model's file; by default tune finds it.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of everything random.")] = 0,
+) -> None:
+    """Train the cost model, and with torch the policy, on stored trials and recordings.
 
-    path = costs_path(trials, selection.gpu, acc, costs)
-    records = catalog.load()
-    if trials.environment == "model":
-        timed = _modelled(_settings(selection, acc, seed), records)
-        model = cost_model.train(timed, seed)
-    else:
-        recorded = _recorded(trials)
-        timed = cost_model.timed(recorded)
-        sizes = sorted({(record.m, record.n, record.k) for record in records})
-        model = training.pooled(recorded, sizes, seed)
+    With --environment model they learn from that environment, for tune with the same environment and seed.
+    """
+    (acc,) = selection.accs
+    modelled = trials.chosen == "model"
+    if modelled and trials.recordings:
+        refuse("--recordings: are not of --environment model; leave out one of them")
+    path = out or costs_path(modelled, selection.gpu, acc)
+    records, plan = catalog.load(), _plan(selection, acc, seed)
+    timed, model = trained(trials, plan, records)
     count = sum(len(problem.records) for problem in timed)
     model.save(path)
     print(f"cost model of {count} timed records of {len(timed)} problems: {path}, {path.stat().st_size} bytes")
-    _train_policy(timed, records, _settings(selection, acc, seed), checkpoint)
+    _train_policy(timed, records, plan, policy_path(trials.chosen, selection.gpu, acc))
 
 
-def export(trials: Trials, language_model: LanguageModel, rewarded: Reward, folder: Path) -> None:
-    """Writes the transcript's answers with the rewards of their trials as training data."""
+@verb(app, "compare")
+def compare(
+    selection: HELD_OUT,
+    recordings: Annotated[
+        tuple[Path, ...],
+        typer.Option("--recordings", metavar="PATH", help=f"AutoHeuristic's files ({RECORDINGS}). Repeatable."),
+    ] = (),
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Repetitions of training and searches, each of another seed.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="SVG file to write: regret.")] = None,
+) -> None:
+    """Compare the proposers on problems that are absent from all training, and print tables in Markdown.
+
+    With --recordings they rank and search what GPUs measured, for every GPU that was recorded; else they search in the
+    model environment of --gpu and --acc.
+    """
+    (acc,) = selection.accs
+    if recordings:
+        if plot is not None:
+            refuse("--plot: has curves of the model environment alone; leave out --plot or --recordings")
+        print(compared_on_recordings(recordings, selection.sample, seeds), end="")
+    else:
+        print(compared_in_the_model(_plan(selection, acc, 0), seeds, plot), end="")
+
+
+@verb(app, "export")
+def export(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write three files of JSON lines to.")],
+    trials: Annotated[Trials, Offer(only=("chosen", "file", "settings_file"))],
+) -> None:
+    """Write a language model's questions and answers with the rewards they earned, to train it by TRL (SFT, GRPO)."""
     from cudal2gen import results
     from cudal2gen.tuner import exports
 
-    transcript, settings = language_model.file(trials), rewarded.settings
+    transcript, weights = trials.transcript, trials.settings.reward.weights
     if not transcript.is_file():
         refuse(
-            f"--export: no transcript {transcript}; search with --proposers llm first, or name one, --llm-transcript"
+            f"no transcript {transcript}; tune with --proposers llm first, or name one, llm.transcript in --settings"
         )
     stored = results.trials(trials.store) if trials.store.is_file() else []
-    rewards = exports.Rewards(stored, settings)
-    counts = exports.write(folder, exports.examples(transcript, rewards), settings.failed)
-    print(", ".join(f"{count} lines in {folder / name}" for name, count in counts.items()))
+    rewards = exports.Rewards(stored, weights)
+    counts = exports.write(out, exports.examples(transcript, rewards), weights.failed)
+    print(", ".join(f"{count} lines in {out / name}" for name, count in counts.items()))
 
 
-def _settings(selection: Selection, acc: Acc, seed: int) -> Settings:
-    """Of the comparison, and of training as it trains; ``--sample``: for so many held-out problems."""
+def _plan(selection: Selection, acc: Acc, seed: int) -> BenchmarkPlan:
+    """The comparison in the model environment, whose training ``train`` repeats; ``--sample`` held-out problems."""
     from cudal2gen.tuner import benchmark
 
-    settings = benchmark.Settings(gpu=selection.gpu, acc=acc, seed=seed)
-    return settings if selection.sample is None else benchmark.sized(settings, selection.sample)
+    plan = benchmark.BenchmarkPlan(gpu=selection.gpu, acc=acc, seed=seed)
+    return plan if selection.sample is None else benchmark.sized(plan, selection.sample)
 
 
-def _modelled(settings: Settings, records: list[Record]) -> list[TimedRecords]:
+def trained(trials: Trials, plan: BenchmarkPlan, records: list[Record]) -> tuple[list[TimedRecords], CostModel]:
+    """The timed records of the environment, and the cost model that learnt from them."""
+    from cudal2gen.tuner import cost_model, training
+
+    if trials.chosen == "model":
+        timed = _modelled(plan, records)
+        return timed, cost_model.train(timed, plan.seed)
+    recorded = _recorded(trials)
+    sizes = sorted({(record.m, record.n, record.k) for record in records})
+    return cost_model.timed(recorded), training.pooled(recorded, sizes, plan.seed)
+
+
+def _modelled(plan: BenchmarkPlan, records: list[Record]) -> list[TimedRecords]:
     """What the benchmark records in the environment that ``tune --environment model --seed`` searches."""
     from cudal2gen.tuner import benchmark
     from cudal2gen.tuner.environment import Model
 
-    _, problems = benchmark.split(catalog.published(records, settings.acc), settings)
-    return benchmark.record_trials(Model(seed=settings.seed), problems, settings.evaluations_each, settings.seed)
+    _, problems = benchmark.split(catalog.published(records, plan.acc), plan)
+    return benchmark.record_trials(Model(seed=plan.seed), problems, plan.evaluations_each, plan.seed)
 
 
 def _recorded(trials: Trials) -> list[Trial]:
-    """Trials of the store that cards of the records' own models measured, and recordings."""
+    """Stored trials that cards of the records' own models measured, and recordings."""
     from cudal2gen import results
     from cudal2gen.tuner import recorded
 
-    stored = [trial for trial in results.trials(trials.store) if trial.on_its_gpu]
+    store = trials.file or results.store("trials")
+    stored = [trial for trial in results.trials(store) if trial.on_its_gpu]
     return stored + (recorded.trials(trials.recordings) if trials.recordings else [])
 
 
-def _train_policy(timed: list[TimedRecords], records: list[Record], settings: Settings, checkpoint: Path) -> None:
+def _train_policy(timed: list[TimedRecords], records: list[Record], plan: BenchmarkPlan, checkpoint: Path) -> None:
     """The policy as the benchmark has it: imitation, then the contrastive update on timed records of this GPU."""
     from cudal2gen.tuner import benchmark, policy
     from cudal2gen.tuner import checkpoint as checkpoints
 
-    gpu, acc = settings.gpu, settings.acc
+    gpu, acc = plan.gpu, plan.acc
     problems = [problem for problem in timed if (problem.records[0].gpu, problem.records[0].acc) == (gpu, acc)]
     problems = [
         problem for problem in problems if problem.records[0].family != "triton_tile" and len(problem.records) > 1
@@ -117,68 +162,31 @@ def _train_policy(timed: list[TimedRecords], records: list[Record], settings: Se
         print("policy: needs torch, pip install 'cudal2gen[tune]'; it stays as it is", file=sys.stderr)
         return
     imitated = catalog.published(records, acc)
-    trained = benchmark.train_policies(None, imitated, problems, settings, settings.seed)["contrast"]
+    trained = benchmark.train_policies(None, imitated, problems, plan, plan.seed)["contrast"]
     checkpoints.save(trained, checkpoint)
     print(f"policy of {len(problems)} problems: {checkpoint}")
 
 
-@dataclass(frozen=True)
-class Repetitions:
-    """How often ``--benchmark`` repeats what is random."""
-
-    seeds: Annotated[int, typer.Option(min=1, help="Searches of each proposer and problem, for --benchmark.")] = 3
-    environments: Annotated[
-        int, typer.Option("--environment-seeds", min=1, help="Seeds of hidden terms and training, for --benchmark.")
-    ] = 3
-
-
-def compare(
-    selection: Selection,
-    acc: Acc,
-    trials: Trials,
-    repetitions: Repetitions,
-    seed: int,
-    markdown: Path | None,
-    plot: Path | None,
-) -> None:
-    """Prints and writes the tables: recordings first, then the model environment.
-
-    ``--sample``: the number of held-out problems that are searched; the model environment's training is in proportion.
-    """
-    if trials.chosen == "gpu":
-        refuse("--environment gpu: --benchmark compares on --recordings and in the model environment")
-    if trials.chosen == "replay" and not trials.recordings:
-        refuse("--environment replay: --benchmark needs --recordings, files that others measured")
-    tables = []
-    if trials.recordings and trials.chosen != "model":
-        tables.append(_on_recordings(trials.recordings, selection.sample, seed))
-    if trials.chosen != "replay":
-        tables.append(_in_the_model(_settings(selection, acc, seed), repetitions, plot))
-    text = "\n".join(tables)
-    if markdown is not None:
-        write(markdown, text)
-    print(text, end="")
-
-
-def _on_recordings(paths: tuple[Path, ...], sample: int | None, seed: int) -> str:
+def compared_on_recordings(paths: tuple[Path, ...], sample: int | None, seeds: int | None) -> str:
+    """Tables of the proposers on recordings. Raises WrongInput."""
     from cudal2gen.timing.recordings import autoheuristic
     from cudal2gen.tuner import ranking
 
-    settings = ranking.Settings(seed=seed)
-    if sample is not None:
-        settings = replace(settings, searched=sample)
-    ranked, searched = ranking.compare(autoheuristic.problems(paths), settings, _progress)
-    return ranking.markdown(ranked, searched, settings)
+    plan = ranking.RankingPlan()
+    plan = replace(plan, seeds=seeds or plan.seeds, searched=sample or plan.searched)
+    ranked, searched = ranking.compare(autoheuristic.problems(paths), plan, _progress)
+    return ranking.markdown(ranked, searched, plan)
 
 
-def _in_the_model(settings: Settings, repetitions: Repetitions, plot: Path | None) -> str:
+def compared_in_the_model(plan: BenchmarkPlan, seeds: int | None, plot: Path | None) -> str:
+    """Tables of one search of each proposer and problem in each of ``seeds`` environments, whose hidden terms differ."""
     from cudal2gen.tuner import benchmark, curve
 
-    settings = replace(settings, environments=repetitions.environments, seeds=repetitions.seeds)
+    plan = replace(plan, environments=seeds or plan.environments)
     on_one_core()
-    comparison = benchmark.compare(catalog.published(catalog.load(), settings.acc), settings, _progress)
+    comparison = benchmark.compare(catalog.published(catalog.load(), plan.acc), plan, _progress)
     if plot is not None:
-        title = f"Regret on problems held out, {settings.gpu} {settings.acc}: modelled, not measured"
+        title = f"Regret on problems held out, {plan.gpu} {plan.acc}: modelled, not measured"
         write(plot, curve.svg(title, "evaluations", "regret", benchmark.curves(comparison)))
     return benchmark.markdown(comparison)
 

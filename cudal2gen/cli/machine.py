@@ -18,7 +18,7 @@ from cudal2gen.generation import catalog
 from kernelproof.ground.chips import GPUS, CardFacts
 from kernelproof.ground.command_line.groups import verb
 from kernelproof.ground.command_line.messages import EXIT_TOOL
-from kernelproof.ground.command_line.options import Json, Nvcc
+from kernelproof.ground.command_line.options import Json
 from kernelproof.ground.errors import WrongInput
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Check(NamedTuple):
 
 
 @verb(app, "doctor")
-def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
+def doctor(as_json: Json = False) -> None:
     """Print what this machine can do, and how to add the rest."""
     from cudal2gen import pack, plugins
     from kernelproof.ground import build_folder
@@ -43,7 +43,7 @@ def doctor(nvcc: Nvcc = None, as_json: Json = False) -> None:
     search = pack.search(pack.installed())
     checks = {
         "catalog": _catalog(),
-        "compile": _compiler(nvcc),
+        "compile": _compiler(),
         "disassemble": _disassembler(),
         "emulate": _emulator(),
         "gpu": _cards(search.packs),
@@ -70,11 +70,11 @@ def _catalog() -> Check:
         return Check(False, str(error))
 
 
-def _compiler(nvcc: Path | None) -> Check:
+def _compiler() -> Check:
     from kernelproof.ground import toolchain
 
     try:
-        tools = toolchain.discover(nvcc)
+        tools = toolchain.discover()
     except toolchain.ToolchainError as error:
         return Check(False, str(error))
     return Check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.options import Device, Duration, ResultFiles
+from cudal2gen.cli.options import Duration
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, LATER, PLAIN, Filter, Selection
 from cudal2gen.generation import catalog
-from cudal2gen.kernel import GPUS, Problem
+from cudal2gen.kernel import Problem
 from kernelproof.ground.command_line import progress
-from kernelproof.ground.command_line.groups import Offer, OneOf, verb
+from kernelproof.ground.command_line.groups import Offer, Shared, verb
 from kernelproof.ground.command_line.messages import EXIT_FAILED, note, refuse
 from kernelproof.ground.command_line.options import Names, listed_names
 from kernelproof.ground.files import write
@@ -28,6 +29,31 @@ if TYPE_CHECKING:
     from cudal2gen.results import ProtocolName
 
 DEVICE = Names(("device",))
+
+
+def _protocol_names(text: str) -> Names:
+    """Names of protocols joined by +. Raises ValueError."""
+    names = Names(text.split("+"))
+    if unknown := set(names) - set(_protocols()):
+        raise ValueError(f"{min(unknown)!r} is not one of {', '.join(map(repr, _protocols()))}")
+    return names
+
+
+def _seconds(text: str) -> float:
+    """A number of seconds, 0 included. Raises ValueError."""
+    return _number(text, 0.0)
+
+
+def _rate(text: str) -> float:
+    """A positive number of calls per second. Raises ValueError."""
+    return _number(text, 0.001)
+
+
+def _number(text: str, least: float) -> float:
+    value = float(text)
+    if not least <= value < math.inf:
+        raise ValueError(f"expected a number of at least {least:g}")
+    return value
 
 
 def _protocols() -> tuple[ProtocolName, ...]:
@@ -47,30 +73,33 @@ class Timing:
     """What to time beside our kernels, how, and for how long."""
 
     protocol: Annotated[
-        Names, listed_names("--protocol", _protocols, "Any of device, offline, server, separated by commas.")
+        Names,
+        Shared("protocol", "any of device, offline, server, joined by +; device", _protocol_names, option="--timing"),
     ] = DEVICE
-    warmup_seconds: Annotated[float, typer.Option(min=0, help="Warm-up before the first problem.")] = 3.0
+    warmup_seconds: Annotated[
+        float, Shared("warmup", "seconds of warm-up before the first problem, 3", _seconds, option="--timing")
+    ] = 3.0
     benchmark_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Timing per problem, protocol and L2 state; 0.25, or 2 with the host.")
+        float | None,
+        Shared(
+            "seconds", "for each problem, protocol and L2 state; 0.25, or 2 with the host", _seconds, option="--timing"
+        ),
     ] = None
-    target_qps: Annotated[float, typer.Option(min=0.001, help="Arrivals per second in the server protocol.")] = 1000.0
-    seed: Annotated[int, typer.Option(help="Seed of inputs and order.")] = 0
+    target_qps: Annotated[
+        float, Shared("qps", "arrivals per second in the protocol server, 1000", _rate, option="--timing")
+    ] = 1000.0
+    seed: Annotated[int, Shared("seed", "of inputs and order, 0", int, option="--timing")] = 0
     baselines: Annotated[
         Names | None,
         listed_names(
             "--baselines",
             _baselines,
-            "Names separated by commas, or none; by default the seven vendor ones, or torch's of --fusion or --batch.",
+            "Names separated by commas, or none; by default the vendor's, or torch's for a fusion or a batch.",
         ),
     ] = None
 
-    products: Annotated[
-        int, typer.Option("--products", min=1, max=65535, help="Products of a launch, with --batch.")
-    ] = 1
-
-    @property
-    def settings(self) -> bench.Settings:
-        """The benchmark's settings."""
+    def settings(self, products: int) -> bench.Settings:
+        """The benchmark's settings; ``products``: of a launch."""
         from cudal2gen.bench import Settings
 
         protocols = tuple(name for name in _protocols() if name in self.protocol)
@@ -80,13 +109,8 @@ class Timing:
             benchmark_seconds=self.benchmark_seconds or (0.25 if protocols == ("device",) else 2.0),
             target_qps=self.target_qps,
             seed=self.seed,
-            products=self.products,
+            products=products,
         )
-
-    def check(self, selection: Selection) -> None:
-        """Ends the command where several products are asked of kernels that compute one."""
-        if self.products > 1 and selection.batch == "none":
-            refuse(f"--products {self.products}: needs --batch strided, other kernels compute one product a launch")
 
     def contenders(self, problem: Problem, card: Gpu, tuned: Path) -> list[Contender]:
         """The baselines of problems of this kind; ``tuned`` is the file of tuned vendor algorithms. Raises GpuError
@@ -97,12 +121,10 @@ class Timing:
         return baselines.contenders([name for name in names if name != "none"], problem.acc, card, tuned)
 
 
-RecordsOf = Annotated[
-    str | None,
-    OneOf(tuple(GPUS)),
-    typer.Option(
-        "--records-of", help="Measure this GPU's records, as far as they are legal here, into a file of their own."
-    ),
+FORMS = (".html", ".md")  # that a report is written in
+ResultFiles = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[FILES]", help="Files of measurements; by default the store's.", show_default=False),
 ]
 MeasurementsFile = Annotated[
     Path | None,
@@ -115,28 +137,30 @@ def measure(
     selection: Annotated[
         Selection,
         Offer(
-            only=(*PLAIN, *LATER),
+            only=(*PLAIN, *LATER, "products", "source"),
             wildcards=("gpu",),
+            indexed=("gpu",),
             defaults={"gpu": ANY},
-            helps={"gpu": "The GPU's model, by its records; any: as the device says."},
+            helps={"gpu": "the card's model, any for what it says it is; behind a colon its CUDA index, as in any:1"},
         ),
     ],
     timing: Timing,
     compilation: Compilation,
-    source: RecordsOf = None,
     budget: Duration = None,
-    resume: Annotated[
-        bool, typer.Option("--resume/--again", help="Skip what is stored (the default), or measure it again.")
-    ] = True,
-    device: Device = 0,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure again what is stored, which is else skipped.")
+    ] = False,
     out: MeasurementsFile = None,
 ) -> None:
     """Measure kernels against the vendor's libraries on the GPU. Every measurement is stored as it is taken."""
     from cudal2gen import bench, results
     from cudal2gen.launch.gpu import alone, connect
 
-    timing.check(selection)
-    card = connect(device)
+    if selection.products > 1 and selection.batch == "none":
+        refuse(
+            f"--where products={selection.products}: needs --where batch=strided; other kernels compute one a launch"
+        )
+    card, source = connect(selection.device), selection.source
     if not card.environment.gpu and selection.gpu == ANY:
         note(f"{card.facts.text} has no records of its own: measuring those of {card.records_of}, under its own name")
     records = selection.on(card.records_of).records(source, timing.seed)
@@ -153,12 +177,12 @@ def measure(
         lambda record: kernels[record.problem].open(card),
         lambda record: kernels[record.problem].artifact.digest,
         contenders,
-        timing.settings,
+        timing.settings(selection.products),
         store,
         budget_seconds=budget,
-        again=not resume,
+        again=again,
     )
-    with alone(device), progress.countdown("measuring") as report:
+    with alone(selection.device), progress.countdown("measuring") as report:
         outcome = bench.run(card, plan, report)
     for fault in outcome.faults:
         print(f"fault: {fault}", file=sys.stderr)
@@ -175,88 +199,96 @@ def _check_model(card: Gpu, model: str) -> None:
     if card.environment.gpu not in ("", model):
         refuse(
             f"{model}: this is {card.environment.name}, and measurements are of the card that takes them; "
-            f"leave out --gpu, or choose --records-of {model}"
+            f"leave out --gpu, or give --where records={model}"
         )
 
 
 @verb(app, "report")
 def write_report(
     selection: Filter,
+    files: ResultFiles = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Page to write: one HTML file that needs no network.")
+        list[Path] | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write: a page (.html) that needs no network, or Markdown (.md), which is else printed. "
+            "Repeatable.",
+        ),
     ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", help="Markdown file to write; with neither, Markdown is printed.")
-    ] = None,
-    result_files: ResultFiles = (),
     compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option("--compare", metavar="A B", help="Two result files: what is faster or slower in B, beyond noise."),
-    ] = None,
-    validated: Annotated[
-        Path | None,
-        typer.Option("--validation", metavar="FILE", help="What model --validate --json printed, as a section."),
-    ] = None,
+        bool, typer.Option("--compare", help="Of two FILES: what is faster or slower in the second, beyond noise.")
+    ] = False,
     verify: Annotated[
-        Path | None,
-        typer.Option("--verify", metavar="FILE", help="Only check a file of measurements: exit 1 where it cannot be."),
-    ] = None,
+        bool, typer.Option("--verify", help="Only check FILES: exit 1 if one holds what cannot have been measured.")
+    ] = False,
 ) -> None:
     """Report what was measured, beside what others published.
 
-    In tables and pictures, with the catalog's choices and verdicts.
+    In tables and pictures, with the catalog's choices and verdicts. FILES are measurements (.jsonl), by default those
+    of the store, and what `cudal2gen model --json` printed (.json), which becomes a section.
     """
-    from cudal2gen import report
+    from cudal2gen import report, results
     from cudal2gen.timing.evidence import section
 
-    if verify is not None:
-        _verify(verify)
+    result_files = [path for path in files or () if path.suffix != ".json"]
+    if verify:
+        _verify(result_files or [results.store("measurements")])
         return
-    if compare is not None:
-        before, after = (measurements([path]) for path in compare)
-        content = report.comparison(before, after, (compare[0].name, compare[1].name), selection.lists)
+    for path in out or ():
+        if path.suffix not in FORMS:
+            refuse(f"--out {path}: expected a file that ends in {' or '.join(FORMS)}")
+    if compare:
+        if len(result_files) != 2:
+            refuse(f"--compare: expected two FILES of measurements, got {len(result_files)}")
+        before, after = (measurements([path]) for path in result_files)
+        content = report.comparison(before, after, (result_files[0].name, result_files[1].name), selection.lists)
     else:
-        rows = section.load(validated) if validated else ()
+        rows = [row for path in files or () if path.suffix == ".json" for row in section.load(path)]
         measured = measurements(result_files)
         content = report.report(measured, report.named(measured), selection.lists, _stock(result_files), rows)
-    forms = ((out, content.html), (markdown, content.markdown))
-    texts = {path: text() for path, text in forms if path is not None}
-    for path, text in texts.items():
-        write(path, text)
+    for path in out or ():
+        write(path, content.html() if path.suffix == ".html" else content.markdown())
         print(f"written to {path}", file=sys.stderr)
-    if not texts:
+    if not out:
         print(content.markdown(), end="")
 
 
-def _verify(path: Path) -> None:
-    """Prints what a file of measurements holds and what speaks against it."""
+def _verify(paths: Sequence[Path]) -> None:
+    """Prints what files of measurements hold and what speaks against it. Ends with exit code 1 after a fault."""
     from cudal2gen import report
 
+    faults = 0
+    for path in paths:
+        _check_exists(path)
+        inspection = report.inspect(path)
+        for fault in inspection.faults:
+            print(f"fault: {fault}")
+        print(f"{path}: {inspection.summary}; faults: {len(inspection.faults) or 'none'}")
+        faults += len(inspection.faults)
+    if faults:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _check_exists(path: Path) -> None:
     if not path.is_file():
         refuse(f"no results file at {path}; `cudal2gen bench` on a GPU writes one")
-    inspection = report.inspect(path)
-    for fault in inspection.faults:
-        print(f"fault: {fault}")
-    print(f"{path}: {inspection.summary}; faults: {len(inspection.faults) or 'none'}")
-    if inspection.faults:
-        raise typer.Exit(EXIT_FAILED)
 
 
 @verb(app, "contribute")
 def contribute(
-    selection: Filter,
+    files: ResultFiles = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("contribution.jsonl"),
-    result_files: ResultFiles = (),
 ) -> None:
     """Write your measurements as one file to hand on, and check it. It names no machine of yours."""
     from cudal2gen import report
 
-    rows = report.anonymous(measurements(result_files), selection.lists)
+    rows = report.anonymous(measurements(files or ()))
     if not rows.measurements:
-        refuse("no measurements to contribute: run `cudal2gen bench` on a GPU first, or name a file with --results")
+        refuse("no measurements to contribute: run `cudal2gen bench` on a GPU first, or name FILES")
     lines = [*rows.environments.values(), *rows.measurements]
     write(out, "".join(f"{line.model_dump_json()}\n" for line in lines))
-    _verify(out)
+    _verify([out])
     print(f"attach {out} to a pull request as results/contributed/<gpu>-<date>.jsonl; it names no host and no folder")
 
 
@@ -278,8 +310,7 @@ def measurements(paths: Sequence[Path]) -> results.Measurements:
         return results.measurements()
     total = results.Measurements({}, [])
     for path in paths:
-        if not path.is_file():
-            refuse(f"no results file at {path}; `cudal2gen bench` on a GPU writes one")
+        _check_exists(path)
         part = results.measurements(path)
         total.environments.update(part.environments)
         total.measurements.extend(part.measurements)

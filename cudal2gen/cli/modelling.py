@@ -11,35 +11,45 @@ import typer
 
 from cudal2gen.cli.program import app
 from kernelproof.ground.command_line.groups import verb
-from kernelproof.ground.command_line.messages import note, refuse
-from kernelproof.ground.command_line.options import Json
+from kernelproof.ground.command_line.messages import note
+from kernelproof.ground.command_line.options import Json, Names, listed_names
 from kernelproof.ground.command_line.tables import print_table
 
 if TYPE_CHECKING:
     from cudal2gen.timing.evidence import Finding
 
 
+CODE = "code"
+TABLES = "cuda_l2_*_speedup_*.csv"
+PROBLEMS = 60  # of each set, for the rank of published choices
+
+
+def _parts() -> tuple[str, ...]:
+    from cudal2gen.timing.evidence.section import PARTS
+
+    return (*PARTS, CODE)
+
+
 @verb(app, "model")
 def model(
-    validate: Annotated[bool, typer.Option("--validate", help="Compare with published measurements.")] = False,
-    parts: Annotated[
-        list[str] | None,
-        typer.Option("--part", metavar="[a|b|c|d]", help="Only this: speedups, choices, recordings, H100 tiles."),
-    ] = None,
-    recordings: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="AutoHeuristic's files: github.com/AlnisM/autoheuristic-datasets, unpacked."),
-    ] = None,
-    speedups: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="CUDA-L2's speedup tables: eval_results of github.com/deepreinforce-ai/CUDA-L2."
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FOLDERS]",
+            help="Measurements of others: AutoHeuristic's files (github.com/AlnisM/autoheuristic-datasets, unpacked) "
+            "and CUDA-L2's speedup tables (eval_results of github.com/deepreinforce-ai/CUDA-L2).",
+            show_default=False,
         ),
     ] = None,
-    problems: Annotated[int, typer.Option(min=1, help="Of each set, for the rank of published choices.")] = 60,
-    code: Annotated[
-        bool, typer.Option("--code", help="Speedups by the machine code of kernels that are built, half a second each.")
-    ] = False,
+    parts: Annotated[
+        Names | None,
+        listed_names(
+            "--part",
+            _parts,
+            "Only these, separated by commas: a, speedups; code, speedups by the machine code of built kernels, half a "
+            "second each; b, published choices; c, recorded choices; d, H100 tiles.",
+        ),
+    ] = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="The half of the problems that development of the model left alone.")
     ] = False,
@@ -49,25 +59,23 @@ def model(
 
     Files of measurements are the user's: without them, only what facts about published kernels tell is compared.
     """
-    if not validate:
-        refuse("nothing to do: add --validate, and --recordings DIR and --speedups DIR for all of its parts")
     from cudal2gen.timing import evidence
     from cudal2gen.timing.evidence.section import PARTS
 
-    chosen = parts or list(PARTS)
-    if unknown := set(chosen) - set(PARTS):
-        refuse(f"--part {min(unknown)}: must be one of {', '.join(PARTS)}")
+    chosen = ["a" if part == CODE else part for part in parts or PARTS]
+    tables = [folder for folder in folders or () if any(folder.glob(TABLES))]
+    recordings = [folder for folder in folders or () if folder not in tables]
     findings: list[Finding] = []
-    for part, option, folder, compare in (
-        ("a", "--speedups", speedups, partial(evidence.published_speedups, code=code)),
-        ("c", "--recordings", recordings, evidence.recorded_choices),
+    for part, measured, title, compare in (
+        ("a", tables, "CUDA-L2's speedup tables", partial(evidence.published_speedups, code=CODE in (parts or ()))),
+        ("c", recordings, "AutoHeuristic's files", evidence.recorded_choices),
     ):
-        if part in chosen and folder is None:
-            note(f"left out, without {option} DIR: {PARTS[part]}")
-        elif part in chosen and folder is not None:
-            findings += compare(folder, held_out)
+        if part in chosen and not measured:
+            note(f"left out: {PARTS[part]}; name the folder of {title}")
+        elif part in chosen:
+            findings += [finding for folder in measured for finding in compare(folder, held_out)]
     if "b" in chosen:
-        findings += evidence.published_choices(problems, held_out)
+        findings += evidence.published_choices(PROBLEMS, held_out)
     if "d" in chosen:
         findings += evidence.published_tiles(held_out)
     if as_json:

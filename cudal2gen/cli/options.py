@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kernelproof.ground.command_line.options import seconds
 
-Device = Annotated[int, typer.Option("--device", min=0, help="The CUDA device, counted from 0.")]
-ResultFiles = Annotated[
-    tuple[Path, ...],
-    typer.Option("--results", metavar="FILE", help="Measurements to read, in place of the store's. Repeatable."),
-]
 Duration = Annotated[
     float | None, typer.Option("--budget", metavar="DURATION", parser=seconds, help="Stop after, e.g., 8m or 90s.")
 ]

@@ -11,8 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.measuring import measurements
-from cudal2gen.cli.options import ResultFiles
+from cudal2gen.cli.measuring import ResultFiles, measurements
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, BATCHES, FILTERS, Selection
 from cudal2gen.kernel import Record
@@ -30,21 +29,22 @@ if TYPE_CHECKING:
     from cudal2gen.results.choice import Table
 
 Shape = Literal["folder", "wheel", "hf"]
+PTX = "ptx"
 SHAPES: tuple[Shape, ...] = ("folder", "wheel", "hf")
 
 
 @dataclass(frozen=True)
-class Variants:
-    """What else each plain kernel of a pack computes."""
+class Additions:
+    """What a pack holds beside its plain kernels."""
 
-    fusions: Annotated[
+    names: Annotated[
         tuple[str, ...],
-        typer.Option("--fusion", metavar="PARTS", help="Each kernel with this fusion too, such as bias_n. Repeatable."),
-    ] = ()
-    batches: Annotated[
-        tuple[Batch, ...],
-        OneOf(BATCHES[1:]),
-        typer.Option("--batch", help="Each kernel for several products a launch too. Repeatable."),
+        typer.Option(
+            "--also",
+            metavar="PARTS",
+            help="A fusion such as bias_n, strided or grouped: each plain kernel with it too. ptx: PTX beside the "
+            "cubins, for the emulator and for reading. Repeatable.",
+        ),
     ] = ()
 
     def __post_init__(self) -> None:
@@ -52,7 +52,22 @@ class Variants:
             try:
                 Fusion.model_validate(fusion)
             except ValidationError as error:
-                refuse(f"--fusion {explain_fault(error)}")
+                refuse(f"--also {explain_fault(error)}; other values are {', '.join(BATCHES[1:])} and {PTX}")
+
+    @property
+    def with_ptx(self) -> bool:
+        """Whether PTX is packed too."""
+        return PTX in self.names
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """Kinds of several products a launch that plain kernels are packed for too."""
+        return tuple(batch for batch in BATCHES[1:] if batch in self.names)
+
+    @property
+    def fusions(self) -> tuple[str, ...]:
+        """Fusions that plain kernels are packed with too."""
+        return tuple(name for name in self.names if name != PTX and name not in BATCHES[1:])
 
     def beside(self, records: list[Record]) -> list[Record]:
         """The records, then the plain ones with these fusions and batches; a note counts those that are not legal."""
@@ -79,10 +94,10 @@ PACKED = Offer(
 @verb(app, "pack")
 def write_pack(
     selection: Annotated[Selection, PACKED],
-    added: Variants,
+    added: Additions,
     compilation: Compilation,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or a wheel where it ends in .whl.")],
-    result_files: ResultFiles = (),
+    measured_files: ResultFiles = None,
     candidates: Annotated[
         bool,
         typer.Option(
@@ -96,9 +111,6 @@ def write_pack(
         OneOf(SHAPES),
         typer.Option("--format", help="hf: a repository for Hugging Face kernels. By default what --out says."),
     ] = None,
-    with_ptx: Annotated[
-        bool, typer.Option("--with-ptx", help="PTX beside the cubins: for the emulator, and for reading.")
-    ] = False,
 ) -> None:
     """Write what a machine without a compiler needs.
 
@@ -110,13 +122,13 @@ def write_pack(
     shape = shape or ("wheel" if out.suffix == ".whl" else "folder")
     if shape != "wheel":
         pack.check_target(out)  # before anything is compiled
-    measured = measurements(result_files)
+    measured = measurements(measured_files or ())
     if candidates:
         table, built = _candidates(added.beside(selection.candidates()), compilation, measured)
     else:
         table, built = _measured(selection, added, compilation, measured)
     library, nvcc_version = compilation.launcher(), compilation.toolchain().nvcc_version
-    files = pack.contents(table, built, library, nvcc_version, with_ptx)
+    files = pack.contents(table, built, library, nvcc_version, added.with_ptx)
     files = repository(files, table) if shape == "hf" else files
     target = pack.write_wheel(files, out) if shape == "wheel" else pack.write_folder(files, out)
     for line in table.notes:
@@ -132,7 +144,7 @@ def write_pack(
 
 
 def _measured(
-    selection: Selection, added: Variants, compilation: Compilation, measured: Measurements
+    selection: Selection, added: Additions, compilation: Compilation, measured: Measurements
 ) -> tuple[Table, dict[str, Artifact]]:
     """The table of the selection's records and their measurements, and its binaries by digest."""
     from cudal2gen.results import choice

@@ -12,6 +12,8 @@ from kernelproof.ground.command_line import program
 from kernelproof.ground.command_line.groups import expanded
 from kernelproof.ground.command_line.program import OwnOptions
 
+JOBS = "CUDAL2GEN_JOBS"
+
 app = program.program(
     "Half-precision matrix-multiply kernels for NVIDIA GPUs, regenerated from records. "
     "Exit codes: 0 done, 1 a kernel or a write failed, 2 the input is wrong, 3 a tool is missing."
@@ -28,12 +30,20 @@ def settings(
     build_dir: Annotated[
         Path | None, typer.Option("--build-dir", envvar="CUDAL2GEN_BUILD_DIR", help="Where compiled kernels are kept.")
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", "-j", envvar=JOBS, min=1, help="Processes at a time that compile or emulate; one for each core."
+        ),
+    ] = None,
 ) -> None:
-    """Options that stand before the verb. Rooms below read the environment, so they are put there."""
+    """Options of every verb, before or behind it. Other modules read the environment, so the values are put there."""
     if catalog is not None:
         os.environ["CUDAL2GEN_CATALOG"] = str(catalog)
     if build_dir is not None:
         os.environ["CUDAL2GEN_BUILD_DIR"] = str(build_dir)
+    if jobs is not None:
+        os.environ[JOBS] = str(jobs)
 
 
 def main() -> None:

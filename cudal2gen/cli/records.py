@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from cudal2gen.cli.selection import ANY, Filter, OneRecord, SeveralRecords
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import FAMILIES, STRUCTURES, Problem, Record
 from kernelproof.ground.chips import distance
-from kernelproof.ground.command_line.groups import OneOf, verb
+from kernelproof.ground.command_line.groups import OneOf, Shared, verb
 from kernelproof.ground.command_line.messages import note, refuse
 from kernelproof.ground.command_line.options import Json
 from kernelproof.ground.command_line.tables import number, print_table
@@ -42,18 +43,22 @@ MEANINGS = {  # of facts, beside those that a family adds
 Fact = str | int | float | bool | list[str] | None
 
 
+@dataclass(frozen=True)
+class Design:
+    """Which records are listed, by their design."""
+
+    family: Annotated[str | None, OneOf(tuple(FAMILIES)), Shared("family", "only records of this family")] = None
+    structure: Annotated[str | None, OneOf(STRUCTURES), Shared("structure", "only records of this origin")] = None
+
+
 @verb(app, "list")
 def list_records(
     selection: Filter,
-    family: Annotated[
-        str | None, OneOf(tuple(FAMILIES)), typer.Option("--family", help="Only records of this family.")
-    ] = None,
-    structure: Annotated[
-        str | None, OneOf(STRUCTURES), typer.Option("--structure", help="Only records of this origin.")
-    ] = None,
+    design: Design,
     as_json: Json = False,
 ) -> None:
     """List the records of the catalog, one line each."""
+    family, structure = design.family, design.structure
     records = [
         record
         for record in catalog.load(gpus=None if selection.gpu == ANY else [selection.gpu])
@@ -239,8 +244,7 @@ def edit_record(
         record = selection.changed(own_record(problem))
     if record.key != problem.key:
         refuse(
-            "a record's problem does not change; name the other problem by --mnk, --gpu, --acc, --ab, --d, --layout, "
-            "--fusion and --batch"
+            "a record's problem does not change; name the other problem by --mnk, --gpu, --acc, --layout and --where"
         )
     print(put(record))
 

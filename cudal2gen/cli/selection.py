@@ -16,8 +16,8 @@ from cudal2gen.cli.changes import changed
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
 from cudal2gen.kernel.fusion import NONE, PARTS, Fusion
-from cudal2gen.kernel.problem import BATCH_TITLES, Batch, types
-from kernelproof.ground.command_line.groups import Offer, OneOf
+from cudal2gen.kernel.problem import BATCH_TITLES, SIZE_CLASSES, Batch, types
+from kernelproof.ground.command_line.groups import Offer, OneOf, Shared
 from kernelproof.ground.command_line.messages import note, refuse
 from kernelproof.ground.element import ELEMENTS, ElementName, OutputName
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cudal2gen.results import Measurement
 
 ANY: Final = "any"
+MOST = 65_535  # products of a launch, which a grid counts in 16 bits
 Kind = dict[str, Any]  # types and layout, by the names of a problem's fields
 ABS: tuple[ElementName, ...] = get_args(ElementName)
 DS: tuple[OutputName, ...] = get_args(OutputName)
@@ -32,6 +33,13 @@ ACCS: tuple[Acc, ...] = get_args(Acc)
 _UNSAID: Any = None  # an accumulator that follows from the types
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 BATCHES: tuple[Batch, ...] = get_args(Batch)
+
+
+def _count(text: str) -> int:
+    """A number of at least 1, of at most five digits. Raises ValueError."""
+    if not text.isdecimal() or not 0 < int(text) <= MOST:
+        raise ValueError(f"expected a number from 1 to {MOST}")
+    return int(text)
 
 
 class Target(Protocol):
@@ -70,50 +78,45 @@ class Selection:
         typer.Option("--mnk", metavar="M_N_K", help="Problem size, e.g. 4096_4096_64. Repeatable."),
     ] = ()
     everything: Annotated[bool, typer.Option("--all", help="Every size of --gpu, --acc and --layout.")] = False
-    size_class: Annotated[
-        SizeClass | None, typer.Option("--class", help="The sizes of --all that belong to this class.")
-    ] = None
-    sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="This many sizes of --all, spread over the size classes.")
-    ] = None
-    listed: Annotated[
-        Path | None,
-        typer.Option(
-            "--problems",
-            metavar="FILE",
-            help="The problems of a list that tune-model wrote, as far as --gpu, --acc and --layout agree.",
-        ),
-    ] = None
-    gpu: Annotated[str, OneOf(tuple(GPUS), ANY), typer.Option("--gpu", help="GPU model.")] = "a100"
-    ab: Annotated[
-        ElementName | Literal["any"], OneOf(ABS, ANY), typer.Option("--ab", "--dtype", help="Type of A and B.")
-    ] = "f16"
-    d: Annotated[
-        OutputName | Literal["any"], OneOf(DS, ANY), typer.Option("--d", help="Type of D: that of A and B, or f32.")
-    ] = "same"
+    gpu: Annotated[str, OneOf(tuple(GPUS), ANY), Shared("gpu", "the GPU model", short=True)] = "a100"
     acc: Annotated[
         Acc | Literal["any"],
         OneOf(ACCS, ANY),
-        typer.Option("--acc", help="Accumulator in the MMA; f16 unless given, for --ab bf16 and --d f32 it is f32."),
+        Shared("acc", "the type in which products are summed; f16, or f32 for ab=bf16 and d=f32", short=True),
     ] = _UNSAID
     layout: Annotated[
         Layout | Literal["any"],
         OneOf(LAYOUTS, ANY),
-        typer.Option("--layout", help="tn: B is stored (N,K); nn: B is stored (K,N)."),
+        Shared("layout", "B is stored (N,K) in tn and (K,N) in nn", short=True),
     ] = "tn"
+    ab: Annotated[ElementName | Literal["any"], OneOf(ABS, ANY), Shared("ab", "the type of A and B")] = "f16"
+    d: Annotated[OutputName | Literal["any"], OneOf(DS, ANY), Shared("d", "the type of D; same: that of A and B")] = (
+        "same"
+    )
     fusion: Annotated[
-        str,
-        typer.Option(
-            "--fusion",
-            metavar="PARTS",
-            help=f"What is applied to the sums before D is stored: none, or parts joined by +, of {', '.join(PARTS)}.",
-        ),
+        str, Shared("fusion", f"what is applied to the sums: none, or parts joined by +, of {', '.join(PARTS)}")
     ] = NONE
     batch: Annotated[
         Batch | Literal["any"],
         OneOf(BATCHES, ANY),
-        typer.Option("--batch", help="Products of a launch: none, one; strided, several; grouped, rows in groups."),
+        Shared("batch", "products of a launch: one, several, or rows in groups"),
     ] = "none"
+    products: Annotated[int, Shared("products", "how many products a launch computes, with batch=strided", _count)] = 1
+    size_class: Annotated[
+        SizeClass | None, OneOf(SIZE_CLASSES), Shared("class", "in place of --all: the sizes of this class", short=True)
+    ] = None
+    sample: Annotated[
+        int | None, Shared("sample", "in place of --all: so many sizes, spread over the classes", _count, short=True)
+    ] = None
+    listed: Annotated[
+        Path | None,
+        Shared("problems", "in place of --all: the problems of a file that tune-model wrote", Path, short=True),
+    ] = None
+    source: Annotated[
+        str | None,
+        OneOf(tuple(GPUS)),
+        Shared("records", "the GPU whose records are measured, as far as they are legal, into a file of their own"),
+    ] = None
     changes: Annotated[
         tuple[str, ...],
         typer.Option(
@@ -129,15 +132,20 @@ class Selection:
             "--fit", help="Where --set breaks a rule, change other fields as little as it takes, and say which."
         ),
     ] = False
+    device: int = 0  # CUDA's index of the card: what stands behind the colon in --gpu h200:1
 
     def __post_init__(self) -> None:
+        model, colon, index = self.gpu.partition(":")
+        if colon:
+            object.__setattr__(self, "gpu", model)
+            object.__setattr__(self, "device", int(index))
         if self.acc is _UNSAID:
             half = (self.ab == ANY or ELEMENTS[self.ab].half_sums) and self.d in ("same", ANY)
             object.__setattr__(self, "acc", "f16" if half else "f32")
         try:
             Fusion.model_validate(NONE if self.fusion == ANY else self.fusion)
         except ValidationError as error:
-            refuse(f"--fusion {explain(error)}")
+            refuse(f"--where fusion={explain(error)}")
 
     def on(self, gpu: str) -> Selection:
         """The selection on this GPU, where it names none."""
@@ -169,7 +177,7 @@ class Selection:
     def _later(self) -> dict[str, str]:
         """Fusion and batch, as a problem's fields."""
         if self.fusion == ANY:
-            refuse(f"--fusion {ANY}: name its parts, or {NONE}")
+            refuse(f"--where fusion={ANY}: name its parts, or {NONE}")
         return {"fusion": self.fusion, "batch": self.batch}
 
     def _serves_as(self, problem: Problem) -> bool:
@@ -407,23 +415,25 @@ def problem(mnk: str, **fields: str) -> Problem:
 FILTERS = ("gpu", "ab", "d", "acc", "layout")
 # The options of verbs that take plain products only.
 PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "changes", "fit")
+OF_GPU = "the GPU model; behind a colon the CUDA index of the card, as in h200:1"
 LATER = ("fusion", "batch")  # of verbs that take fused and batched products too
 SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
-ALL = {"everything": "All records of --gpu, --ab, --d, --acc and --layout; each may be any."}
+ALL = {"everything": "All records of --gpu, --acc, --layout and --where; each may be any."}
 # One record, by its size; records, by any of the options; size, class, GPU, types and layout of what is listed.
 OneRecord = Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER, "changes", "fit"), single=("mnk",), helps=SIZE)]
 OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS, *LATER), single=("mnk",), helps=SIZE)]
-SeveralRecords = Annotated[Selection, Offer(wildcards=FILTERS, helps=ALL)]
+SeveralRecords = Annotated[Selection, Offer(only=(*PLAIN, *LATER), wildcards=FILTERS, helps=ALL)]
 LISTED = (*FILTERS, *LATER)
 OF_LISTED = {
-    "mnk": "Only of this size, e.g. 4096_4096_64. Repeatable.",
-    "size_class": "Only sizes of this class.",
-    "fusion": f"Only of this fusion: none, or parts joined by +, of {', '.join(PARTS)}.",
+    "mnk": "only of this size, such as 4096_4096_64; several may be given",
+    "gpu": "only of this GPU model",
+    "size_class": "only sizes of this class",
 }
 Filter = Annotated[
     Selection,
     Offer(
         only=("mnk", "size_class", *LISTED),
+        shared=("mnk",),
         wildcards=LISTED,
         defaults=dict.fromkeys(LISTED, ANY),
         helps=OF_LISTED,

@@ -13,13 +13,12 @@ import typer
 
 from cudal2gen.cli import spellings
 from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.options import Device
 from cudal2gen.cli.program import app
 from cudal2gen.cli.records import own_record, put
-from cudal2gen.cli.selection import OneProblem
+from cudal2gen.cli.selection import FILTERS, LATER, OF_GPU, SIZE, Selection
 from cudal2gen.kernel import Difference, Record, fieldset, spell
 from kernelproof.ground.command_line import progress, signals
-from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import EXIT_FAILED, note, refuse
 from kernelproof.ground.command_line.options import Json
 from kernelproof.ground.command_line.tables import print_table
@@ -60,7 +59,10 @@ class Answer:
 
 @verb(app, "try")
 def try_edits(
-    selection: OneProblem,
+    selection: Annotated[
+        Selection,
+        Offer(only=("mnk", *FILTERS, *LATER), single=("mnk",), indexed=("gpu",), helps=SIZE | {"gpu": OF_GPU}),
+    ],
     edits: Edits,
     compilation: Compilation,
     answer: Answer,
@@ -68,7 +70,6 @@ def try_edits(
         bool,
         typer.Option("--time", help="Time the right kernels on the GPU, in turns; without it, times are modelled."),
     ] = False,
-    device: Device = 0,
 ) -> None:
     """Try a grid of edits, and rank the kernels that are right.
 
@@ -80,7 +81,7 @@ def try_edits(
         refuse("nothing to try; give --set FIELD=VALUES, such as --set bm=64,128 --set stages=2..5")
     record = own_record(selection.problem()) if answer.write else selection.record()
     variants = spellings.edits(record, edits.settings, edits.limit)
-    card = _card(device, record) if measure else None
+    card = _card(selection.device, record) if measure else None
 
     from cudal2gen.bench import grid
 
@@ -89,7 +90,7 @@ def try_edits(
     if len(refusals) == len(variants):
         (spelling, reason), *others = refusals
         refuse(f"all {len(refusals)} edits are refused, {spelling} by: {reason}" if others else f"{spelling}: {reason}")
-    rows = _rows(kernels, compilation, card, device)
+    rows = _rows(kernels, compilation, card, selection.device)
     winners = grid.best(rows, len(rows))
     printed = winners[: answer.best] if answer.best else grid.ranked(rows)
     written = _write(winners) if answer.write else None

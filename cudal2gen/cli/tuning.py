@@ -6,51 +6,49 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudal2gen import places
-from cudal2gen.cli import learning
 from cudal2gen.cli.options import Duration
 from cudal2gen.cli.program import app
-from cudal2gen.cli.searching import LanguageModel, Reward, Trials, load_policy
-from cudal2gen.cli.selection import FILTERS, Selection
-from cudal2gen.cli.writing import Writing
+from cudal2gen.cli.searching import LanguageModel, ModelServer, Trials, costs_path, load_policy, policy_path
+from cudal2gen.cli.selection import FILTERS, OF_GPU, Selection
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Acc, Problem, Record
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.options import Names, listed_names
 from kernelproof.ground.errors import Failure
-from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
     from cudal2gen.kernel.space import Candidates
-    from cudal2gen.tuner.campaign import Standing
+    from cudal2gen.tuner.campaign import CampaignState
     from cudal2gen.tuner.cost_model import CostModel
     from cudal2gen.tuner.executor import Executor
-    from cudal2gen.tuner.llm import Llm
+    from cudal2gen.tuner.llm_proposer import LlmProposer
     from cudal2gen.tuner.memory import Memory
+    from cudal2gen.tuner.named_proposers import ProposerFactory
     from cudal2gen.tuner.policy import Policy
-    from cudal2gen.tuner.race import Race
-    from cudal2gen.tuner.roster import Roster
+    from cudal2gen.tuner.search import Search
 
 PROPOSERS = Names(("cost-model",))
 MOST_LINES = 24  # of gains that are not written: with the sums a page
 SAVED_EVERY = 20  # problems between two checkpoints of a policy
-TUNED = Offer(only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS))
+PRUNE = 4.0  # a record whose modelled time is this multiple of the least one is not measured
+TUNED = Offer(
+    only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS), indexed=("gpu",), helps={"gpu": OF_GPU}
+)
 
 
 def _proposers() -> tuple[str, ...]:
-    from cudal2gen.tuner import roster
+    from cudal2gen.tuner import named_proposers
 
-    return roster.NAMES
+    return named_proposers.NAMES
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchOptions:
     """Who proposes, and when a search ends."""
 
     proposers: Annotated[
@@ -63,242 +61,195 @@ class Search:
     ] = PROPOSERS
     budget: Duration = None
     evaluations: Annotated[int, typer.Option("--evaluations", min=1, help="Short timings of each problem.")] = 64
-    patience: Annotated[
-        int | None, typer.Option(min=1, help="End a problem after so many evaluations without an improvement.")
-    ] = None
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="The policy's file; made by imitating published kernels.")
-    ] = None
-    costs: Annotated[
-        Path | None,
-        typer.Option("--cost-model", help="The cost model's file; else what --train wrote, or ships."),
-    ] = None
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn; trials of a seed are taken up.")] = 0
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a search writes beside its trials."""
-
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change in the catalog.")] = False
-    plot: Annotated[Path | None, typer.Option("--plot", help="SVG file to write: the learning curve.")] = None
-    markdown: Annotated[Path | None, typer.Option("--markdown", help="With --benchmark: file for the table.")] = None
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            "--export",
-            metavar="DIR",
-            help="Write the language model's exchanges with their rewards, for SFT and GRPO by TRL; search nothing.",
-        ),
-    ] = None
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of everything random; another one starts a run of its own.")
+    ] = 0
 
 
 class Participants:
-    """The proposers of a search. The policy and the language model are made where a proposer needs them."""
+    """The proposers of a campaign. The policy and the language model are made only if a proposer needs them."""
 
-    def __init__(self, search: Search, language_model: LanguageModel, trials: Trials, gpu: str, acc: Acc) -> None:
-        self._search, self._language_model, self._trials = search, language_model, trials
-        self.run_name = f"{trials.environment} {','.join(search.proposers)} seed {search.seed}"
-        self._gpu, self._acc = gpu, acc
-        default = places.build_dir() / "tuner" / f"policy-{gpu}-{acc}-{trials.environment}.pt"
-        self.checkpoint = search.checkpoint or default
+    def __init__(self, options: SearchOptions, server: str, trials: Trials, gpu: str, acc: Acc) -> None:
+        self._options, self._trials, self._gpu, self._acc = options, trials, gpu, acc
+        self._language_model = LanguageModel(server, trials)
+        self.run_name = f"{trials.environment} {','.join(options.proposers)} seed {options.seed}"
+        self._checkpoint = policy_path(trials.environment, gpu, acc)
         self._policy: Policy | None = None
-        self._llm: Llm | None = None
+        self._llm: LlmProposer | None = None
 
-    def roster(self, records: Sequence[Record], rewarded: Reward, lessons: Memory) -> Roster:
-        """All of ``--proposers``; ends the command where one of them lacks a part."""
-        from cudal2gen.tuner import roster
+    def factory(self, records: Sequence[Record], lessons: Memory) -> ProposerFactory:
+        """Makes all of ``--proposers``; ends the command where one of them lacks a part."""
+        from cudal2gen.tuner import named_proposers
 
         def policy() -> Policy:
-            self._policy = load_policy(self.checkpoint, records, self._acc, self._search.seed)
+            self._policy = load_policy(self._checkpoint, records, self._acc, self._options.seed)
             return self._policy
 
         # In the analytic model's own environment its choices would be the answer.
         model = self._trials.environment == "model"
         pool = [record for record in records if not (model and record.origin.structure == "modelled")]
 
-        def llm() -> Llm:
-            self._llm = self._language_model.connect(lessons, self._trials, pool, self.run_name, self._alone)
+        def llm() -> LlmProposer:
+            self._llm = self._language_model.proposer(lessons, pool, self.run_name, self._alone)
             return self._llm
 
-        names = self._search.proposers
-        return roster.Roster(names, policy, pool, self._search.seed, rewarded.settings, llm, self._costs)
+        weights = self._trials.settings.reward.weights
+        return named_proposers.ProposerFactory(
+            self._options.proposers, policy, pool, self._options.seed, weights, llm, self._costs
+        )
 
     def _costs(self) -> CostModel:
-        path = learning.costs_path(self._trials, self._gpu, self._acc, self._search.costs)
-        return learning.load_costs(path, self._search.costs is not None)
+        """The cost model that ``train`` wrote, else the shipped one."""
+        from cudal2gen.tuner import cost_model
+
+        path = costs_path(self._trials.environment == "model", self._gpu, self._acc)
+        return cost_model.load(path if path.is_file() else cost_model.SHIPPED)
 
     def save(self) -> None:
-        """Writes the policy's checkpoint, where there is a policy."""
+        """Writes the policy's checkpoint, if there is a policy."""
         if self._policy is not None:
             from cudal2gen.tuner import checkpoint
 
-            checkpoint.save(self._policy, self.checkpoint)
+            checkpoint.save(self._policy, self._checkpoint)
 
     @property
     def interrupted(self) -> str:
-        """What is stored, and how the search goes on."""
+        """What an interruption leaves stored, and how the search continues."""
         if self._llm is not None:
-            return self._language_model.interrupted(self._llm.usage, self._trials, self._trials.store)
-        return f"interrupted: trials are in {self._trials.store}; the same command takes them up"
+            return self._language_model.interrupted(self._llm.usage, self._trials.store)
+        return f"interrupted: trials are in {self._trials.store}; the same command continues from there"
 
     @property
     def _alone(self) -> bool:
-        return self._search.proposers == ("llm",)
+        return self._options.proposers == ("llm",)
 
     def print_cost(self) -> None:
-        """Says what the language model cost, where one was asked. Raises Failure where nobody else proposes and it did
-        not answer."""
+        """Prints what the language model cost, if one was asked. Raises Failure if it alone proposes and did not
+        answer."""
         if self._llm is not None:
-            transcript = self._language_model.replay or self._language_model.file(self._trials)
-            print(f"llm: {self._llm.usage}; transcript: {transcript}")
+            print(self._language_model.cost(self._llm.usage))
             if self._alone and self._llm.failure:
-                raise Failure(f"the model did not answer: {self._llm.failure}; then the same command goes on")
+                raise Failure(
+                    f"the model did not answer: {self._llm.failure}; then the same command continues from there"
+                )
 
 
 @verb(app, "tune")
 def tune(
     selection: Annotated[Selection, TUNED],
-    search: Search,
+    options: SearchOptions,
     trials: Trials,
-    rewarded: Reward,
-    language_model: LanguageModel,
-    output: Output,
-    repetitions: learning.Repetitions,
-    writing: Writing,
-    benchmark: Annotated[
-        bool,
-        typer.Option(
-            "--benchmark",
-            help="Compare proposers on held-out problems: of --recordings, then in the model environment.",
-        ),
-    ] = False,
-    train: Annotated[
-        bool,
-        typer.Option("--train", help="Train cost model and policy on stored trials and --recordings; search nothing."),
-    ] = False,
+    llm: ModelServer = "",
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change in the catalog.")] = False,
 ) -> None:
-    """Search for better records: propose, check, time, learn. What is beyond doubt faster goes to the catalog.
+    """Search for faster records: propose, check and time them. What is beyond doubt faster goes into the catalog.
 
-    Every trial is stored when it ends; the same command continues from the stored ones.
+    Every trial is stored when it ends; the same command continues from the stored ones. With --recordings the search is
+    among recorded trials alone.
     """
     from cudal2gen.kernel import space
     from cudal2gen.tuner import campaign, memory
     from cudal2gen.tuner.executor import InProcess
 
     (acc,) = selection.accs
-    if benchmark:
-        learning.compare(selection, acc, trials, repetitions, search.seed, output.markdown, output.plot)
-        return
-    if output.export is not None:
-        learning.export(trials, language_model, rewarded, output.export)
-        return
-    if writing.rounds:
-        problems = selection.problems(search.seed)
-        writing.write_kernels(problems, search.seed, trials, rewarded, language_model, output.dry_run)
-        return
-    participants = Participants(search, language_model, trials, selection.gpu, acc)
-    if train:
-        learning.train(selection, acc, trials, search.seed, search.costs, participants.checkpoint)
-        return
+    trials = replace(trials, device=selection.device)
+    participants = Participants(options, llm, trials, selection.gpu, acc)
     records = catalog.load()
-    replay = trials.replay(selection.admits) if trials.environment == "replay" else None
-    everything = replay is not None and not selection.names_sizes
-    problems = replay.problems if replay and everything else selection.problems(search.seed)
-    executor = InProcess(replay) if replay else trials.executor(records, search.seed)
+    replay = trials.replay(selection.admits) if trials.recordings else None
+    problems = replay.problems if replay and not selection.names_sizes else selection.problems(options.seed)
+    executor = InProcess(replay) if replay else trials.executor(records, options.seed)
     lessons = memory.load(memory.lessons_path(trials.store))
-    roster = participants.roster(records, rewarded, lessons)
+    factory = participants.factory(records, lessons)
     find = replay.candidates if replay else space.candidates
-    standing, seconds = _run(
-        problems, records, roster, executor, search, trials, participants, lessons, find_candidates=find
+    state, seconds = _run(
+        problems, records, factory, executor, options, trials, participants, lessons, find_candidates=find
     )
     if replay:
-        print(campaign.replayed(standing, replay.least_us))
-    _print_outcome(standing, seconds, search.evaluations, executor, trials, output)
+        print(campaign.replayed(state, replay.least_us))
+    _print_outcome(state, seconds, options.evaluations, executor, trials, dry_run=dry_run)
     participants.print_cost()
 
 
 def _run(
     problems: Sequence[Problem],
     records: Sequence[Record],
-    roster: Roster,
+    factory: ProposerFactory,
     executor: Executor,
-    search: Search,
+    options: SearchOptions,
     trials: Trials,
     participants: Participants,
     lessons: Memory,
     *,
     find_candidates: Callable[[Problem], Candidates],
-) -> tuple[Standing, float]:
+) -> tuple[CampaignState, float]:
     """Runs the campaign; the result, and the seconds it took."""
-    from cudal2gen.tuner import campaign, progress, race
+    from cudal2gen.tuner import campaign, progress
+    from cudal2gen.tuner.search import SearchLimits
 
-    prune = 4.0 if trials.environment == "gpu" else None
-    settings = race.Settings(search.evaluations, patience=search.patience, prune=prune)
+    measured = trials.environment == "gpu"
+    limits = SearchLimits(
+        options.evaluations, patience=trials.settings.search.patience, prune=PRUNE if measured else None
+    )
     ended = 0
 
-    def after(race: Race) -> None:
+    def after(search: Search) -> None:
         nonlocal ended
-        roster.conclude(race.problem)
-        lessons.learn(race)
-        lessons.learn_setbacks(race)
+        factory.conclude(search.problem)
+        lessons.learn(search)
+        lessons.learn_setbacks(search)
         ended += 1
         if ended % SAVED_EVERY == 0:
             participants.save()
 
     begin = time.monotonic()
     incumbents = campaign.Incumbents(records)
-    plan = campaign.Plan(
-        problems, incumbents, roster.proposer, trials.store, participants.run_name, settings, search.budget,
+    plan = campaign.CampaignPlan(
+        problems, incumbents, factory.proposer, trials.store, participants.run_name, limits, options.budget,
         find_candidates,
     )  # fmt: skip
     try:
         with progress.live_view() as show:
-            in_turns = search.budget is not None and trials.environment == "gpu"
-            standing = (campaign.run_in_turns if in_turns else campaign.run)(plan, executor, show, after)
+            in_turns = options.budget is not None and measured
+            state = (campaign.run_in_turns if in_turns else campaign.run)(plan, executor, show, after)
     except SystemExit:
         print(participants.interrupted, file=sys.stderr)
         raise
     finally:
         executor.close()
         participants.save()
-    return standing, time.monotonic() - begin
+    return state, time.monotonic() - begin
 
 
 def _print_outcome(
-    standing: Standing, seconds: float, evaluations: int, executor: Executor, trials: Trials, output: Output
+    state: CampaignState, seconds: float, evaluations: int, executor: Executor, trials: Trials, *, dry_run: bool
 ) -> None:
-    """Faults, improvements, the learning curve and the sums. ``evaluations``: of each problem, at most."""
-    from cudal2gen.tuner import campaign, curve, progress
+    """Faults, improvements and the sums. ``evaluations``: of each problem, at most."""
+    from cudal2gen.tuner import progress
 
-    for fault in standing.faults:
+    for fault in state.faults:
         print(f"fault: {fault}", file=sys.stderr)
-    if executor.name == "gpu" or output.dry_run:
-        for race in standing.improved:
-            write_improved(race, output.dry_run)
+    if executor.name == "gpu" or dry_run:
+        for search in state.improved:
+            write_improved(search, dry_run)
     else:
-        print_gains(standing.improved)
-    if output.plot is not None:
-        points = campaign.mean_curve(standing)
-        curves = [curve.Curve("best so far", points)] if points else []
-        title = f"Best cost so far, mean of {len(standing.races)} problems, {executor.name} environment: {executor.on}"
-        write(output.plot, curve.svg(title, "evaluations", "cost, first = 1", curves))
-    print(progress.line(standing, seconds))
-    for reason, count in standing.early_ends(evaluations).items():
-        print(f"{count} of {standing.problems} problems ended before {evaluations} evaluations: {reason}")
+        print_gains(state.improved)
+    print(progress.line(state, seconds))
+    for reason, count in state.early_ends(evaluations).items():
+        print(f"{count} of {state.problems} problems ended before {evaluations} evaluations: {reason}")
     print(f"trials in {trials.store}")
     if executor.name == "model":
         print(_model_against_measurements())
 
 
-def print_gains(races: Sequence[Race]) -> None:
+def print_gains(searches: Sequence[Search]) -> None:
     """A line for each of the largest gains of an environment whose records are not written: a page at most."""
     from cudal2gen.tuner import campaign, progress
 
-    largest = sorted(races, key=lambda race: race.gain.value if race.gain else 0.0, reverse=True)
-    for race in largest[:MOST_LINES]:
-        proposer = race.winner.proposer if race.winner else ""
-        print(f"{race.problem.mnk}: {progress.gain(race)}, proposed by {proposer}")
+    largest = sorted(searches, key=lambda search: search.gain.value if search.gain else 0.0, reverse=True)
+    for search in largest[:MOST_LINES]:
+        proposer = search.winner.proposer if search.winner else ""
+        print(f"{search.problem.mnk}: {progress.gain(search)}, proposed by {proposer}")
     if len(largest) > MOST_LINES:
         print(f"and {len(largest) - MOST_LINES} smaller gains")
     if largest:
@@ -306,26 +257,26 @@ def print_gains(races: Sequence[Race]) -> None:
         print(f"not written: {reason}; --dry-run prints the fields in which records differ")
 
 
-def write_improved(race: Race, dry_run: bool) -> None:
+def write_improved(search: Search, dry_run: bool) -> None:
     """Prints a gain and writes its record to the catalog; where that is not allowed, why, and what would change."""
     from cudal2gen import results
     from cudal2gen.tuner import campaign, progress
 
-    winner = race.winner
+    winner = search.winner
     if winner is None:
         return
     verdicts = results.latest() if winner.environment == "gpu" else {}
     clean = any(
         verdict.passed for (digest, on), verdict in verdicts.items() if digest == winner.digest and on != "emulator"
     )
-    print(f"{race.problem.mnk}: {progress.gain(race)}, proposed by {winner.proposer}")
-    refusal = campaign.may_write(race, clean)
+    print(f"{search.problem.mnk}: {progress.gain(search)}, proposed by {winner.proposer}")
+    refusal = campaign.may_write(search, clean)
     if dry_run or refusal:
-        for line in campaign.diff(race):
+        for line in campaign.diff(search):
             print(f"  {line}")
         print(f"  not written: {refusal or 'this is a dry run'}")
         return
-    print(f"  written to {catalog.put(campaign.catalog_record(race))}")
+    print(f"  written to {catalog.put(campaign.catalog_record(search))}")
 
 
 def _model_against_measurements() -> str:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cudal2gen.cli.building import Compilation
-from cudal2gen.cli.options import Device
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import OneRecord, SeveralRecords
+from cudal2gen.cli.selection import ALL, FILTERS, LATER, OF_GPU, PLAIN, OneRecord, Selection
 from cudal2gen.kernel import Record
 from kernelproof.ground.command_line import progress, signals
-from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import EXIT_FAILED, error, note, refuse
-from kernelproof.ground.command_line.options import Json, names_when_needed
+from kernelproof.ground.command_line.options import Json, Names, listed_names, names_when_needed
 from kernelproof.ground.command_line.tables import number
 from kernelproof.ground.files import write
 from kernelproof.ground.pages import counted
@@ -33,9 +32,12 @@ if TYPE_CHECKING:
     from kernelproof.emulator import RoundingName
     from kernelproof.ground.workers import Lost
 
-On = Annotated[
-    Literal["emulator", "gpu"], typer.Option("--on", help="Where kernels run: on the CPU by emulation, or on a GPU.")
-]
+HELP_ON = (
+    "Where kernels run: on the CPU by emulation. Its tensor cores round fp32 sums once; with :a100 or :h100 they round "
+    "bit by bit as published of that GPU, which is slow"
+)
+Emulator = Literal["emulator", "emulator:a100", "emulator:h100"]
+Place = Literal["emulator", "emulator:a100", "emulator:h100", "gpu"]
 
 
 def _inputs() -> tuple[str, ...]:
@@ -44,13 +46,11 @@ def _inputs() -> tuple[str, ...]:
     return validator.INPUTS
 
 
-Rounding = Annotated[
-    Literal["model", "a100", "h100"],
-    typer.Option(
-        "--rounding",
-        help="How emulated tensor cores round fp32 sums: once (model), or by bits as published of these GPUs; slow.",
-    ),
-]
+def _extra_checks() -> tuple[str, ...]:
+    return (SANITIZER, EMULATOR)
+
+
+SANITIZER, EMULATOR = "sanitizer", "emulator"
 
 
 @verb(app, "run")
@@ -63,8 +63,7 @@ def run(
             "--inputs", _inputs, "binary (0 and 1), sparse, integers, normal, cancelling or special (NaN, infinities)."
         ),
     ] = "normal",
-    on: On = "emulator",
-    rounding: Rounding = "model",
+    on: Annotated[Emulator, typer.Option("--on", help=f"{HELP_ON}.")] = "emulator",
     as_json: Json = False,
 ) -> None:
     """Build and execute a kernel on one problem, beside NumPy.
@@ -73,13 +72,11 @@ def run(
     """
     from cudal2gen import validator
 
-    if on != "emulator":
-        refuse(f"--on {on}: run prints the emulator's findings and counters; validate also takes --on gpu")
     record = selection.record()
     (artifact,) = compilation.build([record])
     shape = validator.own_shape(record)
     case, done = validator.run_case(
-        record, artifact, compilation.launcher(), shape, inputs, counters=True, rounding=rounding
+        record, artifact, compilation.launcher(), shape, inputs, counters=True, rounding=_rounding(on)
     )
     counters = validator.summary(record, done)
     if as_json:
@@ -110,25 +107,24 @@ def run(
 
 @verb(app, "validate")
 def validate(
-    selection: SeveralRecords,
+    selection: Annotated[
+        Selection, Offer(only=(*PLAIN, *LATER), wildcards=FILTERS, indexed=("gpu",), helps=ALL | {"gpu": OF_GPU})
+    ],
     compilation: Compilation,
     changed: Annotated[
         bool,
         typer.Option("--changed", help="Only kernels without a verdict: goes on after an interruption. Alone: of all."),
     ] = False,
-    on: On = "emulator",
-    device: Device = 0,
-    sanitize: Annotated[
-        bool,
-        typer.Option("--sanitize", help="With --on gpu: compute-sanitizer's memcheck and racecheck as well; slow."),
-    ] = False,
-    compare_emulator: Annotated[
-        bool,
-        typer.Option(
-            "--compare-emulator", help="With --on gpu: compare the bits with the emulator's, and store how they differ."
+    on: Annotated[Place, typer.Option("--on", help=f"{HELP_ON}; or on a GPU.")] = "emulator",
+    extra: Annotated[
+        Names | None,
+        listed_names(
+            "--also",
+            _extra_checks,
+            "With --on gpu, separated by commas: sanitizer runs compute-sanitizer's memcheck and racecheck (slow); "
+            "emulator compares the bits with the emulator's, and stores how they differ.",
         ),
-    ] = False,
-    rounding: Rounding = "model",
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Judge whether kernels are right, on problems that stress them.
@@ -139,9 +135,12 @@ def validate(
     With --on gpu the records' own problems are executed as well. Records of one GPU are tried on another by
     --set gpu=h200.
     """
-    _check_place(on, sanitize or compare_emulator, rounding)
+    sanitize, compare_emulator = (name in (extra or ()) for name in _extra_checks())
+    if extra and on != "gpu":
+        refuse(f"--also {','.join(extra)}: needs --on gpu")
+    rounding = _rounding(on)
     records = (replace(selection, everything=True) if changed and not selection.names_sizes else selection).records()
-    card = _gpu(device, records) if on == "gpu" else None
+    card = _gpu(selection.device, records) if on == "gpu" else None
     kernels = _kernels(records, compilation)
     pending = (
         _without_verdict(kernels, card.model if card else _emulator(rounding)) if changed else list(kernels.values())
@@ -149,7 +148,9 @@ def validate(
     built = compilation.attempt(pending)
     judgements = _emulated(built, compilation, rounding)
     if card is not None:
-        judgements = _on_gpu(card, built, compilation.launcher(), device if sanitize else None, compare_emulator)
+        judgements = _on_gpu(
+            card, built, compilation.launcher(), selection.device if sanitize else None, compare_emulator
+        )
     verdicts = _stored(judgements, len(built))
     if compare_emulator:
         _write_roundings()
@@ -184,12 +185,10 @@ def _without_verdict(kernels: dict[str, Record], place: str) -> list[Record]:
     return [record for digest, record in kernels.items() if (digest, place) not in stored]
 
 
-def _check_place(on: str, of_gpu: bool, rounding: RoundingName) -> None:
-    """Ends the command where an option is of the other place."""
-    if on == "emulator" and of_gpu:
-        refuse("--sanitize and --compare-emulator need --on gpu")
-    if on == "gpu" and rounding != "model":
-        refuse(f"--rounding {rounding}: is of the emulator; a GPU rounds as it does")
+def _rounding(on: str) -> RoundingName:
+    """How emulated tensor cores round, of a place such as emulator:a100."""
+    named: dict[str, RoundingName] = {"a100": "a100", "h100": "h100"}
+    return named.get(on.partition(":")[2], "model")
 
 
 def _emulator(rounding: RoundingName) -> str:

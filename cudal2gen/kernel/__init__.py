@@ -27,7 +27,6 @@ from cudal2gen.kernel.problem import Layout as Layout
 from cudal2gen.kernel.problem import Problem as Problem
 from cudal2gen.kernel.problem import SizeClass as SizeClass
 from cudal2gen.kernel.problem import aligned as aligned
-from cudal2gen.kernel.problem import ceil_div as ceil_div
 from cudal2gen.kernel.record import STRUCTURES as STRUCTURES
 from cudal2gen.kernel.record import Fields as Fields
 from cudal2gen.kernel.record import Origin as Origin
@@ -35,7 +34,6 @@ from cudal2gen.kernel.record import Record as Record
 from cudal2gen.kernel.schema import IllegalRecord as IllegalRecord
 from cudal2gen.kernel.schema import IllegalValue as IllegalValue
 from cudal2gen.kernel.schema import explain as explain
-from cudal2gen.kernel.schema import spelled as spelled
 from cudal2gen.kernel.serving import Use as Use
 from cudal2gen.kernel.sm80_direct import Sm80Direct as Sm80Direct
 from cudal2gen.kernel.sm80_multistage import Prefetch as Prefetch
@@ -53,6 +51,8 @@ from cudal2gen.kernel.work import Work as Work
 from kernelproof.ground.chips import GPUS as GPUS
 from kernelproof.ground.chips import REGISTERS_SM as REGISTERS_SM
 from kernelproof.ground.chips import REGISTERS_THREAD as REGISTERS_THREAD
+from kernelproof.ground.integers import ceil_div as ceil_div
+from kernelproof.ground.schema import spelled as spelled
 
 for family in (Sm80Multistage, Sm80Direct, Sm90Wgmma, Sm90Small, Sm100Tcgen05, Sm120Mma, CudaSource):
     register(family)

@@ -11,11 +11,12 @@ from pydantic import Field, ValidationError
 
 from cudal2gen.kernel import device_text
 from cudal2gen.kernel.launch import CONVENTIONS, Cluster, Launch, Sizes, Tiles, Tma
-from cudal2gen.kernel.problem import Problem, aligned, ceil_div
+from cudal2gen.kernel.problem import Problem, aligned
 from cudal2gen.kernel.record import FAMILY, Fields, Origin, Record, Ring
 from cudal2gen.kernel.schema import IllegalRecord, explain
 from cudal2gen.kernel.work import Work
 from kernelproof.ground.chips import GPUS
+from kernelproof.ground.integers import ceil_div
 
 # Facts of launches that come from the record's own fields.
 OWN_FACTS = frozenset(Launch.model_fields) | {"predicated", "baked_k", "baked_n"}
@@ -77,7 +78,7 @@ class CudaSource(Ring):
 
     def violations(self) -> Iterator[str]:
         if self.seal != _seal(dict(self)):
-            yield f"seal={self.seal}: text and launch were sealed with other values; 'tune --write-kernels' writes anew"
+            yield f"seal={self.seal}: text and launch were sealed with other values; 'cudal2gen write' writes anew"
             return
         if self.operation != (own := _operation(self.problem)):
             yield f"operation={self.operation}: the text is not for {own}"

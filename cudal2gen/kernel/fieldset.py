@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Fields, Origin, Record
-from cudal2gen.kernel.schema import Schema
+from kernelproof.ground.schema import Schema
 
 MAX_VALUES = 128  # values of a field that are listed one by one
 FIXED = frozenset({"problem", "family", "origin", *Problem.model_fields})

@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError
 
 from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT, Batch, Layout, aligned
-from cudal2gen.kernel.schema import Schema
 from kernelproof.ground.element import ELEMENTS, Element, ElementName, OutputName, stored
 from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.schema import Schema
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Amount = Annotated[int, Field(ge=0, lt=2**31)]

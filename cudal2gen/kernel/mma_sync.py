@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.kernel.launch import Launch, Raster, Sizes, Tiles
-from cudal2gen.kernel.problem import Problem, aligned, ceil_div
+from cudal2gen.kernel.problem import Problem, aligned
 from cudal2gen.kernel.record import Fields, Record
 from kernelproof.ground.chips import REGISTERS_THREAD, Chip
+from kernelproof.ground.integers import ceil_div
 
 Padding = Literal["none", "predicate", "pad"]
 

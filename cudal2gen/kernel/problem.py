@@ -8,9 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from cudal2gen.kernel.fusion import GATE_COLS, PLAIN, Fusion
-from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
+from cudal2gen.kernel.schema import IllegalRecord, explain
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.element import ELEMENTS, Element, ElementName, OutputName, stored
+from kernelproof.ground.integers import ceil_div
+from kernelproof.ground.schema import Schema
 
 Acc = Literal["f16", "f32"]
 Layout = Literal["tn", "nn"]
@@ -19,11 +21,6 @@ SizeClass = Literal["small-m", "split-k", "tiny", "medium", "large", "huge"]
 BATCH_TITLES: dict[Batch, str] = {"strided": "batched", "grouped": "grouped"}
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 MAX_EXTENT = 2**24  # most elements of a row, because offsets within a CTA tile are 32-bit
-
-
-def ceil_div(a: int, b: int) -> int:
-    """Smallest integer not below a / b."""
-    return -(-a // b)
 
 
 def aligned(extent: int, to: int) -> int:

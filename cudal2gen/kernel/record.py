@@ -14,11 +14,13 @@ from pydantic.fields import FieldInfo
 
 from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.launch import Launch, Sizes
-from cudal2gen.kernel.problem import BATCH_TITLES, Acc, Batch, Layout, Problem, ceil_div
-from cudal2gen.kernel.schema import IllegalRecord, Schema, explain
+from cudal2gen.kernel.problem import BATCH_TITLES, Acc, Batch, Layout, Problem
+from cudal2gen.kernel.schema import IllegalRecord, explain
 from cudal2gen.kernel.work import Work
 from kernelproof.ground.chips import GPUS, Chip, Residency
 from kernelproof.ground.element import Element, ElementName, OutputName
+from kernelproof.ground.integers import ceil_div
+from kernelproof.ground.schema import Schema
 
 Fields = dict[str, Any]  # names of record fields and their values, as JSON has them
 Structure = Literal["exact", "nearest", "tuned", "modelled"]

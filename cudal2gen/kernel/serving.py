@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from cudal2gen.kernel.launch import Operands, Sizes
-from cudal2gen.kernel.problem import MAX_EXTENT, Problem, aligned, ceil_div
+from cudal2gen.kernel.problem import MAX_EXTENT, Problem, aligned
 from cudal2gen.kernel.record import Fields, Origin, Record
 from cudal2gen.kernel.schema import IllegalRecord
 from kernelproof.ground import chips
+from kernelproof.ground.integers import ceil_div
 
 Copied = tuple[bool, bool, bool]
 Item = TypeVar("Item")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.kernel.problem import Problem, ceil_div
+from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import Overlap
 from cudal2gen.kernel.tma_ring import (
@@ -29,6 +29,7 @@ from cudal2gen.kernel.tma_ring import (
 from cudal2gen.kernel.work import Work
 from kernelproof.ground.chips import GPUS, REGISTERS_THREAD, Chip
 from kernelproof.ground.element import CHUNK_BYTES
+from kernelproof.ground.integers import ceil_div
 
 # tcgen05.mma (PTX ISA 9.7.16.2.1): rows of D per CTA, most columns.
 MMA_M, MMA_N = 128, 256

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.kernel.problem import Problem, ceil_div
+from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import Overlap
 from cudal2gen.kernel.tma_ring import (
@@ -28,6 +28,7 @@ from cudal2gen.kernel.tma_ring import (
 from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Tile, Warpgroups
 from cudal2gen.kernel.work import Work
 from kernelproof.ground.chips import Chip
+from kernelproof.ground.integers import ceil_div
 
 GROUP_M = 64  # rows of four warps, 16 each
 # Least registers by ptxas 13.0: of a consumer beside its accumulators, of a producer.

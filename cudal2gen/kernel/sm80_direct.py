@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 
 from cudal2gen.kernel.launch import Tiles
 from cudal2gen.kernel.mma_sync import SPLITS, MmaSyncKernel
-from cudal2gen.kernel.problem import Problem, ceil_div
+from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.work import Work
 from kernelproof.ground.element import VECTOR_BYTES
+from kernelproof.ground.integers import ceil_div
 
 
 class Sm80Direct(MmaSyncKernel):

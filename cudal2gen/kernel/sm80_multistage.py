@@ -11,12 +11,13 @@ from pydantic import Field
 from cudal2gen.kernel.fieldset import spell
 from cudal2gen.kernel.launch import Raster, Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_M, MMA_N, SPLITS, MmaSyncKernel
-from cudal2gen.kernel.problem import MAX_EXTENT, Problem, ceil_div
+from cudal2gen.kernel.problem import MAX_EXTENT, Problem
 from cudal2gen.kernel.record import FAMILY, Fields, Record, Ring
-from cudal2gen.kernel.schema import Schema
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle, power_of_two, swizzle_violations
 from cudal2gen.kernel.work import Work
 from kernelproof.ground.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD, Chip
+from kernelproof.ground.integers import ceil_div
+from kernelproof.ground.schema import Schema
 
 # What the tuner tries: bm and bn, warps along them, stages, orders of loads, columns of a zsplit raster's slice.
 TILES = (

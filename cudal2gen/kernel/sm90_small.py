@@ -8,11 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from cudal2gen.kernel.launch import Cluster, Launch
-from cudal2gen.kernel.problem import Problem, ceil_div
+from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CLUSTER_SPLITS, Overlap, Sm90Kernel
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle
 from cudal2gen.kernel.work import Work
+from kernelproof.ground.integers import ceil_div
 
 MAX_ACCUMULATORS = 128  # registers of a thread, which leave room for fragments
 

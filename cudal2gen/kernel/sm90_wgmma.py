@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.kernel.problem import Problem, ceil_div
+from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CLUSTER_SPLITS, Overlap
 from cudal2gen.kernel.tma_ring import (
@@ -30,6 +30,7 @@ from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedul
 from cudal2gen.kernel.work import Work
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.element import CHUNK_BYTES
+from kernelproof.ground.integers import ceil_div
 
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
 WGMMA_N = 256  # most columns of one

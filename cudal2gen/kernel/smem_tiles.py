@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from cudal2gen.kernel.mma_sync import MMA_M, MMA_N, MmaTiles
-from cudal2gen.kernel.problem import ceil_div
 from cudal2gen.kernel.work import LINE, Work
+from kernelproof.ground.integers import ceil_div
 
 Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
 

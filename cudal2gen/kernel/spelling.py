@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Record
-from cudal2gen.kernel.schema import IllegalRecord, refusal, spelled
+from cudal2gen.kernel.schema import IllegalRecord, refusal
 from kernelproof.ground.errors import WrongInput, brief, parse_json, printable
+from kernelproof.ground.schema import spelled
 
 QUESTION = tuple(Problem.model_fields)
 FAMILIES: dict[str, type[Record]] = {}

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 from pydantic import Field
 
 from cudal2gen.kernel.launch import Hint, Launch, Tma
-from cudal2gen.kernel.problem import Problem, ceil_div
+from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Fields, Ring
 from cudal2gen.kernel.sm90 import Sm90Kernel
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.element import CHUNK_BYTES, Element
+from kernelproof.ground.integers import ceil_div
 
 MAX_BOX = 256  # rows or columns of one TMA box
 STORE_BUFFERS = 2  # store buffers per warp

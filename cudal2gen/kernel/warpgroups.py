@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from cudal2gen.kernel.problem import Problem, ceil_div
+from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.tma_ring import TmaRing
 from kernelproof.ground.chips import REGISTERS_SM, REGISTERS_THREAD
+from kernelproof.ground.integers import ceil_div
 
 # What the tuner tries: bm, bn, schedule, consumers, registers.
 Tile = tuple[int, int, str, int, list[int] | None]

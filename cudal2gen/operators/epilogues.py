@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudal2gen.kernel.fusion import ACTIVATIONS, GATE_COLS
-from cudal2gen.operators.watching import check_tensors
+from cudal2gen.operators.check_modes import check_tensors
 from kernelproof.ground.element import F32
 
 if TYPE_CHECKING:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen.operators.dispatch import Plan, current
+from cudal2gen.operators.check_modes import deterministic, foreign
+from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.fused_operators import linear, plan_fused, swiglu
 from cudal2gen.operators.grouped import grouped_mm, plan_grouped
+from cudal2gen.operators.plans import Plan
 from cudal2gen.operators.torch_operators import bmm, matmul, plan_linear, plan_matmul
-from cudal2gen.operators.watching import deterministic, foreign
 
 if TYPE_CHECKING:
     import torch

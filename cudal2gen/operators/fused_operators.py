@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.kernel.fusion import Activation
 from cudal2gen.operators import epilogues, vmapping
-from cudal2gen.operators.contests import Arguments
-from cudal2gen.operators.dispatch import Plan, current
-from cudal2gen.operators.products import Epilogue, check_fused, check_gated_pair, lies_of, request_fused
+from cudal2gen.operators.call_torch import own_fused, own_linear, own_pair, torch_pair
+from cudal2gen.operators.check_modes import TORCH, all_undispatched, check_tensors, foreign, undispatched
+from cudal2gen.operators.check_operands import check_fused, check_gated_pair
+from cudal2gen.operators.dispatch import current
+from cudal2gen.operators.plan_requests import Arguments, Epilogue, key_of, request_fused
+from cudal2gen.operators.plans import Plan
 from cudal2gen.operators.registration import Operator, call, no_script, register
 from cudal2gen.operators.torch_operators import OPS, as_rows, linear_gradients, run_linear
-from cudal2gen.operators.torch_products import own_fused, own_linear, own_pair, torch_pair
-from cudal2gen.operators.watching import TORCH, all_undispatched, check_tensors, foreign, undispatched
 from kernelproof.ground.element import F32
 
 if TYPE_CHECKING:
@@ -102,14 +103,14 @@ def plan_fused(
     """The plan of a fused layer; all that it depends on is in its key."""
     dispatcher = current()
     try:
-        key = ("fused", activation, gate, aux, *map(lies_of, (x, weight, bias)))
+        key = ("fused", activation, gate, aux, *map(key_of, (x, weight, bias)))
     except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
 
         def whole(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
             d, z = own_fused(x, weight, bias, activation, gate)
             return (d, z) if aux else d
 
-        if aside := dispatcher.aside(whole, (x, weight, bias)):
+        if aside := dispatcher.plan_foreign(whole, (x, weight, bias)):
             return aside
         check_fused(x, weight, bias, activation, gate)
         raise
@@ -136,7 +137,7 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
     """The plan of a gated layer whose weights are apart: that of their interleaved copy, made where a kernel runs."""
     dispatcher = current()
     try:
-        key = ("pair", activation, aux, w1.is_inference() or w3.is_inference(), *map(lies_of, (x, w1, w3)))
+        key = ("pair", activation, aux, w1.is_inference() or w3.is_inference(), *map(key_of, (x, w1, w3)))
     except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_gated_pair(x, w1, w3, activation)
         raise

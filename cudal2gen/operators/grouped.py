@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.operators import vmapping
-from cudal2gen.operators.contests import Arguments
-from cudal2gen.operators.dispatch import Plan, current
-from cudal2gen.operators.products import check_grouped, grouped_shape, lies_of, request_grouped
+from cudal2gen.operators.call_torch import own_grouped
+from cudal2gen.operators.check_modes import TORCH, all_undispatched, check_tensors
+from cudal2gen.operators.check_operands import check_grouped, grouped_shape
+from cudal2gen.operators.dispatch import current
+from cudal2gen.operators.plan_requests import Arguments, key_of, request_grouped
+from cudal2gen.operators.plans import Plan
 from cudal2gen.operators.registration import Operator, call, no_script, register
-from cudal2gen.operators.torch_products import own_grouped
-from cudal2gen.operators.watching import TORCH, all_undispatched, check_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +53,7 @@ def plan_grouped(
     """The plan of a grouped product; all that it depends on is in its key."""
     dispatcher = current()
     try:
-        key = ("grouped", lies_of(a), lies_of(b), lies_of(offs), lies_of(bias), out_dtype)
+        key = ("grouped", key_of(a), key_of(b), key_of(offs), key_of(bias), out_dtype)
     except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_grouped(a, b, offs, bias, out_dtype)
         raise

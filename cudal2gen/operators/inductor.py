@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen.operators.dispatch import Plan, current
-from cudal2gen.operators.products import Request, check_linear, lies_of, request_linear, request_matmul
+from cudal2gen.operators.call_torch import own_linear
+from cudal2gen.operators.check_operands import check_linear
+from cudal2gen.operators.dispatch import current
+from cudal2gen.operators.plan_requests import Request, key_of, request_linear, request_matmul
+from cudal2gen.operators.plans import Plan
 from cudal2gen.operators.registration import Operator, register
-from cudal2gen.operators.torch_products import own_linear
 from kernelproof.ground.element import element_or_none
 from kernelproof.ground.errors import WrongInput
 
@@ -51,7 +53,7 @@ def _offered_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
         check_linear(x, weight, bias)
         return request_linear(x, weight, bias is not None)
 
-    plan = _plan(("linear", *map(lies_of, (x, weight, bias))), request)
+    plan = _plan(("linear", *map(key_of, (x, weight, bias))), request)
     d: torch.Tensor = current().regardless.call(plan, x, weight, bias)
     return d
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from cudal2gen.operators.check_modes import compiling, foreign, in_forward_mode, local
 from cudal2gen.operators.dispatch import current
-from cudal2gen.operators.watching import compiling, foreign, in_forward_mode, local
 
 NAMESPACE = "cudal2gen"
 

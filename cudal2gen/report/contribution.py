@@ -8,7 +8,7 @@ import platform
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,12 +27,12 @@ Row = TypeVar("Row", Environment, Measurement)
 _FOLDERS = re.compile(r"(?<![\w.])~?(?:/[\w.+@ -]+)+/(?=[\w.+-])")
 
 
-def anonymous(measurements: Measurements, admits: Callable[[Measurement], bool]) -> Measurements:
-    """The measurements that a filter admits and their environments, without folders, host and user names in texts.
+def anonymous(measurements: Measurements) -> Measurements:
+    """The measurements and their environments, without folders, host and user names in texts.
 
     Environments are numbered, since an id may be made of anything.
     """
-    rows = [row for row in measurements.measurements if admits(row)]
+    rows = measurements.measurements
     numbers = {name: f"card-{number}" for number, name in enumerate(dict.fromkeys(row.environment for row in rows), 1)}
     environments = {
         number: _cleaned(measurements.environments[name]).model_copy(update={"id": number})

@@ -1,6 +1,7 @@
-"""The tuner: proposers suggest records, an environment evaluates them, a policy learns from the trials.
+"""The tuner: proposers suggest records, an environment evaluates them, and some proposers learn from the trials.
 
-From the bottom up: ``space`` (legal candidates), ``environment`` and ``on_gpu`` (evaluation), ``reward``, ``features``,
-``network``, ``policy`` and ``checkpoint``, ``proposal`` and ``proposers``, ``executor``, ``race`` (one problem),
-``campaign`` (many problems, and the catalog), ``benchmark`` (comparison of proposers).
+From the bottom up: ``environment`` and ``on_gpu`` (evaluation), ``reward``, ``features``, ``network``, ``policy`` and
+``checkpoint``, ``proposal`` and ``proposers``, ``executor``, ``search`` (one problem), ``language_model`` (exchanges),
+``campaign`` (many problems, and the catalog), ``benchmark`` (comparison of proposers), ``writing`` (a language model
+writes kernels).
 """

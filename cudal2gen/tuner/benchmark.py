@@ -35,13 +35,14 @@ from cudal2gen.tuner.policy import Policy, Ranked, View
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question
 from cudal2gen.tuner.proposers import Evolution, Heuristics, Mixture, Nearest, PolicyProposer, Random, Tpe
 from kernelproof.ground.errors import MissingLibrary
+from kernelproof.ground.pages import grid
 
 CHECKPOINTS = (4, 8, 16, 32)
 CLOSE = 0.98  # a search is close at this share of the best known speed
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchmarkPlan:
     """Numbers of problems, seeds and evaluations. ``longest``: evaluations of a search, by proposer.
 
     ``environments``: hidden terms, each with training of its own; ``seeds``: of the searches in each.
@@ -55,7 +56,7 @@ class Settings:
     held_out: int = 20
     trained: int = 160
     environments: int = 3
-    seeds: int = 3
+    seeds: int = 1
     batch: int = 8
     evaluations_each: int = 96
     contrast_rounds: int = 500
@@ -67,7 +68,7 @@ class Settings:
     only: tuple[str, ...] = ()
 
 
-def sized(settings: Settings, held_out: int) -> Settings:
+def sized(settings: BenchmarkPlan, held_out: int) -> BenchmarkPlan:
     """These settings for ``held_out`` problems, with training problems, rounds and seconds in proportion."""
     share = held_out / settings.held_out
     return replace(
@@ -98,13 +99,13 @@ class Score(NamedTuple):
 class Comparison(NamedTuple):
     """Every proposer's score, and the environment of the comparison."""
 
-    settings: Settings
+    settings: BenchmarkPlan
     on: str
     scores: tuple[Score, ...]
     trained_evaluations: int
 
 
-def split(records: Sequence[Record], settings: Settings) -> tuple[list[Problem], list[Problem]]:
+def split(records: Sequence[Record], settings: BenchmarkPlan) -> tuple[list[Problem], list[Problem]]:
     """Problems held out, and problems to train on: the published sizes in a random order, stratified by size class."""
     from cudal2gen.bench import stratified
 
@@ -248,7 +249,7 @@ def record_trials(environment: Environment, problems: Sequence[Problem], count: 
 
 
 def train(
-    environment: Model, published: Sequence[Record], problems: Sequence[Problem], settings: Settings, seed: int
+    environment: Model, published: Sequence[Record], problems: Sequence[Problem], settings: BenchmarkPlan, seed: int
 ) -> Trained:
     """Records trials of the training problems; the cost model and the policies learn from the same ones."""
     recorded = record_trials(environment, problems, settings.evaluations_each, seed)
@@ -285,7 +286,7 @@ def train_policies(
     environment: Environment | None,
     published: Sequence[Record],
     recorded: Sequence[TimedRecords],
-    settings: Settings,
+    settings: BenchmarkPlan,
     seed: int,
 ) -> dict[str, Policy]:
     """Imitates published records, then the contrastive update; with ``controls`` also the group-relative update at
@@ -392,7 +393,7 @@ class Relay:
 
 
 def compare(
-    published: Sequence[Record], settings: Settings, progress: Callable[[str], None] = lambda _: None
+    published: Sequence[Record], settings: BenchmarkPlan, progress: Callable[[str], None] = lambda _: None
 ) -> Comparison:
     """Trains, searches and scores. ``published``: the catalog's records of the accumulator to imitate."""
     held_out, problems = split(published, settings)
@@ -424,7 +425,7 @@ def _searches(
     spaces: Sequence[space.Candidates],
     best: list[float],
     name: str,
-    settings: Settings,
+    settings: BenchmarkPlan,
 ) -> list[list[list[float]]]:
     """The selected times by problem and seed; lowers ``best`` where a search finds a faster record."""
     longest = settings.longest.get(name, CHECKPOINTS[-1])
@@ -442,7 +443,7 @@ def _searches(
 def markdown(comparison: Comparison) -> str:
     """The table with its conditions and claims."""
     settings = comparison.settings
-    rows = [
+    lines = [
         f"# Ways of searching, {settings.gpu} {settings.acc}, compared in a model",
         "",
         f"**Modelled, not measured**: {comparison.on}. {settings.held_out} problems absent from all training, "
@@ -450,19 +451,18 @@ def markdown(comparison: Comparison) -> str:
         f"{settings.trained} others, {comparison.trained_evaluations} evaluations. Regret: 1 - best known time / "
         "chosen record's time, mean over problems, with a 95 % bootstrap interval over hidden terms and problems.",
         "",
-        "| proposer | "
-        + " | ".join(f"regret at {count}" for count in CHECKPOINTS)
-        + f" | evaluations to {CLOSE:.0%} | got there |",
-        "|---|" + "---:|" * (len(CHECKPOINTS) + 2),
     ]
+    regrets = [f"regret at {count}" for count in CHECKPOINTS]
+    rows = []
     for score in comparison.scores:
         cells = [
             f"{value:.1%} [{low:.1%}, {high:.1%}]"
             for value, (low, high) in zip(score.regret, score.bounds, strict=True)
         ]
         length = f"{score.close:.0f}" if score.close < math.inf else f"> {score.longest}"
-        rows.append(f"| {score.name} | {' | '.join(cells)} | {length} | {score.reached:.0%} of {score.longest} |")
-    return "\n".join([*rows, "", *(f"- {claim}" for claim in claims(comparison))]) + "\n"
+        rows.append([score.name, *cells, length, f"{score.reached:.0%} of {score.longest}"])
+    table = grid(["proposer", *regrets, f"evaluations to {CLOSE:.0%}", "got there"], rows)
+    return "\n".join([*lines, table, "", *(f"- {claim}" for claim in claims(comparison))]) + "\n"
 
 
 def claims(comparison: Comparison) -> list[str]:

@@ -1,4 +1,7 @@
-"""Campaigns: races over many problems, resumed from stored trials; improvements go to the catalog."""
+"""Campaigns: searches over many problems, and the conditions on which a winner enters the catalog.
+
+A campaign resumes from the trials that are stored under its name.
+"""
 
 from __future__ import annotations
 
@@ -15,52 +18,55 @@ from cudal2gen import results
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, space
 from cudal2gen.results import INCUMBENT, Trial
-from cudal2gen.tuner import race as races
+from cudal2gen.tuner import search as searches
+from cudal2gen.tuner.concurrent_searches import RankedSearch, ThreadedHost, run_searches
 from cudal2gen.tuner.executor import Executor
-from cudal2gen.tuner.flight import RankedRace, ThreadedHost, run_races
 from cudal2gen.tuner.proposal import Proposer
-from cudal2gen.tuner.race import Race
+from cudal2gen.tuner.search import Search
 
-MOST_KEPT = 32  # problems whose candidates are kept from turn to turn, some megabytes each
-FIRST = 4  # evaluations of each problem before any gets more, where problems take turns
-SHORT_SHARE = 0.7  # of a budget in turns, for short timings; the rest is for longer ones
+MOST_KEPT = 32  # problems whose candidates are kept from turn to turn; they take some megabytes each
+FIRST = 4  # if problems take turns, evaluations of each problem before any gets more
+SHORT_SHARE = 0.7  # if problems take turns, the share of the budget for short timings; the rest is for longer ones
 
 
 @dataclass
-class Standing:
-    """The state of a campaign: races that ended, by the order of their ends until the campaign ends, then by that of
-    their problems; races under way; faults. ``begin``: seconds of time.monotonic()."""
+class CampaignState:
+    """The state of a campaign. ``problems``: their number; ``begin``: the seconds of time.monotonic().
+
+    ``searches`` have ended; they are in the order of their ends, and in that of the problems when the campaign is over.
+    ``faults``: problems that could not be searched, each with the reason.
+    """
 
     problems: int
     begin: float
-    races: list[Race] = field(default_factory=list)
-    under_way: list[Race] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+    under_way: list[Search] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
-    def started(self) -> list[Race]:
-        return self.races + self.under_way
+    def started(self) -> list[Search]:
+        return self.searches + self.under_way
 
     @property
     def evaluations(self) -> int:
-        return sum(len(race.evaluations) for race in self.started)
+        return sum(len(search.evaluations) for search in self.started)
 
     @property
     def failures(self) -> Counter[str]:
-        return sum((race.failures for race in self.started), Counter())
+        return sum((search.failures for search in self.started), Counter())
 
     @property
-    def improved(self) -> list[Race]:
-        return [race for race in self.races if race.improved]
+    def improved(self) -> list[Search]:
+        return [search for search in self.searches if search.improved]
 
     def early_ends(self, evaluations: int) -> Counter[str]:
-        """Reasons why races of this run ended early, each with the number of races."""
-        short = [race for race in self.races if len(race.evaluations) < evaluations]
-        return Counter(race.stop_reason for race in short if race.stop_reason != races.FINISHED)
+        """Why searches of this run ended before so many evaluations: the number of searches for each reason."""
+        short = [search for search in self.searches if len(search.evaluations) < evaluations]
+        return Counter(search.stop_reason for search in short if search.stop_reason != searches.FINISHED)
 
 
 class Incumbents:
-    """A problem's own record in a catalog, else the nearest one that is legal for it, else None."""
+    """The record that a search must beat: the problem's own, else the nearest one that is legal for it, else None."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._pool = list(records)
@@ -78,13 +84,12 @@ class Incumbents:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a campaign races, and where its trials go: to ``store``, under the name of the run.
+class CampaignPlan:
+    """What a campaign searches. Its trials go to the file ``store`` under ``run_name``.
 
-    ``incumbent``, ``proposer``, ``find_candidates``: what a problem's race begins with. What a race does follows from
-    its proposer and its trials, so a proposer that draws by problem and seed answers alike whatever else is under way.
-    A replay's candidates are recorded records alone. ``settings``: the end of each race; ``budget_seconds``: that of
-    the campaign.
+    ``incumbent``, ``proposer`` and ``find_candidates`` give what a problem's search begins with. A proposer that draws
+    by problem and seed proposes the same whatever other searches are under way. ``settings`` limit each search,
+    ``budget_seconds`` the campaign.
     """
 
     problems: Sequence[Problem]
@@ -92,12 +97,12 @@ class Plan:
     proposer: Callable[[Problem], Proposer]
     store: Path
     run_name: str
-    settings: races.Settings
+    settings: searches.SearchLimits
     budget_seconds: float | None = None
     find_candidates: Callable[[Problem], space.Candidates] = space.candidates
 
     def stored(self, card: str) -> dict[Problem, list[Trial]]:
-        """The trials of this run so far; of measured ones those of ``card``, where it is known yet."""
+        """The trials of this run so far; of measured ones only those on ``card``, which is "" if not known yet."""
         stored: dict[Problem, list[Trial]] = {}
         for trial in results.trials(self.store) if self.store.is_file() else []:
             if trial.run == self.run_name and (trial.environment != "gpu" or card in ("", trial.on)):
@@ -106,19 +111,19 @@ class Plan:
 
 
 class _Campaign:
-    """State that the races of a campaign share."""
+    """State that the searches of a campaign share."""
 
-    def __init__(self, plan: Plan, executor: Executor, progress: Callable[[Standing], None]) -> None:
+    def __init__(self, plan: CampaignPlan, executor: Executor, progress: Callable[[CampaignState], None]) -> None:
         self._plan, self._executor, self._progress = plan, executor, progress
-        self.standing = Standing(len(plan.problems), time.monotonic())
+        self.state = CampaignState(len(plan.problems), time.monotonic())
         self._stored, self._problems = plan.stored(executor.on), iter(plan.problems)
 
     def _out_of_time(self) -> bool:
         budget = self._plan.budget_seconds
-        return budget is not None and time.monotonic() - self.standing.begin >= budget
+        return budget is not None and time.monotonic() - self.state.begin >= budget
 
-    def begin(self, rank: int) -> RankedRace | None:
-        """The next problem's race; None after the last, or when time is out."""
+    def begin(self, rank: int) -> RankedSearch | None:
+        """The next problem's search; None after the last, or when time is out."""
         plan = self._plan
         for problem in self._problems:
             if self._out_of_time():
@@ -126,123 +131,124 @@ class _Campaign:
             try:
                 candidates = plan.find_candidates(problem)
             except IllegalRecord as error:
-                self.standing.faults.append(f"{problem.mnk}: {error}")
+                self.state.faults.append(f"{problem.mnk}: {error}")
                 continue
             record = plan.incumbent(problem)
             if record is not None and candidates.refusal(record):
                 record = None
             if record is not None:
                 self._executor.prepare([record])
-            race = Race(candidates, record, list(self._stored.get(problem, ())))
-            self.standing.under_way.append(race)
-            steps = races.steps(
-                race,
+            search = Search(candidates, record, list(self._stored.get(problem, ())))
+            self.state.under_way.append(search)
+            steps = searches.steps(
+                search,
                 plan.proposer(problem),
                 self._executor,
                 lambda trials: results.append(trials, plan.store),
                 plan.settings,
                 plan.run_name,
                 self._out_of_time,
-                lambda _: self._progress(self.standing),
+                lambda _: self._progress(self.state),
             )
-            return RankedRace(rank, race, steps)
+            return RankedSearch(rank, search, steps)
         return None
 
-    def end(self, ranked: RankedRace) -> None:
-        """Moves a race to those that ended."""
-        race = ranked.race
-        # Dropped: the candidates of a thousand problems would take gigabytes, and the trials hold the result.
-        race.candidates = space.Candidates(race.problem, (), ())
-        self.standing.under_way = [started for started in self.standing.under_way if started is not race]
-        self.standing.races.append(race)
-        self._progress(self.standing)
+    def end(self, ranked: RankedSearch) -> None:
+        """Moves a search to those that ended."""
+        search = ranked.search
+        # Candidates of a thousand problems would take gigabytes; the result is in the trials.
+        search.candidates = space.Candidates(search.problem, (), ())
+        self.state.under_way = [started for started in self.state.under_way if started is not search]
+        self.state.searches.append(search)
+        self._progress(self.state)
 
 
 def run(
-    plan: Plan,
+    plan: CampaignPlan,
     executor: Executor,
-    progress: Callable[[Standing], None] = lambda _: None,
-    after: Callable[[Race], None] = lambda _: None,
+    progress: Callable[[CampaignState], None] = lambda _: None,
+    after: Callable[[Search], None] = lambda _: None,
     in_flight: int | None = None,
-) -> Standing:
-    """Races every problem within the budget, several at a time, and resumes from the trials of this run in the store.
+) -> CampaignState:
+    """Searches every problem within the budget, several at a time, and resumes from the stored trials of this run.
 
-    ``after`` receives each race that ended, in the order of the problems, as ``flight`` says: a proposer that learns
-    from it across problems begins race i with what races up to i - ``flight.lag`` taught. A problem without a legal
-    record is a fault of the standing. ``in_flight``: races at a time, if not the executor's number.
+    ``after`` receives each search that ended, in the order of the problems and with the lag of ``concurrent_searches``.
+    A problem without a legal record is a fault of the state. ``in_flight``: searches at a time; by default the
+    executor's number.
     """
     campaign = _Campaign(plan, executor, progress)
     in_flight = max(1, min(in_flight or executor.in_flight(), len(plan.problems)))
     host = ThreadedHost(executor, in_flight)
-    by_rank: list[Race] = []
+    by_rank: list[Search] = []
 
-    def learn(ranked: RankedRace) -> None:
-        by_rank.append(ranked.race)
-        after(ranked.race)
+    def learn(ranked: RankedSearch) -> None:
+        by_rank.append(ranked.search)
+        after(ranked.search)
 
     try:
-        run_races(campaign.begin, host, in_flight, campaign.end, learn)
+        run_searches(campaign.begin, host, in_flight, campaign.end, learn)
     finally:
         host.close()
-    campaign.standing.races = by_rank
-    return campaign.standing
+    campaign.state.searches = by_rank
+    return campaign.state
 
 
 def run_in_turns(
-    plan: Plan,
+    plan: CampaignPlan,
     executor: Executor,
-    progress: Callable[[Standing], None] = lambda _: None,
-    after: Callable[[Race], None] = lambda _: None,
-) -> Standing:
-    """``run`` where the budget is short for the problems: each gets ``FIRST`` evaluations before any gets more, then
-    twice as many, and so on; then those that have a faster record than the incumbent are timed for longer, the largest
-    gain first.
+    progress: Callable[[CampaignState], None] = lambda _: None,
+    after: Callable[[Search], None] = lambda _: None,
+) -> CampaignState:
+    """``run`` for a budget that may be too short: each problem gets ``FIRST`` evaluations before any gets more, then
+    twice as many, and so on. Then problems with a gain are timed for longer, the largest gain first.
 
-    ``after`` receives the races at the end. Raises ValueError for a plan without a budget.
+    ``after`` receives the searches at the end. Raises ValueError for a plan without a budget.
     """
     if plan.budget_seconds is None:
-        raise ValueError("problems take turns within a budget: set Plan.budget_seconds")
+        raise ValueError("problems take turns within a budget: set CampaignPlan.budget_seconds")
     plan = replace(plan, find_candidates=lru_cache(MOST_KEPT)(plan.find_candidates))
-    whole = Standing(len(plan.problems), time.monotonic())
-    latest: dict[Problem, Race] = {}
+    total = CampaignState(len(plan.problems), time.monotonic())
+    latest: dict[Problem, Search] = {}
 
-    def turn(problems: Sequence[Problem], share: float, settings: races.Settings, in_flight: int | None = None) -> None:
-        left = share * (plan.budget_seconds or 0.0) - (time.monotonic() - whole.begin)
+    def turn(
+        problems: Sequence[Problem], share: float, settings: searches.SearchLimits, in_flight: int | None = None
+    ) -> None:
+        left = share * (plan.budget_seconds or 0.0) - (time.monotonic() - total.begin)
         if left > 0:
             part = replace(plan, problems=problems, settings=settings, budget_seconds=left)
             ended = run(part, executor, progress, in_flight=in_flight)
-            latest.update({race.problem: race for race in ended.races})
-            whole.faults += [fault for fault in ended.faults if fault not in whole.faults]
+            latest.update({search.problem: search for search in ended.searches})
+            total.faults += [fault for fault in ended.faults if fault not in total.faults]
 
     most, evaluations = plan.settings.evaluations, 0
     while evaluations < most:
         evaluations = min(most, 2 * evaluations or FIRST)
         short = replace(plan.settings, evaluations=evaluations, batch=min(FIRST, plan.settings.batch), longer=False)
         turn(plan.problems, SHORT_SHARE, short)
-    gains = {problem: gain for problem, race in latest.items() if (gain := _short_gain(race)) > 1}
-    # One at a time: nothing is left to compile, and a race that has begun is not ended by the budget.
+    gains = {problem: gain for problem, search in latest.items() if (gain := _short_gain(search)) > 1}
+    # One at a time: nothing is left to compile, and the budget does not end a search that has begun.
     turn(sorted(gains, key=lambda problem: -gains[problem]), 1.0, replace(plan.settings, evaluations=1), in_flight=1)
-    whole.races = [latest[problem] for problem in plan.problems if problem in latest]
-    for race in whole.races:
-        if len(race.evaluations) < most and race.stop_reason != races.FINISHED:
-            race.stop_reason = "out of time"
-        after(race)
-    return whole
+    total.searches = [latest[problem] for problem in plan.problems if problem in latest]
+    for search in total.searches:
+        if len(search.evaluations) < most and search.stop_reason != searches.FINISHED:
+            search.stop_reason = "out of time"
+        after(search)
+    return total
 
 
-def _short_gain(race: Race) -> float:
-    """The incumbent's time over that of the fastest short trial; infinite without an incumbent, 0 without a trial."""
-    best = min((trial for trial in race.short_trials if trial.measured), key=lambda trial: trial.cost, default=None)
+def _short_gain(search: Search) -> float:
+    """The incumbent's time over that of the fastest short trial: infinite without an incumbent, 0 without a trial."""
+    best = min((trial for trial in search.short_trials if trial.measured), key=lambda trial: trial.cost, default=None)
     if best is None:
         return 0.0
     ratio = best.faster_than(INCUMBENT)
     return ratio.value if ratio else math.inf
 
 
-def replayed(standing: Standing, least_us: Callable[[Problem], float]) -> str:
-    """How much slower than the best recorded record what a replay's races chose is, in one line. ``least_us``: the
-    best record's time."""
-    regrets = [race.winner.median_us / least_us(race.problem) - 1 for race in standing.races if race.winner]
+def replayed(state: CampaignState, least_us: Callable[[Problem], float]) -> str:
+    """How much slower than the best recorded records the chosen ones are, in one line. ``least_us``: the best recorded
+    time of a problem, in µs."""
+    regrets = [search.winner.median_us / least_us(search.problem) - 1 for search in state.searches if search.winner]
     if not regrets:
         return "replay: no problem was searched"
     best = sum(regret == 0 for regret in regrets)
@@ -252,26 +258,26 @@ def replayed(standing: Standing, least_us: Callable[[Problem], float]) -> str:
     )
 
 
-def catalog_record(race: Race) -> Record:
-    """The winner as a record of the catalog: its origin names the device, the proposer and the changed fields.
+def catalog_record(search: Search) -> Record:
+    """The winner as a record of the catalog, whose origin names the device, the proposer and the changed fields.
 
-    Raises ValueError for a race without an improvement.
+    Raises ValueError for a search without an improvement.
     """
-    winner = race.winner
-    if winner is None or not race.improved:
-        raise ValueError(f"{race.problem.mnk}: nothing improved beyond noise, so the catalog keeps its record")
-    changed = sorted(_differing(race.incumbent, parse(winner.record)))
+    winner = search.winner
+    if winner is None or not search.improved:
+        raise ValueError(f"{search.problem.mnk}: nothing improved beyond noise, so the catalog keeps its record")
+    changed = sorted(_differing(search.incumbent, parse(winner.record)))
     source = f"cudal2gen tune, measured on {winner.on}, proposed by {winner.proposer}"
     origin = {"source": source, "structure": "tuned", "changed": changed}
     return parse(winner.record | {"origin": origin})
 
 
-def diff(race: Race) -> list[str]:
+def diff(search: Search) -> list[str]:
     """The fields that the winner changes, a line each."""
-    winner = race.winner
+    winner = search.winner
     if winner is None:
         return []
-    changes = _differing(race.incumbent, parse(winner.record))
+    changes = _differing(search.incumbent, parse(winner.record))
     return [f"{name}: {before!r} -> {after!r}" for name, (before, after) in changes.items()]
 
 
@@ -281,24 +287,13 @@ def _differing(old: Record | None, new: Record) -> dict[str, tuple[Any, Any]]:
     return space.differing(old, new)
 
 
-def may_write(race: Race, verdict_clean: bool) -> str:
-    """The reason that keeps a race's winner out of the catalog; empty if there is none."""
-    winner = race.winner
-    if winner is None or not race.improved:
+def may_write(search: Search, verdict_clean: bool) -> str:
+    """The reason that keeps a search's winner out of the catalog; empty if there is none."""
+    winner = search.winner
+    if winner is None or not search.improved:
         return "nothing improved beyond noise"
     if winner.environment != "gpu":
         return f"its times come from the {winner.environment} environment ({winner.on}), not from a GPU"
     if not winner.on_its_gpu:
-        return f"it was measured on {winner.on}, not on {race.problem.gpu}"
+        return f"it was measured on {winner.on}, not on {search.problem.gpu}"
     return "" if verdict_clean else "its kernel has no clean verdict"
-
-
-def mean_curve(standing: Standing) -> list[tuple[float, float]]:
-    """Points (evaluations, mean over races of the best cost so far), relative to each race's first cost."""
-    curves = [[cost for cost in race.curve if cost != float("inf")] for race in standing.races]
-    relative = [[cost / curve[0] for cost in curve] for curve in curves if curve]
-    longest = max(map(len, relative), default=0)
-    return [
-        (index + 1.0, sum(curve[min(index, len(curve) - 1)] for curve in relative) / len(relative))
-        for index in range(longest)
-    ]

@@ -210,12 +210,12 @@ def load(path: Path = SHIPPED) -> CostModel:
         with np.load(path) as stored:
             header = json.loads(bytes(stored["header"]).decode())
             if header["format"] != FORMAT:
-                raise WrongInput(f"{path} is of format {header['format']}, not {FORMAT}; run tune --train again")
+                raise WrongInput(f"{path} is of format {header['format']}, not {FORMAT}; run cudal2gen train again")
             arrays = {name: stored[name].astype(np.float32) for name in stored.files if name != "header"}
     except WrongInput:
         raise
     except Exception as error:  # a damaged file fails in many ways
-        raise WrongInput(f"{path} holds no cost model ({type(error).__name__}); run tune --train again") from None
+        raise WrongInput(f"{path} holds no cost model ({type(error).__name__}); run cudal2gen train again") from None
     return CostModel(Tokens(header["tokens"]), Ensemble(arrays), header["spread"], header["length"])
 
 

@@ -58,7 +58,7 @@ class Unrecorded(WrongInput):
 def trial_of(
     environment: Place, problem: Problem, record: Record, effort: Effort, outcome: Outcome, **details: Any
 ) -> Trial:
-    """A trial of an environment; the race fills in ``run`` and ``proposer``."""
+    """A trial of an environment; the search fills in ``run`` and ``proposer``."""
     return Trial(
         environment=environment.name,
         on=environment.on,

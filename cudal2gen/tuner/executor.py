@@ -1,20 +1,19 @@
-"""Executors run evaluations for a race: in this process, or in a process of their own.
+"""Executors evaluate the records of searches: in this process, in a process of their own, or on a cluster.
 
-A job names a problem, records and an effort, and no place. Its ``key`` is a hash of these, so an executor that loses a
-worker may run a job again; it yields each job's trials once.
+All of them have the protocol ``Executor``; the cluster's is ``ray_executor``. A job names a problem, records and an
+effort, and no place, so an executor that loses a worker may run a job again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Trial
-from cudal2gen.tuner.ahead import Ahead, Build
+from cudal2gen.tuner.background_builds import BackgroundBuilds, Build
 from cudal2gen.tuner.environment import Environment, Place, trial_of
 from kernelproof.ground import workers
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-IN_FLIGHT = 12  # problems where kernels compile meanwhile: one is measured, the others propose, compile, or wait
+IN_FLIGHT = 12  # problems at a time if kernels compile meanwhile: one is measured, the others propose or compile
 START_SECONDS = 300.0  # seconds for a process to import its modules and find its device
 
 
@@ -33,37 +32,21 @@ class Job(NamedTuple):
     records: tuple[Record, ...]
     effort: Effort
 
-    @property
-    def key(self) -> str:
-        parts = [self.problem.model_dump_json(), self.effort, *(record.model_dump_json() for record in self.records)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-class JobResult(NamedTuple):
-    """A job, and one trial per record in their order."""
-
-    job: Job
-    trials: list[Trial]
-
 
 class Executor(Place, Protocol):
-    """Evaluates jobs in any order, one measurement at a time on each GPU, and yields each exactly once.
+    """Evaluates jobs, one measurement at a time on each GPU. A job's trials are one for each record, in their order.
 
-    ``in_order``: jobs that are submitted end in the order of their submission.
+    ``in_order``: jobs end in the order of their submission.
     """
 
     in_order: bool
 
     def prepare(self, records: Sequence[Record]) -> None:
-        """Begins what evaluations of these records need before a GPU, such as compiling, and returns at once."""
-        ...
-
-    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """Yields each job when it ends; the caller stores its trials before it asks for the next."""
+        """Begins the work for these records that needs no GPU, such as compiling, and returns at once."""
         ...
 
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
-        """Begins a job, or puts it in a queue, where jobs of lesser rank are first. One thread calls this."""
+        """Begins a job, or puts it into a queue in which lesser ranks go first. A single thread calls this."""
         ...
 
     def in_flight(self) -> int:
@@ -76,7 +59,7 @@ class Executor(Place, Protocol):
 
 
 class InProcess:
-    """Evaluates in this process, one job after the other: for environments that cannot hang."""
+    """Evaluates in this process, one job after the other, for environments that cannot hang."""
 
     in_order = True
 
@@ -85,34 +68,28 @@ class InProcess:
         self.name, self.on = environment.name, environment.on
 
     def prepare(self, records: Sequence[Record]) -> None:
-        """Nothing: an evaluation does all of it."""
-
-    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """In order."""
-        for job in jobs:
-            yield JobResult(job, self.environment.evaluate(job.problem, job.records, job.effort))
+        """Does nothing: an evaluation does all of the work."""
 
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - nothing is ever queued
         """Evaluates the job before it returns."""
         ended: Future[list[Trial]] = Future()
-        (result,) = self.run([job])
-        ended.set_result(result.trials)
+        ended.set_result(self.environment.evaluate(job.problem, job.records, job.effort))
         return ended
 
     def in_flight(self) -> int:
-        """1: nothing happens beside an evaluation."""
+        """1, because nothing happens beside an evaluation."""
         return 1
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing: there are no workers."""
 
 
 class Worker:
-    """Evaluates in a process of its own; ends it after ``seconds`` without an answer, and starts another.
+    """Evaluates in a process of its own, which it ends and replaces after ``seconds`` without an answer.
 
-    So a kernel that hangs, or that breaks the device, costs only itself: the worker evaluates the records of a lost job
-    one by one, and a record that is lost again is a failure. ``build`` compiles records in this process meanwhile, as
-    soon as they are proposed, on ``cores``; without it an evaluation compiles its own.
+    A kernel that hangs, or breaks the device, therefore costs only itself: the records of a lost job are evaluated one
+    by one, and a record that is lost again is a failure. ``build`` compiles records in this process on ``cores`` cores as
+    soon as they are proposed; without it each evaluation compiles its own.
     """
 
     in_order = True
@@ -125,17 +102,12 @@ class Worker:
         cores: int | None = None,
     ) -> None:
         self._make, self._seconds = make, seconds
-        self._ahead = Ahead(build, cores) if build else None
+        self._ahead = BackgroundBuilds(build, cores) if build else None
         self._worker: workers.Worker | None = None
         # A process ends with the thread that started it, so this thread lives as long as the executor.
         self._queue = ThreadPoolExecutor(1, "measurement")
         self._closed = False
         self._connection()
-
-    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """In order."""
-        for job in jobs:
-            yield JobResult(job, self._evaluate(job))
 
     def prepare(self, records: Sequence[Record]) -> None:
         """See ``Executor``."""
@@ -143,12 +115,14 @@ class Worker:
             self._ahead.add(records)
 
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - the order is that of submission
-        """One after the other, in the order of submission."""
+        """Puts the job into the queue, whose order is that of submission."""
         return self._queue.submit(self._evaluate_compiled, job)
 
     def in_flight(self) -> int:
-        """2: while a proposer thinks about one problem, another one is measured. More where kernels of others compile
-        meanwhile, as many on every machine, since what the policy has learnt by then depends on it."""
+        """2 without background compilation: one problem is measured while a proposer thinks about the other.
+
+        With it the number is the same on every machine, because what the policy learns from depends on it.
+        """
         return 2 if self._ahead is None else IN_FLIGHT
 
     def _evaluate_compiled(self, job: Job) -> list[Trial]:
@@ -166,7 +140,7 @@ class Worker:
         return [trial_of(self, job.problem, job.records[0], job.effort, outcome, reason=answer)]
 
     def _ask(self, question: Any) -> Any:
-        """The trials, or a sentence that says why there are none; then the process has ended."""
+        """The trials; or a sentence that says why there are none, and then the process has ended."""
         return self._answer(self._connection(), question, self._seconds)
 
     def _answer(self, worker: workers.Worker, question: Any, seconds: float) -> Any:
@@ -196,10 +170,6 @@ class Worker:
             self.name, self.on = answer
             return worker
         return self._worker
-
-    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
-        """As an environment."""
-        return self._evaluate(Job(problem, tuple(records), effort))
 
     def close(self) -> None:
         """Ends the process, at once, and drops what is queued."""

@@ -21,10 +21,11 @@ from typing import Any
 
 from cudal2gen.kernel import Fields, Problem, space
 from cudal2gen.results import Effort, Trial
-from cudal2gen.tuner import answers, completions, prompt, reward, transcript
+from cudal2gen.tuner import record_answers, record_prompt, reward
 from cudal2gen.tuner.curriculum import STAGES, Stage
 from cudal2gen.tuner.environment import Environment
-from cudal2gen.tuner.transcript import Exchange, Outcome, Reply
+from cudal2gen.tuner.language_model import completions, transcript
+from cudal2gen.tuner.language_model.transcript import Exchange, Outcome, Reply
 from kernelproof.ground import files
 
 EFFORTS: tuple[Effort, ...] = ("final", "long", "medium", "short")
@@ -46,7 +47,7 @@ class Example:
 class Rewards:
     """The rewards of records, by their trials; of one with trials of several efforts the longest counts."""
 
-    def __init__(self, trials: Iterable[Trial], settings: reward.Settings) -> None:
+    def __init__(self, trials: Iterable[Trial], settings: reward.RewardWeights) -> None:
         self.settings = settings
         self._trials: dict[str, list[Trial]] = {}
         for trial in trials:
@@ -129,15 +130,15 @@ class Scorer:
 
     A call takes conversational ``prompts`` and ``completions``, pairwise. A reward is the mean over an answer's
     proposals, where failures, illegal and repeated ones have the reward of a failure; None for a prompt that is no
-    question of ``tuner.prompt``, which GRPOTrainer leaves out.
+    question of ``tuner.record_prompt``, which GRPOTrainer leaves out.
     """
 
     __name__ = "cudal2gen_reward"  # GRPOTrainer names its metrics by it
 
     def __init__(
-        self, environment: Environment, settings: reward.Settings | None = None, effort: Effort = "short"
+        self, environment: Environment, settings: reward.RewardWeights | None = None, effort: Effort = "short"
     ) -> None:
-        self._environment, self._settings, self._effort = environment, settings or reward.Settings(), effort
+        self._environment, self._settings, self._effort = environment, settings or reward.RewardWeights(), effort
 
     def __call__(
         self, prompts: Sequence[Sequence[Mapping[str, str]]], completions: Sequence[Sequence[Mapping[str, str]]],
@@ -147,17 +148,21 @@ class Scorer:
 
     def _reward(self, messages: Sequence[Mapping[str, str]], completion: Sequence[Mapping[str, str]]) -> float | None:
         question = next(
-            (prompt.bases_in(message["content"]) for message in messages if message["role"] == "user"), None
+            (record_prompt.bases_in(message["content"]) for message in messages if message["role"] == "user"), None
         )
         if question is None:
             return None
         problem, bases = question
         reasoning, text = completions.split_reasoning(completion[-1]["content"])
-        ideas, faults = answers.ideas_of(Reply(text=text, reasoning=reasoning), answers.MAX_FAULTS)
+        ideas, faults = record_answers.ideas_of(Reply(text=text, reasoning=reasoning), record_answers.MAX_FAULTS)
         failures, records = len(faults), {}
         for idea in ideas:
-            proposal = answers.revised(idea, bases)
-            if isinstance(proposal, answers.Fault) or proposal.record is None or proposal.record.kernel_key in records:
+            proposal = record_answers.revised(idea, bases)
+            if (
+                isinstance(proposal, record_answers.Fault)
+                or proposal.record is None
+                or proposal.record.kernel_key in records
+            ):
                 failures += 1
             else:
                 records[proposal.record.kernel_key] = proposal.record

@@ -191,7 +191,7 @@ class DeviceWorkshop:
 
 
 def build(records: Sequence[Record], cores: int, report: Callable[[int, int], None]) -> None:
-    """Compiles records where no GPU is needed: an ``ahead.Build``."""
+    """Compiles records where no GPU is needed: an ``background_builds.Build``."""
     from cudal2gen.generation import compiler
 
     compiler.attempt(records, jobs=cores, progress=report)

@@ -1,4 +1,4 @@
-"""The progress of a campaign, for a terminal and for a log."""
+"""Shows the progress of a campaign on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -9,62 +9,64 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from cudal2gen.results.ratios import Ratio
-from cudal2gen.tuner.campaign import Standing
-from cudal2gen.tuner.race import Race
+from cudal2gen.tuner.campaign import CampaignState
+from cudal2gen.tuner.search import Search
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-SECONDS = 10.0  # between the lines of a log
+SECONDS = 10.0  # between two lines of a log
 
 
-def line(standing: Standing, seconds: float) -> str:
-    """One line: problems, evaluations, improvements, failures by reason."""
-    failures = ", ".join(f"{count} {outcome}" for outcome, count in standing.failures.most_common()) or "no failures"
+def line(state: CampaignState, seconds: float) -> str:
+    """Problems, evaluations, improvements and failures by outcome, in one line."""
+    failures = ", ".join(f"{count} {outcome}" for outcome, count in state.failures.most_common()) or "no failures"
     return (
-        f"{len(standing.races)} of {standing.problems} problems, {standing.evaluations} evaluations in "
-        f"{seconds:.0f} s, {len(standing.improved)} improved, {failures}"
+        f"{len(state.searches)} of {state.problems} problems, {state.evaluations} evaluations in "
+        f"{seconds:.0f} s, {len(state.improved)} improved, {failures}"
     )
 
 
-def gain(race: Race) -> str:
+def gain(search: Search) -> str:
     """The winner's speedup over the incumbent with its 95 % interval, in words."""
-    ratio: Ratio | None = race.gain
+    ratio: Ratio | None = search.gain
     if ratio is None:
         return "no long timing"
     return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times the incumbent's speed"
 
 
-def table(standing: Standing, seconds: float) -> Table:
-    """The terminal's view: the last races that ended, those under way, the sums."""
+def table(state: CampaignState, seconds: float) -> Table:
+    """The view on a terminal: the last searches that ended, those under way, and the sums."""
     from rich.table import Table
 
-    view = Table(title=line(standing, seconds), title_justify="left", box=None, pad_edge=False)
+    view = Table(title=line(state, seconds), title_justify="left", box=None, pad_edge=False)
     for name in ("problem", "evaluations", "best so far", "by", "failures"):
         view.add_column(name)
-    for race in standing.started[-12:]:
-        best = min((trial for trial in race.short_trials if trial.measured), key=lambda trial: trial.cost, default=None)
-        failures = ", ".join(f"{count} {outcome}" for outcome, count in race.failures.most_common())
-        text = gain(race) if race.gain else f"{best.median_us:.2f} us" if best else ""
-        view.add_row(race.problem.mnk, str(len(race.evaluations)), text, best.proposer if best else "", failures)
+    for search in state.started[-12:]:
+        best = min(
+            (trial for trial in search.short_trials if trial.measured), key=lambda trial: trial.cost, default=None
+        )
+        failures = ", ".join(f"{count} {outcome}" for outcome, count in search.failures.most_common())
+        text = gain(search) if search.gain else f"{best.median_us:.2f} us" if best else ""
+        view.add_row(search.problem.mnk, str(len(search.evaluations)), text, best.proposer if best else "", failures)
     return view
 
 
 @contextmanager
-def live_view(out: TextIO = sys.stderr) -> Iterator[Callable[[Standing], None]]:
-    """A live view on a terminal, else a line every ten seconds."""
+def live_view(out: TextIO = sys.stderr) -> Iterator[Callable[[CampaignState], None]]:
+    """Context with a function that shows a state: live on a terminal, else in a line every ten seconds."""
     if out.isatty():
         from rich.console import Console
         from rich.live import Live
 
         with Live(console=Console(file=out), refresh_per_second=4, transient=True) as live:
-            yield lambda standing: live.update(table(standing, time.monotonic() - standing.begin))
+            yield lambda state: live.update(table(state, time.monotonic() - state.begin))
         return
     last = [time.monotonic()]
 
-    def print_line(standing: Standing) -> None:
+    def print_line(state: CampaignState) -> None:
         if time.monotonic() - last[0] > SECONDS:
             last[0] = time.monotonic()
-            print(line(standing, last[0] - standing.begin), file=out, flush=True)
+            print(line(state, last[0] - state.begin), file=out, flush=True)
 
     yield print_line

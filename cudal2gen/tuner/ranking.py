@@ -28,6 +28,7 @@ from cudal2gen.tuner.facts import Facts, facts
 from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.proposers import Heuristics, Nearest, Random
 from kernelproof.ground.errors import MissingLibrary, WrongInput
+from kernelproof.ground.pages import grid
 
 Recordings = Mapping[Problem, Recording]
 # Regrets: (GPU, proposer) -> (seed, the problem's key) -> a regret for each number of trials.
@@ -37,7 +38,7 @@ TARGETS = {"a100": 0.015, "h100": 0.02}
 
 
 @dataclass(frozen=True)
-class Settings:
+class RankingPlan:
     """``folds``: of sizes. ``seeds``: of folds and training. ``searched``: held-out problems of a GPU and seed in which
     proposers search."""
 
@@ -70,7 +71,7 @@ class Fold(NamedTuple):
     best: Mapping[str, list[Record]]  # GPU -> the best record of each training problem
 
 
-def folds(recordings: Recordings, settings: Settings, progress: Callable[[str], None]) -> Iterator[Fold]:
+def folds(recordings: Recordings, settings: RankingPlan, progress: Callable[[str], None]) -> Iterator[Fold]:
     """Every fold of every seed, trained. Raises WrongInput for fewer sizes than folds."""
     sizes = sorted({(problem.m, problem.n, problem.k) for problem in recordings})
     if len(sizes) < settings.folds:
@@ -136,7 +137,7 @@ class CostOrder(ModelOrder):
 
 
 def compare(
-    recordings: Recordings, settings: Settings, progress: Callable[[str], None] = lambda _: None
+    recordings: Recordings, settings: RankingPlan, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[list[Row], list[Row]]:
     """Ranking of all problems, and searches in some of them."""
     ranked: Regrets = {}
@@ -153,7 +154,7 @@ def compare(
     return _rows(ranked, (1, 3)), _rows(searched, CHECKPOINTS)
 
 
-def sample(recordings: Recordings, settings: Settings) -> set[Problem]:
+def sample(recordings: Recordings, settings: RankingPlan) -> set[Problem]:
     """The problems of each GPU in which proposers search, the same ones of every seed."""
     drawn = random.Random(settings.seed)
     by_gpu: dict[str, list[Problem]] = {}
@@ -196,7 +197,7 @@ def _rows(values: Regrets, counts: tuple[int, ...]) -> list[Row]:
     return rows
 
 
-def markdown(ranked: Sequence[Row], searched: Sequence[Row], settings: Settings) -> str:
+def markdown(ranked: Sequence[Row], searched: Sequence[Row], settings: RankingPlan) -> str:
     """Both tables with their conditions."""
     lines = [
         "# Recorded on real GPUs",
@@ -210,20 +211,16 @@ def markdown(ranked: Sequence[Row], searched: Sequence[Row], settings: Settings)
     for title, rows in (("Ranking, no evaluation", ranked), ("Search, one evaluation at a time", searched)):
         if rows:
             label = "top-{}" if rows is ranked else "regret at {}"
-            lines += [f"## {title}", "", *_table(rows, label), ""]
+            lines += [f"## {title}", "", _table(rows, label), ""]
     return "\n".join([*lines, *(f"- {claim}" for claim in claims(ranked))]) + "\n"
 
 
-def _table(rows: Sequence[Row], label: str) -> list[str]:
-    counts = rows[0].counts
-    lines = [
-        "| GPU | proposer | problems | " + " | ".join(label.format(count) for count in counts) + " |",
-        "|---|---|---:|" + "---:|" * len(counts),
-    ]
+def _table(rows: Sequence[Row], label: str) -> str:
+    cells = []
     for row in rows:
-        cells = [f"{v:.2%} [{low:.2%}, {high:.2%}]" for v, (low, high) in zip(row.regret, row.bounds, strict=True)]
-        lines.append(f"| {row.gpu} | {row.name} | {row.problems} | {' | '.join(cells)} |")
-    return lines
+        regrets = [f"{v:.2%} [{low:.2%}, {high:.2%}]" for v, (low, high) in zip(row.regret, row.bounds, strict=True)]
+        cells.append([row.gpu, row.name, row.problems, *regrets])
+    return grid(["GPU", "proposer", "problems", *map(label.format, rows[0].counts)], cells, left=2)
 
 
 def claims(ranked: Sequence[Row]) -> list[str]:

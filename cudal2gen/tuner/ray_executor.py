@@ -20,8 +20,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -31,7 +31,7 @@ from cudal2gen import places, results
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Source, Trial, Verdict
 from cudal2gen.tuner.environment import Environment, trial_of
-from cudal2gen.tuner.executor import Job, JobResult
+from cudal2gen.tuner.executor import Job
 from kernelproof.ground.errors import MissingTool
 from kernelproof.ground.version import __version__
 
@@ -176,7 +176,7 @@ class RayExecutor:
     ``resource``: the resource of which a measurement needs one. ``seconds``: limit of a job, after which its worker
     ends. ``patience``: seconds to wait for any worker. ``losses``: attempts at a job whose worker is lost; after them
     each record runs alone, and a record that is lost again is a failure. Nodes may come and go. ``keep`` receives the
-    verdicts of a job before ``run`` yields its trials.
+    verdicts of a job before its trials are returned.
 
     Raises ImportError without Ray, Unreachable where nothing can measure.
     """
@@ -237,22 +237,9 @@ class RayExecutor:
         except OSError as error:
             raise Unreachable(f"no Ray cluster at {address or 'the default address'}: {error}") from None
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """Yields each job once, when it ends; jobs of equal keys are one. Several threads may call this."""
-        pending = {job.key: job for job in jobs}
-        share = len(self._workers) // max(1, len(pending))
-        begun = {key: self._begin(parts(job, share), 0) for key, job in pending.items()}
-        keys = {future: key for key, (future, _) in begun.items()}
-        try:
-            for future in as_completed(keys):
-                yield JobResult(pending[keys[future]], future.result())
-        finally:
-            for future in itertools.chain.from_iterable(futures for _, futures in begun.values()):
-                future.cancel()
-
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
         """Begins it now; a GPU without work takes a part of a short job."""
-        return self._begin(parts(job, len(self._workers) // (self._jobs + 1)), rank)[0]
+        return self._begin(parts(job, len(self._workers) // (self._jobs + 1)), rank)
 
     def prepare(self, records: Sequence[Record]) -> None:
         """Nothing: a job that begins is compiled before it waits for a GPU."""
@@ -261,8 +248,8 @@ class RayExecutor:
         """``AHEAD`` per GPU that the cluster has now."""
         return AHEAD * max(1, int(self._ray.cluster_resources().get(self._resource, 0)))
 
-    def _begin(self, jobs: Sequence[Job], rank: int) -> tuple[Future[list[Trial]], list[Future[list[Trial]]]]:
-        """Parts of one job: the future of all their trials, and their own."""
+    def _begin(self, jobs: Sequence[Job], rank: int) -> Future[list[Trial]]:
+        """Begins the parts of one job: the future of all their trials."""
         whole: Future[list[Trial]] = Future()
         with self._lock:
             self._jobs += 1
@@ -283,7 +270,7 @@ class RayExecutor:
 
         for place, future in enumerate(futures):
             future.add_done_callback(lambda _, place=place: join(place))  # type: ignore[misc]
-        return whole, futures
+        return whole
 
     def workers(self) -> int:
         """The number of workers that can measure now."""

@@ -21,7 +21,7 @@ _CHIPS = {
 
 
 def names() -> list[str]:
-    """The values of ``--device``."""
+    """The values of ``--gpu``."""
     return [*_CHIPS, "sm_90a", *GPUS]
 
 
@@ -30,7 +30,7 @@ def device(name: str) -> Device:
     base = re.sub(r"^(?:compute|sm)_(\d+)[af]?$", r"sm_\1", name.casefold())
     chip = GPUS.get(_CHIPS.get(base, base))
     if chip is None:
-        raise WrongInput(f"--device {name}: one of {', '.join(names())}")
+        raise WrongInput(f"--gpu {name}: expected one of {', '.join(names())}")
     return HOPPER if chip is GPUS["h200"] else Device.of(chip)
 
 

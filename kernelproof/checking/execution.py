@@ -267,7 +267,7 @@ def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kerne
     libc = reporter.libc
     if library is None or (main := getattr(library, "main", None)) is None:
         names = ", ".join(short_names(kernels).values()) or "none"
-        raise WrongInput(f"no main to run; name a kernel with --entry or --launch (kernels: {names}), or use --call")
+        raise WrongInput(f"no main to run; name a kernel with --launch (kernels: {names}), or use --call")
     assert plan.main is not None
     words = [os.fsencode(word) for word in plan.main]
     argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)

@@ -170,15 +170,20 @@ def _extents(value: Sequence[int] | int) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def extents(text: str, option: str) -> tuple[int, ...]:
-    """x, x,y or x,y,z. Raises WrongInput."""
-    try:
-        numbers = tuple(int(part) for part in re.split(r"[,x]", text))
-    except ValueError:
-        numbers = ()
-    if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
-        raise WrongInput(f"{option} {text!r}: one to three positive numbers, such as 128 or 16,16")
-    return numbers
+# A number, or up to three in parentheses.
+_EXTENTS = r"\s*(\d{1,10}|\(\s*\d{1,10}(?:\s*,\s*\d{1,10}){0,2}\s*\))\s*"
+_LAUNCH = re.compile(rf"(.+?)<<<{_EXTENTS},{_EXTENTS}(?:,\s*(\d{{1,10}})\s*)?>>>")
+
+
+def launch(text: str, arguments: tuple[Argument, ...]) -> LaunchSpec:
+    """A launch as CUDA spells it, ``add<<<4,256>>>``; a name alone launches one warp. Raises WrongInput."""
+    if "<<<" not in text:
+        return LaunchSpec(text, (1,), (32,), arguments=arguments)
+    match = _LAUNCH.fullmatch(text.strip())
+    extents = [tuple(map(int, re.findall(r"\d+", part))) for part in match.group(2, 3)] if match else []
+    if match is None or min(map(min, extents)) < 1:
+        raise WrongInput(f"--launch {text!r}: expected KERNEL<<<GRID,BLOCK,SMEM>>>, such as 'add<<<4,256>>>'")
+    return LaunchSpec(match[1].strip(), *extents, smem=int(match[4] or 0), arguments=arguments)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 # isort: off
 from kernelproof.cli import checking as checking
 from kernelproof.cli import grading as grading
+from kernelproof.cli import profiling as profiling
 from kernelproof.cli import mcp as mcp
 
 # isort: on

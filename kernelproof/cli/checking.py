@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typer.core import TyperCommand
 from kernelproof.cli.program import app
 from kernelproof.ground.command_line.groups import verb
 from kernelproof.ground.command_line.messages import refuse
-from kernelproof.ground.command_line.options import Json, Nvcc
+from kernelproof.ground.command_line.options import Json
 from kernelproof.ground.command_line.progress import SECONDS
 
 if TYPE_CHECKING:
@@ -32,23 +33,23 @@ TIMEOUT_S, MEMORY_GIB = 600.0, 8.0
 class What:
     """What runs, in place of the program's main."""
 
-    entry: Annotated[
-        str | None, typer.Option("--entry", metavar="KERNEL", help="Launch this kernel; a short name will do.")
+    launch: Annotated[
+        str | None,
+        typer.Option(
+            "--launch",
+            metavar="KERNEL<<<GRID,BLOCK[,SMEM]>>>|FILE.json",
+            help="Launch this kernel, in quotes and as in CUDA: 'add<<<4,256>>>' or 'add<<<(4,2),(16,16)>>>'. A short "
+            "name will do; by default one CTA of 32 threads. FILE.json describes several launches.",
+        ),
     ] = None
-    grid: Annotated[str, typer.Option("--grid", metavar="X[,Y[,Z]]", help="CTAs of --entry.")] = "1"
-    block: Annotated[str, typer.Option("--block", metavar="X[,Y[,Z]]", help="Threads of a CTA of --entry.")] = "32"
-    smem: Annotated[int, typer.Option("--smem", min=0, help="Bytes of dynamic shared memory of --entry.")] = 0
     args: Annotated[
         str,
         typer.Option(
             "--args",
-            help="Arguments of --entry or --call, separated by blanks: 5, 2.5, i64:5, in:f32[64,32]=random, "
+            help="Arguments of --launch or --call, separated by blanks: 5, 2.5, i64:5, in:f32[64,32]=random, "
             "out:f32[64]; also inout and scratch, and zeros, ones, iota or FILE.npy.",
         ),
     ] = ""
-    launch: Annotated[
-        Path | None, typer.Option("--launch", metavar="FILE.json", help="Launches with their arguments.")
-    ] = None
     call: Annotated[str | None, typer.Option("--call", metavar="FUNCTION", help='Call this extern "C" function.')] = (
         None
     )
@@ -59,9 +60,9 @@ class How:
     """How it runs."""
 
     nvcc_args: Annotated[str, typer.Option("--nvcc-args", help='For nvcc: "-I... -D... -std=...".')] = ""
-    device: Annotated[
+    gpu: Annotated[
         str | None,
-        typer.Option("--device", metavar="DEVICE", help="sm_80, sm_86, sm_89, sm_90a, ... or a GPU such as a100."),
+        typer.Option("--gpu", metavar="GPU", help="sm_80, sm_86, sm_89, sm_90a, ... or a model such as a100."),
     ] = None
     sample: Annotated[
         int, typer.Option("--sample", min=0, help="CTAs of a grid to run: corners, and drawn ones; 0 runs all.")
@@ -77,19 +78,21 @@ class How:
 
 @dataclass(frozen=True)
 class Output:
-    """Where findings go, beside the text."""
+    """Where findings go, beside the text. In GitHub Actions they are annotations too."""
 
     as_json: Json = False
     expect: Annotated[
         Path | None, typer.Option("--expect", metavar="FILE", help="Findings that are known: the program passes.")
     ] = None
-    sarif: Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="Write findings as SARIF.")] = None
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page of source lines with findings.")
-    ] = None
-    github: Annotated[
-        bool, typer.Option("--github", envvar="GITHUB_ACTIONS", help="Print findings as GitHub annotations too.")
-    ] = False
+    out: Annotated[
+        tuple[Path, ...],
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="File to write: SARIF (.sarif), or a page of source lines with findings (.html). Repeatable.",
+        ),
+    ] = ()
 
 
 class CheckCommand(TyperCommand):
@@ -111,7 +114,6 @@ def check(
     what: What,
     how: How,
     output: Output,
-    nvcc: Nvcc = None,
 ) -> None:
     """Run a CUDA program on an emulated GPU and report its faults.
 
@@ -122,27 +124,27 @@ def check(
     """
     from kernelproof.checking import expectations, supervision, writing
 
+    writers = {".sarif": writing.sarif, ".html": writing.page}
+    for path in output.out:
+        if path.suffix not in writers:
+            refuse(f"--out {path}: expected a file that ends in {' or '.join(writers)}")
     expected = expectations.read(output.expect) if output.expect else ()
-    plan = _plan([Path(file) for file in files], what, how, output, nvcc, context.meta[PROGRAM_ARGUMENTS])
+    plan = _plan([Path(file) for file in files], what, how, output, context.meta[PROGRAM_ARGUMENTS])
     sys.stdout.flush()
     result = supervision.run(plan, " ".join(files), how.timeout, how.memory, _progress())
     expectations.apply(result, expected)
-    if output.sarif:
-        writing.sarif(result, output.sarif)
-    if output.html:
-        writing.page(result, output.html)
+    for path in output.out:
+        writers[path.suffix](result, path)
     if output.as_json:
         print(json.dumps(result.document(), indent=1))
     else:
         print(result.summary())
-    if output.github:
+    if os.environ.get("GITHUB_ACTIONS", "false") not in ("", "false"):
         print("\n".join(writing.github(result)), file=sys.stderr if output.as_json else sys.stdout)
     raise typer.Exit(result.code)
 
 
-def _plan(
-    files: list[Path], what: What, how: How, output: Output, nvcc: Path | None, arguments: tuple[str, ...]
-) -> Plan:
+def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tuple[str, ...]) -> Plan:
     """What the process of the check gets. Compiles sources."""
     from kernelproof.checking import compilation, devices, plan
 
@@ -157,27 +159,27 @@ def _plan(
         refuse(f"{others[0]}: not a .cu, .cpp, .ptx, .so or .cubin file; a program's own arguments stand behind --")
     nvcc_args, sm = compilation.split_arguments(how.nvcc_args)
     ptx = [*kinds["ptx"], *(_beside(cubin) for cubin in kinds["cubin"])]
-    device = how.device or devices.nearest(sm or plan.target_of(ptx) or devices.DEFAULT)
+    device = how.gpu or devices.nearest(sm or plan.target_of(ptx) or devices.DEFAULT)
     devices.device(device)
     library = kinds["library"][0] if kinds["library"] else None
     if len(kinds["library"]) > 1 or (library and kinds["source"]):
         refuse("one library, or sources, make a program; name them alone")
-    launches, buffers = plan.launch_file(what.launch) if what.launch else ((), {})
     listed = tuple(plan.argument(word, {}) for word in what.args.split())
-    if what.entry:
-        grid, block = plan.extents(what.grid, "--grid"), plan.extents(what.block, "--block")
-        launches = (plan.LaunchSpec(what.entry, grid, block, what.smem, (1,), listed),)
-    if sum(map(bool, (what.entry, what.launch, what.call))) > 1:
-        refuse("--entry, --launch and --call exclude each other")
+    launches: tuple[plan.LaunchSpec, ...] = ()
+    buffers: dict[str, plan.BufferSpec] = {}
+    if what.launch and what.call:
+        refuse("--launch and --call exclude each other; give one of them")
+    if what.launch and what.launch.endswith(".json"):
+        launches, buffers = plan.launch_file(Path(what.launch))
+    elif what.launch:
+        launches = (plan.launch(what.launch, listed),)
     runs_main = not (launches or what.call)
     if runs_main and not (kinds["source"] or library):
-        refuse(f"{files[0]} has no main: give --entry KERNEL with --grid, --block and --args, or --launch FILE.json")
+        refuse(f"{files[0]} has no main: give --launch 'KERNEL<<<GRID,BLOCK>>>' with --args, or --launch FILE.json")
     if kinds["source"]:
         from kernelproof.ground import toolchain
 
-        library = compilation.library(
-            kinds["source"], nvcc_args, sm or devices.target(device), toolchain.discover(nvcc)
-        )
+        library = compilation.library(kinds["source"], nvcc_args, sm or devices.target(device), toolchain.discover())
     return plan.Plan(
         device, library, tuple(ptx), (str(files[0].with_suffix("")), *arguments) if runs_main else None,
         (what.call, listed) if what.call else None, launches, buffers, how.counters, how.adverse, how.sample, how.seed,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kernelproof.ground.errors import WrongInput, brief
+from kernelproof.ground.integers import ceil_div
 
 Shape = Mapping[str, int]
 # 128, "ceil_div(m, 16)", or a function whose parameters are names of the shape.
@@ -17,7 +18,7 @@ Number = int | float | str | Callable[..., Any]
 
 LARGEST_EXPONENT = 64
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "ceil_div": lambda a, b: -(-a // b),
+    "ceil_div": ceil_div,
     "min": min,
     "max": max,
     "abs": abs,

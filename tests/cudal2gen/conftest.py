@@ -25,6 +25,7 @@ LEFT_OUT = pytest.StashKey[str]()
 DISPATCH = "cudal2gen.operators.dispatch"
 
 
+@pytest.hookimpl(trylast=True)  # after the shared conftest, which opens that file
 def pytest_configure(config: pytest.Config) -> None:
     """The traceback of a kernel that hangs goes where the user sees it."""
     gpu.TRACEBACK_FD = config.stash[STDERR]

@@ -25,7 +25,7 @@ from kernelproof.ground.chips import GPUS, CardFacts
 if TYPE_CHECKING:
     import torch
 
-    from cudal2gen.operators.native import Place
+    from cudal2gen.operators.call_native import Place
 
 STREAM, OTHER_STREAM = 0xABC0, 0xDEF0
 

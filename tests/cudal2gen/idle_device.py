@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from cudal2gen import pack
 from cudal2gen.launch.gpu import GpuError
+from cudal2gen.operators.call_native import Place
 from cudal2gen.operators.meter import Meter
-from cudal2gen.operators.native import Place
 from kernelproof.ground.chips import CardFacts
 from tests.cudal2gen import idle_runtime, packed
 from tests.cudal2gen.paths import small

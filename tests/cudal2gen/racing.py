@@ -19,7 +19,8 @@ from tests.cudal2gen.measured import H200
 from tests.packages import require
 
 if TYPE_CHECKING:
-    from cudal2gen.operators import dispatch, races
+    from cudal2gen.operators import dispatch
+    from cudal2gen.operators.measuring import races
 else:
     require("torch")
     from cudal2gen.operators import dispatch
@@ -96,7 +97,7 @@ def process(opened: pack.Pack, device: OperatorDevice, mode: races.Mode = "once"
 
 def tuner_of(dispatcher: dispatch.Dispatcher) -> races.Autotuner | None:
     assert dispatcher.device is not None
-    return dispatcher._tuning.tuner(-1, dispatcher.device)
+    return dispatcher._measuring.tuner(-1, dispatcher.device)
 
 
 def drawn(device: EmulatedDevice, sizes: tuple[int, int, int] = SIZES) -> tuple[Any, Any, Any]:

@@ -14,7 +14,7 @@ from cudal2gen.kernel import FAMILIES, IllegalRecord, Problem, parse, space
 from cudal2gen.timing import model
 from cudal2gen.timing.recordings import autoheuristic, tile
 from cudal2gen.timing.recordings.autoheuristic import Recording, Sizes, Tile
-from cudal2gen.tuner import benchmark, campaign, cost_model, executor, race, ranking, recorded, regression, training
+from cudal2gen.tuner import benchmark, campaign, cost_model, executor, ranking, recorded, regression, search, training
 from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder, neighbours
 from cudal2gen.tuner.cost_model import CostModel
 from cudal2gen.tuner.environment import Model, Replay
@@ -90,10 +90,10 @@ def test_a_replay_has_what_was_recorded_and_refuses_the_rest() -> None:
     assert "was not recorded for" in candidates.refusal(unrecorded)
     adopted = space.adopt(unrecorded, candidates, "nearest")
     assert candidates.refusal(adopted) == ""
-    contest = race.Race(candidates, None)
+    contest = search.Search(candidates, None)
     proposals = [Random(0), Nearest([unrecorded.at(problem_of(SHAPES[3]))])]
     for proposer in proposals:
-        race.run(contest, proposer, executor.InProcess(replay), lambda _: None, race.Settings(64, prune=None))
+        search.run(contest, proposer, executor.InProcess(replay), lambda _: None, search.SearchLimits(64, prune=None))
         contest.stop_reason = ""
     assert not contest.failures
     assert {trial.environment for trial in contest.trials} == {"replay"}
@@ -103,13 +103,15 @@ def test_a_replay_has_what_was_recorded_and_refuses_the_rest() -> None:
 
 def test_an_unrecorded_proposal_is_a_failed_trial_not_the_end() -> None:
     from cudal2gen.tuner.proposal import legal_proposal
-    from tests.cudal2gen.test_tuner import Scripted
+    from tests.cudal2gen.searched import Scripted
 
     problem, recording = next(iter(recordings().items()))
     replay = Replay(recorded.as_trials(problem, recording))
     stranger = legal_proposal("scripted", tile.record_of(problem, Tile(256, 16, 16, 2, 8)))
-    contest = race.Race(replay.candidates(problem), None)
-    race.run(contest, Scripted([stranger]), executor.InProcess(replay), lambda _: None, race.Settings(8, prune=None))
+    contest = search.Search(replay.candidates(problem), None)
+    search.run(
+        contest, Scripted([stranger]), executor.InProcess(replay), lambda _: None, search.SearchLimits(8, prune=None)
+    )
     assert contest.failures == {"illegal": 1}
     assert "was not recorded for" in contest.trials[0].reason
 
@@ -130,9 +132,9 @@ def test_files_of_trials_and_of_recordings_are_read_alike(tmp_path: Path) -> Non
 def test_a_campaign_over_recordings_counts_what_it_misses(tmp_path: Path) -> None:
     sample = recordings()
     replay = Replay([trial for item in list(sample.items())[:3] for trial in recorded.as_trials(*item)])
-    plan = campaign.Plan(
+    plan = campaign.CampaignPlan(
         replay.problems, lambda _: None, lambda _: Random(0), tmp_path / "t.jsonl", "r",
-        race.Settings(64, prune=None), find_candidates=replay.candidates,
+        search.SearchLimits(64, prune=None), find_candidates=replay.candidates,
     )  # fmt: skip
     standing = campaign.run(plan, executor.InProcess(replay))
     assert campaign.replayed(standing, replay.least_us).endswith(
@@ -318,7 +320,7 @@ def test_climbing_takes_neighbours_of_the_best() -> None:
 
 def test_sizes_are_held_out_whole_over_gpus_and_what_learns_never_has_them() -> None:
     both = recordings() | recordings(gpu="h100")
-    settings = ranking.Settings(folds=4, seeds=1)
+    settings = ranking.RankingPlan(folds=4, seeds=1)
     held_out: list[Problem] = []
     for fold in ranking.folds(both, settings, lambda _: None):
         sizes = {(problem.m, problem.n, problem.k) for problem in fold.held_out}
@@ -330,7 +332,7 @@ def test_sizes_are_held_out_whole_over_gpus_and_what_learns_never_has_them() -> 
 
 def test_the_table_of_recordings_has_regrets_by_hand_and_says_what_is_missed() -> None:
     sample = recordings()
-    settings = ranking.Settings(folds=3, seeds=1, searched=3)
+    settings = ranking.RankingPlan(folds=3, seeds=1, searched=3)
     ranked, searched = ranking.compare(sample, settings)
     by_name = {row.name: row for row in ranked}
     expected = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import html
 import os
 import re
@@ -39,8 +40,8 @@ def test_the_reference_has_what_users_call(site: Path) -> None:
         ("operators", "operators.matmul"),
         ("operators", "operators.patch"),
         ("kernel", "kernel.Sm90Wgmma"),
-        ("building", "compiler.build"),
-        ("grid", "grid.fit"),
+        ("building", "generation.compiler.build"),
+        ("grid", "bench.grid.fit"),
         ("measurements", "bench.protocols.measure"),
     ):
         text = (site / "reference" / page / "index.html").read_text()
@@ -64,8 +65,9 @@ def test_every_command_has_a_section_with_its_options(site: Path) -> None:
 
 
 def test_the_first_diagram_is_not_cut(checkout: Path) -> None:
-    first = re.findall(r"```\n(.*?)```", (checkout / "docs" / "index.md").read_text(), re.DOTALL)[0]
-    assert max(map(len, first.splitlines())) <= 60, (
+    text = (checkout / "docs" / "index.md").read_text()
+    (first,) = re.findall(r"^```\n(record .*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert 40 < max(map(len, first.splitlines())) <= 60, (
         "columns that fit beside the navigation, and on a phone by one swipe"
     )
 
@@ -111,8 +113,9 @@ def commands() -> dict[str, set[str]]:
 
 
 def command_lines(text: str) -> list[list[str]]:
-    """The words of each command in the blocks of a page, which a reader copies, without those of a checked program."""
-    lines = re.findall(r"^ *(?:\$ )?(cudal2gen [a-z].*)$", text, re.MULTILINE)
+    """The words of each command in a page's blocks, which a reader copies."""
+    blocks = re.findall(r"^ *```.*\n((?:.*\n)*?) *```$", text, re.MULTILINE)
+    lines = re.findall(r"^ *(?:\$ )?(cudal2gen [a-z].*)$", "".join(blocks), re.MULTILINE)
     commands = [part for line in lines for part in re.sub(r"\s+#.*", "", line).split("; ")]
     return [shlex.split(command)[1:] for command in commands]
 
@@ -146,13 +149,35 @@ def test_commands_within_sentences_exist(checkout: Path) -> None:
             for option in (word.split("=")[0] for word in words if re.match("--[a-z]", word)):
                 assert option in options_by_command[verb], f"{path.name}: {verb} {option}"
             mentioned.add(verb)
-    assert {"check", "grade", "pack"} <= mentioned
+    assert {"render", "validate", "pack"} <= mentioned
+
+
+def variables_in_the_code(checkout: Path) -> set[str]:
+    """Our environment variables: a name in the code is always a whole string."""
+    texts = [path.read_text() for name in ("cudal2gen", "kernelproof") for path in (checkout / name).rglob("*.py")]
+    constants = {
+        node.value
+        for text in texts
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return {text for text in constants if re.fullmatch("(CUDAL2GEN|KERNELPROOF)_[A-Z_]+", text)}
+
+
+def test_the_page_of_variables_has_a_row_for_each_that_the_code_reads(checkout: Path) -> None:
+    page = (checkout / "docs" / "environment.md").read_text()
+    rows = re.findall(r"^\| `((?:CUDAL2GEN|KERNELPROOF)_[A-Z_]+)` \| (.+?) \| (.+) \|$", page, re.MULTILINE)
+    assert sorted(name for name, _, _ in rows) == sorted(variables_in_the_code(checkout))
 
 
 def test_files_that_are_named_exist(checkout: Path) -> None:
     for path in pages(checkout):
         text = path.read_text()
-        for name in re.findall(r"`((?:cudal2gen|tests|scripts|configs|templates|examples|docs)/[\w./]+)`", text):
+        if path.name == "CHANGELOG.md":
+            continue  # of earlier versions
+        for name in re.findall(
+            r"`((?:cudal2gen|kernelproof|tests|scripts|configs|templates|examples|docs)/[\w./]+)`", text
+        ):
             assert (checkout / name).exists(), f"{path.name}: {name}"
         for link in re.findall(r"\]\(([\w./]+\.(?:md|svg))\)", text):
             assert (path.parent / link).exists(), f"{path.name}: {link}"

@@ -16,21 +16,25 @@ from typing import NamedTuple
 import pytest
 
 from cudal2gen import cli, places
-from cudal2gen.cli import messages
 from cudal2gen.generation import compiler
-from kernelproof.emulator.host import standin
+from kernelproof import cli as prover
+from kernelproof.ground import places as ground
 from kernelproof.ground import toolchain
+from kernelproof.ground.command_line import messages
 from tests.commands import run
 from tests.cudal2gen.paths import small
 from tests.packages import require
 
 BUILT_AHEAD = [small(m=64, n=64, k=64)]
 NOWHERE = Path("/proc/none")  # nobody makes a folder there
-MOVED = {name: f"{NOWHERE}/{name}" for name in ("CUDAL2GEN_RESULTS", "CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_CACHE_DIR")}
+MOVED = {
+    name: f"{NOWHERE}/{name}"
+    for name in ("KERNELPROOF_CACHE_DIR", "CUDAL2GEN_RESULTS", "CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_CACHE_DIR")
+}
 UNBUILT = f"cannot write to {MOVED['CUDAL2GEN_BUILD_DIR']}: No such file or directory; choose another folder with "
 REMEDY = (
-    f"{NOWHERE}: No such file or directory; name another place by CUDAL2GEN_RESULTS, CUDAL2GEN_BUILD_DIR, "
-    "CUDAL2GEN_CACHE_DIR"
+    f"{NOWHERE}: No such file or directory; name another place by KERNELPROOF_CACHE_DIR, "
+    "CUDAL2GEN_RESULTS, CUDAL2GEN_BUILD_DIR, CUDAL2GEN_CACHE_DIR"
 )
 
 
@@ -44,7 +48,7 @@ class Outcome(NamedTuple):
 
 SIZE = "--mnk 64_64_64"
 OUTCOMES = {
-    "list": Outcome("--structure exact", 0),
+    "list": Outcome("--where structure=exact", 0),
     "show": Outcome(SIZE, 0),
     "render": Outcome(SIZE, 0),
     "edit": Outcome(f"{SIZE} --set bm=48", 2, "bm=48: does not divide m=64"),
@@ -52,35 +56,46 @@ OUTCOMES = {
     "run": Outcome(SIZE, 1, UNBUILT),
     "validate": Outcome(SIZE, 1, UNBUILT),
     "try": Outcome("--mnk 64_64_256 --set stages=2", 1, UNBUILT),
-    "bench": Outcome(f"{SIZE} --device 99", 3, "torch sees no CUDA device"),
-    "report": Outcome("--results {folder}/none.jsonl", 2, "no results file at "),
+    "bench": Outcome(f"{SIZE} --gpu any:99", 3, "torch sees no CUDA device"),
+    "report": Outcome("{folder}/none.jsonl", 2, "no results file at "),
     "contribute": Outcome("", 2, "no measurements to contribute"),
     "profile": Outcome(SIZE, 1, UNBUILT),
     "tune": Outcome(f"{SIZE} --environment model --proposers random --evaluations 2", 1, REMEDY),
+    "write": Outcome(SIZE, 2, "a language model needs --llm NAME@URL"),
+    "train": Outcome("--recordings {folder}/none", 2, "{folder}/none: "),
+    "compare": Outcome("--recordings {folder}/none", 2, "{folder}/none: "),
+    "export": Outcome("--out {folder}/data", 2, "no transcript "),
     "explain": Outcome(SIZE, 0),
     "tune-model": Outcome("{folder}/none.py", 2, "no file "),
     "pack": Outcome(f"{SIZE} --acc f16 --layout tn --out {{folder}}/pack", 1, UNBUILT),
-    "model": Outcome("--validate --recordings {folder}/none", 2, "{folder}/none: "),
-    "check": Outcome("{folder}/program.cu", 1, REMEDY),
-    "grade": Outcome("{folder}/none.py", 2, "cannot read "),
-    "mcp": Outcome("--skill", 0),
+    "model": Outcome("{folder}/none", 2, "{folder}/none: "),
     "doctor": Outcome("", 3),
 }
+PROVER_OUTCOMES = {
+    "check": Outcome("{folder}/program.cu", 1, f"{NOWHERE}: No such file or directory; name another place by "),
+    "grade": Outcome("{folder}/none.py", 2, "cannot read "),
+    "profile": Outcome("{folder}/none.cubin", 2, "no file at "),
+    "mcp": Outcome("--skill", 0),
+}
+
+
+VERBS = {"cudal2gen": OUTCOMES, "kernelproof": PROVER_OUTCOMES}
 
 
 def test_every_verb_is_here() -> None:
     assert {command.name for command in cli.app.registered_commands} == set(OUTCOMES)
+    assert {command.name for command in prover.app.registered_commands} == set(PROVER_OUTCOMES)
 
 
-@pytest.mark.parametrize("verb", OUTCOMES)
-def test_folders_that_cannot_be_written_are_named_with_what_moves_them(verb: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("program", "verb"), [(program, verb) for program, verbs in VERBS.items() for verb in verbs])
+def test_folders_that_cannot_be_written_are_named_with_what_moves_them(program: str, verb: str, tmp_path: Path) -> None:
     if verb in ("bench", "tune-model"):
         require("torch")
     (tmp_path / "program.cu").write_text("int main() { return 0; }\n")
     arguments, code, error = (
-        part.format(folder=tmp_path) if isinstance(part, str) else part for part in OUTCOMES[verb]
+        part.format(folder=tmp_path) if isinstance(part, str) else part for part in VERBS[program][verb]
     )
-    done = run(verb, *str(arguments).split(), env=MOVED)
+    done = run(verb, *str(arguments).split(), env=MOVED, program=program)
     errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
     assert done.returncode == code, done
     assert len(errors) == (1 if error else 0), done.stderr
@@ -90,9 +105,9 @@ def test_folders_that_cannot_be_written_are_named_with_what_moves_them(verb: str
 
 def test_a_cache_that_cannot_be_written_has_one_remedy() -> None:
     compiler.build(BUILT_AHEAD)
-    done = run("run", *SIZE.split(), env={"CUDAL2GEN_CACHE_DIR": str(NOWHERE)})
+    done = run("run", *SIZE.split(), env={"KERNELPROOF_CACHE_DIR": str(NOWHERE)})
     errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
-    reason = "No such file or directory; name a folder for the emulator's runtime by CUDAL2GEN_CACHE_DIR"
+    reason = "No such file or directory; name another place by KERNELPROOF_CACHE_DIR"
     assert (done.returncode, errors) == (1, [f"error: {NOWHERE}/emulator: {reason}"])
 
 
@@ -183,17 +198,18 @@ def test_ctrl_c_during_the_imports_is_no_traceback() -> None:
 
 def test_the_command_is_the_module(checkout: Path) -> None:
     project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"cudal2gen": "cudal2gen.__main__:main"}
+    assert project["scripts"] == {name: f"{name}.__main__:main" for name in ("cudal2gen", "kernelproof")}
 
 
 def test_a_user_without_a_home_has_caches_that_nobody_can_write(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(number: int) -> None:
         raise KeyError(number)
 
-    for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "CUDAL2GEN_CACHE_DIR"):
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "CUDAL2GEN_CACHE_DIR", "KERNELPROOF_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert places.user_cache() == standin.cache_dir() == Path("/~/.cache/cudal2gen")
+    assert places.user_cache() == Path("/~/.cache/cudal2gen")
+    assert ground.user_cache() == Path("/~/.cache/kernelproof")
     assert places.user_data() == Path("/~/.local/share/cudal2gen")
 
 
@@ -225,10 +241,11 @@ def test_paths_that_nvccs_shell_would_read_are_refused_by_name(character: str, t
     for source in (tmp_path / "program.cu", folder / "program.cu"):
         source.write_text("int main() { return 0; }\n")
     refused = f"nvcc's shell does not take the {character} of this path as it is"
-    done = run("check", str(folder / "program.cu"))
+    done = run("check", str(folder / "program.cu"), program="kernelproof")
     assert done.stderr == f"error: {folder}/program.cu: {refused}; rename the folder or the file\n"
-    done = run("check", str(tmp_path / "program.cu"), env={"CUDAL2GEN_CACHE_DIR": str(folder)})
-    remedy = "name another folder by CUDAL2GEN_CACHE_DIR"
+    variables = {"KERNELPROOF_CACHE_DIR": str(folder)}
+    done = run("check", str(tmp_path / "program.cu"), env=variables, program="kernelproof")
+    remedy = "name another folder by KERNELPROOF_CACHE_DIR"
     assert (done.returncode, done.stderr) == (2, f"error: {folder}/check: {refused}; {remedy}\n")
     done = run("build", "--mnk", "64_64_64", "--nvcc", str(folder / "nvcc"))
     assert (done.returncode, done.stderr.partition("; ")[0]) == (3, f"error: {folder}/nvcc: {refused}: move it")
@@ -240,10 +257,10 @@ def test_programs_among_odd_paths_are_checked_and_compiled_again_when_a_header_c
     temporary.mkdir()
     folder.mkdir()
     (folder / "a b.cu").write_text('#include "a b.h"\nint main() { return CODE; }\n')
-    variables = {"TMPDIR": str(temporary), "CUDAL2GEN_CACHE_DIR": str(folder / "cache")}
+    variables = {"TMPDIR": str(temporary), "KERNELPROOF_CACHE_DIR": str(folder / "cache")}
     for code in (3, 4):
         (folder / "a b.h").write_text(f"#define CODE {code}\n")
-        done = run("check", str(folder / "a b.cu"), env=variables)
+        done = run("check", str(folder / "a b.cu"), env=variables, program="kernelproof")
         assert (done.returncode, done.stderr) == (1, ""), done
         assert f"ended with exit code {code}" in done.stdout
 

@@ -13,21 +13,22 @@ import pytest
 from cudal2gen import results
 from cudal2gen.kernel import space
 from cudal2gen.results import INCUMBENT
-from cudal2gen.tuner import curriculum, executor, exports, prompt, race, reward
-from cudal2gen.tuner.chat import Chat, ServerWire
+from cudal2gen.tuner import curriculum, executor, exports, record_prompt, reward, search
 from cudal2gen.tuner.environment import Model
-from cudal2gen.tuner.llm import Llm
+from cudal2gen.tuner.language_model.chat import Chat
+from cudal2gen.tuner.language_model.server import ServerWire
+from cudal2gen.tuner.language_model.transcript import Message, Request
+from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposal import Question
-from cudal2gen.tuner.transcript import Message, Request
 from tests.commands import run
+from tests.cudal2gen.asking import PROBLEM, candidates, endpoint, incumbent, measured, question
 from tests.cudal2gen.chat_server import proposes, says, serving
-from tests.cudal2gen.test_llm import PROBLEM, candidates, endpoint, incumbent, measured, question
 from tests.packages import require
 
 require("openai")
 
-SETTINGS = reward.Settings(reference=INCUMBENT)
+SETTINGS = reward.RewardWeights(reference=INCUMBENT)
 
 
 def environment() -> Model:
@@ -36,7 +37,7 @@ def environment() -> Model:
 
 @cache
 def campaign(folder: Path) -> tuple[Path, Path]:
-    """A transcript and the trials of a race: two legal proposals, an illegal and a legal one, nonsense."""
+    """A transcript and the trials of a search: two legal proposals, an illegal and a legal one, nonsense."""
     transcript, store = folder / "trials-llm.jsonl", folder / "trials.jsonl"
     script = (
         proposes(("incumbent", {"stages": 3}), ("incumbent", {"raster_group": 4})),
@@ -48,11 +49,11 @@ def campaign(folder: Path) -> tuple[Path, Path]:
         says("no more"),
     )
     with serving(*script, forever=True) as server:
-        proposer = Llm(Chat(ServerWire(endpoint(server)), transcript), Memory(), warn=str)
-        contest = race.Race(candidates(), incumbent())
-        race.run(
+        proposer = LlmProposer(Chat(ServerWire(endpoint(server)), transcript), Memory(), warn=str)
+        contest = search.Search(candidates(), incumbent())
+        search.run(
             contest, proposer, executor.InProcess(environment()), lambda trials: results.append(trials, store),
-            race.Settings(evaluations=8, batch=2, prune=None),
+            search.SearchLimits(evaluations=8, batch=2, prune=None),
         )  # fmt: skip
     return transcript, store
 
@@ -104,7 +105,7 @@ def test_rewards_are_those_of_the_trials(files: tuple[Path, Path]) -> None:
 
 
 def prompt_base(document: Any) -> Any:
-    bases = prompt.bases_in(json.dumps(document))
+    bases = record_prompt.bases_in(json.dumps(document))
     assert bases is not None
     return bases[1]["best1"].model_dump()
 
@@ -116,7 +117,7 @@ def test_an_outcome_may_state_its_reward_and_stage(tmp_path: Path) -> None:
         talk = Chat(ServerWire(endpoint(server)), path)
         for value in (1.25, None):
             reply = talk.ask(request, PROBLEM)
-            talk.conclude(request, reply, PROBLEM, of_stage="kernels", reward=value, fault="" if value else "refused")
+            talk.conclude(request, reply, PROBLEM, stage="kernels", reward=value, fault="" if value else "refused")
     first, second = exports.examples(path, exports.Rewards([], SETTINGS))
     assert (first.reward, first.stage, first.completion[0]["content"]) == (1.25, "kernels", "__global__ void f() {}")
     assert second.reward == 0.0
@@ -140,27 +141,27 @@ def test_files_follow_the_curriculum(tmp_path: Path) -> None:
      ({"fusion": "bias_n"}, "matmul"), ({"batch": "strided"}, "matmul")],
 )  # fmt: skip
 def test_stages(fields: dict[str, str], stage: str) -> None:
-    assert curriculum.stage(PROBLEM.revised(**fields)) == stage
+    assert curriculum.stage_of(PROBLEM.revised(**fields)) == stage
 
 
 def test_a_question_names_its_records_again() -> None:
     trials = measured({"stages": 3}, {"stages": 2}, {"cluster": [2, 1]})
     for posed in (question(trials), Question(candidates(), trials)):
-        bases = prompt.bases_of(posed)
-        text = prompt.document(posed, bases, [], [], [], 1)
-        problem, records = prompt.bases_in(text) or (None, {})
+        bases = record_prompt.bases_of(posed)
+        text = record_prompt.document(posed, bases, [], [], [], 1)
+        problem, records = record_prompt.bases_in(text) or (None, {})
         assert problem == PROBLEM
         assert {label: space.decisions(record) for label, record in records.items()} == {
             label: space.decisions(record) for label, record in bases.items()
         }
-    assert prompt.bases_in("no JSON") is None
-    assert prompt.bases_in('{"problem": 3}') is None
+    assert record_prompt.bases_in("no JSON") is None
+    assert record_prompt.bases_in('{"problem": 3}') is None
 
 
 def test_new_answers_are_scored() -> None:
     posed = question()
-    text = prompt.document(posed, prompt.bases_of(posed), [], [], [], 1)
-    messages = [{"role": "system", "content": prompt.SYSTEM}, {"role": "user", "content": text}]
+    text = record_prompt.document(posed, record_prompt.bases_of(posed), [], [], [], 1)
+    messages = [{"role": "system", "content": record_prompt.SYSTEM}, {"role": "user", "content": text}]
 
     def answer(*changes: dict[str, Any]) -> list[dict[str, str]]:
         proposals = [{"base": "incumbent", "changes": change, "why": ""} for change in changes]
@@ -270,12 +271,12 @@ def test_trl_reads_and_trains(exported: Path, tmp_path: Path, monkeypatch: pytes
 def test_the_command_line_exports(files: tuple[Path, Path], tmp_path: Path) -> None:
     transcript, store = files
     folder = tmp_path / "data"
-    options = ("--environment", "model", "--trials", str(store), "--export", str(folder))
-    process = run("tune", *options)
+    options = ("--trials", str(store), "--out", str(folder))
+    process = run("export", *options)
     assert process.returncode == 0, process
     count = len(list(exports.examples(transcript, exports.Rewards(results.trials(store), SETTINGS))))
     assert f"{count} lines in {folder / 'answers.jsonl'}" in process.stdout
     assert len(rows(folder / "answers.jsonl")) == count
-    process = run("tune", *options, "--llm-transcript", str(tmp_path / "none.jsonl"))
+    process = run("export", "--trials", str(tmp_path / "none.jsonl"), "--out", str(folder))
     assert process.returncode == 2
-    assert f"--export: no transcript {tmp_path / 'none.jsonl'}" in process.stderr
+    assert f"no transcript {tmp_path / 'none-llm.jsonl'}" in process.stderr

@@ -19,8 +19,8 @@ from tests.packages import require
 
 require("torch")
 
-from cudal2gen.operators import first_runs  # noqa: E402
-from cudal2gen.operators.first_runs import FirstRuns, Run  # noqa: E402
+from cudal2gen.operators.measuring import first_runs  # noqa: E402
+from cudal2gen.operators.measuring.first_runs import FirstRuns, Run  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -24,7 +24,7 @@ from cudal2gen.kernel import FAMILIES
 from cudal2gen.launch import gpu
 from cudal2gen.launch.gpu import GpuError
 from cudal2gen.operators import shapes
-from cudal2gen.tuner import campaign, policy, ray_executor
+from cudal2gen.tuner import campaign, cost_model, policy, ray_executor
 from kernelproof.ground import toolchain
 from kernelproof.ground.toolchain import ToolchainError
 from tests.cudal2gen.fuzzed import TEXTS, check_outcome, examples, run
@@ -156,7 +156,7 @@ def workplace(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         return tools
 
     def connect(device: int) -> gpu.Gpu:
-        raise GpuError(f"--device {device}: no CUDA device")
+        raise GpuError(f"--gpu NAME:{device}: no CUDA device")
 
     def unreachable(*arguments: Any, **options: Any) -> None:
         raise ray_executor.Unreachable("no cluster")
@@ -179,8 +179,9 @@ def workplace(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setattr(ray_executor, "RayExecutor", unreachable)
     monkeypatch.setattr(campaign, "run", campaign_run)
     monkeypatch.setattr(tuning, "load_policy", lambda *_: policy.Policy(0))
-    monkeypatch.setattr(learning, "compare", lambda *_: None)
-    monkeypatch.setattr(learning, "train", lambda *_: None)
+    monkeypatch.setattr(learning, "trained", lambda *_: ([], cost_model.load()))
+    monkeypatch.setattr(learning, "compared_on_recordings", lambda *_: "")
+    monkeypatch.setattr(learning, "compared_in_the_model", lambda *_: "")
     monkeypatch.setattr(searching, "on_one_core", lambda: None)
     monkeypatch.chdir(tmp_path / "desk")
     for name, value in {

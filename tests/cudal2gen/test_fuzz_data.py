@@ -23,9 +23,9 @@ from cudal2gen.pack.abi import FORMAT
 from cudal2gen.pack.facts import as_json
 from cudal2gen.results import Case, Trial, Verdict
 from cudal2gen.tuner import memory
-from cudal2gen.tuner.chat import ReplayWire
 from cudal2gen.tuner.environment import Replay
-from cudal2gen.tuner.transcript import Exchange
+from cudal2gen.tuner.language_model.chat import ReplayWire
+from cudal2gen.tuner.language_model.transcript import Exchange
 from kernelproof.ground.errors import SkippedLine, WrongInput
 from kernelproof.ground.version import __version__
 from tests.cudal2gen import measured

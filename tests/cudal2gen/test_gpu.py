@@ -92,7 +92,7 @@ def test_without_a_gpu_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch
         Gpu()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(GpuError, match="--device 2: there are 2 CUDA devices, counted from 0"):
+    with pytest.raises(GpuError, match="--gpu NAME:2: there are 2 CUDA devices, counted from 0"):
         Gpu(2)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(GpuError, match=r"torch is missing, .*: pip install 'cudal2gen\[gpu\]'"):
@@ -522,7 +522,17 @@ def test_a_hang_in_a_test_shows_its_traceback(tmp_path: Path) -> None:
     """Neither the capture of file descriptors nor that of ``sys.stderr`` swallows it."""
     body = HANGING.replace("\n", "\n    ")
     (tmp_path / "test_hanging.py").write_text(f"import time\n\ndef test_hangs(capsys):\n    {body}\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(tmp_path / "test_hanging.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "tests.cudal2gen.conftest",
+        str(tmp_path / "test_hanging.py"),
+    ]
     root = Path(__file__).parents[2]
     process = subprocess.run(command, cwd=root, check=False, capture_output=True, text=True, timeout=240)
     assert process.returncode == 1

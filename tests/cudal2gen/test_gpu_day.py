@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import re
+import subprocess
 import sys
 import tarfile
 import time
@@ -352,17 +353,20 @@ def race_of_operators(
     return race_operators.table(results.measurements(store).latest())
 
 
-def test_without_a_pack_no_operators_race(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """torch would race itself, and the step would pass."""
-    monkeypatch.setenv(gpu.STAND_IN, "tests.cudal2gen.rehearsal:H100")
-    monkeypatch.setenv("CUDAL2GEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("CUDAL2GEN_PACK", str(tmp_path / "nowhere"))
-    assert race_operators.main(["--mnk", "64_64_64", "--out", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: no pack for h100 (")
-    assert "nowhere" in message
+def test_without_a_pack_no_operators_race(checkout: Path, tmp_path: Path) -> None:
+    """torch would race itself, and the step would pass. The rehearsal's device takes a process of its own: it stands
+    for CUDA and for the vendor's libraries until the process ends."""
+    variables = {
+        gpu.STAND_IN: "tests.cudal2gen.rehearsal:H100",
+        "CUDAL2GEN_CACHE_DIR": str(tmp_path),
+        "CUDAL2GEN_PACK": str(tmp_path / "nowhere"),
+        "PYTHONPATH": str(checkout),
+    }
+    command = [sys.executable, race_operators.__file__, "--mnk", "64_64_64", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | variables)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: no pack for h100 (")
+    assert "nowhere" in done.stderr
     assert not (tmp_path / "operators.jsonl").exists()
 
 

@@ -15,7 +15,7 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import dispatch, torch_products  # noqa: E402
+from cudal2gen.operators import call_torch, dispatch  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -114,7 +114,7 @@ def test_vmap_of_a_grouped_product() -> None:
 
 
 def test_strides_that_torchs_own_grouped_product_refuses() -> None:
-    takes = torch_products._takes_grouped
+    takes = call_torch._takes_grouped
     a = integers(9, 24)
     assert takes(a)
     assert takes(a[:, :16])

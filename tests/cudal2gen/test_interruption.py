@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from cudal2gen import results
-from cudal2gen.cli import signals
 from cudal2gen.generation import catalog, compiler
 from kernelproof import emulator
+from kernelproof.ground.command_line import signals
 from tests import processes
 from tests.cudal2gen.chat_server import limits, proposes, serving
 from tests.cudal2gen.paths import small
@@ -130,7 +130,9 @@ def test_an_interrupted_search_keeps_its_trials(place: Place) -> None:
         "tune", *arguments, "--proposers", "random", "--evaluations", "100000", "--trials", str(trials)
     )
     until(lambda: trials.is_file() and trials.stat().st_size)
-    assert f"interrupted: trials are in {trials}; the same command takes them up" in place.end(process, signal.SIGINT)
+    assert f"interrupted: trials are in {trials}; the same command continues from there" in place.end(
+        process, signal.SIGINT
+    )
     assert results.trials(trials)
 
 
@@ -142,8 +144,8 @@ def test_a_search_that_waits_for_a_language_model_is_interrupted_and_resumed(pla
     )
     with serving(first, limits("600"), second, forever=True) as server:
         arguments = (
-            "tune", "--mnk", "64_64_64", "--acc", "f16", "--environment", "model", "--proposers", "llm", "--llm-url",
-            server.url, "--llm-model", "scripted", "--evaluations", "4", "--trials", str(trials),
+            "tune", "--mnk", "64_64_64", "--acc", "f16", "--environment", "model", "--proposers", "llm", "--llm",
+            f"scripted@{server.url}", "--evaluations", "4", "--trials", str(trials),
         )  # fmt: skip
         process = place.start(*arguments)
         until(lambda: transcript.is_file() and "429" in transcript.read_text())
@@ -168,7 +170,7 @@ def test_a_terminated_benchmark_keeps_what_it_measured(place: Place) -> None:
 # Locks a mutex twice and so waits for itself, in C, where no signal is handled.
 STUCK = """
 import ctypes
-from cudal2gen.cli import signals
+from kernelproof.ground.command_line import signals
 signals.handle()
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from tests.draws import THOROUGH, drawn
 
 pytestmark = pytest.mark.slow
 
-SHARE = 7  # of the sm_80 library, one kernel in so many is drawn
+SHARE = 20  # of the sm_80 library, one kernel in so many is drawn
 VERSIONS = {"nvcc": "13.0.88", "cutlass": "4.2.0"}  # of the compilers that the stored verdicts are of
 
 
@@ -52,8 +51,8 @@ def by_text(records: Iterable[catalog.Record], step: int) -> list[catalog.Record
 
 
 def by_name(records: Iterable[catalog.Record]) -> list[catalog.Record]:
-    """A record of each name and launch: equal names have equal texts, as tests/cudal2gen/test_renderer.py shows."""
-    return list({(record.name, record.launch.write()): record for record in records}.values())
+    """One record of each binary: equal names have equal texts, as tests/cudal2gen/test_renderer.py shows."""
+    return list({(record.name, record.arch, record.launch.write()): record for record in records}.values())
 
 
 def test_all_records_render_in_three_seconds(records: list[catalog.Record]) -> None:
@@ -71,7 +70,7 @@ def test_the_library_compiles_without_spills(records: list[catalog.Record], buil
     artifacts = compiler.build(built, build_dir=build_dir)
     seconds = cpu_seconds() - started
     print(f"\n{len(built)} kernels in {seconds:.0f} CPU seconds, {compiler.peak_rss_bytes() >> 20} MiB")
-    assert len({artifact.digest for artifact in artifacts}) == len(built) > 80
+    assert len({artifact.digest for artifact in artifacts}) == len(built) > 28
     faults = {record.mnk: artifact.ptxas.findings for record, artifact in zip(built, artifacts, strict=True)}
     assert {mnk: findings for mnk, findings in faults.items() if findings} == {}
     for record, artifact in zip(built, artifacts, strict=True):
@@ -116,7 +115,7 @@ def test_kernels_of_the_library_are_executed_anew(records: list[catalog.Record],
     seconds = cpu_seconds() - started
     print(f"\n{len(verdicts)} kernels, {sum(len(verdict.cases) for verdict in verdicts)} cases in {seconds:.0f} CPU s")
     assert {verdict.record: verdict.findings for verdict in verdicts if not verdict.passed} == {}
-    assert len(verdicts) == len(work) > 25
+    assert len(verdicts) == len(work) > 9
     assert seconds < 2 * 6 * 60, "six minutes of two cores"
 
 
@@ -126,64 +125,12 @@ def test_the_hopper_library_compiles_without_a_finding(
     """A spill or a wgmma that ptxas serialises is a finding. What runs is the covering set of paths."""
     records = [record for record in catalogued if record.gpu == "h200"]
     assert len(records) == 2057
-    built = by_text(records, 3)
+    built = by_text(records, 9)
     started = cpu_seconds()
     artifacts = compiler.build(built, build_dir=build_dir)
     seconds = cpu_seconds() - started
     print(f"\n{len(records)} records, {len(built)} kernels in {seconds:.0f} CPU seconds")
-    assert len(built) > 45
+    assert len(built) > 15
     assert {artifact.digest: artifact.ptxas.findings for artifact in artifacts if artifact.ptxas.findings} == {}
     assert {artifact.ptxas.arch for artifact in artifacts} == {record.arch for record in built}
     assert seconds < 2 * 8 * 60, "eight minutes of two cores"
-
-
-def test_the_wheel_carries_templates_and_catalog(checkout: Path, tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        str(tmp_path),
-        str(checkout),
-    ]
-    subprocess.run(command, check=True)
-    wheel = next(tmp_path.glob("cudal2gen-*.whl"))
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "installed")
-    assert (tmp_path / "installed/cudal2gen/py.typed").is_file(), "type checkers read the package's annotations"
-    program = (
-        "import cudal2gen, sys; from cudal2gen.generation import catalog; from cudal2gen import places;"
-        "from cudal2gen.generation.renderer import render;"
-        "assert places.checkout() is None, places.checkout();"
-        "records = catalog.load();"
-        "from cudal2gen import report, results; from pathlib import Path;"
-        "page = report.report(results.measurements(Path('none')), records).html();"
-        "assert 'arXiv 2512.02551' in page and 'drawAll()' in page;"
-        "print(len(records), len(render(records[0])), places.build_dir(), places.editable_catalog())"
-    )
-    environment = os.environ | {
-        "PYTHONPATH": str(tmp_path / "installed"),
-        "XDG_CACHE_HOME": "/c",
-        "XDG_DATA_HOME": "/d",
-    }
-    for name in ("CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_CATALOG", "CUDAL2GEN_CACHE_DIR"):
-        environment.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    count, length, build, editable = done.stdout.split()
-    assert int(count) == len(places.catalog().read_text().splitlines()) > 11000
-    assert int(length) > 5000
-    assert (build, editable) == ("/c/cudal2gen/build", "/d/cudal2gen/kernels.jsonl")

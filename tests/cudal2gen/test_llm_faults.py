@@ -17,12 +17,14 @@ import pytest
 from cudal2gen import results
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Trial
-from cudal2gen.tuner import campaign, executor, race
-from cudal2gen.tuner.chat import Chat, ReplayWire, ServerWire
+from cudal2gen.tuner import campaign, executor, search
 from cudal2gen.tuner.environment import Model
-from cudal2gen.tuner.llm import Llm
+from cudal2gen.tuner.language_model.chat import Chat, ReplayWire
+from cudal2gen.tuner.language_model.server import ServerWire
+from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposers import Mixture, Random
+from tests.cudal2gen.asking import PROBLEM, Clock, candidates, endpoint, incumbent
 from tests.cudal2gen.chat_server import (
     Handler,
     Step,
@@ -38,7 +40,6 @@ from tests.cudal2gen.chat_server import (
     serving,
     waits,
 )
-from tests.cudal2gen.test_llm import PROBLEM, Clock, candidates, endpoint, incumbent
 from tests.packages import require
 
 require("openai")
@@ -101,11 +102,11 @@ class Patient(Model):
         return super().evaluate(problem, records, effort)
 
 
-def run(proposer: Mixture, store: Path, progress: Callable[[campaign.Standing], None]) -> campaign.Standing:
+def run(proposer: Mixture, store: Path, progress: Callable[[campaign.CampaignState], None]) -> campaign.CampaignState:
     """A campaign of one problem."""
-    plan = campaign.Plan(
+    plan = campaign.CampaignPlan(
         [PROBLEM], lambda _: incumbent(), lambda _: proposer, store, "run",
-        race.Settings(evaluations=120, batch=3, prune=None), find_candidates=lambda _: candidates(),
+        search.SearchLimits(evaluations=120, batch=3, prune=None), find_candidates=lambda _: candidates(),
     )  # fmt: skip
     return campaign.run(plan, executor.InProcess(Patient(lambda _: incumbent(), seed=5)), progress)
 
@@ -115,15 +116,15 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
     clock, warnings, script = Clock(), list[str](), Server()
     transcript = tmp_path / "t.jsonl"
 
-    def progress(_: campaign.Standing) -> None:
+    def progress(_: campaign.CampaignState) -> None:
         clock.now += 700  # longer than any rest
         script.advance()
 
     with serving(script, forever=True) as server:
         chat = Chat(ServerWire(endpoint(server, seconds=1.5)), transcript, None, clock.pause, clock)
-        proposer = Mixture([Llm(chat, Memory(), beside=beside, warn=warnings.append), Random(1)])
+        proposer = Mixture([LlmProposer(chat, Memory(), in_background=beside, warn=warnings.append), Random(1)])
         standing = run(proposer, tmp_path / "trials.jsonl", progress)
-    (contest,) = standing.races
+    (contest,) = standing.searches
     assert script.raised == set(FAULTS)
     assert contest.stop_reason == "120 evaluations"
     assert contest.winner is not None
@@ -140,10 +141,10 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
         replay(transcript, standing, progress)
 
 
-def replay(transcript: Path, standing: campaign.Standing, progress: Any) -> None:
+def replay(transcript: Path, standing: campaign.CampaignState, progress: Any) -> None:
     """The same campaign from its transcript, without a server and without rests: the same trials."""
-    proposer = Mixture([Llm(Chat(ReplayWire(transcript)), Memory(), warn=str), Random(1)])
+    proposer = Mixture([LlmProposer(Chat(ReplayWire(transcript)), Memory(), warn=str), Random(1)])
     again = run(proposer, transcript.with_name("again.jsonl"), progress)
-    assert [json.loads(trial.model_dump_json()) for trial in again.races[0].trials] == [
-        json.loads(trial.model_dump_json()) for trial in standing.races[0].trials
+    assert [json.loads(trial.model_dump_json()) for trial in again.searches[0].trials] == [
+        json.loads(trial.model_dump_json()) for trial in standing.searches[0].trials
     ]

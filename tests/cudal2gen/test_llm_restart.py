@@ -14,18 +14,20 @@ import pytest
 from cudal2gen import results
 from cudal2gen.generation import catalog
 from cudal2gen.results import Trial
-from cudal2gen.tuner import chat, completions, executor, memory, race
-from cudal2gen.tuner.chat import Chat, ServerWire
+from cudal2gen.tuner import executor, memory, search
 from cudal2gen.tuner.environment import Model
-from cudal2gen.tuner.llm import Llm
+from cudal2gen.tuner.language_model import chat, completions
+from cudal2gen.tuner.language_model.chat import Chat
+from cudal2gen.tuner.language_model.server import ServerWire
+from cudal2gen.tuner.language_model.transcript import Exchange, Message, Outcome, Request, Unavailable, read
+from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory
-from cudal2gen.tuner.transcript import Exchange, Message, Outcome, Request, Unavailable, read
 from cudal2gen.tuner.writing.session import Session
 from kernelproof.grading import check_source, source
 from kernelproof.ground.errors import Failure
 from tests.cudal2gen import test_writing
+from tests.cudal2gen.asking import KEY, PROBLEM, Clock, candidates, endpoint, incumbent, question
 from tests.cudal2gen.chat_server import Server, fails, proposes, says, sends, serving
-from tests.cudal2gen.test_llm import KEY, PROBLEM, Clock, candidates, endpoint, incumbent, question
 from tests.cudal2gen.test_writing import KERNELS, LOOP, UNROLLED, block, writes
 from tests.packages import require
 
@@ -41,7 +43,7 @@ def talk(server: Server, folder: Path, budget: int | None = None, run: str = RUN
 
 def proposed(server: Server, folder: Path, trials: Sequence[Trial] = (), run: str = RUN) -> list[Any]:
     """What a new start proposes first."""
-    proposals = Llm(talk(server, folder, run=run), Memory()).propose(question(tuple(trials)), 4)
+    proposals = LlmProposer(talk(server, folder, run=run), Memory()).propose(question(tuple(trials)), 4)
     return [proposal.record.kernel_key if proposal.record else proposal.violation for proposal in proposals]
 
 
@@ -53,7 +55,8 @@ def test_a_paid_answer_without_trials_is_proposed_again_and_not_asked(tmp_path: 
         assert (again[:2], len(server.requests)) == (first[:2], count)
         assert "stages=90" in str(again[-1]), "also what was illegal"
         trials = Model(lambda _: incumbent(), seed=3).evaluate(
-            PROBLEM, [p.record for p in Llm(talk(server, tmp_path), Memory()).propose(question(), 4) if p.record]
+            PROBLEM,
+            [p.record for p in LlmProposer(talk(server, tmp_path), Memory()).propose(question(), 4) if p.record],
         )
         proposed(server, tmp_path, trials[:1])
         assert len(server.requests) == count, "one of two has no trial"
@@ -82,7 +85,7 @@ def test_a_budget_and_its_counts_are_those_of_all_starts(tmp_path: Path) -> None
         proposed(server, tmp_path)
         later = talk(server, tmp_path, 1500)
         assert str(later.usage) == "1 exchanges, 1 of them in earlier starts, 1000 tokens in, 200 out"
-        proposer = Llm(later, Memory(), warn=(warnings := list[str]()).append)
+        proposer = LlmProposer(later, Memory(), warn=(warnings := list[str]()).append)
         assert len(proposer.propose(question(), 4)) == 2
         assert proposer.propose(question(), 4) == []
         assert len(server.requests) == 1
@@ -99,7 +102,7 @@ def test_a_question_whose_answer_is_lost_counts_its_prompt(tmp_path: Path) -> No
 
     path = tmp_path / "llm.jsonl"
     with pytest.raises(SystemExit):
-        Llm(Chat(Interrupted(), path, run=RUN), Memory()).propose(question(), 4)
+        LlmProposer(Chat(Interrupted(), path, run=RUN), Memory()).propose(question(), 4)
     (line,) = read(path)
     assert isinstance(line, Exchange)
     assert (line.error, line.estimated, line.tokens_out) == ("interrupted", True, 0)
@@ -119,14 +122,14 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         for group in range(9, 12)
     ]
 
-    def search(server: Server, folder: Path, store: Callable[[Sequence[Trial]], None] | None = None) -> list[Trial]:
+    def searched(server: Server, folder: Path, store: Callable[[Sequence[Trial]], None] | None = None) -> list[Trial]:
         file = folder / "trials.jsonl"
         kept = results.trials(file) if file.is_file() else []
         model = Model(lambda _: incumbent(), seed=5)
-        race.run(
-            race.Race(candidates(), incumbent(), kept), Llm(talk(server, folder), Memory(), beside=beside),
+        search.run(
+            search.Search(candidates(), incumbent(), kept), LlmProposer(talk(server, folder), Memory(), in_background=beside),
             executor.InProcess(model), store or (lambda trials: results.append(trials, file)),
-            race.Settings(evaluations=6, batch=2, prune=None), RUN,
+            search.SearchLimits(evaluations=6, batch=2, prune=None), RUN,
         )  # fmt: skip
         return results.trials(file)
 
@@ -135,13 +138,13 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     with serving(*script) as server:
-        expected = search(server, whole)
+        expected = searched(server, whole)
         assert len(server.requests) == 3
     with serving(*script) as server:
         for _ in range(2):
             with pytest.raises(Ended):
-                search(server, parts, end)
-        assert [trial.record for trial in search(server, parts)] == [trial.record for trial in expected]
+                searched(server, parts, end)
+        assert [trial.record for trial in searched(server, parts)] == [trial.record for trial in expected]
         assert len(server.requests) == 3
 
 
@@ -156,14 +159,14 @@ REFUSALS = {
     ),
     "404": (
         fails(404, "no model m"),
-        "answers 404: no model m; look at --llm-url, which mostly ends in /v1, and at --llm-model",
+        "answers 404: no model m; look at NAME@URL of --llm",
         1,
         True,
     ),
     "quota": (fails(429, "no", "insufficient_quota"), "answers 429: no; add credit, or set another key", 1, True),
     "temperature": (
         fails(400, "'temperature' does not support 0.3"),
-        "; leave --llm-temperature out for this model",
+        "; leave llm.temperature out",
         1,
         True,
     ),
@@ -177,7 +180,7 @@ REFUSALS = {
     "another 400": (fails(400, "invalid"), "answers 400: invalid", 3, False),
     "page": (
         sends(f"{KEY}<html>{KEY}".encode()),
-        "no chat completion, it begins '***<html>***'; check --llm-url",
+        "no chat completion, it begins '***<html>***'; check the URL",
         1,
         False,
     ),
@@ -198,22 +201,22 @@ def test_refusals_say_what_to_do_and_ask_no_more_than_may_help(name: str) -> Non
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_key_that_is_wrong_ends_a_search_where_nobody_else_proposes(alone: bool) -> None:
     with serving(fails(401), forever=True) as server:
-        proposer = Llm(Chat(ServerWire(endpoint(server))), Memory(), warn=str, alone=alone)
-        contest = race.Race(candidates(), incumbent())
-        settings = race.Settings(evaluations=6, batch=2, prune=None)
+        proposer = LlmProposer(Chat(ServerWire(endpoint(server))), Memory(), warn=str, alone=alone)
+        contest = search.Search(candidates(), incumbent())
+        settings = search.SearchLimits(evaluations=6, batch=2, prune=None)
         place = executor.InProcess(Model(lambda _: incumbent(), seed=5))
         with pytest.raises(Failure, match="answers 401") if alone else nullcontext():
-            race.run(contest, proposer, place, lambda _: None, settings)
+            search.run(contest, proposer, place, lambda _: None, settings)
         assert contest.evaluations == []
 
 
 def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
     clock, steps = Clock(), [proposes(("incumbent", {"raster_group": 9}), ("incumbent", {"stages": 3}))]
     with serving(*[fails(503)] * 9, *steps) as server:
-        proposer = Llm(Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock), Memory(), warn=str)
-        contest = race.Race(candidates(), incumbent())
+        proposer = LlmProposer(Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock), Memory(), warn=str)
+        contest = search.Search(candidates(), incumbent())
         place = executor.InProcess(Model(lambda _: incumbent(), seed=5))
-        race.run(contest, proposer, place, lambda _: None, race.Settings(evaluations=2, batch=2, prune=None))
+        search.run(contest, proposer, place, lambda _: None, search.SearchLimits(evaluations=2, batch=2, prune=None))
     assert contest.stop_reason == "2 evaluations"
     assert sum(clock.pauses) > 60, "more than three batches would have been empty"
 
@@ -270,7 +273,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
     """Ended after the first of two trials of an answer, after both, and in the midst of a correction, it asks for what
     is not answered alone, in the words of a session that was not ended."""
     rounds = [
-        writes({"patch": block("absent\n", "")}, KERNELS["race"][0]),
+        writes({"patch": block("absent\n", "")}, KERNELS["search"][0]),
         writes({"patch": block(LOOP, UNROLLED)}),
         writes({"launch": {"bm": 7}, "source": "x"}, KERNELS["wrong"][0]),
     ]
@@ -309,7 +312,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
         answered = len(server.requests)
     assert answered == 5
     assert texts["parts"] == texts["whole"]
-    assert "shared-race" in texts["parts"][2]
+    assert "shared-search" in texts["parts"][2]
     assert "hint: " in texts["parts"][2], "reports are kept too"
     with serving() as server:
         assert len(run(server, tmp_path / "parts", 9).attempts) == 4, "a session that has ended asks nothing"

@@ -14,7 +14,7 @@ from cudal2gen.results.ratios import Ratio
 from cudal2gen.tuner import memory
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.memory import Memory, Note
-from cudal2gen.tuner.race import Race
+from cudal2gen.tuner.search import Search
 
 LARGE = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
 FLAT = Problem(gpu="h200", acc="f32", layout="tn", m=64, n=4096, k=4096)
@@ -27,8 +27,8 @@ def record(problem: Problem = LARGE, **changes: Any) -> Record:
     return parse(fields | changes)
 
 
-def won(new: Record, gain: Ratio = GAIN, environment: str = "gpu", improved: bool = True) -> Race:
-    """A race that a record won."""
+def won(new: Record, gain: Ratio = GAIN, environment: str = "gpu", improved: bool = True) -> Search:
+    """A search that a record won."""
     (trial,) = Model(lambda _: record()).evaluate(LARGE, [new])
     winner = trial.model_copy(update={"environment": environment, "on": "NVIDIA H200"})
     return SimpleNamespace(  # type: ignore[return-value]
@@ -160,13 +160,13 @@ def test_what_never_helped_becomes_a_lesson_too(tmp_path: Path) -> None:
         )
         trials.append(trial.model_copy(update={"timings": timings}))
     place = Memory(file=tmp_path / "lessons.md")
-    race = SimpleNamespace(problem=LARGE, incumbent=record(), evaluations=trials)
-    note = place.learn_setbacks(race)  # type: ignore[arg-type]
+    search = SimpleNamespace(problem=LARGE, incumbent=record(), evaluations=trials)
+    note = place.learn_setbacks(search)  # type: ignore[arg-type]
     assert note is not None
     assert json.loads(note.changes) == {"stages": [4, 2]}, "a trial of hint_b was no slower; raster_axis has two"
     assert note.text.endswith("stages 4 -> 2: 3 trials, at best 0.850 times the incumbent's speed.")
     assert place.recall(LARGE)[0] == note
-    assert place.learn_setbacks(race) is None, "once"  # type: ignore[arg-type]
+    assert place.learn_setbacks(search) is None, "once"  # type: ignore[arg-type]
     assert (
         memory.setbacks(LARGE, record(), [trial.model_copy(update={"environment": "replay"}) for trial in trials])
         is None

@@ -16,6 +16,7 @@ from cudal2gen.kernel import IllegalRecord, Problem, Record, Sm90Wgmma, parse, r
 from cudal2gen.timing import model
 from cudal2gen.timing.model import memory
 from kernelproof.ground.chips import GPUS
+from kernelproof.profile.rates import l2_share
 from tests.cudal2gen.strategies import direct, multistage, single_shot, wgmma
 
 
@@ -120,7 +121,7 @@ def test_a_load_that_is_waited_for_is_in_the_chain() -> None:
 def test_an_sm_takes_its_share_of_the_l2_and_what_its_port_passes() -> None:
     a100 = GPUS["a100"]
     assert (a100.rates.l2_bytes, a100.sms) == (40, 108)
-    shares = [memory.l2_share(a100.rates, a100.sms, ctas) for ctas in (1000, 108, 90, 1)]
+    shares = [l2_share(a100.rates, a100.sms, ctas) for ctas in (1000, 108, 90, 1)]
     assert shares == pytest.approx([40, 40, 48, 64])
 
 

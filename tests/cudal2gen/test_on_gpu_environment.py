@@ -14,7 +14,7 @@ from cudal2gen.launch.gpu import Kernel
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.launch.operands import Operands
 from cudal2gen.results import INCUMBENT, Case, Environment, Measurements, Verdict
-from cudal2gen.tuner import executor, race
+from cudal2gen.tuner import executor, search
 from cudal2gen.tuner.on_gpu import GpuEnvironment, best_baseline
 from cudal2gen.tuner.proposers import Random
 from tests.cudal2gen import measured
@@ -145,9 +145,9 @@ def test_a_race_on_the_device_finds_the_faster_record() -> None:
     device = FakeDevice()
     shop = Shop(device, lambda record: 20.0 - record.bn / 32)
     slow = next(contest for contest in RECORDS if contest.bn == 64)
-    contest = race.Race(space.candidates(PROBLEM), slow)
+    contest = search.Search(space.candidates(PROBLEM), slow)
     inside = executor.InProcess(environment(shop, slow))
-    race.run(contest, Random(0), inside, lambda _: None, race.Settings(24, 8))
+    search.run(contest, Random(0), inside, lambda _: None, search.SearchLimits(24, 8))
     winner, gain = contest.winner, contest.gain
     assert winner is not None
     assert gain is not None

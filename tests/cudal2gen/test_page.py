@@ -12,6 +12,7 @@ from cudal2gen import report
 from cudal2gen.generation import catalog
 from cudal2gen.results import KERNEL, Measurements
 from tests import browser
+from tests.browser import open_page, place
 from tests.cudal2gen.measured import H200, campaign, measurement, timing
 from tests.cudal2gen.test_report import EMPTY, HOSTILE
 
@@ -35,24 +36,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(report.report(campaign(SHAPES, names=names.get), catalog.load()).html())
     return path
-
-
-def open_page(tab: browser.Page, path: Path) -> None:
-    tab.faults.clear()
-    tab.requests.clear()
-    # By way of an empty page: a mere change of the fragment would load nothing.
-    tab.open("about:blank")
-    tab.open(path.as_uri())
-    tab.settle()
-
-
-def place(tab: browser.Page, selector: str) -> tuple[float, float]:
-    """The middle of what a selector finds first, scrolled into view."""
-    point = tab.run(
-        f"(() => {{ const node = document.querySelector({selector!r}); node.scrollIntoView({{block: 'center'}});"
-        "const box = node.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
-    )
-    return point[0], point[1]
 
 
 def alone(tab: browser.Page, chart: int) -> int:

@@ -6,7 +6,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import as_completed
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from cudal2gen import results
 from cudal2gen.generation import compiler
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse, space
 from cudal2gen.results import Trial
-from cudal2gen.tuner import campaign, race, ray_executor
+from cudal2gen.tuner import campaign, ray_executor, search
 from cudal2gen.tuner.executor import Executor, InProcess, Job
 from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.ray_executor import RayExecutor, Unreachable
@@ -49,6 +50,12 @@ def job(*groups: int) -> Job:
 
 def groups(trial: Trial) -> int:
     return int(trial.record["raster_group"])
+
+
+def ended_jobs(executor: Executor, jobs: Sequence[Job]) -> Iterator[list[Trial]]:
+    """The trials of each job, as the jobs end."""
+    for future in as_completed([executor.submit(job, rank) for rank, job in enumerate(jobs)]):
+        yield future.result()
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +152,8 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     finished_before: dict[str, Counter[int]] = {}
 
     def work() -> None:
-        for result in executor.run([*jobs, jobs[0]]):
-            results.append(result.trials, store)
+        for trials in ended_jobs(executor, jobs):
+            results.append(trials, store)
 
     thread = threading.Thread(target=work)
 
@@ -173,11 +180,11 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     executor.close()
 
     stored = results.trials(store)
-    assert Counter(map(groups, stored)) == Counter(range(1, 33)), "each job once, though one was given twice"
+    assert Counter(map(groups, stored)) == Counter(range(1, 33)), "each job once"
     expected = {
         groups(trial): trial.median_us
-        for result in InProcess(Simulated(tmp_path / "other", 0.0)).run(jobs)
-        for trial in result.trials
+        for alone in jobs
+        for trial in InProcess(Simulated(tmp_path / "other", 0.0)).submit(alone).result()
     }
     assert {groups(trial): trial.median_us for trial in stored} == expected
     assert {trial.outcome for trial in stored} == {"measured"}
@@ -203,9 +210,9 @@ def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
     assert executor.in_flight() == 8
 
     def run(place: Executor, store: Path) -> list[Trial]:
-        plan = campaign.Plan(
+        plan = campaign.CampaignPlan(
             problems, lambda _: None, lambda problem: Random(problem.m), store, "r",
-            race.Settings(8, 4, prune=None), find_candidates=lambda problem: space.candidates(problem, 60),
+            search.SearchLimits(8, 4, prune=None), find_candidates=lambda problem: space.candidates(problem, 60),
         )  # fmt: skip
         campaign.run(plan, place)
         return results.trials(store)
@@ -260,7 +267,7 @@ def test_records_that_kill_hang_or_raise_cost_themselves_only(node: Callable[[],
     node()
     executor = RayExecutor(partial(Simulated, log, 0.01), resource=CARD, seconds=5.0, patience=PATIENCE)
     jobs = [job(1, KILLS, 2), job(HANGS), job(4, RAISES), job(5)]
-    trials = {groups(trial): trial for result in executor.run(jobs) for trial in result.trials}
+    trials = {groups(trial): trial for ended in ended_jobs(executor, jobs) for trial in ended}
     executor.close()
     outcomes = {group: (trial.outcome, trial.reason) for group, trial in trials.items()}
     assert {group for group, outcome in outcomes.items() if outcome == ("measured", "")} == {1, 2, 4, 5}
@@ -288,12 +295,12 @@ def test_kernels_are_packed_on_cpu_nodes_and_unpacked_beside_the_card(node: Call
         patience=PATIENCE,
     )
     wait_for(lambda: executor.workers() == 2)
-    (result,) = executor.run([job(7, 8, 9)])
+    trials = executor.submit(job(7, 8, 9)).result()
     assert digests == [[record(7).name]] * 2, "one kernel: each card that judged it says so once"
-    list(executor.run([job(7)]))
+    executor.submit(job(7)).result()
     assert digests[2:] == [[]]
     executor.close()
-    assert [groups(trial) for trial in result.trials] == [7, 8, 9], "in order, though two cards shared a brief job"
+    assert [groups(trial) for trial in trials] == [7, 8, 9], "in order, though two cards shared a brief job"
     lines = simulated_gpu.read(log)
     assert sorted(line["packed"] for line in lines if "packed" in line) == [[7], [7, 8], [9]]
     starts = {tuple(line["begin"]): line for line in lines if "begin" in line}
@@ -366,12 +373,17 @@ def test_the_command_line_tunes_on_a_cluster_of_its_own(tmp_path: Path, own_cata
     require("ray")
     env = own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     env |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local"}
-    options = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--proposers", "random", "--executor", "ray")
-    process = run("tune", "--mnk", "256_2048_64", "--evaluations", "8", *options, env=env)
+
+    def cluster_at(address: str) -> str:
+        (tmp_path / "settings.toml").write_text(f'[search]\nray = "{address}"\n')
+        return str(tmp_path / "settings.toml")
+
+    options = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--proposers", "random", "--settings")
+    process = run("tune", "--mnk", "256_2048_64", "--evaluations", "8", *options, cluster_at("local"), env=env)
     assert process.returncode == 0, process
     assert "1 of 1 problems, 8 evaluations" in process.stdout
     stored = results.trials(tmp_path / "tuner" / "modelled-trials.jsonl")
     assert Counter(trial.effort for trial in stored) == {"short": 8, "medium": 8, "long": 3, "final": 1}
     assert {trial.outcome for trial in stored} == {"measured"}
-    message = error("tune", "--mnk", "256_2048_64", *options, "--address", "127.0.0.1:1", code=3, env=env)
+    message = error("tune", "--mnk", "256_2048_64", *options, cluster_at("127.0.0.1:1"), code=3, env=env)
     assert "no Ray cluster at 127.0.0.1:1" in message

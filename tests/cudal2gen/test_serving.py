@@ -18,7 +18,7 @@ from cudal2gen.generation import catalog
 from cudal2gen.kernel import GPUS, Problem, Record, Use, revise, serving
 from cudal2gen.kernel.launch import Operands
 from cudal2gen.operators import dispatch
-from cudal2gen.operators.products import Request
+from cudal2gen.operators.plan_requests import Request
 from cudal2gen.pack import Pack
 from cudal2gen.results.choice import Kernel, Table
 from kernelproof.ground import chips
@@ -141,13 +141,6 @@ def test_a_gpu_without_records_is_lent_some_and_says_whose(gpu: str, acc: str, l
 # --- one answer, whoever asks ---
 
 
-class Plans(dispatch.Dispatcher):
-    """A dispatcher that opens nothing and keeps the use that a plan was made for."""
-
-    def _open(self, *_: Any) -> Any:
-        return None
-
-
 def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Use]:
     """The kernel of ``matmul``'s plan, where a pack has this record, and how it is launched."""
     pack = Pack(Path("nowhere"), {"gpu": own.gpu})
@@ -156,11 +149,12 @@ def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tu
     card = chips.CardFacts(chip.title, own.gpu, chip.capability.number, chip.sms, chip.capability.smem_block_bytes)
     device: Any = SimpleNamespace(card=card, place=None)
     uses: list[Use] = []
+    monkeypatch.setattr(dispatch.Packs, "open", lambda *_: None)
     monkeypatch.setattr(dispatch, "bind", lambda _device, _kernel, use, *_: uses.append(use))
     operands, sizes = Operands.packed(own.layout, own.n, own.k), serving.sizes_of(own)
     no_torch: Any = None
     request = Request(own, "", sizes, operands, (own.m, own.n), 0, no_torch)
-    plan = Plans([pack], device, "kernel").plan(("key",), request)
+    plan = dispatch.Dispatcher([pack], device, "kernel").plan(("key",), request)
     assert plan.on_kernel, plan.reason
     return plan.name, uses[0]
 

@@ -24,8 +24,8 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators.first_runs import FirstRuns, Trial  # noqa: E402
-from cudal2gen.operators.tuned import MAX_US, Store  # noqa: E402
+from cudal2gen.operators.measuring.first_runs import FirstRuns, Trial  # noqa: E402
+from cudal2gen.operators.measuring.tuned import MAX_US, Store  # noqa: E402
 from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, drawn, measurements, process, store  # noqa: E402
 
 __all__ = ["store"]  # a fixture

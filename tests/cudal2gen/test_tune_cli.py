@@ -31,9 +31,8 @@ MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--propos
 @pytest.mark.slow
 def test_a_modelled_gain_is_shown_and_never_written(place: dict[str, str], tmp_path: Path) -> None:
     before = Path(place["CUDAL2GEN_CATALOG"]).read_bytes()
-    picture = tmp_path / "curve.svg"
     mnk = "_".join(map(str, GAIN))
-    process = run("tune", "--mnk", mnk, "--evaluations", "24", *MODELLED, "--plot", str(picture), env=place)
+    process = run("tune", "--mnk", mnk, "--evaluations", "24", *MODELLED, env=place)
     assert process.returncode == 0, process
     assert re.search(mnk + r": 1\.\d+ \[1\.\d+, 1\.\d+\] times the incumbent's speed, proposed by", process.stdout)
     assert (
@@ -43,7 +42,6 @@ def test_a_modelled_gain_is_shown_and_never_written(place: dict[str, str], tmp_p
     assert "1 of 1 problems, 24 evaluations" in process.stdout
     assert len(process.stdout.splitlines()) == 5, "a line for a gain, not one for each field"
     assert Path(place["CUDAL2GEN_CATALOG"]).read_bytes() == before
-    assert "model environment" in picture.read_text()
     assert not Path(place["CUDAL2GEN_RESULTS"]).exists(), "modelled trials are no results"
     (stored,) = Path(place["CUDAL2GEN_BUILD_DIR"]).rglob("modelled-trials.jsonl")
     assert len(results.trials(stored)) == 24 + 8 + 3 + 1
@@ -54,11 +52,9 @@ def test_a_modelled_gain_is_shown_and_never_written(place: dict[str, str], tmp_p
 
 @pytest.mark.slow
 def test_replay_needs_a_recording_and_searches_it_alone(place: dict[str, str], tmp_path: Path) -> None:
-    message = error("tune", "--mnk", "64_64_64", "--environment", "replay", env=place)
-    assert message.startswith("--environment replay: no trials in ")
     run("tune", "--mnk", "64_64_64", "--evaluations", "4", *MODELLED, env=place)
     (stored,) = Path(place["CUDAL2GEN_BUILD_DIR"]).rglob("modelled-trials.jsonl")
-    options = ("--gpu", "h200", "--acc", "f32", "--environment", "replay", "--proposers", "random", "--seed", "9")
+    options = ("--gpu", "h200", "--acc", "f32", "--proposers", "random", "--seed", "9")
     recordings = ("--recordings", str(stored))
     process = run("tune", *options, *recordings, env=place)
     assert process.returncode == 0, process
@@ -103,7 +99,7 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
     from cudal2gen.tuner import checkpoint
     from cudal2gen.tuner.policy import Policy
 
-    path = Path(place["CUDAL2GEN_BUILD_DIR"]) / "p.pt"
+    path = Path(place["CUDAL2GEN_BUILD_DIR"]) / "tuner" / "policy-h200-f32-model.pt"
     checkpoint.save(Policy(0), path)
     arguments = (
         "tune",
@@ -113,8 +109,6 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
         "16",
         *MODELLED[:-1],
         "policy",
-        "--checkpoint",
-        str(path),
     )
     process = run(*arguments, env=place)
     assert process.returncode == 0, process
@@ -124,15 +118,17 @@ def test_the_policy_is_kept_between_runs(place: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_a_small_comparison_and_its_training(place: dict[str, str], tmp_path: Path) -> None:
-    """--benchmark and --train as a user runs them, on two problems and an eighth of what trains for twenty."""
+    """compare and train as a user runs them, on two problems and an eighth of what trains for twenty."""
     recording_file(tmp_path / "a100.txt", lambda sizes, own: 5.0 + sizes.m / own.bm)
-    table, picture = tmp_path / "table.md", tmp_path / "curve.svg"
-    options = ("--gpu", "a100", "--acc", "f16", "--sample", "1", "--recordings", str(tmp_path / "a100.txt"))
-    outputs = ("--seeds", "1", "--environment-seeds", "2", "--markdown", str(table), "--plot", str(picture))
-    process = run("tune", "--benchmark", *options, *outputs, env=place)
+    picture = tmp_path / "curve.svg"
+    process = run("compare", "--sample", "1", "--recordings", str(tmp_path / "a100.txt"), env=place)
     assert process.returncode == 0, process
-    assert process.stdout == table.read_text()
-    measured, modelled = process.stdout.split("# Ways of searching, a100 f16, compared in a model")
+    measured = process.stdout
+    options = ("--gpu", "a100", "--acc", "f16", "--sample", "1", "--seeds", "2", "--plot", str(picture))
+    process = run("compare", *options, env=place)
+    assert process.returncode == 0, process
+    modelled = process.stdout
+    assert modelled.startswith("# Ways of searching, a100 f16, compared in a model")
     assert re.search(r"^\| a100 \| cost model \| 12 \| \d", measured, re.MULTILINE)
     assert re.search(r"^\| a100 \| cost model \| 1 \| \d", measured, re.MULTILINE), "of one problem a search"
     assert "1 problems absent from all training, 2 seeds of hidden terms and training, 1 of each search" in modelled
@@ -140,7 +136,7 @@ def test_a_small_comparison_and_its_training(place: dict[str, str], tmp_path: Pa
         assert re.search(rf"^\| {re.escape(name)} \|( \d+\.\d% \[\d+\.\d%, \d+\.\d%\] \|){{4}}", modelled, re.MULTILINE)
     assert "a100 f16: modelled, not measured" in picture.read_text()
     environment = ("--gpu", "a100", "--acc", "f16", "--environment", "model")
-    process = run("tune", "--train", *environment, "--sample", "1", env=place)
+    process = run("train", *environment, "--sample", "1", env=place)
     assert process.returncode == 0, process
     costs = Path(place["CUDAL2GEN_BUILD_DIR"]) / "tuner" / "cost-model-a100-f16-model.npz"
     assert process.stdout.startswith(f"cost model of 768 timed records of 8 problems: {costs}, ")
@@ -150,8 +146,9 @@ def test_a_small_comparison_and_its_training(place: dict[str, str], tmp_path: Pa
 
 def test_files_that_are_no_recordings_are_refused(place: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "a100_mixed_mm.txt").write_text("m,k,n\n1,2,3\n")
-    options = ("--benchmark", "--environment", "replay", "--recordings", str(tmp_path))
-    assert error("tune", *options, env=place).startswith("--recordings: 0 sizes of fp16 products with timings of ")
+    assert error("compare", "--recordings", str(tmp_path), env=place).startswith(
+        "--recordings: 0 sizes of fp16 products with timings of "
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,10 +156,9 @@ def test_files_that_are_no_recordings_are_refused(place: dict[str, str], tmp_pat
     [
         (
             ("--mnk", "64_64_64", "--environment", "oracle"),
-            "invalid value for '--environment': 'oracle' is not one of 'gpu', 'replay', 'model'",
+            "invalid value for '--environment': 'oracle' is not one of 'gpu', 'model'",
         ),
-        (("--benchmark", "--environment", "replay"), "--environment replay: --benchmark needs --recordings, files "),
-        (("--benchmark", "--environment", "gpu"), "--environment gpu: --benchmark compares on --recordings and in "),
+        (("--mnk", "64_64_64", "--environment", "model", "--recordings", "a.jsonl"), "--recordings: "),
         (
             ("--environment", "model"),
             "give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE",
@@ -195,7 +191,7 @@ def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
     """The same trials, said to be measured, and with a verdict: in this process, with a store of its own."""
     from cudal2gen.cli import tuning
     from cudal2gen.results import Case, Verdict
-    from cudal2gen.tuner import campaign, executor, race
+    from cudal2gen.tuner import campaign, executor, search
     from cudal2gen.tuner.environment import Model
     from cudal2gen.tuner.proposers import Random
 
@@ -203,8 +199,10 @@ def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
         monkeypatch.setenv(name, value)
     problem = Problem(gpu="h200", acc="f32", layout="tn", m=GAIN[0], n=GAIN[1], k=GAIN[2])
     incumbents = campaign.Incumbents(catalog.load())
-    contest = race.Race(space.candidates(problem), incumbents(problem))
-    race.run(contest, Random(0), executor.InProcess(Model(incumbents)), lambda _: None, race.Settings(32, prune=None))
+    contest = search.Search(space.candidates(problem), incumbents(problem))
+    search.run(
+        contest, Random(0), executor.InProcess(Model(incumbents)), lambda _: None, search.SearchLimits(32, prune=None)
+    )
     contest.trials = [trial.model_copy(update={"environment": "gpu", "on": "NVIDIA H200"}) for trial in contest.trials]
     winner = contest.winner
     assert winner is not None

@@ -19,15 +19,16 @@ from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record, parse
 from cudal2gen.launch import gpu
 from cudal2gen.results import Trial
-from cudal2gen.tuner import chat, memory
-from cudal2gen.tuner.chat import Endpoint
+from cudal2gen.tuner import memory
 from cudal2gen.tuner.executor import InProcess
-from cudal2gen.tuner.transcript import Outcome, Reply, read
-from cudal2gen.tuner.writing import answers, counters, outcome, patches, prompt, proof
-from cudal2gen.tuner.writing.answers import Base
+from cudal2gen.tuner.language_model import chat
+from cudal2gen.tuner.language_model.server import Endpoint
+from cudal2gen.tuner.language_model.transcript import Outcome, Reply, read
+from cudal2gen.tuner.writing import counters, kernel_answers, kernel_prompt, outcome, patches, proof
+from cudal2gen.tuner.writing.kernel_answers import Base
 from cudal2gen.tuner.writing.modelled import ModelledTimes, Profiler
 from cudal2gen.tuner.writing.proof import Bounds
-from cudal2gen.tuner.writing.session import Attempt, Session, Settings
+from cudal2gen.tuner.writing.session import Attempt, Session, SessionLimits
 from tests import processes
 from tests.cudal2gen import device_texts
 from tests.cudal2gen.chat_server import Server, Step, fails, says, serving
@@ -63,7 +64,7 @@ def session(server: Server, tmp_path: Path, trials: list[Trial] | None = None, *
     return Session(
         PROBLEM, incumbent, chat.connect(Endpoint(server.url, "scripted", seconds=30), tmp_path / "llm.jsonl"),
         InProcess(ModelledTimes(lambda _: incumbent, profiler)), memory.Memory((), tmp_path / "lessons.md"),
-        Settings(**({"rounds": 1, "kernels": 16, "bounds": Bounds(seconds=60, seed=1)} | settings)), stored.extend,
+        SessionLimits(**({"rounds": 1, "kernels": 16, "bounds": Bounds(seconds=60, seed=1)} | settings)), stored.extend,
         say=lambda _: None, profiler=profiler,
     )  # fmt: skip
 
@@ -250,7 +251,7 @@ def test_patches_apply() -> None:
     assert patches.apply(gemm(), block(LOOP.strip() + "\n", UNROLLED)) == unrolled, "blanks differ"
     assert patches.apply(gemm(), block(SUMS, "").replace("\n", "\r\n")) == gemm((SUMS, ""))
     both = gemm((LOOP, UNROLLED), ("kStep = 16", "kStep = 16, kWarp = 32"))
-    diff = prompt.difference(gemm(), both)
+    diff = kernel_prompt.difference(gemm(), both)
     assert patches.apply(gemm(), diff) == both
     moved = diff.replace("@@ -", "@@ -9", 1)
     assert patches.apply(gemm(), moved) == both, "numbers of lines are hints"
@@ -259,7 +260,7 @@ def test_patches_apply() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("I cannot.", "the answer has no kernel"),
+        ("I cannot.", "the answer is not the JSON object with kernels"),
         ('{"kernels": [{"base": "best7", "patch": "x"}]}', "base best7: must be one of incumbent"),
         ('{"kernels": [{"source": "a", "patch": "b"}]}', "either source, a whole text, or patch"),
         ('{"kernels": [{"source": "a", "launch": {"grid": 3}}]}', "launch: grid: must be among bm, bn"),
@@ -268,7 +269,7 @@ def test_patches_apply() -> None:
     ],
 )
 def test_answers_that_are_no_kernels(text: str, message: str) -> None:
-    drafts, faults = answers.drafts(Reply(text=text), {"incumbent": BASE}, 4)
+    drafts, faults = kernel_answers.drafts(Reply(text=text), {"incumbent": BASE}, 4)
     assert not drafts
     assert message in faults[0]
 
@@ -283,9 +284,9 @@ def test_answers_are_read_in_every_form(form: str) -> None:
         "fenced text": f'w\n```json\n{{"stages": 2}}\n```\n```cuda\n{patches.apply(gemm(), patch)}```\n',
         "fenced patch": f'w\n```json\n{{"stages": 2}}\n```\n```\n{patch}```\n',
     }[form]
-    (draft,), faults = answers.drafts(Reply(text=text), {"incumbent": BASE}, 4)
+    (draft,), faults = kernel_answers.drafts(Reply(text=text), {"incumbent": BASE}, 4)
     assert not faults
-    assert draft == answers.Draft("incumbent", "w", patches.apply(gemm(), patch), LAUNCH | {"stages": 2})
+    assert draft == kernel_answers.Draft("incumbent", "w", patches.apply(gemm(), patch), LAUNCH | {"stages": 2})
 
 
 def test_faults_go_back_and_cost_no_evaluation(tmp_path: Path) -> None:
@@ -345,7 +346,7 @@ def test_the_next_question_shows_texts_times_evidence_and_reports(
     story: Story,
 ) -> None:
     first, second = (request["messages"][1]["content"] for request in story.requests)
-    assert story.requests[0]["messages"][0]["content"] == prompt.system()
+    assert story.requests[0]["messages"][0]["content"] == kernel_prompt.system()
     for needed in (
         gemm().strip(),
         "a100 f32 tn 64_48_64",
@@ -397,8 +398,8 @@ def test_lessons_are_kept_also_of_what_failed(
 
 
 def test_a_question_cannot_be_closed_by_what_it_quotes() -> None:
-    variant = prompt.Variant("incumbent", "1 us", "```\n# Task", LAUNCH, f"// ````\n{gemm()}")
-    text = prompt.question(PROBLEM, [variant], [], [], "modelled", 1)
+    variant = kernel_prompt.Variant("incumbent", "1 us", "```\n# Task", LAUNCH, f"// ````\n{gemm()}")
+    text = kernel_prompt.question(PROBLEM, [variant], [], [], "modelled", 1)
     assert "\n`````cuda\n// ````\n" in text
 
 
@@ -482,15 +483,16 @@ def test_the_command_writes_proves_times_and_proposes(
 ) -> None:
     file = tmp_path / "catalog" / "kernels.jsonl"
     catalog.save([device_texts.record(gemm())], file)
-    trials = tmp_path / "trials.jsonl"
+    trials, settings = tmp_path / "trials.jsonl", tmp_path / "settings.toml"
+    settings.write_text("[write]\nkernels = 2\n")
     options = [
-        "tune", "--mnk", PROBLEM.mnk, "--acc", "f32", "--environment", "model", "--write-kernels", "1",
-        "--write-count", "2", "--llm-model", "scripted", "--trials", str(trials),
+        "write", "--mnk", PROBLEM.mnk, "--acc", "f32", "--environment", "model", "--trials", str(trials),
+        "--settings", str(settings),
     ]  # fmt: skip
     with serving(writes(KERNELS["wrong"][0], KERNELS["faster"][0]), writes(KERNELS["race"][0])) as server:
-        first = CliRunner().invoke(cli.app, [*options, "--llm-url", server.url])
-        more = ["--write-kernels", "2", "--put-modelled"]
-        second = CliRunner().invoke(cli.app, [*options, "--llm-url", server.url, *more])
+        first = CliRunner().invoke(cli.app, [*options, "--llm", f"scripted@{server.url}", "--rounds", "1"])
+        more = ["--rounds", "2", "--put-modelled"]
+        second = CliRunner().invoke(cli.app, [*options, "--llm", f"scripted@{server.url}", *more])
     assert (first.exit_code, second.exit_code) == (0, 0), (first.output, second.output)
     assert "a100 f32 tn 64_48_64: 2 kernels written: 1 wrong result, 1 measured" in first.output
     assert "times as fast (modelled, not measured)" in first.output
@@ -506,9 +508,3 @@ def test_the_command_writes_proves_times_and_proposes(
     assert len(list((tmp_path / "catalog" / "sources").iterdir())) == 1
     assert "written by" not in record.origin.source
     assert "its time modelled from machine code" in record.origin.source
-
-
-def test_kernels_are_not_written_for_a_replay(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli.app, ["tune", "--mnk", "8_8_8", "--environment", "replay", "--write-kernels", "1"])
-    assert result.exit_code == 2
-    assert "new kernels have no recorded trials" in result.output

@@ -1,4 +1,4 @@
-"""The profile of a built record: its machine code, its launch, and the time that the model gives both."""
+"""Makes the profile of a built record from its machine code and its launch."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from pathlib import Path
 
 from cudal2gen.kernel import Record
 from cudal2gen.timing.model import estimate, floor, memory
-from cudal2gen.timing.model.code import CodeEstimate, Load, estimate_code, machine_of, streams
-from cudal2gen.timing.profile import advice, figures
-from cudal2gen.timing.profile.assembly import assembled
-from cudal2gen.timing.profile.loop import Listing, Window, steady
+from cudal2gen.timing.model.code import CodeEstimate, Workload, estimate_code, machine_of, streams
+from cudal2gen.timing.profile.advice import edits
 from cudal2gen.timing.profile.occupancy import busiest_sm, tail_share
 from cudal2gen.timing.profile.occupancy import of_record as occupancy_of
-from cudal2gen.timing.profile.sections import loop_words
 from cudal2gen.timing.profile.tensor_memory import TensorMemoryKernel, has_tensor_memory
 from kernelproof import sass
 from kernelproof.ground.pages import microseconds, percent
+from kernelproof.profile import advice, figures
+from kernelproof.profile.assembly import assembled
+from kernelproof.profile.loop import Listing, Window, steady
+from kernelproof.profile.rates import LAUNCH_US
+from kernelproof.profile.sections import loop_words
 from kernelproof.sass.simulation import Stream, Timeline, simulate
 from kernelproof.sass.ways import Ways
 
-NEARLY = 0.9  # least share of the main loop from which a part counts as its bound
-DETAILED_TURNS = 8  # simulated turns of the main loop, beyond those that fill the ring
+NEARLY = 0.9  # from this share of the main loop's time on, a part of the chip counts as its bound
+DETAILED_TURNS = 8  # turns of the main loop that are simulated, beyond those that fill the ring
 
 
 def of_record(record: Record, cubin: Path, source: Path) -> figures.Profile:
-    """The profile of a record's kernel; ``source``: its CUDA text. Raises DisassemblyError and ToolchainError."""
+    """The profile of a record's kernel. ``source``: its CUDA text. Raises DisassemblyError and ToolchainError."""
     return _kernel(record, cubin, source).profile
 
 
 def brief(record: Record, cubin: Path) -> dict[str, str]:
-    """The modelled time, the main loop beside its tensor bound, and what bounds it, in words. Raises as above."""
+    """A record's modelled time, its main loop, and what bounds it, in words. Raises as ``of_record`` does."""
     kernel = _kernel(record, cubin, cubin)
     return {
         "modelled_time": f"{microseconds(kernel.time.us)} µs",
@@ -41,16 +43,18 @@ def brief(record: Record, cubin: Path) -> dict[str, str]:
     }
 
 
-def _kernel(record: Record, cubin: Path, source: Path) -> _Kernel | TensorMemoryKernel:
+def _kernel(record: Record, cubin: Path, source: Path) -> _SimulatedKernel | TensorMemoryKernel:
     functions = sass.disassemble(cubin)
     function = next((function for function in functions if function.name == record.name), functions[0])
     if has_tensor_memory(record):
         return TensorMemoryKernel(record, function, source)
-    return _Kernel(record, function, source)
+    return _SimulatedKernel(record, function, source)
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _SimulatedKernel:
+    """A record's kernel whose warps are simulated."""
+
     record: Record
     function: sass.Function
     source: Path
@@ -60,35 +64,35 @@ class _Kernel:
         return estimate_code(self.record, self.function)
 
     @cached_property
-    def load(self) -> Load:
+    def workload(self) -> Workload:
         sms = memory.usable_sms(self.record)
-        return Load(self.record, Ways(self.function), machine_of(self.record, sms, self.estimate.resident))
+        return Workload(self.record, Ways(self.function), machine_of(self.record, sms, self.estimate.resident))
 
     @property
     def turns(self) -> int:
         """Turns of the main loop that are simulated."""
-        return min(self.load.turns, self.record.ring_steps + DETAILED_TURNS)
+        return min(self.workload.turns, self.record.ring_steps + DETAILED_TURNS)
 
     def _streams(self, turns: int) -> list[Stream]:
-        """The warps of one scheduler, which make so many turns."""
-        return streams(self.load, self.estimate.resident, turns)
+        """The warps of one scheduler, which make ``turns`` turns each."""
+        return streams(self.workload, self.estimate.resident, turns)
 
     @cached_property
     def timeline(self) -> Timeline:
-        return simulate(self._streams(self.turns), self.load.machine, detail=True)
+        return simulate(self._streams(self.turns), self.workload.machine, detail=True)
 
     @cached_property
     def window(self) -> Window:
-        return steady(self.timeline.issues, self.load.ways.consumer.turn)
+        return steady(self.timeline.issues, self.workload.ways.consumer.turn)
 
     @cached_property
     def listing(self) -> Listing:
         return Listing(self.window, self.function, self.record.target)
 
     @cached_property
-    def loop(self) -> figures.Loop:
-        tiles = self.load.tile_steps / max(1, self.load.turns)
-        return self.listing.loop("k-tile", tiles, bool(self.load.ways.consumer.turn))
+    def loop(self) -> figures.MainLoop:
+        tiles = self.workload.tile_steps / max(1, self.workload.turns)
+        return self.listing.loop("k-tile", tiles, bool(self.workload.ways.consumer.turn))
 
     @cached_property
     def occupancy(self) -> figures.Occupancy:
@@ -102,7 +106,7 @@ class _Kernel:
     def time(self) -> figures.Time:
         record, modelled = self.record, self.estimate
         rates = record.target.rates
-        launch = memory.LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
+        launch = LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
         first = [ends[0] for ends in self.timeline.ends if ends]
         generations = self.per_sm / modelled.resident
         sm_us = modelled.sm_us + modelled.stores_us
@@ -140,10 +144,10 @@ class _Kernel:
 
     @property
     def _tensor_us(self) -> float:
-        """The tiles of the busiest SM at the rate of its tensor cores."""
+        """Microseconds of the busiest SM's tiles at the rate of its tensor cores."""
         record, problem = self.record, self.record.problem
         rate = problem.tensor_flops if record.work.asynchronous else problem.mma_sync_flops
-        flops = 2 * self.per_sm * record.bm * record.bn * record.k_step * self.load.tile_steps
+        flops = 2 * self.per_sm * record.bm * record.bn * record.k_step * self.workload.tile_steps
         return flops / rate / record.target.rates.mhz
 
     def _advice(self) -> Iterator[figures.Advice]:
@@ -151,15 +155,15 @@ class _Kernel:
         if more and self.per_sm > self.occupancy.ctas:
             after = estimate_code(self.record, self.function, self.occupancy.ctas + 1).us
             yield figures.Advice(change=more, figure="time", form="machine code", before=self.estimate.us, after=after)
-        if self.load.ways.consumer.turn and self.load.turns > 1:
-            yield from advice.free_parts(self._streams, self.load.machine, self.turns)
+        if self.workload.ways.consumer.turn and self.workload.turns > 1:
+            yield from advice.removals(self._streams, self.workload.machine, self.turns)
         if not self.record.shares_last_wave and self.time.tail_share:
             even = self.estimate.us - self.time.tail_share * self.estimate.sm_us
             yield figures.Advice(
-                change=f"the {percent(self.time.tail_share)} of the SMs' time that is idle in the last wave at work",
+                change=f"work for the {percent(self.time.tail_share)} of the SMs' time that is idle at the end",
                 figure="time", form="machine code", before=self.estimate.us, after=even,
             )  # fmt: skip
-        yield from advice.edits(self.record)
+        yield from edits(self.record)
 
     @property
     def profile(self) -> figures.Profile:

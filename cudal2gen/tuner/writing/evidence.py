@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cudal2gen.kernel import Record
-from cudal2gen.timing.profile import Profile
+from kernelproof.profile import Profile
 
 MAX_LINES, MAX_ADVICE, MAX_PARTS = 14, 5, 6
 SHORTEST_WAIT = 1.0  # least stall cycles before an instruction that are worth a line

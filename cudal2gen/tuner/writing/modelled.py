@@ -11,9 +11,9 @@ from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import IllegalRecord, Problem, Record, device_text
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Source, Timing, Trial
 from cudal2gen.timing import profile
-from cudal2gen.timing.profile import Profile
 from cudal2gen.tuner.environment import trial_of
 from kernelproof.ground.errors import MissingTool, UserError
+from kernelproof.profile import Profile
 
 
 class Profiler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Origin, Record, device_text
-from cudal2gen.tuner.writing import evidence, prompt
+from cudal2gen.tuner.writing import evidence, kernel_prompt
 from cudal2gen.tuner.writing.session import Attempt, Session
 
 
@@ -13,7 +13,7 @@ def catalog_record(session: Session, winner: Attempt) -> Record:
     assert winner.record is not None
     measured = session.executor.name == "gpu"
     how = f"measured on {winner.trial.on}" if measured else "its time modelled from machine code"
-    source = f"cudal2gen tune --write-kernels, {how}, from {session.incumbent.name}"
+    source = f"cudal2gen write, {how}, from {session.incumbent.name}"
     origin = Origin(source=source, structure="tuned" if measured else "modelled", changed=("text",))
     return winner.record.at(session.problem, origin=origin)
 
@@ -33,7 +33,7 @@ def proposal(session: Session, winner: Attempt) -> str:
         for name, value in winner.draft.launch.items()
         if session.base.launch.get(name) != value
     ]
-    return prompt.page(
+    return kernel_prompt.page(
         "proposal.md.j2",
         title=f"A kernel for {session.problem.title}",
         summary=f"{winner.trial.median_us:.2f} us ({timed}, {winner.trial.on}): {factor}. Right in the emulator, all "
@@ -44,7 +44,7 @@ def proposal(session: Session, winner: Attempt) -> str:
         why=_cell(winner.draft.why) or "none stated",
         launch=launch,
         line=catalog.dump(catalog_record(session, winner)),
-        diff=prompt.difference(session.base.text, winner.draft.text),
+        diff=kernel_prompt.difference(session.base.text, winner.draft.text),
         before=before,
         after=after,
         attempts=[_row(attempt) for attempt in session.attempts],

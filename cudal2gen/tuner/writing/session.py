@@ -1,8 +1,8 @@
 """Rounds on one problem: ask, take drafts, prove, time, reward; the next question shows what the round taught.
 
 The model's reply is data: a text that is compiled and executed as ``proof`` says, and numbers of its launch. What a
-reply gets wrong before any kernel exists (patches that do not apply, illegal launches) goes back in words, ``RETRIES``
-times at most, and costs no evaluation.
+reply gets wrong before any kernel exists (patches that do not apply, illegal launches) goes back in words
+(``conversation``), and costs no evaluation.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import IllegalRecord, Origin, Problem, Record, device_text, parse
 from cudal2gen.results import INCUMBENT, Outcome, Trial
 from cudal2gen.tuner import reward
-from cudal2gen.tuner.chat import MIN_BACKOFF_S, Chat
 from cudal2gen.tuner.environment import refusal_trial, trial_of
 from cudal2gen.tuner.executor import Executor, Job
+from cudal2gen.tuner.language_model.chat import MIN_BACKOFF_S, Chat
+from cudal2gen.tuner.language_model.conversation import Conversation, Messages, Reading
+from cudal2gen.tuner.language_model.transcript import Exchange, Message, Reply, Unavailable
 from cudal2gen.tuner.memory import Memory, Note
-from cudal2gen.tuner.transcript import Exchange, Message, Reply, Request, Unavailable
-from cudal2gen.tuner.writing import answers, evidence, prompt, proof
-from cudal2gen.tuner.writing.answers import Base, Draft
+from cudal2gen.tuner.reward import RewardWeights
+from cudal2gen.tuner.writing import evidence, kernel_answers, kernel_prompt, proof
+from cudal2gen.tuner.writing.kernel_answers import Base, Draft
 from cudal2gen.tuner.writing.modelled import Profiler, as_text
 from cudal2gen.tuner.writing.proof import Bounds, Proof
 from kernelproof.ground.errors import UserError
 
 PROPOSER = "writer"
-TURNS = 2  # messages of a question without corrections
-RETRIES = 2  # repetitions of a question after faults
 BEST, WORST, FAILED = 3, 2, 4  # most kernels and failures in a prompt
 WHOLE = 2  # most kernels in a prompt with their whole text
 MIN_GAIN = 1.01  # least gain of a modelled time that counts
 
 
 @dataclass(frozen=True)
-class Settings:
+class SessionLimits:
     """How long a session writes. ``kernels``: of an answer; ``patience``: rounds in a row without an answer or a new
     kernel that end it; ``tokens``: of notes in a prompt."""
 
@@ -53,7 +53,7 @@ class Settings:
     patience: int = 2
     tokens: int = 1500
     bounds: Bounds = field(default_factory=Bounds)
-    reward: reward.Settings = field(default_factory=reward.Settings)
+    weights: RewardWeights = field(default_factory=RewardWeights)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Session:
     chat: Chat
     executor: Executor
     memory: Memory
-    settings: Settings = field(default_factory=Settings)
+    limits: SessionLimits = field(default_factory=SessionLimits)
     store: Callable[[Sequence[Trial]], None] = lambda _: None
     run_name: str = PROPOSER
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
@@ -135,7 +135,7 @@ class Session:
             elif not self._ended_trials:
                 self._restore(trial)
         if self._answers:
-            self.say(f"writer: takes up {len(self._answers)} answers and {len(self._ended_trials)} trials")
+            self._say(f"takes up {len(self._answers)} answers and {len(self._ended_trials)} trials")
 
     def _restore(self, trial: Trial) -> None:
         try:
@@ -150,20 +150,20 @@ class Session:
         state = self.chat.history.state(self.problem, _key(trial)) or {}
         report = state.get("report") or trial.reason
         proven = Proof(trial.outcome, trial.reason, report, counters=state.get("counters") or {})
-        return Attempt(draft, trial, proven, record, reward.of_trials([trial], self.settings.reward))
+        return Attempt(draft, trial, proven, record, reward.of_trials([trial], self.limits.weights))
 
     def run(self) -> list[Attempt]:
         """All rounds; the attempts so far. An answered question is a round, also of an earlier start."""
         if self.chat.history.state(self.problem, INCUMBENT) is None:
             self.chat.keep(self.problem, INCUMBENT, self.incumbent.model_dump(mode="json"))
         idle, number = 0, 1
-        while number <= self.settings.rounds and idle < self.settings.patience:
+        while number <= self.limits.rounds and idle < self.limits.patience:
             before = len(self.attempts)
             try:
                 self._round(number)
                 number += 1
             except Unavailable as error:
-                self.say(f"writer: {error}")
+                self._say(str(error))
                 if error.for_good:
                     self.unavailable = error
                     break
@@ -176,69 +176,50 @@ class Session:
 
     def _waits(self) -> bool:
         """Waits for a server that asked for time or is overloaded; whether it may be asked again."""
-        waiting = "writer: waits {:.0f} s, after which the server may be asked again"
-        return self.chat.wait_for_server(lambda: False, lambda seconds: self.say(waiting.format(seconds)))
+        waiting = "waits {:.0f} s, after which the server may be asked again"
+        return self.chat.wait_for_server(lambda: False, lambda seconds: self._say(waiting.format(seconds)))
 
     def _round(self, number: int) -> None:
         """One question with its corrections. Raises Unavailable."""
-        bases, count = self._bases(), self.settings.kernels
-        messages: tuple[Message, ...] = ()
-        for turn in range(1 + RETRIES):
-            stored = self._stored_answer(turn)
-            if stored is None:
-                if turn and self._answers:
-                    return  # the next answer is to another question
-                messages = messages or (Message("system", prompt.system()), Message("user", self._question(bases)))
-                request = Request(messages, answers.schema())
-                reply = self._ask(request)
-            else:
-                request, reply = Request(stored.messages, answers.schema()), stored.reply
-            if reply.refusal:
-                self.say(f"writer: the model refused: {reply.refusal[:200]}")
-                self._conclude(request, reply, (), [f"refused: {reply.refusal}"])
-                return
-            drafts, faults = answers.drafts(reply, bases, count)
+        bases, wanted = self._bases(), self.limits.kernels
+
+        def question() -> Messages:
+            return Message("system", kernel_prompt.system()), Message("user", self._question(bases))
+
+        def read(reply: Reply) -> Reading:
+            nonlocal wanted
+            drafts, faults = kernel_answers.drafts(reply, bases, wanted)
             earlier = len(self.attempts)
             refused = self._try(drafts, number)
             faults += refused
-            if stored is None or not self.chat.history.concluded(stored.key):
-                self._conclude(request, reply, self.attempts[earlier:], faults)
-            count -= len(drafts) - len(refused)
-            if not faults or count < 1:
-                return
-            if not self._answers:
+            wanted -= len(drafts) - len(refused)
+            again = bool(faults) and wanted > 0
+            if again and not self._answers:
                 for fault in dict.fromkeys(faults):
-                    self.say(f"writer: {fault}")
-            correction = Message("user", prompt.correction(faults, count))
-            messages = (*request.messages, Message("assistant", reply.text), correction)
+                    self._say(fault)
+            correction = kernel_prompt.correction(faults, wanted) if again else ""
+            return self._reading(self.attempts[earlier:], faults, correction)
 
-    def _stored_answer(self, turn: int) -> Exchange | None:
-        """The next answer of an earlier start, if it is one to a question (``turn`` 0) or to a correction."""
-        while self._answers and not turn and len(self._answers[0].messages) > TURNS:
-            self._answers.popleft()
-        if self._answers and (len(self._answers[0].messages) > TURNS) == bool(turn):
-            return self._answers.popleft()
-        return None
+        Conversation(
+            self.chat, self.problem, kernel_answers.schema(), self._say,
+            stage="hgemm", stored=self._answers, ask_again=self._ask_again,
+        ).hold(question, read)  # fmt: skip
 
-    def _ask(self, request: Request) -> Reply:
-        """Asks again where a server asks for time in the midst of a round."""
-        while True:
-            try:
-                return self.chat.ask(request, self.problem)
-            except Unavailable as error:
-                if error.for_good or not self._waits():
-                    raise
-                self.say(f"writer: {error}")
+    def _ask_again(self, error: Unavailable) -> bool:
+        """Waits where a server asks for time in the midst of a round."""
+        if error.for_good or not self._waits():
+            return False
+        self._say(str(error))
+        return True
 
-    def _conclude(self, request: Request, reply: Reply, attempts: Sequence[Attempt], faults: Sequence[str]) -> None:
-        """Adds the reward of an answer to the transcript: the mean over its kernels, or that of a failure without
-        any."""
-        rewards = [attempt.reward for attempt in attempts] or [self.settings.reward.failed]
+    def _reading(self, attempts: Sequence[Attempt], faults: Sequence[str], correction: str) -> Reading:
+        """The outcome of an answer. Its reward is the mean over its kernels, or that of a failure without any."""
+        rewards = [attempt.reward for attempt in attempts] or [self.limits.weights.failed]
         fields = [attempt.trial.record for attempt in attempts]
-        earned = sum(rewards) / len(rewards)
-        self.chat.conclude(
-            request, reply, self.problem, fields, of_stage="hgemm", reward=earned, fault="; ".join(faults)[:400]
-        )
+        return Reading(fields, sum(rewards) / len(rewards), "; ".join(faults), correction)
+
+    def _say(self, text: str) -> None:
+        self.say(f"writer: {text}")
 
     def _try(self, drafts: Sequence[Draft], number: int) -> list[str]:
         """Attempts of the drafts; those that are no new kernel are faults."""
@@ -276,11 +257,10 @@ class Session:
         catalog.keep_text(draft.text, places.user_data() / "sources", device_text.digest(draft.text))
         if (trial := self._ended_trials.get(_key(self._trial(record, "measured", Proof("measured"))))) is not None:
             return self._of_stored(draft, trial, record)
-        proven = proof.prove(record, self.settings.bounds)
+        proven = proof.prove(record, self.limits.bounds)
         if not proven.right:
             return self._ended(draft, self._trial(record, proven.outcome, proven), proven, record)
-        (result,) = self.executor.run([Job(self.problem, (record,), "short")])
-        (trial,) = result.trials
+        (trial,) = self.executor.submit(Job(self.problem, (record,), "short")).result()
         largest = max(trial.max_diff, proven.max_error)
         return self._ended(draft, trial.model_copy(update={"max_diff": largest}), proven, record)
 
@@ -295,7 +275,7 @@ class Session:
 
     def _ended(self, draft: Draft, trial: Trial, proven: Proof, record: Record | None) -> Attempt:
         trial = trial.model_copy(update={"proposer": PROPOSER, "run": self.run_name})
-        return Attempt(draft, trial, proven, record, reward.of_trials([trial], self.settings.reward))
+        return Attempt(draft, trial, proven, record, reward.of_trials([trial], self.limits.weights))
 
     # The question.
 
@@ -314,12 +294,12 @@ class Session:
         variants = sorted(self._variants(), key=lambda pair: pair[0])
         ordered = [variant._replace(whole=place < WHOLE) for place, (_, variant) in enumerate(variants)]
         modelled = "modelled from machine code, not measured" if self.executor.name == "model" else "measured"
-        notes = self.memory.recall(self.problem, self.settings.tokens)
+        notes = self.memory.recall(self.problem, self.limits.tokens)
         failures = [self._failed(attempt, bases) for attempt in self._failures()]
         clock = f"{modelled} ({self.executor.on})"
-        return prompt.question(self.problem, ordered, failures, notes, clock, self.settings.kernels)
+        return kernel_prompt.question(self.problem, ordered, failures, notes, clock, self.limits.kernels)
 
-    def _variants(self) -> Iterator[tuple[float, prompt.Variant]]:
+    def _variants(self) -> Iterator[tuple[float, kernel_prompt.Variant]]:
         """The incumbent and the contrast with their costs, which sort them."""
         reference = next((attempt.trial.timing(INCUMBENT) for attempt in self.ranked), None)
         profiled = self.profiler.profile(self.incumbent_text)
@@ -327,7 +307,7 @@ class Session:
         if us is None and not isinstance(profiled, str) and profiled.time:
             us = profiled.time.us
         text, launch = self.base
-        yield 1.0, prompt.Variant(
+        yield 1.0, kernel_prompt.Variant(
             "incumbent", f"{us:.2f} us" if us else "not timed yet", "", launch, text,
             [*evidence.lines(self.incumbent_text, profiled, self._counters), *self._measured(self.incumbent)],
             evidence.listing(profiled),
@@ -335,7 +315,7 @@ class Session:
         for label, attempt in self._contrast().items():
             assert attempt.record is not None
             profiled = self.profiler.profile(attempt.record)
-            yield attempt.trial.cost, prompt.Variant(
+            yield attempt.trial.cost, kernel_prompt.Variant(
                 label, _time(attempt.trial), attempt.draft.why, attempt.draft.launch, attempt.draft.text,
                 [*evidence.lines(attempt.record, profiled, attempt.proof.counters), *self._measured(attempt.record)],
                 evidence.listing(profiled) if label == "best1" else (),
@@ -364,11 +344,11 @@ class Session:
                 kept.setdefault(attempt.trial.reason, attempt)
         return list(kept.values())[:FAILED]
 
-    def _failed(self, attempt: Attempt, bases: dict[str, Base]) -> prompt.Failed:
+    def _failed(self, attempt: Attempt, bases: dict[str, Base]) -> kernel_prompt.Failed:
         base = attempt.draft.base if attempt.draft.base in bases else "incumbent"
-        diff = prompt.difference(bases[base].text, attempt.draft.text)
-        report = attempt.report[: prompt.LONGEST_REPORT]
-        return prompt.Failed(attempt.trial.outcome, attempt.trial.reason, attempt.draft.why, report, base, diff)
+        diff = kernel_prompt.difference(bases[base].text, attempt.draft.text)
+        report = attempt.report[: kernel_prompt.LONGEST_REPORT]
+        return kernel_prompt.Failed(attempt.trial.outcome, attempt.trial.reason, attempt.draft.why, report, base, diff)
 
     # Lessons.
 
@@ -386,7 +366,7 @@ class Session:
             text=f"{attempt.draft.why} {trial.reason}".strip(),
             gpus=(self.problem.gpu,),
             classes=(self.problem.size_class,),
-            source="cudal2gen tune --write-kernels",
+            source="cudal2gen write",
             measured=f"yes, on {trial.on}" if self.executor.name == "gpu" else f"no: {trial.on}",
             problem=self.problem.title,
             changes=json.dumps({"text": device_text.digest(attempt.draft.text), "outcome": trial.outcome}),

@@ -10,17 +10,20 @@
 ``verb`` replaces each dataclass parameter by its fields in the signature that Typer reads, and makes the dataclass of
 the values that Typer returns. A field ``tuple[T, ...]`` is an option that may be repeated. ``Offer`` says which fields
 of a group a verb has.
+
+Fields that are rarely set share one option, so that the help of a verb stays short: those marked by ``Shared`` are
+given as ``--where NAME=VALUE``. Of some of them ``--NAME VALUE`` is a short form.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache, wraps
-from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -40,11 +43,56 @@ class OneOf:
     names: tuple[str, ...]
     wildcard: str | None = None
 
+    def offered(self, *, with_wildcard: bool) -> tuple[str, ...]:
+        """The values that a verb takes."""
+        return self.names if self.wildcard is None or not with_wildcard else (*self.names, self.wildcard)
+
     @cache  # noqa: B019 - the few choices of the program live as long as it does
     def enum(self, *, with_wildcard: bool) -> type[Enum]:
         """The values as an enum, whose members' names do not matter."""
-        names = self.names if self.wildcard is None or not with_wildcard else (*self.names, self.wildcard)
+        names = self.offered(with_wildcard=with_wildcard)
         return cast("type[Enum]", Enum("Choice", [(name, name) for name in names]))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Beside a field without an option of its own: its name and its help in ``option NAME=VALUE``.
+
+    ``parse`` makes the value of its text and raises ValueError; with ``OneOf`` beside it, it is not needed.
+    ``short``: whether ``--NAME VALUE`` is offered as a short form.
+    """
+
+    name: str
+    help: str
+    parse: Callable[[str], object] = str
+    short: bool = False
+    option: str = "--where"
+
+
+class _Setting(NamedTuple):
+    """A field that a verb offers in an option that fields share."""
+
+    group: str  # the verb's parameter that is a group
+    field: str
+    shared: Shared
+    values: tuple[str, ...]  # that it takes; empty: whatever ``parse`` accepts
+    default: object
+    repeatable: bool  # its value is a tuple of all that are given
+    indexed: bool  # its value may have an index behind a colon, such as h200:1
+
+    def value(self, text: str) -> object:
+        """The value of its text. Raises BadParameter."""
+        try:
+            if not self.values:
+                return self.shared.parse(text)
+            name, colon, index = text.partition(":") if self.indexed else (text, "", "")
+            for value in self.values:
+                if value.casefold() == name.casefold() and (index.isdecimal() or not colon):
+                    return f"{value}{colon}{index}"
+            raise ValueError(f"{text!r} is not one of {', '.join(map(repr, self.values))}")
+        except ValueError as error:
+            flag = f"--{self.shared.name}" if self.shared.short else f"{self.shared.option} {self.shared.name}"
+            raise typer.BadParameter(str(error), param_hint=f"'{flag}'") from None
 
 
 @dataclass(frozen=True)
@@ -52,17 +100,68 @@ class Offer:
     """Beside a parameter that is a group: what a verb offers of it.
 
     ``only``: these fields, all if empty. ``single``: repeatable fields that are required here, and take one value.
-    ``wildcards``: fields whose wildcard is offered. ``defaults`` and ``helps`` replace those of the fields.
+    ``wildcards``: fields whose wildcard is offered. ``indexed``: fields whose value may have an index behind a colon.
+    ``shared``: fields that are ``Shared`` here, with a short form, in place of the option that they have elsewhere.
+    ``defaults`` and ``helps`` replace those of the fields.
     """
 
     only: tuple[str, ...] = ()
     single: tuple[str, ...] = ()
     wildcards: tuple[str, ...] = ()
+    indexed: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     defaults: Mapping[str, object] = field(default_factory=dict)
     helps: Mapping[str, str] = field(default_factory=dict)
 
 
-def verb(app: typer.Typer, name: str, kind: type[TyperCommand] = TyperCommand) -> Callable[[Verb], Verb]:
+class VerbCommand(TyperCommand):
+    """A command that takes ``--NAME VALUE`` for ``--where NAME=VALUE`` if the field has a short form."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Writes out short forms. Words behind ``--`` are no options."""
+        short = self._short_forms()
+        end = args.index("--") if "--" in args else len(args)
+        words: list[str] = []
+        waiting = iter(args[:end])
+        for word in waiting:
+            name, equals, value = word.partition("=")
+            if name not in short:
+                words.append(word)
+            elif equals or (value := next(waiting, "")):
+                words += [short[name], f"{name[2:]}={value}"]
+            elif ctx.resilient_parsing:  # a shell completes the value of this last word
+                ctx.meta[COMPLETED] = name
+            else:
+                ctx.fail(f"Option '{name}' requires an argument.")
+        return super().parse_args(ctx, words + args[end:])
+
+    def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
+        """What a shell offers: behind a short form the values of its field, else options with short forms."""
+        if name := ctx.meta.get(COMPLETED):
+            prefix = f"{name[2:]}="
+            items: list[Any] = self._option(self._short_forms()[name]).shell_complete(ctx, prefix + incomplete)
+            for item in items:
+                item.value = item.value.removeprefix(prefix)
+            return items
+        items = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            items += [type(items[0])(name) for name in self._short_forms() if items and name.startswith(incomplete)]
+        return items
+
+    def _short_forms(self) -> dict[str, str]:
+        """Options that are short for a field, and the option that the fields share."""
+        settings: tuple[_Setting, ...] = getattr(self.callback, SETTINGS, ())
+        return {f"--{setting.shared.name}": setting.shared.option for setting in settings if setting.shared.short}
+
+    def _option(self, flag: str) -> Any:
+        return next(option for option in self.params if flag in option.opts)
+
+
+COMPLETED = "kernelproof.completed_field"  # in a context's meta: the short form whose value a shell completes
+SETTINGS = "shared_settings"  # the attribute of a verb's function that holds its fields that share options
+
+
+def verb(app: typer.Typer, name: str, kind: type[TyperCommand] = VerbCommand) -> Callable[[Verb], Verb]:
     """Registers a function as a command of the program."""
 
     def register(function: Verb) -> Verb:
@@ -77,6 +176,7 @@ def expanded(function: Verb) -> Verb:
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, tuple[type[Any], list[str]]] = {}
     parameters: list[Parameter] = []
+    settings: list[_Setting] = []
     for name, parameter in inspect.signature(function).parameters.items():
         kind, marks = _split(hints[name])
         if kind is typer.Context:
@@ -85,22 +185,115 @@ def expanded(function: Verb) -> Verb:
         if not (isinstance(kind, type) and is_dataclass(kind)):
             parameters.append(_option(name, hints[name], parameter.default, Offer()))
             continue
-        options = _options(kind, next((mark for mark in marks if isinstance(mark, Offer)), Offer()))
+        offer = next((mark for mark in marks if isinstance(mark, Offer)), Offer())
+        options = _options(kind, offer)
         groups[name] = (kind, [option.name for option in options])
         parameters += options
+        settings += _settings(name, kind, offer)
+    shared = {
+        option: [setting for setting in settings if setting.shared.option == option]
+        for option in dict.fromkeys(setting.shared.option for setting in settings)
+    }
+    for option, offered in shared.items():
+        parameters.insert(_position(offered[0], groups, parameters), _shared_option(option, offered))
 
     @wraps(function)
     def call(**values: Any) -> None:
         values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+        given: dict[str, dict[str, object]] = {}
+        for option, offered in shared.items():
+            for setting, value in _given(values.pop(_parameter(option)) or (), offered):
+                fields_given = given.setdefault(setting.group, {})
+                before = cast("tuple[object, ...]", fields_given.get(setting.field, ()))
+                fields_given[setting.field] = (*before, value) if setting.repeatable else value
         for name, (kind, options) in groups.items():
-            values[name] = _group(kind, {option: values.pop(option) for option in options})
+            values[name] = _group(kind, {option: values.pop(option) for option in options} | given.get(name, {}))
         function(**values)
 
     vars(call).update(
+        {SETTINGS: tuple(settings)},
         __signature__=inspect.Signature(parameters),
         __annotations__={parameter.name: parameter.annotation for parameter in parameters},
     )
     return call
+
+
+def _position(
+    setting: _Setting, groups: Mapping[str, tuple[type[Any], list[str]]], parameters: Sequence[Parameter]
+) -> int:
+    """Where --help lists the option of a setting: behind the options of fields that come before it in its group."""
+    kind, options = groups[setting.group]
+    members = [member.name for member in fields(kind)]
+    before = {name for name in members[: members.index(setting.field)] if name in options}
+    return max((at + 1 for at, option in enumerate(parameters) if option.name in before), default=len(parameters))
+
+
+def _parameter(option: str) -> str:
+    return option.lstrip("-")
+
+
+def _shared_option(name: str, settings: Sequence[_Setting]) -> Parameter:
+    """The one option that these fields share."""
+    described = "; ".join(
+        f"{setting.shared.name}={'|'.join(setting.values) or '...'}, {setting.shared.help}" for setting in settings
+    )
+    short = [f"--{setting.shared.name}" for setting in settings if setting.shared.short]
+    spelled = f" {', '.join(short)} also stand alone." if short else ""
+
+    def check(value: list[str] | None) -> list[str] | None:
+        """Parses the texts while Typer reads the command line, so that it names the option and the verb in an error."""
+        list(_given(value or (), settings))
+        return value
+
+    spellings = [f"{each.shared.name}={value}" for each in settings for value in each.values or ("",)]
+    option = typer.Option(
+        name,
+        metavar="FIELD=VALUE",
+        callback=check,
+        autocompletion=_completion(spellings),
+        help=f"Repeatable.{spelled} Fields: {described}.",
+    )
+    return Parameter(
+        _parameter(name), Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, option]
+    )
+
+
+def _given(texts: Sequence[str], settings: Sequence[_Setting]) -> Iterator[tuple[_Setting, object]]:
+    """The fields that share an option and their values: defaults first, then those that are given, in their order."""
+    for setting in settings:
+        if setting.default is not MISSING and not setting.repeatable:
+            yield setting, setting.default
+    known = {setting.shared.name: setting for setting in settings}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in known:
+            raise typer.BadParameter(f"{text!r}: expected FIELD=VALUE, of the fields {', '.join(known)}")
+        yield known[name], known[name].value(value)
+
+
+def _settings(name: str, group: Any, offer: Offer) -> list[_Setting]:
+    """What a verb offers of a group in options that fields share."""
+    hints = _field_hints(group)
+    settings: list[_Setting] = []
+    for member in fields(group):
+        if offer.only and member.name not in offer.only:
+            continue
+        kind, marks = _split(hints[member.name])
+        shared = next((mark for mark in marks if isinstance(mark, Shared)), None)
+        if member.name in offer.shared:
+            (option,) = (mark for mark in marks if isinstance(mark, OptionInfo))
+            # Beside a type, Typer keeps the first flag as the default until it reads the function.
+            shared = Shared(str(option.default).lstrip("-"), option.help or "", short=True)
+        if shared is None:
+            continue
+        choice = next((mark for mark in marks if isinstance(mark, OneOf)), None)
+        values = choice.offered(with_wildcard=member.name in offer.wildcards) if choice else ()
+        shared = replace(shared, help=offer.helps.get(member.name, shared.help))
+        default = offer.defaults.get(member.name, member.default)
+        settings.append(
+            _Setting(name, member.name, shared, values, default, _repeatable(kind), member.name in offer.indexed)
+        )
+    return settings
 
 
 def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -124,7 +317,9 @@ def _options(group: Any, offer: Offer) -> list[Parameter]:
     return [
         _option(member.name, hints[member.name], offer.defaults.get(member.name, member.default), offer)
         for member in fields(group)
-        if not offer.only or member.name in offer.only
+        if (not offer.only or member.name in offer.only)
+        and member.name not in offer.shared
+        and any(isinstance(mark, OptionInfo | ArgumentInfo) for mark in _split(hints[member.name])[1])
     ]
 
 
@@ -151,6 +346,13 @@ def _option(name: str, hint: Any, default: object, offer: Offer) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[value, option])
 
 
+def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
 def _group(kind: Any, values: dict[str, Any]) -> object:
     """The dataclass of the values that Typer returns."""
     kinds = {name: _split(hint)[0] for name, hint in _field_hints(kind).items()}
@@ -158,5 +360,5 @@ def _group(kind: Any, values: dict[str, Any]) -> object:
 
 
 def _repeated(value: Any) -> tuple[Any, ...]:
-    values = tuple(value or ()) if isinstance(value, list | None) else (value,)
+    values = tuple(value or ()) if isinstance(value, list | tuple | None) else (value,)
     return tuple(each.value if isinstance(each, Enum) else each for each in values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,4 +63,3 @@ def seconds(text: str) -> float:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
-Nvcc = Annotated[Path | None, typer.Option("--nvcc", help="The nvcc to use, in place of the one that is found.")]

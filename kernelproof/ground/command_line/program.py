@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
@@ -24,6 +26,23 @@ USAGE_ERROR = typer.BadParameter.__mro__[1]  # the base of every error that Type
 
 class Program(TyperGroup):
     """Verbs. Errors that a user can mend end in one line on stderr and an exit code; nothing else catches them."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Takes the program's own options with a value from behind the verb too: their values hold for every verb."""
+        flags = {flag for option in self.params if _has_value(option) for flag in option.opts}
+        end = args.index("--") if "--" in args else len(args)
+        own: list[str] = []
+        others: list[str] = []
+        words = iter(args[:end])
+        for word in words:
+            name = word.partition("=")[0] if word.startswith("--") else word[:2]
+            if name not in flags:
+                others.append(word)
+                continue
+            own.append(word)
+            if name == word:  # else the value is in the same word, as in --jobs=4 and -j4
+                own.extend(islice(words, 1))
+        return super().parse_args(ctx, [*own, *others, *args[end:]])
 
     def main(
         self,
@@ -51,6 +70,10 @@ class Program(TyperGroup):
         if not standalone_mode:
             return code
         sys.exit(code or 0)
+
+
+def _has_value(option: Any) -> bool:
+    return option.expose_value and not option.is_flag
 
 
 @contextmanager
@@ -110,6 +133,11 @@ def _print_version(context: typer.Context, value: bool) -> None:
         raise typer.Exit
 
 
+def _choose_nvcc(value: Path | None) -> None:
+    if value is not None:
+        os.environ["KERNELPROOF_NVCC"] = str(value)  # which the search for the toolchain reads
+
+
 @dataclass(frozen=True)
 class OwnOptions:
     """Options of a program, before its verb; Typer acts on them as it reads them."""
@@ -126,6 +154,9 @@ class OwnOptions:
         typer.Option(
             "--install-completion", callback=install_callback, is_eager=True, help="Install a shell's completion."
         ),
+    ] = None
+    nvcc: Annotated[
+        Path | None, typer.Option("--nvcc", callback=_choose_nvcc, help="The nvcc to use, in place of the one found.")
     ] = None
 
 

@@ -34,11 +34,12 @@ def _version() -> str:
 
 
 def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
-    """``kernels/NAME.cu`` as ``.ptx`` or ``.so``."""
+    """``kernels/NAME.cu`` as ``.ptx``, ``.cubin`` or ``.so``."""
     source = FIXTURES / f"{name}.cu"
-    command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{arch[3:]},code=compute_{arch[3:]}", *flags]
-    if suffix == ".ptx":
-        command += ["-lineinfo", "-ptx"]
+    code = arch if suffix == ".cubin" else f"compute_{arch[3:]}"
+    command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{arch[3:]},code={code}", *flags]
+    if suffix in (".ptx", ".cubin"):
+        command += ["-lineinfo", f"-{suffix[1:]}"]
     else:
         command += ["-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
     headers = [p.read_text() for p in sorted(FIXTURES.glob("*.cuh"))] if arch == "sm_90a" else []

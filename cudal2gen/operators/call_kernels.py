@@ -1,0 +1,219 @@
+"""An opened kernel bound to operands of one kind: what runs at every call.
+
+A call allocates D, scratch and padded copies, all torch's memory, and launches once on the current stream. Nothing
+waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cudal2gen.kernel import Layout, Use, aligned, ceil_div
+from cudal2gen.kernel.launch import Groups
+from cudal2gen.launch.launcher import Fused, OpenKernel
+from cudal2gen.operators.call_native import MAX_DIMENSIONS, NATIVE, Launch, NativeCall
+from cudal2gen.operators.call_torch import torch_linear, torch_matmul
+from cudal2gen.operators.derived import DERIVED
+from cudal2gen.operators.devices import Device
+from cudal2gen.operators.plan_requests import Finish, Request, Run, add
+from kernelproof.ground.element import Element
+
+if TYPE_CHECKING:
+    import torch
+
+
+_OPERATORS: dict[Run, str] = {torch_matmul: "aten::matmul", torch_linear: "aten::linear"}
+
+
+def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
+    """A kernel on operands of one kind. The function raises LaunchError where the launcher refuses."""
+    problem = request.problem
+    assert problem is not None
+    bound = _grouped if problem.grouped else _fused if problem.fusion else _padded if any(use.copied) else _direct
+    run = bound(device, kernel, use, request, layout)
+    if request.finish is not None:
+        run = _finished(run, request.finish)
+    if request.pair:
+        run = _paired(device, run, request.by_torch)
+    if device.alone:
+        return run
+
+    def on_its_device(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Any:
+        with device.current():
+            return run(a, b, out)
+
+    return on_its_device
+
+
+def native_call(device: Device, kernel: OpenKernel, use: Use, request: Request, run: Run) -> NativeCall | None:
+    """What ``bind`` made, for C++; None for what is more than one launch of a plain kernel on matrices as they lie."""
+    problem, place = request.problem, device.place
+    if place is None or problem is None or problem.grouped or problem.fusion or any(use.copied):
+        return None
+    if request.finish is not None or request.pair or len(request.shape) > MAX_DIMENSIONS:
+        return None
+    a, b, d = request.operands
+    launch, sized = kernel.sized_call(a.ld, b.ld, d.ld, *use.launched, request.batches)
+    scratch = _workspace(kernel, use, request, request.batches.products)
+    return NativeCall(run, Launch(launch, sized, scratch, request.shape, problem.d == "f32", place))
+
+
+def native_by_torch(request: Request) -> NativeCall | None:
+    """torch's product, for C++: on a GPU it is an operator's, on the CPU it has sums of its own."""
+    operator = _OPERATORS.get(request.by_torch)
+    if operator is None or not (NATIVE.connected and on_gpu(request)):
+        return None
+    return NativeCall(request.by_torch, operator)
+
+
+def on_gpu(request: Request) -> bool:
+    """Whether a request's tensors lie on a CUDA device."""
+    return request.device >= 0
+
+
+def _finished(run: Run, finish: Finish) -> Run:
+    """A plain kernel's call followed by torch's steps."""
+    if finish is add:
+
+        def biased(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
+            return run(a, b, None).add_(bias)
+
+        return biased
+
+    def whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        return finish(run(a, b, None), bias)
+
+    return whole
+
+
+def _paired(device: Device, run: Run, by_torch: Run) -> Run:
+    """A call with two weights: the kernel reads their interleaved copy; in a graph capture torch computes."""
+
+    def whole(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
+        assert w3 is not None
+        if device.capturing():
+            return by_torch(x, w1, w3)
+        return run(x, DERIVED.interleaved(w1, w3, device.empty), None)
+
+    return whole
+
+
+def _fused(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+    """D, and Z where the fusion has ``aux``, both contiguous; the bias along n."""
+    (lda, ldb, ldd), sizes = (matrix.ld for matrix in request.operands), use.launched
+    scratch_size, aux = _workspace(kernel, use, request), request.fusion.aux
+    shape, shape_of_z = request.shape, (*request.shape[:-1], request.sizes.n)
+
+    def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        d = device.empty(a, *shape)
+        z = device.empty(a, *shape_of_z) if aux else None
+        scratch = device.empty(a, scratch_size) if scratch_size else None
+        vector = None if bias is None else bias.contiguous()
+        operands = Fused(
+            0 if vector is None else vector.data_ptr(), 0, 0, 1.0, 0.0, 0 if z is None else z.data_ptr(), sizes.n
+        )
+        workspace = 0 if scratch is None else scratch.data_ptr()
+        places = a.data_ptr(), lda, b.data_ptr(), ldb, d.data_ptr(), ldd
+        kernel.launch(*places, *sizes, workspace, device.stream(), operands)
+        return d if z is None else (d, z)
+
+    return run
+
+
+def _grouped(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+    """Groups of rows; the third operand are the rows behind each group's last."""
+    (lda, ldb, ldd), sizes, spacing = (matrix.ld for matrix in request.operands), use.launched, request.batches
+    empty_d = d_memory(device, request)
+
+    def run(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
+        assert offs is not None
+        d, ends = empty_d(a, *request.shape), offs.contiguous()
+        groups = Groups(ends.data_ptr(), spacing.products, spacing.b)
+        places = a.data_ptr(), lda, b.data_ptr(), ldb, d.data_ptr(), ldd
+        kernel.launch(*places, *sizes, 0, device.stream(), groups=groups)
+        return d
+
+    return run
+
+
+def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+    a, b, d = request.operands
+    launch = kernel.sized(a.ld, b.ld, d.ld, *use.launched, request.batches)
+    scratch_size = _workspace(kernel, use, request, request.batches.products)
+    empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
+    empty_d = d_memory(device, request)
+
+    # Inlined rather than a further function, because every call waits for this.
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        d = empty_d(a, *shape) if out is None else out
+        if scratch_size:
+            scratch = empty(a, scratch_size)
+            code = launch(a.data_ptr(), b.data_ptr(), d.data_ptr(), scratch.data_ptr(), stream())
+        else:
+            code = launch(a.data_ptr(), b.data_ptr(), d.data_ptr(), 0, stream())
+        if code:
+            check(code)
+        return d
+
+    return run
+
+
+def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
+    """A call that copies operands into padded matrices where the kernel does not take them in place."""
+    (m, n, k), (rows, cols, depth), operands = request.sizes, use.launched, request.operands
+    b_own, b_wide = ((n, k), (cols, depth)) if layout == "tn" else ((k, n), (depth, cols))
+    vector = _element(request).vector  # of D whole ones too, whose elements are no smaller
+    lda, ldb, ldd = (
+        aligned(wide, vector) if copied else matrix.ld
+        for matrix, copied, wide in zip(operands, use.copied, (depth, b_wide[1], cols), strict=True)
+    )
+    copies_a, copies_b, copies_d = use.copied
+    launch, scratch_size = kernel.sized(lda, ldb, ldd, *use.launched), _workspace(kernel, use, request)
+    empty_d = d_memory(device, request)
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        d = empty_d(a, *request.shape) if out is None else out
+        wide_a = _wide(device, a.as_strided((m, k), (operands.a.ld, 1)), rows, lda) if copies_a else a
+        wide_b = _wide(device, b.as_strided(b_own, (operands.b.ld, 1)), b_wide[0], ldb) if copies_b else b
+        wide_d = empty_d(a, rows, ldd) if copies_d else d
+        scratch = device.empty(a, scratch_size) if scratch_size else None
+        workspace = 0 if scratch is None else scratch.data_ptr()
+        kernel.check(launch(wide_a.data_ptr(), wide_b.data_ptr(), wide_d.data_ptr(), workspace, device.stream()))
+        if copies_d:
+            d.as_strided((m, n), (operands.d.ld, 1)).copy_(wide_d[:m, :n])
+        return d
+
+    return run
+
+
+def d_memory(device: Device, request: Request) -> Callable[..., torch.Tensor]:
+    """A function that allocates D: elements of A's size, or of twice that for fp32."""
+    if request.problem is None or request.problem.d == "same":
+        return device.empty
+    dtype = request.problem.output.torch_dtype
+
+    def empty(like: torch.Tensor, *shape: int) -> torch.Tensor:
+        return device.empty(like, *shape[:-1], shape[-1] * dtype.itemsize // like.element_size()).view(dtype)
+
+    return empty
+
+
+def _element(request: Request) -> Element:
+    """The type of A and B of a request that a kernel serves."""
+    assert request.problem is not None
+    return request.problem.element
+
+
+def _workspace(kernel: OpenKernel, use: Use, request: Request, products: int = 1) -> int:
+    """Elements, as A has them, of scratch memory that a launch of so many products needs."""
+    return ceil_div(kernel.workspace_bytes(*use.launched, products), _element(request).bytes)
+
+
+def _wide(device: Device, matrix: torch.Tensor, rows: int, ld: int) -> torch.Tensor:
+    """The matrix within zeros."""
+    wide = device.empty(matrix, rows, ld)
+    if wide.shape != matrix.shape:
+        wide.zero_()
+    wide[: matrix.shape[0], : matrix.shape[1]].copy_(matrix)
+    return wide

@@ -1,0 +1,174 @@
+"""Calls that C++ makes without Python: the interface of ``torch_launcher.cpp``.
+
+Python decides what a call does; where that is one launch on tensors as they lie, it keeps the plan in C++ as well, and
+the next call of the same kind is looked up, counted, allocated and launched there. What Python drops ends there too. A
+process has one such library, a pack's or one compiled here; without one, every call is Python's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudal2gen.operators.plan_requests import Run
+from kernelproof.ground.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+VERSION = 1  # version of cudal2gen_plan and of the operators
+NAMESPACE = "cudal2gen"
+MAX_DIMENSIONS = 8
+_INT = ctypes.c_int64
+
+
+class _Plan(ctypes.Structure):
+    """``cudal2gen_plan`` of torch_launcher.cpp."""
+
+    _fields_ = [
+        *(("number", _INT), ("torch_operator", ctypes.c_char_p)),
+        *(("launch", ctypes.c_void_p), ("sized", ctypes.c_char_p), ("sized_bytes", _INT)),
+        *(("scratch", _INT), ("dims", _INT), ("sizes", _INT * MAX_DIMENSIONS)),
+        *((name, ctypes.c_int32) for name in ("fp32", "device", "guard")),
+        ("stream", ctypes.c_void_p),
+    ]
+
+
+class Place(NamedTuple):
+    """A device whose memory is torch's. ``device``: the CUDA device whose current stream calls take, -1 for ``stream``;
+    ``guard``: whether another device may be the current one."""
+
+    device: int = -1
+    guard: bool = False
+    stream: int = 0
+
+
+class Launch(NamedTuple):
+    """A kernel's launch. ``function`` and ``sized``: its ``sized_call``; ``scratch``: elements of A's type; ``shape``:
+    of D, which is in fp32 where ``fp32``."""
+
+    function: int
+    sized: bytes
+    scratch: int
+    shape: tuple[int, ...]
+    fp32: bool
+    place: Place
+
+
+class NativeCall:
+    """What a plan's call is in C++: a launch, or an operator of torch by its name. ``run``: the same in Python."""
+
+    _numbers = count(1)
+
+    def __init__(self, run: Run, call: Launch | str) -> None:
+        self.run, self.kept = run, False
+        number = next(self._numbers)
+        if isinstance(call, str):
+            self._plan = _Plan(number, call.encode())
+        else:
+            sizes = (_INT * MAX_DIMENSIONS)(*call.shape)
+            launched = call.function, call.sized, len(call.sized), call.scratch, len(call.shape), sizes, call.fp32
+            self._plan = _Plan(number, None, *launched, call.place.device, call.place.guard, call.place.stream)
+
+    def keep(self, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
+        """Lets C++ make calls of such tensors from now on. ``kind``: all else that the plan depends on."""
+        NATIVE.plan(a, b, kind, ctypes.addressof(self._plan))
+        self.kept = True
+
+    def calls(self, drop: bool = False) -> int:
+        """How many calls C++ made; ``drop``: and it makes no more."""
+        if not self.kept:
+            return 0
+        self.kept = not drop
+        return NATIVE.calls(self._plan.number, drop)
+
+
+class Native:
+    """The library of a process. ``planned``: D of a call with a plan, else None."""
+
+    def __init__(self) -> None:
+        self.planned: Callable[[torch.Tensor, torch.Tensor, int], Any] = _unplanned
+        self.plan: Callable[[torch.Tensor, torch.Tensor, int, int], Any] = _unplanned
+        self.state = "not used yet"
+        self._library: ctypes.CDLL | None = None
+        self._on_cuda = False
+        self._lock = threading.Lock()
+        self._tried: set[Path | None] = set()
+
+    def serves(self, place: Place, file: Path | None) -> bool:
+        """Whether calls on a device can be C++'s; connects the library at first, ``file`` or one compiled here."""
+        if self._library is None and file not in self._tried:
+            with self._lock:
+                for library in (file, None):
+                    if self._library is None and library not in self._tried:
+                        self._tried.add(library)
+                        self.state = self._connect(library)
+        return self._library is not None and (place.device < 0 or self._on_cuda)
+
+    @property
+    def connected(self) -> bool:
+        return self._library is not None
+
+    def calls(self, number: int, drop: bool) -> int:
+        """How many calls a plan made; ``drop``: and it ends."""
+        return int(self._library.cudal2gen_torch_calls(number, int(drop))) if self._library is not None else 0
+
+    def _connect(self, file: Path | None) -> str:
+        """Loads a library and defines its operators; answers the state in words."""
+        from cudal2gen.generation import compiler
+
+        try:
+            file = file or compiler.torch_launcher()
+            library = ctypes.CDLL(str(file))
+            version = library.cudal2gen_torch_version()
+            if version != VERSION:
+                return f"calls are Python's: {file} has version {version}, not {VERSION}"
+            connect, on_cuda = library.cudal2gen_torch_connect, library.cudal2gen_torch_on_cuda
+            calls, message = library.cudal2gen_torch_calls, library.cudal2gen_torch_message
+            message.restype, calls.restype = ctypes.c_char_p, _INT
+            calls.argtypes = (_INT, ctypes.c_int)
+            planned, plan = _operators()
+            if connect(NAMESPACE.encode()):
+                return f"calls are Python's: {message().decode()}"
+        except (
+            UserError,
+            OSError,
+            AttributeError,
+            RuntimeError,
+        ) as error:  # no library, one of another version, or another torch
+            return f"calls are Python's: {error}"
+        self._on_cuda = bool(on_cuda())
+        # Set last: other threads take it as a sign that all else is ready.
+        self.plan, self.planned, self._library = plan, planned, library
+        return f"calls are made by {file}"
+
+
+def _unplanned(*_: Any) -> None:
+    """Where no library is connected."""
+
+
+_LIBRARIES: list[Any] = []
+
+
+def _operators() -> list[Any]:
+    """The operators of torch_launcher.cpp, as torch's dispatcher is called at the least expense."""
+    import torch
+
+    if not _LIBRARIES:
+        library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        _LIBRARIES.append(library)
+        for name, schema in (
+            ("_planned", "(Tensor a, Tensor b, int kind) -> Tensor"),
+            ("_plan", "(Tensor a, Tensor b, int kind, int plan) -> ()"),
+        ):
+            library.define(name + schema)
+            library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    overloads = [getattr(torch.ops.cudal2gen, name).default for name in ("_planned", "_plan")]
+    return [getattr(overload, "_op", overload) for overload in overloads]
+
+
+NATIVE = Native()

@@ -1,0 +1,202 @@
+"""Contests: a call's product, or one with a bucket's rows, computed by kernels, by torch, and in fp64 to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from cudal2gen.bench.check import Reference
+from cudal2gen.kernel import Problem, Use
+from cudal2gen.kernel.launch import Matrix
+from cudal2gen.launch.gpu import GpuError
+from cudal2gen.launch.launcher import OpenKernel
+from cudal2gen.launch.operands import Operands as Tensors
+from cudal2gen.operators.call_kernels import bind
+from cudal2gen.operators.check_modes import TORCH
+from cudal2gen.operators.derived import DERIVED
+from cudal2gen.operators.devices import Device, StaleMemory
+from cudal2gen.operators.measuring import buckets
+from cudal2gen.operators.plan_requests import Arguments, Request, Run
+from cudal2gen.operators.plans import ByTorch
+from cudal2gen.results.choice import Kernel
+
+if TYPE_CHECKING:
+    import torch
+
+
+Opened = Callable[[Kernel], OpenKernel]  # opens a kernel of the pack; raises ByTorch
+
+
+class Contest:
+    """A product that kernels and torch compute in turns, into memory of their own.
+
+    ``problem``: the request's with its GPU; it may have other rows, for which those of A are repeated.
+    """
+
+    def __init__(
+        self, device: Device, request: Request, problem: Problem, arguments: Arguments,
+        opened: Opened,
+    ) -> None:  # fmt: skip
+        self.problem, self._device, self._opened = problem, device, opened
+        self.products = request.batches.products
+        self.operands = request.operands._replace(d=Matrix(problem.d_cols))
+        a, b, third = arguments
+        shape, batches = request.shape, request.batches
+        if problem.m != request.sizes.m:
+            self.operands = self.operands._replace(a=Matrix(request.operands.a.ld))
+        if request.pair and not problem.fusion:
+            assert third is not None
+            b = DERIVED.interleaved(b, third, device.empty)
+        if problem.grouped and problem.m != request.sizes.m:
+            assert third is not None
+            a, third = _groups(device, a, third, request, problem.m)
+            shape = (problem.m, problem.d_cols)
+        elif not problem.batched:
+            a, shape = _rows(device, a, request, problem.m, request.sizes.m), (problem.m, problem.d_cols)
+        elif not problem.grouped:
+            third, batches = None, batches._replace(d=problem.m * problem.n)
+        if not (problem.fusion or problem.batched):
+            # As matrices: operands may be vectors, and batch dimensions may be rows of A or repeats of B.
+            b, third = _cols(b, request).t(), None
+        self._arguments = Arguments(a, b, third)
+        self._request = request._replace(
+            problem=problem, sizes=request.sizes._replace(m=problem.m), operands=self.operands, shape=shape,
+            batches=batches, pair=request.pair and bool(problem.fusion),
+        )  # fmt: skip
+
+    def by_torch(self) -> object:
+        """torch's own product of the whole request."""
+        import torch
+
+        a, b, third = self._arguments
+        problem = self.problem
+        if problem.fusion or problem.batched or problem.d != "same":
+            return self._request.by_torch(a, b, third)
+        return torch.mm(a, b)
+
+    def takes(self, kernel: Kernel, use: Use) -> bool:
+        """Whether a plan would accept this use of a kernel."""
+        problem = self.problem
+        if problem.later and any(use.copied):
+            return False
+        return not problem.fusion.aux or kernel.record.launch.takes_aux(problem.n, Matrix(problem.n))
+
+    def call(self, kernel: Kernel, use: Use, *, stale: bool = False) -> Callable[[], Any]:
+        """A kernel's call. ``stale``: in memory full of NaN, so that nothing left there passes for a result.
+
+        Raises LaunchError, GpuError or OSError, and so does the call.
+        """
+        try:
+            kernel_of_card = self._opened(kernel)
+        except ByTorch as why:
+            raise GpuError(str(why)) from None
+        device = cast("Device", StaleMemory(self._device)) if stale else self._device
+        run: Run = bind(device, kernel_of_card, use, self._request, self.problem.layout)
+        a, b, third = self._arguments
+        return lambda: run(a, b, third)
+
+    @cached_property
+    def _references(self) -> list[Reference]:
+        """Of D, and of Z where a fusion stores it as well."""
+        problem, tensors = self.problem, self._tensors()
+        references = [Reference(problem, tensors)]
+        if problem.fusion.aux:
+            references.append(Reference(problem.revised(fusion=problem.fusion.before_activation), tensors))
+        return references
+
+    @property
+    def judges(self) -> bool:
+        """Whether a result can be compared: all that is compared must be finite."""
+        return all(reference.judges for reference in self._references)
+
+    @property
+    def computed(self) -> Problem:
+        """The problem that is computed: of groups without the rows that are in none."""
+        ends = self._tensors().ends
+        return self.problem if ends is None else buckets.at(self.problem, max(1, int(ends[-1])))
+
+    def compare(self, result: Any) -> tuple[float, str]:
+        """The largest error of a call's result, and its fault; "" if it is right."""
+        largest, wrong = 0.0, ""
+        for reference, stored in zip(self._references, result if isinstance(result, tuple) else (result,), strict=True):
+            several = self.problem.batched and not self.problem.grouped
+            batch = (self.products, self.problem.m) if several else (-1,)
+            error, finding = reference.compare(stored.reshape(*batch, stored.shape[-1]))
+            largest, wrong = max(largest, error), wrong or finding
+        return largest, wrong
+
+    def _tensors(self) -> Tensors:
+        """A, B (n,k) and what else is read, as the comparison takes them; it brings D by itself."""
+        request, problem, (a, b, third) = self._request, self.problem, self._arguments
+        if problem.batched and not problem.grouped:
+            a = a.as_strided((self.products, problem.m, problem.k), (request.batches.a, request.operands.a.ld, 1))
+        if request.pair and third is not None:
+            cols = DERIVED.interleaved(b, third, self._device.empty)
+        else:
+            cols = _cols(b, request) if problem.fusion or problem.batched else b.t()
+        bias = third if problem.fusion.bias == "n" else None
+        return Tensors(a, cols, cols.mT, a, bias=bias, ends=third if problem.grouped else None)
+
+
+class Contests:
+    """The contests of one call: on its own problem, and on that of its bucket's other end. ``outlive``: whether they go
+    on when the call has returned, and compute with copies of its tensors, made for the first of them."""
+
+    def __init__(
+        self, device: Device, request: Request, arguments: Arguments, opened: Opened, outlive: bool
+    ) -> None:  # fmt: skip
+        self._device, self._request, self._opened = device, request, opened
+        self._arguments, self._copied = arguments, not outlive
+
+    def on(self, problem: Problem) -> Contest:
+        """The contest on a problem. Raises what torch raises if there is no memory for it."""
+        if not self._copied:
+            self._arguments, self._copied = _copies(self._device, self._arguments), True
+        return Contest(self._device, self._request, problem, self._arguments, self._opened)
+
+
+def _rows(device: Device, a: torch.Tensor, request: Request, rows: int, first: int) -> torch.Tensor:
+    """A's rows as a matrix; so many of them, the call's ``first`` ones in turns, in memory of their own where these are
+    others."""
+    m, _, k = request.sizes
+    matrix = a.as_strided((m, k), (request.operands.a.ld, 1))
+    if rows == m:
+        return matrix
+    wide = device.empty(a, rows, request.operands.a.ld)[:, :k]
+    TORCH.index_select(matrix, 0, TORCH.arange(rows, device=a.device) % first, out=wide)
+    return wide
+
+
+def _groups(
+    device: Device, a: torch.Tensor, ends: torch.Tensor, request: Request, rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """So many rows of A, those that are in a group in turns, and the groups' ends, which share them out as the call's
+    do, rounded up so that some group has rows where the call's has: what lies behind the last group may be anything."""
+    m, scaled = request.sizes.m, device.empty(ends, len(ends))
+    ends = ends.long().clamp(max=m)  # ends beyond A's rows would make torch fault on the device
+    scaled.copy_((ends * rows + m - 1) // m)
+    return _rows(device, a, request, rows, int(ends[-1]) or m), scaled
+
+
+def _cols(b: torch.Tensor, request: Request) -> torch.Tensor:
+    """B, or each product's, as (n,k)."""
+    problem, (_, n, k), ld = request.problem, request.sizes, request.operands.b.ld
+    assert problem is not None
+    several, steps = ((request.batches.products,), (request.batches.b,)) if problem.batched else ((), ())
+    if problem.layout == "tn":
+        return b.as_strided((*several, n, k), (*steps, ld, 1))
+    return b.as_strided((*several, k, n), (*steps, ld, 1)).mT
+
+
+def _copies(device: Device, arguments: Arguments) -> Arguments:
+    """Copies in the device's memory that lie like a call's tensors, for a race that goes on when it has returned."""
+    a, b, third = arguments
+    return Arguments(_copy(device, a), _copy(device, b), None if third is None else _copy(device, third))
+
+
+def _copy(device: Device, tensor: torch.Tensor) -> torch.Tensor:
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = device.empty(tensor, span)
+    memory.copy_(tensor.detach().as_strided((span,), (1,)))
+    return memory.as_strided(tensor.shape, tensor.stride())

@@ -1,0 +1,485 @@
+"""Races: a call measures a few kernels of the pack against torch on its own operands.
+
+Modes: ``off``, the default; ``once``: the first call of a problem that was never measured races before it returns;
+``background``: later calls race a little each while the device has nothing to do. A kernel runs only after a ban of it
+is on disk, counts only after its result was compared with an fp64 product, and is chosen only where it beats torch
+twice: among others, and in a race of two; for a bucket of rows at both of its ends. Nothing is compiled, and nothing is
+measured in a graph capture. No step begins that the budget does not cover.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from statistics import median
+from typing import Literal, NamedTuple, get_args
+
+from cudal2gen import results
+from cudal2gen.kernel import IllegalRecord, Problem, Use, serving
+from cudal2gen.kernel.launch import Operands
+from cudal2gen.launch.gpu import GpuError
+from cudal2gen.launch.launcher import LaunchError
+from cudal2gen.operators.measuring import buckets
+from cudal2gen.operators.measuring.contests import Contest, Contests
+from cudal2gen.operators.measuring.tuned import Store
+from cudal2gen.operators.meter import Meter
+from cudal2gen.results import KERNEL, MIN_US, ON_OPERANDS, Conditions, Measurement, Timing
+from cudal2gen.results.choice import MARGIN, Kernel, Table
+from cudal2gen.results.ratios import paired
+from cudal2gen.timing import model
+from kernelproof.ground.errors import WrongInput
+
+Mode = Literal["off", "once", "background"]
+VARIABLE = "CUDAL2GEN_AUTOTUNE"
+SHAPE_SECONDS, PROCESS_SECONDS = 0.1, 60.0
+MODELLED = 5  # kernels that the timing model ranks first, raced beside the nearest one
+STAND_INS = 2  # further kernels of other sizes, the nearest ones
+FINALISTS = 3
+MIN_ROUNDS, MAX_ROUNDS = 6, 30  # rounds of two samples per contender
+SAMPLE_US = 30.0  # shorter samples would mostly measure the events around them
+STALE_SECONDS = 5.0  # seconds without calls after which a race in the background gives way to another
+MAX_MODELLED = 64  # most records, the nearest ones, that the timing model ranks
+MAX_INCONCLUSIVE = 10  # most races of a target that tell nothing of its other calls, each after twice as many calls
+
+
+class Target(NamedTuple):
+    """What is measured: a problem of so many products; as the upper end of a bucket that begins at ``least`` rows."""
+
+    problem: Problem
+    products: int
+    least: int
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether the problem stands for others of fewer rows."""
+        return self.least < self.problem.m
+
+    @property
+    def rows(self) -> str:
+        """The bucket in words; empty where there is none."""
+        return f", for {self.least} to {self.problem.m} rows" if self.is_bucket else ""
+
+
+@dataclass
+class Entrant:
+    """A kernel in a race. ``sample``: takes one, in microseconds a call; ``error``: of its first result; ``sample_us``:
+    time of one sample, 0 before the first."""
+
+    kernel: Kernel
+    sample: Callable[[], float]
+    error: float
+    sample_us: float = 0.0
+    samples_us: list[float] = field(default_factory=list)
+
+
+def mode_of(value: str | None) -> Mode:
+    """A mode by its name; by ``CUDAL2GEN_AUTOTUNE`` for None. Raises WrongInput."""
+    name = os.environ.get(VARIABLE, "off") if value is None else value
+    modes: tuple[Mode, ...] = get_args(Mode)
+    for mode in modes:
+        if name == mode:
+            return mode
+    raise WrongInput(f"{VARIABLE if value is None else 'autotune'}={name}: must be one of {', '.join(modes)}")
+
+
+class Autotuner:
+    """Races of one device, and what they found. ``seconds``: for each problem, and for the process."""
+
+    def __init__(
+        self, meter: Meter, store: Store, seconds: tuple[float, float] = (SHAPE_SECONDS, PROCESS_SECONDS)
+    ) -> None:
+        self.meter, self.store, self.seconds, self.spent = meter, store, seconds, 0.0
+        self.tried: set[Target] = set()
+        self.failed: set[str] = set()  # digests of kernels that this process could not launch
+        self.inconclusive: Counter[Target] = Counter()  # races that told nothing of a target's other calls
+        self.halted = False  # whether nothing more is raced, because the store cannot be used
+        self.racing = threading.Lock()  # held by a thread that races to the end
+        self._turn = threading.Lock()  # guards the race in the background
+        self._owner: object | None = None
+        self._steps: Iterator[None] = iter(())
+        self._stepped = 0.0
+
+    def target(self, table: Table, problem: Problem, products: int, *, hot: bool = False) -> Target | None:
+        """What is still to be measured for a problem, while the process has time left: its bucket, or where it is
+        ``hot`` the problem itself. None where it was measured or tried. ``table``: the pack's with what was measured of
+        its kernels, `Raced.current`."""
+        if self.halted or self.spent >= self.seconds[1] or table.measured(problem, products) is not None:
+            return None
+        least, most = buckets.bucket(problem, products)
+        if hot or least == most:
+            target = Target(problem, products, problem.m)
+        elif buckets.measured(table, problem, products):
+            return None
+        else:
+            target = Target(buckets.at(problem, most), products, least)
+        return None if target in self.tried else target
+
+    def advance(self, owner: object, begin: Callable[[], Iterator[None]]) -> bool:
+        """A step of the owner's race in the background; whether it is at its end. Raises what ``race`` raises.
+
+        One race at a time, since each has copies of its operands: others wait, and one whose calls have stopped coming
+        is given up.
+        """
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self._owner is not owner:
+                if self._owner is not None and self.meter.now() - self._stepped < STALE_SECONDS:
+                    return False
+                self._steps = iter(())  # frees the other race's copies before new ones are made
+                self._owner, self._steps = owner, begin()
+            for _ in self._steps:
+                self._stepped = self.meter.now()
+                return False
+            self._end()
+        except BaseException:
+            self._end()
+            raise
+        finally:
+            self._turn.release()
+        return True
+
+    def drop(self) -> None:
+        """Ends the race in the background, and with it its copies."""
+        with self._turn:
+            self._end()
+
+    def _end(self) -> None:
+        self._owner, self._steps = None, iter(())
+
+    def race(self, table: Table, target: Target, contests: Contests) -> Iterator[None]:
+        """Races a problem step by step, and stores the result at the end; between steps the caller may do other work.
+
+        Kernels that fail in their first run stay banned. Raises OSError if the store cannot be written, and what torch
+        or a launch raises later.
+        """
+        judged = True
+        try:
+            judged = yield from self._raced(table, target, contests)
+        except GeneratorExit:  # given up for another race: later calls begin it anew
+            judged = False
+            raise
+        finally:
+            # Not before: other threads' plans of it wait until there is something to know.
+            if judged or self.inconclusive[target] >= MAX_INCONCLUSIVE:
+                self.tried.add(target)
+
+    def pause(self, target: Target) -> int:
+        """Calls before a target is raced, more after each race that told nothing of its other calls."""
+        return (1 << self.inconclusive[target]) - 1
+
+    def _raced(self, table: Table, target: Target, contests: Contests) -> Generator[None, None, bool]:
+        """What the race's steps answer."""
+        race: _Race | None = None
+        steps: Generator[None, None, bool]
+        while True:
+            start = self.meter.now()
+            try:
+                with _plainly():
+                    if race is None:
+                        race = _Race(self, table, target, contests)
+                        steps = race.steps()
+                    race.began = start
+                    next(steps)
+            except StopIteration as end:
+                self.inconclusive[target] += not end.value
+                return bool(end.value)
+            finally:
+                elapsed = self.meter.now() - start
+                self.spent += elapsed
+                if race is not None:
+                    race.spent += elapsed
+            yield
+
+    def candidates(self, table: Table, target: Target, contest: Contest) -> list[tuple[Kernel, Use]]:
+        """Kernels to race: the nearest, those that the timing model expects to be fastest, the next nearest ones; each
+        binary once, none that is banned, of a bucket those that take its least rows as well."""
+        problem, banned = target.problem, self.store.first_runs.banned() | self.failed
+        alike = [kernel for kernel in table.kernels if kernel.computes(problem) and kernel.digest not in banned]
+        near = sorted(alike, key=lambda kernel: kernel.distance(problem))
+        fast = sorted(near[:MAX_MODELLED], key=lambda kernel: _modelled_us(kernel, problem))
+        chosen: dict[str, tuple[Kernel, Use]] = {}
+        for count, order in ((1, near), (MODELLED, fast), (STAND_INS, near)):
+            most = len(chosen) + count
+            for kernel in order:
+                if len(chosen) >= most:
+                    break
+                if kernel.digest not in chosen and (use := _use(kernel, target, contest)):
+                    chosen[kernel.digest] = kernel, use
+        return list(chosen.values())
+
+
+def _use(kernel: Kernel, target: Target, contest: Contest) -> Use | None:
+    """How a kernel computes the problem, and where it is a bucket's also its least rows; None where it does not."""
+    sizes = serving.sizes_of(target.problem)
+    with suppress(IllegalRecord):
+        least, most = (kernel.use(sizes._replace(m=rows), contest.operands) for rows in (target.least, sizes.m))
+        if least is not None and most is not None and contest.takes(kernel, least) and contest.takes(kernel, most):
+            return most
+    return None
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """A context without gradients, without an autocast that would change torch's product, and outside of any inference
+    mode: a race's tensors outlive the call, and those made in it are none that others may change or follow."""
+    import torch
+
+    # Leaving the inference mode allows gradients again, so it comes first.
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cuda", enabled=False),
+        torch.autocast("cpu", enabled=False),
+    ):
+        yield
+
+
+class _Race:
+    """A race of one problem. ``spent``: seconds of its steps; ``began``: the last of them, by the meter."""
+
+    def __init__(self, tuner: Autotuner, table: Table, target: Target, contests: Contests) -> None:
+        self.tuner, self.meter, self.store = tuner, tuner.meter, tuner.store
+        self.table, self.target, self.contests = table, target, contests
+        self.spent, self.began = 0.0, 0.0
+        self.calls = 1  # calls in a sample
+
+    def steps(self) -> Generator[None, None, bool]:
+        """First runs, a heat of the finalists, and a duel of the best with torch; of a bucket another at its least
+        rows. What was found is stored at the end, all of it or nothing. Whether it holds for other calls of the
+        target as well: not where nothing can be compared, or where copies decide that other operands spare."""
+        contest = self.contests.on(self.target.problem)
+        candidates = self.tuner.candidates(self.table, self.target, contest)
+        # Samples of torch and of one kernel in a heat and the duels.
+        samples = 4 * MIN_ROUNDS * (2 + self.target.is_bucket)
+        if not candidates or not self._covers(samples * self._floor_us(contest)):
+            return True
+        if not contest.judges:
+            return False
+        yield
+        contest.by_torch()
+        once_us = self.meter.elapsed_us(contest.by_torch, 1)
+        self.calls = max(1, math.ceil(SAMPLE_US / max(once_us, MIN_US)))
+        entrants: list[Entrant] = []
+        for kernel, use in candidates:
+            if not self._covers(samples * self.calls * once_us):
+                break
+            if entrant := self._first_run(contest, kernel, use):
+                entrants.append(entrant)
+            yield
+        heat = yield from self._heat(contest, entrants, self.calls * once_us)
+        if heat is None:
+            return True
+        best, vendor_us = heat
+        measurements = [self._measurement(contest, best, vendor_us)]
+        if faster(vendor_us, best.samples_us):
+            # Timed again by themselves, because the samples that selected the best of several favour it.
+            duels = yield from self._duels(contest, best)
+            if duels is None:
+                return True
+            measurements = duels
+        if self._hindered(contest, best.kernel) and not all(_won(measurement) for measurement in measurements):
+            return False
+        self.store.add(measurements)
+        return True
+
+    def _hindered(self, contest: Contest, kernel: Kernel) -> bool:
+        """Whether the kernel copies operands that it takes as they are where they are packed: its loss says nothing of
+        calls with packed ones, which a stored loss would serve."""
+        problem, sizes = contest.problem, serving.sizes_of(contest.problem)
+        packed = Operands.packed(problem.layout, problem.n, problem.k, problem.fusion)
+        here, there = (kernel.use(sizes, operands) for operands in (contest.operands, packed))
+        return here is not None and there is not None and sum(here.copied) > sum(there.copied)
+
+    def _heat(
+        self, contest: Contest, entrants: list[Entrant], vendor_us: float
+    ) -> Generator[None, None, tuple[Entrant, list[float]] | None]:
+        """The fastest of as many finalists as the budget covers, and torch's samples beside its own; None where none
+        is. ``vendor_us``: a sample of torch."""
+        for entrant in entrants:
+            if not self._covers(0.0):
+                break
+            entrant.sample_us = entrant.sample() * self.calls
+            yield
+        ranked = sorted((entrant for entrant in entrants if entrant.sample_us), key=lambda entrant: entrant.sample_us)
+        finalists = ranked[:FINALISTS]
+        while finalists:
+            slowest = finalists[-1].sample_us
+            duels = (1 + self.target.is_bucket) * (vendor_us + slowest)
+            if self._covers(2 * MIN_ROUNDS * (vendor_us + sum(entrant.sample_us for entrant in finalists) + duels)):
+                break
+            finalists.pop()
+        samples: list[float] = []
+        if not (yield from self._rounds(contest, finalists, samples, MIN_ROUNDS)):
+            return None
+        sound = [entrant for entrant in finalists if self._possible(contest, entrant)]
+        if not sound or min(samples) < self._floor_us(contest):
+            return None
+        return min(sound, key=lambda entrant: median(entrant.samples_us)), samples
+
+    def _duels(self, contest: Contest, best: Entrant) -> Generator[None, None, list[Measurement] | None]:
+        """Measurements of the best kernel beside torch at the problem's rows, and where it wins there, at the bucket's
+        least; None where noise decides."""
+        measurements: list[Measurement] = []
+        for rows in range(1 + self.target.is_bucket):
+            if rows:
+                contest = self.contests.on(buckets.at(self.target.problem, self.target.least))
+                use = _use(best.kernel, self.target._replace(problem=contest.problem), contest)
+                lower = self._first_run(contest, best.kernel, use) if use else None
+                if lower is None:
+                    return None
+                contest.by_torch()
+                best = lower
+            samples: list[float] = []
+            best.samples_us.clear()
+            later = 0 if rows else self.target.is_bucket
+            if not (yield from self._rounds(contest, [best], samples, MAX_ROUNDS, later)):
+                return None
+            if not self._possible(contest, best) or min(samples) < self._floor_us(contest):
+                return None
+            measurements.append(self._measurement(contest, best, samples))
+            if not faster(samples, best.samples_us):
+                return measurements
+            if not steadily_faster(samples, best.samples_us):
+                return None
+        return measurements
+
+    def _rounds(
+        self, contest: Contest, entrants: Sequence[Entrant], samples: list[float], most: int, later: int = 0
+    ) -> Generator[None, None, bool]:
+        """Two samples of torch and each entrant a round, forwards and backwards, up to ``most`` rounds; whether there
+        were enough. ``later``: duels that the budget is to cover as well."""
+        by_torch = partial(self._sample, contest.by_torch)
+        field: list[tuple[list[float], Callable[[], float]]] = [(samples, by_torch)]
+        field += [(entrant.samples_us, entrant.sample) for entrant in entrants]
+        round_us = 0.0
+        for count in range(most if entrants else 0):
+            reserved = later * MIN_ROUNDS if count >= MIN_ROUNDS else 0
+            if not self._covers(round_us * (1 + reserved)):
+                break
+            start = self.meter.now()
+            for column, sample in (*field, *reversed(field)):
+                column.append(sample())
+            round_us = (self.meter.now() - start) * 1e6
+            yield
+        return len(samples) >= 2 * MIN_ROUNDS
+
+    def _covers(self, us: float) -> bool:
+        """Whether the budgets of the race and of the process have so much time left."""
+        of_race, of_process = self.tuner.seconds
+        step = self.meter.now() - self.began
+        return us / 1e6 <= min(of_race - self.spent, of_process - self.tuner.spent) - step
+
+    def _floor_us(self, contest: Contest) -> float:
+        return max(self.store.environment.floor_us(contest.computed, cold=False, products=contest.products), MIN_US)
+
+    def _sample(self, call: Callable[[], object]) -> float:
+        return self.meter.elapsed_us(call, self.calls) / self.calls
+
+    def _possible(self, contest: Contest, entrant: Entrant) -> bool:
+        """Whether no sample is faster than the card can be; else the kernel is banned."""
+        floor_us = self._floor_us(contest)
+        if min(entrant.samples_us) >= floor_us:
+            return True
+        self.store.first_runs.ban(entrant.kernel.digest, f"faster than {floor_us:.2f} us, which no kernel can be")
+        return False
+
+    def _first_run(self, contest: Contest, kernel: Kernel, use: Use) -> Entrant | None:
+        """The kernel, run once and compared; None where it fails, which bans it."""
+        import torch
+
+        with self.store.first_runs.begun(kernel.digest) as note:
+            try:
+                result = contest.call(kernel, use, stale=True)()
+                self.meter.synchronize()
+                largest_error, wrong = contest.compare(result)
+            except (LaunchError, GpuError, OSError) as error:  # of the driver, the operands or the memory, not a crash
+                note("not run", f"does not run: {error}")
+                self.tuner.failed.add(kernel.digest)
+                return None
+            except torch.OutOfMemoryError:  # not the kernel's fault
+                note("not run", "")
+                raise
+            note("wrong" if wrong else "right", wrong)
+        if wrong:
+            warnings.warn(f"cudal2gen: {kernel.record.name}: {wrong}; it is not used on this card", stacklevel=2)
+            return None
+        return Entrant(kernel, self._guarded(kernel, contest.call(kernel, use)), largest_error)
+
+    def _guarded(self, kernel: Kernel, call: Callable[[], object]) -> Callable[[], float]:
+        """A sample of the kernel's calls in microseconds; where the device fails in it, the kernel is banned."""
+        import torch
+
+        def sample() -> float:
+            try:
+                return self._sample(call)
+            except (LaunchError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # a fault of the device, as torch raises it where it is waited for
+                self.store.first_runs.ban(kernel.digest, f"fails after its first run: {error}")
+                raise
+
+        return sample
+
+    def _measurement(self, contest: Contest, best: Entrant, vendor_us: Sequence[float]) -> Measurement:
+        record, digest, problem = best.kernel.record, best.kernel.digest, contest.problem
+        contenders = (
+            (KERNEL, record.name, digest, best.samples_us, best.error),
+            (results.rivals(problem)[0], None, None, vendor_us, 0.0),
+        )
+        timings = tuple(
+            Timing(
+                contender=contender,
+                record=name,
+                digest=binary,
+                detail=f"{ON_OPERANDS}{self.target.rows}",
+                calls=self.calls,
+                event_us=tuple(round(sample, 4) for sample in samples),
+                error=error,
+            )
+            for contender, name, binary, samples, error in contenders
+        )
+        return Measurement(
+            environment=self.store.environment.id,
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+            **dict(problem),
+            products=contest.products,
+            protocol="device",
+            l2="hot",
+            seed=0,
+            digest=digest,
+            options=record.launch_options,
+            offer=self.store.offer(self.table, problem),
+            timings=timings,
+            conditions=Conditions(sm_mhz=(), memory_mhz=(), power_w=(), temperature_c=(), throttle=()),
+        )
+
+
+def faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
+    """Whether a kernel is faster than torch by paired samples, beyond noise and by a margin."""
+    return paired(vendor, kernel).low >= 1 + MARGIN
+
+
+def _won(measurement: Measurement) -> bool:
+    """Whether the kernel of a race's measurement was faster than torch."""
+    kernel, vendor = measurement.timings
+    return faster(vendor.event_us, kernel.event_us)
+
+
+def steadily_faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
+    """Whether the kernel won all pairs but one of twelve: intervals of few samples are at times narrow by chance."""
+    lost = sum(kernel_us >= vendor_us for vendor_us, kernel_us in zip(vendor, kernel, strict=True))
+    return lost <= len(kernel) // 12
+
+
+def _modelled_us(kernel: Kernel, problem: Problem) -> float:
+    """What the timing model expects of a kernel on a problem, by its decisions."""
+    return model.estimate(kernel.record.model_copy(update={"problem": problem})).us

@@ -1,0 +1,69 @@
+"""Batch dimensions of a product: its matrices as evenly spaced ones, or as the rows of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from cudal2gen.kernel.launch import Batches, Sizes
+
+
+class MatrixStrides(NamedTuple):
+    """Strides, in elements, of a tensor's matrices: to the next row and column, and along its other dimensions."""
+
+    rows: int
+    cols: int
+    batch: tuple[int, ...] = ()
+
+
+def sizes_of(a: Sequence[int], b: Sequence[int]) -> Sizes:
+    """The extents of each product of tensors of these shapes: a vector a is a row, a vector b a column."""
+    m = a[-2] if len(a) > 1 else 1
+    n = b[-1] if len(b) > 1 else 1
+    return Sizes(m, n, a[-1])
+
+
+def matrix_strides(
+    shape: Sequence[int], strides: Sequence[int], batch: Sequence[int], column: bool = False
+) -> MatrixStrides:
+    """The strides of a tensor's matrices, which are repeated where a batch dimension is broadcast. ``column``: whether
+    a vector is a column."""
+    if len(shape) == 1:
+        rows, cols = (strides[0], 1) if column else (0, strides[0])
+        return MatrixStrides(rows, cols, (0,) * len(batch))
+    dimensions = tuple(zip(shape[:-2], strides[:-2], strict=True))
+    repeated = ((1, 0),) * (len(batch) - len(dimensions)) + dimensions
+    spread = tuple(0 if extent == 1 else stride for extent, stride in repeated)
+    return MatrixStrides(strides[-2], strides[-1], spread)
+
+
+def step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The stride that visits all elements of some dimensions in order; None where no single one does."""
+    dimensions = [pair for pair in zip(extents, strides, strict=True) if pair[0] != 1]
+    for (_, outer), (extent, inner) in pairwise(dimensions):
+        if outer != extent * inner:
+            return None
+    return dimensions[-1][1] if dimensions else 0
+
+
+def folded(
+    a: MatrixStrides, b: MatrixStrides, batch: Sequence[int], sizes: Sizes
+) -> tuple[Sizes, MatrixStrides] | None:  # fmt: skip
+    """The products as one, of all rows of A with the B that they share; None if they do not share it."""
+    if any(extent != 1 and stride for extent, stride in zip(batch, b.batch, strict=True)):
+        return None
+    rows = step((*batch, sizes.m), (*a.batch, a.rows))
+    if rows is None or rows <= 0:
+        return None
+    return sizes._replace(m=math.prod(batch) * sizes.m), a._replace(rows=rows, batch=())
+
+
+def spaced(batch: Sequence[int], a: MatrixStrides, b: MatrixStrides, d: MatrixStrides) -> tuple[Batches | None, str]:
+    """The products as a strided batch; or None, and why they are none."""
+    steps = [step(batch, matrices.batch) for matrices in (a, b, d)]
+    uneven = [name for name, stride in zip("ABD", steps, strict=True) if stride is None]
+    if uneven:
+        return None, f"batch dimensions of {' and '.join(uneven)} without a common stride"
+    return Batches(math.prod(batch), *(stride or 0 for stride in steps)), ""

@@ -1,0 +1,140 @@
+"""The packs of a process: which one serves a card, and its kernels, opened when a plan or a race first needs one."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cudal2gen.launch.gpu import GpuError
+from cudal2gen.launch.launcher import LaunchError, OpenKernel
+from cudal2gen.operators.devices import Device
+from cudal2gen.operators.plans import ByTorch
+from cudal2gen.pack import Pack, installed, search, serving
+from cudal2gen.results.choice import Kernel, Table
+from kernelproof.ground.chips import CardFacts
+from kernelproof.ground.errors import WrongInput
+
+# Codes by which a driver refuses a kernel's image: it is too old for it, or the image is for other cards.
+UNLOADABLE = {35, 200, 209, 218, 222}
+UNLOADED = "cannot be loaded"
+
+
+class ImageKey(NamedTuple):
+    """What an opened kernel depends on: the device's index, the built kernel's folder, and the launch options."""
+
+    device: int
+    directory: Path
+    options: str
+
+
+class Packs:
+    """The packs of a process, by default those that are installed, and their opened kernels."""
+
+    def __init__(self, packs: Sequence[Pack] | None) -> None:
+        self._packs = None if packs is None else {pack.gpu: pack for pack in packs}
+        self._serving: dict[CardFacts, Pack | None] = {}
+        self._shadowed: dict[str, list[str]] = {}
+        self._opened: dict[ImageKey, OpenKernel] = {}
+        self._unloadable: dict[ImageKey, str] = {}  # kernels that the driver refused, which is final
+        self._warned: set[str] = set()
+        self._opening = threading.Lock()
+
+    def all(self) -> dict[str, Pack]:
+        """The packs by their GPU; installed ones are searched for at the first call."""
+        if self._packs is None:
+            self._packs, refused, self._shadowed = search(installed())
+            for reason in refused:
+                self.warn(f"a pack is not used: {reason}")
+        return self._packs
+
+    @property
+    def shadowed(self) -> list[str]:
+        """Usable packs that are not used, with the reason; empty before the first search."""
+        return [reason for reasons in self._shadowed.values() for reason in reasons]
+
+    def add(self, pack: Pack) -> None:
+        """Uses a pack from now on."""
+        self._packs = self.all() | {pack.gpu: pack}
+        self._serving.clear()
+        self._shadowed.pop(pack.gpu, None)
+
+    def serving(self, device: Device, needs_races: bool) -> Pack:
+        """The pack for a device: of its own model, or of one whose kernels run there. ``needs_races``: whether only
+        measured kernels are used and nothing is measured during calls. Raises ByTorch if there is no pack."""
+        card = device.card
+        if card not in self._serving:
+            packs = self.all()
+            try:
+                pack = self._serving[card] = serving(packs, card)
+            except WrongInput as error:
+                raise self.not_understood(error) from None
+            available = f"packs are there for {', '.join(sorted(packs))}" if packs else "no pack is installed"
+            if pack is None:
+                self.warn(
+                    f"no kernels for {card.text}: {available}; torch computes all products. See 'cudal2gen pack --help'"
+                )
+            elif pack.card is not None and needs_races:
+                self.warn(
+                    f"{card.text} has no pack of its own; kernels of {pack.gpu}'s run on it, but nothing was measured "
+                    "on it: torch computes all products. CUDAL2GEN_AUTOTUNE=once races the kernels"
+                )
+        pack = self._serving[card]
+        if pack is None:
+            raise ByTorch("no pack for this GPU")
+        return pack
+
+    def table(self, pack: Pack) -> Table:
+        """A pack's table. Raises ByTorch if its file is of another version or was altered since it was opened."""
+        try:
+            return pack.table
+        except WrongInput as error:
+            raise self.not_understood(error) from None
+
+    def not_understood(self, error: WrongInput) -> ByTorch:
+        """The exception for a pack that this version cannot read; warns of it."""
+        self.warn(f"{error}; make the pack anew")
+        return ByTorch("pack not understood")
+
+    def open(self, pack: Pack, kernel: Kernel, index: int, device: Device) -> OpenKernel:
+        """A kernel, opened at its first use on the device of this index. Raises ByTorch if that is impossible."""
+        options = kernel.record.launch_options
+        image = ImageKey(index, pack.kernel(kernel.digest), repr(options))
+        # A lock of its own: races open kernels outside of the lock of plans, and two threads may want the same one.
+        with self._opening:
+            if image in self._opened:
+                return self._opened[image]
+            if image in self._unloadable:
+                raise ByTorch(UNLOADED, self._unloadable[image])
+            if device.capturing():
+                raise ByTorch("first used in a graph capture", lasting=False)
+            try:
+                with device.current():
+                    self._opened[image] = OpenKernel(pack.library, image.directory, options, device.runtime_library)
+            except (LaunchError, GpuError, OSError) as error:
+                if isinstance(error, LaunchError) and error.code in UNLOADABLE:
+                    self._unloadable[image] = str(error)
+                    self.warn(
+                        f"the driver of {device.card.text} refuses kernels of {pack.directory} (cudaError "
+                        f"{error.code}); torch computes their products: update the driver, or make the pack anew: "
+                        f"cudal2gen pack --gpu {pack.gpu}"
+                    )
+                else:
+                    self.warn(f"kernels of {pack.directory} cannot be loaded: {error}")
+                raise ByTorch(UNLOADED, str(error)) from None
+            return self._opened[image]
+
+    def warn(self, text: str) -> None:
+        """Warns of something once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(f"cudal2gen: {text}", stacklevel=2)
+
+    def close(self) -> None:
+        """Unloads all kernels."""
+        for kernel in self._opened.values():
+            kernel.close()
+        self._opened.clear()
+        self._unloadable.clear()

@@ -1,0 +1,52 @@
+"""The JSON in a model's answer, which may be surrounded by prose: some servers do not enforce the schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from cudal2gen.tuner.language_model.transcript import Reply
+
+MAX_OPENINGS = 100  # most opening braces outside of objects that are tried as the beginning of one
+
+
+def text_of(reply: Reply) -> str:
+    """The text of an answer. Some servers file the whole answer of a reasoning model under its reasoning."""
+    return reply.text if reply.text.strip() else reply.reasoning
+
+
+def last_list(text: str, name: str) -> list[Any] | None:
+    """The list under ``name`` in the last object that has one; None if no object has one.
+
+    The last, because a model that reasons in its answer writes drafts first.
+    """
+    items = None
+    for answer in _objects(text):
+        if isinstance(listed := answer.get(name), list):
+            items = listed
+    return items
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """The outermost JSON objects in a text."""
+    start = 0
+    for _ in range(MAX_OPENINGS):
+        if (start := text.find("{", start)) < 0:
+            return
+        try:
+            # strict=False: models write line breaks within strings as they are.
+            value, start = json.JSONDecoder(strict=False).raw_decode(text, start)
+        except (ValueError, RecursionError):
+            start += 1
+            continue
+        yield value
+
+
+def why_unreadable(reply: Reply, form: str, shorter: str) -> str:
+    """Why an answer could not be read, and what to answer instead: ``shorter`` if it was cut off, else ``form``."""
+    if reply.cut_off and not reply.text.strip():
+        return "the answer was cut off while reasoning: reason shorter (or raise llm.max_tokens in --settings)"
+    if reply.cut_off:
+        return f"the answer was cut off before its end: {shorter}"
+    return f"the answer is not {form}"

@@ -1,0 +1,317 @@
+"""Exchanges of a run with a language model, over the network or from a transcript; their cost and their failures.
+
+``Chat`` asks a ``Wire``: a ``server``, or ``ReplayWire``, which answers from a transcript. It repeats an exchange after
+a transient failure, falls back to a plainer form of response where the server rejects a schema, and rests after a
+failure: longer each time, never for good. Every exchange is a line of a ``transcript``, from which a restarted run goes
+on.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from cudal2gen import results
+from cudal2gen.kernel import Fields, Problem
+from cudal2gen.tuner.curriculum import Stage, stage_of
+from cudal2gen.tuner.language_model import transcript
+from cudal2gen.tuner.language_model.server import LATEST_RETRY, RATE_LIMIT, Endpoint, ServerWire
+from cudal2gen.tuner.language_model.transcript import (
+    FORMS,
+    Exchange,
+    Form,
+    History,
+    Outcome,
+    Reply,
+    Request,
+    State,
+    Unasked,
+    Unavailable,
+    Usage,
+    answer_key,
+)
+from cudal2gen.tuner.memory import tokens
+from kernelproof.ground.errors import WrongInput
+
+NOT_UNDERSTOOD = (400, 415, 422, 501)  # a server's status for an unknown response_format
+RESTING = (RATE_LIMIT, 502, 503, 504, 529)  # a limit, or an overloaded or restarting server: worth waiting for
+PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
+LONGEST_PAUSE = 20.0  # most seconds that a server may ask for before a repetition; for more, the model rests
+# After a failure the model rests as long as the failure took, at least MIN_BACKOFF_S seconds, and twice as long after
+# each further failure in a row, at most MAX_BACKOFF_S. A failure within QUICK_FAILURE_S is cheap: after it the rest
+# also ends when MAX_SKIPPED questions, or fewer, were skipped.
+MIN_BACKOFF_S, MAX_BACKOFF_S, QUICK_FAILURE_S, MAX_SKIPPED = 1.0, 600.0, 1.0, 4
+STEP_S = 1.0  # seconds between looks while waiting for the end of a rest
+
+
+class Wire(Protocol):
+    """Makes one exchange. ``live``: with a server, which gets rests after failures. A transcript contains its rests."""
+
+    @property
+    def live(self) -> bool: ...
+
+    def send(self, request: Request, form: Form, problem: Problem) -> Reply:
+        """The answer. Raises Unavailable, and no other error, if there is none."""
+        ...
+
+
+class ReplayWire:
+    """Answers from a transcript, failures included. Equal questions get their answers in the recorded order.
+
+    Raises WrongInput without the file, and for a line that is not one of a transcript.
+    """
+
+    live = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._exchanges: dict[tuple[str, Form], deque[Exchange]] = {}
+        for line in transcript.read(path):
+            if isinstance(line, Exchange):
+                self._exchanges.setdefault((line.digest, line.form), deque()).append(line)
+
+    def send(self, request: Request, form: Form, problem: Problem) -> Reply:
+        """See ``Wire``. Raises Unavailable for a question that is not in the transcript."""
+        exchanges = self._exchanges.get((request.digest, form))
+        if not exchanges:
+            raise Unavailable(f"{self._path} has no answer to this question on {problem.mnk}, or no further one")
+        return exchanges.popleft().reply
+
+
+@dataclass
+class Chat:
+    """Asks a wire. Several threads may use it.
+
+    - ``path``: the transcript to which every exchange is added before its answer is used, under the name ``run``.
+    - ``history``: what earlier starts of the run left there. A stored answer that was not used answers its question.
+    - ``budget``: tokens of the run, in and out. A question that would exceed it is not asked.
+    - ``pause`` and ``clock``: in seconds; tests replace them.
+
+    After a server rejects a form of response, all further questions use a plainer one. After a failure the model rests,
+    longer each time up to ``MAX_BACKOFF_S`` seconds, or until the time that the server names. Meanwhile questions raise
+    Unasked; a caller without other work calls ``wait_for_server``. While failures last, each question is tried once.
+    """
+
+    wire: Wire
+    path: Path | None = None
+    budget: int | None = None
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    run: str = ""
+    history: History = field(default_factory=History)
+    failure: Unavailable | None = None  # the last one since an answer
+    _forms: tuple[Form, ...] = FORMS
+    _failures: int = 0
+    _backoff_end: float = -math.inf
+    _skips: float = 0.0
+    _limited: bool = False  # whether the last failure was a limit of the server's, which ends
+    _failing_since: float = 0.0
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    def ask(self, request: Request, problem: Problem) -> Reply:
+        """An answer. Raises Unavailable if the plainest form fails too, Unasked, and OSError of the transcript."""
+        if recorded := self.history.unused(request.digest):
+            return recorded.reply
+        self._check(request, problem)
+        begin = self.clock()
+        try:
+            reply = self._in_some_form(request, problem)
+        except Unasked:
+            raise
+        except Unavailable as error:
+            self._back_off(error, self.clock() - begin)
+            raise
+        with self._lock:
+            self._failures, self._backoff_end, self._limited, self.failure = 0, -math.inf, False, None
+        return reply
+
+    @property
+    def usage(self) -> Usage:
+        """Sums over the exchanges of the run, including its earlier starts."""
+        return self.history.usage
+
+    def wait_for_server(self, stop: Callable[[], bool], announce: Callable[[float], None]) -> bool:
+        """Waits for the end of a rest that the server's limit or load caused; whether the server may be asked now.
+
+        ``announce`` receives the seconds before the wait. False at once for rests after other failures, and for rests
+        that end more than ``LATEST_RETRY`` seconds after the first failure since an answer. False if ``stop`` ends the
+        wait. A replay does not wait.
+        """
+        if not self.wire.live:
+            limited, self._limited = self._limited, False
+            return limited
+        with self._lock:
+            end = self._backoff_end
+            if not self._limited or self.clock() >= end or end > self._failing_since + LATEST_RETRY:
+                return False
+        announce(end - self.clock())
+        while (seconds_left := end - self.clock()) > 0:
+            if stop():
+                return False
+            self.pause(min(seconds_left, STEP_S))
+        return True
+
+    def conclude(
+        self, request: Request, reply: Reply, problem: Problem, proposals: Sequence[Fields] = (), *,
+        stage: Stage | None = None, reward: float | None = None, fault: str = "",
+    ) -> None:  # fmt: skip
+        """Adds an answer's ``Outcome`` to the transcript, if there is one. ``stage``: by default the problem's."""
+        key = answer_key(request.digest, reply.text)
+        self.history.conclude(key)
+        outcome = Outcome(
+            run=self.run,
+            exchange=key,
+            problem=problem.model_dump(mode="json"),
+            stage=stage or stage_of(problem),
+            proposals=tuple(proposals),
+            reward=reward,
+            fault=fault,
+        )
+        self._record(outcome)
+
+    def keep(self, problem: Problem, of: str, content: Fields) -> None:
+        """Adds a ``State`` to the transcript, if there is a transcript."""
+        self._record(State(run=self.run, problem=problem.title, of=of, content=content))
+
+    def _check(self, request: Request, problem: Problem) -> None:
+        """Raises Unasked while the model rests, and if the question would exceed the budget."""
+        if not self.wire.live:
+            return
+        reason, is_spent = "", False
+        size = sum(tokens(message.content) for message in request.messages)
+        if self.budget is not None and self.usage.tokens + size > self.budget:
+            is_spent = True
+            reason = (
+                f"the budget of {self.budget} tokens is spent{', earlier starts included' * bool(self.usage.earlier)}, "
+                "so nothing more is asked; raise llm.token_budget in --settings, or begin another run by --seed"
+            )
+        elif self._is_backing_off():
+            reason = "the model rests after a failure"
+        if reason:
+            self._record(
+                Exchange(
+                    run=self.run,
+                    digest=request.digest,
+                    problem=problem.title,
+                    form=self._forms[0],
+                    error=reason,
+                    for_good=is_spent,
+                )
+            )
+            raise Unasked(reason, for_good=is_spent, retry_after=None if is_spent else self._backoff_end - self.clock())
+
+    def _in_some_form(self, request: Request, problem: Problem) -> Reply:
+        for form in self._forms:
+            try:
+                reply = self._patiently(request, form, problem)
+            except Unavailable as error:
+                if error.status not in NOT_UNDERSTOOD or error.understood or form == FORMS[-1]:
+                    raise
+            else:
+                self._forms = FORMS[FORMS.index(form) :]
+                return reply
+        raise AssertionError("the last form either answers or raises")
+
+    def _patiently(self, request: Request, form: Form, problem: Problem) -> Reply:
+        for pause in (*PAUSES, None):
+            try:
+                return self._send(request, form, problem)
+            except Unavailable as error:
+                seconds = error.retry_after or 0.0
+                if pause is None or not error.passing or seconds > LONGEST_PAUSE or self._failures:
+                    raise
+                if self.wire.live:
+                    self.pause(max(pause, seconds))
+        raise AssertionError("the last try either answers or raises")
+
+    def _send(self, request: Request, form: Form, problem: Problem) -> Reply:
+        """One exchange, counted and recorded."""
+        question: dict[str, Any] = {
+            "run": self.run,
+            "digest": request.digest,
+            "problem": problem.title,
+            "form": form,
+            "messages": request.messages,
+        }
+        try:
+            reply = self.wire.send(request, form, problem)
+        except Unasked as error:
+            self._record(Exchange(**question | {"messages": ()}, error=str(error), for_good=error.for_good))
+            raise
+        except Unavailable as error:
+            details = {name: getattr(error, name) for name in ("status", "for_good", "passing", "retry_after")}
+            self._count(Exchange(**question, error=str(error) or "no answer", **details | self._lost(request, error)))
+            raise
+        except SystemExit:
+            self._count(Exchange(**question, error="interrupted", **self._lost(request)))
+            raise
+        self._count(Exchange(**question, **reply.model_dump()))
+        return reply
+
+    @staticmethod
+    def _lost(request: Request, error: Unavailable | None = None) -> Fields:
+        """The cost of an exchange whose answer was lost after the server had begun with it: at least that of its
+        prompt."""
+        if error is not None and (error.status or error.passing):
+            return {}
+        return {"tokens_in": sum(tokens(message.content) for message in request.messages), "estimated": True}
+
+    def _count(self, exchange: Exchange) -> None:
+        """Counts and stores an exchange, which happens before its answer is used."""
+        with self._lock:
+            self.usage.add(exchange, failed=bool(exchange.error))
+        self._record(exchange)
+
+    def _record(self, line: transcript.Line) -> None:
+        if self.path is not None:
+            results.append([line], self.path)
+
+    def _is_backing_off(self) -> bool:
+        """Whether to skip a question because the model rests; counts the skipped question."""
+        with self._lock:
+            resting = self._skips > 0 and self.clock() < self._backoff_end
+            self._skips -= resting
+            return resting
+
+    def _back_off(self, error: Unavailable, duration_s: float) -> None:
+        """Begins a rest after a failure that took ``duration_s`` seconds."""
+        self._limited = not error.for_good and (error.retry_after is not None or error.status in RESTING)
+        self.failure = error
+        if not self.wire.live:
+            return
+        with self._lock:
+            self._failures += 1
+            if self._failures == 1:
+                self._failing_since = self.clock()
+            if error.status in NOT_UNDERSTOOD and self._failures == 1:
+                return  # perhaps this question was too long, and the next one is shorter
+            factor = 2.0 ** min(self._failures - 1, 30)
+            seconds = error.retry_after or min(max(MIN_BACKOFF_S, duration_s) * factor, MAX_BACKOFF_S)
+            quick = duration_s < QUICK_FAILURE_S and not error.retry_after
+            self._skips = min(factor, MAX_SKIPPED) if quick else math.inf
+            self._backoff_end = self.clock() + seconds
+            error.retry_after = seconds
+
+
+def connect(
+    endpoint: Endpoint | None, path: Path | None = None, replay: Path | None = None, budget: int | None = None,
+    run: str = "",
+) -> Chat:  # fmt: skip
+    """The chat of a command line: with the endpoint's server, or with the transcript ``replay``.
+
+    ``path``: the transcript to write; a ``run`` with a name continues from its earlier starts there. ``budget``: in
+    tokens. Raises WrongInput without a server, MissingLibrary without the openai library.
+    """
+    if replay is not None:
+        return Chat(ReplayWire(replay))
+    if endpoint is None or not endpoint.url or not endpoint.model:
+        raise WrongInput("a language model needs --llm NAME@URL, or llm.replay in --settings")
+    if not endpoint.url.startswith(("http://", "https://")):
+        raise WrongInput(f"--llm {endpoint.model}@{endpoint.url}: the URL must begin with http:// or https://")
+    return Chat(ServerWire(endpoint), path, budget, run=run, history=History.of(path, run))

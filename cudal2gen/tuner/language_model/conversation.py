@@ -1,0 +1,97 @@
+"""A question to a language model with its corrections: what is the same for answers of every kind.
+
+A caller writes the question and reads the answers. In between, a faulty answer goes back with its faults, at most
+``RETRIES`` times, every answer gets an ``Outcome`` in the transcript, and answers that an earlier start of the run has
+paid for take the place of new ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from cudal2gen.kernel import Fields, Problem
+from cudal2gen.tuner.curriculum import Stage
+from cudal2gen.tuner.language_model.chat import Chat
+from cudal2gen.tuner.language_model.transcript import Exchange, Message, Reply, Request, Unavailable
+
+RETRIES = 2  # repetitions of a question after faulty answers
+QUESTION_TURNS = 2  # messages of a question without corrections: system and user
+LONGEST_FAULT = 400  # most characters of an outcome's fault
+
+Messages = tuple[Message, ...]
+
+
+class Reading(NamedTuple):
+    """What a reader made of an answer. ``proposals``, ``reward`` and ``fault`` are those of its ``Outcome``.
+
+    ``correction``: the message that asks for a better answer; empty if none is needed.
+    """
+
+    proposals: Sequence[Fields] = ()
+    reward: float | None = None
+    fault: str = ""
+    correction: str = ""
+
+
+@dataclass
+class Conversation:
+    """Exchanges on one problem. ``say`` receives the model's refusals to answer. ``stage``: the problem's if None.
+
+    ``stored``: answers of earlier starts, in their order, which are used up first. ``ask_again``: whether to repeat a
+    question that got no answer; it may wait before it returns.
+    """
+
+    chat: Chat
+    problem: Problem
+    schema: dict[str, Any]
+    say: Callable[[str], None]
+    stage: Stage | None = None
+    stored: deque[Exchange] = field(default_factory=deque)
+    ask_again: Callable[[Unavailable], bool] = lambda _: False
+
+    def hold(self, question: Callable[[], Messages], read: Callable[[Reply], Reading]) -> None:
+        """Asks ``question``, which is called only if no stored answer takes its place, until an answer needs no
+        correction. Raises Unavailable where a question gets no answer, and what ``read`` raises."""
+        messages: Messages = ()
+        for turn in range(1 + RETRIES):
+            stored = self._stored_answer(turn)
+            if stored is None and turn and self.stored:
+                return  # the next stored answer is to another question
+            messages = stored.messages if stored else messages or question()
+            request = Request(messages, self.schema)
+            reply = stored.reply if stored else self._ask(request)
+            if reply.refusal:
+                self.say(f"the model refused: {reply.refusal[:LONGEST_FAULT]}")
+                reading = Reading(fault="the model refused")
+            else:
+                reading = read(reply)
+            if stored is None or not self.chat.history.concluded(stored.key):
+                self.chat.conclude(
+                    request, reply, self.problem, reading.proposals,
+                    stage=self.stage, reward=reading.reward, fault=reading.fault[:LONGEST_FAULT],
+                )  # fmt: skip
+            if not reading.correction:
+                return
+            messages = (*messages, Message("assistant", reply.text), Message("user", reading.correction))
+
+    def _stored_answer(self, turn: int) -> Exchange | None:
+        """The next stored answer, if it is one to a question (``turn`` 0) or to a correction (a later turn).
+
+        Answers to corrections that no question precedes are dropped: the answer before them was lost.
+        """
+        while self.stored and not turn and len(self.stored[0].messages) > QUESTION_TURNS:
+            self.stored.popleft()
+        if self.stored and (len(self.stored[0].messages) > QUESTION_TURNS) == bool(turn):
+            return self.stored.popleft()
+        return None
+
+    def _ask(self, request: Request) -> Reply:
+        while True:
+            try:
+                return self.chat.ask(request, self.problem)
+            except Unavailable as error:
+                if not self.ask_again(error):
+                    raise

@@ -1,0 +1,220 @@
+"""One exchange with a server of the chat-completions protocol, by the ``openai`` library, bounded in time and bytes."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudal2gen.kernel import Problem
+from cudal2gen.tuner.language_model import completions
+from cudal2gen.tuner.language_model.transcript import Form, Reply, Request, Unavailable
+from cudal2gen.tuner.memory import tokens
+from kernelproof.ground.errors import MissingLibrary
+
+if TYPE_CHECKING:
+    import openai
+
+KEY = "CUDAL2GEN_LLM_KEY"  # the variable of the key; never OPENAI_API_KEY, which belongs to one particular server
+RATE_LIMIT = 429
+HOPELESS = (401, 402, 403, 404)
+TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)
+LATEST_RETRY = 3600.0  # most seconds that a server's own request for time is honoured
+MAX_BYTES = 1 << 20  # most bytes of an answer
+LONGEST_ERROR = 400  # most characters of a server's message
+KEY_HINT = f"set its key in the variable {KEY}, or name another one by llm.key in --settings"
+HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at NAME@URL of --llm: the URL mostly ends in /v1"}
+
+
+class Symptom(NamedTuple):
+    """A refusal that servers tell by words and not by the status. ``for_good``: it would meet every other question."""
+
+    words: re.Pattern[str]
+    hint: str
+    for_good: bool
+
+
+SYMPTOMS = (
+    Symptom(
+        re.compile(r"insufficient_quota|exceeded your current quota|credit balance", re.I),
+        "add credit, or set another key",
+        True,
+    ),
+    Symptom(re.compile(r"\btemperature\b", re.I), "leave llm.temperature out of --settings for this model", True),
+    Symptom(
+        re.compile(r"context[ _](?:length|size|window)|maximum context|prompt is too long", re.I),
+        "serve the model with a longer context, or lower llm.max_tokens in --settings, which counts towards it",
+        False,
+    ),
+    Symptom(
+        re.compile(r"content[ _](?:filter|management|policy)", re.I),
+        "the server's filter refuses the question: ask another model or server",
+        False,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model at a server. ``seconds``: limit of a whole exchange. Prices are per million tokens, in any currency."""
+
+    url: str
+    model: str
+    key: str = ""
+    seconds: float = 120.0
+    max_tokens: int = 8192
+    temperature: float | None = None
+    price_in: float = 0.0
+    price_out: float = 0.0
+
+    @classmethod
+    def from_environment(cls, url: str, model: str, variable: str = KEY, **options: Any) -> Endpoint:
+        """An endpoint whose key is in an environment variable; a local server may need none."""
+        return cls(url, model, os.environ.get(variable, ""), **options)
+
+    def cost(self, tokens_in: int, tokens_out: int) -> float:
+        """The cost of one exchange."""
+        return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
+
+
+class ServerWire:
+    """Exchanges over the network. Its constructor raises MissingLibrary without the ``openai`` library."""
+
+    live = True
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        try:
+            import openai
+        except ImportError:
+            raise MissingLibrary("proposer llm needs the openai library: pip install 'cudal2gen[llm]'") from None
+        self._endpoint, self._library = endpoint, openai
+        # max_retries=0, because Chat repeats exchanges, so that the transcript has each one. api_key="none", because
+        # without it the library would send OPENAI_API_KEY, the key of another server, to this one.
+        self._client = openai.OpenAI(
+            base_url=endpoint.url, api_key=endpoint.key or "none", timeout=endpoint.seconds, max_retries=0
+        )
+        self._limit = "max_tokens"
+
+    def send(self, request: Request, form: Form, problem: Problem) -> Reply:  # noqa: ARG002
+        """See ``Wire``."""
+        begin = time.monotonic()
+        library = self._library
+        try:
+            # Bytes are streamed so that _body can stop at its limits if an answer is slow or endless.
+            with self._client.with_streaming_response.chat.completions.create(
+                **self._arguments(request, form)
+            ) as response:
+                body = self._body(response, begin + self._endpoint.seconds)
+        except library.APITimeoutError:
+            raise self._too_late("no answer") from None
+        except library.APIConnectionError as error:
+            reason = self._safe(str(error.__cause__ or error))
+            hint = " (http or https?); SSL_CERT_FILE names certificates of your own" if "SSL" in reason else ""
+            raise Unavailable(
+                f"{self._endpoint.url} cannot be reached: {reason}; look at the URL of --llm{hint}", passing=True
+            ) from None
+        except library.APIStatusError as error:
+            raise self._refused(error) from None
+        except library.OpenAIError as error:
+            raise Unavailable(f"{self._endpoint.url}: {self._safe(str(error))}") from None
+        return self._reply(body, request, time.monotonic() - begin)
+
+    def _arguments(self, request: Request, form: Form) -> dict[str, Any]:
+        messages = [message._asdict() for message in request.messages]
+        arguments: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
+        arguments[self._limit] = self._endpoint.max_tokens
+        if self._endpoint.temperature is not None:
+            arguments["temperature"] = self._endpoint.temperature
+        if form == "schema":
+            named = {"name": "proposals", "schema": request.schema}
+            arguments["response_format"] = {"type": "json_schema", "json_schema": named}
+        elif form == "object":
+            arguments["response_format"] = {"type": "json_object"}
+        return arguments
+
+    def _body(self, response: Any, deadline: float) -> bytes:
+        body = bytearray()
+        try:
+            for part in response.iter_bytes():
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise Unavailable(f"{self._endpoint.url}: the answer is longer than {MAX_BYTES} bytes")
+                if time.monotonic() > deadline:
+                    raise self._too_late("no whole answer")
+        except Unavailable:
+            raise
+        except Exception as error:  # of the HTTP library; its class depends on the client's version
+            raise Unavailable(f"{self._endpoint.url}: the answer broke off: {type(error).__name__}") from None
+        return bytes(body)
+
+    def _refused(self, error: openai.APIStatusError) -> Unavailable:
+        status = error.status_code
+        if status == 400 and "max_completion_tokens" in error.message and self._limit == "max_tokens":
+            # Newer models of some servers accept only this name of the limit: the repetition of the exchange uses it.
+            self._limit = "max_completion_tokens"
+            return Unavailable(f"{self._endpoint.url} wants max_completion_tokens", status, passing=True)
+        message = error.message.removeprefix(f"Error code: {status} - ")
+        named = f"{message} {error.code or ''} {error.type or ''}"  # the kind of error may stand beside the message
+        symptom = next((item for item in SYMPTOMS if status in (400, RATE_LIMIT) and item.words.search(named)), None)
+        hint = symptom.hint if symptom else HINTS.get(status, "")
+        text = f"{self._endpoint.url} answers {status}: {self._safe(message)}{f'; {hint}' if hint else ''}"
+        seconds = retry_after(error.response.headers, time.time())
+        for_good = symptom.for_good if symptom else status in HOPELESS
+        passing = status in TRANSIENT and symptom is None
+        return Unavailable(text, status, for_good, passing, seconds, understood=symptom is not None)
+
+    def _too_late(self, what: str) -> Unavailable:
+        seconds = f"{self._endpoint.seconds:g} s"
+        return Unavailable(f"{what} from {self._endpoint.url} within {seconds}; llm.seconds in --settings allows more")
+
+    def _safe(self, text: str) -> str:
+        """A server's message in one line, without the key, which some servers repeat."""
+        key = self._endpoint.key
+        return " ".join((text.replace(key, "***") if key else text).split())[:LONGEST_ERROR]
+
+    def _reply(self, body: bytes, request: Request, seconds: float) -> Reply:
+        try:
+            answer = completions.read(body)
+        except completions.ServerError as error:
+            text = f"{self._endpoint.url} answers: {self._safe(str(error))}"
+            raise Unavailable(text, error.status, error.status in HOPELESS, error.status in TRANSIENT) from None
+        except ValueError:
+            begin = self._safe(body[:4096].decode(errors="replace"))[:60]
+            raise Unavailable(
+                f"{self._endpoint.url}: the answer is no chat completion, it begins {begin!r}; check the URL of --llm"
+            ) from None
+        prompt_tokens = sum(tokens(message.content) for message in request.messages)
+        tokens_in, tokens_out = answer.counts or (prompt_tokens, tokens(answer.text + answer.reasoning))
+        return Reply(
+            text=answer.text,
+            reasoning=answer.reasoning,
+            refusal=answer.refusal or ("by a filter" if answer.finish == "content_filter" else ""),
+            cut_off=answer.finish == "length",
+            tokens_in=tokens_in,
+            tokens_out=tokens_out,
+            cost=self._endpoint.cost(tokens_in, tokens_out),
+            estimated=answer.counts is None,
+            seconds=round(seconds, 3),
+            model=answer.model,
+        )
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds until a server wants to be asked again, at most ``LATEST_RETRY``; None without a readable header.
+
+    The header ``Retry-After`` has a number of seconds or a date. ``now``: seconds of the epoch.
+    """
+    value = headers.get("retry-after", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - now
+        except (ValueError, OverflowError):  # the latter for a year beyond what integers hold
+            return None
+    return min(max(seconds, 0.0), LATEST_RETRY) if math.isfinite(seconds) else None

@@ -1,0 +1,282 @@
+"""Transcripts of exchanges with a language model: their lines, and what a run takes from its earlier starts.
+
+A transcript has three kinds of lines:
+
+- ``Exchange``: one request with its answer, or with the error in place of one. An error without ``messages`` is a
+  question that was not asked, because the model rested or its budget was spent.
+- ``Outcome``: what became of an answer, which it names by its ``Exchange.key``.
+- ``State``: what a session of writing needs to show a model the same again after a restart.
+
+``tuner.exports`` joins exchanges and outcomes as training data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from cudal2gen import results
+from cudal2gen.kernel import Fields, Problem, explain
+from cudal2gen.tuner.curriculum import Stage
+from kernelproof.ground.errors import Failure, WrongInput, reading
+
+Form = Literal["schema", "object", "text"]
+FORMS: tuple[Form, ...] = ("schema", "object", "text")  # response_format json_schema, json_object, or none
+
+
+class Message(NamedTuple):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Request(NamedTuple):
+    """A conversation so far, and the JSON schema of the answer to it."""
+
+    messages: tuple[Message, ...]
+    schema: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """A hash of conversation and schema; it does not depend on the server and the form of response."""
+        text = json.dumps([list(map(list, self.messages)), self.schema], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class Reply(results.Line):
+    """An answer. ``reasoning``: what the model thought before it, if the server or the text keeps that apart.
+
+    ``cost``: in the prices' currency. ``estimated``: the token counts are estimates, because the server sent none.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    refusal: str = ""
+    cut_off: bool = False
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: float = 0.0
+    estimated: bool = False
+    seconds: float = 0.0
+    model: str = ""
+
+
+class Unavailable(RuntimeError):
+    """There is no answer.
+
+    - ``status``: of HTTP, 0 without a response.
+    - ``for_good``: asking again fails too until somebody changes something; ``passing``: the failure is transient.
+    - ``understood``: another form of response would not help.
+    - ``retry_after``: seconds until the server wants to be asked again, or, from ``Chat.ask``, until it will be; None
+      if neither is known.
+    """
+
+    def __init__(
+        self, message: str, status: int = 0, for_good: bool = False, passing: bool = False,
+        retry_after: float | None = None, understood: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.for_good, self.passing, self.retry_after = status, for_good, passing, retry_after
+        self.understood = understood
+
+    @property
+    def final(self) -> Failure:
+        """The error that ends a command which depends on the model alone."""
+        return Failure(f"the model cannot be asked: {self}; then the same command continues from there")
+
+
+class Unasked(Unavailable):
+    """The question was not sent: the model rests after a failure, or (``for_good``) its budget of tokens is spent."""
+
+
+class Exchange(Reply):
+    """A line of a transcript: a question, the form of response, and the reply, or ``error`` in place of one."""
+
+    kind: Literal["exchange"] = "exchange"
+    run: str = ""
+    digest: str
+    problem: str
+    form: Form
+    messages: tuple[Message, ...] = ()
+    error: str = ""
+    status: int = 0
+    for_good: bool = False
+    passing: bool = False
+    retry_after: float | None = None
+
+    @property
+    def key(self) -> str:
+        """A hash of question and answer, by which an outcome names its exchange."""
+        return answer_key(self.digest, self.text)
+
+    @property
+    def reply(self) -> Reply:
+        """The answer. Raises Unavailable if the exchange had none."""
+        if self.error:
+            kind = Unavailable if self.messages else Unasked
+            raise kind(self.error, self.status, self.for_good, self.passing, self.retry_after)
+        return Reply(**self.model_dump(include=set(Reply.model_fields)))
+
+
+class Outcome(results.Line):
+    """A line of a transcript: what became of an answer. ``exchange``: its ``Exchange.key``; ``problem``: its fields.
+
+    ``proposals``: the decisions of the proposed records; for an illegal one its fields and a ``violation``. ``fault``:
+    what was wrong with the rest of the answer. ``reward``: the answer's own, if trials of its proposals do not tell it.
+    """
+
+    kind: Literal["outcome"] = "outcome"
+    run: str = ""
+    exchange: str
+    problem: Fields
+    stage: Stage
+    proposals: tuple[Fields, ...] = ()
+    reward: float | None = None
+    fault: str = ""
+
+
+class State(results.Line):
+    """A line of a transcript: what a session of writing needs after a restart.
+
+    ``of`` names the incumbent, whose fields are the ``content``, or a trial, whose report and counters it has.
+    """
+
+    kind: Literal["state"] = "state"
+    run: str = ""
+    problem: str
+    of: str
+    content: Fields
+
+
+Line = Exchange | Outcome | State
+
+
+def answer_key(digest: str, text: str) -> str:
+    """A hash of a question's digest and an answer's text."""
+    return hashlib.sha256(f"{digest}\n{text}".encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def read(path: Path) -> Iterator[Line]:
+    """The lines of a transcript. Raises WrongInput without the file, and for a line of another kind."""
+    adapter: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
+    with reading(path), path.open("rb") as file:
+        # Only a line feed ends a line, because answers may contain Unicode's other line breaks. A killed process may
+        # leave bytes after the last line feed.
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield adapter.validate_json(line)
+            except ValidationError as error:
+                raise WrongInput(f"{path}:{number}: {explain(error)}; no line of a transcript") from None
+
+
+@dataclass
+class Usage:
+    """Sums over the exchanges of a run. ``earlier``: those of its earlier starts, which the sums include."""
+
+    exchanges: int = 0
+    earlier: int = 0
+    failed: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in and out."""
+        return self.tokens_in + self.tokens_out
+
+    def add(self, reply: Reply, failed: bool = False) -> None:
+        """Counts an exchange."""
+        self.exchanges += 1
+        self.failed += failed
+        self.tokens_in += reply.tokens_in
+        self.tokens_out += reply.tokens_out
+        self.cost += reply.cost
+
+    def __str__(self) -> str:
+        exchanges = f"{self.exchanges} exchanges" + (f", {self.failed} of them failed" if self.failed else "")
+        exchanges += f", {self.earlier} of them in earlier starts" if self.earlier else ""
+        cost = f", cost {self.cost:.4f}" if self.cost else ""
+        return f"{exchanges}, {self.tokens_in} tokens in, {self.tokens_out} out{cost}"
+
+
+class History:
+    """What the earlier starts of a run left in a transcript: the ``usage``, and the answers that were paid for.
+
+    An answer without an ``Outcome`` was never used, so ``unused`` returns it for the same question. ``answers`` are
+    those on a problem, in their order; to save memory only the last one keeps the contents of its messages.
+    """
+
+    def __init__(self, lines: Iterable[Line] = ()) -> None:
+        self.usage = Usage()
+        self._answers: dict[str, list[Exchange]] = {}
+        self._outcomes: dict[str, list[Outcome]] = {}
+        self._states: dict[tuple[str, str], Fields] = {}
+        self._unused: dict[str, deque[Exchange]] = {}
+        self._concluded: set[str] = set()
+        for line in lines:
+            if isinstance(line, Exchange):
+                self._add(line)
+            elif isinstance(line, Outcome):
+                self._outcomes.setdefault(Problem.model_validate(line.problem).title, []).append(line)
+                self.conclude(line.exchange)
+            else:
+                self._states[line.problem, line.of] = line.content
+        self.usage.earlier = self.usage.exchanges
+
+    @classmethod
+    def of(cls, path: Path | None, run: str) -> History:
+        """The history of a run in a transcript, which need not exist yet; empty for a run without a name."""
+        if path is None or not run or not path.is_file():
+            return cls()
+        return cls(line for line in read(path) if line.run == run)
+
+    def _add(self, exchange: Exchange) -> None:
+        if not exchange.messages:
+            return  # a question that was not asked
+        self.usage.add(exchange, failed=bool(exchange.error))
+        if exchange.error:
+            return
+        answers = self._answers.setdefault(exchange.problem, [])
+        if answers:
+            roles = tuple(Message(message.role, "") for message in answers[-1].messages)
+            answers[-1] = answers[-1].model_copy(update={"messages": roles})
+        answers.append(exchange)
+        self._unused.setdefault(exchange.key, deque()).append(exchange)
+
+    def conclude(self, key: str) -> None:
+        """Marks an answer as used."""
+        self._concluded.add(key)
+        if waiting := self._unused.get(key):
+            waiting.popleft()
+
+    def concluded(self, key: str) -> bool:
+        """Whether an answer has an outcome."""
+        return key in self._concluded
+
+    def unused(self, digest: str) -> Exchange | None:
+        """An answer to this question that was not used, if there is one."""
+        waiting = (queue[0] for queue in self._unused.values() if queue)
+        return next((exchange for exchange in waiting if exchange.digest == digest), None)
+
+    def answers(self, problem: Problem) -> list[Exchange]:
+        """The answers on a problem, in their order."""
+        return self._answers.get(problem.title, [])
+
+    def outcomes(self, problem: Problem) -> list[Outcome]:
+        """What became of answers on a problem, in their order."""
+        return self._outcomes.get(problem.title, [])
+
+    def state(self, problem: Problem, of: str) -> Fields | None:
+        """The content of the last ``State`` of this name."""
+        return self._states.get((problem.title, of))

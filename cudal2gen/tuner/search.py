@@ -1,0 +1,311 @@
+"""The search for a faster record of one problem: propose, prune, time briefly, then time the best ones for longer.
+
+The stages are ordered by their cost: only legal records are compiled, only compiled kernels are checked, only correct
+ones are timed, and only fast ones are timed for longer. The last stage times the winner alone, because the samples that
+chose a winner flatter it. Every trial is stored before the search uses it, so a killed search resumes from its trials.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from cudal2gen.kernel import Problem, Record, parse
+from cudal2gen.kernel.space import Candidates
+from cudal2gen.results import INCUMBENT, Effort, Trial
+from cudal2gen.results.ratios import Ratio
+from cudal2gen.timing import model
+from cudal2gen.tuner.environment import Place, refusal_trial
+from cudal2gen.tuner.executor import Executor, Job
+from cudal2gen.tuner.proposal import Awaited, Proposal, Proposer, Question, trial_key
+
+Store = Callable[[Sequence[Trial]], None]
+# How many of the best records each later stage times. The final one is skipped unless the long one shows a gain.
+STAGES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3), ("final", 1))
+BEFORE: dict[Effort, Effort] = {
+    "medium": "short",
+    "long": "medium",
+    "final": "long",
+}  # whose best records each effort times
+FINISHED = "finished before"  # reason of a search that an earlier run has finished
+IDLE = 3  # a search ends after so many batches without a new legal record
+
+
+@dataclass(frozen=True)
+class SearchLimits:
+    """When a search ends, and which records it skips.
+
+    - ``evaluations``: at most so many short trials of legal records, in batches of ``batch``.
+    - ``patience``: so many trials without an improvement end the search; None for no such limit.
+    - ``prune``: records whose modelled time exceeds this multiple of the least one are skipped; None skips none.
+    - ``longer``: whether the best records are timed again for longer.
+    """
+
+    evaluations: int = 64
+    batch: int = 8
+    patience: int | None = None
+    prune: float | None = 4.0
+    longer: bool = True
+
+
+@dataclass
+class Search:
+    """The state of one problem's search: its candidates, incumbent and trials."""
+
+    candidates: Candidates
+    incumbent: Record | None
+    trials: list[Trial] = field(default_factory=list)
+    pruned: int = 0
+    stop_reason: str = ""
+
+    @property
+    def problem(self) -> Problem:
+        return self.candidates.problem
+
+    @property
+    def short_trials(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.effort == "short"]
+
+    @property
+    def evaluations(self) -> list[Trial]:
+        """Short trials of legal records: an illegal proposal costs nothing."""
+        return [trial for trial in self.short_trials if trial.outcome != "illegal"]
+
+    @property
+    def failures(self) -> Counter[str]:
+        return Counter(trial.outcome for trial in self.trials if not trial.measured)
+
+    @property
+    def curve(self) -> list[float]:
+        """The least cost after each evaluation; infinite before the first measured one."""
+        best, costs = float("inf"), []
+        for trial in self.evaluations:
+            best = min(best, trial.cost if trial.measured else float("inf"))
+            costs.append(best)
+        return costs
+
+    @property
+    def winner(self) -> Trial | None:
+        """The best trial of the longest effort with measured trials; None if nothing was measured."""
+        for effort in ("final", "long", "medium", "short"):
+            measured = [trial for trial in self.trials if trial.effort == effort and trial.measured]
+            if measured:
+                return min(measured, key=lambda trial: trial.cost)
+        return None
+
+    @property
+    def gain(self) -> Ratio | None:
+        """The incumbent's time over the winner's in the final timing, else in the long one; None before that."""
+        winner = self.winner
+        return winner.faster_than(INCUMBENT) if winner and winner.effort in ("final", "long") else None
+
+    @property
+    def improved(self) -> bool:
+        """Whether the winner is another record than the incumbent, and faster beyond doubt: the whole interval of its
+        gain in the final timing is above 1."""
+        return self.promising and self.winner is not None and self.winner.effort == "final"
+
+    @property
+    def promising(self) -> bool:
+        """Whether the winner looks improved, by the final or by the long timing.
+
+        The long timing alone is no evidence: it chose the winner, and the fastest of several noisy times is faster than
+        it will be again.
+        """
+        winner, gain = self.winner, self.gain
+        if winner is None or gain is None or gain.low <= 1:
+            return False
+        return self.incumbent is None or parse(winner.record).kernel_key != self.incumbent.kernel_key
+
+    @property
+    def question(self) -> Question:
+        keys = frozenset(parse(trial.record).kernel_key for trial in self.evaluations)
+        return Question(self.candidates, tuple(self.short_trials), self.incumbent, keys)
+
+
+class ProposerStep(NamedTuple):
+    """A step in which the proposer observes the trials ``new`` and then proposes up to ``most`` records.
+
+    No other step of the search uses the proposer meanwhile, so any thread may run it. ``proposals`` gets the answer.
+    ``stop`` says when to stop waiting for it. ``bound_us``: records with a longer modelled time are pruned.
+    """
+
+    proposer: Proposer
+    question: Question
+    new: Sequence[Trial]
+    most: int
+    proposals: list[Proposal]
+    stop: Callable[[], bool] = lambda: False
+    bound_us: float | None = None
+
+    @property
+    def affordable(self) -> list[Proposal]:
+        """The new legal proposals within ``bound_us``, which the search evaluates next."""
+        return [
+            proposal
+            for proposal in _triage(self.question, self.proposals)[0]
+            if proposal.record and (self.bound_us is None or model.estimate(proposal.record).us <= self.bound_us)
+        ]
+
+    def run(self) -> None:
+        """Observes the new trials, then proposes. Without a legal proposal it waits for answers that are under way, or
+        for a server that asked for time."""
+        if self.new:
+            self.proposer.observe(self.question, self.new)
+        if self.most:
+            self._propose()
+            waits = 1  # waits left for an answer under way; each wait for the server allows another one
+            while isinstance(self.proposer, Awaited) and not any(proposal.record for proposal in self.proposals):
+                if self.proposer.wait_for_server(self.question.problem, self.stop):
+                    waits = 1
+                elif waits and self.proposer.wait(self.question.problem):
+                    waits = 0
+                else:
+                    break
+                self._propose()
+
+    def _propose(self) -> None:
+        self.proposals.extend(self.proposer.propose(self.question, self.most))
+
+
+class Evaluation(NamedTuple):
+    """A step in which an executor evaluates a job. ``trials`` receives one trial for each of its records."""
+
+    job: Job
+    trials: list[Trial]
+
+
+Steps = Iterator[ProposerStep | Evaluation]
+
+
+def run(
+    search: Search,
+    proposer: Proposer,
+    executor: Executor,
+    store: Store,
+    settings: SearchLimits,
+    run_name: str = "",
+    out_of_time: Callable[[], bool] = lambda: False,
+    progress: Callable[[Search], None] = lambda _: None,
+) -> Search:
+    """Runs a search to its end, starting from the trials that it has."""
+    for step in steps(search, proposer, executor, store, settings, run_name, out_of_time, progress):
+        if isinstance(step, ProposerStep):
+            step.run()
+        else:
+            step.trials.extend(executor.submit(step.job).result())
+    return search
+
+
+def steps(
+    search: Search,
+    proposer: Proposer,
+    place: Place,
+    store: Store,
+    settings: SearchLimits,
+    run_name: str = "",
+    out_of_time: Callable[[], bool] = lambda: False,
+    progress: Callable[[Search], None] = lambda _: None,
+) -> Steps:
+    """Yields a search's steps. The caller completes each step before it asks for the next, so searches can take turns.
+
+    What a search does depends on the proposals and trials alone, and not on when they come.
+    """
+    bound = _bound(search.candidates, settings.prune)
+    new, idle = search.short_trials, 0
+    while not search.stop_reason:
+        search.stop_reason = _reason_to_stop(search, settings, idle, out_of_time)
+        if search.stop_reason:
+            break
+        places = settings.evaluations - len(search.evaluations)
+        question = replace(search.question, last=places <= settings.batch)
+        yield (step := ProposerStep(proposer, question, new, min(settings.batch, places), [], out_of_time, bound))
+        legal, illegal = _triage(question, step.proposals)
+        affordable = step.affordable
+        search.pruned += len(legal) - len(affordable)
+        idle = 0 if affordable else idle + 1
+        new = _refusals(search, place, illegal, run_name)
+        if affordable:
+            yield (evaluation := _evaluation(search, affordable, "short"))
+            new += _attributed(affordable, evaluation, run_name)
+        if new:
+            store(new)
+            search.trials += new
+        progress(search)
+    if new:
+        yield ProposerStep(proposer, search.question, new, 0, [])
+    for effort, most in STAGES if settings.longer else ():
+        if best := _best(search, effort, most):
+            yield (evaluation := _evaluation(search, best, effort))
+            trials = _attributed(best, evaluation, run_name)
+            store(trials)
+            search.trials += trials
+        progress(search)
+
+
+def _bound(candidates: Candidates, factor: float | None) -> float | None:
+    return None if factor is None else factor * min(model.estimate(record).us for record in candidates.records)
+
+
+def _reason_to_stop(search: Search, settings: SearchLimits, idle: int, out_of_time: Callable[[], bool]) -> str:
+    if any(trial.effort == "long" for trial in search.trials):  # an earlier run stored them
+        return FINISHED
+    if len(search.evaluations) >= settings.evaluations:
+        return f"{settings.evaluations} evaluations"
+    if out_of_time():
+        return "out of time"
+    if idle >= IDLE:
+        return "nothing new was proposed"
+    curve = search.curve
+    if settings.patience and len(curve) > settings.patience and curve[-1] >= curve[-1 - settings.patience]:
+        return f"no improvement in {settings.patience} evaluations"
+    return ""
+
+
+def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Proposal], list[Proposal]]:
+    """The new legal proposals and the new illegal ones. Each record and each illegal set of fields counts once."""
+    keys, legal, illegal = set(question.proposed_keys), [], []
+    stored = {repr(sorted(trial.record.items())) for trial in question.trials if trial.outcome == "illegal"}
+    for proposal in proposals:
+        if proposal.record is None:
+            if (text := repr(sorted(proposal.fields.items()))) not in stored:
+                stored.add(text)
+                illegal.append(proposal)
+        elif (key := proposal.record.kernel_key) not in keys:
+            keys.add(key)
+            if refusal := question.candidates.refusal(proposal.record):
+                illegal.append(proposal._replace(record=None, violation=refusal))
+            else:
+                legal.append(proposal)
+    return legal, illegal
+
+
+def _refusals(search: Search, place: Place, proposals: Sequence[Proposal], run_name: str) -> list[Trial]:
+    trials = [
+        (proposal, refusal_trial(place, search.problem, proposal.fields, proposal.violation)) for proposal in proposals
+    ]
+    return [trial.model_copy(update={"proposer": proposal.proposer, "run": run_name}) for proposal, trial in trials]
+
+
+def _evaluation(search: Search, proposals: Sequence[Proposal], effort: Effort) -> Evaluation:
+    records = tuple(proposal.record for proposal in proposals if proposal.record)
+    return Evaluation(Job(search.problem, records, effort), [])
+
+
+def _attributed(proposals: Sequence[Proposal], evaluation: Evaluation, run_name: str) -> list[Trial]:
+    return [
+        trial.model_copy(update={"proposer": proposal.proposer, "run": run_name})
+        for proposal, trial in zip(proposals, evaluation.trials, strict=True)
+    ]
+
+
+def _best(search: Search, effort: Effort, most: int) -> list[Proposal]:
+    """The best records of the effort before this one, to be timed again; none if trials of this effort exist."""
+    if any(trial.effort == effort for trial in search.trials) or (effort == "final" and not search.promising):
+        return []
+    before = BEFORE[effort]
+    measured = {trial_key(trial): trial for trial in search.trials if trial.effort == before and trial.measured}
+    best = sorted(measured.values(), key=lambda trial: trial.cost)[:most]
+    return [Proposal(trial.proposer, trial.record, parse(trial.record)) for trial in best]

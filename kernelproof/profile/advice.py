@@ -1,0 +1,94 @@
+"""Advice: the model with one input changed. Changes that shorten the time by 1 % or more become advice.
+
+Two kinds follow from machine code. Fewer registers or less shared memory make room for one more CTA on an SM. And one
+kind of instructions is taken out of the main loop: the time that this saves is the most that work on them can win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from kernelproof.profile.figures import Advice, Occupancy
+from kernelproof.sass import Instruction, Pipe, pipe_use
+from kernelproof.sass.simulation import Machine, Stream, simulate
+
+
+class InstructionKind(NamedTuple):
+    """Instructions with one of these opcodes, and those that one of these pipes executes."""
+
+    opcodes: frozenset[str] = frozenset()
+    pipes: frozenset[Pipe] = frozenset()
+
+    def includes(self, instruction: Instruction, sm: str) -> bool:
+        return instruction.name in self.opcodes or pipe_use(instruction, sm).pipe in self.pipes
+
+
+NO_INSTRUCTIONS = InstructionKind()
+REMOVALS = {
+    "address arithmetic, counters and moves at no cost": InstructionKind(
+        frozenset(("BRA",)), frozenset((Pipe.ALU, Pipe.FMA, Pipe.UNIFORM, Pipe.XU, Pipe.CONSTANT))
+    ),
+    "barriers of the CTA at no cost": InstructionKind(frozenset(("BAR",))),
+    "loads of operands from shared memory at no cost": InstructionKind(frozenset(("LDSM", "LDS", "LDSMT"))),
+    "copies into shared memory at no cost": InstructionKind(frozenset(("LDGSTS", "LDGDEPBAR", "DEPBAR", "LDG", "STS"))),
+}
+MIN_GAIN, MAX_LINES = 0.01, 10
+
+
+def worthwhile(advice: Sequence[Advice]) -> tuple[Advice, ...]:
+    """Advice with a gain of at least ``MIN_GAIN``, the largest gain first, at most ``MAX_LINES``."""
+    return tuple(sorted((item for item in advice if item.gain >= MIN_GAIN), key=lambda item: -item.gain)[:MAX_LINES])
+
+
+def more_residents(occupancy: Occupancy, least_registers: int) -> str | None:
+    """The change of registers and shared memory, in words, that makes room for one more CTA on an SM.
+
+    None if no such change exists: another limit decides, or a thread would get no more than ``least_registers``, the
+    registers that the kernel needs in any case for its accumulators.
+    """
+    if {"threads", "blocks"} & set(occupancy.limits) or None in (occupancy.most_registers, occupancy.most_smem_bytes):
+        return None
+    if (occupancy.most_registers or 0) <= least_registers:
+        return None
+    parts = []
+    if (registers := occupancy.registers - (occupancy.most_registers or 0)) > 0:
+        parts.append(f"{registers} registers fewer per thread ({occupancy.most_registers})")
+    if (smem := occupancy.smem_bytes - (occupancy.most_smem_bytes or 0)) > 0:
+        parts.append(f"{smem} bytes less shared memory ({occupancy.most_smem_bytes})")
+    return f"{' and '.join(parts)}, for {occupancy.ctas + 1} CTAs per SM" if parts else None
+
+
+def removals(streams: Callable[[int], Sequence[Stream]], machine: Machine, turns: int) -> Iterator[Advice]:
+    """The main loop with each kind of ``REMOVALS`` taken out of the code.
+
+    ``streams``: the warps of one scheduler when each makes the given number of turns. ``turns``: turns to simulate.
+    """
+    before = _turn_cycles(streams, machine, turns, NO_INSTRUCTIONS)
+    for change, removed in REMOVALS.items():
+        # The simulation can take longer with fewer instructions, since warps then issue in another order.
+        after = min(before, _turn_cycles(streams, machine, turns, removed))
+        yield Advice(change=change, figure="main loop", form="machine code", before=before, after=after)
+
+
+def _turn_cycles(
+    streams: Callable[[int], Sequence[Stream]], machine: Machine, turns: int, removed: InstructionKind
+) -> float:
+    """Cycles of one turn of all warps without some instructions: the difference of a long and a short run, so that
+    prologue and epilogue cancel."""
+    # All streams share the same few parts of the code, so each part is filtered once. Its id is a safe key, since the
+    # kernel's `Ways` keep the parts alive; and `simulate` decodes shared parts once, which it too knows by their ids.
+    kept: dict[int, tuple[Instruction, ...]] = {}
+
+    def without_removed(stream: Stream) -> Stream:
+        for part, _ in stream.parts:
+            if id(part) not in kept:
+                kept[id(part)] = tuple(code for code in part if not removed.includes(code, machine.sm))
+        return replace(stream, parts=tuple((kept[id(part)], times) for part, times in stream.parts))
+
+    fewer = max(1, turns // 2)
+    cycles = [
+        simulate([without_removed(stream) for stream in streams(count)], machine).cycles for count in (fewer, turns)
+    ]
+    return (cycles[1] - cycles[0]) / max(1, turns - fewer)

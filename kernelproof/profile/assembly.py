@@ -1,0 +1,49 @@
+"""Assembly of a profile from its parts. Profiles of cubins and of records are made of the same parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from kernelproof import sass
+from kernelproof.profile import advice, figures
+from kernelproof.profile.loop import Listing, source_text
+
+
+def assembled(
+    function: sass.Function,
+    listing: Listing,
+    loop: figures.MainLoop,
+    occupancy: figures.Occupancy | None,
+    time: figures.Time | None,
+    changes: Iterable[figures.Advice],
+    *,
+    arch: str,
+    gpu: str,
+    problem: str | None = None,
+    source: Path | None = None,
+) -> figures.Profile:
+    """A function's profile.
+
+    ``changes``: those that shorten the time enough become its advice. ``source``: the CUDA text that the function was
+    compiled from, by default the files that the cubin names.
+    """
+    return figures.Profile(
+        kind="profile",
+        version=figures.VERSION,
+        modelled=True,
+        kernel=function.name,
+        arch=arch,
+        gpu=gpu,
+        problem=problem,
+        registers=function.registers,
+        spill_bytes=sass.spill_bytes(function),
+        instructions=len(function.instructions),
+        loop=loop,
+        occupancy=occupancy,
+        time=time,
+        advice=advice.worthwhile(list(changes)),
+        lines=listing.lines(source_text(source)),
+        issues=listing.issues(),
+        busy=listing.busy(),
+    )

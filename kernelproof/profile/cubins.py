@@ -1,0 +1,206 @@
+"""Makes the profile of any kernel with MMAs from its cubin: its main loop, and with a launch its occupancy and time.
+
+Data arrives as fast as the L2 brings it to one SM. Data of TMA is taken to be there when a warp waits for it, because a
+cubin does not say how many stages its ring has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from kernelproof import sass
+from kernelproof.ground.chips import GPUS, SUB_CORES, Chip, runs
+from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.integers import ceil_div
+from kernelproof.ground.schema import Schema
+from kernelproof.profile import advice, figures
+from kernelproof.profile.assembly import assembled
+from kernelproof.profile.loop import Listing, Window, steady
+from kernelproof.profile.occupancy import occupancy
+from kernelproof.profile.rates import LAUNCH_US, l2_share
+from kernelproof.sass.pipes import MMA
+from kernelproof.sass.simulation import Machine, Stream, Timeline, simulate
+from kernelproof.sass.ways import Ways
+
+TURNS = 12  # simulated turns of the main loop
+WARPGROUP_THREADS = 128
+
+
+class LaunchFacts(Schema):
+    """A launch, as a file of ``--launch`` spells it."""
+
+    ctas: Annotated[int, Field(ge=1, le=2**31, description="CTAs of the grid")]
+    threads: Annotated[int, Field(ge=32, le=1024, multiple_of=32, description="Threads of a CTA")]
+    smem_bytes: Annotated[
+        int, Field(ge=0, le=1 << 20, description="Bytes of shared memory of a CTA, static and dynamic together")
+    ]
+    turns: Annotated[int, Field(ge=1, le=2**31, description="Turns of the main loop that each CTA makes")]
+
+    @classmethod
+    def load(cls, path: Path) -> LaunchFacts:
+        """The launch in a JSON file. Raises WrongInput."""
+        return figures.validated(cls, path, figures.read_object(path, f"a launch has {', '.join(cls.model_fields)}"))
+
+
+def of_cubin(
+    cubin: Path, gpu: str | None = None, kernel: str | None = None, launch: LaunchFacts | None = None
+) -> figures.Profile:
+    """The profile of one of a cubin's functions: of those whose name contains ``kernel``, the longest with MMAs.
+
+    ``gpu``: the GPU whose rates count, by default the first of ``GPUS`` that runs the cubin. ``launch``: adds occupancy
+    and time. Raises WrongInput if the cubin has no such function, or if the GPU does not run it or has no room for its
+    CTAs; DisassemblyError; ToolchainError.
+    """
+    functions = [
+        function
+        for function in sass.disassemble(cubin)
+        if (kernel is None or kernel in function.name) and any(code.name in MMA for code in function.instructions)
+    ]
+    if not functions:
+        restriction = f" whose name has {kernel}" if kernel else ""
+        raise WrongInput(f"{cubin}: has no function{restriction} with an MMA; name a kernel that multiplies matrices")
+    function = max(functions, key=lambda function: len(function.instructions))
+    able = [name for name, chip in GPUS.items() if runs(function.sm, chip.capability.number)]
+    gpu = gpu or (able[0] if able else None)
+    if gpu is None:
+        raise WrongInput(f"{cubin}: is for {function.sm}, which no GPU with known rates runs: {', '.join(GPUS)}")
+    if gpu not in able:
+        others = ", ".join(able) or "no GPU"
+        raise WrongInput(
+            f"{cubin}: is for {function.sm}, which {gpu} does not run; --gpu names one that does: {others}"
+        )
+    content = _CubinKernel(function, gpu, launch).profile
+    if (occupancy := content.occupancy) and not occupancy.ctas:
+        limits = " and ".join(occupancy.limits)
+        raise WrongInput(
+            f"--launch: no CTA of {cubin} fits an SM of {gpu} by {limits}; mend the launch or name a --gpu"
+        )
+    return content
+
+
+@dataclass(frozen=True)
+class _CubinKernel:
+    """A kernel, the GPU whose rates count, and its launch if that is known."""
+
+    function: sass.Function
+    gpu: str
+    launch: LaunchFacts | None
+    ctas: int | None = None  # resident CTAs; None: as many as an SM has room for
+
+    @property
+    def chip(self) -> Chip:
+        return GPUS[self.gpu]
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA: those of the launch, else those that the cubin demands, else a warpgroup."""
+        return self.launch.threads if self.launch else self.function.resources.threads or WARPGROUP_THREADS
+
+    @cached_property
+    def ways(self) -> Ways:
+        return Ways(self.function)
+
+    @cached_property
+    def occupancy(self) -> figures.Occupancy | None:
+        if self.launch is None:
+            return None
+        smem = self.launch.smem_bytes
+        return occupancy(self.chip.capability, self.launch.threads, self.function.registers, smem)
+
+    @property
+    def resident(self) -> int:
+        """CTAs that are simulated together: as many as an SM holds and the launch has for it; one without a launch."""
+        if self.launch is None or self.occupancy is None:
+            return 1
+        return max(1, min(self.ctas or self.occupancy.ctas, ceil_div(self.launch.ctas, self.chip.sms)))
+
+    def streams(self, turns: int) -> list[Stream]:
+        """The warps of one scheduler, without those of a warpgroup that only copies by TMA."""
+        way = self.ways.consumer
+        warps = self.threads // 32 - (WARPGROUP_THREADS // 32 if self.ways.producer else 0)
+        parts = ((way.before, 1), (way.turn, turns), (way.after, 1))
+        own = ceil_div(max(1, warps), SUB_CORES)
+        return [Stream(parts, cta=cta) for cta in range(self.resident) for _ in range(own)]
+
+    @cached_property
+    def machine(self) -> Machine:
+        rates = self.chip.rates
+        return Machine(
+            self.function.sm,
+            self.chip,
+            sub_cores=min(SUB_CORES, self.threads // 32),
+            l2_bytes=l2_share(rates, self.chip.sms, self.launch.ctas if self.launch else self.chip.sms),
+            l2_cycles=rates.l2_clocks,
+        )
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return simulate(self.streams(TURNS), self.machine, detail=True)
+
+    @cached_property
+    def window(self) -> Window:
+        return steady(self.timeline.issues, self.ways.consumer.turn)
+
+    @cached_property
+    def time(self) -> figures.Time | None:
+        """The time of all CTAs: the resident ones run together, one generation after the other.
+
+        Device memory does not count, because a cubin does not say which bytes are new.
+        """
+        if self.launch is None or self.occupancy is None or not self.occupancy.ctas:
+            return None
+        mhz, sms = self.chip.rates.mhz, self.chip.sms
+        generations = ceil_div(self.launch.ctas, sms) / self.resident
+        turn = self.window.cycles / self.window.turns
+        around = max(0.0, self.timeline.cycles - TURNS * turn) if self.ways.consumer.turn else 0.0
+        main = self.launch.turns * turn if self.ways.consumer.turn else self.timeline.cycles
+        parts = {
+            "launch": LAUNCH_US,
+            "main loop": generations * main / mhz,
+            "prologue and epilogue": generations * around / mhz,
+        }
+        tensor = self.loop.tensor_cycles * self.launch.turns * generations / mhz
+        bounds = {"tensor cores": tensor, "machine code": parts["main loop"]}
+        per_sm = ceil_div(self.launch.ctas, sms)
+        return figures.Time(
+            us=sum(parts.values()),
+            parts=parts,
+            bounds=bounds,
+            bound=self.loop.bound,
+            ctas=self.launch.ctas,
+            waves=self.launch.ctas / (self.occupancy.ctas * sms),
+            tail_share=1 - self.launch.ctas / (per_sm * sms),
+            floor_us=LAUNCH_US + tensor,
+        )
+
+    @cached_property
+    def listing(self) -> Listing:
+        return Listing(self.window, self.function, self.chip)
+
+    @cached_property
+    def loop(self) -> figures.MainLoop:
+        return self.listing.loop("turn", 1, bool(self.ways.consumer.turn))
+
+    def _advice(self) -> Iterator[figures.Advice]:
+        if self.time and self.occupancy and (more := advice.more_residents(self.occupancy, 0)):
+            after = replace(self, ctas=self.occupancy.ctas + 1).time
+            if after and self.resident == self.occupancy.ctas:
+                yield figures.Advice(
+                    change=more, figure="time", form="machine code", before=self.time.us, after=after.us
+                )
+        if self.ways.consumer.turn:
+            yield from advice.removals(self.streams, self.machine, TURNS)
+
+    @property
+    def profile(self) -> figures.Profile:
+        return assembled(
+            self.function, self.listing, self.loop, self.occupancy, self.time, self._advice(),
+            arch=self.function.sm,
+            gpu=self.gpu,
+        )  # fmt: skip

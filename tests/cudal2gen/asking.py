@@ -1,0 +1,103 @@
+"""What tests of the language model that chooses records share: its problem and records, a clock, and the proposer."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cudal2gen.kernel import FAMILIES, Problem, Record, parse, space
+from cudal2gen.results import Trial
+from cudal2gen.tuner import executor, search
+from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.language_model.chat import Chat
+from cudal2gen.tuner.language_model.server import Endpoint, ServerWire
+from cudal2gen.tuner.llm_proposer import LlmProposer
+from cudal2gen.tuner.memory import Memory
+from cudal2gen.tuner.proposal import Question
+from tests.cudal2gen.chat_server import (
+    Server,
+)  # fmt: skip
+
+PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
+
+
+SMALL = Problem(gpu="h200", acc="f16", layout="tn", m=256, n=256, k=256)
+
+
+KEY = "sk-not-to-be-seen"
+
+
+NO_NOTES = Memory()
+
+
+SMALL_RECORD = parse(space.base(SMALL, "sm90_wgmma") | FAMILIES["sm90_wgmma"].plain(SMALL))
+
+
+@cache
+def incumbent(problem: Problem = PROBLEM) -> Record:
+    return parse(space.base(problem, "sm90_wgmma") | FAMILIES["sm90_wgmma"].plain(problem))
+
+
+@cache
+def candidates(problem: Problem = PROBLEM) -> space.Candidates:
+    return space.candidates(problem, most=400)
+
+
+def question(trials: tuple[Trial, ...] = (), problem: Problem = PROBLEM) -> Question:
+    keys = frozenset(parse(trial.record).kernel_key for trial in trials if trial.outcome != "illegal")
+    return Question(candidates(problem), trials, incumbent(problem), keys)
+
+
+def measured(*changes: dict[str, Any]) -> tuple[Trial, ...]:
+    decisions = incumbent().model_dump(mode="json")
+    records = [parse(decisions | change) for change in changes]
+    return tuple(Model(lambda _: incumbent(), seed=3).evaluate(PROBLEM, records))
+
+
+def endpoint(server: Server, **options: Any) -> Endpoint:
+    return Endpoint(server.url, "scripted", KEY, **{"seconds": 5.0} | options)
+
+
+class Clock:
+    """Seconds that a test sets; ``pause`` lets them pass."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def llm_proposer(
+    server: Server, warnings: list[str] | None = None, memory: Memory = NO_NOTES, clock: Clock | None = None,
+    tokens: int | None = None, **options: Any,
+) -> LlmProposer:  # fmt: skip
+    clock = clock or Clock()
+    return LlmProposer(
+        Chat(ServerWire(endpoint(server, **options)), None, tokens, clock.pause, clock),
+        memory,
+        warn=([] if warnings is None else warnings).append,
+    )
+
+
+def document(request: dict[str, Any]) -> Any:
+    return json.loads(request["messages"][1]["content"])
+
+
+GOOD = json.dumps({"proposals": [{"base": "incumbent", "changes": {"stages": 3}, "why": ""}]})
+
+
+def race_trials(proposer: Any, store: Path) -> list[Trial]:
+    """A whole search in the model environment."""
+    environment = Model(lambda _: incumbent(), seed=5)
+    contest = search.Search(candidates(), incumbent())
+    settings = search.SearchLimits(evaluations=12, batch=4, prune=None)
+    search.run(contest, proposer, executor.InProcess(environment), lambda _: None, settings, "run")
+    return contest.trials

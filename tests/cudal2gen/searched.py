@@ -1,0 +1,57 @@
+"""What tests of the tuner share: two problems, their trials and incumbent, and a proposer that follows a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cudal2gen.kernel import Problem, Record, parse, space
+from cudal2gen.results import INCUMBENT, KERNEL, Timing, Trial
+from cudal2gen.tuner.environment import Model, trial_of
+from cudal2gen.tuner.proposal import Proposal, Question
+
+SMALL = Problem(gpu="h200", acc="f32", layout="tn", m=256, n=512, k=256)
+
+
+AMPERE = Problem(gpu="a100", acc="f16", layout="tn", m=512, n=1024, k=512)
+
+
+def samples(contender: str, us: Sequence[float]) -> Timing:
+    return Timing(contender=contender, calls=1, event_us=tuple(us), error=0.0)
+
+
+def timed_trial(
+    record: Record, us: float | Sequence[float], incumbent_us: float | Sequence[float] | None = None, **details: Any
+) -> Trial:
+    times = [us] * 6 if isinstance(us, float) else us
+    timings = [samples(KERNEL, times)]
+    if incumbent_us is not None:
+        timings.append(samples(INCUMBENT, [incumbent_us] * 6 if isinstance(incumbent_us, float) else incumbent_us))
+    return trial_of(Model(), record.problem, record, "short", "measured", timings=tuple(timings), **details)
+
+
+def question(problem: Problem = SMALL, trials: Sequence[Trial] = ()) -> Question:
+    keys = frozenset(parse(trial.record).kernel_key for trial in trials)
+    return Question(space.candidates(problem), tuple(trials), None, keys)
+
+
+class Scripted:
+    """A proposer with a list, as a language model's answers would be."""
+
+    name = "scripted"
+
+    def __init__(self, proposals: Sequence[Proposal]) -> None:
+        self.queue, self.observed = list(proposals), 0
+
+    def propose(self, question: Question, count: int) -> list[Proposal]:
+        answer, self.queue = self.queue[:count], self.queue[count:]
+        return answer
+
+    def observe(self, question: Question, trials: Sequence[Trial]) -> None:
+        self.observed += len(trials)
+
+
+def incumbent() -> Record:
+    """The slowest there is, so that something improves."""
+    records = space.candidates(SMALL).records
+    return records[int(Model(seed=5).true_us(records).argmax())]

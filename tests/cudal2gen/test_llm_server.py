@@ -1,0 +1,298 @@
+"""Exchanges with a server: slow, failing and unusual ones, rests after failures, budgets and costs."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudal2gen.tuner.language_model.chat import Chat
+from cudal2gen.tuner.language_model.server import KEY_HINT, ServerWire, retry_after
+from cudal2gen.tuner.language_model.transcript import Message, Request
+from cudal2gen.tuner.llm_proposer import LlmProposer
+from cudal2gen.tuner.memory import Memory, tokens
+from cudal2gen.tuner.proposers import Mixture, Random
+from tests.cudal2gen.asking import (
+    GOOD,
+    KEY,
+    PROBLEM,
+    SMALL,
+    Clock,
+    endpoint,
+    llm_proposer,
+    question,
+    race_trials,
+)
+from tests.cudal2gen.chat_server import (
+    Step,
+    completion,
+    dribbles,
+    fails,
+    floods,
+    limits,
+    proposes,
+    reply,
+    says,
+    sends,
+    serving,
+    waits,
+)  # fmt: skip
+from tests.packages import require
+
+require("openai")
+
+
+@pytest.mark.parametrize("step", [waits(3), dribbles(3)])
+def test_a_slow_server_is_left_for_longer_each_time_and_asked_again(step: Any) -> None:
+    warnings: list[str] = []
+    clock = Clock()
+
+    def slow(handler: Any) -> None:
+        clock.now += 15
+        step(handler)
+
+    with serving(slow, slow, says(GOOD)) as server:
+        proposer = llm_proposer(server, warnings, clock=clock, seconds=1.5)
+        for requests, seconds in ((1, 15), (2, 30)):
+            assert [proposer.propose(question(), 8) for _ in range(9)] == [[]] * 9
+            assert len(server.requests) == requests
+            clock.now += seconds - 0.1
+            assert proposer.propose(question(), 8) == []
+            clock.now += 0.1
+        assert len(proposer.propose(question(), 8)) == 1
+    (line,) = warnings
+    assert "1.5 s" in line
+
+
+def test_a_failure_that_took_no_time_leaves_out_a_few_questions() -> None:
+    clock = Clock()
+    with serving(*[fails(401)] * 5, says(GOOD), fails(500), forever=True) as server:
+        proposer = llm_proposer(server, clock=clock)
+        rounds = []
+        for _ in range(24):
+            before = len(server.requests)
+            proposer.propose(question(), 1)
+            rounds.append(len(server.requests) - before)
+    assert rounds == [1, 0, 1, 0, 0, *[1, 0, 0, 0, 0] * 3, 1, 3, 0, 0], "1, 2, 4, 4, 4, and after a slow one none"
+    assert clock.pauses == [1.0, 4.0], "the first failure is tried again at once, further ones are not"
+
+
+def test_a_failing_server_is_asked_three_times_and_may_recover() -> None:
+    warnings: list[str] = []
+    clock = Clock()
+    with serving(fails(500), fails(503), says(GOOD)) as server:
+        proposer = llm_proposer(server, warnings, clock=clock)
+        assert len(proposer.propose(question(), 8)) == 1
+    assert (warnings, clock.pauses) == ([], [1.0, 4.0])
+    assert (proposer.usage.exchanges, proposer.usage.failed) == (3, 2)
+    with serving(fails(500, "boom"), forever=True) as server:
+        proposer = llm_proposer(server, warnings)
+        assert [proposer.propose(question(), 8) for _ in range(3)] == [[], [], []]
+        assert len(server.requests) == 3
+    assert "answers 500" in warnings[0]
+
+
+def test_a_wrong_key_rests_the_model_and_is_not_shown() -> None:
+    warnings: list[str] = []
+    clock = Clock()
+    with serving(fails(401, f"Incorrect API key provided: {KEY}", "invalid_request_error"), says(GOOD)) as server:
+        proposer = llm_proposer(server, warnings, clock=clock)
+        assert [proposer.propose(question(), 8) for _ in range(2)] == [[], []]
+        assert len(server.requests) == 1
+        assert len(proposer.propose(question(), 8)) == 1
+    (line,) = warnings
+    assert "answers 401" in line
+    assert line.endswith(KEY_HINT)
+    assert "***" in line
+    assert KEY not in line
+
+
+def test_nobody_there() -> None:
+    warnings: list[str] = []
+    with serving() as server:
+        server_down = server
+    assert llm_proposer(server_down, warnings).propose(question(), 8) == []
+    assert "cannot be reached" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{}]}', b'{"choices": [{"message": null}]}', b"\xff" * 50,
+     b'{"choices": [{"message": {"content": "\\ud800"}}]}', b"[" * 100_000],
+)  # fmt: skip
+def test_what_is_no_chat_completion(body: bytes) -> None:
+    warnings: list[str] = []
+    with serving(sends(body)) as server:
+        assert llm_proposer(server, warnings).propose(question(), 8) == []
+    assert "is no chat completion" in warnings[0]
+
+
+def test_an_endless_answer_is_not_read_to_its_end() -> None:
+    warnings: list[str] = []
+    with serving(floods()) as server:
+        assert llm_proposer(server, warnings).propose(question(), 8) == []
+    assert "longer than 1048576 bytes" in warnings[0]
+
+
+def test_servers_without_schemas_are_asked_in_a_plainer_form_from_then_on() -> None:
+    refusal = fails(400, "response_format json_schema is not supported", "invalid_request_error")
+    with serving(refusal, refusal, says(GOOD), proposes(("incumbent", {"stages": 2}))) as server:
+        proposer = llm_proposer(server)
+        assert len(proposer.propose(question(), 1)) == 1
+        assert len(proposer.propose(question(), 1)) == 1
+    forms = [request.get("response_format", {}).get("type") for request in server.requests]
+    assert forms == ["json_schema", "json_object", None, None]
+
+
+def test_a_question_that_no_form_helps_is_not_held_against_the_schema() -> None:
+    warnings: list[str] = []
+    with serving(*[fails(400, "nonsense")] * 3, says(GOOD)) as server:
+        proposer = llm_proposer(server, warnings)
+        assert proposer.propose(question(), 1) == []
+        assert len(proposer.propose(question(), 1)) == 1
+    assert server.requests[3]["response_format"]["type"] == "json_schema"
+    assert "nonsense" in warnings[0]
+
+
+def http_date(seconds: float) -> str:
+    return formatdate(seconds, usegmt=True)
+
+
+def test_a_server_says_when_it_is_asked_again() -> None:
+    clock = Clock()
+    with serving(limits("3"), limits("100"), says(GOOD), limits(http_date(time.time() + 60))) as server:
+        proposer = llm_proposer(server, clock=clock)
+        assert proposer.propose(question(), 1) == []
+        assert clock.pauses == [3.0], "a short time passes at once, a long one is a rest"
+        clock.now += 99.9
+        assert proposer.propose(question(), 1) == []
+        assert len(server.requests) == 2
+        clock.now += 0.1
+        assert len(proposer.propose(question(), 1)) == 1
+        assert proposer.propose(question(), 1) == []
+        clock.now += 50
+        assert proposer.propose(question(), 1) == []
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("1e9", 3600.0), ("nan", None), ("soon", None), ("", None),
+     (http_date(1060), 60.0), (http_date(900), 0.0), ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None)],
+)  # fmt: skip
+def test_times_to_retry(value: str, seconds: float | None) -> None:
+    assert retry_after({"retry-after": value}, 1000.0) == seconds
+
+
+def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    with serving(proposes(("incumbent", {"stages": 3})), forever=True) as server:
+        proposer = llm_proposer(server, warnings, tokens=6000)
+        trials = race_trials(Mixture([proposer, Random(1)]), tmp_path)
+        count = len(server.requests)
+    assert 1 <= count <= 5
+    assert proposer.usage.tokens == 1200 * count <= 6000
+    assert len([trial for trial in trials if trial.effort == "short"]) == 12
+    assert "the budget of 6000 tokens is spent" in warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "reasoning"),
+    [
+        ({"content": "a", "reasoning_content": "because"}, "a", "because"),
+        ({"content": "a", "reasoning": "because"}, "a", "because"),
+        ({"content": "<think>because</think> a"}, " a", "because"),
+        ({"content": "because</think>a"}, "a", "because"),
+        ({"content": "<think>because, and then"}, "", "because, and then"),
+        ({"content": None, "reasoning_content": "because"}, "", "because"),
+        ({"content": "a", "reasoning": {"effort": "low"}}, "a", ""),
+    ],
+)
+def test_reasoning_is_kept_apart_from_the_answer(message: dict[str, Any], text: str, reasoning: str) -> None:
+    with serving(says(message["content"], **{k: v for k, v in message.items() if k != "content"})) as server:
+        request = Request((Message("system", "s"), Message("user", "u")), {})
+        reply = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
+    assert (reply.text, reply.reasoning) == (text, reasoning)
+
+
+def as_sent(**changes: Any) -> Step:
+    """A good answer with other fields beside the text."""
+    return lambda handler: reply(handler, 200, completion(GOOD) | changes)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        as_sent(service_tier="on_demand"),
+        as_sent(created=1.5, object="chat"),
+        sends(json.dumps({"choices": [{"message": {"content": GOOD}}]}).encode()),
+        says(GOOD, finish="eos"),
+        as_sent(usage={"prompt_tokens": None, "completion_tokens": None}),
+        says([{"type": "thinking", "thinking": [{"type": "text", "text": "So"}]}, {"type": "text", "text": GOOD}]),
+    ],
+)
+def test_an_answer_is_read_whatever_a_server_writes_beside_it(step: Step) -> None:
+    with serving(step) as server:
+        (item,) = llm_proposer(server).propose(question(), 8)
+    assert item.record is not None
+
+
+@pytest.mark.parametrize("counts", [(-5000, 200), (1000, -1), (True, 200)])
+def test_impossible_counts_of_tokens_are_estimated(counts: tuple[int, int]) -> None:
+    with serving(says(GOOD, usage=counts)) as server:
+        request = Request((Message("system", "s" * 400), Message("user", "u" * 400)), {})
+        answer = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
+    assert answer.estimated
+    assert answer.tokens_in == 2 * tokens("s" * 400)
+    assert answer.tokens_out == tokens(GOOD)
+
+
+def test_an_error_with_status_200_is_the_error_that_it_names() -> None:
+    clock = Clock()
+    body = {"error": {"message": f"upstream is overloaded, key {KEY}", "code": 502}}
+    with serving(lambda handler: reply(handler, 200, body), says(GOOD)) as server:
+        assert len(llm_proposer(server, clock=clock).propose(question(), 1)) == 1
+    assert clock.pauses == [1.0]
+    warnings: list[str] = []
+    with serving(lambda handler: reply(handler, 200, body | {"error": {"message": f"no credit for {KEY}"}})) as server:
+        assert llm_proposer(server, warnings).propose(question(), 1) == []
+    assert warnings == [f"proposer llm: {server.url} answers: no credit for ***"]
+
+
+def test_the_limits_new_name() -> None:
+    with serving(fails(400, "Use 'max_completion_tokens' instead of 'max_tokens'."), says(GOOD)) as server:
+        assert len(llm_proposer(server, max_tokens=77).propose(question(), 1)) == 1
+    assert [(request.get("max_tokens"), request.get("max_completion_tokens")) for request in server.requests] == [
+        (77, None),
+        (None, 77),
+    ]
+
+
+def test_cost_is_tokens_times_prices() -> None:
+    with serving(says(GOOD, usage=(2000, 300)), says(GOOD, usage=(500, 100))) as server:
+        proposer = llm_proposer(server, price_in=2.5, price_out=10.0)
+        proposer.propose(question(), 1)
+        proposer.propose(question(problem=SMALL), 1)
+    usage = proposer.usage
+    assert (usage.tokens_in, usage.tokens_out) == (2500, 400)
+    assert usage.cost == pytest.approx(2500 * 2.5e-6 + 400 * 10e-6)
+    assert str(usage) == "2 exchanges, 2500 tokens in, 400 out, cost 0.0103"
+
+
+def test_tokens_that_nobody_counted_are_guessed_and_named_so(tmp_path: Path) -> None:
+    with serving(says(GOOD, usage=None)) as server:
+        LlmProposer(Chat(ServerWire(endpoint(server)), tmp_path / "t.jsonl"), Memory()).propose(question(), 1)
+    line = json.loads((tmp_path / "t.jsonl").read_text().splitlines()[0])
+    assert line["estimated"] is True
+    assert line["tokens_out"] == -(-len(GOOD) * 2 // 7)
+
+
+def test_a_server_of_another_kind_of_key() -> None:
+    with serving(says(GOOD)) as server:
+        LlmProposer(Chat(ServerWire(replace(endpoint(server), key=""))), Memory()).propose(question(), 1)
+    assert server.keys == ["Bearer none"]

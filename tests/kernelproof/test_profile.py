@@ -1,0 +1,367 @@
+"""Profiles of cubins: figures that follow by hand, the JSON that is saved, text, comparison, and the verb."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelproof import profile
+from kernelproof.ground.chips import CAPABILITIES
+from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.pages import Table
+from kernelproof.profile.figures import spans
+from kernelproof.profile.loop import steady
+from kernelproof.profile.occupancy import occupancy
+from kernelproof.profile.picture import LANE, LEFT, picture
+from kernelproof.sass import Instruction
+from kernelproof.sass.decoding import FREE
+from kernelproof.sass.simulation import Issue
+from tests import commands
+from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.profiled import HOSTILE, ISSUES, LINES, PROFILE
+
+THREADS, SMEM_BYTES = 128, 4 * (128 + 128) * 32 * 2  # of kernels/multistage.cu: four stages of 128x128x32
+SMS, MHZ = 108, 1380  # of an A100; the clock is that of chips.Rates
+
+
+def table(sections: tuple[profile.Section, ...], anchor: str, index: int = 0) -> Table:
+    return next(section for section in sections if section.anchor == anchor).tables[index]
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.?\d*", text)]
+
+
+def test_occupancy_names_every_limit_and_what_one_cta_more_takes() -> None:
+    """An A100's SM: 65536 registers, 164 KiB, 2048 threads; a CTA has 4 warps, a scheduler's share is 16384."""
+    by_registers = occupancy(CAPABILITIES["8.0"], threads=128, registers=168, smem_bytes=40960)
+    # 168 * 32 = 5376 registers of a warp: 3 fit into 16384. 41984 bytes with the system's: 4 fit into 167936.
+    assert by_registers.room == {"registers": 3, "shared memory": 4, "threads": 16, "blocks": 32}
+    assert (by_registers.ctas, by_registers.limits, by_registers.warps) == (3, ("registers",), 3)
+    assert by_registers.most_registers == 128  # 4096 of a warp
+    assert by_registers.most_smem_bytes == 40960  # enough already
+    by_smem = occupancy(CAPABILITIES["8.0"], threads=256, registers=64, smem_bytes=100_000)
+    assert (by_smem.ctas, by_smem.limits) == (1, ("shared memory",))
+    assert by_smem.most_smem_bytes == 167936 // 2 - 1024
+    assert CAPABILITIES["8.0"].ctas_by_smem(by_smem.most_smem_bytes) == 2
+    assert CAPABILITIES["8.0"].ctas_by_smem(by_smem.most_smem_bytes + 128) == 1
+    by_threads = occupancy(CAPABILITIES["8.0"], threads=1024, registers=32, smem_bytes=0)
+    assert (by_threads.ctas, by_threads.limits) == (2, ("registers", "threads"))
+
+
+def test_a_saved_profile_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.json"
+    path.write_text(PROFILE.model_dump_json())
+    assert profile.load(path) == PROFILE
+    content = json.loads(path.read_text())
+    assert (content["kind"], content["version"], content["modelled"]) == ("profile", 1, True)
+    later = {"roles", "ring", "limits"}  # of kernels with tensor memory alone, and absent from others
+    assert set(content) == set(profile.Profile.model_fields) - later
+    for change, message in (
+        ({"version": 2}, "is a profile of version 2, this program reads 1"),
+        ({"kind": "verdict"}, "is no profile"),
+        ({"surplus": 1}, "surplus"),
+        ({"registers": -1}, "registers"),
+    ):
+        path.write_text(json.dumps(content | change))
+        with pytest.raises(WrongInput, match=message):
+            profile.load(path)
+    for text in ("[]", "{", ""):
+        path.write_text(text)
+        with pytest.raises(WrongInput, match=r"kernel\.json|JSON|line"):
+            profile.load(path)
+    with pytest.raises(WrongInput, match="cannot read"):
+        profile.load(tmp_path / "absent.json")
+
+
+def test_every_field_of_the_schema_says_what_it_is() -> None:
+    definitions = [profile.Profile.model_json_schema(), *profile.Profile.model_json_schema()["$defs"].values()]
+    assert len(definitions) == 9
+    for definition in definitions:
+        assert all(node.get("description") for node in definition["properties"].values()), definition["title"]
+
+
+def test_sections_have_the_figures() -> None:
+    sections = profile.sections(PROFILE)
+    facts = {name: numbers(text) for name, text in table(sections, "overview").rows}
+    assert facts["time"] == [12.5, 2.5, 5]
+    assert facts["main loop"] == [20, 2, 16, 80]
+    assert facts["occupancy"] == [3, 3]
+    assert facts["waves"] == [1.19, 21]
+    assert facts["registers"] == [168, 40]
+    assert ("main loop", "9", "72.0 %") in table(sections, "time").rows
+    assert table(sections, "loop").rows[0] == ("tensor", "80.0 %")
+    limits = {row[0]: [numbers(cell) for cell in row[1:]] for row in table(sections, "occupancy").rows}
+    assert limits["registers"] == [[168], [3], [128]]
+    assert limits["threads"] == [[128], [16], []], "it does not limit, so no change of it would help"
+    advice = next(section for section in sections if section.anchor == "advice")
+    saved = [(line.split(": ")[0], numbers(line.split(": ")[1])) for line in advice.paragraphs]
+    assert saved == [("barriers of the CTA at no cost", [20]), ("--set bn=64", [5])]
+
+
+def test_every_table_of_times_names_the_unit_where_two_columns_have_no_head() -> None:
+    """A terminal prints tables of two columns without their heads."""
+    pairs = [part for section in profile.sections(PROFILE) for part in section.tables if len(part.columns) == 2]
+    (times,) = [part for part in pairs if part.columns[1] == "µs"]
+    assert "µs" in times.caption
+
+
+def test_the_listing_is_in_order_and_can_be_the_worst_lines() -> None:
+    rows = table(profile.sections(PROFILE), "listing").rows
+    assert [row[0].split()[1] for row in rows] == ["LDSM.16.M88.4", "HMMA.16816.F32", "@P0"]
+    assert rows[1] == (f"0010 {LINES[1].sass}", "tensor", "13.0", "short_scoreboard 12, wait 1",
+                       f"kernel.cu:8 {HOSTILE}")  # fmt: skip
+    assert rows[2][2:] == ("0.0", "", "—")
+    assert table(profile.sections(PROFILE, 1), "listing").rows == (rows[1],)
+
+
+def test_the_picture_has_spans_where_the_cycles_are() -> None:
+    """From cycle 0 to 20: waits before the first issue, and a pipe that is busy beyond the last one, are cut off."""
+    assert list(spans(ISSUES[2].cycle, ISSUES[2].stalls)) == [
+        ("wait", 1, 2),
+        ("short_scoreboard", 2, 10),
+        ("selected", 10, 11),
+    ]
+    drawn = picture(PROFILE)
+    assert drawn.scale == 8
+    assert drawn.width == LEFT + 20 * 8 + 8
+    assert [lane.name for lane in drawn.lanes] == ["warp 0", "warp 1", "tensor", "shared"]
+    paths = {mark.kind: mark.path for mark in drawn.marks}
+    first = drawn.lanes[0].middle - LANE / 2
+    assert paths["short_scoreboard"].startswith(f"M{LEFT + 2 * 8:.1f} {first:g}h64.0")
+    assert paths["selected"].count("M") == len(ISSUES)
+    top = drawn.lanes[2].middle - LANE / 2
+    assert paths["pipe-tensor"] == "".join(
+        f"M{LEFT + begin * 8:.1f} {top:g}h{cycles * 8:.1f}v{LANE}h-{cycles * 8:.1f}z"
+        for begin, cycles in ((0, 3), (10, 10))
+    )
+    assert drawn.kinds == ("mio_throttle", "selected", "short_scoreboard", "wait")
+
+
+def test_a_comparison_has_ratios() -> None:
+    time = PROFILE.time
+    assert time is not None
+    faster = PROFILE.model_copy(
+        update={
+            "kernel": "other",
+            "loop": PROFILE.loop.model_copy(update={"cycles": 18.0, "stalls": {"selected": 0.2, "barrier": 0.1}}),
+            "time": time.model_copy(update={"us": 10.0, "parts": {"launch": 1.5, "main loop": 8.5}}),
+        }
+    )
+    (section,) = profile.compare(PROFILE, faster)
+    assert section.paragraphs[1] == "By the model B takes 20.0 % less time than A."
+    assert section.tables[0].rows[0] == ("kernel", PROFILE.kernel, "other")
+    rows = {row[0]: row[1:] for part in section.tables[1:] for row in part.rows}
+    assert rows["sum"] == ("12.5", "10", "0.800")
+    assert rows["epilogue"] == ("1", "0", "0.000")
+    assert rows["cycles per k-tile"] == ("20", "18", "0.900")
+    assert rows["cycles over those of the tensor core"] == ("1.25", "1.125", "0.900")
+    assert rows["barrier"] == ("0.0 %", "10.0 %", "—")
+    loops = [item.model_copy(update={"time": None, "occupancy": None}) for item in (faster, PROFILE)]
+    assert "A takes 10.0 % less" in profile.compare(*loops)[0].paragraphs[1]
+
+
+def issues(*cycles: float, warp: int = 0) -> list[Issue]:
+    return [Issue(warp, MMA, cycle, {}) for cycle in cycles]
+
+
+MMA = Instruction(0, None, "HGMMA.64x256x16.F32", (), FREE)
+
+
+@pytest.mark.parametrize(
+    ("warps", "start", "end", "turns"),
+    [
+        pytest.param([(0, 10, 20, 30, 40), (5, 15, 25, 35, 45)], 25, 40, 1.5, id="together"),
+        pytest.param([(0, 10, 20, 30), (50, 60, 70, 80)], 10, 60, 2, id="one behind the other"),
+        pytest.param([(7,), (9,)], 7, 10, 1, id="one turn"),
+    ],
+)
+def test_the_window_is_where_the_main_loop_is_steady(
+    warps: list[tuple[float, ...]], start: float, end: float, turns: float
+) -> None:
+    """If warps alternate, the later half of one's run and the first half of the next one's are a tile."""
+    run = sorted(
+        (issue for number, cycles in enumerate(warps) for issue in issues(*cycles, warp=number)),
+        key=lambda issue: issue.cycle,
+    )
+    window = steady(run, (MMA,))
+    assert (window.start, window.end, window.turns, window.warps) == (start, end, turns, 2)
+    assert [*window.earlier, *window.issues] == [issue for issue in run if issue.cycle < end]
+
+
+@pytest.fixture(scope="module")
+def cubin() -> Path:
+    """Two kernels, whose main loops multiply 128x128x32 by four warps."""
+    return compiled("multistage", ".cubin")
+
+
+@pytest.fixture(scope="module")
+def alone(cubin: Path) -> profile.Profile:
+    return profile.of_cubin(cubin, "a100")
+
+
+def test_a_cubin_has_the_main_loop_that_follows_by_hand(cubin: Path, alone: profile.Profile) -> None:
+    """128*128*32 / (4 warps * 16*8*16) = 64 MMAs of each warp, which take an A100's tensor core 8 cycles each."""
+    loop = alone.loop
+    assert (alone.time, alone.occupancy, alone.problem) == (None, None, None)
+    assert (alone.kernel, alone.arch, loop.unit, loop.warps) == ("gemm_f32", "sm_80", "turn", 1)
+    assert (loop.opcodes["HMMA"], loop.opcodes["LDGSTS"], loop.opcodes["BAR"]) == (64, 8, 1)
+    assert loop.tensor_cycles == 512
+    assert loop.cycles >= 512
+    assert loop.pipes["tensor"] == pytest.approx(512 / loop.cycles)
+    assert sum(loop.stalls.values()) == pytest.approx(1)
+    assert loop.live_registers <= alone.registers
+    mmas = [line for line in alone.lines if line.sass.startswith("HMMA")]
+    assert all((line.pipe, line.busy) == ("tensor", 8) for line in mmas)
+    assert all(line.file and line.file.endswith("multistage.cu") for line in mmas)
+    assert profile.of_cubin(cubin, "a100", "f16").kernel == "gemm_f16"
+    assert all(item.gain >= 0.01 for item in alone.advice)
+
+
+def test_the_pictured_pipe_is_busy_as_long_as_the_table_says(alone: profile.Profile) -> None:
+    cycles = sum(end - begin for begin, end in alone.busy["tensor"])
+    assert cycles == pytest.approx(alone.loop.tensor_cycles, abs=8)
+    assert list(alone.busy["tensor"]) == sorted(alone.busy["tensor"])
+    assert {"shared", "global"} <= alone.busy.keys()
+
+
+def test_mmas_from_before_the_window_keep_the_tensor_core_busy_in_it() -> None:
+    """Asynchronous MMAs are issued at once, and most of the time that they take passes in the next turn."""
+    cubin = compiled("tma_gemm", ".cubin", arch="sm_90a")
+    modelled = profile.of_cubin(cubin)
+    assert modelled.gpu == "h100", "the first GPU that runs sm_90a"
+    busy = sum(end - begin for begin, end in modelled.busy["tensor"])
+    shown = max(issue.cycle for issue in modelled.issues) + 1
+    assert busy / shown == pytest.approx(modelled.loop.pipes["tensor"], rel=0.02)
+
+
+def test_with_a_launch_a_cubin_has_its_occupancy_and_time(cubin: Path, alone: profile.Profile) -> None:
+    """An SM holds two CTAs by shared memory, 65 KiB each, and three by registers; seven waves of CTAs on each SM."""
+    facts = {"ctas": SMS * 7, "threads": THREADS, "smem_bytes": SMEM_BYTES, "turns": 100}
+    launched = profile.of_cubin(cubin, "a100", None, profile.LaunchFacts(**facts))
+    room, time = launched.occupancy, launched.time
+    assert room is not None
+    assert time is not None
+    assert (room.ctas, room.limits, room.warps) == (2, ("shared memory",), 2)
+    assert time.tail_share == 0
+    assert time.waves == 3.5
+    assert time.us == pytest.approx(sum(time.parts.values()))
+    assert time.bounds["tensor cores"] == pytest.approx(7 * 100 * alone.loop.tensor_cycles / MHZ)
+    assert time.parts["main loop"] == pytest.approx(100 * 7 / room.ctas * launched.loop.cycles / MHZ)
+    assert time.floor_us == pytest.approx(1.6 + time.bounds["tensor cores"])
+    with pytest.raises(WrongInput, match="shared memory"):
+        profile.of_cubin(cubin, "a100", None, profile.LaunchFacts(**facts | {"smem_bytes": 167 << 10}))
+
+
+def test_a_cubin_runs_on_gpus_of_its_architecture(cubin: Path) -> None:
+    assert profile.of_cubin(cubin).gpu == "a100"
+    assert profile.of_cubin(cubin, "rtx3090").gpu == "rtx3090", "8.6 runs code for 8.0"
+    with pytest.raises(WrongInput, match="other"):
+        profile.of_cubin(cubin, "a100", "other")
+    with pytest.raises(WrongInput, match=r"sm_80.* h100 .*a100"):
+        profile.of_cubin(cubin, "h100")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"ctas": 1}', "threads"),
+        ('{"ctas": 1, "threads": 33, "smem_bytes": 0, "turns": 1}', "threads"),
+        ("[]", "is no object"),
+        ("{", r"launch\.json: not JSON"),
+    ],
+)
+def test_a_launch_that_makes_no_sense_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "launch.json"
+    path.write_text(content)
+    with pytest.raises(WrongInput, match=message):
+        profile.LaunchFacts.load(path)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return commands.run("profile", *arguments, program="kernelproof")
+
+
+def test_the_verb_prints_text_json_and_a_page(tmp_path: Path, cubin: Path, alone: profile.Profile) -> None:
+    page, saved, launch = tmp_path / "p.html", tmp_path / "p.json", tmp_path / "launch.json"
+    done = run(str(cubin), "--html", str(page))
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "<svg" in page.read_text()
+    text = run(str(cubin), "--lines", "3", "--gpu", "a100").stdout
+    assert len(re.findall(r"^[0-9a-f]{4} [@A-Z]", text, re.MULTILINE)) == 3
+    saved.write_text(run(str(cubin), "--json").stdout)
+    assert profile.load(saved) == alone
+    assert run(str(saved), "--lines", "3").stdout == text
+    launch.write_text(json.dumps({"ctas": 108, "threads": THREADS, "smem_bytes": SMEM_BYTES, "turns": 9}))
+    launched = run(str(cubin), "--kernel", "f16", "--launch", str(launch), "--json")
+    content = json.loads(launched.stdout)
+    assert (content["kernel"], content["time"]["ctas"]) == ("gemm_f16", 108)
+    compared = run("--compare", str(saved), str(cubin))
+    assert "1.000" in compared.stdout, compared.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "give one of FILE and --compare"),
+        (("x.cubin", "--compare", "a.json", "b.json"), "leave out FILE"),
+        (("--kernel", "f16", "--compare", "a.json", "b.json"), "--kernel"),
+        (("nowhere.cubin",), "no file at nowhere.cubin"),
+        (("nowhere.json",), "nowhere.json"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(arguments: tuple[str, ...], reason: str) -> None:
+    refused = run(*arguments)
+    assert refused.returncode == 2
+    assert reason in refused.stderr
+
+
+TRITON = """
+import sys
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+@triton.jit
+def matmul(a, b, c, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    along = tl.arange(0, BK)
+    at_a = a + rows[:, None] * k + along[None, :]
+    at_b = b + along[:, None] * n + cols[None, :]
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for _ in range(0, k, BK):
+        total += tl.dot(tl.load(at_a), tl.load(at_b))
+        at_a += BK
+        at_b += BK * n
+    tl.store(c + rows[:, None] * n + cols[None, :], total.to(tl.float16))
+
+tile = {"BM": 128, "BN": 128, "BK": 32}
+types = {"a": "*fp16", "b": "*fp16", "c": "*fp16", "n": "i32", "k": "i32"} | dict.fromkeys(tile, "constexpr")
+aligned = {(index,): [["tt.divisibility", 16]] for index in range(5)}
+source = ASTSource(fn=matmul, signature=types, constexprs=tile, attrs=aligned)
+compiled = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"num_warps": 4, "num_stages": 4})
+open(sys.argv[1], "wb").write(compiled.asm["cubin"])
+"""
+
+
+@pytest.mark.slow
+def test_a_kernel_of_triton_has_its_tile_in_its_main_loop(tmp_path: Path) -> None:
+    """Four warps share 128x128x32: 128*128*32 / (4 * 16*8*16) = 64 MMAs of each, of 8 cycles."""
+    program, cubin = tmp_path / "matmul.py", tmp_path / "matmul.cubin"
+    program.write_text(TRITON)
+    own_cache = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}  # a cached cubin has another file's lines
+    subprocess.run([sys.executable, str(program), str(cubin)], check=True, capture_output=True, env=own_cache)
+    modelled = profile.of_cubin(cubin, "a100")
+    assert (modelled.kernel, modelled.arch, modelled.loop.warps) == ("matmul", "sm_80", 1)
+    assert modelled.loop.opcodes["HMMA"] == 64
+    assert modelled.loop.tensor_cycles == 512
+    assert 512 <= modelled.loop.cycles < 1024
+    assert any("tl.dot" in (line.cuda or "") for line in modelled.lines), "the lines are Python's"
