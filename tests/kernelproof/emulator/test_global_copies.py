@@ -1,4 +1,4 @@
-"""Bulk copies and threads in global memory: when a bulk store is complete, and fences of proxies before bulk loads."""
+"""Proves when a bulk store to global memory is complete, and which fences bulk loads of it need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules behind findings: every id is registered, and how severe it is decides."""
+"""Proves that every id of a finding is a registered rule, whose severity decides."""
 
 from __future__ import annotations
 

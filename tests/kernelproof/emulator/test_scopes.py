@@ -1,4 +1,4 @@
-"""Memory order by scope: what passes between the CTAs of a cluster and of a grid, and what only seems to."""
+"""Proves memory order by scope: what passes between CTAs of a cluster and of a grid, and what only seems to."""
 
 from __future__ import annotations
 
