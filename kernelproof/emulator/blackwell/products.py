@@ -106,7 +106,7 @@ class TensorProducts:
         warps, first = np.unique(lanes >> 5, return_index=True)
         if len(warps) < len(lanes):
             several = lanes[np.isin(lanes >> 5, warps[np.bincount(np.searchsorted(warps, lanes >> 5)) > 1])]
-            text = f"{name} by {len(several)} threads at once: each issues it, and one thread must (elect.sync)"
+            text = f"{name} by {len(several)} threads at once: each of them issues it, but only one may (elect.sync)"
             self.batch.report_lanes("tcgen05-issuer", text, site, several)
         return [int(lane) for lane in lanes[first]]
 
@@ -211,7 +211,10 @@ class TensorProducts:
         first, column = address >> 16, address & 0xFFFF
         halved = height == 64
         if kind.along_a or (halved and len(rows) == 2) or first not in ((0, 16) if halved else (0,)):
-            text = f"A at lane {first} of tensor memory for M {kind.m}: not K-major, not at lane 0, or M 128 of a pair"
+            text = (
+                f"A at lane {first} of tensor memory for M {kind.m}: it is not K-major, does not begin at lane 0, or "
+                "has M 128 in a pair of CTAs"
+            )
             self.batch.report_lane(RULE, text, site, issuer.lane)
             return None
         place = AccumulatorPlace(rows, first, column, 8, halved)

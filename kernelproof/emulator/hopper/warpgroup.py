@@ -148,7 +148,7 @@ class Warpgroups:
                 out.append(q)
             else:
                 lanes = np.flatnonzero(m & (self.of_lane == q))
-                batch.report_lanes("warp-divergence", "wgmma by a part of a warpgroup only", site, lanes)
+                batch.report_lanes("warp-divergence", "only a part of a warpgroup executes wgmma", site, lanes)
         return out
 
     def mma(
