@@ -1,4 +1,4 @@
-"""``Schema``: field sets that can gain fields without renaming old records, and errors that name fields."""
+"""``Schema``: sets of fields to which new fields can be added without renaming old records; errors name fields."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class IllegalValue(IllegalRecord):
 
 
 class Schema(BaseModel):
-    """Frozen after validation, strict, and closed: nothing unknown gets in.
+    """A strict set of fields, frozen after validation, without unknown fields.
 
-    The rule of growth: a field without a default belongs to the first schema and is always spelled. A field that is
-    added later has a default, its neutral value, under which everything is as it was before the field existed; wherever
-    the fields are spelled (``model_dump``, a catalog line, the code of a name and its digest) what is neutral is left
-    out, and a reader fills it in.
+    How a schema grows: a field without a default belongs to the first version and is always written. A field that is
+    added later has a default, its neutral value, with which everything is as it was before the field existed. Neutral
+    values are left out wherever fields are written (``model_dump``, a catalog line, the code behind a name and its
+    digest), and readers fill them in. So old lines, names and digests stay valid.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    NEUTRAL: ClassVar[dict[str, Any]] = {}  # of every later field
+    NEUTRAL: ClassVar[dict[str, Any]] = {}  # the default of every field that has one
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -51,12 +51,12 @@ class Schema(BaseModel):
 
     @classmethod
     def without_neutral(cls, spelled: dict[str, Any]) -> dict[str, Any]:
-        """Spelled fields, perhaps beside others, without those of this schema that are neutral."""
+        """Fields and values without those of this schema that are neutral; fields of other schemas are kept."""
         return {name: value for name, value in spelled.items() if name not in cls.NEUTRAL or value != cls.NEUTRAL[name]}
 
 
 def explain(error: ValidationError) -> str:
-    """pydantic's errors as ``field=value: rule``, without its model names; a problem's fields as a line spells them."""
+    """pydantic's errors as ``field=value: rule``, without model names; a problem's fields are named as in a line."""
     lines = []
     for item in error.errors(include_url=False):
         place = item["loc"][1:] if item["loc"][:1] == ("problem",) else item["loc"]
@@ -78,7 +78,7 @@ def explain(error: ValidationError) -> str:
 
 
 def spelled(value: Any) -> str:
-    """A value as JSON, without its middle where it is long; of one that JSON cannot spell, its type."""
+    """A value as JSON, shortened in its middle if it is long; the name of its type if JSON cannot express it."""
     try:
         return brief(json.dumps(value, default=str))
     except (ValueError, RecursionError):
@@ -86,7 +86,7 @@ def spelled(value: Any) -> str:
 
 
 def refusal(error: ValidationError) -> IllegalRecord:
-    """pydantic's errors as an exception: IllegalValue unless they are of rules between fields, or absent fields."""
+    """pydantic's errors as an exception: IllegalRecord if other fields could mend them, otherwise IllegalValue."""
     mendable = all(
         item["type"] == "value_error" or (item["type"] == "missing" and isinstance(item["loc"][-1], str))
         for item in error.errors(include_url=False)
