@@ -1,8 +1,8 @@
 """Records to compiled kernels: one ninja graph, a content-addressed build directory.
 
 ``build/<digest>/`` holds kernel.cu, kernel.ptx, kernel.cubin, ptxas.json and kernel.launch. The digest covers text,
-architecture, flags and the versions of nvcc and CUTLASS, and no path. The directory appears by one rename when all its
-files are complete, so its existence is its validity. Kernels are compiled to PTX in batches, the PTX is split per
+launch, architecture, flags and the versions of nvcc and CUTLASS, and no path. The directory appears by one rename when
+all its files are complete, so if it exists it is valid. Kernels are compiled to PTX in batches, the PTX is split per
 kernel, and each part is assembled alone: a batched build and a single one give the same files.
 
 Processes that build the same kernel compile it once: a process locks the digest (``build_folder.Locks``) while it
@@ -37,7 +37,7 @@ from kernelproof.ground.build_folder import Locks, publish, scratch_folder
 from kernelproof.ground.errors import Failure, brief
 from kernelproof.ground.toolchain import PREBUILT, Toolchain, ToolchainError, discover, environment, temporary_folder
 
-Progress = Callable[[int, int], None]  # is called with how many are done, and how many there are
+Progress = Callable[[int, int], None]  # is called with the numbers of finished kernels and of all kernels
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
@@ -47,20 +47,20 @@ TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIB
 TORCH_SOURCES = ("torch_launcher.cpp",)
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
-BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
-TEXT_MESSAGES = 1 << 20  # bytes of a compiler's messages; names of types may be longer than memory
+BATCH = 16  # kernels per translation unit; with more, the headers' share of the time hardly shrinks
+TEXT_MESSAGES = 1 << 20  # bytes kept of a compiler's messages; names of types may be huge
 LONGEST_MESSAGE = 1000
 # Limits of a compiler of untrusted text: core files, CPU seconds, KiB of address space, 512-byte blocks of a file.
 TEXT_LIMITS = "ulimit -c 0 && ulimit -t 90 && ulimit -v 12582912 && ulimit -f 524288 &&"
 
 
 class BuildError(Failure):
-    """A kernel did not compile, or compiled to something that a catalog must not hold."""
+    """A kernel did not compile, or its binary must not be in a catalog."""
 
 
 @dataclass(frozen=True)
 class Ptxas:
-    """ptxas's report on one kernel: registers per thread, bytes of spills, stack frame and static shared memory.
+    """The report of ptxas on one kernel: registers per thread, bytes of spills, stack frame and static shared memory.
 
     ``losses``: its warnings of potential performance loss, by code. C7508: it ignores a setmaxnreg; C7510 to C7512: it
     serialises wgmma.
@@ -81,7 +81,7 @@ class Ptxas:
 
     @property
     def findings(self) -> list[str]:
-        """Reasons why a catalog must not hold this kernel; empty for a clean one."""
+        """Reasons why this kernel must not be in a catalog; empty for a clean one."""
         findings = []
         if self.spill_store_bytes or self.spill_load_bytes:
             findings.append(f"spills {self.spill_store_bytes} bytes ({self.registers} registers)")
@@ -123,7 +123,7 @@ class Job:
     text: str
     launch: str
     digest: str
-    alone: bool = False  # a text from elsewhere, whose macros must not reach others
+    alone: bool = False  # compiled in a unit of its own: the macros of an untrusted text must not reach other kernels
 
 
 def job(record: Record, tools: Toolchain) -> Job:
@@ -163,7 +163,7 @@ def build(
 
     Raises BuildError with a line for each kernel that does not compile (its text and the compiler's messages stay in
     ``build/failed``), after the others are built, and ToolchainError without a compiler. A spill or a stack frame
-    raises nothing, see ``Ptxas.findings``. ``progress`` receives the numbers of finished kernels and of all kernels.
+    does not raise, see ``Ptxas.findings``. ``progress`` receives the numbers of finished kernels and of all kernels.
     """
     outcomes = attempt(records, build_dir=build_dir, tools=tools, jobs=jobs, progress=progress)
     if failures := dict.fromkeys(str(outcome) for outcome in outcomes if isinstance(outcome, BuildError)):
@@ -179,9 +179,9 @@ def attempt(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Artifact | BuildError]:
-    """As ``build``, but a kernel that does not compile raises nothing: its BuildError stands in its place.
+    """``build``, but for a kernel that does not compile the list has its BuildError, which is not raised.
 
-    Raises BuildError where the build directory cannot be written, and ToolchainError without a compiler.
+    Raises BuildError if the build directory cannot be written, and ToolchainError without a compiler.
     """
     tools = tools or discover()
     root = build_dir or places.build_dir()
@@ -206,7 +206,7 @@ def attempt(
 
 
 def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -> Path:
-    """The shared library of the generic launcher and of packs, compiled at first use (some seconds)."""
+    """The shared library of the generic launcher and of packs, compiled at its first use, which takes seconds."""
     tools = tools or discover()
     flags = [*LAUNCHER_FLAGS, f"-I{tools.cuda_include}"]
     root = build_dir or places.build_dir()
@@ -218,7 +218,7 @@ def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -
 
 
 def torch_launcher(*, build_dir: Path | None = None) -> Path:
-    """The shared library of planned calls of torch, compiled at first use (a second) by g++ alone: no torch, no CUDA.
+    """The shared library of planned calls of torch, compiled at its first use in a second. It needs only g++.
 
     Raises BuildError, and ToolchainError without g++.
     """
@@ -243,7 +243,7 @@ def _digest(identity: object) -> str:
 
 
 def _shared(library: Path, name: str, sources: Sequence[str], flags: Sequence[str]) -> Path:
-    """A shared library of our own C++ sources, compiled where it is not there. Raises BuildError."""
+    """A shared library of our own C++ sources, compiled if it is absent. Raises BuildError."""
     if library.is_file():
         return library
     root = library.parent.parent
@@ -294,7 +294,7 @@ def _open(directory: Path) -> Artifact | None:
 def _build_missing(
     items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None
 ) -> dict[str, str]:
-    """Builds what no other process builds, then waits for the others; failures by digest."""
+    """Builds the kernels that no other process is building, then waits for the others. Returns failures by digest."""
     with Locks(root) as locks:
         locked: list[Job] = []
         contended: list[Job] = []
@@ -312,7 +312,7 @@ def _build_missing(
 
 
 def _run(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> dict[str, str]:
-    """Builds and publishes; returns digest -> message for failures. Retries a failed batch kernel by kernel."""
+    """Builds and publishes kernels. A batch that fails is retried kernel by kernel. Returns failures by digest."""
     with scratch_folder(root) as scratch:
         size = max(1, min(BATCH, -(-len(items) // jobs)))
         batches = _batches(items, size)
@@ -405,7 +405,7 @@ def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
     lines = ["ninja_required_version = 1.8"]
     for rule, command in rules.items():
         lines += [f"rule {rule}", f"  command = {command}"]
-        # The shell of a pipe ends with head's status: the compiler's goes through a file.
+        # A pipe has the status of its last command, head, so the compiler's status goes through a file.
         code = '"$$TMPDIR/$$$$.code"'
         limited = f"{{ {{ {TEXT_LIMITS} {command}; }} 2>&1; echo $$? > {code}; }} | head -c {TEXT_MESSAGES}"
         lines += [f"rule limited_{rule}", f"  command = {limited}; exit $$(cat {code})"]
@@ -422,7 +422,7 @@ def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
 
 
 def _quote(path: Path) -> str:
-    """A path, quoted for ninja and for the shell."""
+    """The path, quoted for ninja and for the shell."""
     escaped = str(path).replace("$", "$$")
     return "'" + escaped.replace("'", "'\\''") + "'"
 
@@ -467,7 +467,7 @@ def parse_ptxas(log: str, arch: str) -> Ptxas:
 
 
 def _kept(messages: list[str], path: Path) -> str:
-    """Writes a compiler's messages to a file; the first error of them, and the file, as the rest of a sentence."""
+    """Writes a compiler's messages to a file. Returns the first error and the file, as the rest of a sentence."""
     path.parent.mkdir(exist_ok=True)
     messages = [brief(line, LONGEST_MESSAGE) for line in messages]
     path.write_text("\n".join(messages) + "\n")
@@ -477,7 +477,7 @@ def _kept(messages: list[str], path: Path) -> str:
 
 
 def _failure(item: Job, scratch: Path, root: Path) -> str:
-    """Why a kernel did not compile, in a line; its text and the compiler's messages are kept."""
+    """One line that says why a kernel did not compile. Its text and the compiler's messages are kept."""
     source = root / "failed" / f"{item.digest}.cu"
     source.parent.mkdir(exist_ok=True)
     source.write_text(item.text)
@@ -494,7 +494,7 @@ def _failure(item: Job, scratch: Path, root: Path) -> str:
 
 
 def _killed(item: Job, log: str) -> int:
-    """The signal that ended a compiler of this kernel, 0 for none: ninja gives the exit code, nvcc names the signal."""
+    """The signal that ended a compiler of this kernel, or 0. Ninja reports the exit code, nvcc names the signal."""
     commands = [command for command in log.split("FAILED: ") if item.name in command.partition("\n")[0]]
     for code, number in re.findall(r"\A\[code=(\d+)\]|died due to signal (\d+)", commands[-1] if commands else ""):
         signal_number = int(number or int(code) - 128)
