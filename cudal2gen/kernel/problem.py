@@ -130,10 +130,10 @@ class Problem(Schema):
     @property
     def title(self) -> str:
         """The problem in a line."""
-        return f"{self.gpu} {self.types} {self.layout} {self.mnk}{self.later}"
+        return f"{self.gpu} {self.types} {self.layout} {self.mnk}{self.suffix}"
 
     @property
-    def later(self) -> str:
+    def suffix(self) -> str:
         """Fusion and batch as text, each after a space; empty for a single plain product."""
         return f"{f' {self.fusion}' if self.fusion else ''}{f' {BATCH_TITLES[self.batch]}' if self.batched else ''}"
 

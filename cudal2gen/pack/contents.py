@@ -114,7 +114,7 @@ def _plain(table: Table, files: dict[str, bytes]) -> bytes:
     title = gpu.title.replace(" ", ",")
     lines = [f"pack format={FORMAT} gpu={table.gpu} sms={gpu.sms} title={title} others={others}"]
     lines += [f"file path={name} sha256={sha256(content)}" for name, content in sorted(files.items())]
-    plain = {_decided(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.later}
+    plain = {_decided(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.suffix}
     lines += [_plain_kernel(kernel, plain.get(_decided(kernel))) for kernel in table.kernels]
     lines += [
         f"choice {_tokens(_posed(row._asdict()) | _products(row))} kernel={row.kernel} low={row.speedup[1]}"
@@ -139,7 +139,7 @@ def _plain_kernel(kernel: Kernel, plain: int | None) -> str:
     """The line of a kernel; ``plain``: the number of that with its decisions for the plain product, None for none."""
     first, last = capability_range(kernel.record.arch)
     tokens = _posed(kernel.fields) | {"digest": kernel.digest, "first": first, "last": last, "smem": kernel.smem_bytes}
-    if kernel.record.problem.later and plain is not None:
+    if kernel.record.problem.suffix and plain is not None:
         tokens["plain"] = plain
     if options := kernel.record.launch_options:
         tokens["options"] = ",".join(f"{name}={value}" for name, value in options.items())
