@@ -114,7 +114,9 @@ def _plain(table: Table, files: dict[str, bytes]) -> bytes:
     title = gpu.title.replace(" ", ",")
     lines = [f"pack format={FORMAT} gpu={table.gpu} sms={gpu.sms} title={title} others={others}"]
     lines += [f"file path={name} sha256={sha256(content)}" for name, content in sorted(files.items())]
-    plain = {_decided(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.suffix}
+    plain = {
+        _decided(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.suffix
+    }
     lines += [_plain_kernel(kernel, plain.get(_decided(kernel))) for kernel in table.kernels]
     lines += [
         f"choice {_tokens(_posed(row._asdict()) | _products(row))} kernel={row.kernel} low={row.speedup[1]}"

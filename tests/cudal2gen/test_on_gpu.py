@@ -345,7 +345,9 @@ def test_compute_sanitizer_finds_a_short_d(small_launch: sanitizer.SingleLaunch)
 
 
 @pytest.mark.card
-def test_the_sanitizers_process_runs_alone(small_launch: sanitizer.SingleLaunch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sanitizers_process_runs_alone(
+    small_launch: sanitizer.SingleLaunch, capsys: pytest.CaptureFixture[str]
+) -> None:
     sanitizer.run(small_launch)
     assert capsys.readouterr().out == f"{sanitizer.STARTED}\n"
 
