@@ -37,6 +37,7 @@ from cudal2gen.tuner.proposal import Proposal, Proposer, Question, legal_proposa
 from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.search import Evaluation, ProposerStep, Search
 from kernelproof.ground.files import write
+from kernelproof.ground.pages import grid
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -319,22 +320,28 @@ class SmallBatches(Random):
 
 def machine_table(plans: Sequence[Plan]) -> str:
     """Markdown: the busy share of one GPU and its evaluations a minute, by the number of cores beside it."""
-    lines = ["| cores | compiled | minutes | GPU busy | evaluations a minute |", "|---:|---|---:|---:|---:|"]
+    rows = []
     evaluations = sum(len(job.records) for plan in plans for job in plan.jobs if job and job.effort == "short")
     for cores in (2, 4, 8, 16):
         for ahead in (False, True):
             machine = on_one_machine(plans, cores, ahead)
-            cells = [cores, "ahead" if ahead else "in turn", f"{machine.now / 60:.1f}", f"{machine.utilisation():.0%}"]
-            lines.append(f"| {' | '.join(map(str, cells))} | {60 * evaluations / machine.now:.0f} |")
-    return "\n".join(lines) + "\n"
+            cells = [f"{machine.now / 60:.1f}", f"{machine.utilisation():.0%}"]
+            speed = f"{60 * evaluations / machine.now:.0f}"
+            rows.append(["ahead" if ahead else "in turn", cores, *cells, speed])
+    return grid(("compiled", "cores", "minutes", "GPU busy", "evaluations a minute"), rows) + "\n"
 
 
 def table(plans: Sequence[Plan], times: Times) -> tuple[str, list[curve.Curve]]:
     """Times and utilisation by the number of GPUs, as Markdown and as curves."""
-    lines = [
-        "| GPUs | hours | GPUs busy | busy in the tenths of that time | one problem at a time, hours | GPUs busy |",
-        "|---:|---:|---:|---|---:|---:|",
-    ]
+    columns = (
+        "busy in the tenths of that time",
+        "GPUs",
+        "hours",
+        "GPUs busy",
+        "one problem at a time, hours",
+        "GPUs busy",
+    )
+    rows: list[list[object]] = []
     together, apart, ideal = list[tuple[float, float]](), list[tuple[float, float]](), list[tuple[float, float]]()
     for workers in WORKERS:
         many = simulate(plans, workers, times, workers * ray_executor.AHEAD)
@@ -344,16 +351,15 @@ def table(plans: Sequence[Plan], times: Times) -> tuple[str, list[curve.Curve]]:
         busy = sum(end - begin for begin, end, _ in many.measured)
         ideal.append((workers, busy / workers / 3600))
         tenths = [many.utilisation(many.now * tenth / 10, many.now * (tenth + 1) / 10) for tenth in range(10)]
-        lines.append(
-            f"| {workers} | {many.now / 3600:.2f} | {many.utilisation():.1%} | "
-            f"{' '.join(f'{share:.0%}' for share in tenths)} | {single.now / 3600:.2f} | {single.utilisation():.1%} |"
-        )
+        times_together = [f"{many.now / 3600:.2f}", f"{many.utilisation():.1%}"]
+        times_apart = [f"{single.now / 3600:.2f}", f"{single.utilisation():.1%}"]
+        rows.append([" ".join(f"{share:.0%}" for share in tenths), workers, *times_together, *times_apart])
     curves = [
         curve.Curve("one problem at a time", apart),
         curve.Curve("four per GPU", together),
         curve.Curve("all GPUs busy", ideal),
     ]
-    return "\n".join(lines) + "\n", curves
+    return grid(columns, rows) + "\n", curves
 
 
 def problems(count: int) -> list[Problem]:

@@ -28,6 +28,7 @@ from kernelproof.emulator import RULES
 from kernelproof.emulator.frontend import instruction
 from kernelproof.emulator.frontend.emitter import TEXTURES
 from kernelproof.emulator.frontend.flow.inline import REFUSED_CALLS
+from kernelproof.ground.pages import grid
 from kernelproof.profile import LaunchFacts, figures
 
 # How the table calls the value of an option that states neither choices nor a name for it.
@@ -56,8 +57,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def rules() -> str:
     """Markdown: every rule whose violation is a finding."""
-    rows = [f"| [`{name}`]({name}.md) | {rule.severity.value} | {rule.meaning} |" for name, rule in RULES.items()]
-    return "\n".join(["| rule | severity | what is wrong |", "|---|---|---|", *rows])
+    rows = [(f"[`{name}`]({name}.md)", rule.severity.value, rule.meaning) for name, rule in RULES.items()]
+    return grid(("rule", "severity", "what is wrong"), rows, left=3)
 
 
 def instructions() -> str:
@@ -68,10 +69,10 @@ def instructions() -> str:
             types = ", ".join(sorted(form.types)) if form.types else "as PTX has them"
             state = ["sm_90" if form.hopper else "", "lands with its wait" if form.asynchronous else ""]
             text = plain(cleandoc(form.emit.__doc__ or "").split("\n\n")[0].replace("\n", " "))
-            rows.append(f"| `{form.opcode}` | {types} | {', '.join(filter(None, state))} | {text} |")
+            rows.append((f"`{form.opcode}`", types, ", ".join(filter(None, state)), text))
     names = ", ".join(f"`{base}`" for base in sorted(TEXTURES))
     refused = f"Refused by name: {names}; calls of {', '.join(f'`{name}*`' for name in REFUSED_CALLS)}; recursion."
-    return "\n".join(["| opcode | types | | what |", "|---|---|---|---|", *rows, "", refused])
+    return f"{grid(('opcode', 'types', '', 'what'), rows, left=4)}\n\n{refused}"
 
 
 def tables() -> str:
@@ -86,13 +87,13 @@ def profile() -> str:
     """Markdown: the fields of a profile and of its parts."""
     parts = (
         figures.Profile,
-        figures.Loop,
+        figures.MainLoop,
         figures.Occupancy,
         figures.Time,
         figures.Advice,
         figures.Line,
         figures.Issue,
-        figures.Role,
+        figures.WarpRole,
         figures.Ring,
     )
     return "\n\n".join(f"### {part.__name__}\n\n{cleandoc(part.__doc__ or '')}\n\n{meanings(part)}" for part in parts)
@@ -105,19 +106,19 @@ def launch() -> str:
 
 def meanings(model: type[BaseModel]) -> str:
     """Markdown: name and description of each field of a model."""
-    rows = [f"| `{name}` | {plain(field.description or '')} |" for name, field in model.model_fields.items()]
-    return "\n".join(["| field | meaning |", "|---|---|", *rows])
+    rows = [(f"`{name}`", plain(field.description or "")) for name, field in model.model_fields.items()]
+    return grid(("field", "meaning"), rows, left=2)
 
 
 def table(model: type[BaseModel], hidden: set[str]) -> str:
     """Markdown: name, legal values and description of each field of a model, without the ``hidden`` ones."""
     schema = model.model_json_schema()
-    rows = ["| field | values | meaning |", "|---|---|---|"]
+    rows = []
     for name, field in model.model_fields.items():
         if name not in hidden:
             values = spelled(schema["properties"][name], schema.get("$defs", {}))
-            rows.append(f"| `{name}` | {plain(values)} | {plain(field.description or '')} |")
-    return "\n".join(rows)
+            rows.append((f"`{name}`", plain(values), plain(field.description or "")))
+    return grid(("field", "values", "meaning"), rows, left=3)
 
 
 def plain(text: str) -> str:
@@ -171,14 +172,14 @@ def _options(command: Any, function: Callable[..., Any]) -> str:
     hints = {name: parameter.annotation for name, parameter in inspect.signature(function).parameters.items()}
     if any(isinstance(hint, str) for hint in hints.values()):
         hints = get_type_hints(function, include_extras=True)
-    rows = ["| option | values | default | meaning |", "|---|---|---|---|"]
+    rows = []
     for parameter in command.params:
         if parameter.name in hints:
             spellings = (*parameter.opts, *parameter.secondary_opts) if _is_option(parameter) else (parameter.metavar,)
             names = ", ".join(f"`{name}`" for name in spellings)
             values = plain(_values(parameter, hints[parameter.name]))
-            rows.append(f"| {names} | {values} | {plain(_default(parameter))} | {plain(parameter.help or '')} |")
-    return "\n".join(rows)
+            rows.append((names, values, plain(_default(parameter)), plain(parameter.help or "")))
+    return grid(("option", "values", "default", "meaning"), rows, left=4)
 
 
 def _values(parameter: Any, hint: object) -> str:
@@ -222,10 +223,8 @@ def _differing(verbs: Mapping[str, Any]) -> str:
         for parameter in filter(_is_option, command.params):
             default = _default(parameter) or "none"
             defaults.setdefault(parameter.opts[0], {}).setdefault(default, []).append(name)
-    rows = ["| option | default | in |", "|---|---|---|"]
+    rows = []
     for option, verbs_by_default in sorted(defaults.items()):
         if len(verbs_by_default) > 1:
-            rows += [
-                f"| `{option}` | {plain(default)} | {', '.join(names)} |" for default, names in verbs_by_default.items()
-            ]
-    return "\n".join(rows)
+            rows += [(f"`{option}`", plain(default), ", ".join(names)) for default, names in verbs_by_default.items()]
+    return grid(("option", "default", "in"), rows, left=3)

@@ -113,18 +113,19 @@ PLAN = (
     ),
     Step("verdicts f16", 1, 90, f"validate --changed {RECORDS} f16 --on gpu", "the same for f16"),
     Step(
-        "bits", 1, 30, f"validate --sample 8 {RECORDS} f32 --on gpu --compare-emulator",
+        "bits", 1, 30, f"validate --sample 8 {RECORDS} f32 --on gpu --also emulator",
         "how far the emulator's rounding is the card's",
     ),
     Step("bench f32", 2, 510, f"bench --all {RECORDS} f32 --budget {{budget}}", "1000 shapes against every baseline"),
     Step("bench f16", 3, 100, f"bench --all {RECORDS} f16 --budget {{budget}}", "as many of all classes as fit"),
     Step(
-        "A100 records", 3, 40, f"bench --sample {SAMPLE} {RECORDS} f32 --records-of a100 --budget {{budget}}",
+        "A100 records", 3, 40, f"bench --sample {SAMPLE} {RECORDS} f32 --where records=a100 --budget {{budget}}",
         "what mma.sync kernels are worth on this card",
     ),
     Step(
         "host protocols", 3, 50,
-        f"bench --sample {SAMPLE} {RECORDS} f32 --protocol offline,server --benchmark-seconds 0.4 --budget {{budget}}",
+        f"bench --sample {SAMPLE} {RECORDS} f32 --timing protocol=offline+server --timing seconds=0.4 "
+        "--budget {budget}",
         "the modes of the CUDA-L2 paper",
     ),
     Step(

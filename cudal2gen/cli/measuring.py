@@ -35,7 +35,7 @@ def _protocol_names(text: str) -> Names:
     """Names of protocols joined by +. Raises ValueError."""
     names = Names(text.split("+"))
     if unknown := set(names) - set(_protocols()):
-        raise ValueError(f"{min(unknown)} is none of {', '.join(_protocols())}")
+        raise ValueError(f"{min(unknown)!r} is not one of {', '.join(map(repr, _protocols()))}")
     return names
 
 
@@ -141,7 +141,7 @@ def measure(
             wildcards=("gpu",),
             indexed=("gpu",),
             defaults={"gpu": ANY},
-            helps={"gpu": "The card: its model, or any for what it says it is; behind a colon its CUDA index, from 0."},
+            helps={"gpu": "the card's model, any for what it says it is; behind a colon its CUDA index, as in any:1"},
         ),
     ],
     timing: Timing,

@@ -8,7 +8,6 @@ import typer
 
 from kernelproof.ground.command_line.options import seconds
 
-Device = Annotated[int, typer.Option("--device", min=0, help="The CUDA device, counted from 0.")]
 Duration = Annotated[
     float | None, typer.Option("--budget", metavar="DURATION", parser=seconds, help="Stop after, e.g., 8m or 90s.")
 ]

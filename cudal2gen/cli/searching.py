@@ -13,7 +13,6 @@ import typer
 
 from cudal2gen import places
 from cudal2gen.cli import tuner_settings
-from cudal2gen.cli.options import Device
 from cudal2gen.cli.tuner_settings import SettingsFile, TunerSettings
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Acc, Problem, Record
@@ -65,7 +64,7 @@ class Trials:
             help=f"Recorded trials: files of trials (*.jsonl), or AutoHeuristic's files ({RECORDINGS}). Repeatable.",
         ),
     ] = ()
-    device: Device = 0
+    device: int = 0  # CUDA's index, of --gpu
     settings_file: SettingsFile = None
 
     @cached_property
@@ -176,7 +175,7 @@ class LanguageModel:
         measured = self.trials.environment == "gpu"
         return LlmProposer(
             self.chat(run), lessons, pool, alone=alone,
-            beside=measured and self.trials.settings.llm.replay is None,
+            in_background=measured and self.trials.settings.llm.replay is None,
             evidence=_machine_code() if measured else None,
         )  # fmt: skip
 

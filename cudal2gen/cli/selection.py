@@ -78,7 +78,7 @@ class Selection:
         typer.Option("--mnk", metavar="M_N_K", help="Problem size, e.g. 4096_4096_64. Repeatable."),
     ] = ()
     everything: Annotated[bool, typer.Option("--all", help="Every size of --gpu, --acc and --layout.")] = False
-    gpu: Annotated[str, OneOf(tuple(GPUS), ANY), typer.Option("--gpu", help="GPU model.")] = "a100"
+    gpu: Annotated[str, OneOf(tuple(GPUS), ANY), Shared("gpu", "the GPU model", short=True)] = "a100"
     acc: Annotated[
         Acc | Literal["any"],
         OneOf(ACCS, ANY),
@@ -103,14 +103,14 @@ class Selection:
     ] = "none"
     products: Annotated[int, Shared("products", "how many products a launch computes, with batch=strided", _count)] = 1
     size_class: Annotated[
-        SizeClass | None, OneOf(SIZE_CLASSES), Shared("class", "in place of --all: the sizes of this class")
+        SizeClass | None, OneOf(SIZE_CLASSES), Shared("class", "in place of --all: the sizes of this class", short=True)
     ] = None
     sample: Annotated[
-        int | None, Shared("sample", "in place of --all: so many sizes, spread over the classes", _count)
+        int | None, Shared("sample", "in place of --all: so many sizes, spread over the classes", _count, short=True)
     ] = None
     listed: Annotated[
         Path | None,
-        Shared("problems", "in place of --all: the problems of a file that tune-model wrote", Path),
+        Shared("problems", "in place of --all: the problems of a file that tune-model wrote", Path, short=True),
     ] = None
     source: Annotated[
         str | None,
@@ -299,7 +299,7 @@ class Selection:
 
     def _check_size_options(self) -> None:
         if self._size_options != 1:
-            refuse("choose sizes by one of --mnk M_N_K, --all, and --where with class=NAME, sample=N or problems=FILE")
+            refuse("give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE")
 
     @property
     def accs(self) -> tuple[Acc, ...]:
@@ -415,7 +415,7 @@ def problem(mnk: str, **fields: str) -> Problem:
 FILTERS = ("gpu", "ab", "d", "acc", "layout")
 # The options of verbs that take plain products only.
 PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "changes", "fit")
-OF_GPU = "GPU model; behind a colon the CUDA index of the card, counted from 0."
+OF_GPU = "the GPU model; behind a colon the CUDA index of the card, as in h200:1"
 LATER = ("fusion", "batch")  # of verbs that take fused and batched products too
 SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
 ALL = {"everything": "All records of --gpu, --acc, --layout and --where; each may be any."}
@@ -433,7 +433,7 @@ Filter = Annotated[
     Selection,
     Offer(
         only=("mnk", "size_class", *LISTED),
-        shared=("mnk", "gpu"),
+        shared=("mnk",),
         wildcards=LISTED,
         defaults=dict.fromkeys(LISTED, ANY),
         helps=OF_LISTED,

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +14,7 @@ import typer
 from cudal2gen.cli.options import Duration
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, ModelServer, Trials, costs_path, load_policy, policy_path
-from cudal2gen.cli.selection import FILTERS, Selection
+from cudal2gen.cli.selection import FILTERS, OF_GPU, Selection
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Acc, Problem, Record
 from kernelproof.ground.command_line.groups import Offer, verb
@@ -36,7 +36,9 @@ PROPOSERS = Names(("cost-model",))
 MOST_LINES = 24  # of gains that are not written: with the sums a page
 SAVED_EVERY = 20  # problems between two checkpoints of a policy
 PRUNE = 4.0  # a record whose modelled time is this multiple of the least one is not measured
-TUNED = Offer(only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS))
+TUNED = Offer(
+    only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS), indexed=("gpu",), helps={"gpu": OF_GPU}
+)
 
 
 def _proposers() -> tuple[str, ...]:
@@ -151,6 +153,7 @@ def tune(
     from cudal2gen.tuner.executor import InProcess
 
     (acc,) = selection.accs
+    trials = replace(trials, device=selection.device)
     participants = Participants(options, llm, trials, selection.gpu, acc)
     records = catalog.load()
     replay = trials.replay(selection.admits) if trials.recordings else None

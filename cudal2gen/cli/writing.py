@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ import typer
 from cudal2gen import places
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, ModelServer, Trials
-from cudal2gen.cli.selection import FILTERS, SIZE, Selection
+from cudal2gen.cli.selection import FILTERS, OF_GPU, SIZE, Selection
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Record
 from kernelproof.ground.command_line.groups import Offer, verb
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
     from cudal2gen.tuner.writing.modelled import Profiler
     from cudal2gen.tuner.writing.session import Session
 
-PlainProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS), single=("mnk",), helps=SIZE)]
+PlainProblem = Annotated[
+    Selection, Offer(only=("mnk", *FILTERS), single=("mnk",), indexed=("gpu",), helps=SIZE | {"gpu": OF_GPU})
+]
 
 
 @verb(app, "write")
 def write_kernels(
     selection: PlainProblem,
-    trials: Annotated[Trials, Offer(only=("chosen", "file", "device", "settings_file"))],
+    trials: Annotated[Trials, Offer(only=("chosen", "file", "settings_file"))],
     llm: ModelServer = "",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Questions, those of earlier starts included.")] = 4,
     seed: Annotated[
@@ -57,6 +60,7 @@ def write_kernels(
     from cudal2gen.tuner.writing.modelled import Profiler
     from cudal2gen.tuner.writing.proof import Bounds
 
+    trials = replace(trials, device=selection.device)
     problem, records, settings = selection.problem(), catalog.load(), trials.settings
     profiler, incumbents, store = Profiler(), campaign.Incumbents(records), _store(trials)
     if (incumbent := incumbents(problem)) is None:

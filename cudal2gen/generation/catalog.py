@@ -6,7 +6,6 @@ One line is one record, sorted by problem; fields at their neutral value are lef
 from __future__ import annotations
 
 import codecs
-import fcntl
 import json
 import math
 import re
@@ -384,9 +383,7 @@ def save(records: Iterable[Record], path: Path) -> None:
 def _exclusive_edit(path: Path) -> Iterator[None]:
     """Locks a catalog from reading to writing it, against other edits by this process and others."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (path.parent / f".{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with files.locked(path.parent / f".{path.name}.lock"):
             yield
     except OSError as error:
         raise Failure(f"cannot write {path}: {error.strerror}; it is as it was") from None

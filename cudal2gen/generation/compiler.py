@@ -128,12 +128,14 @@ class Job:
 
 def job(record: Record, tools: Toolchain) -> Job:
     """The binary of a record. Records that differ only in data fields have the same one."""
-    text = render(record)
-    arch = record.arch
-    launch = record.launch.write()
+    text, launch = render(record), record.launch.write()
+    return Job(record.name, record.arch, text, launch, digest(text, record.arch, launch, tools), record.TEXTUAL)
+
+
+def digest(text: str, arch: str, launch: str, tools: Toolchain) -> str:
+    """The name of a binary: it covers everything that the binary depends on, and no path."""
     identity = {"text": text, "arch": arch, "flags": NVCC_FLAGS, "launch": launch, **tools.versions}
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
-    return Job(record.name, arch, text, launch, digest, record.TEXTUAL)
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def find(record: Record, *, build_dir: Path | None = None) -> Artifact | None:

@@ -338,7 +338,7 @@ class Card:
         if not torch.cuda.is_available():
             raise GpuError(NO_DEVICE)
         if index >= torch.cuda.device_count():
-            raise GpuError(f"--device {index}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+            raise GpuError(f"--gpu NAME:{index}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
         self._torch = torch
         self.device = torch.device("cuda", index)
         self._properties = torch.cuda.get_device_properties(self.device)

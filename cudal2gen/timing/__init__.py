@@ -1,1 +1,1 @@
-"""Modelled times of kernels, and how well they predict what GPUs measured."""
+"""Models how long kernels take, profiles them, and compares the model with times that others measured."""

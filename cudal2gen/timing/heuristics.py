@@ -1,4 +1,4 @@
-"""nvidia-matmul-heuristics: NVIDIA's own model of its kernels, which answers without a GPU."""
+"""Asks nvidia-matmul-heuristics, NVIDIA's own model of its kernels, which needs no GPU."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kernelproof.ground.errors import MissingLibrary
 
 
 class Answer(NamedTuple):
-    """A configuration of CUTLASS, the library's own object, and its modelled time."""
+    """A configuration of CUTLASS, as the library's own object, and its modelled time in microseconds."""
 
     configuration: Any
     us: float
 
 
 class MatmulHeuristics:
-    """The library, which is under NVIDIA's licence. Raises MissingLibrary where it is not installed."""
+    """The library, which is under NVIDIA's licence. Raises MissingLibrary if it is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -32,10 +32,10 @@ class MatmulHeuristics:
         self._interfaces: dict[tuple[str, str, str], Any] = {}
 
     def answers(self, problem: Problem, most: int) -> list[Answer]:
-        """Its first choices for a problem, in its order."""
+        """The library's choices for a problem, best first, at most ``most``."""
         letter = problem.element.heuristics
         precision = f"{letter}{'S' if problem.acc == 'f32' else F16.heuristics}{problem.output.heuristics}"
-        # Row-major A as it is; B is transposed where it is stored (n, k).
+        # In the library's terms: A is row-major, and B is transposed if it is stored (n, k).
         layout = self._library.NvMatmulHeuristicsMatmulLayout[
             "NT_ROW_MAJOR" if problem.layout == "tn" else "NN_ROW_MAJOR"
         ]
@@ -45,7 +45,7 @@ class MatmulHeuristics:
         return [Answer(result["kernel"], result["runtime"] * 1e6) for result in results]
 
     def least_us(self, problem: Problem) -> float:
-        """The least modelled time of its first sixteen."""
+        """The least modelled time of the library's first sixteen choices, in microseconds."""
         return min(answer.us for answer in self.answers(problem, 16))
 
     def _interface(self, gpu: str, precision: str, name: str, layout: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Compilation ahead of measurements: records are compiled in the background while the device times others."""
+"""Compilation in the background: kernels of the next evaluations are built while the device times others."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from typing import Protocol
 
 from cudal2gen.kernel import Record
 
-CORES_EACH = 3  # of a builder: a batch ends with its slowest kernel, and its other cores idle until then
-MOST_EACH = 8  # kernels of a batch, for each core: they share the compiler's reading of headers
+# A batch ends with its slowest kernel, and its other cores idle until then: several small builders idle less.
+CORES_EACH = 3  # cores of a builder
+MOST_EACH = 8  # kernels of a batch for each core; kernels of a batch share the compiler's reading of headers
 
 
 class Build(Protocol):
-    """Compiles records on so many cores into the build directory. ``report`` is called now and then with the numbers of
-    kernels done and of all; what it raises ends the compilers."""
+    """Compiles records into the build directory, on so many cores. It calls ``report`` now and then with the number of
+    kernels done and of all kernels; an exception from ``report`` ends the compilers."""
 
     def __call__(self, records: Sequence[Record], cores: int, report: Callable[[int, int], None]) -> object: ...
 
 
 class BackgroundBuilds:
-    """Builders on threads. They take what waits in the order in which it came, in batches; ``cores``: of all together,
-    by default those of the machine, of which one stays free for proposers and the device where there are enough."""
+    """Threads that build records in batches, in the order in which the records were added.
+
+    ``cores``: for all builders together. By default they are the machine's, less one for proposers and the device if
+    there are more than ``CORES_EACH``.
+    """
 
     def __init__(self, build: Build, cores: int | None = None) -> None:
         machine = os.cpu_count() or 1
@@ -40,7 +44,7 @@ class BackgroundBuilds:
             threading.Thread(target=self._serve, name="compile-ahead", daemon=True).start()
 
     def add(self, records: Sequence[Record]) -> None:
-        """Puts the records in the queue that were never in it, and returns at once."""
+        """Queues the records that were never queued, and returns at once."""
         with self._change:
             for record in records:
                 if record.kernel_key not in self._added:
@@ -49,13 +53,13 @@ class BackgroundBuilds:
             self._change.notify_all()
 
     def wait(self, records: Sequence[Record]) -> None:
-        """Until compiling has been tried of all of these that were added."""
+        """Waits until compiling was tried for all of these records that were added, or ``close`` was called."""
         keys = {record.kernel_key for record in records}
         with self._change:
             self._change.wait_for(lambda: self._closed or keys & self._added <= self._built)
 
     def close(self) -> None:
-        """Drops what waits, and ends the compilers when they have finished their next kernel."""
+        """Drops the queue, and ends each compiler after its current kernel."""
         with self._change:
             self._closed = True
             self._waiting.clear()
@@ -63,14 +67,14 @@ class BackgroundBuilds:
 
     def _serve(self) -> None:
         while batch := self._next():
-            with suppress(Exception):  # whoever evaluates the records meets the same failure, and reports it
+            with suppress(Exception):  # the evaluation of the record meets the same failure, and reports it
                 self._build(batch, self._cores, self._report)
             with self._change:
                 self._built |= {record.kernel_key for record in batch}
                 self._change.notify_all()
 
     def _next(self) -> list[Record]:
-        """An equal share of what waits; empty after the end."""
+        """An equal share of the queue, so that all builders have work; empty after ``close``."""
         with self._change:
             self._change.wait_for(lambda: self._closed or self._waiting)
             share = min(MOST_EACH * self._cores, -(-len(self._waiting) // self._builders))
@@ -82,4 +86,4 @@ class BackgroundBuilds:
 
 
 class _Closed(Exception):
-    """Nobody waits for kernels any more."""
+    """Ends compilers after ``close``."""

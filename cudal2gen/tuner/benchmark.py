@@ -35,6 +35,7 @@ from cudal2gen.tuner.policy import Policy, Ranked, View
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question
 from cudal2gen.tuner.proposers import Evolution, Heuristics, Mixture, Nearest, PolicyProposer, Random, Tpe
 from kernelproof.ground.errors import MissingLibrary
+from kernelproof.ground.pages import grid
 
 CHECKPOINTS = (4, 8, 16, 32)
 CLOSE = 0.98  # a search is close at this share of the best known speed
@@ -442,7 +443,7 @@ def _searches(
 def markdown(comparison: Comparison) -> str:
     """The table with its conditions and claims."""
     settings = comparison.settings
-    rows = [
+    lines = [
         f"# Ways of searching, {settings.gpu} {settings.acc}, compared in a model",
         "",
         f"**Modelled, not measured**: {comparison.on}. {settings.held_out} problems absent from all training, "
@@ -450,19 +451,18 @@ def markdown(comparison: Comparison) -> str:
         f"{settings.trained} others, {comparison.trained_evaluations} evaluations. Regret: 1 - best known time / "
         "chosen record's time, mean over problems, with a 95 % bootstrap interval over hidden terms and problems.",
         "",
-        "| proposer | "
-        + " | ".join(f"regret at {count}" for count in CHECKPOINTS)
-        + f" | evaluations to {CLOSE:.0%} | got there |",
-        "|---|" + "---:|" * (len(CHECKPOINTS) + 2),
     ]
+    regrets = [f"regret at {count}" for count in CHECKPOINTS]
+    rows = []
     for score in comparison.scores:
         cells = [
             f"{value:.1%} [{low:.1%}, {high:.1%}]"
             for value, (low, high) in zip(score.regret, score.bounds, strict=True)
         ]
         length = f"{score.close:.0f}" if score.close < math.inf else f"> {score.longest}"
-        rows.append(f"| {score.name} | {' | '.join(cells)} | {length} | {score.reached:.0%} of {score.longest} |")
-    return "\n".join([*rows, "", *(f"- {claim}" for claim in claims(comparison))]) + "\n"
+        rows.append([score.name, *cells, length, f"{score.reached:.0%} of {score.longest}"])
+    table = grid(["proposer", *regrets, f"evaluations to {CLOSE:.0%}", "got there"], rows)
+    return "\n".join([*lines, table, "", *(f"- {claim}" for claim in claims(comparison))]) + "\n"
 
 
 def claims(comparison: Comparison) -> list[str]:

@@ -1,4 +1,7 @@
-"""Campaigns: searches over many problems, resumed from stored trials; improvements go to the catalog."""
+"""Campaigns: searches over many problems, and the conditions on which a winner enters the catalog.
+
+A campaign resumes from the trials that are stored under its name.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,18 @@ from cudal2gen.tuner.executor import Executor
 from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.search import Search
 
-MOST_KEPT = 32  # problems whose candidates are kept from turn to turn, some megabytes each
-FIRST = 4  # evaluations of each problem before any gets more, where problems take turns
-SHORT_SHARE = 0.7  # of a budget in turns, for short timings; the rest is for longer ones
+MOST_KEPT = 32  # problems whose candidates are kept from turn to turn; they take some megabytes each
+FIRST = 4  # if problems take turns, evaluations of each problem before any gets more
+SHORT_SHARE = 0.7  # if problems take turns, the share of the budget for short timings; the rest is for longer ones
 
 
 @dataclass
 class CampaignState:
-    """The state of a campaign: searches that ended, by the order of their ends until the campaign ends, then by that of
-    their problems; searches under way; faults. ``begin``: seconds of time.monotonic()."""
+    """The state of a campaign. ``problems``: their number; ``begin``: the seconds of time.monotonic().
+
+    ``searches`` have ended; they are in the order of their ends, and in that of the problems when the campaign is over.
+    ``faults``: problems that could not be searched, each with the reason.
+    """
 
     problems: int
     begin: float
@@ -54,13 +60,13 @@ class CampaignState:
         return [search for search in self.searches if search.improved]
 
     def early_ends(self, evaluations: int) -> Counter[str]:
-        """Reasons why searches of this run ended early, each with the number of searches."""
+        """Why searches of this run ended before so many evaluations: the number of searches for each reason."""
         short = [search for search in self.searches if len(search.evaluations) < evaluations]
         return Counter(search.stop_reason for search in short if search.stop_reason != searches.FINISHED)
 
 
 class Incumbents:
-    """A problem's own record in a catalog, else the nearest one that is legal for it, else None."""
+    """The record that a search must beat: the problem's own, else the nearest one that is legal for it, else None."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._pool = list(records)
@@ -79,12 +85,11 @@ class Incumbents:
 
 @dataclass(frozen=True)
 class CampaignPlan:
-    """What a campaign searches, and where its trials go: to ``store``, under the name of the run.
+    """What a campaign searches. Its trials go to the file ``store`` under ``run_name``.
 
-    ``incumbent``, ``proposer``, ``find_candidates``: what a problem's search begins with. What a search does follows from
-    its proposer and its trials, so a proposer that draws by problem and seed answers alike whatever else is under way.
-    A replay's candidates are recorded records alone. ``settings``: the end of each search; ``budget_seconds``: that of
-    the campaign.
+    ``incumbent``, ``proposer`` and ``find_candidates`` give what a problem's search begins with. A proposer that draws
+    by problem and seed proposes the same whatever other searches are under way. ``settings`` limit each search,
+    ``budget_seconds`` the campaign.
     """
 
     problems: Sequence[Problem]
@@ -97,7 +102,7 @@ class CampaignPlan:
     find_candidates: Callable[[Problem], space.Candidates] = space.candidates
 
     def stored(self, card: str) -> dict[Problem, list[Trial]]:
-        """The trials of this run so far; of measured ones those of ``card``, where it is known yet."""
+        """The trials of this run so far; of measured ones only those on ``card``, which is "" if not known yet."""
         stored: dict[Problem, list[Trial]] = {}
         for trial in results.trials(self.store) if self.store.is_file() else []:
             if trial.run == self.run_name and (trial.environment != "gpu" or card in ("", trial.on)):
@@ -151,7 +156,7 @@ class _Campaign:
     def end(self, ranked: RankedSearch) -> None:
         """Moves a search to those that ended."""
         search = ranked.search
-        # Dropped: the candidates of a thousand problems would take gigabytes, and the trials hold the result.
+        # Candidates of a thousand problems would take gigabytes; the result is in the trials.
         search.candidates = space.Candidates(search.problem, (), ())
         self.state.under_way = [started for started in self.state.under_way if started is not search]
         self.state.searches.append(search)
@@ -165,11 +170,11 @@ def run(
     after: Callable[[Search], None] = lambda _: None,
     in_flight: int | None = None,
 ) -> CampaignState:
-    """Searches every problem within the budget, several at a time, and resumes from the trials of this run in the store.
+    """Searches every problem within the budget, several at a time, and resumes from the stored trials of this run.
 
-    ``after`` receives each search that ended, in the order of the problems, as ``concurrent_searches`` says: a proposer that learns
-    from it across problems begins search i with what searches up to i - ``concurrent_searches.lag`` taught. A problem without a legal
-    record is a fault of the state. ``in_flight``: searches at a time, if not the executor's number.
+    ``after`` receives each search that ended, in the order of the problems and with the lag of ``concurrent_searches``.
+    A problem without a legal record is a fault of the state. ``in_flight``: searches at a time; by default the
+    executor's number.
     """
     campaign = _Campaign(plan, executor, progress)
     in_flight = max(1, min(in_flight or executor.in_flight(), len(plan.problems)))
@@ -194,27 +199,26 @@ def run_in_turns(
     progress: Callable[[CampaignState], None] = lambda _: None,
     after: Callable[[Search], None] = lambda _: None,
 ) -> CampaignState:
-    """``run`` where the budget is short for the problems: each gets ``FIRST`` evaluations before any gets more, then
-    twice as many, and so on; then those that have a faster record than the incumbent are timed for longer, the largest
-    gain first.
+    """``run`` for a budget that may be too short: each problem gets ``FIRST`` evaluations before any gets more, then
+    twice as many, and so on. Then problems with a gain are timed for longer, the largest gain first.
 
     ``after`` receives the searches at the end. Raises ValueError for a plan without a budget.
     """
     if plan.budget_seconds is None:
         raise ValueError("problems take turns within a budget: set CampaignPlan.budget_seconds")
     plan = replace(plan, find_candidates=lru_cache(MOST_KEPT)(plan.find_candidates))
-    whole = CampaignState(len(plan.problems), time.monotonic())
+    total = CampaignState(len(plan.problems), time.monotonic())
     latest: dict[Problem, Search] = {}
 
     def turn(
         problems: Sequence[Problem], share: float, settings: searches.SearchLimits, in_flight: int | None = None
     ) -> None:
-        left = share * (plan.budget_seconds or 0.0) - (time.monotonic() - whole.begin)
+        left = share * (plan.budget_seconds or 0.0) - (time.monotonic() - total.begin)
         if left > 0:
             part = replace(plan, problems=problems, settings=settings, budget_seconds=left)
             ended = run(part, executor, progress, in_flight=in_flight)
             latest.update({search.problem: search for search in ended.searches})
-            whole.faults += [fault for fault in ended.faults if fault not in whole.faults]
+            total.faults += [fault for fault in ended.faults if fault not in total.faults]
 
     most, evaluations = plan.settings.evaluations, 0
     while evaluations < most:
@@ -222,18 +226,18 @@ def run_in_turns(
         short = replace(plan.settings, evaluations=evaluations, batch=min(FIRST, plan.settings.batch), longer=False)
         turn(plan.problems, SHORT_SHARE, short)
     gains = {problem: gain for problem, search in latest.items() if (gain := _short_gain(search)) > 1}
-    # One at a time: nothing is left to compile, and a search that has begun is not ended by the budget.
+    # One at a time: nothing is left to compile, and the budget does not end a search that has begun.
     turn(sorted(gains, key=lambda problem: -gains[problem]), 1.0, replace(plan.settings, evaluations=1), in_flight=1)
-    whole.searches = [latest[problem] for problem in plan.problems if problem in latest]
-    for search in whole.searches:
+    total.searches = [latest[problem] for problem in plan.problems if problem in latest]
+    for search in total.searches:
         if len(search.evaluations) < most and search.stop_reason != searches.FINISHED:
             search.stop_reason = "out of time"
         after(search)
-    return whole
+    return total
 
 
 def _short_gain(search: Search) -> float:
-    """The incumbent's time over that of the fastest short trial; infinite without an incumbent, 0 without a trial."""
+    """The incumbent's time over that of the fastest short trial: infinite without an incumbent, 0 without a trial."""
     best = min((trial for trial in search.short_trials if trial.measured), key=lambda trial: trial.cost, default=None)
     if best is None:
         return 0.0
@@ -242,8 +246,8 @@ def _short_gain(search: Search) -> float:
 
 
 def replayed(state: CampaignState, least_us: Callable[[Problem], float]) -> str:
-    """How much slower than the best recorded record what a replay's searches chose is, in one line. ``least_us``: the
-    best record's time."""
+    """How much slower than the best recorded records the chosen ones are, in one line. ``least_us``: the best recorded
+    time of a problem, in µs."""
     regrets = [search.winner.median_us / least_us(search.problem) - 1 for search in state.searches if search.winner]
     if not regrets:
         return "replay: no problem was searched"
@@ -255,7 +259,7 @@ def replayed(state: CampaignState, least_us: Callable[[Problem], float]) -> str:
 
 
 def catalog_record(search: Search) -> Record:
-    """The winner as a record of the catalog: its origin names the device, the proposer and the changed fields.
+    """The winner as a record of the catalog, whose origin names the device, the proposer and the changed fields.
 
     Raises ValueError for a search without an improvement.
     """

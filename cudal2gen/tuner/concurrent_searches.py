@@ -1,8 +1,8 @@
-"""Concurrent searches: while one search's records are measured, others propose, compile, or wait for a free GPU.
+"""Concurrent searches: while records of one search are measured, other searches propose, compile, or wait for a GPU.
 
-Searches begin in their order, and of two waiting evaluations the one of the earlier search is first, so searches end about in
-their order and the last ones do not wait for stragglers. What ends a search, such as lessons, is learnt in order as well:
-of search i exactly before search i + ``lag`` begins. So what a search begins with does not depend on which workers are fast.
+Searches begin in order, and an earlier search's evaluation goes first. So they end roughly in order, and no straggler
+keeps the last ones waiting. Lessons of search i are learnt exactly before search i + ``lag`` begins, even if they are
+known earlier: what a search begins with then does not depend on the speed of workers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ THREADS = 16  # most threads for proposers: those that compute share one core, t
 
 
 class RankedSearch(NamedTuple):
-    """A search that has begun. ``rank``: its place in the order, the least first."""
+    """A search that has begun. ``rank``: its place in the order, from 0."""
 
     rank: int
     search: Search
@@ -35,16 +35,18 @@ class Host(Protocol):
     """Carries out the steps of searches."""
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
-        """Begins a step, or puts it in a queue, those of lesser rank first."""
+        """Begins a step, or puts it into a queue in which lesser ranks go first."""
         ...
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """Waits until at least one of them has ended, and returns such. ``waiting``: as they began."""
+        """Waits until at least one step has ended, and returns steps that have. ``waiting`` is in the order of their
+        beginning."""
         ...
 
 
 class ThreadedHost:
-    """``Host``: an executor, and threads for proposers; a single search's proposer runs on the calling thread."""
+    """A ``Host`` with an executor, and threads for proposers. With one search at a time proposers run on the caller's
+    thread."""
 
     def __init__(self, executor: Executor, in_flight: int) -> None:
         self._executor = executor
@@ -65,8 +67,11 @@ class ThreadedHost:
         return future
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """See ``Host``. Where jobs end in order, so do all steps, which makes the order of stored trials that of the
-        problems and not that of the speed of compilers; only answers of servers are taken as they come."""
+        """See ``Host``. If the executor's jobs end in order, steps are taken in the order of their beginning too.
+
+        Stored trials then follow the problems' order, and not the speed of compilers. Only proposers that wait for a
+        server are taken as they end.
+        """
         if self._executor.in_order:
             self._awaited &= set(waiting)
             own = itertools.islice((future for future in waiting if future not in self._awaited), 1)
@@ -74,20 +79,19 @@ class ThreadedHost:
         return wait(waiting, return_when=FIRST_COMPLETED).done
 
     def _propose(self, step: ProposerStep) -> list[Trial]:
-        """Begins to compile what is proposed at once, although the step's turn may come later."""
+        """Runs the step, and begins to compile its proposals at once although its turn may come later."""
         step.run()
         self._executor.prepare([proposal.record for proposal in step.affordable if proposal.record])
         return []
 
     def close(self) -> None:
-        """Drops proposers' steps that have not begun."""
+        """Drops steps of proposers that have not begun."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def lag(in_flight: int) -> int:
-    """By how many searches the lessons that a search begins with may lag, with slack, so that a long search delays no
-    other."""
+    """By how many searches lessons lag behind. There is slack, so that a long search does not delay the next ones."""
     return 1 if in_flight == 1 else 2 * in_flight
 
 
@@ -98,10 +102,10 @@ def run_searches(
     end: Callable[[RankedSearch], None],
     learn: Callable[[RankedSearch], None],
 ) -> None:
-    """Runs searches, ``in_flight`` of them at a time, until ``begin``, which gets one rank after the other, returns None.
+    """Runs searches, ``in_flight`` at a time. ``begin`` is called with ranks 0, 1, .. until it returns None.
 
-    ``end`` receives each search as it ends; ``learn`` receives each in order, as late as possible. Both run on this
-    thread, as do all parts of searches but their steps, so one thread stores trials.
+    ``end`` receives each search when it ends; ``learn`` receives each in order, as late as ``lag`` allows. Both run on
+    this thread, like everything of a search except its steps, so a single thread stores trials.
     """
     waiting: dict[Waiting, tuple[RankedSearch, ProposerStep | Evaluation]] = {}
     ended: dict[int, RankedSearch] = {}

@@ -1,4 +1,4 @@
-"""Learning curves as self-contained SVG, without a library or a script."""
+"""Draws learning curves as SVG that needs no other file and no script."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLOURS = (
 
 
 class Curve(NamedTuple):
-    """Points (evaluations, value); ``bounds``: (low, high) of each value, or empty."""
+    """Points (evaluations, value). ``bounds``: the interval (low, high) of each value, or empty."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -33,8 +33,8 @@ class Curve(NamedTuple):
 
 
 def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve], logarithmic: bool = False) -> str:
-    """A picture with a logarithmic horizontal axis; ``logarithmic``: the vertical one is too, and every value above 0.
-    Raises ValueError without points."""
+    """A picture whose horizontal axis is logarithmic. ``logarithmic``: the vertical one is too, and all values are above
+    0. Raises ValueError without points."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         raise ValueError("no curve has a point; tune something first")
@@ -84,7 +84,7 @@ def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve], logarit
 
 
 def _lines(lowest: float, highest: float) -> list[float]:
-    """Where horizontal lines are: from 0 at equal distances, or at powers of two between two values above 0."""
+    """The values of horizontal lines: at equal distances from 0, or, if ``lowest`` is above 0, at powers of two."""
     if lowest:
         powers = range(math.ceil(math.log2(lowest)), math.floor(math.log2(highest)) + 1)
         return [2.0**power for power in powers]
@@ -93,6 +93,6 @@ def _lines(lowest: float, highest: float) -> list[float]:
 
 
 def _spacing(highest: float) -> float:
-    """Between horizontal lines: 1, 2 or 5 times a power of ten, of which two to six fit."""
+    """The distance of horizontal lines: 1, 2 or 5 times a power of ten, so that two to six of them fit."""
     unit = 10.0 ** math.floor(math.log10(highest))
     return next(step * unit for step in (0.2, 0.5, 1.0, 2.0) if highest / (step * unit) < 6)

@@ -1,7 +1,7 @@
-"""Executors run the evaluations of searches: in this process, in a process of their own, or on a cluster (``ray_executor``).
+"""Executors evaluate the records of searches: in this process, in a process of their own, or on a cluster.
 
-All of them have the protocol ``Executor``. A job names a problem, records and an effort, and no place, so an executor
-that loses a worker may run a job again.
+All of them have the protocol ``Executor``; the cluster's is ``ray_executor``. A job names a problem, records and an
+effort, and no place, so an executor that loses a worker may run a job again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-IN_FLIGHT = 12  # problems where kernels compile meanwhile: one is measured, the others propose, compile, or wait
+IN_FLIGHT = 12  # problems at a time if kernels compile meanwhile: one is measured, the others propose or compile
 START_SECONDS = 300.0  # seconds for a process to import its modules and find its device
 
 
@@ -42,11 +42,11 @@ class Executor(Place, Protocol):
     in_order: bool
 
     def prepare(self, records: Sequence[Record]) -> None:
-        """Begins what evaluations of these records need before a GPU, such as compiling, and returns at once."""
+        """Begins the work for these records that needs no GPU, such as compiling, and returns at once."""
         ...
 
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
-        """Begins a job, or puts it in a queue, where jobs of lesser rank are first. One thread calls this."""
+        """Begins a job, or puts it into a queue in which lesser ranks go first. A single thread calls this."""
         ...
 
     def in_flight(self) -> int:
@@ -59,7 +59,7 @@ class Executor(Place, Protocol):
 
 
 class InProcess:
-    """Evaluates in this process, one job after the other: for environments that cannot hang."""
+    """Evaluates in this process, one job after the other, for environments that cannot hang."""
 
     in_order = True
 
@@ -68,7 +68,7 @@ class InProcess:
         self.name, self.on = environment.name, environment.on
 
     def prepare(self, records: Sequence[Record]) -> None:
-        """Nothing: an evaluation does all of it."""
+        """Does nothing: an evaluation does all of the work."""
 
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - nothing is ever queued
         """Evaluates the job before it returns."""
@@ -77,19 +77,19 @@ class InProcess:
         return ended
 
     def in_flight(self) -> int:
-        """1: nothing happens beside an evaluation."""
+        """1, because nothing happens beside an evaluation."""
         return 1
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing: there are no workers."""
 
 
 class Worker:
-    """Evaluates in a process of its own; ends it after ``seconds`` without an answer, and starts another.
+    """Evaluates in a process of its own, which it ends and replaces after ``seconds`` without an answer.
 
-    So a kernel that hangs, or that breaks the device, costs only itself: the worker evaluates the records of a lost job
-    one by one, and a record that is lost again is a failure. ``build`` compiles records in this process meanwhile, as
-    soon as they are proposed, on ``cores``; without it an evaluation compiles its own.
+    A kernel that hangs, or breaks the device, therefore costs only itself: the records of a lost job are evaluated one
+    by one, and a record that is lost again is a failure. ``build`` compiles records in this process on ``cores`` cores as
+    soon as they are proposed; without it each evaluation compiles its own.
     """
 
     in_order = True
@@ -115,12 +115,14 @@ class Worker:
             self._ahead.add(records)
 
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - the order is that of submission
-        """One after the other, in the order of submission."""
+        """Puts the job into the queue, whose order is that of submission."""
         return self._queue.submit(self._evaluate_compiled, job)
 
     def in_flight(self) -> int:
-        """2: while a proposer thinks about one problem, another one is measured. More where kernels of others compile
-        meanwhile, as many on every machine, since what the policy has learnt by then depends on it."""
+        """2 without background compilation: one problem is measured while a proposer thinks about the other.
+
+        With it the number is the same on every machine, because what the policy learns from depends on it.
+        """
         return 2 if self._ahead is None else IN_FLIGHT
 
     def _evaluate_compiled(self, job: Job) -> list[Trial]:
@@ -138,7 +140,7 @@ class Worker:
         return [trial_of(self, job.problem, job.records[0], job.effort, outcome, reason=answer)]
 
     def _ask(self, question: Any) -> Any:
-        """The trials, or a sentence that says why there are none; then the process has ended."""
+        """The trials; or a sentence that says why there are none, and then the process has ended."""
         return self._answer(self._connection(), question, self._seconds)
 
     def _answer(self, worker: workers.Worker, question: Any, seconds: float) -> Any:

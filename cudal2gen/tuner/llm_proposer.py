@@ -1,11 +1,11 @@
 """A proposer that asks a language model on any chat-completions server.
 
-``record_prompt`` writes the question, ``record_answers`` reads the answer: sparse changes to records, of which an illegal one goes
-back with its rule, at most ``RETRIES`` times. An answer can set fields of a record and nothing else.
+``record_prompt`` writes the question and ``record_answers`` reads the answer, which is sparse changes to records; an
+answer can set fields of a record and nothing else. An illegal change goes back with its rule (``conversation``).
 
-With ``beside`` an exchange runs in a thread while the GPU evaluates what other proposers, or the answer before, have
-proposed; ``propose`` then never waits. A failing server, or a nonsensical answer, costs proposals only: the server
-rests (``chat``), a problem without usable answers is left out for some rounds, and both are asked again.
+With ``in_background`` an exchange runs in a thread while the GPU evaluates other proposals, and ``propose`` never
+waits. A failing server or a useless answer costs proposals only: the server rests (``chat``), a problem without usable
+answers is skipped for some rounds, and both are asked again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question, proposal
 from cudal2gen.tuner.record_answers import LONGEST_REASON, Fault
 from cudal2gen.tuner.record_prompt import Evidence
 
-WAITING = 16  # most records in a prompt that were proposed and have no trial
-LONGEST_ABSENCE = 16  # rounds of a problem without a question after useless answers
+WAITING = 16  # most proposed records without a trial in a prompt
+MOST_SKIPPED = 16  # most rounds of a problem that are skipped after a useless answer
 
 
 def _warn(text: str) -> None:
@@ -35,23 +35,28 @@ def _warn(text: str) -> None:
 
 @dataclass
 class _Dialogue:
-    """What was asked and answered about one problem. ``useless``: answers in a row without a usable proposal;
-    ``absence``: rounds until the next question; ``paid``: proposals of an earlier start, to be made before one."""
+    """What was asked and answered about one problem.
+
+    - ``paid``: proposals of answers to an earlier start of the run, which are made before anything is asked.
+    - ``proposed``: the proposed records by their keys.
+    - ``useless``: answers in a row without a usable proposal; ``skips``: rounds to skip before the next question.
+    - ``exchange``: the one in the background.
+    """
 
     paid: list[Proposal] = field(default_factory=list)
     proposed: dict[object, Record] = field(default_factory=dict)
     useless: int = 0
-    absence: int = 0
-    exchange: _Beside | None = None
+    skips: int = 0
+    exchange: _Background | None = None
 
 
-class _Beside:
+class _Background:
     """Work in a thread of its own, which does not keep the process alive."""
 
     def __init__(self, work: Callable[[], list[Proposal]]) -> None:
         self._proposals: list[Proposal] = []
         self._error: BaseException | None = None
-        # The thread drops its arguments at its end: a question's candidates are large.
+        # As an argument and no attribute, the work is dropped when the thread ends: a question's candidates are large.
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True, name="llm")
         self._thread.start()
 
@@ -74,31 +79,34 @@ class _Beside:
 
 
 class LlmProposer(FixedStrategy):
-    """``Proposer`` and ``Awaited``. ``pool``: records among which a prompt shows winners of similar problems.
+    """``Proposer`` and ``Awaited``.
 
-    ``budget``: tokens of memory in a prompt. ``beside``: exchanges run beside evaluations. ``warn``: receives each
-    distinct failure once. ``evidence``: see ``record_prompt.document``. ``alone``: nobody else proposes. After ``patience``
-    useless answers in a row on a problem, rounds are left out: 1, 2, 4, .. Proposals that are still illegal after the
-    last retry come last: their trials teach the other proposers.
+    - ``pool``: records among which a prompt shows winners of similar problems.
+    - ``budget``: tokens of memory in a prompt. ``evidence``: see ``record_prompt.document``.
+    - ``patience``: after so many useless answers in a row on a problem 1, 2, 4, .. of its rounds are skipped.
+    - ``in_background``: exchanges run beside evaluations. ``alone``: there is no other proposer.
+    - ``warn`` receives each distinct failure once.
+
+    Proposals that are still illegal after the last correction are made too, because their trials teach other proposers.
     """
 
     name = record_answers.PROPOSER
 
     def __init__(
         self, talk: Chat, memory: Memory, pool: Sequence[Record] = (), budget: int = 1500, patience: int = 2,
-        *, beside: bool = False, warn: Callable[[str], None] = _warn, evidence: Evidence | None = None,
+        *, in_background: bool = False, warn: Callable[[str], None] = _warn, evidence: Evidence | None = None,
         alone: bool = False,
     ) -> None:  # fmt: skip
         self._alone = alone
         self._evidence = evidence
         self._chat, self._memory, self._pool, self._budget = talk, memory, pool, budget
-        self._patience, self._beside, self._warn = patience, beside, warn
+        self._patience, self._in_background, self._warn = patience, in_background, warn
         self._warnings: set[str] = set()
         self._dialogues: dict[Problem, _Dialogue] = {}
 
     @property
     def failure(self) -> str:
-        """Why the last question had no answer; empty if it had one."""
+        """Why the last question got no answer; empty if it got one."""
         return str(self._chat.failure or "")
 
     @property
@@ -109,7 +117,7 @@ class LlmProposer(FixedStrategy):
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Up to ``count`` new records, and the illegal proposals of the last answer.
 
-        With ``beside`` those of the exchange that has ended since, if one has, and another exchange begins.
+        With ``in_background`` they are those of the exchange that has ended since, if one has; another one begins.
         """
         if count < 1:
             return []
@@ -128,17 +136,17 @@ class LlmProposer(FixedStrategy):
             dialogue.exchange = None
             if question.last:
                 return proposals
-        if dialogue.absence:
-            dialogue.absence -= 1
+        if dialogue.skips:
+            dialogue.skips -= 1
             return proposals
         messages, bases, question = self._question(question, dialogue, count)
 
         def converse() -> list[Proposal]:
             return self._converse(messages, bases, question, count, dialogue)
 
-        if not self._beside:
+        if not self._in_background:
             return proposals + converse()
-        dialogue.exchange = _Beside(converse)
+        dialogue.exchange = _Background(converse)
         return proposals
 
     def wait(self, problem: Problem) -> bool:
@@ -150,7 +158,7 @@ class LlmProposer(FixedStrategy):
         return True
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:
-        """See ``Awaited``. Raises Failure where nobody else can propose and the server refuses for good."""
+        """See ``Awaited``. Raises Failure if there is no other proposer and the server refuses for good."""
         if self._alone and (failure := self._chat.failure) is not None and failure.for_good:
             raise failure.final
         waiting = "nobody else proposes, so the search waits {:.0f} s, after which the server may be asked again"
@@ -158,12 +166,15 @@ class LlmProposer(FixedStrategy):
             return False
         dialogue = self._dialogues.get(problem)
         if dialogue is not None and dialogue.exchange is not None and not dialogue.exchange.result():
-            dialogue.exchange = None  # it began during the rest, so no question was sent
+            dialogue.exchange = None  # it began during the rest, so it sent no question
         return True
 
     def _paid(self, problem: Problem) -> list[Proposal]:
-        """The proposals of the last answers of the run's earlier starts, of which some may have no trial yet: those to
-        a question and to one that was asked beside its evaluation."""
+        """The proposals of the last answers of the run's earlier starts, some of which may have no trial yet.
+
+        Two questions are enough, with their corrections: the last one, and the one before it, whose records may still
+        have been under evaluation.
+        """
         proposals: list[Proposal] = []
         for outcome in self._chat.history.outcomes(problem)[-2 * (1 + RETRIES) :]:
             for fields in outcome.proposals:
@@ -171,16 +182,16 @@ class LlmProposer(FixedStrategy):
                 if "violation" in fields:
                     proposals.append(Proposal(self.name, own, None, str(fields["violation"])))
                 else:
-                    whole = problem.model_dump(mode="json") | own | {"origin": space.tuned(self.name)}
-                    proposals.append(proposal(self.name, whole)._replace(fields=own))
+                    complete = problem.model_dump(mode="json") | own | {"origin": space.tuned(self.name)}
+                    proposals.append(proposal(self.name, complete)._replace(fields=own))
         return proposals
 
     def _question(
         self, question: Question, dialogue: _Dialogue, count: int
     ) -> tuple[Messages, dict[str, Record], Question]:
-        """The messages, the records that their labels name, and the question with what awaits a trial."""
+        """The messages, the records by the labels in them, and the question with the records that await a trial."""
         bases = record_prompt.bases_of(question)
-        # Proposed records without a trial: the search pruned them, or their batch has not ended.
+        # Proposed records have no trial if the search pruned them, or if their batch has not ended.
         tried_keys = {parse(trial.record).kernel_key for trial in question.trials if trial.outcome != "illegal"}
         waiting = {key: record for key, record in dialogue.proposed.items() if key not in tried_keys}
         question = replace(question, proposed_keys=question.proposed_keys | waiting.keys())
@@ -196,7 +207,7 @@ class LlmProposer(FixedStrategy):
     def _converse(
         self, messages: Messages, bases: Mapping[str, Record], question: Question, count: int, dialogue: _Dialogue
     ) -> list[Proposal]:
-        """Asks until an answer needs no correction; the proposals, legal ones first."""
+        """Asks until an answer needs no correction. Returns the proposals, legal ones first."""
         proposals: dict[object, Proposal] = {}
         faults: list[Fault] = []
         has_answer = False
@@ -217,7 +228,7 @@ class LlmProposer(FixedStrategy):
         if has_answer:
             dialogue.useless = 0 if proposals else dialogue.useless + 1
             if dialogue.useless >= self._patience:
-                dialogue.absence = min(2 ** (dialogue.useless - self._patience), LONGEST_ABSENCE)
+                dialogue.skips = min(2 ** (dialogue.useless - self._patience), MOST_SKIPPED)
         dialogue.proposed |= {key: proposal.record for key, proposal in [*proposals.items()][:count] if proposal.record}
         if not proposals and faults:
             self._warn_once(f"no proposal of an answer could be used: {faults[0].text}")
@@ -232,7 +243,7 @@ class LlmProposer(FixedStrategy):
         count: int,
         proposals: dict[object, Proposal],
     ) -> tuple[Reading, list[Fault]]:
-        """Adds an answer's new, legal proposals to ``proposals``; the answer's outcome, and the faults of the others."""
+        """Adds an answer's new, legal proposals to ``proposals``. Returns its outcome, and the faults of the rest."""
         ideas, faults = record_answers.ideas_of(reply, 4 * count)
         known_keys = set(question.proposed_keys) | ({question.incumbent.kernel_key} if question.incumbent else set())
         own: list[Proposal] = []
@@ -263,7 +274,7 @@ class LlmProposer(FixedStrategy):
 
 
 def _unproposed(proposals: Sequence[Proposal], question: Question, count: int) -> list[Proposal]:
-    """Proposals that were not made before: at most ``count`` legal ones, and the illegal ones with them."""
+    """At most ``count`` legal proposals that were not made before, and all illegal ones."""
     legal = [
         proposal
         for proposal in proposals
@@ -273,5 +284,5 @@ def _unproposed(proposals: Sequence[Proposal], question: Question, count: int) -
 
 
 def _worth_retrying(faults: Sequence[Fault], proposals: Mapping[object, Proposal]) -> bool:
-    """Whether another exchange pays: after an illegal proposal, or after faults without any legal one."""
+    """Whether a correction is worth an exchange: after an illegal proposal, or if nothing legal was proposed."""
     return any(fault.proposal for fault in faults) or (bool(faults) and not proposals)

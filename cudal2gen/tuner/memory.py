@@ -1,16 +1,15 @@
-"""Contextual memory: Markdown notes on architectures, and lessons of campaigns: what improved, what never helped.
+"""Notes for a language model: Markdown notes on architectures, and lessons of campaigns on what helped and what did not.
 
 A note is a section of a Markdown file: a heading, lines ``key: value``, an empty line, and text. ``gpus`` and
-``classes`` limit its scope (absent: everywhere); ``source`` names its origin; ``measured`` names a device, or says no.
-The package ships notes in ``tuner/notes``. Lessons are appended to a file beside their trials, so lessons from the
-model environment stay apart from measured ones.
+``classes`` limit its scope, which is everything if they are absent; ``source`` names its origin; ``measured`` names a
+device, or says no. The package ships notes in ``tuner/notes``. Lessons are appended to a file beside their trials, so
+lessons of the model environment stay apart from measured ones.
 
-Notes are data from unknown authors: a prompt passes them as data, never as instructions.
+The authors of notes are unknown, so a prompt passes notes as data and never as instructions.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import re
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 SHIPPED = places.PACKAGE / "tuner" / "notes"
 CLASSES: tuple[str, ...] = get_args(SizeClass)
 MAX_NOTE = 2000  # most characters of a note in a prompt
-SETBACKS, MAX_SETBACKS = 3, 6  # least trials of a slower change; most changes in a lesson
+SETBACKS, MAX_SETBACKS = 3, 6  # fewest trials that condemn a change; most changes in a lesson
 CHARACTERS_PER_TOKEN = 3.5  # a safe guess for English mixed with numbers and current tokenisers
 _HEADING = re.compile(r"^## +(.+?)\s*$")
 _KEY = re.compile(r"^(gpus|classes|source|measured|problem|changes|gain): *(.*?)\s*$")
@@ -45,9 +44,8 @@ def tokens(text: str) -> int:
 
 @dataclass(frozen=True)
 class Note:
-    """A note. ``problem``: gpu, acc, layout and m_n_k of a lesson, empty for general notes.
-
-    ``changes``: a lesson's changed fields as JSON, old and new value each. ``gain``: their speedup with its interval.
+    """A note. A lesson also has a ``problem`` (its title), ``changes`` (the changed fields as JSON, old and new value
+    each) and a ``gain`` (their speedup with its interval).
     """
 
     title: str
@@ -66,14 +64,14 @@ class Note:
         return related and (not self.classes or problem.size_class in self.classes)
 
     def relevance(self, problem: Problem) -> str:
-        """Why ``recall`` takes the note, in the terms by which it ranks notes."""
+        """Why ``recall`` takes the note, in the terms by which notes are ranked."""
         gpu = "of this GPU" if problem.gpu in self.gpus else "of this architecture" if self.gpus else "of any GPU"
         sizes = f"{problem.size_class} problems" if self.classes else "problems of any size"
         apart = f", its sizes {self._distance(problem):.1f} doublings away" if self.problem else ""
         return f"{gpu}, {sizes}{apart}"
 
     def rank(self, problem: Problem) -> tuple[float, ...]:
-        """A sort key, smaller for more specific notes: by this GPU, by size class, by the distance of sizes."""
+        """A sort key, smaller for more specific notes: of this GPU, of this size class, of near sizes."""
         kinship = 0 if problem.gpu in self.gpus else 1 if self.gpus else 2
         return (kinship, 0 if self.classes else 1, self._distance(problem))
 
@@ -94,13 +92,13 @@ class Note:
 
     @property
     def visible(self) -> dict[str, str]:
-        """The note's text and its evidence for a prompt, printable characters only, at most ``MAX_NOTE`` each."""
+        """The note's text and evidence for a prompt: printable characters only, at most ``MAX_NOTE`` of each."""
         texts = {name: getattr(self, name) for name in ("title", "text", "measured", "source", "changes", "gain")}
         return {name: _UNPRINTABLE.sub("", value)[:MAX_NOTE] for name, value in texts.items() if value}
 
 
 def parse_notes(text: str) -> Iterator[Note]:
-    """The notes of a Markdown file; skips text before the first heading and sections of another shape."""
+    """The notes of a Markdown file. Text before the first heading, and sections of another form, are skipped."""
     for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
         lines = section.splitlines()
         heading = _HEADING.match(lines[0]) if lines else None
@@ -121,15 +119,15 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def lessons_path(trials: Path) -> Path:
-    """The file of lessons beside a file of trials, so measured and modelled lessons have files of their own."""
+    """The file of lessons beside a file of trials: measured and modelled lessons have files of their own."""
     return trials.with_name(f"{trials.stem}-lessons.md")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Notes, and the file of new lessons (None: lessons are not kept).
+    """Notes, and the file of new lessons; without a file lessons are not kept.
 
-    ``excluded``: m_n_k of problems whose lessons ``recall`` hides; a comparison on held-out problems excludes these,
+    ``excluded``: the m_n_k of problems whose lessons ``recall`` hides. A comparison excludes the held-out problems,
     because their lessons contain the answers.
     """
 
@@ -142,7 +140,7 @@ class Memory:
         return replace(self, excluded=frozenset(self.excluded) | {problem.mnk for problem in problems})
 
     def recall(self, problem: Problem, budget: int = 1500) -> list[Note]:
-        """Notes that cover a problem, the most specific first, within about ``budget`` tokens in total."""
+        """Notes that cover a problem, the most specific first, of about ``budget`` tokens in total at most."""
         notes: list[Note] = []
         applicable = [note for note in self._all() if note.holds_for(problem) and not self._hidden(note)]
         for note in sorted(applicable, key=lambda note: note.rank(problem)):
@@ -161,28 +159,28 @@ class Memory:
             yield from parse_notes(_text(self.file))
 
     def learn(self, search: Search) -> Note | None:
-        """Appends and returns the lesson of a search with an improvement; None without one, or if the file has it.
+        """Appends and returns the lesson of a search's improvement; None without one, or if the file has it already.
 
-        Raises OSError where the file cannot be written.
+        Raises OSError if the file cannot be written.
         """
         winner, gain = search.winner, search.gain
         if self.file is None or winner is None or gain is None or not search.improved or search.incumbent is None:
             return None
-        if winner.environment == "replay":  # the measurement has appended the lesson
+        if winner.environment == "replay":  # the lesson was appended when the trial was measured
             return None
         note = lesson(search.problem, search.incumbent, parse(winner.record), gain, winner.environment, winner.on)
         return note if _append(note, self.file) else None
 
     def learn_setbacks(self, search: Search) -> Note | None:
-        """Appends and returns the lesson of changes that never helped in a search (``setbacks``); None if there is none.
-        Raises OSError if the file cannot be written."""
+        """Appends and returns the lesson of changes that never helped (``setbacks``); None if there is none, or if the
+        file has it already. Raises OSError if the file cannot be written."""
         if self.file is None or search.incumbent is None:
             return None
         note = setbacks(search.problem, search.incumbent, search.evaluations)
         return note if note and _append(note, self.file) else None
 
     def keep(self, note: Note) -> bool:
-        """Appends a note unless the file has it already, or there is none; whether it did. Raises OSError."""
+        """Appends a note unless the file has it already or there is no file; whether it did. Raises OSError."""
         return self.file is not None and _append(note, self.file)
 
 
@@ -214,8 +212,8 @@ def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment:
 
 
 def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> Note | None:
-    """The lesson of changes to single fields that ``SETBACKS`` or more trials share, each of them slower than the
-    incumbent beyond noise; the worst ``MAX_SETBACKS`` of them. None without one, and for a replay's trials."""
+    """The lesson of changes that never helped: changed fields that ``SETBACKS`` or more trials share, all of them slower
+    than the incumbent beyond noise. The worst ``MAX_SETBACKS`` of them; None if there are none, or in a replay."""
     ratios: dict[tuple[str, str, str], list[Ratio]] = {}
     places = set()
     for trial in trials:
@@ -252,9 +250,7 @@ def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> No
 
 def _append(note: Note, path: Path) -> bool:
     """Adds a lesson unless the file has the same changes for the same problem; a file lock serialises processes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with files.locked(path) as file:
         file.seek(0)
         existing = file.read().decode(errors="replace")
         if any((stored.problem, stored.changes) == (note.problem, note.changes) for stored in parse_notes(existing)):

@@ -13,16 +13,16 @@ from cudal2gen.tuner.policy import Policy
 from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.proposers import Evolution, Heuristics, Mixture, Nearest, PolicyProposer, Random, Tpe
 
-MOST_KEPT = 32  # problems of which the cost model's view is kept
+MOST_KEPT = 32  # problems whose view by the cost model is kept
 NAMES = ("cost-model", "policy", "prior", "llm", "nearest", "heuristics", "tpe", "evolution", "random")
 
 
 class ProposerFactory:
-    """Makes a proposer for each search, a mixture where there are several names (``NAMES``).
+    """Makes a proposer for each search: a mixture if there are several names, which must be of ``NAMES``.
 
     ``policy``, ``llm`` and ``costs`` make the policy, the language model and the cost model; each is called at most
-    once, and only where a name needs it. Draws follow from ``seed`` and the problem. ``reward_settings``: the policy's
-    reward, the logarithm of speed if None. Raises ValueError for an unknown name, MissingLibrary.
+    once, and only if a name needs it. Random draws follow from ``seed`` and the problem. ``weights``: those of the policy's
+    reward, which is the logarithm of speed if None. Raises ValueError for an unknown name, MissingLibrary.
     """
 
     def __init__(
@@ -31,27 +31,27 @@ class ProposerFactory:
         policy: Callable[[], Policy],
         pool: Iterable[Record],
         seed: int = 0,
-        reward_settings: reward.RewardWeights | None = None,
+        weights: reward.RewardWeights | None = None,
         llm: Callable[[], Proposer] | None = None,
         costs: Callable[[], CostModel] = cost_model.load,
     ) -> None:
         if strangers := [name for name in names if name not in NAMES]:
             raise ValueError(f"no proposer {', '.join(strangers)}: must be of {', '.join(NAMES)}")
         self._names = tuple(dict.fromkeys(names))
-        self._pool, self._seed, self._reward = list(pool), seed, reward_settings
+        self._pool, self._seed, self._reward = list(pool), seed, weights
         self._policy = policy() if {"policy", "prior"} & set(names) else None
         self._costs = costs() if "cost-model" in names else None
         if "llm" in names and llm is None:
             raise ValueError("proposer llm needs a server: --llm NAME@URL")
         self._llm = llm() if llm and "llm" in names else None
         self._learning: dict[Problem, PolicyProposer] = {}
-        # Its answers follow from the question; what it keeps of a problem's candidates serves the problem's next turn.
+        # Kept although their answers follow from the question alone: they remember a problem's candidates.
         self._climbing: dict[Problem, Proposer] = {}
         for name in self._names:
             self._make(name, seed)  # raises MissingLibrary at the start, not in the first search
 
     def proposer(self, problem: Problem) -> Proposer:
-        """A search's own proposer; the language model and its limits are shared."""
+        """The proposer of one search. All searches share the language model and its limits."""
         seed = zlib.crc32(f"{self._seed} {problem.key}".encode())
         proposers = [self._climber(problem) if name == "cost-model" else self._make(name, seed) for name in self._names]
         for proposer in proposers:
@@ -60,7 +60,7 @@ class ProposerFactory:
         return proposers[0] if len(proposers) == 1 else Mixture(proposers)
 
     def conclude(self, problem: Problem) -> None:
-        """After a problem's search: the policy learns from it what later searches begin with."""
+        """Ends a problem's search: the policy learns from it for later searches."""
         self._climbing.pop(problem, None)
         if proposer := self._learning.pop(problem, None):
             proposer.conclude()

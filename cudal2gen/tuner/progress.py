@@ -1,4 +1,4 @@
-"""The progress of a campaign, for a terminal and for a log."""
+"""Shows the progress of a campaign on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cudal2gen.tuner.search import Search
 if TYPE_CHECKING:
     from rich.table import Table
 
-SECONDS = 10.0  # between the lines of a log
+SECONDS = 10.0  # between two lines of a log
 
 
 def line(state: CampaignState, seconds: float) -> str:
-    """One line: problems, evaluations, improvements, failures by reason."""
+    """Problems, evaluations, improvements and failures by outcome, in one line."""
     failures = ", ".join(f"{count} {outcome}" for outcome, count in state.failures.most_common()) or "no failures"
     return (
         f"{len(state.searches)} of {state.problems} problems, {state.evaluations} evaluations in "
@@ -36,7 +36,7 @@ def gain(search: Search) -> str:
 
 
 def table(state: CampaignState, seconds: float) -> Table:
-    """The terminal's view: the last searches that ended, those under way, the sums."""
+    """The view on a terminal: the last searches that ended, those under way, and the sums."""
     from rich.table import Table
 
     view = Table(title=line(state, seconds), title_justify="left", box=None, pad_edge=False)
@@ -54,7 +54,7 @@ def table(state: CampaignState, seconds: float) -> Table:
 
 @contextmanager
 def live_view(out: TextIO = sys.stderr) -> Iterator[Callable[[CampaignState], None]]:
-    """A live view on a terminal, else a line every ten seconds."""
+    """Context with a function that shows a state: live on a terminal, else in a line every ten seconds."""
     if out.isatty():
         from rich.console import Console
         from rich.live import Live

@@ -1,7 +1,7 @@
 """Questions to proposers, their proposals, and the protocol ``Proposer``.
 
-A proposer that writes fields itself rather than picking candidates, as a language model does, answers with
-``proposal``: an illegal one carries the violated rule, and becomes a trial like any other failure.
+A proposer may write fields itself in place of picking candidates, as a language model does. It then calls ``proposal``:
+an illegal proposal carries the violated rule, and becomes a trial like any other failure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from cudal2gen.results import Trial
 
 
 class Proposal(NamedTuple):
-    """A record; or fields with the rules that they violate, and no record. ``note``: the proposer's own remark."""
+    """A proposed record; or illegal fields with the rules that they violate, and no record. ``note``: the proposer's
+    remark."""
 
     proposer: str
     fields: Fields
@@ -27,7 +28,7 @@ class Proposal(NamedTuple):
 
 
 def proposal(proposer: str, fields: Fields) -> Proposal:
-    """The proposal of these fields: with a record where they are legal, else with the violated rules."""
+    """The proposal of these fields: with a record if they are legal, else with the violated rules."""
     try:
         return Proposal(proposer, fields, parse(fields))
     except IllegalRecord as error:
@@ -38,8 +39,8 @@ def proposal(proposer: str, fields: Fields) -> Proposal:
 class Question:
     """The legal candidates of a problem, and its trials so far, failures included.
 
-    ``proposed_keys``: ``Record.kernel_key`` of the records proposed before; the search does not evaluate them again.
-    ``last``: the search ends after this batch, so nothing that comes later is of use.
+    ``proposed_keys``: ``Record.kernel_key`` of the records that were proposed before, which are not evaluated again.
+    ``last``: the search ends after this batch, so a later answer is of no use.
     """
 
     candidates: Candidates
@@ -54,7 +55,7 @@ class Question:
 
     @cached_property
     def ranked(self) -> list[Trial]:
-        """Measured trials, fastest first; for a record with several, the last one."""
+        """Measured trials, the fastest first. The last trial of a record counts."""
         last = {trial_key(trial): trial for trial in self.trials if trial.measured}
         return sorted(last.values(), key=lambda trial: trial.cost)
 
@@ -70,30 +71,29 @@ class Proposer(Protocol):
     def name(self) -> str: ...
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Up to ``count`` proposals; fewer, or none, when it has no more. An illegal proposal raises nothing."""
+        """Up to ``count`` proposals; fewer, or none, if it has no more. An illegal proposal raises nothing."""
         ...
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        """Receives the trials of all proposers' proposals as soon as they end."""
+        """Receives new trials, those of other proposers included."""
         ...
 
 
 @runtime_checkable
 class Awaited(Protocol):
-    """A proposer whose answers come later. A search waits for them only when no other work is left."""
+    """A proposer whose answers come later. A search waits for them only if it has no other work."""
 
     def wait(self, problem: Problem) -> bool:
-        """Waits for an answer under way on a problem; whether there was one. Raises what asking for it raised."""
+        """Waits for the answer on a problem that is under way; whether there was one. Raises what asking raised."""
         ...
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:
-        """If a server asked for time, waits until it may be asked again and returns whether it may. ``stop`` ends the
-        waiting."""
+        """Waits for a server that asked for time, until ``stop``; whether it may be asked again now."""
         ...
 
 
 def trial_key(trial: Trial) -> tuple[str, str]:
-    """Equal for trials of one kernel with equal launch options."""
+    """A key that trials of one kernel with equal launch options share."""
     fields = {name: value for name, value in trial.record.items() if name not in space.NO_DECISION}
     return trial.name, repr(sorted(fields.items()))
 

@@ -1,4 +1,7 @@
-"""Proposers: random, nearest problems, evolution, TPE, NVIDIA's heuristics, the policy; and mixtures of them."""
+"""Proposers of records: at random, from the nearest problems, by evolution, TPE, NVIDIA's heuristics or the policy.
+
+``Mixture`` lets several of them share a search.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,15 @@ class Random(FixedStrategy):
         self._rng = random.Random(seed)
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Fewer than ``count`` only where nearly all candidates were proposed before."""
+        """Fewer than ``count`` proposals only if nearly all candidates were proposed before."""
         return _new_proposals(question, count, lambda: question.candidates.draw(self._rng, self.name))
 
 
 class Nearest(FixedStrategy):
-    """The decisions of the nearest problems' records, nearest first, or the legal candidates most like them.
+    """The records of the nearest problems, nearest first; if one is illegal here, the most similar legal candidate.
 
-    A comparison of proposers removes its held-out problems from ``pool``. ``ordered``: in the pool's own order.
+    ``pool``: the records to take from; a comparison of proposers removes its held-out problems from it. ``ordered``:
+    they are taken in the pool's own order.
     """
 
     name = "nearest"
@@ -49,7 +53,7 @@ class Nearest(FixedStrategy):
         self._neighbours, self._ordered = neighbours, ordered
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Ends after ``neighbours`` records of the pool."""
+        """No proposals after ``neighbours`` records of the pool."""
         problem, proposals, keys = question.problem, [], set(question.proposed_keys)
         pool = [record for record in self._pool if record.acc == problem.acc and record.problem != problem]
         if not self._ordered:
@@ -65,7 +69,8 @@ class Nearest(FixedStrategy):
 
 
 def distance(first: Problem, second: Problem) -> float:
-    """The distance of two problems: the sum of |log2| of their extents' ratios; 20 for another GPU, 10 for a layout."""
+    """The distance of two problems, in doublings: the sum of |log2| of their extents' ratios, with 20 more for another
+    GPU and 10 more for another layout."""
     sizes = [(first.m, second.m), (first.n, second.n), (first.k, second.k)]
     penalty = 20.0 * (first.gpu != second.gpu) + 10.0 * (first.layout != second.layout)
     return penalty + sum(abs(math.log2(a / b)) for a, b in sizes)
@@ -272,7 +277,7 @@ class PolicyProposer:
             self._lessons.append((question, trials, self._actions))
 
     def conclude(self) -> None:
-        """After a search: the policy itself learns from its trials, batch by batch. Without ``keep`` nothing happens."""
+        """Ends a search: the policy learns from its trials, batch by batch. Without ``keep`` nothing happens."""
         if self._lessons:
             view = self.policy.view(self._lessons[0][0].candidates)
             for question, trials, actions in self._lessons:
@@ -347,11 +352,11 @@ class Mixture:
         return proposals
 
     def wait(self, problem: Problem) -> bool:
-        """Waits for the first that has an answer under way: see ``Awaited``."""
+        """Waits for the first member with an answer under way: see ``Awaited``."""
         return any(proposer.wait(problem) for proposer in self.members if isinstance(proposer, Awaited))
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:  # noqa: ARG002
-        """Returns False at once: with other proposers a search goes on, or ends, without one that rests."""
+        """Returns False at once, because a search with other proposers does not wait for a server that rests."""
         return False
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:

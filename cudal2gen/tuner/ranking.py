@@ -28,6 +28,7 @@ from cudal2gen.tuner.facts import Facts, facts
 from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.proposers import Heuristics, Nearest, Random
 from kernelproof.ground.errors import MissingLibrary, WrongInput
+from kernelproof.ground.pages import grid
 
 Recordings = Mapping[Problem, Recording]
 # Regrets: (GPU, proposer) -> (seed, the problem's key) -> a regret for each number of trials.
@@ -210,20 +211,16 @@ def markdown(ranked: Sequence[Row], searched: Sequence[Row], settings: RankingPl
     for title, rows in (("Ranking, no evaluation", ranked), ("Search, one evaluation at a time", searched)):
         if rows:
             label = "top-{}" if rows is ranked else "regret at {}"
-            lines += [f"## {title}", "", *_table(rows, label), ""]
+            lines += [f"## {title}", "", _table(rows, label), ""]
     return "\n".join([*lines, *(f"- {claim}" for claim in claims(ranked))]) + "\n"
 
 
-def _table(rows: Sequence[Row], label: str) -> list[str]:
-    counts = rows[0].counts
-    lines = [
-        "| GPU | proposer | problems | " + " | ".join(label.format(count) for count in counts) + " |",
-        "|---|---|---:|" + "---:|" * len(counts),
-    ]
+def _table(rows: Sequence[Row], label: str) -> str:
+    cells = []
     for row in rows:
-        cells = [f"{v:.2%} [{low:.2%}, {high:.2%}]" for v, (low, high) in zip(row.regret, row.bounds, strict=True)]
-        lines.append(f"| {row.gpu} | {row.name} | {row.problems} | {' | '.join(cells)} |")
-    return lines
+        regrets = [f"{v:.2%} [{low:.2%}, {high:.2%}]" for v, (low, high) in zip(row.regret, row.bounds, strict=True)]
+        cells.append([row.gpu, row.name, row.problems, *regrets])
+    return grid(["GPU", "proposer", "problems", *map(label.format, rows[0].counts)], cells, left=2)
 
 
 def claims(ranked: Sequence[Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Real recordings as trials: AutoHeuristic's files, and files of trials that ``tune`` wrote."""
+"""Recordings of measurements as trials: AutoHeuristic's files, and files of trials that ``tune`` wrote."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ VENDOR = "cublas"
 
 
 def trials(paths: Sequence[Path], admits: Callable[[Problem], bool] = lambda _: True) -> list[Trial]:
-    """The trials of files and folders, of problems that ``admits``: ``*.jsonl`` of trials, else AutoHeuristic's.
+    """The trials of the problems that ``admits``. Files ``*.jsonl`` have trials, other files and folders AutoHeuristic's.
 
-    Raises WrongInput where a path is missing, or none of them has a trial.
+    Raises WrongInput if a path is missing, or if there is no trial.
     """
     recorded: list[Trial] = []
     for path in paths:
@@ -42,7 +42,7 @@ def trials(paths: Sequence[Path], admits: Callable[[Problem], bool] = lambda _: 
 
 
 def as_trials(problem: Problem, recording: Recording) -> list[Trial]:
-    """A recording's tiles as trials of the longest effort, beside the vendor's time where there is one."""
+    """A recording's tiles as trials of the longest effort, beside the vendor's time if there is one."""
     tile.register()
     vendor = () if recording.vendor_us is None else (_timing(VENDOR, recording.vendor_us),)
     fields = problem.model_dump()

@@ -2,8 +2,8 @@
 
     reward = mean over cases of (t_ref / t_custom - alpha * max_diff) - beta * length
 
-``length``: characters of the rendered source; ``max_diff``: in D's units; times in one common unit. The reward of a
-failure is ``RewardWeights.failed``, whatever its times.
+``max_diff`` is in D's units, ``length`` in characters of the rendered source, and the times have a common unit. A
+failure has the reward ``RewardWeights.failed``, whatever its times.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cudal2gen.results import INCUMBENT, Trial
 
 @dataclass(frozen=True)
 class RewardWeights:
-    """Weights of the reward. ``lower_bound``: speed is the lower end of its 95 % interval, so noise earns nothing.
+    """Weights of the reward. ``lower_bound``: the speed is the lower end of its 95 % interval, so noise earns nothing.
 
-    ``reference``: the contender whose time is t_ref; the fastest baseline if None, or the incumbent without one.
+    ``reference``: the contender whose time is t_ref. If None, it is the fastest baseline, or the incumbent without one.
     """
 
     alpha: float = 0.01
@@ -33,7 +33,7 @@ class RewardWeights:
 
 
 class Case(NamedTuple):
-    """One test case: how many times faster than the reference, and the largest absolute difference from it."""
+    """One test case: the speed over the reference's, and the largest absolute difference from its result."""
 
     speed: float
     max_diff: float
@@ -49,7 +49,7 @@ def reward(cases: Sequence[Case], length: int, alpha: float, beta: float) -> flo
 def of_trials(trials: Sequence[Trial], settings: RewardWeights) -> float:
     """The reward of one record, whose trials are its test cases; ``failed`` if any of them failed.
 
-    Raises ValueError where the reference was not timed beside the record.
+    Raises ValueError if the reference was not timed beside the record.
     """
     if not all(trial.measured for trial in trials):
         return settings.failed

@@ -1,8 +1,8 @@
-"""One problem's search, in stages: propose, prune, time briefly, time the best for longer, in turns with the incumbent.
+"""The search for a faster record of one problem: propose, prune, time briefly, then time the best ones for longer.
 
-``store`` receives every trial first, so a killed search resumes from its stored trials. Stages are ordered by cost: only
-legal records compile, only compiled kernels run, only correct ones are timed, and only fast ones are timed for longer.
-What a search claims rests on samples that chose nothing: the winner alone is timed once more.
+The stages are ordered by their cost: only legal records are compiled, only compiled kernels are checked, only correct
+ones are timed, and only fast ones are timed for longer. The last stage times the winner alone, because the samples that
+chose a winner flatter it. Every trial is stored before the search uses it, so a killed search resumes from its trials.
 """
 
 from __future__ import annotations
@@ -22,20 +22,25 @@ from cudal2gen.tuner.executor import Executor, Job
 from cudal2gen.tuner.proposal import Awaited, Proposal, Proposer, Question, trial_key
 
 Store = Callable[[Sequence[Trial]], None]
-# How many of the best records are timed again. The winner of the long timing is where it is faster than the incumbent.
+# How many of the best records each later stage times. The final one is skipped unless the long one shows a gain.
 STAGES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3), ("final", 1))
-BEFORE: dict[Effort, Effort] = {"medium": "short", "long": "medium", "final": "long"}
+BEFORE: dict[Effort, Effort] = {
+    "medium": "short",
+    "long": "medium",
+    "final": "long",
+}  # whose best records each effort times
 FINISHED = "finished before"  # reason of a search that an earlier run has finished
 IDLE = 3  # a search ends after so many batches without a new legal record
 
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """The end of a search, and the bound of its pruning.
+    """When a search ends, and which records it skips.
 
-    ``evaluations``: short trials of legal records. ``patience``: those without an improvement that end it. ``prune``: a
-    search skips records whose modelled time exceeds this multiple of the least; None for no bound, as in the model
-    environment. ``longer``: whether the best are timed again, for longer.
+    - ``evaluations``: at most so many short trials of legal records, in batches of ``batch``.
+    - ``patience``: so many trials without an improvement end the search; None for no such limit.
+    - ``prune``: records whose modelled time exceeds this multiple of the least one are skipped; None skips none.
+    - ``longer``: whether the best records are timed again for longer.
     """
 
     evaluations: int = 64
@@ -83,7 +88,7 @@ class Search:
 
     @property
     def winner(self) -> Trial | None:
-        """The best trial of the longest effort that has measured trials."""
+        """The best trial of the longest effort with measured trials; None if nothing was measured."""
         for effort in ("final", "long", "medium", "short"):
             measured = [trial for trial in self.trials if trial.effort == effort and trial.measured]
             if measured:
@@ -98,13 +103,17 @@ class Search:
 
     @property
     def improved(self) -> bool:
-        """Whether the winner is another record, and its gain's whole interval in the final timing is above 1."""
+        """Whether the winner is another record than the incumbent, and faster beyond doubt: the whole interval of its
+        gain in the final timing is above 1."""
         return self.promising and self.winner is not None and self.winner.effort == "final"
 
     @property
     def promising(self) -> bool:
-        """``improved``, or so by the long timing. That chose the winner, and the fastest of several noisy times is
-        faster than it will be again, so it is no evidence of a gain."""
+        """Whether the winner looks improved, by the final or by the long timing.
+
+        The long timing alone is no evidence: it chose the winner, and the fastest of several noisy times is faster than
+        it will be again.
+        """
         winner, gain = self.winner, self.gain
         if winner is None or gain is None or gain.low <= 1:
             return False
@@ -117,9 +126,11 @@ class Search:
 
 
 class ProposerStep(NamedTuple):
-    """A proposer's step of a search: it observes new trials, then proposes. No other step of the search uses the proposer
-    meanwhile, so any thread may run it. ``proposals`` receives the answer; ``stop`` ends its waiting; ``bound_us`` is
-    that of the search's pruning."""
+    """A step in which the proposer observes the trials ``new`` and then proposes up to ``most`` records.
+
+    No other step of the search uses the proposer meanwhile, so any thread may run it. ``proposals`` gets the answer.
+    ``stop`` says when to stop waiting for it. ``bound_us``: records with a longer modelled time are pruned.
+    """
 
     proposer: Proposer
     question: Question
@@ -131,7 +142,7 @@ class ProposerStep(NamedTuple):
 
     @property
     def affordable(self) -> list[Proposal]:
-        """New legal proposals whose modelled time is not above ``bound_us``: what the search evaluates next."""
+        """The new legal proposals within ``bound_us``, which the search evaluates next."""
         return [
             proposal
             for proposal in _triage(self.question, self.proposals)[0]
@@ -139,13 +150,13 @@ class ProposerStep(NamedTuple):
         ]
 
     def run(self) -> None:
-        """Observes the new trials, if any, then proposes at most ``most`` records, none for 0. Where there is nothing
-        legal to evaluate meanwhile, it waits for proposals under way, or for a server that asked for time."""
+        """Observes the new trials, then proposes. Without a legal proposal it waits for answers that are under way, or
+        for a server that asked for time."""
         if self.new:
             self.proposer.observe(self.question, self.new)
         if self.most:
             self._propose()
-            waits = 1  # waits left for answers: one at first, one more after each rest of the server
+            waits = 1  # waits left for an answer under way; each wait for the server allows another one
             while isinstance(self.proposer, Awaited) and not any(proposal.record for proposal in self.proposals):
                 if self.proposer.wait_for_server(self.question.problem, self.stop):
                     waits = 1
@@ -160,7 +171,7 @@ class ProposerStep(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """An executor's step of a search; ``trials`` receives a trial for each record of the job."""
+    """A step in which an executor evaluates a job. ``trials`` receives one trial for each of its records."""
 
     job: Job
     trials: list[Trial]
@@ -198,9 +209,9 @@ def steps(
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[Search], None] = lambda _: None,
 ) -> Steps:
-    """A search's steps, each of which the caller completes before it asks for the next: many searches can take turns.
+    """Yields a search's steps. The caller completes each step before it asks for the next, so searches can take turns.
 
-    What a search does depends on its proposer and on the answers alone, not on when they come.
+    What a search does depends on the proposals and trials alone, and not on when they come.
     """
     bound = _bound(search.candidates, settings.prune)
     new, idle = search.short_trials, 0
@@ -239,7 +250,7 @@ def _bound(candidates: Candidates, factor: float | None) -> float | None:
 
 
 def _reason_to_stop(search: Search, settings: SearchLimits, idle: int, out_of_time: Callable[[], bool]) -> str:
-    if any(trial.effort == "long" for trial in search.trials):
+    if any(trial.effort == "long" for trial in search.trials):  # an earlier run stored them
         return FINISHED
     if len(search.evaluations) >= settings.evaluations:
         return f"{settings.evaluations} evaluations"
@@ -254,7 +265,7 @@ def _reason_to_stop(search: Search, settings: SearchLimits, idle: int, out_of_ti
 
 
 def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Proposal], list[Proposal]]:
-    """New legal proposals, each record once, and new illegal ones, each set of fields once."""
+    """The new legal proposals and the new illegal ones. Each record and each illegal set of fields counts once."""
     keys, legal, illegal = set(question.proposed_keys), [], []
     stored = {repr(sorted(trial.record.items())) for trial in question.trials if trial.outcome == "illegal"}
     for proposal in proposals:
@@ -291,7 +302,7 @@ def _attributed(proposals: Sequence[Proposal], evaluation: Evaluation, run_name:
 
 
 def _best(search: Search, effort: Effort, most: int) -> list[Proposal]:
-    """The best of the effort before this one, for timing them again; none where trials of this effort exist."""
+    """The best records of the effort before this one, to be timed again; none if trials of this effort exist."""
     if any(trial.effort == effort for trial in search.trials) or (effort == "final" and not search.promising):
         return []
     before = BEFORE[effort]

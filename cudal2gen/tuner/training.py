@@ -1,4 +1,7 @@
-"""``tune --train``: the cost model from trials and recordings, or from the timing model where there are none."""
+"""What ``cudal2gen train`` makes of trials and recordings: the cost model.
+
+Families without measurements learn from the timing model.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ PRIOR_TARGETS = (("a100", "f16"), ("a100", "f32"), ("h200", "f16"), ("h200", "f3
 
 
 def pooled(trials: Sequence[Trial], sizes: Sequence[tuple[int, int, int]], seed: int = 0) -> CostModel:
-    """The cost model of measured trials and recordings, and of the timing model where families have neither.
+    """The cost model of measured trials and recordings.
 
-    ``sizes``: (m, n, k) to draw the timing model's problems from. It says of these candidates that its own estimate
-    misses nothing, so that a family without measurements is ordered by it.
+    Problems of sizes that are drawn from ``sizes`` (m, n, k) are added with the timing model's estimates as times. The
+    model learns from them to correct nothing, so that a family without measurements is ordered by the timing model.
     """
     trained = cost_model.train([*cost_model.timed(trials), *timing_model_alone(sizes, seed)], seed)
     # Recordings of other families say little about the estimate's error for a family without measurements.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cudal2gen.kernel import Acc
 from cudal2gen.results import Rounding
 from kernelproof.ground.element import F16
+from kernelproof.ground.pages import grid
 
 Array = NDArray[Any]
 Order = list[list[list[int]]]
@@ -129,11 +130,11 @@ def agreement(acc: Acc, a: Array, b: Array, d: Array, order: Order) -> dict[str,
 def markdown(lines: Iterable[Rounding]) -> str:
     """The comparisons as a table."""
     head = ["on", "acc", "family", "m_n_k", "inputs", "differing", "max ulp", "models that predict most", "of them"]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for line in sorted(lines, key=lambda line: (line.on, line.acc, line.family, line.inputs, line.k, line.m, line.n)):
         best = line.best
         names = "; ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
         share = f"{100 * line.models[best[0]]:.1f} %" if best else ""
         problem = [line.on, line.acc, line.family, f"{line.m}_{line.n}_{line.k}", line.inputs]
         rows.append([*problem, f"{100 * line.differing:.2f} %", str(line.max_ulp), names, share])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return grid(head, rows, left=5) + "\n"

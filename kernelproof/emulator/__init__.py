@@ -1,6 +1,8 @@
-"""Execute compiled CUDA kernels on the CPU: their PTX, with their own host launcher, reporting ordering hazards.
+"""Executes compiled CUDA kernels on the CPU, and reports what is wrong with them.
 
-NumPy and the standard library only; the stand-in CUDA runtime needs a C compiler once. Explicit launch::
+The emulator runs the PTX of any kernel, through its own unmodified host launcher if it has one. It computes the
+kernel's results and finds races, wrong addresses, missing waits and fences, deadlocks. It needs NumPy and the standard
+library; host launchers also need a C compiler once, for the stand-in CUDA runtime. A launch without host code::
 
     >>> import numpy as np
     >>> from kernelproof import emulator
@@ -34,39 +36,46 @@ NumPy and the standard library only; the stand-in CUDA runtime needs a C compile
     >>> [(r.kind, r.line, len(r.threads)) for r in result.reports]
     [('global-out-of-bounds', 13, 32), ('global-out-of-bounds', 15, 32)]
 
-CPU tensors of PyTorch, of bfloat16 and fp8 too, are arguments as they are, and a kernel's plain name suffices::
+CPU tensors of PyTorch (also of bfloat16 and fp8) may be arguments, and a kernel's plain name suffices::
 
     program.launch("vectorAdd", grid=4, block=256, args=[x, y, total, 1000]).reports
 
-Through a host launcher (a shared library built by ``nvcc -shared -Xcompiler -fPIC -cudart none``)::
+A launch through a host launcher, which is a shared library built by ``nvcc -shared -Xcompiler -fPIC -cudart none``::
 
     program = emulator.load(Path("gemm.ptx"), launcher=Path("gemm.so"))
     with emulator.session(memory=memory, device=emulator.Device(sm_count=4)) as s:
-        code = program.call("launch", a, b, d, m, n, k)        # any extern "C" function of the launcher; cudaError_t
-        comes back
+        code = program.call("launch", a, b, d, m, n, k)  # any extern "C" function of the launcher; here a cudaError_t
     s.reports, s.launches[0].counters, s.refusals, s.errors
 
-A launcher that opens the runtime itself is given ``emulator.runtime_path()``; inside a session, its
+``Session`` and ``SessionPolicy`` say in one place what is checked, what ends a launch and where findings go. A launcher
+that opens the runtime library itself is given ``emulator.runtime_path()``; inside of a session, its
 ``cudaLibraryLoadFromFile("DIR/kernel.cubin")`` is answered with ``DIR/kernel.ptx``.
 
-What is modelled: the values of all instructions that nvcc emits for GEMM kernels of sm_80 and its relatives, of sm_90a
-and of sm_100a; data of cp.async and of bulk copies (TMA) landing as late as allowed; lockstep with divergence;
-barriers, mbarriers, clusters, fences (of the asynchronous proxy too), atomics and flags between warps and CTAs; the
-groups of wgmma and bulk stores; tensor memory and tcgen05; the registers that setmaxnreg moves; programmatic dependent
-launch. A finding breaks one of ``RULES``, which say how severe it is: ``Report.severity``. Reads of what nobody has
-written, or of data in flight, are benign unless the value reaches memory: then a second run with other values differs.
-An instruction that is not known is an UnknownInstruction error.
+**Findings.** A finding breaks one of ``RULES``; ``Report.severity`` says how bad that is. A read of undefined memory,
+or of data that has not arrived, is an error only if the value reaches memory: the launch is executed again with other
+values, and the outcomes are compared. An instruction that the emulator does not support is an UnknownInstruction error.
 
-What is not: ptxas, caches, timing, the tensor cores' order of rounding, the error of approximate functions; tensor maps
-with im2col, interleave or element strides, tcgen05 of other kinds than f16, textures, dynamic parallelism. Clocks are
-kept per warp: what one lane passes on covers what its whole warp has done.
+**What is modelled.** The values of all instructions that nvcc emits for GEMM kernels of sm_80 and its relatives, of
+sm_90a and of sm_100a. Lockstep with divergence. Barriers, mbarriers, clusters, fences (of the async proxy, too),
+atomics and flags between warps and CTAs. Copies by cp.async and TMA, whose data lands as late as the PTX ISA allows.
+Groups of wgmma and of bulk stores, tensor memory and tcgen05, setmaxnreg, programmatic dependent launch.
 
-Inside, imports go strictly down: ``state`` < ``arithmetic`` < ``memory`` < ``machine`` < ``hopper`` < ``blackwell`` <
-``frontend`` < ``host``. ``state`` is what every unit knows (lanes, clocks, findings, counters); ``memory`` is device
-and shared memory and who touched them last; ``machine`` schedules a batch of CTAs and composes its units; ``hopper``
-adds those of sm_90 in a batch of its own, ``HopperBatch``, ``blackwell`` those of sm_100 (tensor memory and its
-products) in ``BlackwellBatch``; ``frontend`` makes a Python function of a kernel's PTX, from facts that stand on the
-registration of each instruction; ``host`` has programs, sessions and the stand-in runtime.
+**What is not modelled.** ptxas, caches and time; the order in which tensor cores round, and the error of approximate
+functions; tensor maps with im2col, interleave or element strides; tcgen05 of other kinds than f16; textures; dynamic
+parallelism. Order is kept per warp: what one lane passes on covers everything that its warp has done, so a race that
+only the warp's other lanes have is not found.
+
+**The parts.** Imports go strictly down: ``state`` < ``arithmetic`` < ``memory`` < ``machine`` < ``hopper`` <
+``blackwell`` < ``frontend`` < ``host``.
+
+- ``state``: what every unit knows: lanes, clocks, findings, counters, options.
+- ``arithmetic``: integers, floats and conversions as PTX defines them.
+- ``memory``: device, shared and local memory, and who touched them last.
+- ``machine``: schedules a batch of CTAs, with the units that sm_80 has (``AmpereBatch``).
+- ``hopper``: the units that sm_90 adds (``HopperBatch``).
+- ``blackwell``: the units that sm_100 adds, tensor memory and its products (``BlackwellBatch``).
+- ``frontend``: makes a Python function of a kernel's PTX; the facts of an instruction are on its registration.
+- ``host``: programs, sessions, and the stand-in CUDA runtime.
 
 ``emulator.mutants`` makes mutants of a PTX text, to test a checker that is built on this package.
 """

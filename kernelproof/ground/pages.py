@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,9 +78,18 @@ def markdown(title: str, sections: Sequence[Section]) -> str:
 
 
 def _table(table: Table) -> str:
-    rule = "|".join(["---", *["---:"] * (len(table.columns) - 1)])
-    rows = ["| " + " | ".join(_plain(cell) for cell in row) + " |" for row in (table.columns, *table.rows)]
-    return "\n".join([f"**{_plain(table.caption)}**", "", rows[0], f"|{rule}|", *rows[1:]])
+    columns, *rows = ([_plain(cell) for cell in row] for row in (table.columns, *table.rows))
+    return f"**{_plain(table.caption)}**\n\n{grid(columns, rows)}"
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> str:
+    """A Markdown table of cells that are Markdown themselves; no line break follows it.
+
+    ``left``: how many columns hold words, which are aligned to the left; the others hold numbers.
+    """
+    rule = ["---"] * left + ["---:"] * (len(columns) - left)
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (columns, *rows)]
+    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
 
 
 def _plain(text: str) -> str:

@@ -13,7 +13,7 @@ from kernelproof.profile.loop import Listing, source_text
 def assembled(
     function: sass.Function,
     listing: Listing,
-    loop: figures.Loop,
+    loop: figures.MainLoop,
     occupancy: figures.Occupancy | None,
     time: figures.Time | None,
     changes: Iterable[figures.Advice],

@@ -1,7 +1,7 @@
-"""The profile of any kernel with MMAs from its cubin: the main loop, and with a launch its occupancy and time.
+"""Makes the profile of any kernel with MMAs from its cubin: its main loop, and with a launch its occupancy and time.
 
-Data is taken to arrive as fast as the L2 brings it to one SM, and what TMA copies to be there when it is waited for:
-a cubin does not say how many stages its ring has.
+Data arrives as fast as the L2 brings it to one SM. Data of TMA is taken to be there when a warp waits for it, because a
+cubin does not say how many stages its ring has.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kernelproof.sass.pipes import MMA
 from kernelproof.sass.simulation import Machine, Stream, Timeline, simulate
 from kernelproof.sass.ways import Ways
 
-TURNS = 12  # turns of the main loop that are simulated
+TURNS = 12  # simulated turns of the main loop
 WARPGROUP_THREADS = 128
 
 
 class LaunchFacts(Schema):
-    """A launch as ``--launch`` spells it."""
+    """A launch, as a file of ``--launch`` spells it."""
 
     ctas: Annotated[int, Field(ge=1, le=2**31, description="CTAs of the grid")]
     threads: Annotated[int, Field(ge=32, le=1024, multiple_of=32, description="Threads of a CTA")]
@@ -44,7 +44,7 @@ class LaunchFacts(Schema):
 
     @classmethod
     def load(cls, path: Path) -> LaunchFacts:
-        """The launch that a file spells as JSON. Raises WrongInput."""
+        """The launch in a JSON file. Raises WrongInput."""
         return figures.validated(cls, path, figures.read_object(path, f"a launch has {', '.join(cls.model_fields)}"))
 
 
@@ -75,7 +75,7 @@ def of_cubin(
         raise WrongInput(
             f"{cubin}: is for {function.sm}, which {gpu} does not run; --gpu names one that does: {others}"
         )
-    content = _Kernel(function, gpu, launch).profile
+    content = _CubinKernel(function, gpu, launch).profile
     if (occupancy := content.occupancy) and not occupancy.ctas:
         limits = " and ".join(occupancy.limits)
         raise WrongInput(
@@ -85,7 +85,9 @@ def of_cubin(
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _CubinKernel:
+    """A kernel, the GPU whose rates count, and its launch if that is known."""
+
     function: sass.Function
     gpu: str
     launch: LaunchFacts | None
@@ -97,7 +99,7 @@ class _Kernel:
 
     @property
     def threads(self) -> int:
-        """As the launch says, else as the cubin demands, else a warpgroup."""
+        """Threads per CTA: those of the launch, else those that the cubin demands, else a warpgroup."""
         return self.launch.threads if self.launch else self.function.resources.threads or WARPGROUP_THREADS
 
     @cached_property
@@ -113,13 +115,13 @@ class _Kernel:
 
     @property
     def resident(self) -> int:
-        """CTAs that are simulated together: as many as an SM holds and the launch has; one without a launch."""
+        """CTAs that are simulated together: as many as an SM holds and the launch has for it; one without a launch."""
         if self.launch is None or self.occupancy is None:
             return 1
         return max(1, min(self.ctas or self.occupancy.ctas, ceil_div(self.launch.ctas, self.chip.sms)))
 
     def streams(self, turns: int) -> list[Stream]:
-        """The warps of one scheduler. Those of a warpgroup that copies by TMA are not among them."""
+        """The warps of one scheduler, without those of a warpgroup that only copies by TMA."""
         way = self.ways.consumer
         warps = self.threads // 32 - (WARPGROUP_THREADS // 32 if self.ways.producer else 0)
         parts = ((way.before, 1), (way.turn, turns), (way.after, 1))
@@ -147,8 +149,10 @@ class _Kernel:
 
     @cached_property
     def time(self) -> figures.Time | None:
-        """Generations of resident CTAs one after the other; nothing is there of device memory, which a cubin does not
-        name."""
+        """The time of all CTAs: the resident ones run together, one generation after the other.
+
+        Device memory does not count, because a cubin does not say which bytes are new.
+        """
         if self.launch is None or self.occupancy is None or not self.occupancy.ctas:
             return None
         mhz, sms = self.chip.rates.mhz, self.chip.sms
@@ -180,7 +184,7 @@ class _Kernel:
         return Listing(self.window, self.function, self.chip)
 
     @cached_property
-    def loop(self) -> figures.Loop:
+    def loop(self) -> figures.MainLoop:
         return self.listing.loop("turn", 1, bool(self.ways.consumer.turn))
 
     def _advice(self) -> Iterator[figures.Advice]:

@@ -1,4 +1,4 @@
-"""The schema of a profile, and so of ``profile --json``. Every figure is modelled; nothing is measured."""
+"""The schema of a profile, which is also that of ``profile --json``. Figures are modelled, never measured."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from kernelproof.ground.errors import WrongInput, parse_json, reading
 from kernelproof.ground.schema import Schema, explain
 
 VERSION: Literal[1] = 1
-ISSUED = "selected"  # the reason of an issue slot
+ISSUED = "selected"  # the state of a warp in the cycle in which it issues
 Kind = TypeVar("Kind", bound=Schema)
 Cycles = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0)]  # a fraction: 1 is all
+Share = Annotated[float, Field(ge=0)]  # a fraction, of which 1 is all
 Count = Annotated[int, Field(ge=0)]
 Microseconds = Annotated[float, Field(ge=0)]
 
 
 class Line(Schema):
-    """One instruction of the main loop, in the order of addresses."""
+    """One instruction of the main loop. Lines are in the order of addresses."""
 
     address: Annotated[Count, Field(description="Offset in its function, bytes")]
     sass: Annotated[str, Field(description="Guard, opcode and operands")]
     pipe: Annotated[str, Field(description="The unit that executes it")]
-    busy: Annotated[Cycles, Field(description="Cycles that it takes the pipe")]
+    busy: Annotated[Cycles, Field(description="Cycles for which it takes the unit")]
     stalls: Annotated[
         dict[str, Cycles],
-        Field(description="Cycles that a warp waits before it in a turn, by Nsight Compute's reasons, in the mean"),
+        Field(description="Cycles that a warp waits before it, by Nsight Compute's reasons; the mean over its issues"),
     ]
-    live: Annotated[Count, Field(description="Registers of a thread that are in use")]
-    conflicts: Annotated[Cycles, Field(description="Cycles by which its operands' register bank outlasts its pipe")]
-    unread: Annotated[bool, Field(description="Whether it does nothing but write registers that nobody reads")]
+    live: Annotated[Count, Field(description="Registers per thread that are in use")]
+    conflicts: Annotated[
+        Cycles, Field(description="Cycles that it waits for register banks because its operands share one")
+    ]
+    unread: Annotated[bool, Field(description="Whether it only writes registers that nobody reads")]
     file: Annotated[str | None, Field(description="File of its CUDA line; null without -lineinfo")]
     line: Annotated[int | None, Field(description="Number of its CUDA line in the file, from 1")]
-    cuda: Annotated[str | None, Field(description="Text of its CUDA line, where the file is there")]
+    cuda: Annotated[str | None, Field(description="Text of its CUDA line; null if the file is not there")]
 
 
 class Issue(Schema):
@@ -46,11 +48,16 @@ class Issue(Schema):
     warp: Annotated[Count, Field(description="Number of the scheduler's warp, from 0")]
     line: Annotated[Count, Field(description="Index of the instruction in lines")]
     cycle: Annotated[Cycles, Field(description="Cycle, counted from the first of the turns")]
-    stalls: Annotated[dict[str, Cycles], Field(description="Cycles that the warp waits before, in the order of time")]
+    stalls: Annotated[
+        dict[str, Cycles], Field(description="Cycles that the warp waits before it, by reason, in the order of time")
+    ]
 
 
 def spans(cycle: float, stalls: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
-    """What a warp waits for before it issues in ``cycle``, in the order of time, and its slot: reason, first, end."""
+    """The spans in which a warp waits before it issues in ``cycle``, and the issue itself: reason, first cycle and end.
+
+    ``stalls``: cycles by reason, in the order of time.
+    """
     at = cycle - sum(stalls.values())
     for reason, cycles in stalls.items():
         yield reason, at, at + cycles
@@ -58,29 +65,35 @@ def spans(cycle: float, stalls: Mapping[str, float]) -> Iterator[tuple[str, floa
     yield ISSUED, cycle, cycle + 1
 
 
-class Loop(Schema):
-    """The main loop in its steady state, of the warps that share a scheduler (a quarter of an SM)."""
+class MainLoop(Schema):
+    """The main loop in its steady state, for the warps that share a scheduler (a quarter of an SM)."""
 
     unit: Annotated[
-        Literal["k-tile", "turn"], Field(description="What the figures are of: a k-tile, or a turn of the loop")
+        Literal["k-tile", "turn"], Field(description="What the figures are per: a k-tile, or a turn of the loop")
     ]
-    rolled: Annotated[bool, Field(description="False where the main loop is straight code")]
+    rolled: Annotated[bool, Field(description="Whether the main loop is a loop; false if k is unrolled")]
     warps: Annotated[Count, Field(description="Warps that share the scheduler")]
-    cycles: Annotated[Cycles, Field(description="Cycles from one unit to the next, of all these warps")]
-    tensor_cycles: Annotated[Cycles, Field(description="Cycles of a unit in which the tensor core is busy: the bound")]
-    bound: Annotated[str, Field(description="A pipe that is busy 85 % of the time or more, else the largest of idle")]
-    issue_slots: Annotated[float, Field(ge=0, description="Instructions that all these warps issue in a unit")]
-    opcodes: Annotated[dict[str, float], Field(description="Instructions of all these warps in a unit, by opcode")]
+    cycles: Annotated[Cycles, Field(description="Cycles from one unit to the next, if all these warps compute one")]
+    tensor_cycles: Annotated[
+        Cycles, Field(description="Cycles of a unit in which the tensor core is busy, which bound it from below")
+    ]
+    bound: Annotated[
+        str, Field(description="A pipe that is busy 85 % of the time or more, else latency and the largest of idle")
+    ]
+    issue_slots: Annotated[float, Field(ge=0, description="Instructions that all these warps issue per unit")]
+    opcodes: Annotated[
+        dict[str, float], Field(description="Instructions that all these warps issue per unit, by opcode")
+    ]
     pipes: Annotated[dict[str, Share], Field(description="Share of the time that each pipe is busy")]
-    live_registers: Annotated[Count, Field(description="Registers of a thread in use at most")]
-    bank_conflicts: Annotated[Cycles, Field(description="Cycles that instructions wait for register banks")]
-    unread: Annotated[float, Field(ge=0, description="Instructions that only write what nobody reads")]
-    stalls: Annotated[dict[str, Share], Field(description="Share of all warps' cycles by Nsight Compute's reasons")]
+    live_registers: Annotated[Count, Field(description="Registers per thread that are in use at most")]
+    bank_conflicts: Annotated[Cycles, Field(description="Cycles per unit that instructions wait for register banks")]
+    unread: Annotated[
+        float, Field(ge=0, description="Instructions per unit that only write registers that nobody reads")
+    ]
+    stalls: Annotated[dict[str, Share], Field(description="Share of all warps' cycles, by Nsight Compute's reasons")]
     idle: Annotated[
         dict[str, Share],
-        Field(
-            description="Share of the cycles of warps that multiply while the tensor core idles, by the same reasons"
-        ),
+        Field(description="Share of the cycles of warps with MMAs while the tensor core idles, by the same reasons"),
     ]
 
 
@@ -91,11 +104,15 @@ class Occupancy(Schema):
     registers: Annotated[Count, Field(description="Registers of a thread")]
     smem_bytes: Annotated[Count, Field(description="Bytes of shared memory of a CTA, static and dynamic")]
     ctas: Annotated[Count, Field(description="CTAs resident on an SM at most")]
-    room: Annotated[dict[str, int], Field(description="CTAs that registers, shared memory, threads, blocks allow")]
+    room: Annotated[dict[str, int], Field(description="CTAs that fit by registers, shared memory, threads and blocks")]
     limits: Annotated[tuple[str, ...], Field(description="Resources that allow the fewest CTAs")]
     warps: Annotated[float, Field(ge=0, description="Warps resident on a scheduler at most")]
-    most_registers: Annotated[int | None, Field(description="Registers of a thread at which one CTA more has room")]
-    most_smem_bytes: Annotated[int | None, Field(description="Bytes of a CTA at which one CTA more has room")]
+    most_registers: Annotated[
+        int | None, Field(description="Most registers per thread with which one more CTA fits; null if none does")
+    ]
+    most_smem_bytes: Annotated[
+        int | None, Field(description="Most bytes per CTA with which one more CTA fits; null if none does")
+    ]
 
 
 class Time(Schema):
@@ -103,18 +120,17 @@ class Time(Schema):
 
     us: Annotated[Microseconds, Field(description="Microseconds, the sum of parts")]
     parts: Annotated[
-        dict[str, Microseconds], Field(description="Microseconds of launch, prologue, main loop, epilogue, ..")
+        dict[str, Microseconds],
+        Field(description="Microseconds of each part: launch, prologue, main loop, epilogue and others"),
     ]
     bounds: Annotated[
-        dict[str, Microseconds], Field(description="Microseconds that each resource takes for the main loop alone")
+        dict[str, Microseconds], Field(description="Microseconds that the main loop needs of each resource alone")
     ]
     bound: Annotated[str, Field(description="What bounds the launch: device memory, or the main loop's bound")]
     ctas: Annotated[Count, Field(description="CTAs of the grid")]
-    waves: Annotated[float, Field(ge=0, description="CTAs over those that the GPU holds at a time")]
-    tail_share: Annotated[Share, Field(description="Share of the SMs' time that passes without a CTA at the end")]
-    floor_us: Annotated[
-        Microseconds, Field(description="Microseconds that FLOP or bytes, and the launch, take at the least")
-    ]
+    waves: Annotated[float, Field(ge=0, description="CTAs divided by those that the GPU holds at a time")]
+    tail_share: Annotated[Share, Field(description="Share of the SMs' time that is idle at the end")]
+    floor_us: Annotated[Microseconds, Field(description="Microseconds that FLOP or bytes, and a launch, take at least")]
 
 
 class Advice(Schema):
@@ -124,10 +140,10 @@ class Advice(Schema):
     figure: Annotated[Literal["time", "main loop"], Field(description="What changes: microseconds, or cycles")]
     form: Annotated[
         Literal["machine code", "cheap form"],
-        Field(description="Form of the model: simulated instructions, or formulas; their figures differ"),
+        Field(description="Form of the model: simulated machine code, or formulas (cheap form). Their figures differ"),
     ]
-    before: Annotated[float, Field(description="The figure as it is")]
-    after: Annotated[float, Field(description="The figure after the change")]
+    before: Annotated[float, Field(description="The figure without the change")]
+    after: Annotated[float, Field(description="The figure with the change")]
 
     @property
     def gain(self) -> float:
@@ -135,8 +151,8 @@ class Advice(Schema):
         return 1 - self.after / self.before
 
 
-class Role(Schema):
-    """What warps of one role issue, counted in the machine code."""
+class WarpRole(Schema):
+    """What the warps of one role issue, counted in the machine code."""
 
     name: Annotated[str, Field(description="What the role does: loads, multiplies or stores")]
     warps: Annotated[Count, Field(description="Warps of a CTA that have the role")]
@@ -149,15 +165,18 @@ class Role(Schema):
 
 
 class Ring(Schema):
-    """Stages of shared memory, what fills and reads them, and tensor memory."""
+    """The ring in shared memory, the instructions that fill and read it, and tensor memory."""
 
     stages: Annotated[Count, Field(description="K-tiles in shared memory")]
     tile_bytes: Annotated[Count, Field(description="Bytes of a k-tile, as TMA brings it into a CTA's shared memory")]
     l2_bytes: Annotated[
-        float, Field(ge=0, description="Bytes of a k-tile that a CTA asks of the L2; others bring the rest")
+        float,
+        Field(
+            ge=0, description="Bytes of a k-tile that a CTA loads from the L2; multicast of other CTAs brings the rest"
+        ),
     ]
-    copies: Annotated[Count, Field(description="Instructions of TMA for a k-tile")]
-    products: Annotated[Count, Field(description="Instructions that multiply a k-tile")]
+    copies: Annotated[Count, Field(description="TMA instructions per k-tile")]
+    products: Annotated[Count, Field(description="MMAs per k-tile")]
     tensor_columns: Annotated[Count, Field(description="Columns of tensor memory that a CTA allocates, of 512")]
     accumulators: Annotated[Count, Field(description="Tiles of D that the columns of tensor memory hold")]
 
@@ -167,22 +186,25 @@ class Profile(Schema):
 
     kind: Annotated[Literal["profile"], Field(description="Kind of the document")]
     version: Annotated[Literal[1], Field(description="Version of this schema")]
-    modelled: Annotated[Literal[True], Field(description="Every figure is modelled, none is measured")]
+    modelled: Annotated[Literal[True], Field(description="Always true: figures are modelled, never measured")]
     kernel: Annotated[str, Field(description="The function's name")]
     arch: Annotated[str, Field(description="Architecture that the machine code is for")]
     gpu: Annotated[str, Field(description="GPU whose rates the model uses")]
-    problem: Annotated[str | None, Field(description="M_N_K, acc and layout of a record")]
-    registers: Annotated[Count, Field(description="Registers of a thread, by ptxas")]
-    spill_bytes: Annotated[Count, Field(description="Bytes of a thread's loads and stores to local memory")]
+    problem: Annotated[str | None, Field(description="M_N_K, types and layout of a record; null for a cubin")]
+    registers: Annotated[Count, Field(description="Registers per thread, by ptxas")]
+    spill_bytes: Annotated[
+        Count,
+        Field(description="Bytes that a thread loads from and stores to local memory, each instruction counted once"),
+    ]
     instructions: Annotated[Count, Field(description="Instructions of the function")]
-    loop: Annotated[Loop, Field(description="The main loop")]
+    loop: Annotated[MainLoop, Field(description="The main loop")]
     occupancy: Annotated[Occupancy | None, Field(description="How many CTAs an SM holds; null without a launch")]
-    time: Annotated[Time | None, Field(description="The modelled time of the launch; null without a launch")]
-    advice: Annotated[tuple[Advice, ...], Field(description="What would help, what helps most first")]
+    time: Annotated[Time | None, Field(description="The modelled time; null without a launch")]
+    advice: Annotated[tuple[Advice, ...], Field(description="Changes that would help, the most helpful first")]
     lines: Annotated[tuple[Line, ...], Field(description="The main loop's machine code")]
     issues: Annotated[tuple[Issue, ...], Field(description="Issues of some turns, in the order of time")]
     roles: Annotated[
-        tuple[Role, ...], Field(description="Roles of warps in a kernel with tensor memory; else none")
+        tuple[WarpRole, ...], Field(description="Roles of warps in a kernel with tensor memory; else none")
     ] = ()
     ring: Annotated[
         Ring | None, Field(description="Stages and tensor memory of a kernel that has tensor memory; else null")
@@ -195,12 +217,12 @@ class Profile(Schema):
 
     @property
     def title(self) -> str:
-        """The problem and the GPU, for headings."""
+        """A heading: the problem, or else the kernel, and the GPU."""
         return f"{self.problem or self.kernel} on {self.gpu}"
 
 
 def load(path: Path) -> Profile:
-    """A profile that ``--json`` wrote. Raises WrongInput."""
+    """A profile that ``--json`` saved. Raises WrongInput."""
     content = read_object(path, "'profile --json' saves one")
     if content.get("kind") != "profile":
         raise WrongInput(f"{path}: is no profile; 'profile --json' saves one")
@@ -210,7 +232,7 @@ def load(path: Path) -> Profile:
 
 
 def read_object(path: Path, hint: str) -> dict[str, object]:
-    """The JSON object in a file; ``hint``: what makes such a file. Raises WrongInput."""
+    """The JSON object in a file. ``hint``: what makes such a file, for the message. Raises WrongInput."""
     with reading(path):
         text = path.read_bytes()
     try:
@@ -223,7 +245,7 @@ def read_object(path: Path, hint: str) -> dict[str, object]:
 
 
 def validated(schema: type[Kind], path: Path, content: dict[str, object]) -> Kind:
-    """What a file's object spells. Raises WrongInput that names the file and the field."""
+    """The model that the content of a file spells. Raises WrongInput, which names the file and the field."""
     try:
         return schema.model_validate_json(json.dumps(content))
     except ValidationError as error:

@@ -205,7 +205,7 @@ class Listing:
                     )
         return {name: cycles for name, cycles in total.items() if cycles}
 
-    def loop(self, unit: Literal["k-tile", "turn"], tiles: float, rolled: bool) -> figures.Loop:
+    def loop(self, unit: Literal["k-tile", "turn"], tiles: float, rolled: bool) -> figures.MainLoop:
         """The figures of a unit. ``tiles``: units in a turn. ``rolled``: whether the main loop is a loop."""
         window = self.window
         units = window.turns * tiles
@@ -225,7 +225,7 @@ class Listing:
         idle = self._idle()
         addresses = [issue.instruction.address for issue in window.issues]
         own = Counter(issue.instruction.name for issue in window.issues)
-        return figures.Loop(
+        return figures.MainLoop(
             unit=unit,
             rolled=rolled,
             warps=window.warps,

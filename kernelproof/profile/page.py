@@ -1,4 +1,4 @@
-"""The page of a profile: one self-contained HTML file."""
+"""Writes the page of a profile: one self-contained HTML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main loop as a picture: a lane of each warp of a scheduler over time, and one of each pipe that is busy."""
+"""Draws the main loop: over time, a lane for each warp of a scheduler and one for each pipe that is busy."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import NamedTuple
 from kernelproof.profile import figures
 from kernelproof.profile.figures import Profile
 
-LANE, GAP, TOP, LEFT = 22, 6, 26, 92  # pixels: height of a lane, between lanes, above lanes, for their names
-WIDTH, MIN_SCALE, MAX_SCALE = 1080, 1.0, 8.0  # the width to fill in pixels; least and most pixels per cycle
+LANE, GAP, TOP, LEFT = 22, 6, 26, 92  # pixels: height of a lane, gap between lanes, space above them and for names
+WIDTH, MIN_SCALE, MAX_SCALE = 1080, 1.0, 8.0  # width to fill, in pixels; least and most pixels per cycle
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 class Lane(NamedTuple):
-    """A warp, or a pipe: its name, and the middle of its height."""
+    """The lane of a warp or a pipe: its name, and the middle of its height in pixels."""
 
     name: str
     middle: float
 
 
 class Mark(NamedTuple):
-    """All spans of one reason as one SVG path."""
+    """All spans of one stall reason, or of one pipe (``pipe-NAME``), as one SVG path."""
 
     kind: str
     path: str
 
 
 class Picture(NamedTuple):
-    """What the page draws, in pixels; ``scale``: pixels a cycle."""
+    """What the page draws, in pixels. ``scale``: pixels per cycle. ``kinds``: the stall reasons, for the legend."""
 
     width: float
     height: float
@@ -40,7 +40,7 @@ class Picture(NamedTuple):
 
 
 def picture(profile: Profile) -> Picture:
-    """The issues of a profile. Time runs from the first to the last, with the wait before the first left out."""
+    """The picture of a profile's issues, from the first to the last. Waits before the first issue are cut off."""
     issues = profile.issues
     start = min((issue.cycle for issue in issues), default=0.0)
     end = max((issue.cycle + 1 for issue in issues), default=1.0)

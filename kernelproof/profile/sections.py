@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kernelproof.ground.pages import Section, Table, counted, microseconds, percent
-from kernelproof.profile.figures import Advice, Line, Loop, Occupancy, Profile, Ring, Time
+from kernelproof.profile.figures import Advice, Line, MainLoop, Occupancy, Profile, Ring, Time
 
 MODELLED = "All figures are modelled from the machine code; nothing is measured."
 NO_ADVICE = "No change of an input that the model knows saves 1 % of the time or more."
@@ -56,7 +56,7 @@ def _overview(profile: Profile) -> Table:
     return Table("The kernel", ("what", "value"), tuple(rows))
 
 
-def loop_words(loop: Loop) -> str:
+def loop_words(loop: MainLoop) -> str:
     """Cycles of a unit, and for how many of them the tensor core is busy."""
     text = f"{loop.cycles:.0f} cycles per {loop.unit} with {counted(loop.warps, 'warp')} per scheduler"
     if not loop.tensor_cycles:
@@ -91,7 +91,7 @@ def _time(time: Time) -> Section:
     )
 
 
-def _loop(loop: Loop) -> Section:
+def _loop(loop: MainLoop) -> Section:
     words = f"{loop_words(loop).capitalize()}. Meanwhile the scheduler issues {loop.issue_slots:.0f} instructions."
     wasted = (
         (f"Conflicts of register banks cost {loop.bank_conflicts:g} issue cycles." if loop.bank_conflicts else ""),

@@ -1,8 +1,11 @@
-"""The machine code of a cubin: decoded instructions, loops, registers, the units that execute them, warps simulated.
+"""Reads the machine code of cubins (SASS) and simulates its warps. Needs no GPU and measures nothing.
+
+``disassemble`` decodes the functions of a cubin. ``Graph`` and ``Loops`` find its loops, ``Liveness`` its live
+registers, and ``pipe_use`` names the unit of an SM that executes an instruction. ``simulate`` runs the warps of a
+scheduler.
 
 Imports go down: ``summary``, ``ways`` > ``analysis``, ``simulation`` > ``loops``, ``banks``, ``timeline`` >
 ``operations`` > ``latencies`` > ``registers``, ``trips`` > ``flow``, ``pipes`` > ``decoding``, ``stripping`` > ``elf``.
-No GPU is used, and nothing is measured.
 """
 
 from kernelproof.sass.analysis import Analysis, analyse, spill_bytes

@@ -1,4 +1,4 @@
-"""Analysis of one kernel of a cubin: its loops, the path of a warp that multiplies, its epilogue, its spills."""
+"""Analysis of one kernel: its loops, the instructions that a warp with MMAs executes, its epilogue and its spills."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ STORES = frozenset(("STS", "STSM", "STG"))
 
 
 def analyse(cubin: Path, kernel: str | None = None) -> Analysis:
-    """The function of a cubin whose name has ``kernel``, or else the longest that multiplies matrices.
+    """The analysis of one of a cubin's functions: of those whose name contains ``kernel``, the longest with MMAs.
 
-    Raises ToolchainError without nvdisasm, DisassemblyError where no function fits.
+    If ``kernel`` is given, a function without MMAs is taken too. Raises ToolchainError if nvdisasm is not installed,
+    and DisassemblyError if the cubin has no such function.
     """
     functions = [function for function in disassemble(cubin) if kernel is None or kernel in function.name]
-    multiplying = [function for function in functions if count(function.instructions, MMA)]
-    # A function that the caller names need not have MMAs.
-    candidates = multiplying or (functions if kernel is not None else [])
+    with_mmas = [function for function in functions if count(function.instructions, MMA)]
+    candidates = with_mmas or (functions if kernel is not None else [])
     if not candidates:
         if kernel is not None:
             raise DisassemblyError(f"{cubin}: no function's name has {kernel}; nvdisasm lists them")
@@ -33,8 +33,11 @@ def analyse(cubin: Path, kernel: str | None = None) -> Analysis:
 
 
 class Analysis:
-    """``loops`` by what they are for; ``main_path``, ``epilogue``: of a warp that multiplies. Paths are instructions in
-    the order in which a warp executes them."""
+    """A function, its control flow (``graph``) and its loops.
+
+    ``main_path`` and ``epilogue`` are those of a warp with MMAs. A path is a sequence of instructions in the order in
+    which a warp executes them.
+    """
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -48,7 +51,11 @@ class Analysis:
 
     @cached_property
     def main_path(self) -> tuple[Instruction, ...]:
-        """A turn of the main loop, which copies; without one a tile's straight code, MMA to MMA; else empty."""
+        """One turn of the main loop, including its copies.
+
+        If k is unrolled, so that there is no main loop: a tile's instructions from the first MMA to the last. Empty
+        without MMAs.
+        """
         if self.loops.main is not None:
             return self.loops.main.turn
         path = self.loops.tiles.turn if self.loops.tiles else self._longest([0], self.graph.reachable(0))
@@ -57,10 +64,11 @@ class Analysis:
 
     @cached_property
     def epilogue(self) -> int:
-        """Executed instructions after the main loop; a turn of an outer loop ends them.
+        """Instructions that a warp executes after the main loop, up to the exit or to the next turn of a loop around
+        it.
 
-        ptxas interleaves the last MMAs with the epilogue where there is no loop: there the epilogue starts at the first
-        store, and the MMAs and their loads are not counted.
+        If k is unrolled, ptxas mixes the last MMAs with the epilogue. The epilogue then starts at the first store, and
+        MMAs and their loads behind it are not counted.
         """
         starts, within = self._after_main()
         loops = [
@@ -83,8 +91,11 @@ class Analysis:
         return sum(times for code, times in executed[start:] if code.name not in MMA | {"LDSM"})
 
     def _after_main(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Blocks that follow the main loop, and all up to the exit, or to the next turn of a loop around it; without a
-        main loop all of a tile."""
+        """The blocks that the main loop leaves to, and all blocks that belong to the epilogue.
+
+        These lead to the exit, or to the next turn of a loop around the main loop. Without a main loop they are all
+        blocks of a tile.
+        """
         graph = self.graph
         if self.loops.main is None:
             tiles = self.loops.tiles
@@ -100,7 +111,7 @@ class Analysis:
         return starts, (reached - graph.dominators[header] - main) & (outer or reached)
 
     def _trips(self, loop: Loop) -> int:
-        """A loop's iterations, from constants on the way to it; 1 where they are no constants."""
+        """How often a loop runs if that follows from constants before it, else 1."""
         return next(item.turns for item in self.loops.all if item.loop == loop) or 1
 
     def _longest(self, starts: Iterable[int], within: frozenset[int]) -> tuple[Instruction, ...]:

@@ -1,8 +1,9 @@
-"""The read ports of a sub-core's register file: even and odd registers are two banks, each reads 1024 bits a cycle.
+"""Bank conflicts of a sub-core's register file: even and odd registers are two banks with one read port each.
 
-An operand marked ``.reuse`` stays in a small cache, by its place among the operands; an instruction that reads the same
-registers in the same place, before another one takes that place, needs no port for it. Huerta et al. (MICRO 2025,
-arXiv 2503.20481) measured this on an RTX A6000: an FFMA of three registers of one bank takes its port for three cycles.
+A port reads one register of a warp (1024 bits) per cycle. Each place among the operands has a small cache: an operand
+marked ``.reuse`` stays there until another instruction takes the place, and reading it again needs no port. Huerta et
+al. (MICRO 2025, arXiv 2503.20481) measured this on an RTX A6000: an FFMA with three registers of one bank takes the
+port for three cycles.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from kernelproof.sass.decoding import Instruction
 from kernelproof.sass.pipes import Pipe, pipe_use
 from kernelproof.sass.registers import VECTOR, read_operands
 
-EVEN = VECTOR // 3  # mask of the even registers
-FIXED = frozenset((Pipe.TENSOR, Pipe.ALU, Pipe.FMA, Pipe.FP16))  # pipes whose operands come at a fixed time
+EVEN = VECTOR // 3  # mask of the even registers: 0b..0101
+FIXED = frozenset((Pipe.TENSOR, Pipe.ALU, Pipe.FMA, Pipe.FP16))  # pipes that stall until their operands are read
 
 
 class PortUse(NamedTuple):
-    """Cycles that each bank's read port is taken."""
+    """Cycles for which the read port of each bank is taken."""
 
     even: int
     odd: int
 
 
 def port_uses(instructions: Sequence[Instruction]) -> list[PortUse]:
-    """The read ports that each instruction of a straight sequence takes, one warp running alone."""
-    cached: dict[int, int] = {}
+    """How long each instruction of a straight sequence takes the read ports, if one warp runs alone."""
+    cached: dict[int, int] = {}  # mask of the registers that the cache of each operand place holds
     uses = []
     for instruction in instructions:
         needed = 0
@@ -39,7 +40,8 @@ def port_uses(instructions: Sequence[Instruction]) -> list[PortUse]:
 
 
 def conflict_cycles(instructions: Sequence[Instruction], sm: str) -> list[float]:
-    """Cycles by which the busier port outlasts the instruction's pipe, for pipes that wait for their operands."""
+    """Cycles that each instruction costs because of bank conflicts: by how long its busier read port is taken beyond
+    its pipe. 0 for pipes that do not wait for their operands."""
     return [
         max(0.0, max(ports) - use.busy_cycles) if use.pipe in FIXED else 0.0
         for ports, use in zip(

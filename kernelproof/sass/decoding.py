@@ -1,8 +1,10 @@
-"""A cubin to instructions: text and source lines by nvdisasm, scheduling by the control word of the encoding.
+"""Decodes a cubin into instructions. nvdisasm prints their text and source lines; their bits say how they are
+scheduled.
 
-An instruction of Volta and later has 128 bits. The control word is bits 105 to 125: stall (4), yield (1, inverted),
-write barrier (3), read barrier (3), wait mask (6), operand reuse (4): CuControlCode.py of cloudcores/CuAssembler.
-Bits of the reuse field are those of operands Ra, Rb and Rc; nvdisasm prints them as ``.reuse``.
+An instruction of Volta and later has 128 bits. Bits 105 to 125 are the control word; from the lowest bit up it has the
+stall count (4 bits), yield (1, inverted), write barrier (3), read barrier (3), wait mask (6) and operand reuse (4).
+This layout is that of CuControlCode.py in cloudcores/CuAssembler. The bits of the reuse field belong to operands Ra, Rb
+and Rc; nvdisasm prints them as ``.reuse``.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from kernelproof.ground.toolchain import find_nvdisasm
 from kernelproof.sass.elf import Resources, resources
 
 BYTES = 16  # size of an instruction
-CUBINS = "give a cubin: 'cuobjdump -xelf all FILE' takes those of a program out of it"
-NO_BARRIER = 7
+CUBINS = "give a cubin: 'cuobjdump -xelf all FILE' extracts those of a program"
+NO_BARRIER = 7  # in the fields of barriers; scoreboards are 0 to 5
 
-# A header of any section ends the section before; sections of code have a name.
+# The header of any section ends the section before it. Only sections of code have the group, a function's name.
 SECTION = re.compile(r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?")
 END = ".section .end"
 TARGET = re.compile(r"\.target\s+(\S+)")
@@ -35,17 +37,22 @@ CODE = re.compile(
 UPPER = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 JUMP = re.compile(r"`\((\.L\w+)\)")
 SOURCE = re.compile(r'//## File "([^"]*)", line (\d+)')
-# Addresses of 64 bits whose window of memory (a pair of uniform registers) nvdisasm leaves out for sm_8x.
+# 64-bit addresses. For sm_8x nvdisasm leaves out the descriptor (a pair of uniform registers) of their memory window.
 WIDE_ADDRESS = re.compile(r"\[U?R\w+\.64\b")
 
 
 class DisassemblyError(WrongInput):
-    """nvdisasm refuses a file, or writes what this decoder does not read."""
+    """nvdisasm refuses a file, or prints no code that this decoder reads."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """How an instruction is scheduled. ``stall``: cycles to the warp's next issue; barriers are 0 to 5, or None."""
+    """How ptxas scheduled an instruction.
+
+    ``stall``: cycles until the warp's next issue. ``write_barrier`` and ``read_barrier``: the scoreboard (0 to 5) that
+    it frees when its result is there, and when its operands are read; None if it has none. ``waits``: scoreboards that
+    must be free before it issues. ``reuse``: mask of operands that stay in the operand cache.
+    """
 
     stall: int
     yields: bool
@@ -56,8 +63,8 @@ class Control:
 
     @classmethod
     def decode(cls, upper: int) -> Control:
-        """The control word of an instruction, from the upper 64 bits of its encoding."""
-        word = upper >> 41
+        """The control word, from the upper 64 bits of an instruction."""
+        word = upper >> 41  # bit 105 of the instruction
         write, read, mask = word >> 5 & 7, word >> 8 & 7, word >> 11 & 63
         return cls(
             stall=word & 15,
@@ -73,7 +80,7 @@ FREE = Control(stall=1, yields=False, write_barrier=None, read_barrier=None, wai
 
 
 class SourceLine(NamedTuple):
-    """A line of the source that an instruction comes from."""
+    """A line of the source text that an instruction comes from; lines count from 1."""
 
     file: str
     line: int
@@ -81,9 +88,11 @@ class SourceLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Instruction:
-    """``opcode`` with its modifiers, as in ``HMMA.16816.F16``; ``target``: the address that a branch names.
+    """A decoded instruction.
 
-    ``source``: its line, then where that function is inlined, and so on outwards; empty without -lineinfo.
+    ``address``: its offset in the function, in bytes. ``guard``: the predicate under which it executes, as in ``!P0``.
+    ``opcode``: with modifiers, as in ``HMMA.16816.F16``. ``target``: the address that a branch jumps to. ``source``:
+    its line, then the line into which that function was inlined, and so on outwards; empty without -lineinfo.
     """
 
     address: int
@@ -96,7 +105,7 @@ class Instruction:
 
     @classmethod
     def bare(cls, opcode: str, guard: str | None = None) -> Instruction:
-        """An opcode without operands, to ask about what its modifiers or its guard tell."""
+        """An instruction without operands, for functions that need only the opcode or the guard."""
         return cls(0, guard, opcode, (), FREE)
 
     @cached_property
@@ -118,8 +127,11 @@ NO_RESOURCES = Resources()
 
 @dataclass(frozen=True)
 class Function:
-    """One function of a cubin; ``registers``: of a thread, as ptxas allocated them; ``sm``: as in ``sm_90a``;
-    of code for a family without the ``f``, which nvdisasm 13.0 leaves out."""
+    """One function of a cubin.
+
+    ``registers``: per thread, as ptxas allocated them. ``sm``: the architecture, as in ``sm_90a``; the ``f`` of code
+    for a family is missing, because nvdisasm 13.0 does not print it.
+    """
 
     name: str
     registers: int
@@ -129,7 +141,10 @@ class Function:
 
 
 def disassemble(cubin: Path) -> list[Function]:
-    """The functions of a cubin, in its order. Raises ToolchainError without nvdisasm, DisassemblyError for the rest."""
+    """The functions of a cubin, in the order of the file.
+
+    Raises ToolchainError if nvdisasm is not installed, and DisassemblyError if it cannot read the file.
+    """
     command = [str(find_nvdisasm()), "-hex", "-ndf", "-c", "-gi", str(cubin)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
@@ -157,8 +172,8 @@ def _functions(listing: str, kernels: Mapping[str, Resources]) -> Iterator[Funct
             lines.append(line)
 
 
-class _Row(NamedTuple):
-    """An instruction's first line, the upper half of its encoding, and its source."""
+class _Listed(NamedTuple):
+    """An instruction in nvdisasm's listing: its first line, the upper 64 bits of its encoding, and its source lines."""
 
     code: re.Match[str]
     upper: int
@@ -166,15 +181,15 @@ class _Row(NamedTuple):
 
 
 def _instructions(lines: list[str], sm: str) -> tuple[Instruction, ...]:
-    """Instructions of a section's lines: each has two, with the lower and the upper half of its bits."""
+    """The instructions of a section. Each has two lines: text with the lower 64 bits, then the upper 64 bits."""
     labels, pending = dict[str, int](), list[str]()
     frames: list[str] = []
     source: tuple[SourceLine, ...] = ()
-    rows: list[_Row] = []
+    rows: list[_Listed] = []
     code: re.Match[str] | None = None
     for line in lines:
         if code is not None and (match := UPPER.match(line)):
-            rows.append(_Row(code, int(match.group(1), 16), source))
+            rows.append(_Listed(code, int(match.group(1), 16), source))
             code = None
         elif match := CODE.match(line):
             code = match
@@ -190,12 +205,12 @@ def _instructions(lines: list[str], sm: str) -> tuple[Instruction, ...]:
 
 
 def _source(lines: list[str]) -> tuple[SourceLine, ...]:
-    """The lines of a chain of inlined functions; nvdisasm prints one for each, the innermost first."""
+    """The source lines of an instruction. nvdisasm prints one per inlined function, the innermost first."""
     matches = (SOURCE.search(line) for line in lines)
     return tuple(SourceLine(match.group(1), int(match.group(2))) for match in matches if match)
 
 
-def _instruction(row: _Row, labels: dict[str, int], sm: str) -> Instruction:
+def _instruction(row: _Listed, labels: dict[str, int], sm: str) -> Instruction:
     address, guard, opcode, operands, lower = row.code.groups()
     label = JUMP.search(operands) if "`" in operands else None
     if sm.startswith("sm_8") and WIDE_ADDRESS.search(operands):
@@ -212,6 +227,9 @@ def _instruction(row: _Row, labels: dict[str, int], sm: str) -> Instruction:
 
 
 def _with_window(opcode: str, operands: str, lower: int, upper: int) -> str:
-    """Operands with ``desc[UR4]`` before an address of 64 bits, as nvdisasm prints them for sm_90 and later."""
+    """The operands with ``desc[UR4]`` before a 64-bit address, as nvdisasm prints them for sm_90 and later.
+
+    The number of the uniform register is in other bits of loads than of stores.
+    """
     uniform = (lower >> 32 if opcode.startswith("LDG.") or opcode.startswith("LD.") else upper) & 63
     return WIDE_ADDRESS.sub(lambda match: f"desc[UR{uniform}]{match.group()}", operands)

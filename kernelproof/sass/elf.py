@@ -1,6 +1,7 @@
-"""Facts of kernels in a cubin's ELF file, beside their code: registers, stack, static shared memory, threads.
+"""Reads the resources of kernels from a cubin's ELF file: registers, stack, static shared memory and threads.
 
-Attributes are those of ``.nv.info`` (for all functions) and ``.nv.info.<function>``, numbered as nvdisasm names them.
+They are attributes in the sections ``.nv.info`` (of all functions) and ``.nv.info.<function>``. The names of their
+numbers are those that nvdisasm prints.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from typing import NamedTuple
 from kernelproof.ground.errors import WrongInput
 
 REGISTERS, STACK, MAX_THREADS, THREADS = 0x2F, 0x11, 0x05, 0x10  # EIATTR_REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID
-SIZED = 4  # EIFMT_SVAL: the attribute's value has a length; others have two bytes
+SIZED = 4  # EIFMT_SVAL: the length of the value follows; values of other attributes have two bytes
 SYMBOLS = 2  # SHT_SYMTAB
-SECTION = "<IIQQQQIIQQ"  # a section's header
-# A section of this name shows that the system takes so many bytes of a CTA's shared memory; the size of the function's
-# own section then includes them.
-SYSTEM_BYTES = 1024
+SECTION = "<IIQQQQIIQQ"  # the header of a section
+# If a cubin has this section, the system reserves SYSTEM_BYTES of each CTA's shared memory, and the size of the
+# function's own section of shared memory includes them.
 RESERVED = ".nv.shared.reserved.0"
+SYSTEM_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one function: ``registers`` of a thread, ``stack_bytes`` of a thread, ``shared_bytes`` static ones of a CTA.
+    """The resources of one function.
 
-    ``threads``: of a CTA, as the source demands (``reqntid``) or else allows (``maxntid``); None where it says nothing.
+    ``registers`` and ``stack_bytes``: per thread. ``shared_bytes``: static shared memory per CTA. ``threads``: per CTA,
+    as the source demands (``reqntid``) or else allows (``maxntid``); None if it states neither.
     """
 
     registers: int = 0
@@ -37,7 +39,7 @@ class Resources:
 
 
 class Section(NamedTuple):
-    """A section's header, in the order of its fields in the file, and its name."""
+    """The header of a section, with its fields in the order of the file, and its name."""
 
     name_at: int
     kind: int
@@ -56,7 +58,7 @@ class Section(NamedTuple):
 
 
 def resources(cubin: Path) -> dict[str, Resources]:
-    """The resources of each function of a cubin, by name. Raises WrongInput for a file that is no ELF file."""
+    """The resources of each function of a cubin, by name. Raises WrongInput if it is no 64-bit ELF file."""
     file = cubin.read_bytes()
     if not is_elf(file):
         raise WrongInput(f"{cubin}: is no 64-bit ELF file; give a cubin of CUDA 11 or later")
@@ -89,7 +91,7 @@ def is_elf(file: bytes) -> bool:
 
 
 def sections(file: bytes) -> list[Section]:
-    """The sections of a 64-bit ELF file, by their numbers."""
+    """The sections of a 64-bit ELF file. Their positions in the list are their numbers in the file."""
     (table,) = struct.unpack_from("<Q", file, 0x28)
     size, count, names = struct.unpack_from("<HHH", file, 0x3A)
     rows = [struct.unpack_from(SECTION, file, table + size * index) for index in range(count)]

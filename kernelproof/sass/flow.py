@@ -1,4 +1,4 @@
-"""Basic blocks of a function, its natural loops, and the longest way through a part of it."""
+"""Control flow of a function: its basic blocks, its natural loops, and the heaviest path through some blocks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cached_property
 
 from kernelproof.sass.decoding import BYTES, Function, Instruction
 
-JUMPS = frozenset(("BRA", "JMP", "BRX", "JMX"))  # BSSY names a target too, but goes on to the next instruction
+JUMPS = frozenset(("BRA", "JMP", "BRX", "JMX"))  # BSSY has a target too, but execution continues behind it
 ENDS = frozenset(("EXIT", "RET", "KILL"))
 
 
 @dataclass(frozen=True)
 class Block:
-    """Instructions with one entry and one exit; ``successors`` are indices of blocks."""
+    """Instructions with one entry and one exit. ``successors``: indices of the blocks that may follow."""
 
     index: int
     instructions: tuple[Instruction, ...]
@@ -23,7 +23,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop: the blocks from which ``header`` is reached again, ``latches`` those that jump to it."""
+    """A natural loop, by indices of blocks: ``header`` is its entry, ``latches`` jump back to it, ``blocks`` are
+    all."""
 
     header: int
     latches: frozenset[int]
@@ -31,7 +32,7 @@ class Loop:
 
 
 class Graph:
-    """The control flow of a function. ``blocks`` are in the order of addresses; unreachable ones have no loops."""
+    """The control flow of a function. ``blocks`` are in the order of addresses; ``blocks[0]`` is the entry."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -47,7 +48,8 @@ class Graph:
 
     @cached_property
     def dominators(self) -> list[frozenset[int]]:
-        """For each block the blocks that every way from the entry passes; empty for an unreachable block."""
+        """For each block, the blocks on every path from the entry to it, itself included. Empty for unreachable
+        blocks."""
         everything = frozenset(range(len(self.blocks)))
         dominators = [frozenset((0,)), *(everything for _ in self.blocks[1:])]
         reached = self.reachable(0)
@@ -62,6 +64,7 @@ class Graph:
         return [blocks if index in reached else frozenset() for index, blocks in enumerate(dominators)]
 
     def reachable(self, start: int) -> frozenset[int]:
+        """The blocks that a path from a block leads to, itself included."""
         reached, pending = {start}, [start]
         while pending:
             for successor in self.blocks[pending.pop()].successors:
@@ -72,7 +75,7 @@ class Graph:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """Natural loops; those with one header are one loop."""
+        """The natural loops, by header. Loops that share a header count as one."""
         latches: dict[int, set[int]] = {}
         for block in self.blocks:
             for successor in block.successors:
@@ -90,26 +93,29 @@ class Graph:
         return frozenset(body)
 
     def longest(self, starts: Iterable[int], within: frozenset[int], weight: Callable[[Block], int]) -> list[int]:
-        """The heaviest way of blocks from any of ``starts`` to the end of ``within``, which takes no jump backwards
-        to a block that dominates the jump."""
-        ways: dict[int, tuple[int, list[int]]] = {}
+        """The path with the largest sum of weights that starts at one of ``starts`` and stays within ``within``.
 
-        def way(index: int) -> tuple[int, list[int]]:
-            if index not in ways:
+        Jumps back to a block that dominates the jump are not taken, so that natural loops are passed once and the
+        recursion ends.
+        """
+        heaviest: dict[int, tuple[int, list[int]]] = {}  # weight and path from a block
+
+        def path_from(index: int) -> tuple[int, list[int]]:
+            if index not in heaviest:
                 onward = [
-                    way(successor)
+                    path_from(successor)
                     for successor in self.blocks[index].successors
                     if successor in within and successor not in self.dominators[index]
                 ]
                 most, path = max(onward, key=lambda ahead: ahead[0], default=(0, []))
-                ways[index] = weight(self.blocks[index]) + most, [index, *path]
-            return ways[index]
+                heaviest[index] = weight(self.blocks[index]) + most, [index, *path]
+            return heaviest[index]
 
-        return max((way(start) for start in starts), key=lambda ahead: ahead[0], default=(0, []))[1]
+        return max((path_from(start) for start in starts), key=lambda ahead: ahead[0], default=(0, []))[1]
 
 
 def _blocks(instructions: tuple[Instruction, ...]) -> list[Block]:
-    # ptxas also jumps by CALL.REL.NOINC; it is a call only where something returns.
+    # ptxas also jumps by CALL.REL.NOINC. It is a call only if the function has a RET.
     jumps = JUMPS if any(instruction.name == "RET" for instruction in instructions) else JUMPS | {"CALL"}
     ends = {at for at, instruction in enumerate(instructions) if instruction.name in jumps | ENDS}
     targets = {instruction.target for instruction in instructions if instruction.name in jumps}
@@ -129,5 +135,6 @@ def _blocks(instructions: tuple[Instruction, ...]) -> list[Block]:
 
 
 def conditional(jump: Instruction) -> bool:
-    """Whether a jump or exit may let the warp go on: its guard, or a predicate among its operands."""
+    """Whether execution may continue behind a jump or exit, because it has a guard or a predicate among its
+    operands."""
     return jump.guard is not None or any(operand.lstrip("!U").startswith("P") for operand in jump.operands)

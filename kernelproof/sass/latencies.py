@@ -1,8 +1,8 @@
-"""Cycles from an instruction to the use of its result.
+"""Latencies: cycles from an instruction to the use of its result.
 
-Two kinds. An instruction of fixed latency has no scoreboard: ptxas writes the wait into stall counts, so ptxas is the
-source (``fixed``; scripts/latencies.py generates the table). The others set a scoreboard when they are done; what they
-take was measured on devices (``scoreboard``), unloaded: queues and bank conflicts come on top.
+There are two kinds. For instructions of fixed latency ptxas writes the wait into stall counts, so ptxas is the source:
+``fixed`` reads a table that scripts/latencies.py generates. Other instructions free a scoreboard when they are done.
+Their latencies (``scoreboard``) were measured on idle devices; queues and bank conflicts come on top.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ROLES = ("address", "data", "branch", "guard", "mbarrier")
 
 
 class Release(NamedTuple):
-    """Cycles from issue until a scoreboard is free: ``result`` is there, or operands are ``read`` and may change."""
+    """Cycles from issue until the ``result`` is there, and until the operands are ``read`` and may change."""
 
     result: int
     read: int
 
 
-# Huerta et al., "Analyzing Modern NVIDIA GPU cores" (MICRO 2025, arXiv 2503.20481), of an RTX A6000: by bytes of a lane
-# (4, 8, 16), result and read of operands, for addresses in vector registers; L1 hits.
+# By bytes per lane, for addresses in vector registers and data in the L1. Source: Huerta et al., "Analyzing Modern
+# NVIDIA GPU cores" (MICRO 2025, arXiv 2503.20481), on an RTX A6000.
 WIDTHS = (4, 8, 16)
 GLOBAL_LOADS = {4: Release(32, 11), 8: Release(34, 11), 16: Release(38, 11)}
 SHARED_LOADS = {4: Release(24, 9), 8: Release(24, 9), 16: Release(26, 9)}
@@ -37,8 +37,8 @@ GLOBAL_STORES = {4: Release(0, 14), 8: Release(0, 16), 16: Release(0, 20)}
 SHARED_STORES = {4: Release(0, 12), 8: Release(0, 14), 16: Release(0, 18)}
 OTHERS = {"LDC": Release(29, 10), "LDGSTS": Release(39, 13)}
 
-# L1 hits, L2 hits and misses of the L2, cycles of a dependent load: arXiv 2402.13499, 2501.12084 and
-# markdewing/AI_kernels, for A100, RTX 3090 (the RTX 4090's), RTX 4090, H100, B200, RTX 5090.
+# Cycles of a dependent load that hits the L1, hits the L2, and misses the L2. Sources: arXiv 2402.13499, 2501.12084 and
+# markdewing/AI_kernels, for A100, RTX 3090 (figures of the RTX 4090), RTX 4090, H100, B200 and RTX 5090.
 GLOBAL_LATENCY = {
     "sm_80": (38, 262, 466),
     "sm_86": (43, 273, 542),
@@ -47,34 +47,37 @@ GLOBAL_LATENCY = {
     "sm_100": (40, 295, 860),
     "sm_120": (44, 360, 936),
 }
-# ldmatrix of 1, 2 and 4 matrices, A100: Sun et al., arXiv 2206.02874.
+# ldmatrix of 1, 2 and 4 matrices, which are 4, 8 and 16 bytes per lane. Source: Sun et al., arXiv 2206.02874, on an
+# A100.
 MATRIX_LOADS = {4: Release(23, 9), 8: Release(25, 9), 16: Release(29, 9)}
-UNKNOWN = Release(14, 11)  # conversions, special functions, uniform moves: an estimate, no measurement is published
+UNKNOWN = Release(14, 11)  # conversions, special functions, uniform moves: estimated, since no measurement is published
 
 
 def producer_key(instruction: Instruction) -> str:
-    """What the table of fixed latencies calls an instruction: its opcode, with what its latency depends on."""
+    """The key of an instruction in the table of fixed latencies: its opcode and the modifiers that change its
+    latency."""
     name = instruction.name
     if name in MMA:
         shape = next((part for part in instruction.modifiers if part[:1].isdigit()), "")
         return f"{name}.{shape}" if shape else name
-    apart = {"IMAD": "WIDE", "UIMAD": "WIDE", "HFMA2": "MMA"}.get(name)  # HFMA2.MMA has its own pipe on sm_80 and sm_90
-    return f"{name}.{apart}" if apart in instruction.modifiers else name
+    # HFMA2.MMA has its own pipe on sm_80 and sm_90.
+    modifier = {"IMAD": "WIDE", "UIMAD": "WIDE", "HFMA2": "MMA"}.get(name)
+    return f"{name}.{modifier}" if modifier in instruction.modifiers else name
 
 
 @cache
 def _fixed_table() -> dict[str, dict[str, dict[str, int]]]:
-    """By sm, producer and role of the reader, of the newest toolkit in the file."""
+    """Latencies by sm, producer and role of the reader, of the newest toolkit in the file."""
     toolkits: dict[str, dict[str, dict[str, dict[str, int]]]] = json.loads(TABLE.read_text())
     return toolkits[max(toolkits, key=lambda version: [int(part) for part in version.split(".")])]
 
 
 def fixed(sm: str, producer: str, reader: str) -> int | None:
-    """Cycles from an opcode of fixed latency to another's issue that needs its result, as ptxas schedules them.
+    """Cycles that ptxas leaves between the issue of ``producer`` and of a ``reader`` of its result.
 
-    ``reader``: an opcode, or ``address``, ``data``, ``branch`` and ``guard``; a memory instruction's latency is the
-    longer of address and data. A reader that the table lacks has the producer's longest latency. None for a producer
-    that the table lacks: most of those have variable latency.
+    ``reader``: an opcode, or one of the roles ``address``, ``data``, ``branch`` and ``guard``. For the opcode of a
+    memory instruction it is the longer of address and data. If the table lacks the reader, it is the producer's longest
+    latency. None if the table lacks the producer; most of those have variable latency.
     """
     rows = next((rows for name, rows in _fixed_table().items() if name.rstrip("af") == sm.rstrip("af")), {})
     readers = rows.get(producer_key(Instruction.bare(producer)))
@@ -90,7 +93,8 @@ def fixed(sm: str, producer: str, reader: str) -> int | None:
 
 
 def role(reader: Instruction, used: int, sm: str) -> str:
-    """How an instruction uses registers (a mask): as a guard, in an address, as a store's data, or in which pipe."""
+    """The role in which an instruction uses the registers of mask ``used``: one of ``ROLES``, or the name of its
+    pipe."""
     if reader.name in JUMPS | ENDS:
         return "branch"
     if reader.guard is not None and used & access(Instruction.bare("NOP", reader.guard)).reads:
@@ -106,7 +110,7 @@ def role(reader: Instruction, used: int, sm: str) -> str:
 def scoreboard(sm: str, instruction: Instruction, *, l2: bool = True) -> Release:
     """Cycles from issue until an instruction frees its write barrier (result) and its read barrier.
 
-    ``l2``: a load from global memory hits the L2, not the L1.
+    ``l2``: whether loads from global memory hit the L2; else they hit the L1.
     """
     name, size = instruction.name, min(16, max(4, access_bytes(instruction)))
     if name in ("LDG", "LD", "LDGSTS", "ATOMG", "ATOM", "RED", "REDG"):

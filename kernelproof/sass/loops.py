@@ -1,8 +1,8 @@
-"""Loops of a matrix product by their role, and the main loop among them.
+"""Finds what the loops of a matrix product are for, and the main loop among them.
 
-A loop with MMAs steps through k, or through tiles of the output where k is unrolled whole: then every turn stores its
-results, so that no way from its MMAs to its next turn avoids a store. Warps that only copy (by TMA, on Hopper) have a
-loop of their own.
+A loop with MMAs steps through k, or through tiles of the output if k is unrolled. In the second case each turn stores
+its results, so that every path from its MMAs to its next turn passes a store. Warps that only copy (by TMA, on Hopper)
+have a loop of their own.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from kernelproof.sass.trips import trips
 COPIES = frozenset(("UTMALDG", "UBLKCP", "LDGSTS"))
 STORES = frozenset(("STG", "ST", "UTMASTG", "UTMAREDG", "RED", "REDG", "ATOMG", "ATOM"))
 WAITS = frozenset(("SYNCS", "USETMAXREG", "NANOSLEEP", "LD", "LDG", "LDS", "BAR"))
-SPIN = 12  # most instructions of a loop that only waits
+SPIN = 12  # a loop that only waits has at most so many instructions
 
 
 class Role(StrEnum):
-    """``TILES``: a turn is a tile of the output; ``MMA``: a step of k; ``WAIT``: tries again until something came."""
+    """What a turn of a loop does: ``TILES`` computes a tile of the output, ``MMA`` multiplies a step of k, ``COPY``
+    fills shared memory, ``STORE`` stores results, ``WAIT`` only looks again whether something has come."""
 
     TILES = "tiles"
     MMA = "mma"
@@ -37,9 +38,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class CodeLoop:
-    """A loop and one turn of it, on its longest way without waits that have to be repeated.
+    """A loop with its role and its code.
 
-    ``turns``: how often it runs, None where that depends on the problem.
+    ``turn``: the instructions of one turn on its longest path, without waits that are repeated. ``turns``: how often
+    the loop runs; None if that depends on the problem.
     """
 
     loop: Loop
@@ -54,7 +56,7 @@ class CodeLoop:
 
 
 class Loops:
-    """The loops of a function by what they are for, those around others first."""
+    """The loops of a function by what they are for. Outer loops come before the loops inside them."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -71,12 +73,12 @@ class Loops:
 
     @cached_property
     def main(self) -> CodeLoop | None:
-        """The loop over k with the most MMAs; None where k is unrolled whole, or nothing multiplies."""
+        """The loop over k with the most MMAs. None if k is unrolled, or if the function has no MMA."""
         return max((item for item in self.all if item.role is Role.MMA), key=lambda item: item.mmas, default=None)
 
     @cached_property
     def tiles(self) -> CodeLoop | None:
-        """The loop over tiles of a persistent kernel; None where each CTA has one tile, or k has an outer loop."""
+        """The loop over tiles of a persistent kernel. None if each CTA has one tile, or if k has an outer loop."""
         around = [item for item in self.all if item.role is Role.TILES]
         if self.main is not None:
             around = [item for item in around if self.main.loop.blocks < item.loop.blocks]
@@ -84,7 +86,7 @@ class Loops:
 
     @cached_property
     def producer(self) -> CodeLoop | None:
-        """The innermost loop of warps that copy and do not multiply; None where those that multiply copy, too."""
+        """The innermost loop of warps that copy and have no MMAs. None if the warps with MMAs copy too."""
         copies = [item for item in self.all if item.role is Role.COPY]
         innermost = [item for item in copies if not any(other.loop.blocks < item.loop.blocks for other in copies)]
         around = [item.loop.blocks for item in self.all if item.role in (Role.TILES, Role.MMA)]
@@ -92,11 +94,14 @@ class Loops:
         return max(own, key=lambda item: count(item.turn, COPIES), default=None)
 
     def turn(self, loop: Loop) -> tuple[Instruction, ...]:
-        """The instructions of one turn, on its longest way; ways that wait again, or store where others need not, are
-        taken only where there is no other."""
+        """The instructions of one turn on its longest path.
+
+        Paths that wait again are taken only if there is no other; so are paths that store, in a loop over k.
+        """
 
         def weight(block: Block) -> int:
             avoided = block.index in self.waits or (block.index in storing and steps)
+            # More than any path weighs, so that an avoided block is passed only if every path passes one.
             return -1_000_000 if avoided else len(block.instructions)
 
         storing = frozenset(block for block in loop.blocks if count(self.graph.blocks[block].instructions, STORES))
@@ -104,6 +109,7 @@ class Loops:
         return self.code(self.graph.longest([loop.header], loop.blocks, weight))
 
     def code(self, blocks: Iterable[int]) -> tuple[Instruction, ...]:
+        """The instructions of blocks, in the order in which these are given."""
         return tuple(chain.from_iterable(self.graph.blocks[block].instructions for block in blocks))
 
     def _role(self, loop: Loop) -> Role:
@@ -120,7 +126,7 @@ class Loops:
         return Role.WAIT if len(code) <= SPIN and count(code, WAITS) else Role.OTHER
 
     def _always_stores(self, loop: Loop) -> bool:
-        """Whether no way leads from a loop's MMAs to its next turn without a block that stores."""
+        """Whether every path from a loop's MMAs to its next turn passes a block that stores."""
         blocks = self.graph.blocks
         pending = [block for block in loop.blocks if count(blocks[block].instructions, MMA)]
         if not any(count(blocks[block].instructions, STORES) for block in loop.blocks):

@@ -1,4 +1,4 @@
-"""Instructions as the simulation sees them: the resources that each takes, and the machine that warps run on."""
+"""What the simulation needs to know of an instruction and of the machine: resources, latencies, reasons of stalls."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Stall(StrEnum):
 
 @dataclass(frozen=True)
 class Machine:
-    """What a sub-core's warps run on.
+    """The hardware and the ring that a sub-core's warps run on.
 
-    ``sub_cores``: of the SM, that run the same and share its memory unit. ``l2_bytes``: a clock and SM; ``l2_cycles``:
-    latency of a load that finds the queue empty. ``fill_bytes``: of one fill of a ring of mbarriers by TMA;
-    ``stages``: fills that it holds. ``copy_groups``: groups of cp.async that copy anything, all by default: a main
-    loop's last turns commit empty ones.
+    ``sub_cores``: sub-cores of the SM that run the same warps and share its memory unit. ``l2_bytes``: bytes per clock
+    that the SM gets from the L2. ``l2_cycles``: latency of a load from the L2 if the queue is empty. ``fill_bytes``:
+    bytes that TMA brings for one stage of the ring. ``stages``: stages of the ring. ``copy_groups``: how many of a
+    warp's groups of cp.async copy anything; the last turns of a main loop commit empty groups. By default all do.
     """
 
     sm: str
@@ -52,10 +52,10 @@ class Machine:
 
 
 class Kind(StrEnum):
-    """How an instruction uses resources that warps share."""
+    """How an instruction uses resources that warps share, such as queues, barriers and rings."""
 
     PLAIN = "plain"
-    LOCAL = "local"  # memory instruction that stays on the SM
+    LOCAL = "local"  # memory instruction that does not leave the SM
     COPY = "copy"  # cp.async
     LOAD = "load"
     STORE = "store"
@@ -75,7 +75,15 @@ LONG = frozenset((Kind.LOAD, Kind.COPY, Kind.COMMIT, Kind.FILL, Kind.WAIT))
 
 
 class Operation:
-    """An instruction with everything looked up that its issues need; one for all warps and turns."""
+    """An instruction with all that the simulation looks up about it. All warps and turns share one.
+
+    ``stall``: cycles until the warp's next issue. ``busy``, ``data``, ``address``: cycles for which it takes its pipe,
+    the banks of shared memory, and the address unit. ``result``, ``read``: cycles until the result is there, and until
+    the operands are read. ``bytes``: bytes that the warp moves beyond the SM. ``throttle``: the stall while its pipe is
+    full; ``reason``: the stall of instructions that wait for its result. ``depbar``: see ``_depbar``. ``warpgroups``:
+    if it waits for groups of wgmma, how many may still be under way. ``groups``: whether it ends a group of wgmma.
+    ``members``: warps that its barrier of the CTA waits for; 0 for all.
+    """
 
     __slots__ = (
         "address",
@@ -115,7 +123,7 @@ class Operation:
         self.throttle = Stall.MATH_PIPE_THROTTLE
         if self.address:
             self.throttle = Stall.LG_THROTTLE if self.bytes else Stall.MIO_THROTTLE
-        if instruction.guard == "!PT":  # spacing by ptxas, not executed
+        if instruction.guard == "!PT":  # never executed: ptxas puts it there for spacing
             self.kind, self.pipe, self.address = Kind.PLAIN, Pipe.NONE, 0
             self.write_barrier = self.read_barrier = None
         self.depbar = _depbar(instruction)
@@ -141,7 +149,7 @@ def _kind(instruction: Instruction, address_cycles: int) -> Kind:
 
 
 def _depbar(instruction: Instruction) -> tuple[int, int] | None:
-    """The scoreboard of ``DEPBAR.LE SB0, 0x1``, and how many instructions may still hold it."""
+    """Of ``DEPBAR.LE SB0, 0x1``: the scoreboard, and how many instructions may still hold it. None for others."""
     if instruction.name != "DEPBAR" or not instruction.operands:
         return None
     barrier, *most = instruction.operands

@@ -1,11 +1,14 @@
-"""Which unit of an SM executes an instruction, and for how many cycles it is taken.
+"""Which unit (pipe) of an SM executes an instruction, and for how many cycles the instruction takes it.
 
-An SM has four sub-cores, each with one dispatch port that issues one warp's instruction a cycle, and with pipes of its
-own. Loads, stores, shuffles, special registers and barriers leave the sub-core through its address unit to the unit
-that the four share. What an instruction does is in NVIDIA's Nsight Compute Profiling Guide (section "Pipelines"); how
-wide a pipe is, in its CUDA C++ Programming Guide (table "Throughput of Native Arithmetic Instructions"): results a
-clock and SM, here divided by four sub-cores and 32 lanes. ptxas spaces neighbours of one pipe by the same intervals,
-which says of what neither names where it runs: VIADD beside IMAD takes two cycles, beside IADD3 one.
+An SM has four sub-cores. Each has pipes of its own and one dispatch port, which issues one warp's instruction per
+cycle. Loads, stores, shuffles, special registers and barriers go through the sub-core's address unit to a memory unit
+that the four share.
+
+Sources: NVIDIA's Nsight Compute Profiling Guide (section "Pipelines") says which pipe executes which instructions. Its
+CUDA C++ Programming Guide (table "Throughput of Native Arithmetic Instructions") has results per clock and SM, which
+are divided by four sub-cores and 32 lanes here. Where neither names an instruction, ptxas tells: it spaces two
+neighbours on one pipe by the pipe's interval. VIADD is two cycles from IMAD and one from IADD3, so it shares IMAD's
+pipe.
 """
 
 from __future__ import annotations
@@ -18,16 +21,20 @@ from kernelproof.ground.chips import CAPABILITIES, MMA_FLOPS_BYTES, SUB_CORES, C
 from kernelproof.sass.decoding import Instruction
 
 LANES = 32
-SHARED_BYTES = 128  # a cycle and SM: 32 banks of 4 bytes; reads and writes alike (QuACK, gpu_pipe_microbench_notes.md)
-# Cycles of a memory instruction in a sub-core's address unit, and at least in the SM's memory unit: arXiv 2503.20481.
+SHARED_BYTES = 128  # read or written per cycle and SM: 32 banks of 4 bytes (QuACK, gpu_pipe_microbench_notes.md)
+# Cycles of a memory instruction in a sub-core's address unit, and least cycles in the SM's memory unit. Source: arXiv
+# 2503.20481.
 ADDRESS_CYCLES = 4
 SHARED_CYCLES = 2
 UTC_ISSUE = 11  # cycles from one tcgen05.mma to the next: arXiv 2512.02189
 
 
 class Pipe(StrEnum):
-    """``SHARED``: memory, shuffle and barrier instructions of the SM's shared memory and L1 unit; ``GLOBAL``: those
-    that also leave it for the L2. ``NONE``: what the dispatch port alone does (NOP, waits for scoreboards)."""
+    """The units that execute instructions.
+
+    ``SHARED``: the SM's unit of shared memory and L1, for memory, shuffle and barrier instructions. ``GLOBAL``: the
+    same for instructions that also go to the L2. ``NONE``: only the dispatch port (NOP, waits for scoreboards).
+    """
 
     TENSOR = "tensor"
     ALU = "alu"
@@ -46,11 +53,11 @@ class Pipe(StrEnum):
 
 @dataclass(frozen=True)
 class PipeUse:
-    """What one warp's instruction takes of its sub-core and SM, in cycles.
+    """Cycles for which one warp's instruction takes units of its sub-core and SM.
 
-    ``issue_cycles``: of the dispatch port. ``busy_cycles``: of the pipe, which is the sub-core's own, or, where
-    ``shared_by_sm``, the SM's. ``address_cycles``: of the sub-core's address unit. ``data_cycles``: of the SM's shared
-    memory banks, without conflicts; also for the operands that a wgmma reads there, a quarter for each of four warps.
+    ``issue_cycles``: the dispatch port. ``busy_cycles``: the pipe, which belongs to the sub-core, or to the SM if
+    ``shared_by_sm``. ``address_cycles``: the sub-core's address unit. ``data_cycles``: the SM's banks of shared memory,
+    without conflicts; for a wgmma the operands that it reads there, a quarter of them for each of its four warps.
     """
 
     pipe: Pipe
@@ -62,9 +69,10 @@ class PipeUse:
 
 
 def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> PipeUse:
-    """The pipe of an instruction on ``sm_80`` .. ``sm_120f``, and how long it is taken.
+    """The pipe of an instruction on ``sm_80`` .. ``sm_120f``, and for how long it is taken.
 
-    ``chip``: the model, where it has less tensor throughput than others of its sm (GeForce with f32 sums, H20).
+    ``chip``: the GPU model, which matters if it has less tensor throughput than others of its sm (GeForce with f32
+    sums, H20). By default the fullest model.
     """
     name, sm = instruction.name, sm.rstrip("af")
     if name in MMA:
@@ -77,20 +85,22 @@ def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> Pip
     if name in LITE and sm.startswith("sm_12"):
         return PipeUse(Pipe.FMA)
     if pipe is Pipe.FP16 and sm != "sm_80":
-        pipe = Pipe.FMA  # only GA100 has FP16 lanes apart; from GA10x on FMA computes paired halves
+        # Only GA100 has FP16 lanes of their own. From GA10x on the FMA pipe computes paired halves.
+        pipe = Pipe.FMA
         return PipeUse(pipe, busy_cycles=HALF_CYCLES.get(sm, 2))
     return PipeUse(pipe, busy_cycles=_cycles(instruction, pipe, sm), shared_by_sm=pipe in OF_THE_SM)
 
 
-# Paired halves: 256 results a clock and SM on 8.0, 9.0 and 10.0, 128 on 8.6, 8.9 and 12.0, two of them a lane.
+# Cycles of paired halves, 2 otherwise: 8.0, 9.0 and 10.0 compute 256 results per clock and SM, others 128; two per
+# lane.
 HALF_CYCLES = {"sm_80": 1, "sm_90": 1, "sm_100": 1}
-# 64 FP32 results a clock and SM on 8.0, 128 on the others; IMAD stays at 64.
+# Cycles of FP32 arithmetic, 1 otherwise: 8.0 computes 64 results per clock and SM, others 128. IMAD stays at 64.
 SINGLE_CYCLES = {"sm_80": 2}
-# 32 FP64 results a clock and SM on 8.0, 64 on 9.0 and 10.0, 2 on the others.
+# Cycles of FP64 arithmetic, 64 otherwise: 32 results per clock and SM on 8.0, 64 on 9.0 and 10.0, 2 on the others.
 DOUBLE_CYCLES = {"sm_80": 4, "sm_90": 2, "sm_100": 2}
-# What sm_120 computes on its second set of FP32 lanes: ptxas puts it a cycle from ALU and IMAD alike.
+# Instructions that sm_120 executes on its second set of FP32 lanes: ptxas issues them one cycle after ALU or IMAD.
 LITE = frozenset(("IADD", "ISETP", "SEL", "MOV", "FMNMX", "FSETP", "VIMNMX"))
-OF_THE_SM = frozenset((Pipe.CONSTANT, Pipe.TMA))
+OF_THE_SM = frozenset((Pipe.CONSTANT, Pipe.TMA))  # pipes that the sub-cores share
 
 
 def _cycles(instruction: Instruction, pipe: Pipe, sm: str) -> float:
@@ -101,7 +111,7 @@ def _cycles(instruction: Instruction, pipe: Pipe, sm: str) -> float:
     if pipe is Pipe.FP64:
         return DOUBLE_CYCLES.get(sm, 64)
     if pipe is Pipe.XU:
-        return 8  # 16 results a clock and SM
+        return 8  # 16 results per clock and SM
     if pipe is Pipe.UNIFORM:
         return 1 if sm.startswith("sm_12") or (instruction.name == "UMOV" and not sm.startswith("sm_8")) else 2
     return 2 if pipe is Pipe.ALU else 1
@@ -116,7 +126,7 @@ BITS = {"Q": 8, "I": 8, "B": 1, "O": 4}  # bits of an operand's element, by the 
 
 
 def mma_shape(instruction: Instruction) -> tuple[int, int, int] | None:
-    """m, n and k of an MMA of one warp, or of a warpgroup (``64x128x16``); None where a descriptor has them."""
+    """m, n and k of an MMA of a warp, or of a warpgroup (``64x128x16``). None if they are in a descriptor (tcgen05)."""
     for modifier in instruction.modifiers:
         if match := re.fullmatch(r"(\d+)x(\d+)x(\d+)", modifier):
             m, n, k = map(int, match.groups())
@@ -133,7 +143,7 @@ def _tensor(instruction: Instruction, sm: str, chip: Chip | None) -> PipeUse:
         return PipeUse(Pipe.TENSOR, busy_cycles=UTC_ISSUE, shared_by_sm=True)
     m, n, k = shape
     if instruction.name == "DMMA":
-        # FP64: 19.5 TFLOP/s of an A100, 67 of an H100 (data sheets): 64 and 128 FMA a clock and SM.
+        # FP64: 19.5 TFLOP/s of an A100 and 67 of an H100 (data sheets) are 64 and 128 FMA per clock and SM.
         return PipeUse(Pipe.TENSOR, busy_cycles=m * n * k / (32 if sm.startswith("sm_9") else 16))
     warpgroup = instruction.name in WARPGROUP
     fma = _tensor_flops(instruction, sm, chip, warpgroup) / 2 / SUB_CORES
@@ -143,12 +153,12 @@ def _tensor(instruction: Instruction, sm: str, chip: Chip | None) -> PipeUse:
         return PipeUse(Pipe.TENSOR, busy_cycles=m * n * k / fma)
     operands = [operand for operand in instruction.operands[1:3] if operand.startswith("gdesc")]
     data = sum(_operand_bytes(instruction, shape, len(operands))) / SHARED_BYTES
-    # A from shared memory bounds what is narrower than 64 columns.
+    # Below 64 columns the MMA waits for A, which it reads from shared memory.
     return PipeUse(Pipe.TENSOR, busy_cycles=max(m * n * k / SUB_CORES / fma, data), data_cycles=data / SUB_CORES)
 
 
 def _operand_bytes(instruction: Instruction, shape: tuple[int, int, int], descriptors: int) -> tuple[float, float]:
-    """Bytes of A and B that a warpgroup's MMA reads in shared memory. One ``gdesc`` names both, or B alone (RS)."""
+    """Bytes of A and of B that a warpgroup's MMA reads from shared memory. A may be in registers instead."""
     m, n, k = shape
     size = operand_bits(instruction) / 8
     registers = instruction.operands[1:2] and instruction.operands[1].startswith("R")
@@ -156,12 +166,12 @@ def _operand_bytes(instruction: Instruction, shape: tuple[int, int, int], descri
 
 
 def operand_bits(instruction: Instruction) -> int:
-    """Bits of an element of A and B."""
+    """Bits of an element of A and B, by an MMA's opcode."""
     return 32 if "TF32" in instruction.modifiers else BITS.get(instruction.name.removeprefix("UTC")[0], 16)
 
 
 def _tensor_flops(instruction: Instruction, sm: str, chip: Chip | None, warpgroup: bool) -> float:
-    """FLOP a clock and SM: of the chip, or of the fullest model of the sm."""
+    """FLOP per clock and SM of the chip, or by default of the fullest model of the sm."""
     size = operand_bits(instruction) / 8
     if chip is not None:
         fp32_sums = "F32" in instruction.modifiers
@@ -173,7 +183,7 @@ def _tensor_flops(instruction: Instruction, sm: str, chip: Chip | None, warpgrou
 SHARED_LOADS = frozenset(("LDSM", "LDS", "STS", "STSM", "ATOMS", "LDSMT"))
 GLOBAL_ACCESSES = frozenset(("LDG", "STG", "LD", "ST", "LDL", "STL", "LDGSTS", "ATOMG", "ATOM", "RED", "REDG", "CCTL",
                              "LDGMC", "REDAS", "STAS", "CCTLL", "CCTLT"))  # fmt: skip
-# Special registers, shuffles, barriers of the CTA, mbarriers: the LSU's too. A shuffle moves 128 bytes.
+# Other instructions of the memory unit, with the bytes that each lane moves: shuffles, special registers, barriers.
 EXCHANGES = {"SHFL": 4, "S2R": 0, "S2UR": 0, "BAR": 0, "SYNCS": 0, "LDGDEPBAR": 0, "ARRIVES": 0, "UCGABAR_ARV": 0,
              "UCGABAR_WAIT": 0, "REDUX": 8, "CREDUX": 8, "MATCH": 8, "LDTM": 0, "STTM": 0}  # fmt: skip
 MEMORY = SHARED_LOADS | GLOBAL_ACCESSES | EXCHANGES.keys()
@@ -193,7 +203,7 @@ def _memory(instruction: Instruction) -> PipeUse:
 
 
 def access_bytes(instruction: Instruction) -> int:
-    """Bytes that one lane moves."""
+    """Bytes that one lane loads or stores."""
     if instruction.name in ("LDSM", "STSM"):
         return 4 * int(next((part for part in instruction.modifiers if part in ("2", "4")), "1"))
     widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
@@ -202,14 +212,14 @@ def access_bytes(instruction: Instruction) -> int:
 
 def _table() -> dict[str, Pipe]:
     names = {
-        # Bit manipulation, logic and integers but for products; from Ampere on FP32 to FP16 too (F2FP).
+        # Bit manipulation, logic, and integers except products. From Ampere on also FP32 to FP16 (F2FP).
         Pipe.ALU: "IADD3 IADD IADD32I IABS LOP3 LOP LEA SHF SHL SHR SEL FSEL PRMT ISETP FSETP ICMP PLOP3 P2R R2P IMNMX "
         "IMNMX3 VIMNMX VIMNMX3 VIADDMNMX VHMNMX FMNMX FMNMX3 FCHK F2FP F2IP I2IP I2FP LOP32I MOV MOV32I CS2R "
         "SGXT BMSK VOTE R2UR ELECT VABSDIFF VABSDIFF4 SCATTER GATHER PSETP MOVM",
         Pipe.FMA: "FFMA FADD FMUL FFMA32I FADD32I FMUL32I FSWZADD IMAD VIADD IMUL IDP IDP4A FFMA2 FADD2 FMUL2 IMAD32I",
         Pipe.FP16: "HADD2 HMUL2 HFMA2 HADD2_32I HFMA2_32I HMUL2_32I HSET2 HSETP2 HMNMX2 HFMA2_MMA",
         Pipe.FP64: "DADD DMUL DFMA DSETP DMNMX",
-        # Special functions, conversions between numbers of other widths, bit counts.
+        # Special functions, conversions between widths, and bit counts.
         Pipe.XU: "MUFU F2F F2I I2F I2I FRND POPC FLO BREV F2FS",
         Pipe.BRANCH: "BRA BRX BRXU JMP JMX JMXU CALL RET EXIT KILL BSSY BSYNC BREAK BMOV WARPSYNC YIELD NANOSLEEP "
         "RPCMOV WARPGROUP WARPGROUPSET ENDCOLLECTIVE BPT PREEXIT ACQBULK RTT",

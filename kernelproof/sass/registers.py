@@ -1,8 +1,8 @@
-"""Registers that instructions read and write, those that are live, and the bank ports that reads take.
+"""Registers that instructions read and write, and registers that are live.
 
-A set of registers is a bit mask, so that a whole function's data flow takes milliseconds: R0 .. R254, then uniform
-registers, predicates and uniform predicates; zero registers and true predicates have no bit. ``register_names`` makes
-names of a mask. What an opcode does with its operands was held against nvdisasm's own live ranges (``-plr``).
+A set of registers is a bit mask, so that the data flow of a function takes milliseconds. Bits stand for R0 .. R254,
+then uniform registers, predicates and uniform predicates (``STARTS``); zero registers and true predicates have no bit.
+``register_names`` turns a mask into names. The tables of opcodes agree with nvdisasm's live ranges (``-plr``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kernelproof.sass.decoding import Instruction
 from kernelproof.sass.flow import Block, Graph
 from kernelproof.sass.pipes import MMA, WARPGROUP, Pipe, access_bytes, mma_shape, operand_bits, pipe_use
 
-STARTS = {"R": 0, "UR": 256, "P": 512, "UP": 520}
-VECTOR = (1 << 256) - 1  # the vector registers of a mask
-STACK = 1 << 1  # R1, the stack pointer, is live to the end
+STARTS = {"R": 0, "UR": 256, "P": 512, "UP": 520}  # the bit of register 0 of each file
+VECTOR = (1 << 256) - 1  # mask of the vector registers
+STACK = 1 << 1  # R1, the stack pointer, is live up to the exit
 REGISTER = re.compile(r"(?<![\w.])(UR|UP|R|P)(\d+)(\.64)?")
 
 
@@ -32,7 +32,7 @@ NO_RESULT = _names(
     "BSSY BSYNC BREAK CCTL MEMBAR DEPBAR WARPGROUP UTMALDG UTMASTG UTMAREDG UTMAPF UTMACCTL UBLKCP UBLKRED UBLKPF "
     "UTCBAR UTCCP UTCSHIFT R2P UVIRTCOUNT KILL BPT RPCMOV ARRIVES UTCHMMA UTCQMMA UTCIMMA UTCOMMA UTCMXQMMA"
 )
-# Opcodes whose first operand is a predicate and whose second is a result too.
+# Opcodes whose second operand is a result too if the first is a predicate.
 SECOND_RESULT = _names(
     "LOP3 ULOP3 SHFL ATOMG ATOM MATCH ELECT R2UR UTCATOMSWS ISETP FSETP DSETP HSETP2 UISETP PSETP PLOP3 UPLOP3 UFSETP "
     "UPSETP USETP"
@@ -41,8 +41,8 @@ LOADS = _names("LDG LDS LDL LD LDSM LDC LDCU ULDC ATOMG ATOMS ATOM")
 STORES = _names("STG STS STL ST STSM STAS RED REDG ATOMG ATOMS ATOM SYNCS")
 PAIRS = _names("DADD DMUL DFMA DSETP DMNMX FFMA2 FADD2 FMUL2")
 TMA = _names("UTMALDG UTMASTG UTMAREDG UTMAPF UTMACCTL")
-GENERIC = _names("LD ST ATOM ATOMG RED REDG LDG STG")  # with .E: their address has 64 bits
-PREDICATES = {"PR": "P", "UPR": "UP"}  # a whole file of predicates, of which an immediate chooses some
+GENERIC = _names("LD ST ATOM ATOMG RED REDG LDG STG")  # with modifier E their address has 64 bits
+PREDICATES = {"PR": "P", "UPR": "UP"}  # all predicates of a file; an immediate operand chooses some of them
 
 
 class Access(NamedTuple):
@@ -53,7 +53,7 @@ class Access(NamedTuple):
 
 
 class _Widths(NamedTuple):
-    """Widths in registers: of the result, and of the n-th source (the last width holds for all further sources)."""
+    """Operand widths in registers: of results, and of each source. The last width holds for all further sources."""
 
     result: int
     sources: tuple[int, ...] = (1,)
@@ -63,25 +63,25 @@ class _Widths(NamedTuple):
 
 
 def register_names(mask: int) -> list[str]:
-    """The names in a mask, in order."""
+    """The names of the registers in a mask, in the order of its bits."""
     names = []
     for kind, start in STARTS.items():
         width = 8 if "P" in kind else 256
         bits = mask >> start & (1 << width) - 1
         while bits:
-            low = bits & -bits
+            low = bits & -bits  # the lowest bit that is set
             names.append(f"{kind}{low.bit_length() - 1}")
             bits ^= low
     return names
 
 
 def access(instruction: Instruction) -> Access:
-    """What an instruction reads, its guard included, and what it writes."""
+    """The registers that an instruction reads, including its guard, and those that it writes."""
     return _access(instruction.opcode, instruction.operands, instruction.guard)
 
 
 def address_reads(instruction: Instruction) -> int:
-    """The registers in an instruction's addresses and descriptors."""
+    """The registers that an instruction reads for its addresses and descriptors."""
     name, *modifiers = instruction.opcode.split(".")
     return reduce(
         or_,
@@ -110,7 +110,7 @@ def _access(opcode: str, operands: tuple[str, ...], guard: str | None) -> Access
 
 
 def _results(name: str, operands: tuple[str, ...]) -> int:
-    """How many of the first operands are results: a register and predicates, or predicates and a register."""
+    """How many operands are results; these come first: a register and predicates, or predicates and a register."""
     if name in NO_RESULT or not operands or "[" in operands[0]:
         return 0
     count = 1
@@ -138,13 +138,17 @@ def _chosen(kind: str, operands: tuple[str, ...]) -> int:
 
 
 def _address(name: str, modifiers: list[str], operand: str, at: int) -> int:
-    """Registers of an address or descriptor: ``desc[UR4][R2.64+UR8]``, ``[UR8]`` of TMA, ``gdesc[UR4].tnspB``."""
+    """The registers of an address or descriptor: ``desc[UR4][R2.64+UR8]``, ``[UR8]`` of TMA, ``gdesc[UR4].tnspB``.
+
+    ``at``: its place among all operands of the instruction.
+    """
     mask = 0
     for space, inner in re.findall(r"(\w*)\[([^\]]*)\]", operand):
         if space == "c":
             mask |= _mask(inner, 1)
             continue
         width = {"desc": 2, "gdesc": 2, "cx": 2}.get(space, 1)
+        # The first descriptor of a wgmma, its second operand, holds those of A and of B.
         if space == "gdesc" and name in WARPGROUP and at == 1:
             width = 4
         if space == "" and name in TMA:
@@ -154,14 +158,16 @@ def _address(name: str, modifiers: list[str], operand: str, at: int) -> int:
         elif space == "" and name in GENERIC and "E" in modifiers:
             base, *_ = inner.split("+")
             mask |= _mask(base, 2) if base.startswith("R") else 0
-        if name == "CCTL" or (".64" in inner and "+UR" in inner):  # an address, or a distance, of 64 bits
+        # A pair of uniform registers is a 64-bit address (CCTL), or a 64-bit offset from one.
+        if name == "CCTL" or (".64" in inner and "+UR" in inner):
             mask |= _mask("".join(re.findall(r"UR\d+", inner)), 2)
         mask |= _mask(inner, width)
     return mask
 
 
 def _tma_width(name: str, modifiers: list[str], at: int) -> int:
-    """Of TMA's first operand: shared address, mbarrier (of loads) and a coordinate a dimension; a pair for the rest."""
+    """Uniform registers of an operand of TMA. The first operand has the shared address, the mbarrier (of loads) and one
+    coordinate per dimension; others are pairs."""
     dimensions = next((int(part[0]) for part in modifiers if re.fullmatch(r"\dD", part)), 0)
     first = 0 if name != "UTMACCTL" else -1
     return dimensions + (2 if name == "UTMALDG" else 1) if at == first else 2
@@ -198,7 +204,7 @@ def _conversion_widths(name: str, modifiers: list[str]) -> _Widths:
     integers = 2 if "U64" in modifiers or "S64" in modifiers else 1
     if name == "FRND":
         return _Widths(floats, (floats,))
-    if name == "F2F":  # F2F.F64.F32: result, then source
+    if name == "F2F":  # F2F.F64.F32 converts F32 to F64
         kinds = [part for part in modifiers if part in ("F16", "F32", "F64", "BF16")]
         first, second = ([*kinds, "F32", "F32"])[:2]
         return _Widths(2 if first == "F64" else 1, (2 if second == "F64" else 1,))
@@ -206,14 +212,14 @@ def _conversion_widths(name: str, modifiers: list[str]) -> _Widths:
 
 
 def _tensor_memory_words(modifiers: list[str]) -> int:
-    """Registers of tcgen05.ld and .st: ``x32`` repetitions of a shape, of which each has one to four."""
+    """Registers per lane of tcgen05.ld and .st: ``x32`` repeats a shape that has one, two or four."""
     times = next((int(part[1:]) for part in modifiers if re.fullmatch(r"x\d+", part)), 1)
     shape = next((part for part in modifiers if part.startswith(("16dp", "32dp"))), "")
     return times * next((words for text, words in (("256bit", 4), ("128bit", 2)) if text in shape), 1)
 
 
 def _mma_widths(opcode: str, operands: tuple[str, ...]) -> _Widths:
-    """A, B and sums of an MMA: its elements shared out over the lanes of a warp, or of a warpgroup's four."""
+    """Registers per lane of A, B and the sums of an MMA, whose elements are spread over a warp or a warpgroup."""
     instruction = Instruction.bare(opcode)
     shape = mma_shape(instruction)
     if shape is None:
@@ -225,20 +231,19 @@ def _mma_widths(opcode: str, operands: tuple[str, ...]) -> _Widths:
     a, b, c = m * k * bits // lanes // 32, n * k * bits // lanes // 32, m * n * sums // lanes // 32
     if "SP" in instruction.modifiers:
         a //= 2
-    if lanes == 128:  # B is in shared memory, A too where a descriptor stands in its place
+    if lanes == 128:  # B is in shared memory; so is A if its operand is a descriptor
         return _Widths(c, (a, c) if operands[1:2] and operands[1].startswith("gdesc") else (a, 1, c))
     return _Widths(max(1, c), (max(1, a), max(1, b), max(1, c), 1))
 
 
 def read_operands(instruction: Instruction) -> list[tuple[int, bool]]:
-    """The vector registers of each source operand in its place, and whether it is marked ``.reuse``."""
+    """For each source operand its vector registers, and whether it is marked ``.reuse``."""
     return _read_operands(instruction.opcode, instruction.operands)
 
 
 @lru_cache(maxsize=1 << 16)
 def _read_operands(opcode: str, operands: tuple[str, ...]) -> list[tuple[int, bool]]:
     results = _results(opcode.split(".", 1)[0], operands)
-    plain = tuple(operand for operand in operands[results:])
     name, *modifiers = opcode.split(".")
     widths = _widths(name, modifiers, operands)
     return [
@@ -246,19 +251,21 @@ def _read_operands(opcode: str, operands: tuple[str, ...]) -> list[tuple[int, bo
             (_address(name, modifiers, operand, at) if "[" in operand else _mask(operand, widths.source(at))) & VECTOR,
             ".reuse" in operand,
         )
-        for at, operand in enumerate(plain)
+        for at, operand in enumerate(operands[results:])
     ]
 
 
-# Opcodes with effects beside their results: never idle, even if no instruction reads what they write.
+# Pipes and loads whose instructions do nothing but write their results, and exceptions.
 PURE = frozenset((Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.FP64, Pipe.XU, Pipe.UNIFORM, Pipe.CONSTANT, Pipe.TENSOR))
 PURE_LOADS = _names("LDG LDS LDSM LDL S2R S2UR SHFL")
 EFFECTS = _names("ELECT VOTE VOTEU")
 
 
 def unread(instructions: Sequence[Instruction], liveness: Liveness, sm: str) -> list[Instruction]:
-    """Instructions that only write registers which no instruction reads. A subroutine's arguments count as unread,
-    because calls that return are not followed."""
+    """Instructions that only write registers which no instruction reads.
+
+    Arguments of a subroutine count as unread, because calls that return are not followed.
+    """
     return [
         instruction
         for instruction, (_, writes), after in zip(instructions, liveness.accesses, liveness.after, strict=True)
@@ -273,7 +280,10 @@ def _pure(instruction: Instruction, sm: str) -> bool:
 
 
 class Liveness:
-    """Which registers are live before and after each instruction of a function: masks, in the order of addresses."""
+    """The registers that are live before and after each instruction of a function.
+
+    ``accesses``, ``before`` and ``after`` have an item per instruction, in the order of addresses.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.accesses = [access(instruction) for instruction in graph.function.instructions]
@@ -289,7 +299,7 @@ class Liveness:
 
     @property
     def pressure(self) -> list[int]:
-        """Vector registers in use at each instruction: live after it, or written by it."""
+        """How many vector registers are in use at each instruction: those live after it, and those that it writes."""
         return [
             ((after | accessed.writes) & VECTOR).bit_count()
             for after, accessed in zip(self.after, self.accesses, strict=True)
@@ -297,7 +307,10 @@ class Liveness:
 
 
 def _backwards(instructions: Sequence[Instruction], accesses: Sequence[Access], live: int) -> list[int]:
-    """What is live before each instruction of a block, and at its end: a result under a guard may stay what it was."""
+    """The registers that are live before each instruction of a block, and at its end.
+
+    A guarded instruction may not execute, so that its result stays live before it.
+    """
     points = [live]
     for instruction, (reads, writes) in zip(reversed(instructions), reversed(accesses), strict=True):
         live = (live if instruction.guard else live & ~writes) | reads
@@ -306,7 +319,7 @@ def _backwards(instructions: Sequence[Instruction], accesses: Sequence[Access], 
 
 
 def _entries(graph: Graph, accesses: Sequence[Access]) -> list[int]:
-    """What is live at the start of each block, by iteration backwards to the fixed point."""
+    """The registers that are live at the start of each block."""
     uses, kills, at = [], [], 0
     for block in graph.blocks:
         own = accesses[at : at + len(block.instructions)]
@@ -315,6 +328,7 @@ def _entries(graph: Graph, accesses: Sequence[Access]) -> list[int]:
         kills.append(reduce(or_, (writes for instruction, (_, writes) in pairs if instruction.guard is None), 0))
         at += len(block.instructions)
     entries = [0] * len(graph.blocks)
+    # Data flow runs backwards, so the last pending block comes first. Masks only grow, so this ends at the fixed point.
     pending = set(range(len(graph.blocks)))
     while pending:
         index = max(pending)

@@ -1,15 +1,17 @@
-"""Simulation of the warps of one sub-core, cycle by cycle: which warp issues, and why the others wait.
+"""Simulates the warps of one sub-core cycle by cycle: which warp issues, and why the others wait.
 
-One instruction issues per cycle. The scheduler stays with the warp that issued last while it can, then takes the
+One instruction issues per cycle. The scheduler stays with the warp that issued last while it can, and then takes the
 youngest (Huerta et al., "Analyzing Modern NVIDIA GPU cores", MICRO 2025, arXiv 2503.20481). A warp can issue when the
-stall count of its instruction before has passed, the scoreboards of its wait mask are free, and the pipe accepts:
-fixed latencies are in the stall counts already, ptxas wrote them there. Memory instructions pass a bounded queue to the
-SM's shared memory; copies and loads from global memory pass a queue to the L2, of one bandwidth and one latency, so
-that a loaded latency emerges. MMAs of warpgroups are asynchronous and in order. Barriers, mbarriers and fills of a
-ring by TMA bind the warps of a CTA together.
+stall count of its previous instruction has passed, the scoreboards of its wait mask are free, and the pipe accepts the
+instruction. Fixed latencies need no model: ptxas wrote them into the stall counts.
+
+Memory instructions go through a bounded queue to the SM's shared memory. Copies and loads from global memory also go
+through a queue to the L2, which has one bandwidth and one latency; so latencies grow under load. MMAs of warpgroups are
+asynchronous and execute in order. Warps of a CTA wait for each other at barriers and mbarriers, and for fills of a ring
+by TMA.
 
 Not modelled: bank conflicts, the register-file cache, instruction fetch, and differences between the four sub-cores.
-All four run the same warps, so one of them gets a quarter of shared memory's and of the L2's bandwidth.
+All four run the same warps, so one of them gets a quarter of the bandwidth of shared memory and of the L2.
 """
 
 from __future__ import annotations
@@ -19,25 +21,30 @@ from dataclasses import dataclass
 from math import inf
 
 from kernelproof.ground.chips import SUB_CORES, TMA_CYCLES
+from kernelproof.ground.integers import ceil_div
 from kernelproof.sass.decoding import Instruction
 from kernelproof.sass.operations import Kind, Machine, Operation, Stall
 from kernelproof.sass.pipes import Pipe
-from kernelproof.sass.timeline import Issue, Row, Timeline
+from kernelproof.sass.timeline import Issue, RawIssue, Timeline
 
 __all__ = ["Issue", "Machine", "Stall", "Stream", "Timeline", "simulate", "steady_cycles"]
 
-QUEUE = 5  # memory instructions that a sub-core holds beside the one in the address unit: arXiv 2503.20481
-# Cycles from the last arrival at a barrier of the CTA to the next issue: Zhang et al., arXiv 2004.05371, of a V100.
+QUEUE = 5  # memory instructions that a sub-core queues behind the one in the address unit: arXiv 2503.20481
+# Cycles from the last arrival at a barrier of the CTA to the next issue: Zhang et al., arXiv 2004.05371, on a V100.
 BARRIER_CYCLES = 22
-WAKE_CYCLES = 30  # from the completion of an mbarrier to the waiting warp: Meta's Triton fork, LatencyModel, of a B200
+# Cycles from the completion of an mbarrier to the issue of a warp that waits: Meta's Triton fork, LatencyModel, on a
+# B200.
+WAKE_CYCLES = 30
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What one warp executes: parts, each repeated. Warps of one ``cta`` share barriers.
+    """The instructions of one warp: ``parts``, each with the number of its repetitions.
 
-    ``fills``: the fills of the CTA's ring that its waits for mbarriers are for, in order; a producer's waits are for
-    their places to be free.
+    ``cta``: the number of its CTA; warps of a CTA share barriers and a ring. ``fills``: numbers of the fills of the
+    ring that the warp's waits for mbarriers are for, in order. ``produces``: whether the warp fills the ring; it then
+    waits until the place of a fill is free, while others wait until the fill has landed. ``start``: the cycle in which
+    the warp can issue first.
     """
 
     parts: tuple[tuple[Sequence[Instruction], int], ...]
@@ -52,7 +59,14 @@ class Stream:
 
 
 class _Warp:
-    """A warp's place in its stream and what it waits for. ``ready`` is infinite while others must act first."""
+    """A warp's place in its stream, and what it waits for.
+
+    ``operation``: the next one, which can issue from cycle ``ready`` on; ``ready`` is infinite while other warps must
+    act first. ``before``: the cycle of the previous issue; ``fixed``: when its stall count has passed. ``scoreboards``:
+    for each of six, the cycles in which its holders free it, with the stall that waiting for them is. ``group_ends``:
+    when each committed group of wgmma ends. ``waited``, ``returned``: how many of ``fills`` the warp has waited for,
+    and has handed back.
+    """
 
     __slots__ = (
         "at", "before", "copies_landed", "cta", "ends", "fills", "fixed", "group_ends", "groups", "index", "lag",
@@ -75,12 +89,13 @@ class _Warp:
         self.waited = 0
         self.ends = list[float]()
         self.rings = [_in_ring(code) for code, _ in parts]
-        # A turn that multiplies on hands back what the turn before has read; the last one is handed back behind.
+        # In a loop with wgmma a turn hands back the fill of the turn before, since its own is still being read. The
+        # last fill is handed back behind the loop.
         self.lag = int(any(op.warpgroups for code, _ in parts for op in code if op.warpgroups is not None))
         self.returned = 0
 
     def advance(self, cycle: float) -> None:
-        """To the next operation; notes the end of a repetition."""
+        """Goes to the next operation, and records the end of a repetition."""
         self.at += 1
         if self.at < len(self.operations):
             self.operation = self.operations[self.at]
@@ -96,7 +111,8 @@ class _Warp:
         self.operation = self.operations[0]
 
     def update(self) -> None:
-        """``ready``: when the next operation's dependencies are over, as far as that is settled."""
+        """Sets ``ready`` and ``reason``: when, and for what, the next operation waits. Infinite if that is not known
+        yet."""
         operation, ready, reason = self.operation, self.fixed, Stall.WAIT
         if operation is None:
             return
@@ -116,17 +132,21 @@ class _Warp:
         self.ready, self.reason = ready, reason
 
     def settle(self, cycle: float) -> None:
-        """What was awaited without an end is over in this cycle."""
+        """Frees in this cycle what had no known end."""
         for board in self.scoreboards:
             board[:] = [(cycle, cause) if release == inf else (release, cause) for release, cause in board]
         self.update()
 
 
 class _Ring:
-    """A CTA's fills by TMA: when each landed, and when its place was free again."""
+    """The ring of a CTA: in which cycle each fill by TMA landed, and in which its place was free again.
+
+    ``loads``: TMA loads of one fill. ``loaded``: how many loads of a fill were issued. ``readers``: warps that have not
+    handed a fill back yet.
+    """
 
     def __init__(self, warps: Sequence[_Warp], loads: int) -> None:
-        self.loads = loads  # TMA loads of one fill
+        self.loads = loads
         self.landed: dict[int, float] = {}
         self.loaded: dict[int, int] = {}
         self.released: dict[int, float] = {}
@@ -138,12 +158,18 @@ class _Ring:
 
 
 class _SubCore:
-    """The state that warps share, and the loop over issues."""
+    """The state that warps share, and the loop over issues.
+
+    ``pipes``: when each pipe is free again; ``addresses``, ``shared``, ``l2``, ``mma``: the same of the address unit,
+    of shared memory, of the queue to the L2, and of the queue of asynchronous MMAs. ``arrived``: warps at each barrier
+    of each CTA; ``waiting``: warps of each CTA that wait for a fill. ``members``: warps of each CTA that have not
+    exited.
+    """
 
     def __init__(self, machine: Machine, warps: Sequence[_Warp], timeline: Timeline, detail: bool) -> None:
         self.machine, self.warps, self.timeline, self.detail = machine, warps, timeline, detail
         self.pipes: dict[Pipe, float] = dict.fromkeys(Pipe, 0.0)
-        self.queue: list[float] = []  # cycles at which its memory instructions leave the queue
+        self.queue: list[float] = []  # cycles in which the latest memory instructions leave the queue
         self.addresses = self.shared = self.l2 = self.mma = 0.0
         self.arrived: dict[tuple[int, str], list[tuple[_Warp, float]]] = {}
         self.waiting: dict[int, list[tuple[_Warp, int]]] = {}
@@ -159,6 +185,8 @@ class _SubCore:
         while active:
             chosen, earliest, accepted = None, inf, 0.0
             for warp in active:
+                # Skips warps that cannot be the earliest, without asking for their pipes: most of the time is spent
+                # here.
                 if warp.ready == inf or (warp.ready > earliest and warp.ready > cycle):
                     continue
                 start = self._accepted(warp)
@@ -179,7 +207,7 @@ class _SubCore:
                 self._leave(chosen)
 
     def _accepted(self, warp: _Warp) -> float:
-        """The cycle from which a warp's next instruction finds its pipe free."""
+        """The cycle from which the pipe accepts a warp's next instruction."""
         operation, ready = warp.operation, warp.ready
         assert operation is not None
         if operation.address:
@@ -191,8 +219,8 @@ class _SubCore:
 
     def _issue(self, warp: _Warp, operation: Operation, cycle: float, accepted: float) -> None:
         if self.detail:
-            self.timeline.rows.append(
-                Row(
+            self.timeline.raw_issues.append(
+                RawIssue(
                     warp.index, operation.instruction, cycle, warp.before, warp.fixed, warp.ready, warp.reason,
                     accepted, operation.throttle,
                 )
@@ -229,8 +257,10 @@ class _SubCore:
         self.timeline.busy[pipe] = self.timeline.busy.get(pipe, 0.0) + cycles
 
     def _memory(self, warp: _Warp, operation: Operation, cycle: float) -> tuple[float, float]:
-        """Through the address unit and shared memory's, from there perhaps to the L2: cycles in which the result is
-        there and the operands are read."""
+        """Sends an instruction through the address unit, shared memory and perhaps the L2.
+
+        Returns the cycles in which its result is there, and in which its operands are read.
+        """
         machine = self.machine
         empty = operation.kind is Kind.COPY and machine.copy_groups is not None and warp.groups >= machine.copy_groups
         start = max(cycle, self.addresses)
@@ -241,7 +271,8 @@ class _SubCore:
         self.queue.append(finished)
         del self.queue[: -QUEUE - 1]
         self._busy(operation.pipe, busy)
-        last = finished + (busy - operation.busy) / 2  # the other sub-cores' come before or after, alike
+        # The other sub-cores issue the same instruction. On average half of theirs are served before this one.
+        last = finished + (busy - operation.busy) / 2
         if operation.kind is Kind.COMMIT:
             warp.groups += 1
             return max(warp.copies_landed, last + operation.result), start + operation.read
@@ -273,7 +304,8 @@ class _SubCore:
             self._wake(warp.cta)
 
     def _wait(self, warp: _Warp, operation: Operation, cycle: float) -> None:
-        """A producer for the place of its next fill, a consumer for the next fill."""
+        """Starts a wait for an mbarrier: of a producer for the place of its next fill, of a consumer for the next
+        fill."""
         fill = warp.fills[warp.waited] if warp.waited < len(warp.fills) else -1
         warp.waited += 1
         satisfied = self._done(warp, fill)
@@ -286,7 +318,7 @@ class _SubCore:
             board[-1:] = [(max(cycle + operation.result, woken), operation.reason)]
 
     def _done(self, warp: _Warp, fill: int) -> float | None:
-        """When the mbarrier's phase is over; None where that is not settled."""
+        """The cycle in which the mbarrier that a warp waits for completes; None if that is not known yet."""
         ring = self.rings[warp.cta]
         if warp.produces:
             before = fill - self.machine.stages
@@ -298,7 +330,7 @@ class _SubCore:
         return ring.landed[fill] if ring.loaded.get(fill, 0) >= ring.loads else None
 
     def _release(self, warp: _Warp, cycle: float, in_ring: bool) -> None:
-        """A consumer hands back the places of the fills that it has read."""
+        """Hands back the places of the fills that a consumer has read."""
         ring, last = self.rings[warp.cta], warp.waited - (warp.lag if in_ring else 0)
         for fill in warp.fills[warp.returned : last]:
             ring.readers[fill] -= 1
@@ -307,6 +339,7 @@ class _SubCore:
         self._wake(warp.cta)
 
     def _wake(self, cta: int) -> None:
+        """Lets the waiting warps of a CTA continue whose mbarriers have completed."""
         waiting = self.waiting.pop(cta, [])
         for warp, fill in waiting:
             satisfied = self._done(warp, fill)
@@ -316,12 +349,14 @@ class _SubCore:
             warp.settle(satisfied + WAKE_CYCLES)
 
     def _arrive(self, warp: _Warp, operation: Operation, cycle: float) -> None:
+        """A warp arrives at a barrier of its CTA, which opens with the last arrival."""
         name = operation.instruction.operands[0] if operation.instruction.operands else "0x0"
         arrived = self.arrived.setdefault((warp.cta, name), [])
         arrived.append((warp, cycle))
         members = self.members[warp.cta]
         if operation.members:
-            members = min(members, -(-operation.members // SUB_CORES))
+            # The instruction counts warps of the CTA; a quarter of them are on this sub-core.
+            members = min(members, ceil_div(operation.members, SUB_CORES))
         if len(arrived) >= members:
             self._open(warp.cta, name)
         else:
@@ -336,15 +371,14 @@ class _SubCore:
                 warp.ready, warp.reason = opened, Stall.BARRIER
 
     def _leave(self, warp: _Warp) -> None:
-        """A warp that exited is no longer awaited at barriers."""
+        """Removes a warp that has exited from those that barriers wait for."""
         self.members[warp.cta] -= 1
         for (cta, name), arrived in list(self.arrived.items()):
             if cta == warp.cta and len(arrived) >= self.members[cta]:
                 self._open(cta, name)
 
     def _break_deadlock(self, active: Sequence[_Warp]) -> None:
-        """Lets all warps go on when all wait for events that never come, because streams need not be a whole
-        program."""
+        """Lets all warps continue if all wait for events that never come; streams need not be complete programs."""
         cycle = max(warp.before for warp in active) + 1
         self.arrived.clear()
         self.waiting.clear()
@@ -354,13 +388,13 @@ class _SubCore:
 
 
 def _in_ring(code: Sequence[Operation]) -> bool:
-    """Whether a part's waits are for fills: it fills, or multiplies what was filled."""
+    """Whether the waits in a part of a stream are for fills: the part fills the ring, or multiplies with wgmma."""
     kinds = {operation.kind for operation in code}
     return Kind.WAIT in kinds and bool(kinds & {Kind.FILL, Kind.WARPGROUP_MMA})
 
 
 def _loads_per_fill(warps: Sequence[_Warp], cta: int) -> int:
-    """TMA loads of one fill."""
+    """How many TMA loads a fill of a CTA's ring consists of."""
     producers = [warp for warp in warps if warp.cta == cta and warp.produces]
     loads = sum(times * sum(op.kind is Kind.FILL for op in code) for warp in producers for code, times in warp.parts)
     fills = sum(len(warp.fills) for warp in producers)
@@ -368,7 +402,10 @@ def _loads_per_fill(warps: Sequence[_Warp], cta: int) -> int:
 
 
 def simulate(streams: Sequence[Stream], machine: Machine, *, detail: bool = False) -> Timeline:
-    """Runs the streams of a sub-core's warps to their ends. ``detail``: keeps every issue with its stalls."""
+    """Runs the streams of a sub-core's warps to their ends.
+
+    ``detail``: whether the timeline gets every issue with its stalls.
+    """
     timeline, operations = Timeline(), dict[int, list[Operation]]()
     warps = []
     for index, stream in enumerate(streams):
@@ -388,8 +425,10 @@ def simulate(streams: Sequence[Stream], machine: Machine, *, detail: bool = Fals
 
 
 def steady_cycles(instructions: Sequence[Instruction], sm: str = "sm_80", turns: int = 12) -> float:
-    """Cycles of one turn of a loop for one warp alone, whose copies have landed when it waits for them: T1, a lower
-    bound by which to compare two kernels. The mean over the later half of so many turns."""
+    """T1: cycles of one turn of a loop, executed by one warp alone whose copies land at once.
+
+    This is a lower bound by which two kernels can be compared. It is the mean over the later half of ``turns`` turns.
+    """
     (ends,) = simulate([Stream(((instructions, turns),))], Machine(sm, l2_cycles=0)).ends
     half = turns // 2
     return (ends[-1] - ends[half - 1]) / (turns - half)

@@ -1,8 +1,8 @@
-"""Cubins without the source lines and the PTX text that -lineinfo puts there: half of a cubin, which no launch reads.
+"""Removes from a cubin the source lines and the PTX text of -lineinfo, half of its bytes, which no launch reads.
 
-These sections become empty; they and the symbols keep their numbers, so nothing that refers to a section or a symbol
-changes. All other bytes move up, by multiples of the largest alignment, so that every section stays aligned and every
-segment stays together.
+Their sections become empty. They and all symbols keep their numbers, so that nothing that refers to a section or a
+symbol changes. All other bytes move towards the start by multiples of the largest alignment, so that sections stay
+aligned and segments stay together.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import NamedTuple
 from kernelproof.sass.elf import SECTION, Section, is_elf, sections
 
 _LINES = ("debug_line", "nv_debug_line_sass", "nv_debug_ptx_txt")
-# Prefixes of sections with code, its second form in cubins of sm_100 and later, and the relocations of both.
+# Prefixes of sections of code and of their relocations; cubins of sm_100 and later have code in a second form (merc).
 _PREFIXES = (".", ".rel.", ".rela.", ".nv.merc.", ".nv.merc.rela.")
 EMPTIED = frozenset(f"{prefix}{name}" for prefix in _PREFIXES for name in _LINES)
-_IN_MEMORY = 8  # SHT_NOBITS: takes no bytes of the file
-_TABLES = 0x20  # positions of the offsets of segments and of sections in the file's header
-_SEGMENT_BYTES, _SECTION_BYTES = 56, 64  # sizes of a segment's and of a section's header
+_IN_MEMORY = 8  # SHT_NOBITS: the section has no bytes in the file
+_TABLES = 0x20  # where the file's header has the offsets of the segment table and of the section table
+_SEGMENT_BYTES, _SECTION_BYTES = 56, 64  # size of the header of a segment, and of a section
 
 
 class _Piece(NamedTuple):
-    """Bytes of the file that move together. ``number``: of their section; 0 for the file's header."""
+    """Bytes of the file that move together. ``number``: that of their section; see ``_pieces``."""
 
     number: int
     offset: int
@@ -32,8 +32,10 @@ class _Piece(NamedTuple):
 
 
 def without_lines(cubin: bytes) -> bytes:
-    """The cubin with its sections ``EMPTIED``. What is no cubin, or is laid out in another way than ptxas of CUDA 13
-    does it, comes back as it is."""
+    """The cubin with the sections of ``EMPTIED`` empty.
+
+    Bytes that are no cubin, or that are not laid out as ptxas of CUDA 13 does it, are returned unchanged.
+    """
     if not is_elf(cubin):
         return cubin
     headers = sections(cubin)
@@ -41,7 +43,7 @@ def without_lines(cubin: bytes) -> bytes:
     pieces = _pieces(cubin, headers)
     after = _places(pieces, emptied)
     shifts = [_shift(segment, pieces, after, emptied) for segment in _segments(cubin)]
-    if not _whole(cubin, pieces) or None in shifts:
+    if not _cover(cubin, pieces) or None in shifts:
         return cubin
     stripped = bytearray(max(after[piece.number] + piece.size for piece in pieces if piece.number not in emptied))
     for piece in pieces:
@@ -60,8 +62,10 @@ def without_lines(cubin: bytes) -> bytes:
 
 
 def _pieces(cubin: bytes, headers: Sequence[Section]) -> list[_Piece]:
-    """The file's header, sections, and behind them by number the tables of sections and of segments; in the order in
-    which they lie."""
+    """The pieces of a cubin, in the order of the file.
+
+    Number 0 is the file's header, then come the sections, the section table, and last the segment table.
+    """
     segment_table, section_table = struct.unpack_from("<QQ", cubin, _TABLES)
     pieces = [_Piece(0, 0, _SECTION_BYTES, 1)]
     for number, section in enumerate(headers[1:], 1):
@@ -72,8 +76,8 @@ def _pieces(cubin: bytes, headers: Sequence[Section]) -> list[_Piece]:
     return sorted(pieces, key=lambda piece: (piece.offset, piece.number))
 
 
-def _whole(cubin: bytes, pieces: Sequence[_Piece]) -> bool:
-    """Whether the pieces are all there is: zeros lie between them, and no two share a part of their bytes."""
+def _cover(cubin: bytes, pieces: Sequence[_Piece]) -> bool:
+    """Whether the pieces are all of the cubin: only zeros lie between them, and no two overlap in part."""
     end = 0
     for offset, size in sorted({(piece.offset, piece.size) for piece in pieces if piece.size}):
         if offset < end or any(cubin[end:offset]):
@@ -83,8 +87,8 @@ def _whole(cubin: bytes, pieces: Sequence[_Piece]) -> bool:
 
 
 def _places(pieces: Sequence[_Piece], emptied: Collection[int]) -> dict[int, int]:
-    """Where the pieces lie, one behind the other, without the bytes of those emptied; sections that are the same bytes
-    stay so."""
+    """The new offset of each piece, by number, if the emptied ones have no bytes. Sections that share their bytes still
+    share them."""
     places: dict[int, int] = {}
     shared: dict[tuple[int, int], int] = {}
     end, step = 0, max(piece.align for piece in pieces)
@@ -92,6 +96,7 @@ def _places(pieces: Sequence[_Piece], emptied: Collection[int]) -> dict[int, int
         size = 0 if piece.number in emptied else piece.size
         place = shared.get((piece.offset, size)) if size else None
         if place is None:
+            # The offset keeps its remainder by `step`, so that every alignment still holds.
             place = end + (piece.offset - end) % step
             end = place + size
             shared[piece.offset, size] = place
@@ -100,7 +105,7 @@ def _places(pieces: Sequence[_Piece], emptied: Collection[int]) -> dict[int, int
 
 
 class _Segment(NamedTuple):
-    """What is loaded from the file."""
+    """Bytes of the file that the driver loads together."""
 
     offset: int
     size: int
@@ -116,7 +121,7 @@ def _segments(cubin: bytes) -> list[_Segment]:
 def _shift(
     segment: _Segment, pieces: Sequence[_Piece], places: Mapping[int, int], emptied: Collection[int]
 ) -> int | None:
-    """By how much a segment moves; None where its pieces would not move together."""
+    """By how many bytes a segment moves; None if its pieces would not move together."""
     end = segment.offset + segment.size
     within = [
         piece

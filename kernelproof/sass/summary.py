@@ -1,4 +1,4 @@
-"""A kernel's machine code in numbers: its main loop per k-tile, its epilogue, registers and spills."""
+"""A kernel's machine code in a few numbers: its main loop per k-tile, its epilogue, registers and spills."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from kernelproof.sass.simulation import Machine, Stream, simulate, steady_cycles
 
 @dataclass(frozen=True)
 class Summary:
-    """Issue slots, stalls and cycles are of one warp and one k-tile, after the main loop's MMAs were counted.
+    """Numbers of one kernel.
 
-    ``loop_cycles``: T1, the warp alone (``simulation.steady_cycles``). ``epilogue``: instructions that a warp executes
-    from the end of the main loop to its exit. ``counts``: the main loop's opcodes. ``rolled``: False where it is
-    straight code. ``spill_bytes``: of one thread's local loads and stores, each counted once.
+    ``registers``: per thread. ``spill_bytes``: bytes of a thread's loads and stores of local memory, each instruction
+    counted once. ``issue_slots``, ``stall_cycles``, ``loop_cycles``: instructions, sum of stall counts, and simulated
+    cycles of one warp alone (T1, see ``simulation.steady_cycles``), per k-tile. ``epilogue``: instructions that a warp
+    executes from the end of the main loop to its exit. ``counts``: opcodes of a turn of the main loop. ``rolled``:
+    whether the main loop is a loop; if not, k is unrolled.
     """
 
     name: str
@@ -35,9 +37,9 @@ class Summary:
 
 
 def summarise(cubin: Path, *, tile_mmas: int, function: str | None = None) -> Summary:
-    """The numbers of a kernel: the function whose name has ``function``, or else the longest with MMAs.
+    """The numbers of a cubin's kernel: of the functions whose name contains ``function``, the longest with MMAs.
 
-    ``tile_mmas``: MMAs of one warp in one k-tile. Raises DisassemblyError where no function has an MMA.
+    ``tile_mmas``: MMAs of one warp in one k-tile. Raises DisassemblyError if no function has an MMA.
     """
     code = analyse(cubin, function)
     if not code.main_path:
@@ -58,7 +60,7 @@ def summarise(cubin: Path, *, tile_mmas: int, function: str | None = None) -> Su
 
 
 def _cycles(code: Analysis) -> float:
-    """T1: of a turn of the main loop, or of the straight code."""
+    """Cycles of one warp alone for a turn of the main loop, or for all of k if it is unrolled."""
     if code.loops.main is not None:
         return steady_cycles(code.main_path, code.function.sm)
     return simulate([Stream(((code.main_path, 1),))], Machine(code.function.sm, l2_cycles=0)).cycles

@@ -1,4 +1,4 @@
-"""Results of a simulation: issues, and stalls by Nsight Compute's names."""
+"""Results of a simulation: which warp issued when, and for what it waited, by Nsight Compute's names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelproof.sass.pipes import Pipe
 
 @dataclass(frozen=True)
 class Issue:
-    """One warp's instruction, the cycle it issued in, and the cycles since the warp's issue before, by reason."""
+    """A warp issues an instruction in ``cycle``. ``stalls``: the cycles since its previous issue, by reason."""
 
     warp: int
     instruction: Instruction
@@ -22,10 +22,13 @@ class Issue:
     stalls: Mapping[Stall, float]
 
 
-class Row(NamedTuple):
-    """An issue in ``cycle``, as the simulation appends it. The cycles since the warp's issue ``before``: the stall
-    count until ``fixed``, a dependency, for ``reason``, until ``ready``, the pipe, which ``throttle`` names, until
-    ``accepted``, other warps until ``cycle``."""
+class RawIssue(NamedTuple):
+    """An issue as the simulation records it; ``issue`` splits its cycles by reason.
+
+    The warp issued its previous instruction in ``before``. It waited for the stall count until ``fixed``, for a
+    dependency (``reason``) until ``ready``, for the pipe (``throttle``) until ``accepted``, and for other warps until
+    ``cycle``.
+    """
 
     warp: int
     instruction: Instruction
@@ -39,7 +42,7 @@ class Row(NamedTuple):
 
     @property
     def issue(self) -> Issue:
-        """The cycles split by reason."""
+        """The issue with its cycles by reason."""
         spans = (
             (Stall.WAIT, self.fixed - self.before - 1),
             (self.reason, self.ready - self.fixed),
@@ -55,22 +58,26 @@ class Row(NamedTuple):
 
 @dataclass
 class Timeline:
-    """Results of a simulation. ``ends``: per warp, the cycles in which the repetitions of its parts had issued.
-    ``cycles``: until the last warp's last instruction, and its stores, left the SM. ``busy``: cycles that each pipe was
-    taken."""
+    """Results of a simulation.
+
+    ``cycles``: cycles until the last warp has issued its last instruction. ``ends``: for each warp, the cycles in which
+    it issued the last instruction of each repetition of its parts. ``busy``: cycles for which each pipe was taken.
+    ``raw_issues``: all issues, in the order of time, if the simulation was asked for details.
+    """
 
     cycles: float = 0.0
     ends: list[list[float]] = field(default_factory=list)
     busy: dict[Pipe, float] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    raw_issues: list[RawIssue] = field(default_factory=list)
 
     @cached_property
     def issues(self) -> list[Issue]:
-        return [row.issue for row in self.rows]
+        """All issues, in the order of time; empty without details."""
+        return [raw.issue for raw in self.raw_issues]
 
     @property
     def stalls(self) -> dict[Stall, float]:
-        """All warps' cycles by reason."""
+        """The cycles of all warps, by reason."""
         total: dict[Stall, float] = {}
         for issue in self.issues:
             for stall, cycles in issue.stalls.items():

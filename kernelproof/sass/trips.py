@@ -1,4 +1,4 @@
-"""Iterations of loops whose counter starts and ends at constants."""
+"""Counts the iterations of loops whose counter starts and ends at constants, by executing the counter."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from collections.abc import Callable, Iterable, Sequence
 from kernelproof.sass.decoding import Instruction
 from kernelproof.sass.flow import conditional
 
-MAX_ITERATIONS = 1 << 14  # a loop of more iterations counts as one without constant bounds
+MAX_ITERATIONS = 1 << 14  # loops with more iterations count as loops without constant bounds
 MASK = (1 << 32) - 1
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
 }  # fmt: skip
 
-Values = dict[str, int]
+Values = dict[str, int]  # of registers and predicates that are known, as unsigned 32-bit numbers
 
 
 def trips(before: Sequence[Instruction], body: Sequence[Instruction]) -> int | None:
-    """Iterations of a loop: ``before`` runs up to it, ``body`` ends with the jump to its start. None: not constant."""
+    """How often a loop runs; None if that does not follow from constants.
+
+    ``before``: the instructions up to the loop. ``body``: a turn, which ends with the jump to its start.
+    """
     values: Values = {}
     _run(before, values)
     jump = body[-1]
@@ -51,7 +54,10 @@ def _run(instructions: Iterable[Instruction], values: Values) -> None:
 
 
 def _targets(instruction: Instruction) -> list[str]:
-    """Registers and predicates that may change. A wide load names the first register of several, none a counter."""
+    """The registers and predicates that an instruction may change.
+
+    Of the registers of a wide load only the first counts, because counters are never loaded.
+    """
     first = instruction.operands[0].split(".")[0] if instruction.operands else ""
     if not first.startswith(("R", "UR", "P", "UP")) or "[" in first:
         return []
@@ -61,7 +67,7 @@ def _targets(instruction: Instruction) -> list[str]:
 
 
 def _result(instruction: Instruction, values: Values) -> int | None:
-    """The value of the first target, for the instructions of which counters are made."""
+    """The value of an instruction's first result, for the opcodes that counters are made of; else None."""
     name, operands = instruction.name.removeprefix("U"), instruction.operands
     sources = [_operand(operand, values) for operand in operands[1:]]
     if name == "MOV":
@@ -104,7 +110,7 @@ def _signed(value: int) -> int:
 
 
 def _operand(operand: str, values: Values) -> int | None:
-    """A constant, a zero register, or what is in ``values``; None for the rest."""
+    """The value of an operand: a constant, a zero register, or a known register; None if it is unknown."""
     operand = operand.removesuffix(".reuse")
     if operand.startswith("!"):
         value = _operand(operand[1:], values)

@@ -1,7 +1,7 @@
 """The instructions that a warp of each role executes: before its main loop, in one turn of it, and after it.
 
-Where a branch depends on the problem the way with more instructions is taken, which is the one that copies and stores;
-loops that only try an mbarrier again are left out. A loop with constant bounds is walked as often as it runs.
+If a branch depends on the problem, the path with more instructions is taken, which is the one that copies and stores.
+Loops that only try an mbarrier again are left out. Loops with constant bounds are walked as often as they run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from kernelproof.sass.loops import Loops
 from kernelproof.sass.pipes import MMA
 from kernelproof.sass.trips import trips
 
-MAX_TURNS = 64  # most walked turns of a loop beside the main loop
+MAX_TURNS = 64  # most turns that are walked of a loop beside the main loop
 
 
 @dataclass(frozen=True)
 class Way:
-    """Instructions of one warp; ``turn`` is empty where there is no loop, and all is ``before``. ``again``: from the
-    end of ``after`` to the main loop, where a loop around it takes the next tile; else empty."""
+    """Instructions of one warp: ``before`` its main loop, in one ``turn`` of it, and ``after`` it.
+
+    ``again``: if a loop around the main loop takes the next tile, the instructions from the end of ``after`` to the
+    main loop. Without a main loop all instructions are ``before``.
+    """
 
     before: tuple[Instruction, ...]
     turn: tuple[Instruction, ...]
@@ -30,7 +33,7 @@ class Way:
     again: tuple[Instruction, ...] = ()
 
     def count(self, names: frozenset[str]) -> tuple[int, int, int]:
-        """Instructions of these names before the loop, in a turn of it, and after it."""
+        """How many instructions have one of these names: before the loop, in a turn of it, and after it."""
         before, turn, after = (
             sum(instruction.name in names for instruction in part) for part in (self.before, self.turn, self.after)
         )
@@ -38,12 +41,12 @@ class Way:
 
 
 class Ways:
-    """The ways of a function's warps: ``consumer`` multiplies, ``producer`` copies, None where no warp does so
-    by itself."""
+    """The ways of a function's warps. ``consumer``: of warps with MMAs. ``producer``: of warps that only copy; None if
+    there are none."""
 
     def __init__(self, function: Function) -> None:
         self.graph = Graph(function)
-        self._counted: dict[int, int] = {}  # iterations of loops by header
+        self._counted: dict[int, int] = {}  # iterations of loops, by header
         loops = Loops(self.graph)
         self._spins = loops.waits
         self.consumer = self._way(loops.main.loop) if loops.main else self._straight()
@@ -73,7 +76,7 @@ class Ways:
         return Way(self._walk(self.graph.longest([0], within, self._weight(frozenset())), frozenset()), (), ())
 
     def _reaching(self, target: int) -> set[int]:
-        """Blocks from which a way leads to a block, without jumps backwards to one that dominates it."""
+        """The blocks from which a path leads to ``target`` without a jump back to a block that dominates the jump."""
         graph = self.graph
         reaching, pending = {target}, [target]
         while pending:
@@ -93,7 +96,7 @@ class Ways:
         return weight
 
     def _loop_of(self, block: int, main: frozenset[int]) -> Loop | None:
-        """The outermost loop around a block that is not around the main loop."""
+        """The outermost loop around a block that contains neither the main loop nor MMAs."""
         loops = [loop for loop in self.graph.loops if block in loop.blocks and not main & loop.blocks]
         return max((loop for loop in loops if not self._has_mma(loop)), key=lambda loop: len(loop.blocks), default=None)
 
@@ -111,7 +114,7 @@ class Ways:
         return self._counted[loop.header]
 
     def _walk(self, blocks: Iterable[int], main: frozenset[int]) -> tuple[Instruction, ...]:
-        """The blocks' instructions; those of a loop as often as it runs."""
+        """The instructions of a path of blocks. Those of a loop are repeated as often as it runs."""
         walked: list[Instruction] = []
         path = list(blocks)
         at = 0

@@ -1,12 +1,12 @@
-"""Triton kernels on the CPU by their real PTX, with the emulator's findings: races, wrong addresses, missing fences.
+"""Runs Triton kernels on the CPU by their real PTX, with the emulator's findings: races, wrong addresses, fences.
 
     with triton_emulation.emulate(device="sm_90a") as session:
         kernel[grid](x, y, n, BLOCK=1024)      # CPU tensors; results are in them
     session.launches[0].ptx, session.reports
 
-While the session is open Triton compiles for that device and launches there; no GPU, no driver and no ptxas are needed.
-Everything else is Triton's own: its compiler and cache, specialisation of arguments, heuristics, callable grids. At the
-end errors are raised as ``Findings``, unless ``check=False``. One session at a time.
+While the session is open, Triton compiles for that device and launches there. No GPU, driver or ptxas is needed.
+Everything else is Triton's own: its compiler and cache, specialisation of arguments, heuristics, callable grids. When
+the session ends, errors are raised as ``Findings`` unless ``check=False``. Only one session may be open at a time.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def emulate(
     """The emulated device as a context that takes over ``kernel[grid](...)``.
 
     ``device``: ``sm_80``, ``sm_90a``, a GPU such as ``h100``, or an emulator's Device; kernels are compiled for its
-    capability. ``config``: the configuration of autotuned kernels, a number in their list or a
-    triton.Config; without it the first that their pruning leaves (``session.notes`` says which). ``check``: raise
-    ``Findings`` at the end if there are errors. ``options``: of the emulator; ``Options(hazards=False)`` leaves checks
-    of ordering out. Raises MissingTool without triton, WrongInput for an unknown device or with TRITON_INTERPRET set.
+    compute capability. ``config``: the configuration of autotuned kernels, as a number in their list or a
+    triton.Config; by default the first that their pruning leaves (``session.notes`` names it). ``check``: raise
+    ``Findings`` at the end if there are errors. ``options``: the emulator's; ``Options(hazards=False)`` turns off
+    checks of order. Raises MissingTool without triton, WrongInput for an unknown device or with TRITON_INTERPRET set.
     """
     if find_spec("triton") is None:
         raise MissingTool("Triton kernels need triton: pip install triton torch")
@@ -50,15 +50,15 @@ def emulate(
 
 
 class EmulatedKernel:
-    """A Triton kernel that always runs in a session of its own; ``session`` is the last one. Other attributes are the
-    kernel's."""
+    """A Triton kernel that always runs in a session of its own. ``session`` is the last one; all other attributes are
+    those of the kernel."""
 
     def __init__(self, kernel: Any, arguments: dict[str, Any]) -> None:
         self.kernel, self.arguments = kernel, arguments
         self.session: TritonSession | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        """``kernel[grid](...)``, as of a kernel of Triton."""
+        """``kernel[grid](...)``, as with a kernel of Triton."""
 
         def launch(*args: object, **values: object) -> Any:
             self.session = emulate(**self.arguments)
@@ -76,8 +76,8 @@ class EmulatedKernel:
 def emulated(
     device: str | Device = "sm_80", *, config: Any = None, check: bool = True, options: Options | None = None
 ) -> Callable[[Any], EmulatedKernel]:
-    """A decorator above ``@triton.jit`` (and ``autotune``, ``heuristics``): arguments as of ``emulate``. Raises
-    WrongInput below it, where there is no kernel yet."""
+    """A decorator to be written above ``@triton.jit`` (and ``autotune``, ``heuristics``), with the arguments of
+    ``emulate``. Raises WrongInput if it is written below, where there is no kernel yet."""
 
     def decorate(kernel: Any) -> EmulatedKernel:
         if not hasattr(kernel, "run"):

@@ -1,4 +1,4 @@
-"""Triton's CUDA compiler without ptxas, and the driver that stands where Triton looks for a GPU. Needs triton."""
+"""Triton's CUDA compiler without ptxas, and the driver that Triton finds in place of a GPU's. Needs triton."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from triton.backends.nvidia.driver import CudaDriver
 
 from kernelproof.emulator import Device, Program, load
 
-# Stand-ins for ptxas's report, which some kernels choose their grid by (a persistent softmax, for example).
+# Constants in place of ptxas's report, by which some kernels choose their grid (a persistent softmax, for example).
 REGISTERS, SPILLS, THREADS = 64, 0, 1024
 
 # Launches a program: Triton's source and metadata, the grid, and the arguments.
@@ -25,15 +25,15 @@ LaunchFunction = Callable[[Program, Any, Any, tuple[int, int, int], Sequence[obj
 
 
 class PtxBackend(CUDABackend):  # type: ignore[misc] # triton has no types
-    """Triton's own passes down to PTX, which stands in for machine code."""
+    """Triton's own compiler passes down to PTX, which takes the place of machine code."""
 
     def add_stages(self, stages: dict[str, Any], options: Any, language: Any) -> None:
-        """Triton's stages, the last of which returns PTX instead of assembling it."""
+        """Add Triton's stages. The last one returns the PTX instead of assembling it."""
         super().add_stages(stages, options, language)
         stages["cubin"] = lambda text, _: text.encode()
 
     def hash(self) -> str:
-        """Separates Triton's cache of PTX from that of machine code."""
+        """A key under which Triton's cache keeps this PTX apart from machine code."""
         return f"ptx-{super().hash()}"
 
 

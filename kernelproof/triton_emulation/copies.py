@@ -1,5 +1,5 @@
-"""Benign races of Triton's code: if a tensor has fewer elements than the CTA has threads, several threads load each
-element and one of them stores it. Nothing uses what the others load after that store."""
+"""Recognises a benign race of Triton's code. If a tensor has fewer elements than the CTA has threads, several threads
+load each element and one of them stores it; nothing uses what the others load after that store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_of_copies(report: Report, ptx: str) -> bool:
 
 
 def _reaches_only(lines: list[str], load: int, values: set[str], store: int) -> bool:
-    """Do values that are loaded reach no instruction but the store, and those that compute what it stores?"""
+    """Do the loaded values reach only the store, and instructions that compute what it stores?"""
     reached: set[int] = set()
     while True:
         users = {

@@ -1,5 +1,8 @@
-"""The arguments of a Triton launch as those of its PTX: tuples in their parts, constants left out, descriptors as
-tensor maps or as pointer, shape and strides; behind them the scratch memory that Triton adds. Needs triton."""
+"""Turns the arguments of a Triton launch into those of its PTX. Needs triton.
+
+Tuples become their parts, constants are left out, and descriptors become tensor maps, or pointer, shape and strides.
+After them come the pointers to scratch memory that Triton's launcher adds.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ _FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
 
 
 class Parameters:
-    """Makes the arguments of a launch: the kernel's ``source`` and ``metadata`` as Triton's compiler leaves them."""
+    """Makes the arguments of launches of one kernel, from its ``source`` and ``metadata`` as Triton's compiler left
+    them."""
 
     def __init__(self, source: Any, metadata: Any, tensors: Tensors) -> None:
         self.signature = dict(source.signature)
@@ -32,8 +36,8 @@ class Parameters:
         self.maps = list(getattr(metadata, "tensordesc_meta", None) or ())
 
     def of(self, args: Sequence[object], read_only: frozenset[int] = frozenset()) -> list[KernelArgument]:
-        """One argument for each parameter of the PTX but the scratch memory. ``read_only``: those through which nothing
-        is written."""
+        """One argument for each parameter of the PTX, without the scratch memory. ``read_only``: the numbers of
+        parameters through which nothing is written."""
         types = _flat(expand_signature(self.signature.values(), self.maps, MAP))
         values: list[tuple[str, object]] = []
         maps = iter(self.maps)
@@ -63,7 +67,7 @@ class Parameters:
         return struct.pack(_FLOATS[kind], value) if kind in _FLOATS else int(value)
 
     def _tensor_map(self, descriptor: Any, facts: dict[str, Any], name: str, role: str) -> bytes:
-        """What the driver encodes of a host-side descriptor. Dimensions are innermost first there."""
+        """The tensor map that the driver would encode for a host-side descriptor, whose innermost dimension is last."""
         if facts.get("is_im2col"):
             raise WrongInput(f"argument {name}: descriptors with im2col are not emulated")
         item = facts["elem_size"]
@@ -85,8 +89,8 @@ class Parameters:
 
 
 def scratch(metadata: Any, memory: Memory, ctas: int) -> list[int]:
-    """Addresses of the two buffers that Triton's launcher adds behind a kernel's own arguments, 0 where it needs none.
-    ``ctas``: of the grid."""
+    """Addresses of the two scratch buffers that Triton's launcher passes after a kernel's own arguments, 0 if one is
+    not needed. ``ctas``: CTAs of the grid."""
     addresses = []
     for kind in ("global", "profile"):
         nbytes = ctas * getattr(metadata, f"{kind}_scratch_size", 0)
@@ -95,7 +99,7 @@ def scratch(metadata: Any, memory: Memory, ctas: int) -> list[int]:
 
 
 def _parts(sig: Any, arg: Any, maps: Iterator[dict[str, Any]]) -> Iterator[object]:
-    """The values that stand for an argument."""
+    """The values that an argument becomes."""
     if isinstance(sig, tuple):
         for part, value in zip(sig, arg, strict=True):
             yield from _parts(part, value, maps)

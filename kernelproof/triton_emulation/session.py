@@ -1,4 +1,4 @@
-"""Sessions: while one is open, Triton launches on the emulated device. Needs triton."""
+"""Sessions of Triton: while one is open, Triton compiles for the emulated device and launches there. Needs triton."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ OUR_BACKEND = "nvidia"  # the entry in Triton's list of backends that the emulat
 
 @dataclass
 class TritonLaunch:
-    """A launch: the kernel's name in Python, its PTX, warps of a CTA, CTAs of a program, bytes of shared memory,
-    and what the emulator says of it."""
+    """A launch of a Triton kernel: its name in Python, its PTX, warps per CTA, CTAs per program instance, bytes of
+    shared memory, and the emulator's result."""
 
     kernel: str
     ptx: str
@@ -53,16 +53,17 @@ class TritonLaunch:
 
     @property
     def reports(self) -> list[Report]:
-        """Its findings, without those of code that Triton's compiler adds to every kernel."""
+        """The findings in the user's code. Findings in code that Triton's compiler adds are left out."""
         return [report for report in self.result.reports if not self.is_compilers(report)]
 
     @property
     def compiler_reports(self) -> list[Report]:
-        """Its findings in code that Triton's compiler adds, which no change of the kernel can mend."""
+        """The findings in code that Triton's compiler adds, which no change of the kernel can mend."""
         return [report for report in self.result.reports if self.is_compilers(report)]
 
     def is_compilers(self, report: Report) -> bool:
-        """Is a finding Triton's? A fence that it leaves out, or loads by threads that hold copies."""
+        """Is a finding in code of Triton's compiler? It is a fence that Triton omits, or a load by threads that hold
+        copies."""
         return (report.kind == "mbarrier" and report.message.endswith(UNFENCED)) or is_of_copies(report, self.ptx)
 
 
@@ -70,8 +71,9 @@ class TritonLaunch:
 class TritonSession:
     """The emulated device while Triton kernels run. Use ``triton_emulation.emulate``.
 
-    ``launches``: in order; ``notes``: which configuration an autotuned kernel took; ``reports``: all findings;
-    ``compiler_reports``: those that no change of a kernel can mend.
+    ``launches``: all launches in order. ``notes``: which configuration each autotuned kernel took. ``reports``: the
+    findings. ``compiler_reports``: findings that no change of a kernel can mend. ``roles``: address of a tensor's
+    storage -> input or output.
     """
 
     device: Device
@@ -95,19 +97,22 @@ class TritonSession:
 
     @property
     def compiler_reports(self) -> list[Report]:
-        """Findings in code that Triton's compiler adds. Before copies by TMA it omits the fence after the
-        initialisation of their mbarrier. If a tensor has fewer elements than there are threads, several threads load an
-        element and one stores it in place."""
+        """The findings of all launches in code that Triton's compiler adds.
+
+        Before copies by TMA it omits the fence after the initialisation of their mbarrier. If a tensor has fewer
+        elements than there are threads, several threads load an element and one of them stores it in place.
+        """
         return by_cause(report for launch in self.launches for report in launch.compiler_reports)
 
-    # --- what is expected of tensors ---
+    # --- roles of tensors ---
 
     def mark_input(self, *tensors: Tensor) -> None:
-        """A kernel that writes to them is reported."""
+        """From now on a kernel that writes to these tensors is reported."""
         self._mark("input", tensors)
 
     def mark_output(self, *tensors: Tensor) -> None:
-        """The next launch that gets them must write every element, and read none before; they start as NaN."""
+        """The next launch that gets these tensors must write every element, and must not read one before. They start as
+        NaN."""
         self._mark("output", tensors)
 
     def _mark(self, role: str, tensors: Sequence[Tensor]) -> None:
@@ -116,7 +121,7 @@ class TritonSession:
             self.roles[tensor.untyped_storage().data_ptr()] = role
             self._tensors.append(tensor)
 
-    # --- Triton's places ---
+    # --- what a session replaces in Triton ---
 
     def __enter__(self) -> Self:
         if knobs.runtime.interpret:
@@ -150,7 +155,7 @@ class TritonSession:
     # --- launches ---
 
     def run_configured(self, tuner: Any, args: Sequence[object], values: dict[str, Any]) -> object:
-        """Runs an autotuned kernel with one configuration, because no emulated time tells which is fast on a GPU."""
+        """Run an autotuned kernel with one configuration: emulated times say nothing about which is fast on a GPU."""
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         config, words = self._configuration(tuner, values)
         self.notes.append(f"{tuner.base_fn.__name__}: {words}: {config}")
@@ -165,7 +170,7 @@ class TritonSession:
             tuner.nargs = None
 
     def _configuration(self, tuner: Any, values: dict[str, Any]) -> tuple[Any, str]:
-        """The configuration to run and, in words, which it is."""
+        """The configuration to run, and a description of it in words."""
         if isinstance(self.config, triton.Config):
             return self.config, "the given configuration"
         if self.config is None:
@@ -177,9 +182,9 @@ class TritonSession:
     def launch(
         self, program: Program, source: Any, metadata: Any, grid: tuple[int, int, int], args: Sequence[object]
     ) -> None:
-        """Run a compiled kernel; ``grid`` is Triton's, in programs. Raises EmulatorError, with the kernel's name."""
+        """Run a compiled kernel. ``grid`` counts program instances. Raises EmulatorError, with the kernel's name."""
         if min(grid) < 1:
-            return  # as Triton does, an empty grid launches nothing
+            return  # an empty grid launches nothing, as in Triton
         name, memory = source.fn.__name__, Memory()
         program = in_file(program, str(Path(source.fn.fn.__code__.co_filename).absolute()))
         tensors = Tensors(memory, self.roles)
@@ -217,7 +222,7 @@ class TritonSession:
         )
 
     def _settle(self, args: Sequence[object]) -> None:
-        """Outputs that have been written become ordinary contents."""
+        """Tensors that were outputs of a launch are ordinary ones from now on."""
         for arg in args:
             if is_tensor(arg):
                 start = arg.untyped_storage().data_ptr()

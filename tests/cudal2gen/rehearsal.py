@@ -44,7 +44,7 @@ class Rehearsal(gpu.Gpu):
 
     def __init__(self, index: int = 0) -> None:
         if index:
-            raise gpu.GpuError(f"--device {index}: there is 1 CUDA device, counted from 0")
+            raise gpu.GpuError(f"--gpu NAME:{index}: there is 1 CUDA device, counted from 0")
         self._memory = emulator.Memory()
         chip = emulator.Device.of(GPUS[self.model])
         self._emulated = replace(chip, name=self.CARD, sm_count=2, threads_per_sm=512)

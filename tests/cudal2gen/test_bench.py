@@ -572,8 +572,8 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
 
     def invoke(*arguments: str) -> Any:
-        out = () if "--records-of" in arguments else ("--out", str(tmp_path / "m.jsonl"))
-        return CliRunner().invoke(cli.app, ["bench", "--warmup-seconds", "0", *out, *arguments])
+        out = () if any("records=" in word for word in arguments) else ("--out", str(tmp_path / "m.jsonl"))
+        return CliRunner().invoke(cli.app, ["bench", "--timing", "warmup=0", *out, *arguments])
 
     return invoke
 
@@ -588,9 +588,11 @@ def test_the_command_measures_and_resumes(command: Any, tmp_path: Path) -> None:
     assert {measurement.gpu for measurement in stored(tmp_path / "m.jsonl")} == {"h200"}
     assert stored(tmp_path / "m.jsonl")[0].contenders[:2] == ["cudal2gen", "torch.matmul"]
     assert len(stored(tmp_path / "m.jsonl")[0].contenders) == 11
-    assert "2 of them stored before: 0 measurements" in command(*chosen, "--resume").stdout
+    assert "2 of them stored before: 0 measurements" in command(*chosen).stdout
     assert "0 of them stored before: 4 measurements" in command(*chosen, "--again").stdout
-    hosted = command("--mnk", "64_64_64", "--acc", "f32", "--protocol", "server,offline", "--benchmark-seconds", "0.01")
+    hosted = command(
+        "--mnk", "64_64_64", "--acc", "f32", "--timing", "protocol=server+offline", "--timing", "seconds=0.01"
+    )
     assert "2 measurements added" in hosted.stdout
     few = command("--mnk", "64_64_64", "--acc", "f32", "--again", "--baselines", "cublas-nn,cublas-tn")
     assert few.exit_code == 0
@@ -659,13 +661,13 @@ def test_a_card_without_records_is_measured_with_the_nearest_ones_under_its_own_
 
 @pytest.mark.slow
 def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) -> None:
-    done = command("--mnk", "64_64_64", "--acc", "f32", "--records-of", "rtx3090", "--baselines", "none")
+    done = command("--mnk", "64_64_64", "--acc", "f32", "--where", "records=rtx3090", "--baselines", "none")
     assert done.exit_code == 0, done.output
     record = catalog.find(Problem(gpu="rtx3090", acc="f32", layout="tn", m=64, n=64, k=64)).record
     timing = stored(tmp_path / "rtx3090-records.jsonl")[0].timings[0]
     assert timing.record == record.name
     assert not (tmp_path / "measurements.jsonl").exists(), "they would replace those of the card's own records"
-    odd = command("--mnk", "65_64_64", "--acc", "f32", "--records-of", "rtx3090", "--baselines", "none")
+    odd = command("--mnk", "65_64_64", "--acc", "f32", "--where", "records=rtx3090", "--baselines", "none")
     assert odd.exit_code == 0, odd.output
     assert "that of rtx3090 64_64_64 stands in, by mma.sync at 62% of h200's tensor cores, predicated" in odd.stderr
     assert stored(tmp_path / "rtx3090-records.jsonl")[-1].mnk == "65_64_64"
@@ -677,7 +679,7 @@ def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any
     problems = tmp_path / "problems.jsonl"
     line = '{"gpu":"h200","acc":"f32","layout":"tn","m":%d,"n":%d,"k":%d,"count":2}\n'
     problems.write_text(line % (17, 96, 72) + line % (64, 64, 64) + line.replace("tn", "nn") % (64, 64, 64))
-    done = command("--problems", str(problems), "--acc", "f32")
+    done = command("--where", f"problems={problems}", "--acc", "f32")
     assert done.exit_code == 0, done.output
     assert "1 problems of" in done.stderr
     assert "are not for h200 f32 tn, and left out" in done.stderr
@@ -691,25 +693,25 @@ def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any
         "h200",
         "--acc",
         "f32",
-        "--results",
+        "--from",
         str(tmp_path / "m.jsonl"),
     ]
     explanation = commands.run(*arguments).stdout
     assert "of 17_96_72; launched as 17_96_72, no copies" in explanation
     assert "17_96_72 was measured: 1.125x" in explanation
-    assert "no problem for h200 f16 tn" in command("--problems", str(problems), "--acc", "f16").stderr
-    assert "no catalog" not in command("--problems", str(tmp_path / "none.jsonl"), "--acc", "f32").stderr
+    assert "no problem for h200 f16 tn" in command("--where", f"problems={problems}", "--acc", "f16").stderr
+    assert "no catalog" not in command("--where", f"problems={tmp_path}/none.jsonl", "--acc", "f32").stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE"),
-        (["--all", "--sample", "3"], "give one of"),
+        (["--all", "--where", "sample=3"], "give one of"),
         (["--mnk", "64_64"], "expected three sizes"),
         (
-            ["--mnk", "64_64_64", "--protocol", "hot"],
-            "invalid value for '--protocol': 'hot' is not one of 'device', 'offline', 'server'",
+            ["--mnk", "64_64_64", "--timing", "protocol=hot"],
+            "invalid value for '--timing protocol': 'hot' is not one of 'device', 'offline', 'server'",
         ),
         (["--mnk", "64_64_64", "--budget", "8x"], "invalid value for '--budget': '8x' is not a duration"),
         (["--mnk", "64_64_64", "--budget", "-1m"], "invalid value for '--budget': '-1m' is not a duration"),

@@ -505,11 +505,11 @@ def test_explain_says_what_would_run_and_why(tmp_path: Path) -> None:
     environment = measured.H200.model_copy(update={"gpu": "a100"})
     measurements = campaign(record, EVEN, gpu="a100", acc="f16")
     file = measured.write(results.Measurements({environment.id: environment}, measurements), tmp_path / "m.jsonl")
-    text = run("explain", "--mnk", "4096_4096_64", "--results", str(file), env=env).stdout
+    text = run("explain", "--mnk", "4096_4096_64", "--from", str(file), env=env).stdout
     assert text.startswith(f"runs     {record.name}, of 4096_4096_64; launched as 4096_4096_64, no copies\n")
     assert "4096_4096_64 was measured: 1.100x [1.100, 1.100] (hot L2, torch.matmul)" in text
     assert "asked    no pack; the catalog, 1 problems measured\n" in text
-    near = run("explain", "--mnk", "4000_4096_64", "--results", str(file), "--json", env=env).stdout
+    near = run("explain", "--mnk", "4000_4096_64", "--from", str(file), "--json", env=env).stdout
     assert "expected with the kernel of 4096_4096_64" in near
     assert "--mnk 4096: expected three sizes" in error("explain", "--mnk", "4096")
-    assert "no pack at /nowhere" in error("explain", "--mnk", "64_64_64", "--pack", "/nowhere")
+    assert "no results file at /nowhere" in error("explain", "--mnk", "64_64_64", "--from", "/nowhere")

@@ -238,23 +238,23 @@ def test_a_plain_record_is_legal(mnk: str, family: str, acc: str) -> None:
 
 def test_list_filters(own_catalog: dict[str, str]) -> None:
     assert len(run("list", "--gpu", "a100", "--acc", "f16").stdout.splitlines()) == 1000
-    direct = run("list", "--family", "sm80_direct", "--json").stdout.splitlines()
+    direct = run("list", "--where", "family=sm80_direct", "--json").stdout.splitlines()
     assert direct
     assert all(json.loads(line)["family"] == "sm80_direct" for line in direct)
-    assert run("list", "--gpu", "a100", "--acc", "f16", "--batch", "strided").stdout == ""
+    assert run("list", "--gpu", "a100", "--acc", "f16", "--where", "batch=strided").stdout == ""
     of_size = [line.split()[:4] for line in run("list", "--mnk", "64_64_64", "--mnk", "64_64_128").stdout.splitlines()]
     assert {(gpu, size) for gpu, *_, size in of_size} >= {("a100", "64_64_64"), ("b200", "64_64_128")}
     assert {size for *_, size in of_size} == {"64_64_64", "64_64_128"}
-    tiny = run("list", "--gpu", "h200", "--acc", "f16", "--class", "tiny", "--json").stdout.splitlines()
+    tiny = run("list", "--gpu", "h200", "--acc", "f16", "--where", "class=tiny", "--json").stdout.splitlines()
     assert 0 < len(tiny) < 1000
     assert {parse(json.loads(line)).problem.size_class for line in tiny} == {"tiny"}
     assert "--mnk 64x64: expected three sizes M_N_K" in run("list", "--mnk", "64x64").stderr
-    assert run("list", "--fusion", "bias_n").stdout == ""
-    assert "--fusion any: name its parts" in run("build", "--mnk", "64_64_64", "--fusion", "any").stderr
+    assert run("list", "--where", "fusion=bias_n").stdout == ""
+    assert "fusion=any: name its parts" in run("build", "--mnk", "64_64_64", "--where", "fusion=any").stderr
     nothing = run("list", "--gpu", "l40s", env=own_catalog)
     advice = "l40s has none of its own; those of rtx4090 stand in, see 'cudal2gen list --gpu rtx4090'"
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", f"note: no record matches: {advice}\n")
-    nothing = run("list", "--gpu", "h200", "--family", "sm80_direct", env=own_catalog)
+    nothing = run("list", "--gpu", "h200", "--where", "family=sm80_direct", env=own_catalog)
     have = "h200 has 2057, f16 tn, f32 tn, of sm90_small, sm90_wgmma, sm80_multistage"
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", f"note: no record matches: {have}\n")
 
@@ -341,7 +341,6 @@ def test_run_executes_and_reports(tmp_path: Path) -> None:
     answer = json.loads(run("run", "--mnk", "64_256_256", "--inputs", "binary", "--json").stdout)
     assert answer["case"]["max_error"] == 0
     assert answer["counters"]["mma_per_k_tile"] == 8
-    assert "--on gpu" in error("run", "--mnk", "64_64_64", "--on", "gpu")
 
 
 def test_any_selects_all(own_catalog: dict[str, str], tmp_path: Path) -> None:
@@ -421,7 +420,7 @@ def test_damaged_verdicts_are_skipped(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe rubbish\n{\n" + b"[" * 5000 + b"\n" + b"{}\n" * 5)
     done = run("show", "--mnk", "64_64_64", env={"CUDAL2GEN_RESULTS": str(tmp_path)})
     assert done.returncode == 0
-    done = run("report", "--results", str(path))
+    done = run("report", str(path))
     notes = done.stderr.splitlines()
     assert done.returncode == 0
     assert notes[0] == f"note: {path}:1: not a whole line of JSON, skipped (not JSON: byte 1 is not UTF-8)"
@@ -505,7 +504,7 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
         (["run", "--mnk", "64_64_64", "--inputs", "bin"], "'bin' is not one of 'binary', 'sparse'"),
         (["tune-model", ""], "'' names no model: give file.py:callable or module:callable"),
         (["tune-model", "none.py"], "no file none.py"),
-        (["explain", "--mnk", "64_64_64", "--pack", "/nowhere"], "no pack at /nowhere"),
+        (["explain", "--mnk", "64_64_64", "--from", "/nowhere"], "no results file at /nowhere"),
         (["--catalog", "/dev", "list"], "cannot read /dev: Is a directory"),
         (["render", "--mnk", "64_64_64", "--set", f"bm={'9' * 5000}"], "bm="),
     ],
@@ -588,10 +587,10 @@ def test_completion_is_printed_for_a_shell_that_is_named() -> None:
     [
         ("show --gpu ", ["a100", "rtx3090", "rtx4090", "l40s", "h100", "h200", "h20", "b200", "rtx5090", "rtxpro6000"]),
         ("build --gpu a", ["a100", "any"]),
-        ("list --structure ", ["exact", "nearest", "tuned", "modelled"]),
+        ("list --where st", ["structure=exact", "structure=nearest", "structure=tuned", "structure=modelled"]),
         ("run --inputs s", ["sparse", "special"]),
         ("tune --proposers policy,r", ["policy,random"]),
-        ("tune --class s", ["small-m", "split-k"]),
+        ("tune --where class=s", ["class=small-m", "class=split-k"]),
         ("tune-m", ["tune-model"]),
     ],
 )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
 import typer
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from kernelproof.ground.command_line.groups import Offer, OneOf, verb
+import cudal2gen.cli
+import kernelproof.cli
+from kernelproof.ground.command_line.groups import Offer, OneOf, Shared, verb
 from kernelproof.ground.command_line.program import Program
+
+MOST_OF_A_VERB = 20
+MOST_IN_ALL = 170
 
 
 @dataclass(frozen=True)
@@ -83,3 +90,95 @@ def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str)
     assert (code, text.count("\n"), calls) == (2, 1, [])
     assert message in text
     assert "--help'" in text
+
+
+@dataclass(frozen=True)
+class Wall:
+    """A group whose fields share an option."""
+
+    site: Annotated[str, OneOf(("north", "south"), "any"), Shared("site", "where it stands", short=True)] = "north"
+    height: Annotated[int, Shared("height", "in metres", int, short=True)] = 2
+    stone: Annotated[str, OneOf(("lime", "sand"), "any"), Shared("stone", "what it is made of")] = "lime"
+    doors: Annotated[tuple[str, ...], typer.Option("--door", help="Names of doors.")] = ()
+
+
+@verb(app, "build")
+def build(wall: Annotated[Wall, Offer(wildcards=("site", "stone"), indexed=("site",))]) -> None:
+    calls.append((wall,))
+
+
+@verb(app, "find")
+def find(
+    wall: Annotated[Wall, Offer(only=("site", "height", "doors"), shared=("doors",), defaults={"height": 1})],
+) -> None:
+    calls.append((wall,))
+
+
+@pytest.mark.parametrize(
+    ("words", "wall"),
+    [
+        ("build", Wall()),
+        ("build --where height=3 --where stone=SAND", Wall("north", 3, "sand")),
+        ("build --height 3 --where height=4", Wall("north", 4)),
+        ("build --height=3 --where stone=any", Wall("north", 3, "any")),
+        ("build --site South:2", Wall("south:2")),
+        ("find", Wall("north", 1)),
+        ("find --site south", Wall("south", 1)),
+        ("find --where site=south --height 5", Wall("south", 5)),
+        ("find --door left --where door=right", Wall("north", 1, doors=("left", "right"))),
+    ],
+)
+def test_fields_share_an_option(words: str, wall: Wall) -> None:
+    assert run(*words.split()) == (0, "")
+    assert calls == [(wall,)]
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("build --where stone=clay", "'--where stone'"),
+        ("build --where height=high", "'--height'"),
+        ("build --height", "'--height'"),
+        ("build --where roof=flat", "'--where'"),
+        ("build --where stone", "'--where'"),
+        ("build --site east", "'--site'"),
+        ("build --site north:x", "'--site'"),
+        ("build --stone lime", "'--stone'"),
+        ("find --where stone=lime", "'--where'"),
+        ("find --site any", "'--site'"),
+    ],
+)
+def test_a_field_that_is_refused_is_named_by_its_option(words: str, flag: str) -> None:
+    code, text = run(*words.split())
+    assert (code, text.count("\n"), calls) == (2, 1, [])
+    assert flag in text or flag.strip("'") in text
+
+
+def slots(program: typer.Typer) -> dict[str, int]:
+    """How many options each verb offers beside --help, and under the program's name those of the program itself."""
+    group = typer.main.get_command(program)
+    assert isinstance(group, TyperGroup)
+    verbs = {"": group, **group.commands}
+    return {
+        name: sum(option.param_type_name == "option" and option.name != "help" for option in verb.params)
+        for name, verb in verbs.items()
+    }
+
+
+def test_the_options_of_a_verb_fit_a_page() -> None:
+    counts = {
+        f"{name} {verb_name}".strip(): count
+        for name, program in (("cudal2gen", cudal2gen.cli.app), ("kernelproof", kernelproof.cli.app))
+        for verb_name, count in slots(program).items()
+    }
+    assert {name: count for name, count in counts.items() if count > MOST_OF_A_VERB} == {}
+    assert sum(counts.values()) <= MOST_IN_ALL
+
+
+def test_options_of_the_program_stand_behind_a_verb_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (("-j", "3", "list"), ("list", "-j", "3"), ("list", "-j3"), ("list", "--jobs=3")):
+        monkeypatch.setenv("CUDAL2GEN_JOBS", "1")
+        assert CliRunner().invoke(cudal2gen.cli.app, [*words, "--mnk", "64_64_64"]).exit_code == 0
+        assert os.environ["CUDAL2GEN_JOBS"] == "3", words
+    assert CliRunner().invoke(cudal2gen.cli.app, ["list", "-j", "0"]).exit_code == 2
+    assert CliRunner().invoke(cudal2gen.cli.app, ["list", "-j"]).exit_code == 2

@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
 SIZE = "--mnk 64_64_64"
 OUTCOMES = {
-    "list": Outcome("--structure exact", 0),
+    "list": Outcome("--where structure=exact", 0),
     "show": Outcome(SIZE, 0),
     "render": Outcome(SIZE, 0),
     "edit": Outcome(f"{SIZE} --set bm=48", 2, "bm=48: does not divide m=64"),
@@ -56,8 +56,8 @@ OUTCOMES = {
     "run": Outcome(SIZE, 1, UNBUILT),
     "validate": Outcome(SIZE, 1, UNBUILT),
     "try": Outcome("--mnk 64_64_256 --set stages=2", 1, UNBUILT),
-    "bench": Outcome(f"{SIZE} --device 99", 3, "torch sees no CUDA device"),
-    "report": Outcome("--results {folder}/none.jsonl", 2, "no results file at "),
+    "bench": Outcome(f"{SIZE} --gpu any:99", 3, "torch sees no CUDA device"),
+    "report": Outcome("{folder}/none.jsonl", 2, "no results file at "),
     "contribute": Outcome("", 2, "no measurements to contribute"),
     "profile": Outcome(SIZE, 1, UNBUILT),
     "tune": Outcome(f"{SIZE} --environment model --proposers random --evaluations 2", 1, REMEDY),
@@ -68,7 +68,7 @@ OUTCOMES = {
     "explain": Outcome(SIZE, 0),
     "tune-model": Outcome("{folder}/none.py", 2, "no file "),
     "pack": Outcome(f"{SIZE} --acc f16 --layout tn --out {{folder}}/pack", 1, UNBUILT),
-    "model": Outcome("--validate --recordings {folder}/none", 2, "{folder}/none: "),
+    "model": Outcome("{folder}/none", 2, "{folder}/none: "),
     "doctor": Outcome("", 3),
 }
 PROVER_OUTCOMES = {

@@ -15,7 +15,7 @@ from cudal2gen.timing.evidence.published import hopper_configurations, regenerat
 from cudal2gen.timing.recordings import autoheuristic, triton
 from cudal2gen.timing.recordings.autoheuristic import Recording, Sizes, Tile
 from kernelproof.ground.errors import WrongInput
-from tests.cudal2gen.test_cli import error, run
+from tests.cudal2gen.test_cli import run
 from tests.packages import require
 
 SHAPES = [(m, 1024, k) for m in (256, 1024) for k in (512, 768, 1024, 2048, 3072, 4096)]
@@ -176,15 +176,14 @@ def test_damaged_files_of_measurements_are_named(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     recording_file(tmp_path / "a100.txt", modelled_us)
-    options = ("model", "--validate", "--part", "a", "--part", "c", "--recordings", str(tmp_path))
+    options = ("model", "--part", "a,c", str(tmp_path))
     done = run(*options)
     assert done.returncode == 0, done.stderr
     assert "top-1 regret" in done.stdout
     assert "problems of development" in done.stdout
-    assert "left out, without --speedups DIR" in done.stderr
+    assert "left out: Published speedups" in done.stderr
     parsed = json.loads(run(*options, "--json").stdout)
     assert [(finding["part"], finding["figure"]) for finding in parsed] == [
         ("c", "top-1 regret"),
         ("c", "top-3 regret"),
     ]
-    assert "add --validate" in error("model")

@@ -156,7 +156,7 @@ def workplace(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         return tools
 
     def connect(device: int) -> gpu.Gpu:
-        raise GpuError(f"--device {device}: no CUDA device")
+        raise GpuError(f"--gpu NAME:{device}: no CUDA device")
 
     def unreachable(*arguments: Any, **options: Any) -> None:
         raise ray_executor.Unreachable("no cluster")

@@ -92,7 +92,7 @@ def test_without_a_gpu_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch
         Gpu()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(GpuError, match="--device 2: there are 2 CUDA devices, counted from 0"):
+    with pytest.raises(GpuError, match="--gpu NAME:2: there are 2 CUDA devices, counted from 0"):
         Gpu(2)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(GpuError, match=r"torch is missing, .*: pip install 'cudal2gen\[gpu\]'"):

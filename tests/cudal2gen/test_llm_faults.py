@@ -122,7 +122,7 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
 
     with serving(script, forever=True) as server:
         chat = Chat(ServerWire(endpoint(server, seconds=1.5)), transcript, None, clock.pause, clock)
-        proposer = Mixture([LlmProposer(chat, Memory(), beside=beside, warn=warnings.append), Random(1)])
+        proposer = Mixture([LlmProposer(chat, Memory(), in_background=beside, warn=warnings.append), Random(1)])
         standing = run(proposer, tmp_path / "trials.jsonl", progress)
     (contest,) = standing.searches
     assert script.raised == set(FAULTS)

@@ -127,7 +127,7 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         kept = results.trials(file) if file.is_file() else []
         model = Model(lambda _: incumbent(), seed=5)
         search.run(
-            search.Search(candidates(), incumbent(), kept), LlmProposer(talk(server, folder), Memory(), beside=beside),
+            search.Search(candidates(), incumbent(), kept), LlmProposer(talk(server, folder), Memory(), in_background=beside),
             executor.InProcess(model), store or (lambda trials: results.append(trials, file)),
             search.SearchLimits(evaluations=6, batch=2, prune=None), RUN,
         )  # fmt: skip

@@ -95,7 +95,7 @@ def test_requests_run_beside_evaluations() -> None:
         talk = Chat(ServerWire(endpoint(server, seconds=60)))
         contest = search.Search(candidates(), incumbent())
         search.run(
-            contest, Mixture([LlmProposer(talk, Memory(), beside=True), Random(1)]), executor.InProcess(environment),
+            contest, Mixture([LlmProposer(talk, Memory(), in_background=True), Random(1)]), executor.InProcess(environment),
             lambda _: None, search.SearchLimits(evaluations=16, batch=4, prune=None),
         )  # fmt: skip
     assert contest.stop_reason == "16 evaluations"
@@ -113,7 +113,7 @@ def test_alone_it_is_waited_for() -> None:
         contest = search.Search(candidates(), incumbent())
         environment = Model(lambda _: incumbent(), seed=5)
         search.run(
-            contest, LlmProposer(talk, Memory(), beside=True), executor.InProcess(environment), lambda _: None,
+            contest, LlmProposer(talk, Memory(), in_background=True), executor.InProcess(environment), lambda _: None,
             search.SearchLimits(evaluations=4, batch=2, prune=None),
         )  # fmt: skip
     assert contest.stop_reason == "4 evaluations"
@@ -124,7 +124,7 @@ def alone(
     talk: Chat, path: Path, beside: bool = False, out_of_time: Any = lambda: False, warn: Any = str
 ) -> search.Search:
     """A search of four evaluations, two at a time, with no other proposer."""
-    proposer, model = LlmProposer(talk, Memory(), beside=beside, warn=warn), Model(lambda _: incumbent(), seed=5)
+    proposer, model = LlmProposer(talk, Memory(), in_background=beside, warn=warn), Model(lambda _: incumbent(), seed=5)
     return search.run(
         search.Search(candidates(), incumbent()), proposer, executor.InProcess(model),
         lambda trials: results.append(trials, path), search.SearchLimits(evaluations=4, batch=2, prune=None), "run",
@@ -180,7 +180,7 @@ def test_what_an_exchange_beside_raises_is_raised_where_it_is_collected() -> Non
         def send(self, *_: Any) -> Reply:
             raise OSError("disk full")
 
-    proposer = LlmProposer(Chat(Broken()), Memory(), beside=True)
+    proposer = LlmProposer(Chat(Broken()), Memory(), in_background=True)
     assert proposer.propose(question(), 2) == []
     with pytest.raises(OSError, match="disk full"):
         proposer.wait(PROBLEM)

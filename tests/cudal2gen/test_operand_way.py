@@ -22,7 +22,7 @@ from cudal2gen import pack
 from tests import house
 from tests.cudal2gen import racing
 from tests.cudal2gen.emulated import EmulatedDevice
-from tests.cudal2gen.racing import store  # noqa: F401  # a fixture
+from tests.cudal2gen.racing import store
 from tests.packages import require
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ import torch  # noqa: E402
 
 import cudal2gen  # noqa: E402
 from cudal2gen.operators.plan_requests import TensorFacts  # noqa: E402
+
+__all__ = ["store"]  # a fixture
+pytestmark = pytest.mark.torch
 
 PACKAGE = "cudal2gen"
 OPERATORS, MEASURING = f"{PACKAGE}.operators", f"{PACKAGE}.operators.measuring"

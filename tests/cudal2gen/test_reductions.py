@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from kernelproof import emulator
 from tests.cudal2gen.paths import SWAPPED, TWO, ring
 from tests.cudal2gen.strategies import STRAIGHT, TO_GLOBAL, direct, multistage, wgmma
 from tests.cudal2gen.test_ptx import instructions
+from tests.draws import drawn
 
 Array = NDArray[Any]
 LOAD = re.compile(r"ld\.global\.cg\S*\s+(\{[^}]*\}|\S+),")
@@ -64,11 +65,9 @@ SPLIT: list[dict[str, Any]] = [
     {"split_k": 8, "acc": "f32", "bm": 256, "mma_repeat": [4, 2, 1], **STRAIGHT},
     {"split_k": 7, "layout": "nn", **TO_GLOBAL},
 ]
-SPLIT_RECORDS: list[MmaSyncKernel] = [
-    *(multistage(**changes) for changes in SPLIT),
-    direct(split_k=3),
-    direct(split_k=2, acc="f32"),
-]
+SPLIT_RECORDS: Sequence[MmaSyncKernel] = drawn(
+    [*(multistage(**changes) for changes in SPLIT), direct(split_k=3), direct(split_k=2, acc="f32")], 3
+)
 
 
 @pytest.mark.parametrize("record", SPLIT_RECORDS, ids=lambda record: record.name)
@@ -86,7 +85,7 @@ def test_the_last_ctas_trips_to_the_l2(record: MmaSyncKernel) -> None:
 
 WIDE: dict[str, Any] = {**TWO, "bn": 192, "atom_n": 192, "registers": [40, 232], "k": 4096}
 SHARED_RECORDS = [
-    *(ring(**WIDE, reduce="workspace", split_k=slices) for slices in (2, 3, 4, 5, 8, 13, 16, 23, 64)),
+    *(ring(**WIDE, reduce="workspace", split_k=slices) for slices in drawn((2, 3, 4, 5, 8, 13, 16, 23, 64), 3)),
     wgmma(split_k=4, reduce="workspace", min_blocks=2, bm=64, bn=64, atom_n=64, consumers=1, registers=None, stages=2),
 ]
 STREAMED_RECORD = ring(**WIDE, stream_k=True, cluster=[2, 1])

@@ -194,7 +194,7 @@ def test_a_validation_of_the_timing_model_is_a_section(tmp_path: Path) -> None:
     )
     assert not [part for part in report.report(EMPTY, []).sections if part.anchor == "validation"]
     path.write_text("[{}]")
-    assert "model --validate --json" in error("report", "--validation", str(path))
+    assert "model --json" in error("report", str(path))
 
 
 def test_the_dispatcher_and_nothing() -> None:
@@ -667,12 +667,12 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
     assert (empty.returncode, empty.stderr) == (0, "")
     assert "No timing is in this report" in empty.stdout
     write(campaign(4), tmp_path / "measurements.jsonl")
-    process = run("report", "--out", str(tmp_path / "r.html"), "--markdown", str(tmp_path / "r.md"), env=env)
+    process = run("report", "--out", str(tmp_path / "r.html"), "--out", str(tmp_path / "r.md"), env=env)
     assert process.returncode == 0, process.stderr
     assert "Table 1" in (tmp_path / "r.md").read_text()
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert "No measurement matches" in run("report", "--gpu", "a100", env=env).stdout
-    text = run("report", "--results", str(tmp_path / "measurements.jsonl"), "--acc", "f16")
+    text = run("report", str(tmp_path / "measurements.jsonl"), "--acc", "f16")
     assert "NVIDIA H200, f16, tn, device, L2 cold" in text.stdout
 
 
@@ -682,14 +682,14 @@ def test_the_command_compares(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     assert "Regressions beyond noise" in process.stdout
     assert "no results file at /nowhere" in error("report", "--compare", str(a), "/nowhere")
-    assert "no results file at /nowhere" in error("report", "--results", "/nowhere")
+    assert "no results file at /nowhere" in error("report", "/nowhere")
 
 
 def test_samples_that_make_no_pairs_are_left_out_by_line(tmp_path: Path) -> None:
     paired = measurement((64, 64, 64), [timing(KERNEL, [1.0]), timing("torch.matmul", [2.0])])
     path = write(store_of(paired), tmp_path / "bad.jsonl")
     path.write_text(path.read_text().replace("[2.0]", "[2.0,2.0]"))
-    done = run("report", "--results", str(path))
+    done = run("report", str(path))
     assert done.returncode == 0
     assert f"note: {path}:2: a line of another form, skipped: measurement.timings=" in done.stderr
     assert "2 samples of torch.matmul and 1 of cudal2gen make no pairs" in done.stderr

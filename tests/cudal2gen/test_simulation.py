@@ -164,7 +164,7 @@ def test_a_producer_fills_what_consumers_hand_back() -> None:
 def test_a_built_kernel_is_simulated_as_its_record_says() -> None:
     record, function = built_kernel("a100", "f16", "1024_1024_1024")
     modelled = built.estimate_code(record, function)
-    load = built.Load(record, Ways(function), built.machine_of(record, record.target.sms, modelled.resident))
+    load = built.Workload(record, Ways(function), built.machine_of(record, record.target.sms, modelled.resident))
     assert load.turns == load.tile_steps == record.k // record.k_step
     assert len(built.streams(load, 1, 4)) == record.threads // 32 // 4
     bound = record.bm * record.bn * record.k_step * 2 / record.problem.mma_sync_flops
@@ -183,7 +183,7 @@ SHORT = [  # turns of one tile
 def test_a_loop_of_few_turns_takes_at_least_what_its_mmas_take(gpu: str, acc: str, mnk: str, turns: int) -> None:
     record, function = built_kernel(gpu, acc, mnk)
     modelled = built.estimate_code(record, function)
-    assert built.Load(record, Ways(function), SM80).turns == turns
+    assert built.Workload(record, Ways(function), SM80).turns == turns
     chip, problem = record.target, record.problem
     rate = problem.tensor_flops if record.work.instruction == "wgmma" else problem.mma_sync_flops
     bound = modelled.resident * record.bm * record.bn * record.k_step * 2 / rate

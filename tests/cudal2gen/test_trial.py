@@ -485,7 +485,7 @@ class TestTheCommand:
 
     def test_roundings_are_stored_and_tabled(self, catalogued: Path, card: EmulatedDevice) -> None:
         done = CliRunner().invoke(
-            cli.app, ["validate", "--mnk", "64_64_256", "--acc", "f32", "--on", "gpu", "--compare-emulator"]
+            cli.app, ["validate", "--mnk", "64_64_256", "--acc", "f32", "--on", "gpu", "--also", "emulator"]
         )
         assert done.exit_code == 0
         assert "equality with the emulator, max error 0" in done.stdout
@@ -499,7 +499,7 @@ class TestTheCommand:
         self, catalogued: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sanitizer, "program", lambda: None)
-        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu", "--sanitize"])
+        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu", "--also", "sanitizer"])
         assert done.exit_code == 0
         assert "  memcheck: not run: compute-sanitizer is not installed\n" in done.stdout
         (verdict,) = results.latest().values()
@@ -523,7 +523,7 @@ class TestTheCommand:
             return ("2 errors", ["2 errors, first: a race"]) if tool == "racecheck" else ("0 errors", [])
 
         monkeypatch.setattr(sanitizer, "check", check)
-        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu", "--sanitize"])
+        done = CliRunner().invoke(cli.app, ["validate", "--mnk", "64_64_256", "--on", "gpu", "--also", "sanitizer"])
         assert done.exit_code == 1
         assert "found: 64_96_320 ones: racecheck: 2 errors, first: a race" in done.stdout
         assert "compute-sanitizer memcheck, max error 0\n" in done.stdout
@@ -542,8 +542,8 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "code", "message"),
         [
-            (["--on", "tpu"], 2, "'tpu' is not one of 'emulator', 'gpu'"),
-            (["--sanitize"], 2, "--sanitize and --compare-emulator need --on gpu"),
+            (["--on", "tpu"], 2, "'tpu' is not one of 'emulator'"),
+            (["--also", "sanitizer"], 2, "--also sanitizer: needs --on gpu"),
         ],
     )
     def test_wrong_options(self, arguments: list[str], code: int, message: str) -> None:

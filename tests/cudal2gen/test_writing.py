@@ -260,7 +260,7 @@ def test_patches_apply() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("I cannot.", "the answer has no kernel"),
+        ("I cannot.", "the answer is not the JSON object with kernels"),
         ('{"kernels": [{"base": "best7", "patch": "x"}]}', "base best7: must be one of incumbent"),
         ('{"kernels": [{"source": "a", "patch": "b"}]}', "either source, a whole text, or patch"),
         ('{"kernels": [{"source": "a", "launch": {"grid": 3}}]}', "launch: grid: must be among bm, bn"),

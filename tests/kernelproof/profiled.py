@@ -6,7 +6,7 @@ In the first 3 cycles the tensor core still works for the turn before.
 from __future__ import annotations
 
 from kernelproof.ground.chips import CAPABILITIES
-from kernelproof.profile.figures import Advice, Issue, Line, Loop, Profile, Time
+from kernelproof.profile.figures import Advice, Issue, Line, MainLoop, Profile, Time
 from kernelproof.profile.occupancy import occupancy
 
 HOSTILE = "<script>alert('x')</script> & \"quotes\" | `x`"
@@ -28,7 +28,7 @@ ISSUES = (
     Issue(warp=1, line=1, cycle=18, stalls={"wait": 1, "short_scoreboard": 15}),
     Issue(warp=1, line=2, cycle=19, stalls={}),
 )
-LOOP = Loop(
+LOOP = MainLoop(
     unit="k-tile",
     rolled=True,
     warps=2,

@@ -98,7 +98,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_wrong_program_has_annotations_and_fails(checkout: Path, folder: Path) -> None:
     programs = """
 right.cu
-wrong.cu --device "h200"
+wrong.cu --gpu "h200"
 right.cu -- 'an argument'
 """
     outcomes = run(checkout, folder, check=programs, requirements="numpy pytest-xdist")

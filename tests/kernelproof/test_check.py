@@ -513,7 +513,7 @@ def test_the_command_prints_in_order_and_exits_by_outcome() -> None:
 def test_ptx_for_a_newer_device_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.ptx"
     file.write_text(".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() { ret; }\n")
-    refused = command(str(file), "--entry", "k", "--device", "sm_80")
+    refused = command(str(file), "--launch", "k", "--gpu", "sm_80")
     assert refused.returncode == 2
     assert "the PTX is for sm_90a alone, the device is sm_80" in refused.stderr
-    assert command(str(file), "--entry", "k").returncode == 0
+    assert command(str(file), "--launch", "k").returncode == 0

@@ -1,7 +1,7 @@
-"""Evidence for the timing model: its predictions beside plain baselines, on measurements that others published.
+"""Compares predictions of the timing model, and of simple baselines, with measurements that others published.
 
-Half of the problems, by a digest of (n, k), are for development; the other half is opened once, when the model is
-final. Nothing of the data is in this repository but facts about published kernels (``configs/published``).
+Half of the problems, chosen by a digest of (n, k), are for development. The other half is held out until the model is
+final. This repository has none of the data except facts about published kernels (``configs/published``).
 """
 
 from cudal2gen.timing.evidence.choices import published_choices, published_tiles

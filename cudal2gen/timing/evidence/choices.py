@@ -1,4 +1,4 @@
-"""Choices made on hardware, ranked by the model among the tuner's candidates."""
+"""How the model ranks choices that others made on hardware among the tuner's candidates."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cudal2gen.timing.evidence.findings import development, interval, mean_findi
 from cudal2gen.timing.evidence.published import SETS, hopper_configurations, regenerated
 from cudal2gen.timing.evidence.section import Finding
 
-CANDIDATES = 400  # most candidates of a problem; a random sample where there are more
-TILE = (128, 256)  # as most published H100 kernels
+CANDIDATES = 400  # most candidates of a problem; if there are more, a random sample
+TILE = (128, 256)  # of most published H100 kernels
 
 
 def published_choices(problems: int, held_out: bool = False) -> list[Finding]:
-    """Where the record of a published kernel ranks among legal candidates: the share that the model takes for faster.
+    """The rank of published kernels' records among legal candidates: the share of candidates modelled as faster.
 
-    ``problems``: of each set, drawn by a digest of their extents.
+    ``problems``: how many problems of each set are drawn, by a digest of their extents.
     """
     findings, all_ranks = [], []
     for gpu, acc in SETS:
@@ -33,7 +33,7 @@ def published_choices(problems: int, held_out: bool = False) -> list[Finding]:
 
 
 def rank(record: Record) -> float:
-    """The share of candidates for a record's problem that are modelled faster, equal ones by half."""
+    """The share of candidates for a record's problem that are modelled as faster. Equal ones count half."""
     candidates = space.candidates(record.problem, most=CANDIDATES).records
     own = model.estimate(record).us
     times = [model.estimate(candidate).us for candidate in candidates]
@@ -41,8 +41,10 @@ def rank(record: Record) -> float:
 
 
 def published_tiles(held_out: bool = False) -> list[Finding]:
-    """How often the model's choice has the tile of a published H100 configuration: among all candidates, and among
-    those whose tile some published kernel has."""
+    """How often the model's choice has the tile of a published H100 configuration.
+
+    It chooses among all candidates, and among those whose tile some published kernel has.
+    """
     configurations = hopper_configurations()
     tiles = {(facts["bm"], facts["bn"]) for facts in configurations}
     chosen: list[float] = []
@@ -66,7 +68,7 @@ def published_tiles(held_out: bool = False) -> list[Finding]:
 
 
 def tile_times(problem: Problem) -> dict[tuple[int, int], float]:
-    """By tile, the least modelled time of candidates with it."""
+    """For each tile, the least modelled time of candidates with it, in microseconds."""
     times: dict[tuple[int, int], float] = {}
     for record in _deepest(problem):
         us = model.estimate(record).us
@@ -76,7 +78,7 @@ def tile_times(problem: Problem) -> dict[tuple[int, int], float]:
 
 
 def _deepest(problem: Problem) -> Iterator[Record]:
-    """Legal candidates; of those that differ in stages alone the deepest, which come first."""
+    """The legal candidates. Of those that differ only in stages, which come deepest first, the first legal one."""
     decided = set()
     for fields in space.proposals(problem):
         key = str({name: value for name, value in fields.items() if name != "stages"})

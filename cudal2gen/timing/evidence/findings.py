@@ -1,4 +1,4 @@
-"""Means with their bootstrap intervals, and the split of problems into development and held-out ones."""
+"""Bootstrap intervals of figures, and the split of problems into development and held-out ones."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def development(n: int, k: int) -> bool:
-    """Whether problems of these extents are for development; the others are the part that is held out."""
+    """Whether problems of these extents are for development; the others are held out."""
     return int(hashlib.sha256(f"{n}_{k}".encode()).hexdigest(), 16) % 2 == 0
 
 
 def interval(count: int, statistic: Callable[[np.ndarray[Any, np.dtype[np.int64]]], float]) -> tuple[float, float]:
-    """The bootstrap interval of a statistic of problems, which is handed the places of each resample."""
+    """The 95 % bootstrap interval of a statistic over ``count`` problems.
+
+    ``statistic`` gets the places of the problems in each resample.
+    """
     generator = np.random.default_rng(0)
     values = [statistic(generator.integers(0, count, count)) for _ in range(RESAMPLES)]
     low, high = ratios.percentile_interval(values).tolist()
@@ -32,7 +35,7 @@ def interval(count: int, statistic: Callable[[np.ndarray[Any, np.dtype[np.int64]
 def mean_finding(
     part: str, subject: str, figure: str, values: Sequence[float], target: str | None, baselines: dict[str, float]
 ) -> Finding:
-    """A mean over problems."""
+    """The finding of a mean over problems. ``values``: one per problem."""
     array = np.array(values)
     low, high = interval(len(array), lambda places: float(array[places].mean()))
     return Finding(part, subject, figure, len(array), float(array.mean()), low, high, target, baselines)

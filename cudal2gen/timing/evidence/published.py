@@ -1,4 +1,4 @@
-"""Records that regenerate published CUDA-L2 kernels, and facts about those of the H100."""
+"""Records that regenerate published CUDA-L2 kernels, and facts about the published kernels of the H100."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ CLAIMS = ("exact", "nearest")  # structures of records that stand for a publishe
 
 
 def regenerated(gpu: str, acc: str, held_out: bool) -> list[Record]:
-    """The shipped catalog's records of one set's published kernels, in one half of the problems."""
+    """The records of the shipped catalog that regenerate the published kernels of a GPU and an accumulator.
+
+    ``held_out``: of which half of the problems.
+    """
     return [
         record
         for record in catalog.load(places.shipped("configs") / "kernels.jsonl")
@@ -27,7 +30,8 @@ def regenerated(gpu: str, acc: str, held_out: bool) -> list[Record]:
 
 
 def hopper_configurations() -> list[dict[str, Any]]:
-    """Published H100 kernels of one clear CUTLASS configuration with TMA: facts by the names of configs/published."""
+    """Facts about published H100 kernels that are one certain CUTLASS configuration with TMA, as configs/published has
+    them."""
     with lzma.open(places.shipped("configs") / "published" / "h100_f32.jsonl.xz", "rt") as lines:
         kernels = [json.loads(line) for line in lines]
     return [

@@ -1,4 +1,4 @@
-"""Recorded timings against the model's choice among the tiles that were timed: how much slower than the best one."""
+"""Regret on recorded timings: how much slower the tile is that the model chooses than the best that was timed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from kernelproof.ground.errors import MissingLibrary
 
 TARGETS = {("a100", 1): 0.06, ("h100", 1): 0.04, ("a100", 3): 0.03, ("h100", 3): 0.03}
 
-Score = Callable[[Recording, Tile], float]  # less is better
+Score = Callable[[Recording, Tile], float]  # the tile with the least score is chosen
 
 
 def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
-    """Top-1 and top-3 regret by GPU. Raises WrongInput for a folder without recordings."""
+    """Mean regret for each GPU, of the model's first choice and of the best of its first three.
+
+    Raises WrongInput if the folder has no recordings.
+    """
     findings = []
     for gpu, recordings in autoheuristic.load(folder).items():
         part = [recording for recording in recordings if development(recording.sizes.n, recording.sizes.k) != held_out]
         development_half = [recording for recording in recordings if development(recording.sizes.n, recording.sizes.k)]
         scores: dict[str, Score] = {
             "largest tile": lambda recording, tile: -tile.bm * tile.bn,  # noqa: ARG005
-            "one order": partial(_ordered, one_order(development_half)),
+            "one order": partial(_median_ratio, one_order(development_half)),
         }
         if (heuristics := _heuristics()) is not None:
-            scores["nvidia-matmul-heuristics"] = partial(_unlike, heuristics, gpu)
+            scores["nvidia-matmul-heuristics"] = partial(_distance, heuristics, gpu)
         orders = {name: [_ranked(recording, score) for recording in part] for name, score in scores.items()}
         modelled = [_ranked(recording, partial(modelled_us, gpu)) for recording in part]
         for first in (1, 3):
@@ -49,12 +52,12 @@ def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
 
 
 def modelled_us(gpu: str, recording: Recording, tile: Tile) -> float:
-    """The model's time of Triton's kernel of a tile."""
+    """The modelled time of Triton's kernel with a tile, in microseconds."""
     return model.estimate_kernel(triton.kernel_of(triton.problem_of(gpu, recording.sizes), tile)).us
 
 
 def regret(recording: Recording, ranked: Sequence[Tile], first: int = 1) -> float:
-    """The extra time of the fastest of the ``first`` tiles over the best of all tiles, as a fraction of the latter."""
+    """By which fraction the fastest of the ``first`` ranked tiles is slower than the fastest of all."""
     return min(recording.tiles[tile] for tile in ranked[:first]) / min(recording.tiles.values()) - 1
 
 
@@ -64,7 +67,7 @@ def random_regret(recording: Recording) -> float:
 
 
 def one_order(recordings: Sequence[Recording]) -> Mapping[Tile, float]:
-    """By tile, the median of its time over the best of its problem: an order learned from the development half."""
+    """For each tile the median, over problems, of its time divided by the best: one order for all problems."""
     ratios: defaultdict[Tile, list[float]] = defaultdict(list)
     for recording in recordings:
         best = min(recording.tiles.values())
@@ -73,20 +76,23 @@ def one_order(recordings: Sequence[Recording]) -> Mapping[Tile, float]:
     return {tile: median(values) for tile, values in ratios.items()}
 
 
-def _ordered(order: Mapping[Tile, float], recording: Recording, tile: Tile) -> float:  # noqa: ARG001
+def _median_ratio(order: Mapping[Tile, float], recording: Recording, tile: Tile) -> float:  # noqa: ARG001
     return order.get(tile, float("inf"))
 
 
 def _heuristics() -> MatmulHeuristics | None:
-    """The library, where it is installed."""
+    """The library, or None if it is not installed."""
     try:
         return MatmulHeuristics()
     except MissingLibrary:
         return None
 
 
-def _unlike(heuristics: MatmulHeuristics, gpu: str, recording: Recording, tile: Tile) -> float:
-    """How far a tile is from the nearest of the library's choices: octaves of its extents, and its place among them."""
+def _distance(heuristics: MatmulHeuristics, gpu: str, recording: Recording, tile: Tile) -> float:
+    """How far a tile is from the nearest of the library's choices.
+
+    The distance is the sum of the extents' ratios in octaves, and of the choice's place among sixteen.
+    """
     choices = heuristics.answers(triton.problem_of(gpu, recording.sizes), 16)
     return min(
         place / 16
@@ -103,6 +109,6 @@ def _unlike(heuristics: MatmulHeuristics, gpu: str, recording: Recording, tile: 
 
 
 def _ranked(recording: Recording, score: Score) -> list[Tile]:
-    """The tiles of a problem, best score first."""
+    """The tiles of a recording, the least score first."""
     scores = {tile: score(recording, tile) for tile in recording.tiles}
     return sorted(scores, key=scores.__getitem__)

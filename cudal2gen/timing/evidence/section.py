@@ -1,4 +1,4 @@
-"""The timing model against others' measurements, as a section: what ``cudal2gen model --json`` printed."""
+"""The report's section about the timing model, from what ``cudal2gen model --json`` printed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ COLUMNS = ("data", "figure", "problems", "value", "95 %", "target", "baselines")
 
 
 class Finding(NamedTuple):
-    """``part``: of ``PARTS``. ``figure``: the name of a number, such as ``top-1 regret``; ``subject``: of which data.
-    ``value``, and its bootstrap 95 % interval over problems. ``target``: what it should reach, None for none.
-    ``baselines``: the same number of simpler predictors."""
+    """A figure of the model beside its baselines.
+
+    ``part``: a key of ``PARTS``. ``subject``: the data. ``figure``: the name of the number, such as ``top-1 regret``.
+    ``problems``: how many there are. ``low`` and ``high``: the 95 % bootstrap interval of ``value`` over problems.
+    ``target``: what the value should reach, such as ``<= 0.10``; None for none. ``baselines``: the same figure of
+    simpler predictors, by their names.
+    """
 
     part: str
     subject: str
@@ -37,14 +41,14 @@ class Finding(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Under ``COLUMNS``."""
+        """The cells of a table's row, under ``COLUMNS``."""
         beside = ", ".join(f"{name} {value:.3f}" for name, value in self.baselines.items())
         span = f"{self.low:.3f} to {self.high:.3f}"
         return (self.subject, self.figure, str(self.problems), f"{self.value:.3f}", span, self.target or "", beside)
 
 
 def load(path: Path) -> list[Finding]:
-    """The figures of a file. Raises WrongInput."""
+    """The findings in a file. Raises WrongInput if the file has none."""
     try:
         return TypeAdapter(list[Finding]).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -55,7 +59,7 @@ def load(path: Path) -> list[Finding]:
 
 
 def tables(rows: Sequence[Finding]) -> tuple[Table, ...]:
-    """A table for each part that has figures."""
+    """A table for each part that has findings."""
     return tuple(
         Table(title, COLUMNS, tuple(row.cells for row in rows if row.part == part))
         for part, title in PARTS.items()
@@ -64,7 +68,7 @@ def tables(rows: Sequence[Finding]) -> tuple[Table, ...]:
 
 
 def section(rows: Sequence[Finding]) -> Section:
-    """What the timing model is worth as a predictor."""
+    """The section: how well the timing model predicts what others measured."""
     text = (
         "The timing model of kernels that nobody measured here, compared with what others published: an order of "
         "problems (a), of candidates (b, d), of recorded tiles (c). Intervals are 95 % bootstraps over problems; "

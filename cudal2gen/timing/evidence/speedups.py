@@ -1,9 +1,9 @@
-"""Published speedups of CUDA-L2's kernels against the model's.
+"""Compares published speedups of CUDA-L2's kernels with modelled ones, by the order of problems.
 
-The tables have no times. A stand-in for the speedup is the least time that nvidia-matmul-heuristics models for the
-problem over the modelled time of the record that regenerates the kernel; what is compared is the order of problems.
-The A100 multiplies with fp16 and fp32 sums alike, so the vendor's time with fp16 sums is at most its time with fp32
-ones: of small problems the library says otherwise (64 cubed: 84 us against 15).
+The published tables have no times. The modelled speedup is the least time that nvidia-matmul-heuristics models for the
+problem, divided by the modelled time of the record that regenerates the kernel. The A100 multiplies equally fast with
+fp16 and fp32 sums, so that the vendor's time with fp16 sums is at most that with fp32 sums. For small problems the
+library disagrees (64 cubed: 84 us against 15), and the lesser time counts.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ TARGETS = {
 def published_speedups(folder: Path, held_out: bool = False, code: bool = False) -> list[Finding]:
     """Rank correlations by set and baseline, of all problems and of those above ``LARGE_FLOPS``.
 
-    ``code``: of kernels in the build folder, with their times from machine code, half a second each. Raises WrongInput
-    where the folder has no table or no kernel is built, MissingLibrary without nvidia-matmul-heuristics.
+    ``code``: take only kernels in the build folder, with times modelled from machine code, which take half a second
+    each. Raises WrongInput if the folder has no table, or if ``code`` is given and no kernel is built; MissingLibrary
+    if nvidia-matmul-heuristics is not installed.
     """
     heuristics = MatmulHeuristics()
     findings = []
@@ -85,7 +86,7 @@ def published_speedups(folder: Path, held_out: bool = False, code: bool = False)
 
 
 def _code_us(record: Record) -> float | None:
-    """The modelled time of a record's machine code; None where it is not built."""
+    """The time modelled from a record's machine code, in microseconds; None if it is not built."""
     artifact = compiler.find(record)
     if artifact is None:
         return None
@@ -94,9 +95,10 @@ def _code_us(record: Record) -> float | None:
 
 
 def vendor_us(heuristics: MatmulHeuristics, record: Record) -> float:
-    """The vendor's modelled time of a record's problem."""
-    alike = not record.target.title.startswith("GeForce")
-    accs = {record.acc, "f32"} if alike else {record.acc}
+    """The time that the library models for a record's problem, in microseconds."""
+    # GeForce cards multiply with fp32 sums at half the rate.
+    is_geforce = record.target.title.startswith("GeForce")
+    accs = {record.acc} if is_geforce else {record.acc, "f32"}
     return min(heuristics.least_us(record.problem.revised(acc=acc)) for acc in accs)
 
 
@@ -116,7 +118,8 @@ def _correlation(x: Array, y: Array) -> float:
 
 
 def _table(path: Path) -> dict[str, dict[str, float]]:
-    """Speedups by problem and column; empty where there is no file. Raises WrongInput."""
+    """The speedups of a table, by problem and column; empty if there is no file. Raises WrongInput for another
+    table."""
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", newline="") as lines:

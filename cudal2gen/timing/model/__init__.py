@@ -1,4 +1,4 @@
-"""Timing models: estimates of a kernel's time without a GPU, a prior and never a measurement."""
+"""Timing models: they estimate the time of a kernel without a GPU, and never replace a measurement."""
 
 from cudal2gen.timing.model.estimate import (
     Estimate,

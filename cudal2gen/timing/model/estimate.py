@@ -1,11 +1,12 @@
-"""The cheap form of the model: a kernel's time from its parameters alone, tens of microseconds an estimate.
+"""The cheap form of the model: a kernel's time by formulas from its parameters, in tens of microseconds per estimate.
 
-A CTA works off k-steps. What a step asks of each part of the chip is a bound: tensor cores, shared memory, the L2,
-device memory, issue, a CTA's chain of waits, and the latency of a load shared out over the ring. CTAs come in waves;
-of the last one, with fewer CTAs, an SM hides less. The bounds of a wave combine by a norm, ``OVERLAP``. Around the
-main loop stand launch, first load, epilogue and the sums of a split k. Not modelled: bank conflicts, the order of
-instructions, a clock that falls under load. Times are in microseconds. Constants and their sources:
-docs/timing-model.md.
+A CTA computes k-steps one after the other. Each part of the chip bounds the time of a step: tensor cores, shared
+memory, the L2, device memory, issue, a CTA's chain of waits, and the latency of a load divided by the loads under way.
+CTAs come in waves; in the last one, with fewer CTAs, an SM hides less. The bounds of a wave are combined by a norm
+(``OVERLAP``). Launch, first load, epilogue and the sums of a split k are added.
+
+Not modelled: bank conflicts, the order of instructions, and a clock that falls under load. Times are in microseconds.
+docs/timing-model.md has the constants and their sources.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from cudal2gen.timing.model import memory
 from kernelproof.ground.chips import REGISTERS_THREAD, SUB_CORES, TMA_CYCLES, Chip
 from kernelproof.profile.rates import LAUNCH_US, l2_share
 
-# Bounds delay one another: while a warp waits for one resource, it leaves another idle, so that two equal ones take
-# 2^(1/4) = 1.19 of either; far apart the larger alone counts. Where the TMA copies, no warp that multiplies waits for
-# copies of its own, and the largest bound is nearly all.
+# Exponents of the norm. Bounds delay one another: while a warp waits for one resource, it leaves another idle. With
+# exponent 4 two equal bounds take 2^(1/4) = 1.19 times either, and of two that differ much the larger counts alone. If
+# the TMA copies, no warp with MMAs waits for copies of its own, and the largest bound is nearly the whole time.
 OVERLAP = {"threads": 4, "tma": 16}
-STORE_BYTES = {"tma": 64, "direct": 20}  # bytes per clock and SM; those of TMA pass through shared memory twice
-# Share of the MMA rate that one, or several, warpgroups sustain; tcgen05.mma, which one thread queues, as several.
+STORE_BYTES = {"tma": 64, "direct": 20}  # bytes per clock and SM; bytes of TMA pass through shared memory twice
+# Share of the MMA rate that one warpgroup, or several, sustain. tcgen05.mma, which one thread queues, counts as
+# several.
 ISSUE = {"one": 0.80, "many": 0.93}
 MMA_SYNC_ISSUE = 0.85
 # Clocks in the main loops of 150 sm_80 kernels of the catalog (ptxas 13.0): a k-block takes at least BLOCK_CLOCKS;
@@ -34,10 +36,13 @@ EPILOGUE_US = 0.3  # from the last MMA to the first store, and from the last sto
 
 
 class Kernel(NamedTuple):
-    """Parameters of a kernel that the model reads; extents in elements. ``k_step``: the k of one step of the main loop.
-    ``threads``: per CTA, of which ``warps`` warps multiply. ``flight``: k-steps being loaded while one is multiplied; 0
-    where each load is waited for at once. ``resident``: CTAs per SM. ``persistent``: whether a CTA takes tile after
-    tile. ``shares_last_wave``: whether all CTAs share the last tiles."""
+    """Parameters of a kernel that the model reads. Extents are in elements.
+
+    ``k_step``: the k of one step of the main loop. ``threads``: per CTA; ``warps`` of its warps have MMAs. ``flight``:
+    how many k-steps are loaded while one is multiplied; 0 if each load is waited for at once. ``resident``: CTAs per
+    SM. ``persistent``: whether a CTA computes several tiles. ``shares_last_wave``: whether all CTAs share the last
+    tiles.
+    """
 
     problem: Problem
     target: Chip
@@ -64,18 +69,21 @@ class Kernel(NamedTuple):
 
     @property
     def ctas(self) -> int:
-        """CTA tiles, slices of k included."""
+        """CTA tiles; slices of k count as tiles of their own."""
         return self.tiles_m * self.tiles_n * self.split_k
 
     @property
     def tile_steps(self) -> int:
-        """k-steps of one CTA tile."""
+        """k-steps of one CTA's tile."""
         return ceil_div(ceil_div(self.problem.k, self.k_step), self.split_k)
 
 
 class Estimate(NamedTuple):
-    """A modelled time and what it is made of. ``bounds_us``: what the main loop would take if it needed one part of the
-    chip alone; ``main_us`` combines them, wave by wave. ``around_us``: all that is not hidden behind the main loop."""
+    """A modelled time (``us``) and its parts, in microseconds.
+
+    ``bounds_us``: the time of the main loop if it needed only one part of the chip, by part. ``main_us``: the time of
+    the main loop, which combines them wave by wave. ``around_us``: all that the main loop does not hide.
+    """
 
     us: float
     main_us: float
@@ -84,9 +92,12 @@ class Estimate(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """A roofline at rates that a chip sustains (``chips.Rates``), in µs: FLOP at the tensor cores' rate under load,
-    operands once through device memory; ``us``: the longer of them, and the launch. Higher clocks, or operands that
-    the L2 has already, beat it; ``grading.floor`` is the bound for claims."""
+    """The least time of a problem at rates that a chip sustains (``chips.Rates``), in microseconds.
+
+    ``compute_us``: its FLOP at the tensor cores' rate under load. ``memory_us``: its operands once through device
+    memory. ``us``: the longer of the two, and a launch. Higher clocks, or operands that are in the L2, can beat it;
+    ``kernelproof.grading.floor`` is the bound for claims.
+    """
 
     us: float
     compute_us: float
@@ -94,8 +105,7 @@ class Floor(NamedTuple):
 
 
 class Wave(NamedTuple):
-    """CTAs that run side by side: ``ctas`` of them, ``together`` on the busiest SM, one wave after another
-    ``times``."""
+    """``times`` equal waves: ``ctas`` CTAs run at a time, of which ``together`` are on the busiest SM."""
 
     times: float
     ctas: int
@@ -108,7 +118,7 @@ def estimate(record: Record) -> Estimate:
 
 
 def floor(problem: Problem) -> Floor:
-    """The least time of a problem on its GPU."""
+    """The least time of a problem on its GPU; see ``Floor``."""
     chip = GPUS[problem.gpu]
     compute = problem.flops / (problem.tensor_flops * chip.sms * chip.rates.mhz)
     moved = problem.traffic_bytes / chip.rates.dram_bytes_us
@@ -116,7 +126,7 @@ def floor(problem: Problem) -> Floor:
 
 
 def kernel_of(record: Record) -> Kernel:
-    """A record as the model reads it."""
+    """The parameters of a record that the model reads."""
     work = record.work
     return Kernel(
         record.problem,
@@ -162,12 +172,12 @@ def estimate_kernel(kernel: Kernel) -> Estimate:
 
 
 def hides_issue(record: Record) -> bool:
-    """Whether a k-step's MMAs take at least as long as the instructions between them that a warp issues by itself."""
+    """Whether the MMAs of a k-step take at least as long as the issue of a warp's other instructions."""
     return record.work.issue_clocks <= _mma_clocks(kernel_of(record))
 
 
 def _waves(kernel: Kernel, sms: int) -> Iterator[Wave]:
-    """Full waves, then what is left; a shared last wave is the part of a full one that its work is."""
+    """The full waves, and the last one. If all CTAs share the last tiles, they count as a fraction of a full wave."""
     slots = sms * kernel.resident
     full, remainder = divmod(kernel.ctas, slots)
     if kernel.shares_last_wave:
@@ -180,7 +190,7 @@ def _waves(kernel: Kernel, sms: int) -> Iterator[Wave]:
 
 
 class _Step:
-    """Demands of one k-step of a CTA on the parts of the chip, in clocks."""
+    """How many clocks one k-step of a CTA takes of each part of the chip. ``latency``: clocks of a load."""
 
     def __init__(self, kernel: Kernel, latency: float) -> None:
         self._kernel = kernel
@@ -189,15 +199,18 @@ class _Step:
         work = kernel.work
         self._shared = work.shared_bytes / kernel.target.rates.smem_bytes + work.lines
         if work.epilogue_hidden:
-            # It takes no time of its own, but its passes through shared memory delay the main loop's.
+            # The epilogue takes no time of its own, but its accesses of shared memory delay the main loop's.
             self._shared += _store_clocks(kernel) / kernel.tile_steps
-        # A ring's loads are in the chain of waits only where a CTA waits for them at once.
+        # Loads are in a CTA's chain of waits only if the CTA waits for each at once.
         waits = latency if kernel.flight == 0 else 0.0
-        self._chain = max(work.issue_clocks, self._alone()) + waits
+        self._chain = max(work.issue_clocks, self._lone_clocks()) + waits
 
-    def _alone(self) -> float:
-        """A CTA's k-step of mma.sync where it has the SM to itself, as the machine code of such loops has it (T1): one
-        k-block's fragments are loaded while the MMAs of the block before run, and so far as these hide it the turn."""
+    def _lone_clocks(self) -> float:
+        """Clocks of a k-step by mma.sync if the CTA has the SM to itself, fitted to the machine code of such loops.
+
+        Fragments of one k-block are loaded while the MMAs of the block before run, which hide the turn from one k-step
+        to the next as far as they last.
+        """
         kernel = self._kernel
         if kernel.work.asynchronous:
             return 0.0
@@ -206,7 +219,7 @@ class _Step:
         return max(issued + max(0.0, TURN_CLOCKS - issued / blocks), blocks * BLOCK_CLOCKS)
 
     def clocks(self, wave: Wave, sms: int) -> dict[str, float]:
-        """Clocks that each part of the chip needs for one step of all CTAs of a wave."""
+        """Clocks that each part of the chip needs for one k-step of all CTAs of a wave on the busiest SM."""
         kernel, together = self._kernel, wave.together
         waited = kernel.flight == 0
         return {
@@ -218,7 +231,7 @@ class _Step:
 
 
 def _mma_clocks(kernel: Kernel) -> float:
-    """Clocks of an SM's tensor cores for one k-step of one CTA."""
+    """Clocks that an SM's tensor cores take for one k-step of one CTA."""
     flops = 2 * kernel.bm * kernel.bn * kernel.k_step
     if kernel.work.asynchronous:
         alone = kernel.work.instruction == "wgmma" and kernel.work.issuers == 1
@@ -227,16 +240,19 @@ def _mma_clocks(kernel: Kernel) -> float:
 
 
 def _ends_us(kernel: Kernel, waves: list[Wave], latency_us: float) -> float:
-    """Time before a CTA's first MMA and after its last: all of it for the first wave; for later ones the part that
-    neither the SM's other CTAs nor the next tile's main loop hides."""
+    """Time before the first MMA of CTAs and after their last.
+
+    The first wave counts in full. Of further waves only what neither the SM's other CTAs nor the next tile's main loop
+    hides.
+    """
     behind = EPILOGUE_US + _store_clocks(kernel) / kernel.target.rates.mhz
     ahead = PROLOGUE_US + latency_us
-    later = sum(wave.times for wave in waves) - 1
+    further_waves = sum(wave.times for wave in waves) - 1
     between = 0.0 if kernel.work.epilogue_hidden else behind if kernel.persistent else ahead + behind
-    return ahead + behind + max(0.0, later) * between / kernel.resident
+    return ahead + behind + max(0.0, further_waves) * between / kernel.resident
 
 
 def _store_clocks(kernel: Kernel) -> float:
-    """Clocks in which a CTA stores its share of a tile."""
+    """Clocks that a CTA takes to store its share of a tile."""
     tile_bytes = kernel.bm * kernel.bn * kernel.problem.output.bytes / kernel.split_k
     return tile_bytes / STORE_BYTES[kernel.work.store]

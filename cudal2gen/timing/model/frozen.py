@@ -1,10 +1,11 @@
-"""The analytic model of 2026-11-22, frozen: the tuner's model environment times its hidden terms, nothing else.
+"""The analytic model of 2026-11-22. Only the tuner's model environment uses it, multiplied by hidden terms.
 
-``timing.model`` is the model that is developed; proposers may ask it, so it must not be what answers them.
-This module does not change when that one does: searches stay comparable. A CTA's k-tile takes as long as the slowest
-of: MMAs, operands from shared memory, operands from the L2, the latency of a load shared out over the ring, and a
-warp's own instructions between MMAs where the family counts them. Device memory bounds the whole; around it stand
-launch, first load, epilogue and the reduction of a split k. Times are in microseconds.
+Proposers may ask the model that is developed (``timing.model.estimate``), so their answers must come from another one.
+This module never changes, so that searches stay comparable.
+
+A CTA's k-tile takes as long as the slowest of its MMAs, its operands from shared memory, its operands from the L2, the
+latency of a load divided by the loads under way, and a warp's other instructions if the family counts them. Device
+memory bounds the whole. Launch, first load, epilogue and the sums of a split k are added. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ def frozen_us(record: Record) -> float:
 
 
 def _usable_sms(record: Record) -> int:
-    """SMs that clusters can use: those of four and more strand some, since GPCs have 16 or 18 SMs."""
+    """How many SMs clusters can use. Clusters of four and more leave some idle, because GPCs have 16 or 18 SMs."""
     ctas = record.cluster_ctas
     return record.target.sms // ctas * ctas if ctas <= 2 else record.target.sms * 15 // 16 // ctas * ctas
 
 
 def _mma_clocks(record: Record, work: Work) -> float:
-    """Clocks of the tensor cores for one k-step of one CTA."""
+    """Clocks that an SM's tensor cores take for one k-step of one CTA."""
     flops, problem = 2 * record.bm * record.bn * record.k_step, record.problem
     if work.instruction == "wgmma":
         return flops / problem.tensor_flops / ISSUE["many" if work.issuers > 1 else "one"]
@@ -68,7 +69,8 @@ def _mma_clocks(record: Record, work: Work) -> float:
 
 
 def _dram_bytes(record: Record, work: Work, rates: Rates, at_once: int) -> float:
-    """Bytes between device memory and chip: what is there once, and again what the L2 forgot between waves."""
+    """Traffic of device memory in bytes: every operand once, and what must be loaded again because the L2 evicted
+    it."""
     once = record.problem.traffic_bytes
     operands = record.element.bytes * record.k * (record.m + record.n)
     if operands <= rates.l2_size * 2 // 3:
@@ -82,7 +84,7 @@ def _dram_bytes(record: Record, work: Work, rates: Rates, at_once: int) -> float
 
 
 def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: float) -> float:
-    """From the last MMA to the last store; between tiles only where nothing else runs meanwhile."""
+    """Time from the last MMA to the last store. It counts for every tile unless the epilogue is hidden."""
     tile_us = record.bm * record.bn * record.element.bytes / STORE_BYTES[work.store] / rates.mhz
     if record.split_k > 1:
         tile_us /= record.split_k
@@ -90,8 +92,11 @@ def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: float) -> flo
 
 
 def _sums_us(record: Record, work: Work, rates: Rates, sms: int, together: int) -> float:
-    """Where a tile's k is shared out: partial sums to the L2, and from there, trips and bytes, behind the launch that
-    clears counters; or within clusters."""
+    """Time of the sums of a split k, within clusters or by way of the L2.
+
+    By way of the L2, partial sums are written and read back, which takes round trips and bytes, and a launch clears the
+    counters.
+    """
     if record.split_k > 1 and work.summed_by == "cluster":
         return CLUSTER_REDUCE_US
     stored, loaded = _partial_sums(record, work, sms, together)
@@ -105,7 +110,7 @@ def _sums_us(record: Record, work: Work, rates: Rates, sms: int, together: int) 
 
 
 def _partial_sums(record: Record, work: Work, sms: int, together: int) -> tuple[float, float]:
-    """Tiles of fp32 that the busiest SM keeps in device memory, and that it reads there."""
+    """How many fp32 tiles of partial sums the busiest SM writes, and how many it reads."""
     if record.shares_last_wave:
         last_wave = record.ctas % (sms * together)
         stored = together + last_wave / sms if last_wave else 0.0

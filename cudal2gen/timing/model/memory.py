@@ -1,5 +1,6 @@
-"""Parts of the model around a kernel's main loop: CTAs per SM, bytes through the L2 and device memory, the sums of a
-split k, and the launch. Both forms of the model use it. Times are in microseconds.
+"""What both forms of the model have around a kernel's main loop: usable SMs, device memory, and the sums of a split k.
+
+Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SUM_LOADS, SUM_TRIPS = 8, 3
 
 
 class Tiled(Protocol):
-    """What a record, or another's kernel, says of its tiles: CTAs of ``bm`` x ``bn`` in ``split_k`` slices of k."""
+    """The tiles of a record or of another kernel: CTAs of ``bm`` x ``bn`` elements, in ``split_k`` slices of k."""
 
     @property
     def problem(self) -> Problem: ...
@@ -46,18 +47,22 @@ class Tiled(Protocol):
 
 
 def usable_sms(tiled: Tiled) -> int:
-    """SMs that clusters can use. Clusters of four and more leave some idle, because GPCs have 16 or 18 SMs."""
+    """How many SMs clusters can use. Clusters of four and more leave some idle, because GPCs have 16 or 18 SMs."""
     ctas = tiled.cluster_ctas
     return tiled.target.sms // ctas * ctas if ctas <= 2 else tiled.target.sms * 15 // 16 // ctas * ctas
 
 
 def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:
-    """Bytes between device memory and chip: each operand once, and again what the L2 evicted between waves."""
+    """Traffic of device memory in bytes: each operand once, and what must be loaded again because the L2 evicted it.
+
+    ``at_once``: CTAs that run at a time.
+    """
     problem = tiled.problem
     once, column_bytes = problem.traffic_bytes, problem.element.bytes * problem.k
     operands = column_bytes * (problem.m + problem.n)
     if operands <= rates.l2_size * 2 // 3:
         return once
+    # A wave of CTAs covers a rectangle of tiles, as the raster walks them, and loads its rows of A and columns of B.
     rows, cols, tiles = tiled.tiles_m, tiled.tiles_n, tiled.tiles_m * tiled.tiles_n
     wave = min(tiles, max(1, at_once // tiled.split_k))
     if work.raster_along == "m":
@@ -71,8 +76,11 @@ def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:
 
 
 def sums_us(tiled: Tiled, work: Work, rates: Rates, sms: int, together: int) -> float:
-    """Time of the sums of a split k. Through the L2: partial sums there and back, in trips and bytes, after the launch
-    that clears the counters. Within clusters: ``CLUSTER_REDUCE_US``."""
+    """Time of the sums of a split k, in microseconds.
+
+    Within clusters it is ``CLUSTER_REDUCE_US``. Else partial sums are written to the L2 and read back, which takes
+    round trips and bytes, and a launch before it clears the counters. ``together``: CTAs of an SM at a time.
+    """
     if tiled.split_k > 1 and work.summed_by == "cluster":
         return CLUSTER_REDUCE_US
     stored, loaded = _partial_sums(tiled, work, sms, together)
@@ -86,8 +94,9 @@ def sums_us(tiled: Tiled, work: Work, rates: Rates, sms: int, together: int) -> 
 
 
 def _partial_sums(tiled: Tiled, work: Work, sms: int, together: int) -> tuple[float, float]:
-    """fp32 tiles that the busiest SM writes to device memory, and that it reads from there."""
+    """How many fp32 tiles of partial sums the busiest SM writes, and how many it reads."""
     if tiled.shares_last_wave:
+        # Each CTA of the SM stores one partial tile, and so do the SM's CTAs of the last wave, whose tiles are shared.
         last_wave = tiled.ctas % (sms * together)
         stored = together + last_wave / sms if last_wave else 0.0
         return stored, stored

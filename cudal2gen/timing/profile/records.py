@@ -1,4 +1,4 @@
-"""The profile of a built record: its machine code, its launch, and the time that the model gives both."""
+"""Makes the profile of a built record from its machine code and its launch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cudal2gen.kernel import Record
 from cudal2gen.timing.model import estimate, floor, memory
-from cudal2gen.timing.model.code import CodeEstimate, Load, estimate_code, machine_of, streams
+from cudal2gen.timing.model.code import CodeEstimate, Workload, estimate_code, machine_of, streams
 from cudal2gen.timing.profile.advice import edits
 from cudal2gen.timing.profile.occupancy import busiest_sm, tail_share
 from cudal2gen.timing.profile.occupancy import of_record as occupancy_of
@@ -24,17 +24,17 @@ from kernelproof.profile.sections import loop_words
 from kernelproof.sass.simulation import Stream, Timeline, simulate
 from kernelproof.sass.ways import Ways
 
-NEARLY = 0.9  # least share of the main loop from which a part counts as its bound
-DETAILED_TURNS = 8  # simulated turns of the main loop, beyond those that fill the ring
+NEARLY = 0.9  # from this share of the main loop's time on, a part of the chip counts as its bound
+DETAILED_TURNS = 8  # turns of the main loop that are simulated, beyond those that fill the ring
 
 
 def of_record(record: Record, cubin: Path, source: Path) -> figures.Profile:
-    """The profile of a record's kernel; ``source``: its CUDA text. Raises DisassemblyError and ToolchainError."""
+    """The profile of a record's kernel. ``source``: its CUDA text. Raises DisassemblyError and ToolchainError."""
     return _kernel(record, cubin, source).profile
 
 
 def brief(record: Record, cubin: Path) -> dict[str, str]:
-    """The modelled time, the main loop beside its tensor bound, and what bounds it, in words. Raises as above."""
+    """A record's modelled time, its main loop, and what bounds it, in words. Raises as ``of_record`` does."""
     kernel = _kernel(record, cubin, cubin)
     return {
         "modelled_time": f"{microseconds(kernel.time.us)} µs",
@@ -43,16 +43,18 @@ def brief(record: Record, cubin: Path) -> dict[str, str]:
     }
 
 
-def _kernel(record: Record, cubin: Path, source: Path) -> _Kernel | TensorMemoryKernel:
+def _kernel(record: Record, cubin: Path, source: Path) -> _SimulatedKernel | TensorMemoryKernel:
     functions = sass.disassemble(cubin)
     function = next((function for function in functions if function.name == record.name), functions[0])
     if has_tensor_memory(record):
         return TensorMemoryKernel(record, function, source)
-    return _Kernel(record, function, source)
+    return _SimulatedKernel(record, function, source)
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _SimulatedKernel:
+    """A record's kernel whose warps are simulated."""
+
     record: Record
     function: sass.Function
     source: Path
@@ -62,35 +64,35 @@ class _Kernel:
         return estimate_code(self.record, self.function)
 
     @cached_property
-    def load(self) -> Load:
+    def workload(self) -> Workload:
         sms = memory.usable_sms(self.record)
-        return Load(self.record, Ways(self.function), machine_of(self.record, sms, self.estimate.resident))
+        return Workload(self.record, Ways(self.function), machine_of(self.record, sms, self.estimate.resident))
 
     @property
     def turns(self) -> int:
         """Turns of the main loop that are simulated."""
-        return min(self.load.turns, self.record.ring_steps + DETAILED_TURNS)
+        return min(self.workload.turns, self.record.ring_steps + DETAILED_TURNS)
 
     def _streams(self, turns: int) -> list[Stream]:
-        """The warps of one scheduler, which make so many turns."""
-        return streams(self.load, self.estimate.resident, turns)
+        """The warps of one scheduler, which make ``turns`` turns each."""
+        return streams(self.workload, self.estimate.resident, turns)
 
     @cached_property
     def timeline(self) -> Timeline:
-        return simulate(self._streams(self.turns), self.load.machine, detail=True)
+        return simulate(self._streams(self.turns), self.workload.machine, detail=True)
 
     @cached_property
     def window(self) -> Window:
-        return steady(self.timeline.issues, self.load.ways.consumer.turn)
+        return steady(self.timeline.issues, self.workload.ways.consumer.turn)
 
     @cached_property
     def listing(self) -> Listing:
         return Listing(self.window, self.function, self.record.target)
 
     @cached_property
-    def loop(self) -> figures.Loop:
-        tiles = self.load.tile_steps / max(1, self.load.turns)
-        return self.listing.loop("k-tile", tiles, bool(self.load.ways.consumer.turn))
+    def loop(self) -> figures.MainLoop:
+        tiles = self.workload.tile_steps / max(1, self.workload.turns)
+        return self.listing.loop("k-tile", tiles, bool(self.workload.ways.consumer.turn))
 
     @cached_property
     def occupancy(self) -> figures.Occupancy:
@@ -142,10 +144,10 @@ class _Kernel:
 
     @property
     def _tensor_us(self) -> float:
-        """The tiles of the busiest SM at the rate of its tensor cores."""
+        """Microseconds of the busiest SM's tiles at the rate of its tensor cores."""
         record, problem = self.record, self.record.problem
         rate = problem.tensor_flops if record.work.asynchronous else problem.mma_sync_flops
-        flops = 2 * self.per_sm * record.bm * record.bn * record.k_step * self.load.tile_steps
+        flops = 2 * self.per_sm * record.bm * record.bn * record.k_step * self.workload.tile_steps
         return flops / rate / record.target.rates.mhz
 
     def _advice(self) -> Iterator[figures.Advice]:
@@ -153,8 +155,8 @@ class _Kernel:
         if more and self.per_sm > self.occupancy.ctas:
             after = estimate_code(self.record, self.function, self.occupancy.ctas + 1).us
             yield figures.Advice(change=more, figure="time", form="machine code", before=self.estimate.us, after=after)
-        if self.load.ways.consumer.turn and self.load.turns > 1:
-            yield from advice.removals(self._streams, self.load.machine, self.turns)
+        if self.workload.ways.consumer.turn and self.workload.turns > 1:
+            yield from advice.removals(self._streams, self.workload.machine, self.turns)
         if not self.record.shares_last_wave and self.time.tail_share:
             even = self.estimate.us - self.time.tail_share * self.estimate.sm_us
             yield figures.Advice(

@@ -1,7 +1,7 @@
-"""The profile of a record whose products one thread queues (tcgen05): counts of its roles, and bounds of its main loop.
+"""Makes the profile of a record whose MMAs one thread starts (tcgen05).
 
-No warp waits for a product, so there are no stalls to simulate: instructions are counted in the machine code of each
-role, and the time is the cheap form's (``model.estimate``). ``LIMITS`` says in words what that leaves out.
+No warp waits for an MMA, so there are no stalls to simulate. The instructions of each role are counted in the machine
+code, and time and bounds come from the model's cheap form (``model.estimate``). ``LIMITS`` says what that leaves out.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from kernelproof.sass.simulation import Issue
 
 TENSOR_LOADS = frozenset(("LDTM",))
 LIMITS = (
-    "Warps are not simulated: one thread queues products and no warp waits for one, so there are no stalls and no "
-    "picture. The time is the model's cheap form, from the record alone.",
-    "The tensor rate is the data sheet's peak by SMs and boost clock, the same for one CTA and for a pair; latencies "
-    "of the L2 are the H200's. Nothing was measured on a B200.",
-    "Not modelled: how long LDTM, UTCBAR and a commit take, products that wait for their pair's other CTA, the two "
-    "halves of the L2, a clock that falls under load.",
+    "Warps are not simulated: one thread starts all MMAs and no warp waits for one, so there are no stalls and no "
+    "picture. The time comes from the model's formulas and the record alone.",
+    "The tensor rate is the data sheet's peak divided by SMs and boost clock, and is the same for one CTA and for a "
+    "pair. Latencies of the L2 are those of the H200. Nothing was measured on a B200.",
+    "Not modelled: how long LDTM, UTCBAR and a commit take, MMAs that wait for the other CTA of their pair, the two "
+    "halves of the L2, and a clock that falls under load.",
 )
 
 
 def has_tensor_memory(record: Record) -> TypeGuard[TmaRing]:
-    """Whether one thread queues a record's products, out of a ring, into tensor memory."""
+    """Whether one thread starts a record's MMAs, which multiply stages of a ring into tensor memory."""
     return isinstance(record, TmaRing) and record.work.instruction == "tcgen05.mma"
 
 
 @dataclass(frozen=True)
 class TensorMemoryKernel:
-    """A record's kernel; ``source``: its CUDA text."""
+    """A record's kernel with tensor memory. ``source``: its CUDA text."""
 
     record: TmaRing
     function: sass.Function
@@ -57,19 +57,19 @@ class TensorMemoryKernel:
 
     @cached_property
     def products(self) -> tuple[Instruction, ...]:
-        """A turn of the thread that multiplies: a k-tile."""
+        """A turn of the thread that multiplies: one k-tile."""
         if self.loops.main is None:
             raise sass.DisassemblyError(f"{self.function.name}: has no loop over k whose products could be counted")
         return self.loops.main.turn
 
     @cached_property
     def copies(self) -> tuple[Instruction, ...]:
-        """A turn of the lane that fills the ring: a k-tile."""
+        """A turn of the lane that fills the ring: one k-tile."""
         return self.loops.producer.turn if self.loops.producer else ()
 
     @cached_property
     def stores(self) -> tuple[Instruction, ...]:
-        """A turn of a warp that stores: the columns of one or two loads from tensor memory."""
+        """A turn of a warp that stores: the columns that it loads from tensor memory at a time."""
         turns = [item for item in self.loops.all if item.role is Role.STORE and count(item.turn, TENSOR_LOADS)]
         return min(turns, key=lambda item: len(item.loop.blocks)).turn if turns else ()
 
@@ -79,20 +79,20 @@ class TensorMemoryKernel:
 
     @property
     def tiles(self) -> int:
-        """k-tiles that the busiest SM multiplies."""
+        """How many k-tiles the busiest SM multiplies."""
         record = self.record
         return busiest_sm(record) * ceil_div(ceil_div(record.k, record.k_step), record.split_k)
 
     @property
     def tensor_cycles(self) -> float:
-        """Cycles of an SM's tensor cores for a k-tile at the chip's peak."""
+        """Cycles that an SM's tensor cores take for a k-tile at the chip's peak rate."""
         record = self.record
         flops = 2 * record.bm * record.bn * record.k_step
         return flops / record.problem.tensor_flops
 
     @cached_property
     def bounds(self) -> dict[str, float]:
-        """Microseconds of the main loop if it needed one part of the chip alone."""
+        """Microseconds of the main loop if it needed only one part of the chip, by part."""
         tensor = self.tensor_cycles * self.tiles / self.record.target.rates.mhz
         other_bounds = {name: us for name, us in self.estimate.bounds_us.items() if name != "mma"}
         return {"tensor cores": tensor, **other_bounds}
@@ -104,11 +104,11 @@ class TensorMemoryKernel:
         return Listing(Window(issues, 0.0, float(len(code)), 1.0, 1), self.function, self.record.target)
 
     @cached_property
-    def loop(self) -> figures.Loop:
+    def loop(self) -> figures.MainLoop:
         """The main loop of the warp whose thread multiplies."""
         main_us, bounds = self.estimate.main_us, self.bounds
         cycles = main_us * self.record.target.rates.mhz / self.tiles
-        return figures.Loop(
+        return figures.MainLoop(
             unit="k-tile",
             rolled=True,
             warps=1,
@@ -150,7 +150,7 @@ class TensorMemoryKernel:
         )
 
     @property
-    def roles(self) -> tuple[figures.Role, ...]:
+    def roles(self) -> tuple[figures.WarpRole, ...]:
         record = self.record
         unit = f"{record.atom_cols} columns"
         return (
@@ -159,12 +159,14 @@ class TensorMemoryKernel:
             self._role("stores", record.store_warps, unit, self.stores, count(self.stores, TENSOR_LOADS) // 2),
         )
 
-    def _role(self, name: str, warps: int, unit: str, code: tuple[Instruction, ...], units: int = 1) -> figures.Role:
-        """A role's instructions of one unit; ``units``: of a turn."""
+    def _role(
+        self, name: str, warps: int, unit: str, code: tuple[Instruction, ...], units: int = 1
+    ) -> figures.WarpRole:
+        """A role with the instructions of one unit. ``code``: one turn of its loop, which has ``units`` units."""
         share = 1 / max(1, units)
         pipes = Counter(pipe_use(instruction, self.function.sm, self.record.target).pipe.value for instruction in code)
         opcodes = Counter(instruction.name for instruction in code)
-        return figures.Role(
+        return figures.WarpRole(
             name=name,
             warps=warps,
             unit=unit,

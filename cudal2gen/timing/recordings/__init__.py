@@ -1,1 +1,1 @@
-"""Timings of matrix products that others recorded on real GPUs: files that users fetch, never part of the project."""
+"""Reads timings of matrix products that others recorded on GPUs. Users fetch these files; the project has none."""

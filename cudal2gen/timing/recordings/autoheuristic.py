@@ -1,9 +1,9 @@
-"""Recorded timings of Triton's matrix products, as PyTorch's AutoHeuristic writes them.
+"""Reads recorded timings of Triton's matrix products, in the format of PyTorch's AutoHeuristic.
 
-A file is a line of JSON about the device, a line of column names, and a row per timing: m, k, n, types, strides, a
+A file has a line of JSON about the device, a line of column names, and a row per timing: m, k, n, types, strides, a
 ``choice`` such as ``type=triton_BLOCK-M=64_BLOCK-K=32_BLOCK-N=128_numstages=3_numwarps=4`` or ``extern_mm`` (cuBLAS),
-and ``feedback``, milliseconds of a product whose operands the L2 has forgotten. Public sets of the A100 and the H100:
-github.com/AlnisM/autoheuristic-datasets.
+and ``feedback``, the milliseconds of a product whose operands are not in the L2. Public sets of the A100 and the H100
+are in github.com/AlnisM/autoheuristic-datasets.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kernelproof.ground.errors import WrongInput, reading
 
 CHOICE = re.compile(r"type=triton_BLOCK-M=(\d+)_BLOCK-K=(\d+)_BLOCK-N=(\d+)_numstages=(\d+)_numwarps=(\d+)")
 GPUS = {(8, 0): "a100", (9, 0): "h100"}
-# What a product depends on: types, extents, and strides of A along m and k, of B along k and n.
+# Columns that describe a product: types, extents, strides of A along m and k, and strides of B along k and n.
 OPERANDS = (
     "mat1_dtype", "mat2_dtype", "m", "n", "k", *(f"mat{which}_stride_{axis}" for which in (1, 2) for axis in (0, 1)),
 )  # fmt: skip
-MIN_TILES = 10  # least tiles of a problem for a choice among them to be meaningful
+MIN_TILES = 10  # with fewer tiles a choice among them means little, and the problem is left out
 
 
 class Tile(NamedTuple):
@@ -42,15 +42,15 @@ class Tile(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """D (m, n) = A (m, k) B (k, n)."""
+    """Extents of D (m, n) = A (m, k) B (k, n), in elements."""
 
     m: int
     n: int
     k: int
 
 
-class Row(NamedTuple):
-    """One timing in microseconds. ``tile``: None for cuBLAS. ``layout``: None where A is stored by columns."""
+class RecordedTiming(NamedTuple):
+    """One timing. ``layout``: how B is stored; None if A is stored by columns. ``tile``: None for cuBLAS."""
 
     gpu: str
     sizes: Sizes
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A problem's median times in microseconds, by tile; ``vendor_us``: cuBLAS's, None where it was not timed."""
+    """The median time of each tile for a problem, in microseconds. ``vendor_us``: that of cuBLAS, None if not timed."""
 
     sizes: Sizes
     tiles: dict[Tile, float]
@@ -68,9 +68,10 @@ class Recording(NamedTuple):
 
 
 def load(folder: Path) -> dict[str, list[Recording]]:
-    """By GPU, the fp16 problems of all files in a folder and its subfolders whose rows are whole 16-byte vectors.
+    """The recordings in the files of a folder and its subfolders, by GPU.
 
-    Problems with fewer than ``MIN_TILES`` tiles are left out. Raises WrongInput where no file is one of recordings.
+    They are of fp16 problems whose rows are multiples of 16 bytes, with at least ``MIN_TILES`` tiles. Raises WrongInput
+    if no file has recordings.
     """
     rows: dict[tuple[str, Sizes], dict[Tile | None, list[float]]] = {}
     for path in sorted(folder.rglob("*.txt")):
@@ -91,9 +92,10 @@ def load(folder: Path) -> dict[str, list[Recording]]:
 
 
 def problems(paths: Iterable[Path]) -> dict[Problem, Recording]:
-    """The problems of files and folders with their layout of B, which ``load`` ignores; without A stored by columns.
+    """The recordings in files and folders, by problem. Unlike ``load`` this tells layouts of B apart.
 
-    Sums are in fp32, as Triton's are. Problems with fewer than ``MIN_TILES`` tiles are left out.
+    Problems whose A is stored by columns, or with fewer than ``MIN_TILES`` tiles, are left out. Sums are in fp32, as
+    Triton's are.
     """
     times: dict[tuple[str, Sizes, Layout], dict[Tile | None, list[float]]] = {}
     for path in paths:
@@ -111,16 +113,16 @@ def problems(paths: Iterable[Path]) -> dict[Problem, Recording]:
     return recordings
 
 
-def timings(path: Path) -> Iterator[Row]:
-    """Rows of one file; none where it is no such file, or of another GPU. Raises WrongInput for rows without a time."""
+def timings(path: Path) -> Iterator[RecordedTiming]:
+    """The timings in a file; none if it has another format or GPU. Raises WrongInput for rows without a time."""
     try:
         yield from _timings(path)
     except (IndexError, ValueError) as error:
         raise WrongInput(f"{path}: a row has no timing ({error!r}); unpack the archive anew, or move it") from None
 
 
-def _timings(path: Path) -> Iterator[Row]:
-    # A file has a hundred rows of each product, and of each choice, so each is read once.
+def _timings(path: Path) -> Iterator[RecordedTiming]:
+    # A file has about a hundred rows of each product and of each choice, so each text is parsed once.
     product, choice = cache(_product), cache(_choice)
     with reading(path), path.open(encoding="utf-8", errors="replace", newline="") as lines:
         gpu = _gpu(next(lines, ""))
@@ -134,11 +136,11 @@ def _timings(path: Path) -> Iterator[Row]:
         for row in rows:
             if (question := product(operands(row))) is not None:
                 for tile in choice(row[at_choice]):
-                    yield Row(gpu, *question, tile, float(row[at_time]) * 1e3)
+                    yield RecordedTiming(gpu, *question, tile, float(row[at_time]) * 1e3)
 
 
 def _product(operands: tuple[str, ...]) -> tuple[Sizes, Layout | None] | None:
-    """Sizes and layout by the columns ``OPERANDS``; None for other types, and where rows are no whole vectors."""
+    """Sizes and layout by the columns ``OPERANDS``. None if the type is not fp16, or if rows are no whole vectors."""
     if set(operands[:2]) != {f"torch.{F16.dtype}"}:
         return None
     m, n, k, *strides = map(int, operands[2:])
@@ -149,7 +151,7 @@ def _product(operands: tuple[str, ...]) -> tuple[Sizes, Layout | None] | None:
 
 
 def _choice(text: str) -> tuple[Tile | None, ...]:
-    """The tile, or None for cuBLAS; empty for any other choice."""
+    """The choice in a tuple: a tile, or None for cuBLAS. Empty for any other choice."""
     if match := CHOICE.fullmatch(text):
         bm, bk, bn, stages, warps = map(int, match.groups())
         return (Tile(bm, bn, bk, stages, warps),)
@@ -157,14 +159,17 @@ def _choice(text: str) -> tuple[Tile | None, ...]:
 
 
 def _layout(sizes: Sizes, strides: Sequence[int]) -> Layout | None:
-    """How B is stored where A is by rows. ``strides``: of A along m and k, of B along k and n, in elements."""
+    """How B is stored; None if A is stored by columns.
+
+    ``strides``: of A along m and k, of B along k and n, in elements.
+    """
     if strides[:2] != [sizes.k, 1]:
         return None
     return "nn" if strides[2:] == [sizes.n, 1] else "tn" if strides[2:] == [1, sizes.k] else None
 
 
 def _gpu(header: str) -> str | None:
-    """The GPU of a file by its first line."""
+    """The GPU that the first line of a file names; None for others and for lines of another format."""
     try:
         major, minor = json.loads(header)["device_capa"]
     except (ValueError, KeyError, TypeError):
@@ -173,7 +178,7 @@ def _gpu(header: str) -> str | None:
 
 
 def _without_headers(lines: Iterable[str]) -> Iterator[str]:
-    """The lines but for blank ones; a file that was joined of several repeats its first two."""
+    """The lines without blank ones and repeated headers: a file may be several joined ones."""
     names = ""
     for line in lines:
         if not line.strip() or line.startswith("{") or line == names:

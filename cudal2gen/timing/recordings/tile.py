@@ -1,7 +1,7 @@
-"""A recorded configuration of Triton's matrix product as a record, so that the tuner's proposers search among them.
+"""Recorded configurations of Triton's matrix product as records, so that the tuner's proposers can search among them.
 
-The family is registered by ``register`` where recordings are read, and nowhere else: it has no template, no rules of
-its own, and nothing proposes it for a GPU.
+Their family has no template and no rules, and nothing proposes it for a GPU. Only what reads recordings registers it,
+by ``register``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCE = "github.com/AlnisM/autoheuristic-datasets"
 
 
 class TritonTile(Record):
-    """Triton's kernel of one tile: ``stages`` is its ``num_stages``, ``warps`` its ``num_warps``."""
+    """Triton's kernel with one tile. ``stages`` is Triton's ``num_stages``, ``warps`` its ``num_warps``."""
 
     family: Literal["triton_tile"]
     bk: Annotated[int, Field(ge=16, description="k of one step, elements")]
@@ -31,7 +31,7 @@ class TritonTile(Record):
     split_k: Annotated[Literal[1], Field(description="slices of k, which this kernel does not make")]
 
     def violations(self) -> Iterator[str]:
-        """None: what was timed was legal."""
+        """Yields nothing, because every tile that was timed is legal."""
         yield from ()
 
     @classmethod
@@ -85,7 +85,7 @@ class TritonTile(Record):
 
 
 def register() -> None:
-    """Makes ``parse`` read recorded tiles."""
+    """Adds the family to those that ``parse`` reads."""
     if "triton_tile" not in FAMILIES:
         spelling.register(TritonTile)
 
@@ -98,5 +98,5 @@ def record_of(problem: Problem, tile: Tile) -> TritonTile:
 
 
 def kernel_of(record: Record) -> Kernel:
-    """Any record as the timing model reads it."""
+    """The parameters of any record that the timing model reads, recorded tiles included."""
     return record.modelled if isinstance(record, TritonTile) else model.kernel_of(record)

@@ -1,10 +1,10 @@
-"""A configuration of Triton's matrix product as the timing model reads it: Triton 3.0, of August 2024.
+"""Parameters of Triton's matrix products that the timing model reads, as Triton 3.0 (August 2024) compiles them.
 
-There a tile is multiplied by wgmma on the H100 where it has 64 rows and whole warpgroups, else by mma.sync; loads are
-cp.async on both, without TMA. ``num_stages`` counts steps of the software pipeline, not buffers. With mma.sync there
-are ``num_stages - 1`` buffers; a load is asked for behind the MMAs that free its buffer, so that ``num_stages - 2``
-loads are on their way while a tile is multiplied, and with 2 a load is waited for at once. wgmma runs on while the
-loop goes on, for which there is one buffer more. With 1, registers take the place of the ring.
+On the H100, tiles with 64 rows or more and whole warpgroups are multiplied by wgmma; all others by mma.sync. Both load
+by cp.async, without TMA. ``num_stages`` counts steps of the software pipeline, not buffers. With mma.sync there are
+``num_stages - 1`` buffers. A load starts behind the MMAs that free its buffer, so that ``num_stages - 2`` loads are
+under way while a tile is multiplied; with 2 stages a load is waited for at once. wgmma reads its buffer while the loop
+continues, so it has one buffer more. With 1 stage, data goes through registers in place of a ring.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from kernelproof.ground.chips import GPUS, REGISTERS_THREAD
 
 GROUP = 8  # GROUP_M of the kernel's raster
 MMA_ROWS, MMA_COLS, MMA_K, WGMMA_ROWS, WARPGROUP = 16, 8, 16, 64, 4
-LIVE_REGISTERS = 40  # registers of a thread beside accumulators and fragments
+LIVE_REGISTERS = 40  # registers per thread beside accumulators and fragments
 HALF = 2  # bytes of an element
-LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12  # of a warp in one k-step, as of our wgmma loops
+LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12  # issue clocks of a warp per k-step and per wgmma, as in this project's loops
 
 
 def problem_of(gpu: str, sizes: Sizes) -> Problem:
-    """The question that a recording answers."""
+    """The problem that a recording is of."""
     return Problem(gpu=gpu, acc="f32", layout="nn", m=sizes.m, n=sizes.n, k=sizes.k)
 
 
 def kernel_of(problem: Problem, tile: Tile) -> Kernel:
-    """Triton's kernel of a tile for a problem."""
+    """Triton's kernel with a tile for a problem."""
     chip, wgmma = GPUS[problem.gpu], uses_wgmma(problem.gpu, tile)
     step_bytes = (tile.bm + tile.bn) * tile.bk * HALF
     rows, columns = warps_of(tile)
@@ -59,12 +59,12 @@ def kernel_of(problem: Problem, tile: Tile) -> Kernel:
 
 
 def uses_wgmma(gpu: str, tile: Tile) -> bool:
-    """Whether Triton multiplies a tile by warpgroups."""
+    """Whether Triton multiplies a tile by wgmma."""
     return GPUS[gpu].capability.has_wgmma and tile.bm >= WGMMA_ROWS and tile.warps % WARPGROUP == 0
 
 
 def warps_of(tile: Tile) -> tuple[int, int]:
-    """Warps along m and n with mma.sync: doubled along the extent of which a warp has more, m first."""
+    """How many warps mma.sync has along m and n: doubled along the extent of which each warp has more, m first."""
     along_m = along_n = 1
     while along_m * along_n < tile.warps:
         rows = tile.bm / MMA_ROWS / along_m

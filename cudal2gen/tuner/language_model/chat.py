@@ -51,20 +51,20 @@ STEP_S = 1.0  # seconds between looks while waiting for the end of a rest
 
 
 class Wire(Protocol):
-    """Makes one exchange. ``live``: with a server, which rests after failures; a transcript has its rests."""
+    """Makes one exchange. ``live``: with a server, which gets rests after failures. A transcript contains its rests."""
 
     @property
     def live(self) -> bool: ...
 
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:
-        """The answer. Raises Unavailable, and no other error, where there is none."""
+        """The answer. Raises Unavailable, and no other error, if there is none."""
         ...
 
 
 class ReplayWire:
-    """A wire that answers from a transcript, with its failures; equal questions in their recorded order.
+    """Answers from a transcript, failures included. Equal questions get their answers in the recorded order.
 
-    Raises WrongInput without the file, and for a line that is none of a transcript.
+    Raises WrongInput without the file, and for a line that is not one of a transcript.
     """
 
     live = False
@@ -86,15 +86,16 @@ class ReplayWire:
 
 @dataclass
 class Chat:
-    """Asks a wire; several threads may. After a server rejects a form of response, all further questions use a plainer
-    one. ``path``: the transcript that every exchange is added to before it counts, under the name of the ``run``.
-    ``history``: what earlier starts of the run left there; a paid answer that was not used answers its question.
-    ``budget``: of the run's tokens, in and out; no question is asked that would begin beyond it. ``pause`` and
-    ``clock``: seconds, for tests.
+    """Asks a wire. Several threads may use it.
 
-    A failure rests the model for a time that grows to ``MAX_BACKOFF_S`` seconds; a server that names a time is asked
-    again then. Questions meanwhile are ``Unasked``; a caller without other work waits with ``wait_for_server``. While
-    failures last, each question is tried once.
+    - ``path``: the transcript to which every exchange is added before its answer is used, under the name ``run``.
+    - ``history``: what earlier starts of the run left there. A stored answer that was not used answers its question.
+    - ``budget``: tokens of the run, in and out. A question that would exceed it is not asked.
+    - ``pause`` and ``clock``: in seconds; tests replace them.
+
+    After a server rejects a form of response, all further questions use a plainer one. After a failure the model rests,
+    longer each time up to ``MAX_BACKOFF_S`` seconds, or until the time that the server names. Meanwhile questions raise
+    Unasked; a caller without other work calls ``wait_for_server``. While failures last, each question is tried once.
     """
 
     wire: Wire
@@ -114,7 +115,7 @@ class Chat:
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def ask(self, request: Request, problem: Problem) -> Reply:
-        """An answer. Raises Unavailable where the plainest form fails too, Unasked, and OSError of the transcript."""
+        """An answer. Raises Unavailable if the plainest form fails too, Unasked, and OSError of the transcript."""
         if recorded := self.history.unused(request.digest):
             return recorded.reply
         self._check(request, problem)
@@ -132,15 +133,15 @@ class Chat:
 
     @property
     def usage(self) -> Usage:
-        """Sums over the exchanges of the run, those of earlier starts included."""
+        """Sums over the exchanges of the run, including its earlier starts."""
         return self.history.usage
 
     def wait_for_server(self, stop: Callable[[], bool], announce: Callable[[float], None]) -> bool:
-        """Waits for the end of a rest that a limit of the server's began; whether there was one. ``announce`` receives
-        its seconds first.
+        """Waits for the end of a rest that the server's limit or load caused; whether the server may be asked now.
 
-        False, at once, for rests after other failures and for one that ends more than ``LATEST_RETRY`` seconds after
-        the first failure since an answer; False if ``stop`` ends it. A replay does not wait.
+        ``announce`` receives the seconds before the wait. False at once for rests after other failures, and for rests
+        that end more than ``LATEST_RETRY`` seconds after the first failure since an answer. False if ``stop`` ends the
+        wait. A replay does not wait.
         """
         if not self.wire.live:
             limited, self._limited = self._limited, False
@@ -160,7 +161,7 @@ class Chat:
         self, request: Request, reply: Reply, problem: Problem, proposals: Sequence[Fields] = (), *,
         stage: Stage | None = None, reward: float | None = None, fault: str = "",
     ) -> None:  # fmt: skip
-        """Adds an answer's ``Outcome`` to the transcript, if there is one. ``stage``: the problem's if None."""
+        """Adds an answer's ``Outcome`` to the transcript, if there is one. ``stage``: by default the problem's."""
         key = answer_key(request.digest, reply.text)
         self.history.conclude(key)
         outcome = Outcome(
@@ -175,11 +176,11 @@ class Chat:
         self._record(outcome)
 
     def keep(self, problem: Problem, of: str, content: Fields) -> None:
-        """Adds a ``State`` to the transcript, if there is one."""
+        """Adds a ``State`` to the transcript, if there is a transcript."""
         self._record(State(run=self.run, problem=problem.title, of=of, content=content))
 
     def _check(self, request: Request, problem: Problem) -> None:
-        """Raises Unasked while the model rests, and where the question would exceed the budget."""
+        """Raises Unasked while the model rests, and if the question would exceed the budget."""
         if not self.wire.live:
             return
         reason, is_spent = "", False
@@ -188,7 +189,7 @@ class Chat:
             is_spent = True
             reason = (
                 f"the budget of {self.budget} tokens is spent{', earlier starts included' * bool(self.usage.earlier)}, "
-                "so nothing more is asked; llm.token_budget in --settings raises it, another --seed begins a run with its own"
+                "so nothing more is asked; raise llm.token_budget in --settings, or begin another run by --seed"
             )
         elif self._is_backing_off():
             reason = "the model rests after a failure"
@@ -255,13 +256,14 @@ class Chat:
 
     @staticmethod
     def _lost(request: Request, error: Unavailable | None = None) -> Fields:
-        """What an exchange cost whose answer was lost after the server had begun with it: its prompt at the least."""
+        """The cost of an exchange whose answer was lost after the server had begun with it: at least that of its
+        prompt."""
         if error is not None and (error.status or error.passing):
             return {}
         return {"tokens_in": sum(tokens(message.content) for message in request.messages), "estimated": True}
 
     def _count(self, exchange: Exchange) -> None:
-        """An answer is stored before it is used."""
+        """Counts and stores an exchange, which happens before its answer is used."""
         with self._lock:
             self.usage.add(exchange, failed=bool(exchange.error))
         self._record(exchange)
@@ -288,7 +290,7 @@ class Chat:
             if self._failures == 1:
                 self._failing_since = self.clock()
             if error.status in NOT_UNDERSTOOD and self._failures == 1:
-                return  # perhaps the question was too long; the next one may be shorter
+                return  # perhaps this question was too long, and the next one is shorter
             factor = 2.0 ** min(self._failures - 1, 30)
             seconds = error.retry_after or min(max(MIN_BACKOFF_S, duration_s) * factor, MAX_BACKOFF_S)
             quick = duration_s < QUICK_FAILURE_S and not error.retry_after
@@ -301,8 +303,11 @@ def connect(
     endpoint: Endpoint | None, path: Path | None = None, replay: Path | None = None, budget: int | None = None,
     run: str = "",
 ) -> Chat:  # fmt: skip
-    """The chat of a command line; a ``run`` with a name goes on from its earlier starts. Raises WrongInput,
-    MissingLibrary."""
+    """The chat of a command line: with the endpoint's server, or with the transcript ``replay``.
+
+    ``path``: the transcript to write; a ``run`` with a name continues from its earlier starts there. ``budget``: in
+    tokens. Raises WrongInput without a server, MissingLibrary without the openai library.
+    """
     if replay is not None:
         return Chat(ReplayWire(replay))
     if endpoint is None or not endpoint.url or not endpoint.model:

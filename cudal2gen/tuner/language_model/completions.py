@@ -1,7 +1,7 @@
-"""Chat completions as servers write them: the text, the reasoning apart from it, and the tokens.
+"""Reads chat completions as servers write them: the text, the reasoning apart from it, and the tokens.
 
-Only what is used is read, in all forms that servers send it. The ``openai`` library's own model is of one server, and
-refuses others for a field beside the answer, such as a ``service_tier`` or a ``finish_reason`` of their own.
+Servers differ in the fields beside the answer, such as ``service_tier`` and ``finish_reason``, for which the ``openai``
+library's own model would refuse the whole answer. So only the fields that are used here are read, in all their forms.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pydantic_core
 
 
 class Completion(NamedTuple):
-    """An answer. ``finish``: why it ends. ``counts``: tokens in and out, None where the server sends no such counts."""
+    """An answer. ``finish``: why it ends. ``counts``: tokens in and out, None if the server sends none."""
 
     text: str
     reasoning: str
@@ -25,7 +25,7 @@ class Completion(NamedTuple):
 
 
 class ServerError(ValueError):
-    """A body that has an error in place of an answer. ``status``: the code that it names, 0 for none."""
+    """A body with an error in place of an answer. ``status``: the code that it names, 0 for none."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -53,13 +53,13 @@ def read(body: bytes) -> Completion:
 
 
 def _json(body: bytes) -> Any:
-    """A body's value. json.loads accepts NaN and half a surrogate pair, which no transcript can keep."""
+    """A body's value. Not by json.loads, which accepts NaN and half a surrogate pair: no transcript can store these."""
     return pydantic_core.from_json(body, allow_inf_nan=False)
 
 
 def _joined_chunks(body: bytes) -> dict[str, Any]:
-    """The completion that a stream of server-sent events spells, from a server that streams unasked. An error in place
-    of a chunk is the answer."""
+    """The completion of a stream of server-sent events, which some servers send unasked; a chunk that is an error is
+    returned in place of it."""
     message: dict[str, Any] = {"content": ""}
     answer: dict[str, Any] = {"choices": [{"message": message}]}
     ended = False
@@ -88,10 +88,10 @@ def _joined_chunks(body: bytes) -> dict[str, Any]:
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
-    """The reasoning of a <think> block at the start of a text, and what follows it.
+    """The reasoning of a <think> block at the start of a text, and the text after it.
 
-    The opening tag may be missing, because chat templates write it into the prompt, and the closing one of an answer
-    that was cut off.
+    The opening tag may be missing, because chat templates write it into the prompt. The closing tag is missing if the
+    answer was cut off.
     """
     if match := re.match(r"\s*(?:<think>)?(.*?)</think>", text, re.DOTALL):
         return match[1], text[match.end() :]
@@ -101,9 +101,9 @@ def split_reasoning(text: str) -> tuple[str, str]:
 
 
 def _apart(message: Mapping[object, object]) -> tuple[str, str]:
-    """A message's text and its reasoning: of a field or a part of the content of its own, or of a <think> block.
+    """A message's text and its reasoning, which has a field or a part of its own, or is in a <think> block.
 
-    A model that calls a tool, though it was offered none, answers by the call's arguments.
+    If a model calls a tool, though it was offered none, the arguments of the call are its answer.
     """
     content = message.get("content")
     own = next((text for key in ("reasoning_content", "reasoning") if (text := _string(message.get(key)))), "")
@@ -115,7 +115,7 @@ def _apart(message: Mapping[object, object]) -> tuple[str, str]:
 
 
 def _joined(content: object, kind: str) -> str:
-    """The parts of a content that are of a kind; a content that is a string is one part of kind ``text``."""
+    """The parts of a content that are of this kind, joined. A string is one part of kind ``text``."""
     if isinstance(content, str):
         return content if kind == "text" else ""
     parts = content if isinstance(content, list) else []
@@ -131,7 +131,7 @@ def _arguments(calls: Iterable[object]) -> Iterator[str]:
 
 
 def _counts(usage: object) -> tuple[int, int] | None:
-    """None for counts that cannot be: below zero, or no integers."""
+    """Tokens in and out; None for impossible counts: negative ones, or no integers."""
     match usage:
         case {"prompt_tokens": int(tokens_in), "completion_tokens": int(tokens_out)}:
             possible = not isinstance(tokens_in, bool) and not isinstance(tokens_out, bool)

@@ -32,7 +32,7 @@ HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at NAME@URL of --llm: the URL 
 
 
 class Symptom(NamedTuple):
-    """A refusal that servers tell by words and not by status. ``for_good``: every other question would meet it."""
+    """A refusal that servers tell by words and not by the status. ``for_good``: it would meet every other question."""
 
     words: re.Pattern[str]
     hint: str
@@ -61,7 +61,7 @@ SYMPTOMS = (
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server and a model. ``seconds``: for a whole exchange. Prices: per million tokens, in any currency."""
+    """A model at a server. ``seconds``: limit of a whole exchange. Prices are per million tokens, in any currency."""
 
     url: str
     model: str
@@ -74,7 +74,7 @@ class Endpoint:
 
     @classmethod
     def from_environment(cls, url: str, model: str, variable: str = KEY, **options: Any) -> Endpoint:
-        """With the key in an environment variable, which a local server may not need."""
+        """An endpoint whose key is in an environment variable; a local server may need none."""
         return cls(url, model, os.environ.get(variable, ""), **options)
 
     def cost(self, tokens_in: int, tokens_out: int) -> float:
@@ -93,8 +93,8 @@ class ServerWire:
         except ImportError:
             raise MissingLibrary("proposer llm needs the openai library: pip install 'cudal2gen[llm]'") from None
         self._endpoint, self._library = endpoint, openai
-        # max_retries=0: Chat repeats exchanges, so the transcript has each one. api_key="none": without an argument the
-        # library would send OPENAI_API_KEY, another server's key, to this server.
+        # max_retries=0, because Chat repeats exchanges, so that the transcript has each one. api_key="none", because
+        # without it the library would send OPENAI_API_KEY, the key of another server, to this one.
         self._client = openai.OpenAI(
             base_url=endpoint.url, api_key=endpoint.key or "none", timeout=endpoint.seconds, max_retries=0
         )
@@ -105,7 +105,7 @@ class ServerWire:
         begin = time.monotonic()
         library = self._library
         try:
-            # Streaming bytes lets _body stop at its limits of time and size if a server is slow or endless.
+            # Bytes are streamed so that _body can stop at its limits if an answer is slow or endless.
             with self._client.with_streaming_response.chat.completions.create(
                 **self._arguments(request, form)
             ) as response:
@@ -155,11 +155,11 @@ class ServerWire:
     def _refused(self, error: openai.APIStatusError) -> Unavailable:
         status = error.status_code
         if status == 400 and "max_completion_tokens" in error.message and self._limit == "max_tokens":
-            # Newer models of some servers accept only the limit's new name.
+            # Newer models of some servers accept only this name of the limit: the repetition of the exchange uses it.
             self._limit = "max_completion_tokens"
             return Unavailable(f"{self._endpoint.url} wants max_completion_tokens", status, passing=True)
         message = error.message.removeprefix(f"Error code: {status} - ")
-        named = f"{message} {error.code or ''} {error.type or ''}"  # what kind it is may stand beside the message
+        named = f"{message} {error.code or ''} {error.type or ''}"  # the kind of error may stand beside the message
         symptom = next((item for item in SYMPTOMS if status in (400, RATE_LIMIT) and item.words.search(named)), None)
         hint = symptom.hint if symptom else HINTS.get(status, "")
         text = f"{self._endpoint.url} answers {status}: {self._safe(message)}{f'; {hint}' if hint else ''}"
@@ -173,7 +173,7 @@ class ServerWire:
         return Unavailable(f"{what} from {self._endpoint.url} within {seconds}; llm.seconds in --settings allows more")
 
     def _safe(self, text: str) -> str:
-        """A server's message in one line without the key, which some servers repeat."""
+        """A server's message in one line, without the key, which some servers repeat."""
         key = self._endpoint.key
         return " ".join((text.replace(key, "***") if key else text).split())[:LONGEST_ERROR]
 
@@ -205,9 +205,9 @@ class ServerWire:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds until a server wants to be asked again, by its header ``Retry-After``: a number, or a date of HTTP.
+    """Seconds until a server wants to be asked again, at most ``LATEST_RETRY``; None without a readable header.
 
-    ``now``: seconds of the epoch. None without a header that can be read; at most ``LATEST_RETRY``.
+    The header ``Retry-After`` has a number of seconds or a date. ``now``: seconds of the epoch.
     """
     value = headers.get("retry-after", "")
     try:

@@ -1,10 +1,13 @@
-"""Transcripts of exchanges with a language model: their lines, and what a run takes up from its earlier starts.
+"""Transcripts of exchanges with a language model: their lines, and what a run takes from its earlier starts.
 
-A transcript has three kinds of lines. ``Exchange`` is one request with its answer, or with the error in place of one;
-``error`` with no ``messages`` is a question that was not asked, because the model rested or its budget was spent.
-``Outcome`` says what became of an answer, whose ``Exchange.key`` it names: its ``proposals`` (fields of records, whose
-trials have the times), or the ``reward`` itself where an answer is no record. ``tuner.exports`` joins the two.
-``State`` is what a session of writing shows a model again after a restart.
+A transcript has three kinds of lines:
+
+- ``Exchange``: one request with its answer, or with the error in place of one. An error without ``messages`` is a
+  question that was not asked, because the model rested or its budget was spent.
+- ``Outcome``: what became of an answer, which it names by its ``Exchange.key``.
+- ``State``: what a session of writing needs to show a model the same again after a restart.
+
+``tuner.exports`` joins exchanges and outcomes as training data.
 """
 
 from __future__ import annotations
@@ -36,22 +39,22 @@ class Message(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A conversation, and the JSON schema of its answer."""
+    """A conversation so far, and the JSON schema of the answer to it."""
 
     messages: tuple[Message, ...]
     schema: dict[str, Any]
 
     @property
     def digest(self) -> str:
-        """A hash of conversation and schema, independent of server and form."""
+        """A hash of conversation and schema; it does not depend on the server and the form of response."""
         text = json.dumps([list(map(list, self.messages)), self.schema], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Reply(results.Line):
-    """An answer. ``reasoning``: what the model thought before it, where a server or the text keeps that apart.
+    """An answer. ``reasoning``: what the model thought before it, if the server or the text keeps that apart.
 
-    ``cost``: in the prices' currency. ``estimated``: token counts are estimates, the server sent none.
+    ``cost``: in the prices' currency. ``estimated``: the token counts are estimates, because the server sent none.
     """
 
     text: str = ""
@@ -67,9 +70,14 @@ class Reply(results.Line):
 
 
 class Unavailable(RuntimeError):
-    """No answer. ``status``: of HTTP, 0 without a response. ``for_good``: until somebody mends it; ``passing``:
-    transient; ``understood``: another form of response would not help. ``retry_after``: seconds until the server wants
-    to be asked again, and from ``Chat.ask`` until it is; None if neither says."""
+    """There is no answer.
+
+    - ``status``: of HTTP, 0 without a response.
+    - ``for_good``: asking again fails too until somebody changes something; ``passing``: the failure is transient.
+    - ``understood``: another form of response would not help.
+    - ``retry_after``: seconds until the server wants to be asked again, or, from ``Chat.ask``, until it will be; None
+      if neither is known.
+    """
 
     def __init__(
         self, message: str, status: int = 0, for_good: bool = False, passing: bool = False,
@@ -81,16 +89,16 @@ class Unavailable(RuntimeError):
 
     @property
     def final(self) -> Failure:
-        """What ends a command in which nothing but the model is asked."""
-        return Failure(f"the model cannot be asked: {self}; then the same command goes on")
+        """The error that ends a command which depends on the model alone."""
+        return Failure(f"the model cannot be asked: {self}; then the same command continues from there")
 
 
 class Unasked(Unavailable):
-    """No exchange took place: the model rests after a failure, or (``for_good``) its budget of tokens is spent."""
+    """The question was not sent: the model rests after a failure, or (``for_good``) its budget of tokens is spent."""
 
 
 class Exchange(Reply):
-    """A line of a transcript: a reply, or ``error`` without one, with its question and form."""
+    """A line of a transcript: a question, the form of response, and the reply, or ``error`` in place of one."""
 
     kind: Literal["exchange"] = "exchange"
     run: str = ""
@@ -106,12 +114,12 @@ class Exchange(Reply):
 
     @property
     def key(self) -> str:
-        """A hash of the question and the answer, by which an outcome names its exchange."""
+        """A hash of question and answer, by which an outcome names its exchange."""
         return answer_key(self.digest, self.text)
 
     @property
     def reply(self) -> Reply:
-        """The answer. Raises Unavailable as the exchange did."""
+        """The answer. Raises Unavailable if the exchange had none."""
         if self.error:
             kind = Unavailable if self.messages else Unasked
             raise kind(self.error, self.status, self.for_good, self.passing, self.retry_after)
@@ -119,10 +127,10 @@ class Exchange(Reply):
 
 
 class Outcome(results.Line):
-    """A line of a transcript: what became of an answer. ``exchange``: its ``Exchange.key``.
+    """A line of a transcript: what became of an answer. ``exchange``: its ``Exchange.key``; ``problem``: its fields.
 
-    ``proposals``: decisions of the records that it proposes, and of illegal ones their fields with ``violation``;
-    ``fault`` says what was wrong with the rest of it. ``reward``: where the answer is no record. ``problem``: fields.
+    ``proposals``: the decisions of the proposed records; for an illegal one its fields and a ``violation``. ``fault``:
+    what was wrong with the rest of the answer. ``reward``: the answer's own, if trials of its proposals do not tell it.
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -136,8 +144,10 @@ class Outcome(results.Line):
 
 
 class State(results.Line):
-    """A line of a transcript: what a session of writing on a problem shows a model again after a restart. ``of``: the
-    incumbent, whose fields ``content`` has, or a trial, of which it has what the trial lacks."""
+    """A line of a transcript: what a session of writing needs after a restart.
+
+    ``of`` names the incumbent, whose fields are the ``content``, or a trial, whose report and counters it has.
+    """
 
     kind: Literal["state"] = "state"
     run: str = ""
@@ -158,8 +168,8 @@ def read(path: Path) -> Iterator[Line]:
     """The lines of a transcript. Raises WrongInput without the file, and for a line of another kind."""
     adapter: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
     with reading(path), path.open("rb") as file:
-        # Only a line feed ends a line, because answers may contain other line breaks of Unicode. Bytes after the last
-        # line feed are from a killed process.
+        # Only a line feed ends a line, because answers may contain Unicode's other line breaks. A killed process may
+        # leave bytes after the last line feed.
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
@@ -171,7 +181,7 @@ def read(path: Path) -> Iterator[Line]:
 
 @dataclass
 class Usage:
-    """Sums over the exchanges of a run so far. ``earlier``: exchanges of its earlier starts, which are in the sums."""
+    """Sums over the exchanges of a run. ``earlier``: those of its earlier starts, which the sums include."""
 
     exchanges: int = 0
     earlier: int = 0
@@ -201,10 +211,10 @@ class Usage:
 
 
 class History:
-    """What the earlier starts of a run left in a transcript: ``usage``, and answers that were paid.
+    """What the earlier starts of a run left in a transcript: the ``usage``, and the answers that were paid for.
 
-    An answer without an ``Outcome`` was never used: ``unused`` returns it for the same question. ``answers`` are those
-    on a problem in their order; only the last of them has the contents of its messages.
+    An answer without an ``Outcome`` was never used, so ``unused`` returns it for the same question. ``answers`` are
+    those on a problem, in their order; to save memory only the last one keeps the contents of its messages.
     """
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
@@ -226,7 +236,7 @@ class History:
 
     @classmethod
     def of(cls, path: Path | None, run: str) -> History:
-        """That of a run in a transcript, which need not exist yet; empty for a run without a name."""
+        """The history of a run in a transcript, which need not exist yet; empty for a run without a name."""
         if path is None or not run or not path.is_file():
             return cls()
         return cls(line for line in read(path) if line.run == run)
@@ -255,7 +265,7 @@ class History:
         return key in self._concluded
 
     def unused(self, digest: str) -> Exchange | None:
-        """The answer to a question, if there is one that was not used."""
+        """An answer to this question that was not used, if there is one."""
         waiting = (queue[0] for queue in self._unused.values() if queue)
         return next((exchange for exchange in waiting if exchange.digest == digest), None)
 

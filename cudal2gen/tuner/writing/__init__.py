@@ -1,5 +1,5 @@
-"""A language model writes kernels. It reads texts with their times and evidence from machine code, and answers with texts
-or patches; each is compiled, proven in the emulator and timed, and its reward is part of the next question.
+"""A language model writes kernels. It reads texts with times and evidence from machine code, and answers with texts or
+patches; each is compiled, proven in the emulator and timed, and the next question shows the results.
 
 Modules, from the bottom up: ``patches``, ``kernel_answers`` (what a reply proposes), ``contract`` (how a text is
 graded), ``review`` (what its PTX shows a reader), ``proof`` (whether it is right), ``evidence`` and ``counters`` (what

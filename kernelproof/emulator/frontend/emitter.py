@@ -1,7 +1,8 @@
-"""Writes the Python text of one block after the other: registers, operands, addresses, results.
+"""Writes the Python text of basic blocks: registers, operands, addresses, results.
 
-Registers are local variables: a uniform register is a Python int (raw bits, unsigned), a varying one an array of raw
-bits with one element per lane of the batch. Registers are never changed in place, so arrays may be shared.
+Registers are local variables of the kernel's function. A uniform register, which has one value for all lanes, is a
+Python int (raw bits, unsigned); a varying one is an array of raw bits with one element per lane of the batch. Arrays of
+registers never change in place, so several registers may share one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from kernelproof.emulator.state.launch_state import Origin
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.sites import Site
 
-# How a kernel's text names the units of its batch; those of sm_90 only where they exist.
+# The names that a kernel's text uses for the units of its batch: letters, because they occur in almost every line. In
+# addition ``M`` is the batch, ``b`` the next block, ``m`` the mask of the running lanes (None: all), and ``w`` whether
+# other lanes are elsewhere. Units of sm_90 and sm_100 have names only in kernels that need them.
 UNITS = {
     "K": "constant", "R": "scheduler", "J": "barriers", "Y": "meetings", "S": "shared", "G": "memory", "Z": "copies",
     "U": "output", "L": "local", "P": "parameters", "N": "generic", "Q": "atomics", "W": "warps", "T": "matrices",
@@ -30,19 +33,19 @@ HOPPER_UNITS = {
     "E": "peers", "B": "mbarriers", "D": "cluster_barriers", "C": "bulk", "X": "warpgroups", "O": "registers",
     "V": "map_edits",
 }  # fmt: skip
-# On sm_100 tcgen05.ld, not wgmma, leaves registers under way.
+# On sm_100 it is tcgen05.ld, not wgmma, whose registers must be waited for: ``X`` is whatever checks those registers.
 BLACKWELL_UNITS = {
     "X": "pending", "TA": "allocation", "TM": "accesses", "TP": "products", "CL": "cluster_launches",
 }  # fmt: skip
 
 
 class UnknownInstruction(EmulatorError):
-    """An instruction that this machine does not know; the message names PTX line and opcode."""
+    """An instruction that the emulator does not support; the message names PTX line and opcode."""
 
 
 class Value(NamedTuple):
-    """Python text and what it evaluates to: ``kind`` is a NumPy type code (``u4``, ``i8``, ``f4``, ...) or ``p``; a
-    uniform value is a Python int of raw bits (signed if the kind is ``i``)."""
+    """Python text and what it evaluates to. ``kind`` is a NumPy type code (``u4``, ``i8``, ``f4``, ...), or ``p`` for a
+    predicate. A uniform value is a Python int of raw bits, signed if the kind is ``i``."""
 
     text: str
     kind: str
@@ -54,7 +57,7 @@ TEXTURES = frozenset(("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "ist
 
 
 def unsupported(ins: Instr, why: str = "unknown instruction") -> UnknownInstruction:
-    """The error for an instruction."""
+    """The error for an instruction that is not supported."""
     if ins.base in TEXTURES:
         why = "textures and surfaces are not modelled"
     where = f" [{Site(frames=ins.frames).source}]" if ins.frames else ""
@@ -63,11 +66,14 @@ def unsupported(ins: Instr, why: str = "unknown instruction") -> UnknownInstruct
 
 @dataclass
 class Names:
-    """What the emitter must know of a kernel's names: ``kinds``: declared types of registers; ``uniform``: those with
-    one value for all lanes; ``lazy``: those that may hold an accumulator under way; ``checked``: loads (by
-    identity) whose value a compare-and-swap checks; ``symbols``: variable -> (space, offset); ``hopper``: the kernel
-    runs on the units of sm_90; ``polls``: it has loops that wait for memory; ``origins``: 64-bit registers -> the
-    pointers that they may be computed from."""
+    """What the emitter must know of a kernel's names.
+
+    ``kinds``: declared types of registers. ``uniform``: registers with one value for all lanes. ``lazy``: registers
+    that may hold an accumulator which is not computed or not complete yet. ``checked``: loads (by identity) whose value
+    a compare-and-swap checks. ``symbols``: variable -> (state space, offset). ``hopper``: the kernel runs on the units
+    of sm_90. ``polls``: it has loops that wait for memory. ``origins``: 64-bit register -> pointers that it may be
+    computed from.
+    """
 
     kinds: dict[str, str]
     uniform: set[str]
@@ -80,14 +86,15 @@ class Names:
 
 
 class Emitter:
-    """Writes the lines of a block. ``current``: the instruction being emitted; ``guard``: its varying predicate."""
+    """Writes the lines of a block. ``current`` is the instruction that is being written; ``guard`` is the text of its
+    predicate if that varies between lanes."""
 
     def __init__(self, names: Names, scope: dict[str, object]) -> None:
         self.kinds, self.uniform, self.lazy, self.symbols = names.kinds, names.uniform, names.lazy, names.symbols
         self.checked, self.hopper, self.polls = names.checked, names.hopper, names.polls
         self.origins = names.origins
-        # What the address of an instruction may be computed from, by the instruction's number; and the first
-        # instruction that reads a register which some path has not written yet.
+        # By number of instruction: the pointers from which its address may be computed. By register that some path
+        # reads before it writes it: the first instruction that reads it.
         self.address_origins: dict[int, frozenset[Origin]] = {}
         self.first_uses: dict[str, int] = {}
         self.scope = scope
@@ -98,7 +105,7 @@ class Emitter:
         self.sites: list[Site] = []
         self.current: Instr | None = None
         self.guard: str | None = None
-        # The block at which lanes go on after a wait, and the call that waits.
+        # Where lanes go on after a wait, and the text of the call that waits.
         self.resume = 0
         self.waiting = ""
         self._variables: dict[str, str] = {}
@@ -119,7 +126,7 @@ class Emitter:
         return name
 
     def bind(self, prefix: str, value: object) -> str:
-        """Make a Python object visible to the function."""
+        """Make a Python object visible to the kernel's function; returns its name there."""
         for name, old in self.scope.items():
             if old is value:
                 return name
@@ -144,15 +151,15 @@ class Emitter:
         return unsupported(self.current, why)
 
     def refuse(self, *modifiers: str) -> None:
-        """Refuses the current instruction where it has one of these modifiers, alone or as a part such as that before
-        or behind ``::``, which change what it does."""
+        """Raise for the current instruction if it has one of these modifiers, which change what it does: as a whole
+        part of the opcode, or before or after ``::``."""
         assert self.current is not None
         for part in self.current.parts:
             if not set(modifiers).isdisjoint(part.split(":")):
                 raise self.fail(f".{part.replace(':', '::')} is not modelled")
 
     def site(self) -> int:
-        """Number of the current instruction in the table of sites."""
+        """The number of the current instruction in the table of sites."""
         ins = self.current
         assert ins is not None
         number = self._site_of.get(id(ins))
@@ -162,13 +169,13 @@ class Emitter:
         return number
 
     def mask(self) -> str:
-        """The mask of the current instruction: the block's, narrowed by a varying guard."""
+        """The mask of the current instruction: that of the block, narrowed by a varying guard."""
         if self.guard is None:
             return "m"
         return self.temp(f"({self.guard}) if m is None else ({self.guard}) & m")
 
     def trace(self, op: Operand) -> None:
-        """Remember which pointers the address of the current instruction is computed from."""
+        """Record the pointers from which the address of the current instruction is computed."""
         if isinstance(op, Mem):
             pointers: frozenset[Origin] | None = None
             if isinstance(op.base, Reg):
@@ -179,7 +186,7 @@ class Emitter:
                 self.address_origins[self.site()] = pointers
 
     def lanes(self) -> str:
-        """The last arguments of most units' methods: mask and site."""
+        """The last two arguments of most units' methods: mask and site."""
         return f"{self.mask()}, {self.site()}"
 
     # --- operands ---
@@ -262,7 +269,7 @@ class Emitter:
         return Value(f"{v.text}.view({kind})", kind, False)
 
     def array(self, op: Operand, kind: str) -> str:
-        """An operand as an array of the given type, whatever it is."""
+        """An operand as an array of the given type, whether it is uniform or varying."""
         bits = 8 * int(kind[1:])
         v = self.raw(op, bits)
         text = f"K({v.text}, {bits // 8})" if v.uniform else v.text
@@ -281,7 +288,7 @@ class Emitter:
         return self.array(op, kind)
 
     def scalar(self, op: Operand) -> str:
-        """A 32-bit operand as it is: an int for all lanes, or an array."""
+        """A 32-bit operand as it is: an int if it is uniform, else an array."""
         return self.raw(op, 32).text
 
     def literal(self, op: Operand) -> int:
@@ -327,8 +334,8 @@ class Emitter:
         return f"({v.text} + {offset & ((1 << bits) - 1)})" if offset else v.text
 
     def shared(self, op: Operand, reach: str = "") -> str:
-        """A shared-memory address as the units take it. ``reach``: the part of the opcode that says how far it goes,
-        ``shared:cluster``, ``shared:cta`` or ``generic``; empty: the first such part of the opcode."""
+        """A shared-memory address in the form that the units take. ``reach``: ``shared:cluster``, ``shared:cta`` or
+        ``generic``; empty: the first such part of the opcode."""
         if isinstance(op, Mem) and isinstance(op.base, Sym):
             return self.address(op, "shared")
         assert self.current is not None
@@ -343,7 +350,7 @@ class Emitter:
     # --- results ---
 
     def assign(self, op: Operand, value: Value) -> None:
-        """Write a result register; widens by the sign of the value's kind, merges under a varying guard."""
+        """Write a result register. It is widened by the sign of the value's kind, and merged under a varying guard."""
         if not isinstance(op, Reg):
             raise self.fail("destination expected")
         if op.name == "_":
@@ -359,7 +366,7 @@ class Emitter:
         self.line(f"{name} = {text}")
 
     def _fitted(self, name: str, value: Value) -> str:
-        """The text of a value as raw bits in the width of a register."""
+        """The text of a value as raw bits of a register's width."""
         bits = self.bits(name)
         text, kind = value.text, value.kind
         if bits == 1:
@@ -378,7 +385,7 @@ class Emitter:
 
 
 def immediate(op: Imm, bits: int) -> int:
-    """Raw bits of a literal in a type of this width."""
+    """The raw bits of a literal in a type of this width."""
     if op.kind == "f" and bits == 64:
         return int.from_bytes(struct.pack("<d", struct.unpack("<f", struct.pack("<I", op.value))[0]), "little")
     if op.kind == "d" and bits == 32:

@@ -1,9 +1,11 @@
-"""What is true of an instruction: one registration per form, which flow, translation and mutation ask.
+"""The facts of an instruction: one registration per form, which analysis, translation and mutation look up.
 
 A new instruction is one function under ``@instruction(...)``, in a module of ``instructions`` or anywhere else::
 
     @instruction("toy.copy", types=WORDS, writes=Writes.MEMORY, completed_by=("toy.wait",), mutations=(drop,))
     def toy_copy(e: Emitter, ins: Instr) -> None: ...
+
+The first sentence of the handler's docstring appears in error messages as what is modelled of the opcode.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ HALVES = frozenset(("f16", "bf16", "f16x2", "bf16x2"))
 FLOATS = REALS | HALVES
 
 Handler = Callable[[Emitter, Instr], None]
-# A fact that may depend on the modifiers and operands.
+# A fact that may depend on an instruction's modifiers and operands.
 Test = bool | Callable[[Instr], bool]
 
 
@@ -40,21 +42,22 @@ class Writes(Flag):
 class Instruction:
     """One form of an opcode.
 
-    - ``opcode``: the base and modifiers that the form must have, in any order; ``types`` that it serves (the last part;
-      None: all), ``serves``: a further test of the parts.
+    - ``opcode``: the base and the modifiers that the form must have, in any order. ``types``: values of the last part
+    of
+      the opcode that it serves (None: all). ``serves``: a further test of the parts.
     - ``emit`` writes the Python text.
-    - ``writes``; ``updates``: the result is read, too, and only the active lanes of it change.
+    - ``writes``: see ``Writes``. ``updates``: the result is read, too, and changes only for active lanes.
     - ``uniform``: equal operands give an equal result, which the handler can compute on Python ints.
     - ``polls``: the result depends on memory that other threads may write.
     - ``waits``: lanes may have to wait here, so it ends a block; the handler calls ``Emitter.wait``.
-    - ``meets``: what comes together before it: the ``lanes`` that its last operand names, or all of a ``warp``, or the
-      ``warps`` of a warpgroup (these two once for a run of such instructions); empty: nobody.
-    - ``completed_by``: opcodes whose wait ends what it has begun; empty: it is not asynchronous.
-    - ``expands``: what the instruction consists of: others, in order.
-    - ``accumulates``: operands whose registers it may leave under way.
+    - ``meets``: which threads must reach the instruction together: "" (none), ``lanes`` (those in its last operand),
+      ``warp``, or ``warps`` (the whole warpgroup). A warp or warpgroup meets once for a run of such instructions.
+    - ``completed_by``: opcodes that wait for the end of what it has begun; empty if it is not asynchronous.
+    - ``expands``: the instructions that it consists of, in order.
+    - ``accumulates``: operands whose registers it may leave incomplete.
     - ``hopper``, ``blackwell``: it needs the units of sm_90, or those of sm_100 as well.
-    - ``access``: bytes of its smallest access to a state space, 0 for none: the grain of tags.
-    - ``mutations``: how it may be written wrongly.
+    - ``access``: bytes of its smallest access to a state space, 0 for none; this decides how fine tags are.
+    - ``mutations``: mistakes that a programmer may make with it.
     """
 
     opcode: str
@@ -77,7 +80,7 @@ class Instruction:
 
     @property
     def asynchronous(self) -> bool:
-        """Does its effect come after it?"""
+        """Does it take effect later than it is executed?"""
         return bool(self.completed_by)
 
     def fits(self, parts: tuple[str, ...]) -> bool:
@@ -111,7 +114,7 @@ def instruction(
     access: Callable[[Instr, str], int] | None = None,
     mutations: tuple[Mutation, ...] = (),
 ) -> Callable[[Handler], Handler]:
-    """Register a handler for forms of opcodes; the facts are those of ``Instruction``."""
+    """Register a handler for forms of opcodes; the other arguments are the facts of ``Instruction``."""
     if uniform and Writes.MEMORY in writes:
         raise ValueError(f"{opcodes}: what writes memory is not uniform")
 
@@ -143,8 +146,8 @@ def registered() -> Iterator[Instruction]:
 
 
 def facts(ins: Instr) -> Instruction | None:
-    """The form of an instruction: of all that fit, the one with the most modifiers, then the one whose first modifier
-    stands first. None for an unknown instruction."""
+    """The form of an instruction, None for an unknown instruction. Of all forms that fit it is the one with the most
+    modifiers, and among those the one whose first modifier stands first."""
     parts = ins.parts
     try:
         return _form_of[parts]
@@ -155,7 +158,7 @@ def facts(ins: Instr) -> Instruction | None:
 
 
 def modelled(ins: Instr) -> str:
-    """What is executed of the kind of a refused instruction, as the end of a sentence."""
+    """What is supported of a refused instruction's opcode, as the end of a sentence."""
     form = facts(ins)
     if form is not None and form.emit.__doc__:
         text = cleandoc(form.emit.__doc__).split("\n\n")[0].replace("\n", " ")
@@ -170,25 +173,25 @@ def _rank(form: Instruction, parts: tuple[str, ...]) -> tuple[int, int]:
 
 
 def holds(test: Test, ins: Instr) -> bool:
-    """A fact that may depend on the instruction."""
+    """Does a fact hold for an instruction?"""
     return test if isinstance(test, bool) else test(ins)
 
 
 def is_uniform(ins: Instr) -> bool:
-    """Whether equal operands give an equal result that the handler can compute on ints."""
+    """Do equal operands give an equal result, which the handler can compute on Python ints?"""
     form = facts(ins)
     return form is not None and holds(form.uniform, ins)
 
 
 def waits(ins: Instr) -> bool:
-    """Whether lanes may have to wait at an instruction."""
+    """May lanes have to wait at an instruction?"""
     form = facts(ins)
     return form is not None and form.waits
 
 
 def needs_hopper(ins: Instr) -> bool:
-    """Whether an instruction needs the units of sm_90: its own fact, an address, scope or register of the cluster, or
-    a proxy."""
+    """Does an instruction need the units of sm_90? By its own fact, an address, scope or register of the cluster, or a
+    proxy."""
     form = facts(ins)
     if (form is not None and form.hopper) or any("cluster" in p or p == "proxy" for p in ins.parts[1:]):
         return True
@@ -196,7 +199,7 @@ def needs_hopper(ins: Instr) -> bool:
 
 
 def needs_blackwell(ins: Instr) -> bool:
-    """Whether an instruction needs the units of sm_100."""
+    """Does an instruction need the units of sm_100?"""
     form = facts(ins)
     return form is not None and form.blackwell
 
@@ -211,7 +214,7 @@ def symbols(ins: Instr) -> Iterator[str]:
 
 
 def defs_uses(ins: Instr) -> tuple[list[str], list[str]]:
-    """(registers written, registers read). A guarded write reads its old value too."""
+    """(registers written, registers read). A guarded instruction also reads the old values of what it writes."""
     form = facts(ins)
     operands = ins.operands
     defs: list[str] = []

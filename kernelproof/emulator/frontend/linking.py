@@ -1,7 +1,7 @@
-"""Modules that were compiled apart -> one module, by the rules of PTX linkage.
+"""Links modules that were compiled separately into one, by the rules of PTX linkage (PTX ISA, "Linking Directives").
 
-A name without a linkage directive belongs to its module; ``.visible`` defines it for all, ``.extern`` uses what another
-module defines, and of several ``.weak`` definitions the first one stands.
+A name without a linkage directive belongs to its module. ``.visible`` defines it for all modules, ``.extern`` uses a
+definition in another module, and of several ``.weak`` definitions the first one counts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from kernelproof.emulator.frontend.ptx import (
 
 
 def linked(modules: Sequence[Module]) -> Module:
-    """All kernels, functions and variables of some modules; PTX lines stay those of each module's own text.
+    """One module with all kernels, functions and variables of some modules. PTX lines remain those of each module's own
+    text.
 
-    Raises LinkError for a name that two modules define, and for a variable that none does.
+    Raises LinkError for a name that two modules define, and for a variable that none defines.
     """
     out = Module("", "", {}, {}, set(), {}, {}, "\n".join(module.text for module in modules))
     out.target = max((module.target for module in modules), default="")
@@ -44,7 +45,7 @@ def linked(modules: Sequence[Module]) -> Module:
 
 
 def _add(out: Module, module: Module) -> None:
-    """Enter a module whose own names are unlike those that are there."""
+    """Add a module whose own names differ from all that are there."""
     for name, linkage in module.linkage.items():
         before = out.linkage.get(name)
         if before is Linkage.STRONG and linkage is Linkage.STRONG:
@@ -60,7 +61,7 @@ def _add(out: Module, module: Module) -> None:
 
 
 def _with_own_names(module: Module, present: Mapping[str, Linkage], number: int) -> Module:
-    """A module whose local names are none of those present."""
+    """The module with its local names changed so that they differ from all present ones."""
     names = {
         name: f"{name}@@file{number}"
         for name, linkage in module.linkage.items()
@@ -95,7 +96,7 @@ def _variable(variable: Variable, names: Mapping[str, str]) -> Variable:
 
 
 def _operand(operand: Operand, names: Mapping[str, str]) -> Operand:
-    """An operand with other names of symbols."""
+    """An operand with its symbols renamed."""
     if isinstance(operand, Sym):
         return Sym(names.get(operand.name, operand.name), operand.offset)
     if isinstance(operand, Mem | Tensor) and isinstance(operand.base, Sym):

@@ -1,7 +1,7 @@
-"""``.loc`` directives -> chains of CUDA lines.
+"""Reads ``.loc`` directives: the chain of CUDA lines of each PTX instruction.
 
-A directive names its line, the function that the line stands in, and where that function was inlined. The call site has
-a directive of its own, which names the next one: so the chain is followed from directive to directive.
+A directive names a line, the function that contains it, and where that function was inlined. The call site has a
+directive of its own, which names the next one; so the chain is followed from directive to directive.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Locations:
         self._names: dict[str, str] | None = None
 
     def enter(self, function: str) -> None:
-        """The directives that follow stand in a PTX function."""
+        """The directives that follow belong to a PTX function."""
         self.function = plain_name(function)
         self.chains = {}
 
     def frames(self, directive: str) -> tuple[Frame, ...]:
-        """The lines of a directive's arguments, the innermost first; none for code without a line."""
+        """The CUDA lines of a directive's arguments, the innermost first; none for code without a line."""
         m = _DIRECTIVE.match(directive)
         if m is None or m[2] == "0":
             return ()
@@ -42,7 +42,7 @@ class Locations:
             chain: tuple[Frame, ...] = (self._frame(m[1], m[2], self.function),)
         else:
             outer = self.chains.get((m[5], m[6], m[7]))
-            # A call site of which no code is left has no directive of its own.
+            # A call site of which no code is left has no directive.
             chain = (self._frame(m[1], m[2], self._name(m[4])), *(outer or (self._frame(m[5], m[6], ""),)))
         self.chains[m[1], m[2], m[3]] = chain
         return chain

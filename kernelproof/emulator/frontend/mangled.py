@@ -1,4 +1,4 @@
-"""Names as a programmer wrote them, from the mangled ones of PTX (Itanium C++ ABI)."""
+"""Names as a programmer wrote them, read from the mangled names of PTX (Itanium C++ ABI)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _STATIC = re.compile(r"__nv_static_(\d+)_")
 
 
 def without_file(name: str) -> str:
-    """The mangled name of what is static in a file of relocatable device code: nvcc puts the length of the file's name
-    and that name before it. Other names as they are."""
+    """The mangled name without the prefix that nvcc gives to static names in relocatable device code: the length of the
+    file's name, and that name. Other names are returned as they are."""
     prefix = _STATIC.match(name)
     return name[prefix.end() + int(prefix[1]) + 1 :] if prefix is not None else name
 
 
 def plain_name(mangled: str) -> str:
-    """The innermost name: of a function without its parameters, of a variable without its function. ``mangled`` itself
-    if it is none, or has a form that is not read."""
+    """The innermost name: of a function without its parameters, of a variable without its function. A name that is not
+    mangled, or in a form that is not read here, is returned as it is."""
     mangled = without_file(mangled)
     if not mangled.startswith("_Z"):
         return mangled
@@ -55,7 +55,7 @@ def _encoding(text: str, at: int) -> tuple[list[str], int]:
 
 
 def _source_name(text: str, at: int) -> tuple[str, int]:
-    """A name after its length, and where it ends; "" if there is none."""
+    """A name that follows its length, and where it ends; "" if there is none."""
     length = _LENGTH.match(text, at)
     if length is None:
         return "", at
@@ -83,7 +83,7 @@ def _skip_arguments(text: str, at: int) -> int:
 
 
 def _last_local(text: str, at: int) -> str:
-    """The entity that stands behind the function that it is local to: a variable, a lambda."""
+    """The variable or lambda that is local to a function and stands behind that function's name."""
     for end in (m.end() for m in re.finditer("E", text[at:])):
         name, after = _source_name(text, at + end)
         if name and re.fullmatch(r"(?:_\d+_?|__\d+_)?", text[after:]):

@@ -1,8 +1,8 @@
-"""Mutants of a PTX text: the mechanical mistakes that a checker of kernels must notice.
+"""Makes mutants of a PTX text: the mechanical mistakes that a checker of kernels must notice.
 
 Every wait, barrier, fence, commit, copy, shared or global access and predicate gives one or more mutants: dropped,
-weakened, shifted, swapped with its neighbour, negated. Which, stands on the registration of the instruction. A mutant
-is legal PTX of the same kernel; whether it behaves differently is for the caller to see.
+weakened, shifted, swapped with its neighbour, negated. The registration of an instruction says which. A mutant is legal
+PTX of the same kernel; the caller finds out whether it behaves differently.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kernelproof.emulator.frontend.ptx import Function
 
 @dataclass(frozen=True)
 class Mutant:
-    """``name``: what was done, as ``kind opcode at line``; ``kind``: the first word; ``line``: the PTX line changed;
-    ``text``: the file."""
+    """``name``: what was done, as ``kind opcode at line``. ``kind``: its first word. ``line``: the PTX line that was
+    changed. ``text``: the whole file."""
 
     name: str
     kind: str
@@ -30,8 +30,8 @@ class Mutant:
 def mutants(text: str, kernel: str | None = None, *, arithmetic: bool = False) -> Iterator[Mutant]:
     """All mutants of a PTX text, of one kernel or (None) of all kernels, in the order of the text.
 
-    ``arithmetic``: also those whose kind is in ``ARITHMETIC``: sums and products that lack an operand or have it twice,
-    types taken for others, arguments larger by 8, CTAs that are always the first.
+    ``arithmetic``: also mutants whose kind is in ``ARITHMETIC``: sums and products that lack an operand or have it
+    twice, values taken for another type, arguments larger by 8, CTA numbers that are always 0.
 
     Raises PtxError for text that is not PTX and KeyError for an unknown kernel.
     """

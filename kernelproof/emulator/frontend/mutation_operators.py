@@ -1,7 +1,7 @@
 """Changes of one statement of a PTX text: the mechanical mistakes that a checker of kernels must notice.
 
-A registration names those that make sense for its instruction. A mutation yields changes that are legal PTX; whether
-the kernel then behaves differently is for the caller to see.
+The registration of an instruction names the mutations that make sense for it. A mutation yields changes that are legal
+PTX; the caller finds out whether the kernel then behaves differently.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Label, Mem
 
 
 class Change(NamedTuple):
-    """``kind``: what was done, in a word; ``edits``: (start, end, new text), ascending, of the whole text."""
+    """``kind``: what was done, in a word. ``edits``: (start, end, new text) in the whole text, ascending."""
 
     kind: str
     edits: tuple[tuple[int, int, str], ...]
@@ -28,14 +28,14 @@ class Change(NamedTuple):
 
 
 class Source:
-    """A PTX text, in which the statements of parsed instructions are found again."""
+    """A PTX text in which the statements of parsed instructions can be found."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.lines = [0] + [m.end() for m in re.finditer("\n", text)]
 
     def span(self, ins: Instr) -> tuple[int, int]:
-        """Start and end (after the semicolon) of an instruction."""
+        """The start and end (after the semicolon) of an instruction in the text."""
         head = ins.text.split("\n")[0].rstrip()
         start = self.text.index(head, self.lines[ins.line - 1])
         return start, self.text.index(";", start) + 1
@@ -43,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Statement:
-    """Instruction ``index`` of a function's body, and its place in the text."""
+    """Instruction number ``index`` of a function's body, and its place in the text."""
 
     source: Source
     body: Sequence[Instr | Label]
@@ -54,13 +54,13 @@ class Statement:
 
     @classmethod
     def of(cls, source: Source, body: Sequence[Instr | Label], index: int) -> Statement | None:
-        """The statement there; None for a label."""
+        """The statement with this number; None for a label."""
         ins = body[index] if index < len(body) else None
         return cls(source, body, index, ins, *source.span(ins)) if isinstance(ins, Instr) else None
 
     @property
     def text(self) -> str:
-        """The statement, semicolon included."""
+        """The statement's text, semicolon included."""
         return self.source.text[self.start : self.end]
 
     @property
@@ -69,18 +69,18 @@ class Statement:
         return _top_level(self.text.rstrip(";").split(None, 1)[1])
 
     def become(self, kind: str, new: str) -> Change:
-        """The change to another text."""
+        """The change that puts another text in its place."""
         return Change(kind, ((self.start, self.end, new),))
 
     def later(self) -> Iterator[Statement]:
-        """The statements behind it, in the order of the text."""
+        """The statements after it, in the order of the text."""
         for i in range(self.index + 1, len(self.body)):
             statement = Statement.of(self.source, self.body, i)
             if statement is not None:
                 yield statement
 
     def with_operand(self, index: int, new: str) -> str:
-        """The statement with operand ``index`` replaced."""
+        """The statement's text with operand ``index`` replaced."""
         operands = self.operands
         operands[index] = new
         return f"{self.text.split(None, 1)[0]} {','.join(operands)};"
@@ -102,19 +102,19 @@ def _top_level(text: str) -> list[str]:
 
 
 def drop(s: Statement) -> Iterator[Change]:
-    """Without the statement."""
+    """The statement is dropped."""
     yield s.become("drop", "")
 
 
 def weaken(s: Statement) -> Iterator[Change]:
-    """A wait for groups lets one more of them pending."""
+    """A wait for groups leaves one more of them pending."""
     pending = s.ins.operands[0]
     if isinstance(pending, Imm):
         yield s.become("weaken", re.sub(r"\b\d+\s*;$", f"{pending.value + 1};", s.text))
 
 
 def narrow(s: Statement) -> Iterator[Change]:
-    """The scope of the CTA instead of a larger one."""
+    """The scope is that of the CTA instead of a larger one."""
     head, _, rest = s.text.partition(".")
     op, _, operands = rest.partition(" ")
     parts = op.rstrip(";").split(".")
@@ -126,7 +126,7 @@ def narrow(s: Statement) -> Iterator[Change]:
 
 
 def relax(s: Statement) -> Iterator[Change]:
-    """An access that no longer acquires or releases."""
+    """An access does not acquire or release any more."""
     head, space, operands = s.text.partition(" ")
     relaxed = re.sub(r"\.(acq_rel|acquire|release)(?=\.|$)", ".relaxed", head)
     if relaxed != head:
@@ -134,7 +134,7 @@ def relax(s: Statement) -> Iterator[Change]:
 
 
 def swap(s: Statement) -> Iterator[Change]:
-    """Changes places with the next instruction, unless that branches or commits a group."""
+    """The statement and the next one change places, unless that one branches or commits a group."""
     other = Statement.of(s.source, s.body, s.index + 1)
     if other is None or other.ins.base in ("bra", "ret", "exit", "brx", "call") or "commit_group" in other.ins.parts:
         return
@@ -144,7 +144,7 @@ def swap(s: Statement) -> Iterator[Change]:
 
 
 def drop_with(prefix: str) -> Mutation:
-    """Without the statement and the next one of an opcode, which would be illegal alone."""
+    """The statement is dropped, together with the next one of an opcode that would be illegal alone."""
 
     def mutation(s: Statement) -> Iterator[Change]:
         other = next((t for t in s.later() if t.ins.op.startswith(prefix)), None)
@@ -155,7 +155,7 @@ def drop_with(prefix: str) -> Mutation:
 
 
 def shift(which: int = 0, kind: str = "shift", nbytes: Callable[[Instr], int] | int = 16) -> Mutation:
-    """Adds bytes to the ``which``-th bracketed address."""
+    """Bytes are added to bracketed address number ``which``."""
 
     def mutation(s: Statement) -> Iterator[Change]:
         by = nbytes if isinstance(nbytes, int) else nbytes(s.ins)
@@ -171,7 +171,7 @@ def shift(which: int = 0, kind: str = "shift", nbytes: Callable[[Instr], int] | 
 
 
 def adjust(kind: str, which: int, type_: str, op: str, by: str) -> Mutation:
-    """The ``which``-th operand is changed by an instruction in a scope of its own: ``op`` operand, ``by``."""
+    """Operand number ``which`` is changed by an instruction in a scope of its own: ``op`` operand, ``by``."""
 
     def mutation(s: Statement) -> Iterator[Change]:
         old = s.operands[which].strip()
@@ -182,15 +182,15 @@ def adjust(kind: str, which: int, type_: str, op: str, by: str) -> Mutation:
 
 
 def without_last_warp(s: Statement) -> Iterator[Change]:
-    """A wait for all groups, not by the last warp of each warpgroup. Behind one that leaves some pending no result is
-    read."""
+    """The last warp of each warpgroup does not wait for all groups. A wait that leaves some pending is not mutated,
+    because no result is read behind it."""
     if not s.text.startswith("@") and s.ins.operands == (Imm(0),):
         guarded = f"mov.u32 own, %tid.x; and.b32 own, own, 96; setp.ne.u32 mutant, own, 96; @mutant {s.text}"
         yield s.become("warp", f"{{ .reg .b32 own; .reg .pred mutant; {guarded} }}")
 
 
 def shift_register(nbytes: int) -> Mutation:
-    """Adds bytes to the first address that is held in a register, a shared-memory one."""
+    """Bytes are added to the first address in a register, which is one of shared memory."""
 
     def mutation(s: Statement) -> Iterator[Change]:
         which = next(
@@ -213,7 +213,7 @@ _WEAKER = {
 
 
 def compare(s: Statement) -> Iterator[Change]:
-    """Another comparison: with equality or without, or the opposite."""
+    """Another comparison is made: with or without equality, or the opposite one."""
     test = s.ins.parts[1]
     if test in _WEAKER:
         yield s.become("compare", s.text.replace(f"{s.ins.base}.{test}.", f"{s.ins.base}.{_WEAKER[test]}.", 1))
@@ -223,7 +223,7 @@ def compare(s: Statement) -> Iterator[Change]:
 
 
 def unguarded(mutation: Mutation) -> Mutation:
-    """Of statements without a guard only: such a mutation takes a statement apart by its operands."""
+    """A mutation only of statements without a guard, because it takes the statement apart by its operands."""
 
     def of_plain(s: Statement) -> Iterator[Change]:
         if not s.text.startswith("@"):
@@ -234,7 +234,7 @@ def unguarded(mutation: Mutation) -> Mutation:
 
 @unguarded
 def lose(s: Statement) -> Iterator[Change]:
-    """Of floats: a sum without its last addend, a product without its last factor; fma once each."""
+    """A sum of floats lacks its last addend, a product its last factor; of fma, once each."""
     if s.ins.parts[-1] not in ("f32", "f64"):
         return
     head, *operands = s.text.split(None, 1)[0], *(operand.strip() for operand in s.operands)
@@ -249,7 +249,7 @@ def lose(s: Statement) -> Iterator[Change]:
 
 @unguarded
 def twice(s: Statement) -> Iterator[Change]:
-    """Of f32: the last operand, which is added or multiplied with, once more."""
+    """The last operand of f32 is added or multiplied with once more."""
     if s.ins.parts[-1] == "f32":
         last = s.operands[-1].strip()
         head = "add.f32" if s.ins.base == "fma" else s.text.split(None, 1)[0]
@@ -258,29 +258,29 @@ def twice(s: Statement) -> Iterator[Change]:
 
 
 def retype(s: Statement) -> Iterator[Change]:
-    """The bits of bf16 taken for f16, or the other way round."""
+    """The bits of bf16 are taken for f16, or the other way round."""
     head, rest = s.text.split(None, 1)
     swapped = re.sub(r"\b(b?)f16(?=\.|x2|$)", lambda m: "f16" if m[1] else "bf16", head)
-    # Tensor cores sum bf16 in f32 only.
+    # Tensor cores sum products of bf16 in f32 only.
     if swapped != head and not (s.ins.base in ("mma", "wgmma") and "f32" not in s.ins.parts):
         yield s.become("retype", f"{swapped} {rest}")
 
 
 def truncate(s: Statement) -> Iterator[Change]:
-    """Digits cut off instead of rounded to the nearest."""
+    """Digits are cut off instead of rounded to nearest."""
     if "rn" in s.ins.parts:
         yield s.become("truncate", s.text.replace(".rn.", ".rz.", 1))
 
 
 def lose_nan(s: Statement) -> Iterator[Change]:
-    """A minimum or maximum that gives the other operand for NaN."""
+    """A minimum or maximum gives the other operand for NaN."""
     if "NaN" in s.ins.parts:
         yield s.become("nan", s.text.replace(".NaN.", ".", 1))
 
 
 @unguarded
 def nudge(s: Statement) -> Iterator[Change]:
-    """An integer that the kernel was handed is larger by 8: a vector of halves, half of one in an address."""
+    """An integer argument of the kernel is larger by 8: a vector of halves, or half of one in an address."""
     bits, register = s.ins.parts[-1][1:], s.operands[0].strip()
     if s.ins.parts[-1] in ("u32", "u64", "b32", "b64", "s32", "s64") and register.startswith("%"):
         yield s.become("nudge", f"{s.text} add.s{bits} {register}, {register}, 8;")
@@ -288,7 +288,7 @@ def nudge(s: Statement) -> Iterator[Change]:
 
 @unguarded
 def first(s: Statement) -> Iterator[Change]:
-    """A quotient, remainder or number of a CTA that is always 0."""
+    """A quotient, a remainder or the number of a CTA is always 0."""
     register = s.operands[0].strip()
     yield s.become("first", f"mov.b{s.ins.parts[-1][1:]} {register}, 0;")
 
@@ -297,13 +297,13 @@ ARITHMETIC = frozenset({"addend", "factor", "product", "twice", "retype", "trunc
 
 
 def vector_bytes(ins: Instr) -> int:
-    """Bytes that a load or store moves per thread."""
+    """The bytes that a load or store moves per thread."""
     lanes = next((int(p[1]) for p in ins.parts if p in ("v2", "v4", "v8")), 1)
     return TYPE_BYTES.get(ins.parts[-1], 4) * (lanes if any(isinstance(op, Vec) for op in ins.operands) else 1)
 
 
 def of_guard(s: Statement) -> Iterator[Change]:
-    """What can be wrong with ``@p``: negated, missing, and for a branch never taken."""
+    """What can be wrong with ``@p``: it is negated, or missing, or (for a branch) never taken."""
     mark = re.match(r"@\s*(!?)\s*([\w$%]+)\s*", s.text)
     if mark is None:
         return

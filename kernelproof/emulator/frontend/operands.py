@@ -1,4 +1,4 @@
-"""The operands of an instruction: text -> ``Operand``."""
+"""Reads the operands of an instruction: text -> ``Operand``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TOKEN = re.compile(r"0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|[%$\w.]+|[{}\[\](
 
 
 def literal(token: str, line: int) -> Imm:
-    """A literal token. Raises PtxError."""
+    """The operand of a literal token. Raises PtxError."""
     head = token[:2].lower()
     try:
         if head == "0f":
@@ -31,12 +31,12 @@ def literal(token: str, line: int) -> Imm:
 
 
 def operands(text: str, line: int, renames: dict[str, str]) -> tuple[Operand, ...]:
-    """The operands in a text; ``renames``: unique names of what scopes have declared. Raises PtxError."""
+    """The operands in a text. ``renames``: unique names of what scopes have declared. Raises PtxError."""
     return _Reader(text, line, renames).all()
 
 
 class _Reader:
-    """Reads tokens from left to right; ``at`` is the next one."""
+    """Reads tokens from left to right. ``at`` is the number of the next one."""
 
     def __init__(self, text: str, line: int, renames: dict[str, str]) -> None:
         self.text, self.line, self.renames = text, line, renames
@@ -50,7 +50,7 @@ class _Reader:
             raise PtxError(self.line, f"operands not understood: {self.text.strip()[:60]!r}") from None
 
     def items(self, stop: str) -> list[Operand]:
-        """Operands between commas up to a closing token (consumed), or the end."""
+        """The operands between commas, up to a closing token (which is consumed) or the end."""
         out: list[Operand] = []
         while self.at < len(self.tokens) if not stop else self.tokens[self.at] != stop:
             if self.tokens[self.at] == ",":
@@ -73,7 +73,7 @@ class _Reader:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def operand(self) -> Operand:
-        """An operand with what may follow it: an offset, or the second of a pair."""
+        """An operand, with an offset or the second of a pair if one follows."""
         item = self.atom()
         if self.following() in ("+", "-"):
             offset = self.offset()
@@ -113,7 +113,7 @@ class _Reader:
         if first == "[":
             return self.address()
         unique = self.name(token)
-        # A register of a scope may be declared without '%': its unique name tells it from a variable's.
+        # A register of a scope may be declared without '%'; its unique name distinguishes it from a variable.
         return Reg(unique) if "@" in unique and "@@" not in unique else Sym(unique)
 
     def negative(self) -> Imm:
@@ -126,7 +126,7 @@ class _Reader:
         return Imm(number.value ^ (1 << (31 if number.kind == "f" else 63)), number.kind)
 
     def address(self) -> Mem | Tensor:
-        """What stands in brackets, the opening one consumed."""
+        """The content of brackets whose opening one has been consumed."""
         if self.tokens[self.at] == "{":
             raise PtxError(self.line, "texture coordinates are not modelled")
         inside = self.operand()

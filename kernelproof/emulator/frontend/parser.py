@@ -1,4 +1,4 @@
-"""PTX text -> ``Module``."""
+"""Parses PTX text into a ``Module``. Syntax alone is checked here; what an opcode means is on its registration."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def parse(text: str) -> Module:
 
 
 class _Parser:
-    """Reads a file from left to right; ``at`` are offsets into the text, whose comments are blanked."""
+    """Reads a file from left to right. ``at`` and other places are offsets into the text, whose comments are
+    blanked."""
 
     def __init__(self, text: str) -> None:
         self.original = text
@@ -69,11 +70,11 @@ class _Parser:
         }
         self.locations = Locations(text, self.files)
         self.scopes = 0
-        # Operands by their text, outside of scopes.
+        # Operands that were read outside of scopes, by their text.
         self.operands_of: dict[str, tuple[Operand, ...]] = {}
 
     def skip(self, at: int) -> int:
-        """The next place that is no white space."""
+        """The next place that is not white space."""
         space = _SPACE.match(self.text, at)
         return at if space is None else space.end()
 
@@ -107,7 +108,7 @@ class _Parser:
                 statement = text[at:stop]
                 if _DECL.match(statement) is not None:
                     for variable in self.declaration(statement, at)[1]:
-                        # A repeated declaration (.extern then a definition) keeps the definition.
+                        # Of a repeated declaration (.extern, then a definition), the definition counts.
                         if variable.name not in out.variables or variable.size:
                             out.variables[variable.name] = variable
                             out.linkage[variable.name] = _linkage(statement, variable)
@@ -136,7 +137,7 @@ class _Parser:
         raise PtxError(self.line(at), "'{' without '}'")
 
     def declaration(self, statement: str, at: int) -> tuple[str, list[Variable]]:
-        """A variable declaration -> (space, variables). For ``.reg`` the variable's ``space`` is its type."""
+        """A variable declaration: (space, variables). For ``.reg`` the ``space`` of each variable is its type."""
         line = self.line(at)
         m = _DECL.match(statement)
         assert m is not None
@@ -144,7 +145,7 @@ class _Parser:
         body = _DECL_BODY.match(m[2])
         if body is None:
             raise PtxError(line, f"declaration not understood: {statement.strip()[:60]!r}")
-        # .ptr, a space and an alignment behind a parameter's type describe what it points to: dropped.
+        # .ptr, a space and an alignment after a parameter's type describe what it points to; they are dropped.
         modifiers, kind, rest = body[1], body[2], _POINTEE.sub("", body[3])
         if kind not in TYPE_BYTES:
             raise PtxError(line, f"unknown type .{kind}")
@@ -261,7 +262,7 @@ class _Parser:
                 at = stop + 1
 
     def label(self, scopes: _Scopes, label: re.Match[str], line: int) -> int:
-        """A label, or the branch targets that it names."""
+        """A label, or the branch targets that it names (.branchtargets)."""
         at = self.skip(label.end())
         if self.text.startswith((".branchtargets", ".callprototype", ".calltargets"), at):
             stop = self.statement_end(at)
@@ -302,8 +303,8 @@ class _Parser:
 
 
 def _linkage(directives: str, variable: Variable | None = None) -> Linkage:
-    """The linkage of a variable or a function with a body. ``.extern .shared`` is memory of the launch's size, and a
-    ``.common`` variable may be defined by several modules."""
+    """The linkage of a variable, or of a function with a body. ``.extern .shared`` is memory whose size the launch
+    sets; a ``.common`` variable may be defined by several modules."""
     named = re.match(r"\s*\.(visible|weak|extern|common)\b", directives)
     if named is None:
         return Linkage.LOCAL
@@ -314,7 +315,8 @@ def _linkage(directives: str, variable: Variable | None = None) -> Linkage:
 
 @dataclass
 class _Scope:
-    """A pair of braces inside a function: its number, the renames outside, where in the body it started, its labels."""
+    """A pair of braces inside of a function: its number, the renames outside, where in the body it began, its
+    labels."""
 
     number: int
     outer: dict[str, str]
@@ -324,7 +326,7 @@ class _Scope:
 
 class _Scopes:
     """The open scopes of a function. What they declare gets names that are unique in the function: ``name@scope`` for
-    registers and labels, ``name@@scope`` for variables. ``renames``: name -> unique name, as seen here."""
+    registers and labels, ``name@@scope`` for variables. ``renames``: name -> unique name at this place."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -339,7 +341,7 @@ class _Scopes:
         scope = self.open.pop()
         self.renames = scope.outer
         if scope.labels:
-            # Branches may stand before their label: they get its unique name at the end.
+            # Branches may stand before their label, so they get its unique name at the end of the scope.
             for item in self.function.body[scope.start :]:
                 _retarget(item, scope.labels)
 
@@ -350,7 +352,7 @@ class _Scopes:
         self.function.body.append(Label(name, line))
 
     def register(self, variable: Variable) -> None:
-        """``variable.space`` is the type; a name ``%r<9>`` declares a range."""
+        """Declare a variable; ``variable.space`` is its type. A name such as ``%r<9>`` declares a range."""
         fn, kind = self.function, variable.space
         ranged = re.match(r"([\w$%]+)<(\d+)>$", variable.name)
         if ranged is not None and not self.open:

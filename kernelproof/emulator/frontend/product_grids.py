@@ -1,4 +1,4 @@
-"""Products that follow each other in a block, each A with each B, become one call."""
+"""Joins mma.sync that follow each other in a block, each A with each B, into one call: a single larger product."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kernelproof.emulator.machine.tensor import Grid, Shape
 
 
 class ProductLine(NamedTuple):
-    """An mma.sync, at a line of its block. ``shape_name``, ``a``, ``b``, ``c``, ``d``: their Python text, the latter
-    four per register; ``reads``, ``writes``: names of registers."""
+    """An mma.sync at a line of its block. ``shape_name``, ``a``, ``b``, ``c``, ``d``: their Python text, the last four
+    per register. ``reads``, ``writes``: names of registers."""
 
     line: int
     shape: Shape
@@ -25,7 +25,7 @@ class ProductLine(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The product alone, as a line."""
+        """The product alone, as a line of text."""
         operands = ", ".join(map(_tuple, (self.a, self.b, self.c)))
         return f"{', '.join(self.d)} = T.mma({self.shape_name}, {operands}, m, {self.site})"
 
@@ -35,7 +35,7 @@ def _tuple(texts: tuple[str, ...]) -> str:
 
 
 def join_products(lines: list[str], products: list[ProductLine], bind: Callable[[str, object], str]) -> list[str]:
-    """The lines of a block, each grid of products as one. ``bind`` makes an object visible to the text."""
+    """The lines of a block with each grid of products as one line. ``bind`` makes an object visible to the text."""
     out, at = [], 0
     for run in _runs(products):
         out += lines[at : run[0].line]
@@ -48,7 +48,7 @@ def join_products(lines: list[str], products: list[ProductLine], bind: Callable[
 
 
 def _runs(products: list[ProductLine]) -> Iterator[list[ProductLine]]:
-    """Products of one shape on neighbouring lines, none of which reads or writes what an earlier one writes."""
+    """Runs of products of one shape on neighbouring lines, none of which reads or writes what an earlier one writes."""
     run: list[ProductLine] = []
     written: frozenset[str] = frozenset()
     for product in products:
@@ -66,7 +66,7 @@ def _runs(products: list[ProductLine]) -> Iterator[list[ProductLine]]:
 
 
 def _largest_grid(run: list[ProductLine]) -> int:
-    """How many products at the beginning of a run are all products of some A with some B."""
+    """How many products at the beginning of a run are exactly all products of some A with some B."""
     lefts, rights, pairs, largest = set(), set(), set(), 1
     for count, product in enumerate(run, 1):
         lefts.add(product.a)

@@ -1,6 +1,7 @@
-"""PTX as data: a module with kernels and functions, flat lists of instructions and labels, operands.
+"""PTX as data: a module with its kernels and functions, flat lists of instructions and labels, operands.
 
-Only syntax lives here. What an opcode means stands on its registration (``instruction``); control flow is in ``flow``.
+This module knows syntax alone. What an opcode means is on its registration (``instruction``); control flow is in
+``flow``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kernelproof.emulator.state.sites import Frame, Site
 
 
 class PtxError(Exception):
-    """The text is not PTX that this machine understands. The message starts with ``line N:``."""
+    """The text is not PTX that the emulator understands. The message starts with ``line N:``."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(f"line {line}: {message}")
@@ -23,11 +24,11 @@ class PtxError(Exception):
 
 
 class LinkError(Exception):
-    """Modules that do not make one program; the message names what is missing or defined twice."""
+    """Modules that do not form one program; the message names what is missing or defined twice."""
 
 
 class Linkage(Enum):
-    """Who sees a name of module scope. LOCAL: its module alone; EXTERN: a variable that another module defines."""
+    """Which modules see a name. LOCAL: its own module alone; EXTERN: a variable that another module defines."""
 
     LOCAL = ""
     STRONG = "visible"
@@ -36,14 +37,14 @@ class Linkage(Enum):
 
 
 class Reg(NamedTuple):
-    """A register, or a special register such as ``%tid.x``; ``negated`` is the ``!`` of a predicate operand."""
+    """A register, or a special register such as ``%tid.x``. ``negated``: the ``!`` of a predicate operand."""
 
     name: str
     negated: bool = False
 
 
 class Imm(NamedTuple):
-    """A literal. ``value`` is an int, or the raw bits when ``kind`` is ``f`` (single) or ``d`` (double)."""
+    """A literal. ``value`` is an int, or the raw bits if ``kind`` is ``f`` (single) or ``d`` (double precision)."""
 
     value: int
     kind: str = "i"
@@ -89,7 +90,7 @@ Operand = Reg | Imm | Sym | Mem | Tensor | Vec | Pair
 
 @dataclass(slots=True)
 class Instr:
-    """One instruction. ``parts`` is the opcode split at the dots; ``guard`` is ``@p`` or ``@!p``; ``frames`` are the
+    """One instruction. ``parts`` is the opcode split at the dots, ``guard`` is ``@p`` or ``@!p``. ``frames`` are the
     CUDA lines, the innermost first (none without ``-lineinfo``)."""
 
     op: str
@@ -107,7 +108,7 @@ class Instr:
 
 
 def refused(ins: Instr, why: str) -> PtxError:
-    """The error for an instruction that the machine refuses, with PTX line, opcode and CUDA line."""
+    """The error for an instruction that the emulator refuses, with PTX line, opcode and CUDA line."""
     where = f" [{Site(frames=ins.frames).source}]" if ins.frames else ""
     return PtxError(ins.line, f"{why}: {ins.op} in `{' '.join(ins.text.split())}`{where}")
 
@@ -122,8 +123,9 @@ class Label:
 
 @dataclass(slots=True)
 class Variable:
-    """A declared variable. ``size`` is in bytes (0: ``.extern .shared``), ``init`` the bytes of its initialiser, and
-    ``pointers`` the places (byte offset, symbol, addend) in it that hold addresses; ``kind`` is its elements' type."""
+    """A declared variable. ``size`` is in bytes (0: ``.extern .shared``). ``init`` has the bytes of its initialiser,
+    ``pointers`` the places in it that hold addresses: (byte offset, symbol, addend). ``kind``: the type of its
+    elements."""
 
     name: str
     space: str
@@ -137,8 +139,8 @@ class Variable:
 
 @dataclass(slots=True)
 class Function:
-    """An ``.entry`` or ``.func`` with a body. ``params`` carry byte sizes; ``offsets`` are the kernel ABI's byte
-    offsets."""
+    """An ``.entry`` or ``.func`` with a body. ``params`` have their sizes in bytes; ``offsets`` are byte offsets by the
+    kernel ABI."""
 
     name: str
     entry: bool
@@ -153,7 +155,7 @@ class Function:
     attributes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def register_type(self, name: str, line: int) -> str:
-        """The declared type (``b32``, ``pred``, ...) of a register, or PtxError."""
+        """The declared type (``b32``, ``pred``, ...) of a register. Raises PtxError."""
         kind = self.registers.get(name)
         if kind is not None:
             return kind
@@ -167,7 +169,7 @@ class Function:
 
     @property
     def offsets(self) -> list[int]:
-        """Byte offset of every parameter, each aligned to its own alignment."""
+        """The byte offset of every parameter, each aligned to its own alignment."""
         out, at = [], 0
         for p in self.params:
             at = -(-at // p.align) * p.align
@@ -177,7 +179,7 @@ class Function:
 
     @property
     def param_bytes(self) -> int:
-        """Bytes of the parameter block."""
+        """The bytes of the parameter block."""
         return self.offsets[-1] + self.params[-1].size if self.params else 0
 
 

@@ -1,4 +1,4 @@
-"""Registers of operands, and the special registers."""
+"""Names of registers in operands, and the special registers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from kernelproof.emulator.frontend.ptx import Mem, Operand, Pair, Reg, Tensor, Vec
 
 _THREE, _FOUR = (".x", ".y", ".z"), (".x", ".y", ".z", ".w")
-# The upper and lower half of the address of the grid's workspace, in which cooperative groups count arrivals.
+# The halves of the address of the grid's workspace, in which cooperative groups count arrivals (cooperative launch).
 WORKSPACE_HALVES = {"%envreg1": 32, "%envreg2": 0}
-# Special registers with one value per launch.
+# Special registers that have one value in the whole launch.
 LAUNCH_CONSTANTS = frozenset(
     f"%{base}{axis}" for base in ("ntid", "nctaid", "nclusterid", "cluster_nctaid") for axis in _THREE
 ) | {

@@ -1,8 +1,10 @@
-"""A kernel's control-flow graph -> one Python generator function.
+"""Translates a kernel's control-flow graph to one Python generator function.
 
-Each basic block is an arm of a binary tree of comparisons. Under a partial mask a block computes all lanes, touches
-memory for the masked ones, and at its end merges those registers that other blocks can see. What an instruction becomes
-is written by its handler (``instruction``).
+The function looks like this: a loop over ``b``, the number of the next block, with a binary tree of comparisons that
+leads to the block's code. ``m`` is the mask of the running lanes. A block computes its values for all lanes of the
+batch, touches memory only for the lanes in the mask, and at its end merges those registers that other blocks can see:
+lanes outside of the mask keep their old values. At the end of a block the scheduler says which block comes next, and
+for which lanes. What an instruction becomes is written by its handler (``instruction``).
 """
 
 from __future__ import annotations
@@ -46,9 +48,8 @@ CANCEL = ("clusterlaunchcontrol", "try_cancel")
 
 @dataclass(eq=False)
 class Compiled(KernelFacts):
-    """A translated kernel: its function and that function's text. ``hopper``, ``blackwell``: it runs on the units of
-    sm_90, of sm_100;
-    ``conservative``: its lanes may overtake each other."""
+    """A translated kernel: its ``function`` and that function's text, ``source``. ``conservative``: its lanes may
+    overtake each other. ``hopper``, ``blackwell``: it runs on the units of sm_90, of sm_100."""
 
     function: KernelFunction
     source: str
@@ -58,15 +59,15 @@ class Compiled(KernelFacts):
 
 
 class _Layout:
-    """Where a kernel's variables lie: ``symbols`` (name -> state space, offset or window address), and the bytes of
-    static shared and of local memory."""
+    """Where a kernel's variables lie. ``symbols``: name -> (state space, offset or window address). In addition the
+    bytes of static shared memory and of local memory."""
 
     def __init__(self, module: Module, graph: Graph) -> None:
         self.symbols: dict[str, tuple[str, int]] = {}
         variables = [*module.variables.values(), *graph.variables]
         mentioned = {name for ins in graph.instructions() for name in symbols(ins)}
         shared = [v for v in variables if v.space == "shared" and v.name in mentioned]
-        # What has no size begins where the static memory ends.
+        # Variables without a size (.extern .shared) begin where the static memory ends.
         self.shared_static = self._place(sorted(shared, key=lambda v: v.size == 0), "shared", WINDOW_START, 1)
         self.shared_variables = tuple(
             SharedVariable(plain_name(v.name.split("@@")[0]), self.symbols[v.name][1] - WINDOW_START, v.size)
@@ -93,7 +94,7 @@ class _Layout:
 
 
 def _lazy_registers(graph: Graph) -> set[str]:
-    """Registers that may hold an accumulator under way: results of mma and wgmma, and copies of them."""
+    """Registers that may hold an incomplete accumulator: results of mma and wgmma, and copies of them."""
     lazy: set[str] = set()
     moves: list[tuple[str, str]] = []
     for ins in graph.instructions():
@@ -116,7 +117,7 @@ def _lazy_registers(graph: Graph) -> set[str]:
 
 
 class _Translator:
-    """Writes the function of one kernel. The emitter holds the lines of the block that is written."""
+    """Writes the function of one kernel. The emitter holds the lines of the block that is being written."""
 
     def __init__(self, module: Module, graph: Graph, counters: bool) -> None:
         self.graph, self.counters = graph, counters
@@ -127,7 +128,7 @@ class _Translator:
             polls=bool(graph.spin_heads),
             origins=origins(graph.instructions(), graph.kinds, self.layout.symbols),
         )  # fmt: skip
-        # Registers that some path reads before it writes them, and those of them whose value may count.
+        # Registers that some path reads before it writes them; and of those the ones whose value may matter.
         self.unset = self._unset_registers()
         accumulators = self._set_anew()
         self.uncertain = [name for name in self.unset if name not in accumulators]
@@ -149,6 +150,7 @@ class _Translator:
         self._tree(code, 0, len(code), "  ", out)
         source = "\n".join(out) + "\n"
         defined: dict[str, KernelFunction] = {}
+        # The text consists of numbers and names of our own; names of the PTX file occur only as quoted strings.
         exec(compile(source, f"<{graph.function.name}>", "exec"), self.scope, defined)
         return Compiled(
             name=graph.function.name,
@@ -188,12 +190,13 @@ class _Translator:
         return sorted(name for name in graph.live_in[0] | (read - written) if name in graph.kinds)
 
     def _set_anew(self) -> set[str]:
-        """Accumulators of wgmma, whose first product may set them: a predicate says whether their value counts."""
+        """Accumulators of wgmma. The first product may set them: a predicate decides whether their old value counts."""
         parts = [ins.operands[0] for ins in self.graph.instructions() if ins.parts[:2] == ("wgmma", "mma_async")]
         return {name for operand in parts for name in registers(operand)}
 
     def _initial_registers(self) -> list[str]:
-        """Registers that may be read before they are written hold what the launch has for such, the others None."""
+        """Lines that give registers their first value: the launch's unspecified value if they may be read before they
+        are written, else None."""
         graph, e = self.graph, self.emitter
         out = []
         for name in self.unset:
@@ -204,7 +207,7 @@ class _Translator:
                 value = "0"
             text = value if name in graph.uniform else f"K({value}, {0 if bits == 1 else bits // 8})"
             out.append(f" {e.variable(name)} = {text}")
-        # What wgmma may hold is looked at before it is first written.
+        # Before a register is written first, wgmma's checks look at its old value, so it must exist.
         empty = graph.shared_across | e.lazy if e.hopper else graph.shared_across
         others = [e.variable(n) for n in sorted(empty) if n in e.kinds and n not in set(self.unset)]
         for i in range(0, len(others), 50):
@@ -212,6 +215,7 @@ class _Translator:
         return out
 
     def _tree(self, code: list[list[str]], low: int, high: int, pad: str, out: list[str]) -> None:
+        """Write the tree of comparisons that leads to the blocks from ``low`` to before ``high``."""
         if high - low == 1:
             if self.counters:
                 out.append(f"{pad}M.launch.counters.block({low}, M.size, m)")
@@ -226,6 +230,7 @@ class _Translator:
     # --- a block ---
 
     def _block(self, block: Block) -> None:
+        """Write the code of a block. ``w`` says that other lanes are elsewhere; only then do registers need a merge."""
         e = self.emitter
         merged = self._merged_registers(block)
         saved = {name: f"o_{e.variable(name)}" for name in merged}
@@ -245,8 +250,8 @@ class _Translator:
         self._end(block)
 
     def _merged_registers(self, block: Block) -> list[str]:
-        """Registers that the block writes and others see: lanes outside of its mask keep theirs. An instruction that
-        updates only the active lanes of its result has done so itself."""
+        """Registers that the block writes and other blocks see: lanes outside of its mask must keep theirs.
+        Instructions that update only the active lanes of their result have taken care of that themselves."""
         written: set[str] = set()
         for ins in block.all():
             form = facts(ins)
@@ -267,7 +272,7 @@ class _Translator:
         return f"{v} = SEL(m, FORCE({v}), FORCE({saved}))"
 
     def _emit(self, ins: Instr) -> None:
-        """One instruction, guard included."""
+        """Write one instruction, with its guard."""
         e = self.emitter
         e.current, e.guard, e.indent = ins, None, ""
         for name in self.uncertain:
@@ -285,7 +290,7 @@ class _Translator:
         e.guard, e.indent = None, ""
 
     def _emit_guarded(self, form: Instruction, ins: Instr) -> None:
-        """A uniform guard is an ``if``, a varying one narrows the mask."""
+        """A uniform guard becomes an ``if``; a varying one narrows the mask."""
         e = self.emitter
         if ins.guard is not None:
             p = e.predicate(ins.guard)
@@ -300,6 +305,7 @@ class _Translator:
     # --- how a block ends ---
 
     def _end(self, block: Block) -> None:
+        """Write how the block hands on to the next one."""
         e = self.emitter
         if block.end == "exit":
             e.line("b, m, w = R.exit(m)")
@@ -344,12 +350,13 @@ class _Translator:
             e.line(f"b, m, w = R.branch({p.text}, {yes}, {no}, m)")
 
     def _backward(self, block: Block) -> None:
-        # The branch; a block whose successor follows it has none.
+        """Tell the scheduler of a backward branch, so that endless loops are found."""
+        # The instruction to name; a block that simply continues at its successor has no branch.
         self.emitter.current = next(filter(None, (block.last, *reversed(block.instrs))), self.emitter.current)
         self.emitter.line(f"R.backward({self.emitter.site()}, {block.index}, m)")
 
     def _blocked(self) -> None:
-        """While every lane waits for other CTAs, they run."""
+        """Write the loop that lets other CTAs run while every lane of the batch waits for them."""
         e = self.emitter
         e.line(f"while b == {BLOCKED}:")
         e.line(" yield")
@@ -368,7 +375,7 @@ class _Translator:
 
 
 def _opcodes(block: Block) -> dict[str, int]:
-    """How often each opcode stands in a block."""
+    """How often each opcode occurs in a block."""
     out: dict[str, int] = {}
     for ins in [*block.instrs, *([block.last] if block.last is not None else [])]:
         out[ins.op] = out.get(ins.op, 0) + 1
@@ -376,7 +383,7 @@ def _opcodes(block: Block) -> dict[str, int]:
 
 
 def _granule(graph: Graph, space: str) -> int:
-    """Bytes of the smallest access to a space: tags need not be finer."""
+    """Bytes of the smallest access to a state space: one tag describes so many bytes."""
     smallest = 16
     for ins in graph.instructions():
         form = facts(ins)
@@ -391,19 +398,19 @@ def _signed(bits: int) -> Callable[[int], int]:
 
 
 def _select(p: Array, new: Array | Accumulator, old: Array | None) -> Array | Accumulator:
-    """Masked assignment; a register that has no value yet takes the new one."""
+    """Masked assignment; a register without a value takes the new one."""
     if old is None:
         return new
     return np.where(p, force(new), old)
 
 
 def _split(values: Array, n: int, width: int, lanes: int) -> Array:
-    """A vector load -> its ``n`` elements of ``width`` bytes, one array each."""
+    """The value of a vector load -> its ``n`` elements of ``width`` bytes, one array each."""
     return np.ascontiguousarray(values.view(f"u{width}").reshape(lanes, n).T)
 
 
 def _join(parts: tuple[Array, ...], width: int) -> Array:
-    """Elements of ``width`` bytes -> one wide value per lane."""
+    """Elements of ``width`` bytes -> one wide value per lane, for a vector store."""
     n = len(parts)
     out = np.empty((len(parts[0]), n), f"u{width}")
     for i, part in enumerate(parts):
@@ -411,7 +418,7 @@ def _join(parts: tuple[Array, ...], width: int) -> Array:
     return out.reshape(-1).view(MOVER[n * width])
 
 
-# What a kernel's text may name beside the units of its batch.
+# The names that a kernel's text may use beside the units of its batch.
 _NAMESPACE: dict[str, object] = {
     "np": np,
     "FORCE": force,
@@ -426,9 +433,10 @@ _NAMESPACE: dict[str, object] = {
 
 
 def translate(module: Module, name: str, counters: bool = False, conservative: bool = False) -> Compiled:
-    """Compile kernel ``name`` of a module. Cached per module object.
+    """Translate kernel ``name`` of a module. The result is kept in the module object.
 
-    Raises UnknownInstruction (an EmulatorError) or PtxError, both naming the PTX line.
+    Raises UnknownInstruction (an EmulatorError) or PtxError, both of which name the PTX line; EmulatorError for an
+    unknown kernel.
     """
     key = (name, counters, conservative)
     out = module.translated.get(key)

@@ -1,4 +1,4 @@
-"""What the CUDA runtime calls things: error codes, attributes, limits."""
+"""Numbers of the CUDA runtime: error codes, attributes, limits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ INVALID_HANDLE, SYMBOL_NOT_FOUND, LAUNCH_FAILURE, NOT_SUPPORTED = 400, 500, 719,
 COOPERATIVE_TOO_LARGE, INVALID_CLUSTER, NO_IMAGE, FAILED_ASSERT = 720, 912, 209, 710
 # cudaLaunchAttributeID.
 COOPERATIVE, CLUSTER_DIMENSION, STREAM_SERIALIZATION = 2, 4, 6
-# cudaFuncAttribute, and those without an effect here.
+# cudaFuncAttribute: two that are modelled, and those that have no effect here.
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER_ALLOWED = 8, 14
 OTHER_FUNCTION_ATTRIBUTES = (9, 10, 11, 12, 13, 15)
 
 
 class LaunchRefused(EmulatorError):
-    """The runtime would refuse this launch; ``code`` is its cudaError_t, ``kernel`` the launch's, if it is one."""
+    """The runtime would refuse this launch. ``code`` is its cudaError_t; ``kernel`` is the kernel if a launch was
+    refused, else empty."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

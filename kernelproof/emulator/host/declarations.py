@@ -1,5 +1,7 @@
-"""What a CUDA source declares: the parameters of a kernel and its shared variables. It reads names for reports, and is
-no parser of C++: what it does not recognise it leaves out."""
+"""What a CUDA source declares: the parameters of a kernel, and its shared variables.
+
+It finds names for reports and is no parser of C++: what it does not recognise it leaves out.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-# Bytes of the types of elements.
+# Bytes of an element, by type.
 ELEMENT_BYTES = {
     "char": 1, "signed char": 1, "unsigned char": 1, "int8_t": 1, "uint8_t": 1, "bool": 1, "uchar": 1,
     "__nv_fp8_e4m3": 1, "__nv_fp8_e5m2": 1,
@@ -31,7 +33,7 @@ _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.
 
 
 class Declared(NamedTuple):
-    """A name, the type of its elements ("" if not understood), and its extents (None: not a number)."""
+    """A name, the type of its elements ("" if it was not understood), and its extents (None: not a number)."""
 
     name: str
     element: str
@@ -44,7 +46,7 @@ class Declared(NamedTuple):
 
 
 def source_text(path: str) -> str:
-    """A source file without its comments and alignments, "" if it is not there."""
+    """A source file without its comments and alignments; "" if there is no such file."""
     try:
         return _version(path, Path(path).stat().st_mtime_ns)
     except OSError:
@@ -67,13 +69,13 @@ def parameters(text: str, kernel: str, count: int) -> list[Declared]:
 
 
 def shared_variable(text: str, name: str, nbytes: int) -> Declared | None:
-    """A shared variable of ``nbytes`` (0: of the launch's size), None if no declaration is recognised."""
+    """A shared variable of ``nbytes`` (0: the launch sets its size); None if no declaration is recognised."""
     m = re.search(rf"__shared__\s+([^;(){{}}]*?)\b{re.escape(name)}\b\s*((?:\[[^\]]*\]\s*)*)", text)
     if m is None:
         return None
     element = _element(m[1].split(",")[0].split("[")[0] if "[" in m[1] else m[1])
     if "[" in m[1]:
-        # Not the first of its declaration: the first one's name stands behind the type.
+        # Another variable of the declaration comes first: its name stands after the type.
         element = _element(" ".join(m[1].split("[")[0].split()[:-1]))
     extents = [_number(text, extent) for extent in re.findall(r"\[([^\]]*)\]", m[2])]
     unit = ELEMENT_BYTES.get(element, 0)
@@ -86,7 +88,7 @@ def shared_variable(text: str, name: str, nbytes: int) -> Declared | None:
 
 
 def _split(text: str, at: int) -> list[str]:
-    """The items of a parenthesis that is open at ``at``, between its commas."""
+    """The items between the commas of a parenthesis that was opened before ``at``."""
     depth, start = 0, at
     items: list[str] = []
     for i in range(at, len(text)):
@@ -109,12 +111,12 @@ def _parameter(item: str) -> Declared:
 
 
 def _element(declaration: str) -> str:
-    """The type of what a pointer or an array holds."""
+    """The type of the elements of a pointer or an array."""
     return " ".join(_QUALIFIERS.sub(" ", declaration).replace("*", " ").replace("&", " ").split())
 
 
 def _number(text: str, expression: str) -> int | None:
-    """The value of an extent: numbers, and constants that the text defines by numbers."""
+    """The value of an extent: made of numbers, and of constants that the text defines by numbers."""
     try:
         return _value(text, ast.parse(expression.strip(), mode="eval").body, 8)
     except (SyntaxError, ValueError, ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""Runtime calls on the device: its attributes and properties."""
+"""Runtime calls about the device: its attributes and properties."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ PROPERTIES_BYTES = 1008
 
 
 def attributes(d: Device) -> dict[int, int]:
-    """cudaDeviceAttr -> value; attributes not listed are 0."""
+    """cudaDeviceAttr -> value; attributes that are not listed are 0."""
     return {
-        1: 1024,
-        2: 1024,
+        1: 1024,  # maxThreadsPerBlock
+        2: 1024,  # maxBlockDimX, Y, Z
         3: 1024,
         4: 64,
-        5: 2**31 - 1,
+        5: 2**31 - 1,  # maxGridDimX, Y, Z
         6: 65535,
         7: 65535,
-        8: STATIC_SHARED_LIMIT,
-        9: 65536,
-        10: 32,
-        11: 2**31 - 1,
-        12: d.registers_per_sm,
-        14: 512,
-        15: 1,
-        13: 1_410_000,
-        16: d.sm_count,
-        19: 1,
-        31: 1,
-        36: 1_215_000,
-        37: 5120,
-        38: d.l2_bytes,
-        39: d.threads_per_sm,
-        40: 3,
-        41: 1,
-        51: 32,
-        75: d.capability[0],
+        8: STATIC_SHARED_LIMIT,  # maxSharedMemoryPerBlock
+        9: 65536,  # totalConstantMemory
+        10: 32,  # warpSize
+        11: 2**31 - 1,  # maxPitch
+        12: d.registers_per_sm,  # maxRegistersPerBlock
+        14: 512,  # textureAlignment
+        15: 1,  # gpuOverlap
+        13: 1_410_000,  # clockRate, kHz
+        16: d.sm_count,  # multiProcessorCount
+        19: 1,  # canMapHostMemory
+        31: 1,  # concurrentKernels
+        36: 1_215_000,  # memoryClockRate, kHz
+        37: 5120,  # globalMemoryBusWidth, bits
+        38: d.l2_bytes,  # l2CacheSize
+        39: d.threads_per_sm,  # maxThreadsPerMultiProcessor
+        40: 3,  # asyncEngineCount
+        41: 1,  # unifiedAddressing
+        51: 32,  # texturePitchAlignment
+        75: d.capability[0],  # computeCapabilityMajor, Minor
         76: d.capability[1],
-        81: d.smem_per_sm_bytes,
-        78: 1,
-        79: 1,
-        80: 1,
-        82: d.registers_per_sm,
-        83: 1,
-        89: 1,
-        90: 1,
-        95: 1,
-        97: d.smem_optin_bytes,
-        106: d.blocks_per_sm,
-        108: persisting_l2(d),
-        109: persisting_l2(d),
-        111: RESERVED_SHARED,
-        115: 1,
-        120: int(d.capability[0] >= 9),
+        81: d.smem_per_sm_bytes,  # maxSharedMemoryPerMultiprocessor
+        78: 1,  # streamPrioritiesSupported
+        79: 1,  # globalL1CacheSupported
+        80: 1,  # localL1CacheSupported
+        82: d.registers_per_sm,  # maxRegistersPerMultiprocessor
+        83: 1,  # managedMemory
+        89: 1,  # concurrentManagedAccess
+        90: 1,  # computePreemptionSupported
+        95: 1,  # cooperativeLaunch
+        97: d.smem_optin_bytes,  # maxSharedMemoryPerBlockOptin
+        106: d.blocks_per_sm,  # maxBlocksPerMultiprocessor
+        108: persisting_l2(d),  # maxPersistingL2CacheSize
+        109: persisting_l2(d),  # maxAccessPolicyWindowSize
+        111: RESERVED_SHARED,  # reservedSharedMemoryPerBlock
+        115: 1,  # memoryPoolsSupported
+        120: int(d.capability[0] >= 9),  # clusterLaunch
     }
 
 
 def persisting_l2(d: Device) -> int:
-    """Bytes of the L2 that accesses may keep to themselves: three quarters."""
+    """Bytes of the L2 that an access policy may reserve: three quarters."""
     return d.l2_bytes * 3 // 4
 
 
 class DeviceCalls:
-    """There is one device, number 0."""
+    """Calls about the device. There is one, number 0."""
 
     def __init__(self, state: RuntimeState) -> None:
         self.state = state

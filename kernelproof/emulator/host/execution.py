@@ -1,5 +1,9 @@
-"""One launch from arguments to findings: variables placed, CTAs executed, undefined values tried twice, outputs
-checked."""
+"""One launch, from its arguments to its findings.
+
+Variables of the module are placed in memory and the CTAs are executed. Then the launch is executed again with other
+values in place of undefined ones, and with other results of racing reads: findings whose values reach no output are
+benign. Sessions and ``Program.launch`` both end here.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,18 @@ from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import EmulatorError, Report
 from kernelproof.emulator.state.suspects import Trial
 
-# Most bytes of writable memory that are copied so that a launch can be executed a second time, conservatively.
+# Writable memory that is copied at most, in bytes, so that a launch can be executed again. With more memory every
+# finding counts as it is, and lanes must not leave lockstep where the translation relies on it.
 SNAPSHOT_LIMIT = 1 << 28
-# A second pattern for undefined shared memory: a finite number (1.0 and a little) as fp16, bf16 and fp32.
+# Another byte for undefined memory: repeated, it is a finite number: 1.06 in fp16, 0.0115 in bf16 and fp32.
 OTHER_POISON = 0x3C
-# What racing reads are given, in every byte: a NaN, a large number and its opposite, in fp16, bf16 and fp32; then
-# zero, a flag that is not set.
+# The bytes that racing reads are given, one per further execution: repeated, a NaN, a large number and its opposite in
+# fp16, bf16 and fp32; then zero, as of a flag that is not set.
 TRIED = (0xFF, 0x7B, 0xFB, 0x00)
 
 
 def load_globals(module: Module, memory: Memory) -> dict[str, int]:
-    """Place the module's global and constant variables; returns their addresses. A text is placed once per memory."""
+    """Place the module's global and constant variables, and return their addresses. A memory holds a text once."""
     variables = [v for v in module.variables.values() if v.space in ("global", "const")]
     for function in (*module.kernels.values(), *module.functions.values()):
         variables += [v for v in function.variables if v.space in ("global", "const")]
@@ -63,10 +68,13 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
 
 @dataclass
 class KernelLaunch:
-    """A launch to be executed. ``parameters``: the kernel's parameter block; ``ctas``: linear numbers (x + gx * (y + gy
-    * z)) of those to run, all if None; ``dynamic_limit``: bytes of dynamic shared memory allowed; ``large_clusters``:
-    more than 8 CTAs in a cluster are allowed. ``memory_state``: who touched memory last, once executed. ``before``:
-    memory before the launch, where the caller has a copy of it."""
+    """A launch that is ready to execute.
+
+    ``parameters``: the kernel's parameter block. ``ctas``: linear numbers (x + gx * (y + gy * z)) of the CTAs to run,
+    all if None. ``dynamic_limit``: bytes of dynamic shared memory allowed. ``large_clusters``: clusters may have more
+    than 8 CTAs. ``memory_state``: which launch accesses touched memory, once it has been executed. ``before``: a copy
+    of memory before the launch, if the caller has one.
+    """
 
     module: Module
     kernel: str
@@ -82,11 +90,11 @@ class KernelLaunch:
     before: Snapshot | None = None
 
     def touched(self) -> list[Touched]:
-        """What the launch did to buffers, where its options have ``hazards``."""
+        """What the launch did to buffers; empty without the option ``hazards``."""
         return self.memory_state.touched() if self.memory_state is not None else []
 
     def execute(self) -> LaunchResult:
-        """Check and run. Raises LaunchRefused or EmulatorError."""
+        """Check the launch and run it. Raises LaunchRefused or EmulatorError."""
         function = self.module.kernels[self.kernel]
         check_target(self.module.target, self.device)
         compiled = translate(self.module, self.kernel, self.options.counters)
@@ -112,7 +120,7 @@ class KernelLaunch:
         )
 
     def _chosen(self, geometry: Geometry) -> Array:
-        """The CTAs to run, whole clusters."""
+        """The CTAs to run: the whole clusters of those that were asked for."""
         count = geometry.ctas
         if self.ctas is None:
             chosen = np.arange(count)
@@ -125,17 +133,17 @@ class KernelLaunch:
 
 @dataclass
 class _Run:
-    """A launch that has been checked: it may be executed more than once."""
+    """A launch that has been checked. It may be executed more than once."""
 
     launch: KernelLaunch
     geometry: Geometry
     symbols: dict[str, int]
     ctas: Array
-    # CTAs of each batch of the last execution.
+    # The number of CTAs in each batch of the last execution. Further executions form the same batches.
     batches: list[int] = field(default_factory=list)
 
     def once(self, code: Compiled, options: Options, variation: Variation = USUAL) -> LaunchState:
-        """Execute. Raises Overtaken where the translation relied on lockstep that does not hold."""
+        """Execute once. Raises Overtaken if lanes left lockstep where the translation relied on it."""
         launch, geometry = self.launch, self.geometry
         state = LaunchState(code, geometry, options, launch.device, variation, self.batches)
         for name, site in code.uncertain:
@@ -154,6 +162,7 @@ class _Run:
             batch = BlackwellBatch if code.blackwell else HopperBatch if code.hopper else AmpereBatch
             run(state, device, code.function, self.ctas, batch)
         except Runaway:
+            # What was found so far counts; the loop that never ends is among it.
             pass
         except (EmulatorError, Overtaken):
             raise
@@ -164,10 +173,11 @@ class _Run:
         return state
 
     def in_order(self, compiled: Compiled, before: Snapshot | None) -> tuple[LaunchState, Compiled]:
-        """Execute; from the start and conservatively if lanes leave lockstep where the translation relied on it."""
+        """Execute; if lanes leave lockstep where the translation relied on it, execute again from the start with the
+        conservative translation."""
         launch = self.launch
         try:
-            # What cannot be repeated is recorded from the start.
+            # A launch that cannot be executed again records instructions from the start.
             return self.once(compiled, launch.options, Variation(recording=before is None)), compiled
         except Overtaken:
             if before is None:
@@ -180,9 +190,13 @@ class _Run:
         return self.once(compiled, launch.options), compiled
 
     def with_undefined_values(self, compiled: Compiled) -> LaunchState:
-        """Execute, and again where a race has to be named on both sides: recording costs time that a right kernel does
-        not pay. Whether undefined values matter is seen by executing again with other ones: if nothing differs, they
-        never reached an output. Likewise, if nothing else is wrong, whether the values of racing reads matter."""
+        """Execute, and then as often again as findings need it. The contents of memory afterwards are those of the
+        first complete execution.
+
+        - A race is named on both sides by an execution that records instructions, which a correct kernel never pays.
+        - Undefined values matter if an execution with other undefined values has another outcome.
+        - If there are only races, racing reads matter if executions in which they return other values do.
+        """
         before = self.launch.before
         if before is None or not before.covers(self.launch.memory):
             before = Snapshot.of(self.launch.memory)
@@ -209,7 +223,7 @@ class _Run:
         return state
 
     def _same(self, before: Snapshot, after: Snapshot, compiled: Compiled, variation: Variation) -> bool:
-        """Execute again, with the variation's poison in device memory too: is the outcome the same?"""
+        """Execute with a variation; its poison also goes into undefined device memory. Is the outcome the same?"""
         before.restore()
         if variation.poison != USUAL.poison:
             before.poison(variation.poison)
@@ -218,51 +232,51 @@ class _Run:
 
 
 class Snapshot:
-    """The contents of all writable buffers, to run a launch again."""
+    """A copy of all writable buffers: a launch can be executed again from it, or compared with it."""
 
     def __init__(self, buffers: list[Buffer]) -> None:
         self.saved = [(b, _copy(b.bytes()), None if b.written is None else _copy(b.written)) for b in buffers]
 
     @classmethod
     def of(cls, memory: Memory) -> Snapshot | None:
-        """None if there is too much to keep."""
+        """A copy of the present contents; None if there is too much to keep."""
         writable = [b for b in memory.buffers if b.role != "input"]
         return cls(writable) if sum(b.nbytes for b in writable) <= SNAPSHOT_LIMIT else None
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Put the contents back."""
         for buffer, content, written in self.saved:
             buffer.bytes()[:] = content
             if written is not None and buffer.written is not None:
                 buffer.written[:] = written
 
     def poison(self, value: int) -> None:
-        """Overwrite what nobody has written."""
+        """Fill bytes that nobody had written with a value."""
         for buffer, _, written in self.saved:
             if written is not None:
                 buffer.bytes()[written == 0] = value
 
     @property
     def nbytes(self) -> int:
-        """What it takes to keep."""
+        """Bytes of memory that the copy takes."""
         kept = [array for _, content, written in self.saved for array in (content, written) if array is not None]
         return sum(len(array) if array.strides[0] else 1 for array in kept)
 
     def covers(self, memory: Memory) -> bool:
-        """Are its buffers the writable ones of now?"""
+        """Is this a copy of exactly those buffers that are writable now?"""
         return [b for b, _, _ in self.saved] == [b for b in memory.buffers if b.role != "input"]
 
     def matches(self) -> bool:
-        """Is the same written now, and with the same values?"""
+        """Are the same bytes written now, with the same values?"""
         return all(_unchanged(*saved) for saved in self.saved)
 
     def changed(self) -> list[Buffer]:
-        """The buffers where something else is written now, or other values."""
+        """The buffers in which other bytes are written now, or other values."""
         return [saved[0] for saved in self.saved if not _unchanged(*saved)]
 
 
 def _copy(content: Array) -> Array:
-    """A copy to be read; of bytes that are all alike, as in fresh memory, one that stands for all."""
+    """A read-only copy. If all bytes are equal, as in fresh memory, a single byte stands for all (stride 0)."""
     step = 1 << 18
     if len(content) and all((content[at : at + step] == content[0]).all() for at in range(0, len(content), step)):
         return np.broadcast_to(content[:1].copy(), content.shape)
@@ -270,7 +284,7 @@ def _copy(content: Array) -> Array:
 
 
 def _unchanged(buffer: Buffer, content: Array, written: Array | None) -> bool:
-    """Has a buffer this content, where it is written?"""
+    """Does a buffer have this content where it is written?"""
     if written is None or buffer.written is None:
         return np.array_equal(buffer.bytes(), content)
     if not np.array_equal(buffer.written, written):
@@ -279,7 +293,7 @@ def _unchanged(buffer: Buffer, content: Array, written: Array | None) -> bool:
 
 
 def output_reports(memory: Memory, kernel: str = "") -> list[Report]:
-    """What output buffers lack."""
+    """Elements of output buffers that were never written, one finding per buffer."""
     out = []
     for buffer in memory.buffers:
         missing = buffer.unwritten() if buffer.role == "output" else np.zeros(0, np.int64)

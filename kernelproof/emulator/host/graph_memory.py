@@ -1,8 +1,8 @@
-"""Memory that graphs allocate: its address is fixed when the node is made, and it exists from where a launch reaches
-that node to where work on a stream, another launch or the host frees it.
+"""Memory that graphs allocate. Its address is fixed when the node is made. It exists from the moment at which a launch
+reaches that node, until work on a stream, another launch or the host frees it.
 
-Rules: "Graph Memory Nodes" of the CUDA programming guide, and cudaGraphAddMemAllocNode, cudaGraphAddMemFreeNode and
-cudaGraphLaunch in cuda_runtime_api.h of CUDA 13.0.
+The rules are in "Graph Memory Nodes" of the CUDA C++ Programming Guide, and in the descriptions of
+cudaGraphAddMemAllocNode, cudaGraphAddMemFreeNode and cudaGraphLaunch in cuda_runtime_api.h of CUDA 13.0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ USED, USED_HIGH, RESERVED, RESERVED_HIGH = range(4)
 
 @dataclass(eq=False)
 class MemoryNodes:
-    """Of a graph: what its nodes allocate, and what they free."""
+    """The buffers that the nodes of one graph allocate, and those that they free."""
 
     allocated: list[Buffer] = field(default_factory=list)
     freed: list[Buffer] = field(default_factory=list)
@@ -31,8 +31,8 @@ class MemoryNodes:
 
 
 class GraphMemory:
-    """The memory of all graphs of a session. ``account``: of work on a stream, its name and the buffer, all of whose
-    bytes it touches; ``forget`` a buffer that is about to be freed."""
+    """The memory of all graphs of a session. ``account``: is told of work on a stream (its name, and the buffer that it
+    touches as a whole). ``forget``: is told of a buffer that is about to be freed."""
 
     def __init__(
         self, memory: Memory, account: Callable[[int, str, Buffer], None], forget: Callable[[Buffer], None]
@@ -50,7 +50,7 @@ class GraphMemory:
     # --- when nodes are made ---
 
     def reserve(self, nodes: MemoryNodes, nbytes: int) -> Buffer:
-        """An address for a node that allocates. Raises EmulatorError when the arena is full."""
+        """An address for a node that allocates. Raises EmulatorError if the arena is full."""
         buffer = self.memory.allocate(max(1, nbytes))
         self.memory.free(buffer)
         self.owners[buffer] = nodes
@@ -58,7 +58,7 @@ class GraphMemory:
         return buffer
 
     def freed_by(self, nodes: MemoryNodes, address: int) -> Buffer:
-        """What a new node frees. Raises LaunchRefused."""
+        """The buffer that a new node frees. Raises LaunchRefused."""
         buffer = next((buffer for buffer in self.owners if buffer.address == address), None)
         if buffer is None:
             raise LaunchRefused(INVALID_VALUE, f"a graph frees {address:#x}, which no node of a graph allocates")
@@ -79,7 +79,7 @@ class GraphMemory:
     # --- when graphs run ---
 
     def allocate(self, buffer: Buffer, stream: int) -> int:
-        """A launch reaches the node that allocates: memory with undefined contents."""
+        """A launch reaches a node that allocates: the memory exists, with undefined contents."""
         self.memory.restore(buffer)
         self.account(stream, "an allocation", buffer)
         self.reserved = max(self.reserved, self._used())
@@ -97,7 +97,8 @@ class GraphMemory:
         return SUCCESS
 
     def begin_launch(self, nodes: MemoryNodes, stream: int, auto_free: bool) -> None:
-        """What earlier launches allocated is free by now, or freed here with ``auto_free``. Raises LaunchRefused."""
+        """Make sure that the memory of earlier launches is free, by freeing it here with ``auto_free``. Raises
+        LaunchRefused."""
         for buffer in nodes.allocated:
             if not self.exists(buffer):
                 continue
@@ -110,7 +111,7 @@ class GraphMemory:
             self.free(buffer, stream)
 
     def exists(self, buffer: Buffer) -> bool:
-        """Is a buffer allocated?"""
+        """Is the buffer allocated at present?"""
         return self.memory.find(buffer.start) is buffer
 
     # --- attributes of the device ---
@@ -132,7 +133,7 @@ class GraphMemory:
         return SUCCESS
 
     def reset_attribute(self, a: Words) -> int:
-        """cudaDeviceSetGraphMemAttribute: attribute; a high mark becomes the present value."""
+        """cudaDeviceSetGraphMemAttribute: attribute. A high-water mark becomes the present value."""
         if a[0] == USED_HIGH:
             self.used_high = self._used()
         elif a[0] == RESERVED_HIGH:
@@ -142,6 +143,6 @@ class GraphMemory:
         return SUCCESS
 
     def trim(self, _: Words) -> int:
-        """cudaDeviceGraphMemTrim: what is not in use goes back to the system."""
+        """cudaDeviceGraphMemTrim: memory that is not in use goes back to the system."""
         self.reserved = self._used()
         return SUCCESS

@@ -1,7 +1,7 @@
-"""Graphs: work that is recorded once and given at each launch, in the order that its edges say.
+"""CUDA graphs: work that is recorded once, and done at each launch in the order that the graph's edges give.
 
-A captured graph has its streams' work in the order in which it was given. A graph built node by node has a clock per
-node, so two nodes without a path between them that touch the same bytes are a finding, like two streams.
+A captured graph has the work of its streams in the order in which it was given. In a graph that is built node by node,
+every node has a clock: two nodes without a path between them that touch the same bytes are a finding, like two streams.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from kernelproof.emulator.host.graph_memory import GraphMemory, MemoryNodes
 from kernelproof.emulator.host.runtime_state import Call, put
 from kernelproof.emulator.host.standin import Words
 
-Work = Callable[[int], int]  # of a stream
-NODE = 3  # the stream on which graphs.c gives the work of a node
+Work = Callable[[int], int]  # does something on a stream; returns a cudaError_t
+NODE = 3  # the number of a stream: graphs.c gives a node's work to it, and ``begin_node`` says whose it is
 AUTO_FREE = 1  # cudaGraphInstantiateFlagAutoFreeOnLaunch
 
 
 @dataclass
 class Graph:
-    """``work``: captured, in the order in which it was given; ``nodes``: each with its own work, by handle; ``before``:
-    of a node, those that it waits for; ``memory``: what its nodes allocate and free, one for the graph and its
-    executable one. Of an executable graph, ``source``: the graph that it is of, ``auto_free``: it frees before a launch
-    what its last one allocated; ``instance``: the executable one of a graph that allocates or frees memory."""
+    """A graph, or an executable one.
+
+    ``work``: captured work in the order in which it was given. ``nodes``: handle -> the work of a node. ``before``:
+    node -> nodes that it waits for. ``memory``: what its nodes allocate and free; a graph and its executable graph
+    share it. Of an executable graph, ``source`` is the graph that it was made of, and ``auto_free`` says that a launch
+    first frees what the last one allocated. ``instance``: the executable graph of one that allocates or frees memory.
+    """
 
     work: list[Work] = field(default_factory=list)
     nodes: dict[int, list[Work]] = field(default_factory=dict)
@@ -38,13 +41,13 @@ class Graph:
     instance: Graph | None = None
 
     def copy(self) -> Graph:
-        """Another graph of the same work: what is changed in one does not change the other."""
+        """Another graph with the same work; a change of one does not change the other."""
         nodes = {node: list(work) for node, work in self.nodes.items()}
         before = {node: set(others) for node, others in self.before.items()}
         return Graph(list(self.work), nodes, before, self.memory)
 
     def ordered(self) -> list[int]:
-        """The nodes, each behind those that it waits for. Raises LaunchRefused for a cycle."""
+        """The nodes, each after those that it waits for. Raises LaunchRefused for a cycle."""
         try:
             return list(TopologicalSorter({node: sorted(self.before[node]) for node in self.nodes}).static_order())
         except CycleError:
@@ -52,16 +55,16 @@ class Graph:
 
 
 class Graphs:
-    """The graphs of a session, and which of them records. ``new_handle`` writes a fresh one through a pointer; ``play``
-    runs a graph on a stream; ``memory``: what graphs allocate."""
+    """The graphs of a session, and which of them records. ``new_handle`` makes a handle and writes it through a
+    pointer; ``play`` runs a graph on a stream; ``memory``: what graphs allocate."""
 
     def __init__(
         self, new_handle: Callable[[int], int], play: Callable[[Graph, int], int], memory: GraphMemory
     ) -> None:
         self.new_handle, self.play, self.memory = new_handle, play, memory
         self.by_handle: dict[int, Graph] = {}
-        self.capturing: dict[int, list[Work]] = {}  # by stream: where its work is recorded
-        self.captured: dict[int, Graph] = {}  # by stream; of NODE, the graph that gets a node
+        self.capturing: dict[int, list[Work]] = {}  # stream -> where its work is recorded
+        self.captured: dict[int, Graph] = {}  # stream -> the graph that records it; NODE -> the graph that gets a node
         self.calls: dict[str, Call] = {
             "capture_status": self.capture_status,
             "capture_begin": self.begin_capture,
@@ -177,7 +180,8 @@ class Graphs:
     # --- nodes ---
 
     def begin_node(self, a: Words) -> int:
-        """The work that follows on NODE is that of a new node: out, graph, nodes that it waits for, their number."""
+        """Work that is given to NODE from now on belongs to a new node. Words: out, graph, nodes that it waits for,
+        their number."""
         graph, before = self._graph(a[1]), _handles(a[2], a[3])
         if not before <= graph.nodes.keys():
             return INVALID_VALUE
@@ -188,7 +192,7 @@ class Graphs:
         return SUCCESS
 
     def change_node(self, a: Words) -> int:
-        """The work that follows on NODE replaces that of a node: executable graph or 0, node."""
+        """Work that is given to NODE from now on replaces that of a node. Words: executable graph or 0, node."""
         graphs = (
             [self._graph(a[0])] if a[0] else [graph for graph in self.by_handle.values() if a[1] in graph.nodes][:1]
         )
@@ -198,7 +202,8 @@ class Graphs:
         return SUCCESS
 
     def end_node(self, a: Words) -> int:
-        """The work of a node is complete: the code of the call that gave it. One that failed makes no node."""
+        """The work of a node is complete. The word is the code of the call that gave the work: a failed call makes no
+        node."""
         graph, work = self.captured.pop(NODE, None), self.capturing.pop(NODE, None)
         if a[0] and graph is not None:
             node = next(node for node in graph.nodes if graph.nodes[node] is work)
@@ -213,7 +218,7 @@ class Graphs:
         return self.give(a[1], lambda stream: self.play(graph, stream))
 
     def add_edges(self, a: Words) -> int:
-        """cudaGraphAddDependencies: graph, nodes, for each one that waits for it, their number."""
+        """cudaGraphAddDependencies: graph, nodes, the node that waits for each of them, their number."""
         graph = self._graph(a[0])
         for first, second in zip(_listed(a[1], a[3]), _listed(a[2], a[3]), strict=True):
             if not {first, second} <= graph.nodes.keys():
@@ -222,7 +227,7 @@ class Graphs:
         return SUCCESS
 
     def list_nodes(self, a: Words) -> int:
-        """cudaGraphGetNodes: graph, out nodes or null, number in and out, whether only those that wait for none."""
+        """cudaGraphGetNodes: graph, out nodes or null, number in and out, whether only nodes that wait for none."""
         graph = self._graph(a[0])
         nodes = [node for node in graph.nodes if not (a[3] and graph.before[node])]
         if a[1]:

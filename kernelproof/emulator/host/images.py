@@ -1,6 +1,7 @@
-"""Fat binaries: the PTX that nvcc embeds in a program, as the program registers it or loads it from memory.
+"""Fat binaries: the PTX that nvcc embeds in a program, which the program registers or loads from memory.
 
-The layout is that of CUDA 13's ``fatbinary``: a wrapper points to a header, behind which entries follow each other.
+The layout is that of CUDA 13's ``fatbinary``: a wrapper points to a header, and entries follow the header. Registered
+images are trusted as far as the program is: their sizes are not checked against anything.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from kernelproof.emulator.state.options import Device
 _WRAPPER, _HEADER = 0x466243B1, 0xBA55ED50
 _PTX = 1
 _LZ4, _ZSTD = 0x2000, 0x8000
-# What decompresses PTX, where the system has it.
+# The libraries that decompress PTX, if the system has them.
 _LIBRARIES = {_LZ4: "liblz4.so.1", _ZSTD: "libzstd.so.1"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a fat binary: PTX or machine code for ``sm``. ``text`` is empty for what is no PTX, and for what this
-    system cannot decompress."""
+    """An entry of a fat binary: PTX or machine code for ``sm``. ``text`` is empty for machine code, and for PTX that
+    this system cannot decompress."""
 
     ptx: bool
     sm: int
@@ -62,7 +63,7 @@ def entries(address: int) -> list[Entry]:
 
 
 def _decompressed(raw: bytes, size: int, form: int) -> bytes:
-    """Compressed PTX as it was, empty where the system lacks the library of its format."""
+    """The PTX of compressed bytes; empty if the system lacks the library of their format."""
     out = ctypes.create_string_buffer(size)
     try:
         library = ctypes.CDLL(_LIBRARIES[form])
@@ -77,7 +78,7 @@ def _decompressed(raw: bytes, size: int, form: int) -> bytes:
 
 
 def is_fat_binary(address: int) -> bool:
-    """Is this a fat binary, or a wrapper of one?"""
+    """Does a fat binary, or a wrapper of one, lie at this address?"""
     return int.from_bytes(ctypes.string_at(address, 4), "little") in (_WRAPPER, _HEADER)
 
 
@@ -88,7 +89,7 @@ def _parsed(text: str) -> Program:
 
 @lru_cache(maxsize=16)
 def _linked(programs: tuple[Program, ...]) -> Program:
-    """The program that files with relocatable device code make together. Raises LaunchRefused."""
+    """The program that files with relocatable device code form together. Raises LaunchRefused."""
     try:
         return Program(linked([program.module for program in programs]))
     except LinkError as error:
@@ -96,7 +97,7 @@ def _linked(programs: tuple[Program, ...]) -> Program:
 
 
 def program_of(address: int, device: Device) -> Program:
-    """The PTX of a fat binary that a device would take: of the newest target that it has. Raises LaunchRefused."""
+    """The PTX of a fat binary that a device would take: the newest target that it can run. Raises LaunchRefused."""
     parts = entries(address)
     texts = [part.text for part in parts if part.text]
     programs = [_parsed(text) for text in texts]
@@ -128,7 +129,7 @@ def sm_name(device: Device) -> str:
 
 
 def registered(image: int, device: Device) -> Program:
-    """The program of the image that was registered under a number, with the images that are linked with it. Raises
+    """The program of a registered image, by its number, together with the images that are linked with it. Raises
     LaunchRefused."""
     wrapper, group = _image(image)
     if wrapper is None:
@@ -140,7 +141,8 @@ def registered(image: int, device: Device) -> Program:
 
 
 def _image(number: int) -> tuple[int | None, int]:
-    """The wrapper of a registered image, None behind the last, and the group that it is linked in, 0 if alone."""
+    """The wrapper of a registered image (None if there is none of that number), and the group in which it is linked (0:
+    alone)."""
     group = ctypes.c_void_p()
     return standin().emulator_image(number, ctypes.byref(ctypes.c_int(0)), ctypes.byref(group)), group.value or 0
 

@@ -42,7 +42,7 @@ from kernelproof.emulator.state.participants import Dim3
 
 @dataclass(frozen=True)
 class KernelHandle:
-    """A kernel as the runtime knows it."""
+    """A kernel that the runtime has a handle of."""
 
     program: Program
     name: str
@@ -54,12 +54,12 @@ class KernelHandle:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from kernels of other texts."""
+        """The key that distinguishes it from kernels of other PTX texts."""
         return self.program.module.text, self.name
 
 
 class KernelCalls:
-    """Kernels by handle or host symbol, and what has been set on them."""
+    """Calls about kernels, which have a handle or a host symbol, and the attributes that were set on them."""
 
     def __init__(self, state: RuntimeState, streams: Streams) -> None:
         self.state, self.streams = state, streams
@@ -92,7 +92,7 @@ class KernelCalls:
         grid, block = _dims(a, 1), _dims(a, 4)
         attributes = launch_attributes(a[10], a[11])
         ctas = None
-        # CTAs of a cooperative grid wait for each other: all of them run.
+        # The CTAs of a cooperative grid wait for each other, so all of them run.
         if state.policy.cta_filter is not None and min(*grid) > 0 and not attributes.cooperative:
             ctas = state.policy.cta_filter(grid)
         function = kernel.function
@@ -181,8 +181,8 @@ class KernelCalls:
         return SUCCESS
 
     def get_attribute(self, a: Words) -> int:
-        """cuFuncGetAttribute: out, attribute, kernel. The first ones of CUfunction_attribute are those that
-        cudaFuncGetAttributes has."""
+        """cuFuncGetAttribute: out, attribute, kernel. The first values of CUfunction_attribute are the fields of
+        cudaFuncGetAttributes."""
         kernel = self._kernel(a[2])
         compiled = kernel.program.compiled(kernel.name, self.state.options.counters)
         limit = kernel.function.attributes.get("maxntid")
@@ -221,7 +221,7 @@ class KernelCalls:
         return SUCCESS
 
     def _resident(self, kernel: KernelHandle, threads: int, shared: int) -> int:
-        """CTAs that an SM holds at once."""
+        """CTAs that an SM can hold at a time."""
         return resident(self.state.device, threads, self._static(kernel) + shared)
 
     # --- libraries ---
@@ -252,7 +252,7 @@ class KernelCalls:
         return SUCCESS
 
     def _in_memory(self, address: int, name: str) -> Program:
-        """The program of PTX text or of a fat binary; ``name``: of the image, for the refusal of machine code."""
+        """The program of PTX text or of a fat binary. ``name``: the image's name in the refusal of machine code."""
         if is_fat_binary(address):
             return program_of(address, self.state.device)
         head = ctypes.string_at(address, 4)
@@ -294,7 +294,7 @@ class KernelCalls:
     # --- tensor maps ---
 
     def encode_tensor_map(self, a: Words) -> int:
-        """cuTensorMapEncodeTiled, after the map itself: its arguments in order."""
+        """cuTensorMapEncodeTiled: the map, then its other arguments in order."""
         rank = a[2] & 0xFFFFFFFF
         if not 1 <= rank <= 5 or a[0] % 64:
             text = f"tensor map at {a[0]:#x} of rank {rank}: 1 to 5, aligned to 64 bytes"
@@ -320,7 +320,7 @@ def _numbers(pointer: int, count: int, form: str) -> tuple[int, ...]:
 
 
 def _parameters(function: Function, pointer: int) -> bytes:
-    """The parameter block from an array of pointers to the arguments."""
+    """The parameter block, from an array of pointers to the arguments."""
     pointers = ctypes.cast(ctypes.c_void_p(pointer), ctypes.POINTER(ctypes.c_void_p))
     block = bytearray(function.param_bytes)
     for i, (param, offset) in enumerate(zip(function.params, function.offsets, strict=True)):
@@ -329,7 +329,7 @@ def _parameters(function: Function, pointer: int) -> bytes:
 
 
 class LaunchAttributes(NamedTuple):
-    """What an array of cudaLaunchAttribute says: ``Geometry`` has the same fields."""
+    """The content of an array of cudaLaunchAttribute; the fields are those of ``Geometry``, in its order."""
 
     cluster: Dim3
     overlapping: bool
@@ -337,7 +337,7 @@ class LaunchAttributes(NamedTuple):
 
 
 def launch_attributes(pointer: int, count: int) -> LaunchAttributes:
-    """Reads an array of cudaLaunchAttribute: 72 bytes each, the id, and the value at byte 8."""
+    """Read an array of cudaLaunchAttribute. Each has 72 bytes: its id, and its value from byte 8 on."""
     values = {}
     for i in range(count):
         identity, value = struct.unpack("<I4x12s", ctypes.string_at(pointer + 72 * i, 20))

@@ -1,4 +1,4 @@
-"""What the CUDA runtime refuses at a launch."""
+"""The limits of launches: what the CUDA runtime refuses, and which PTX a device runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kernelproof.ground.chips import GPUS
 def check_launch(
     function: Function, geometry: Geometry, shared_static: int, dynamic_limit: int, device: Device, large_clusters: bool
 ) -> None:
-    """Refuse what the CUDA runtime refuses. ``shared_static``: bytes of the kernel's own shared memory;
+    """Check a launch as the CUDA runtime does. ``shared_static``: bytes of the kernel's own shared memory.
     ``dynamic_limit``: bytes of dynamic shared memory allowed. Raises LaunchRefused."""
     grid, block, threads = geometry.grid, geometry.block, geometry.threads
     check_cluster(function, grid, device, geometry.cluster, large_clusters)
@@ -52,7 +52,8 @@ def check_launch(
 
 
 def resident(device: Device, threads: int, shared_bytes: int) -> int:
-    """CTAs that an SM holds at once, as far as threads and shared memory decide it: registers are ptxas's to give."""
+    """CTAs that an SM can hold at a time by their threads and shared memory. Registers also limit them, but only ptxas
+    knows how many a kernel uses."""
     if shared_bytes > device.smem_optin_bytes:
         return 0
     by_threads = device.threads_per_sm // (32 * -(-threads // 32))
@@ -61,7 +62,7 @@ def resident(device: Device, threads: int, shared_bytes: int) -> int:
 
 
 def _check_resident(geometry: Geometry, shared_bytes: int, device: Device) -> None:
-    """Refuse a cooperative grid of which the device does not hold all CTAs, in whole clusters, at a time."""
+    """Refuse a cooperative grid if the device cannot hold all of its CTAs, in whole clusters, at a time."""
     size = geometry.cluster_size
     most = resident(device, geometry.threads, shared_bytes) * device.sm_count // size * size
     if geometry.ctas > most:
@@ -82,7 +83,7 @@ def _check_shared(dynamic: int, static: int, limit: int, device: Device) -> None
 
 
 def check_target(target: str, device: Device) -> None:
-    """Refuse PTX that the device does not run. Raises LaunchRefused."""
+    """Refuse PTX that the device cannot run. Raises LaunchRefused."""
     if not runs(target, device):
         major, minor = device.capability
         hint = {"a": " alone", "f": " and later ones of its family"}.get(target[-1:], " and later")
@@ -91,8 +92,8 @@ def check_target(target: str, device: Device) -> None:
 
 
 def runs(target: str, device: Device) -> bool:
-    """Does a device run PTX of a target such as sm_80? One with a suffix a or f is for the devices that run its machine
-    code, another one is compiled for any later one."""
+    """Can a device run PTX of a target such as sm_80? PTX of a target with suffix a or f runs only where its machine
+    code runs; other PTX runs on every later device, too."""
     number = re.fullmatch(r"sm_(\d+)([af]?)", target)
     if number is None:
         return True
@@ -101,13 +102,13 @@ def runs(target: str, device: Device) -> bool:
 
 
 def device_for(target: str) -> Device:
-    """A device that runs PTX of a target: an A100 if it does, else the first that does."""
+    """A device that can run PTX of a target: an A100 if it can, else an H200, else the first GPU of the catalogue."""
     devices = [Device(), HOPPER, *map(Device.of, GPUS.values())]
     return next((device for device in devices if runs(target, device)), devices[0])
 
 
 def check_cluster(function: Function, grid: Dim3, device: Device, cluster: Dim3, large: bool) -> None:
-    """Refuse cluster dimensions that the CUDA runtime refuses. ``large``: non-portable sizes are allowed."""
+    """Refuse cluster dimensions as the CUDA runtime does. ``large``: sizes above 8 CTAs are allowed."""
     size = math.prod(cluster)
     fixed = fixed_cluster(function)
     if fixed is not None and fixed != cluster:
@@ -130,7 +131,7 @@ def check_cluster(function: Function, grid: Dim3, device: Device, cluster: Dim3,
 
 
 def fixed_cluster(function: Function) -> Dim3 | None:
-    """The cluster dimensions that a kernel was compiled for, None where the launch says."""
+    """The cluster dimensions that a kernel was compiled for; None if the launch chooses them."""
     fixed = function.attributes.get("reqnctapercluster")
     if not fixed or min(fixed) < 1:
         return None

@@ -1,4 +1,4 @@
-"""Runtime calls on memory: allocations, copies, fills, module variables."""
+"""Runtime calls about memory: allocations, copies, fills, variables of modules."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ PINNED, DEVICE, MANAGED = 1, 2, 3
 
 
 class MemoryCalls:
-    """Device ranges are checked against the arena's buffers; what the host writes counts as written."""
+    """Calls about memory. Device ranges are checked against the arena's buffers; what the host writes counts as
+    written."""
 
     def __init__(self, state: RuntimeState, streams: Streams) -> None:
         self.state, self.memory, self.streams, self.graphs = state, state.memory, streams, streams.graphs
-        self.kinds: dict[int, int] = {}  # of allocations, by address
+        self.kinds: dict[int, int] = {}  # address of an allocation -> its cudaMemoryType
         self.calls: dict[str, Call] = {
             "malloc": self.malloc,
             "malloc_host": self.malloc_host,
@@ -57,8 +58,8 @@ class MemoryCalls:
         }
 
     def _region(self, address: int, count: int) -> Buffer | None:
-        """The buffer behind a device range; None for host memory. Raises LaunchRefused for a device range outside any
-        buffer."""
+        """The buffer that contains a device range; None for host memory. Raises LaunchRefused for a device range
+        outside of every buffer."""
         offset = address - self.memory.base
         if not 0 <= offset < self.memory.capacity:
             return None
@@ -68,14 +69,14 @@ class MemoryCalls:
         return buffer
 
     def _check(self, address: int, count: int, stream: int) -> bool:
-        """Is it a device range? What is recorded for a graph may use memory that graphs allocate once they run. Raises
-        LaunchRefused as ``_region``."""
+        """Is it a device range? Work that is recorded for a graph may also use memory that graphs allocate when they
+        run. Raises LaunchRefused as ``_region`` does."""
         if stream in self.graphs.capturing and self.graphs.memory.covers(address, count):
             return True
         return self._region(address, count) is not None
 
     def _touch(self, address: int, count: int) -> Buffer | None:
-        """The region, about to be written."""
+        """The buffer of a range that is about to be written; None for host memory."""
         buffer = self._region(address, count) if count else None
         if buffer is not None and buffer.written is not None:
             start = address - buffer.address
@@ -97,12 +98,12 @@ class MemoryCalls:
         return self._allocate(a[0], a[1], "scratch", DEVICE)
 
     def malloc_host(self, a: Words) -> int:
-        """cudaMallocHost and cudaMallocManaged: out, bytes, managed. Host and device have the same address; what the
-        host writes is not seen, so all of it counts as written."""
+        """cudaMallocHost and cudaMallocManaged: out, bytes, whether it is managed. Host and device use one address. The
+        host writes without a call, so all of the memory counts as written."""
         return self._allocate(a[0], a[1], "inout", MANAGED if a[2] else PINNED)
 
     def malloc_async(self, a: Words) -> int:
-        """cudaMallocAsync: out, bytes, stream. Work of another stream has to wait for the allocation."""
+        """cudaMallocAsync: out, bytes, stream. Work on other streams has to wait for the allocation."""
         graph = self.graphs.captured.get(a[2])
         if graph is not None:
             return self._allocate_in_graph(a[0], a[1], a[2], graph)
@@ -123,7 +124,7 @@ class MemoryCalls:
         return self.graphs.give(stream, lambda on: self.graphs.memory.allocate(buffer, on))
 
     def free_async(self, a: Words) -> int:
-        """cudaFreeAsync: address, stream; it has to wait for the work of other streams."""
+        """cudaFreeAsync: address, stream. It has to wait for work on other streams."""
         if not a[0]:
             return SUCCESS
         graph = self.graphs.captured.get(a[1])
@@ -161,7 +162,7 @@ class MemoryCalls:
         ):
             if count and on_device and not self._inside(address):
                 raise LaunchRefused(INVALID_VALUE, f"the {side} {hex(address)} of a copy is not device memory")
-        if count:  # a copy of no bytes may begin behind a buffer's end
+        if count:  # a copy of no bytes may begin at a buffer's end
             self._check(to, count, stream)
             self._check(source, count, stream)
         return self.streams.give(stream, lambda on: self._copy(to, source, count, on, bool(asynchronous)))
@@ -182,7 +183,7 @@ class MemoryCalls:
         return SUCCESS
 
     def _note_change(self, buffer: Buffer, start: int, data: ctypes.Array[ctypes.c_uint8]) -> None:
-        """Count a write that changes what is there."""
+        """Count a write that changes the content: launches are only known to repeat while the count stays."""
         new = np.ctypeslib.as_array(data)
         if not np.array_equal(buffer.bytes()[start : start + len(new)], new):
             self.memory.writes += 1
@@ -199,7 +200,7 @@ class MemoryCalls:
         count: int,
         asynchronous: bool,
     ) -> None:
-        """Tell the streams of a copy or fill."""
+        """Tell the streams of a copy or a fill."""
         touched = []
         for (buffer, address), writes in ((read, False), (written, True)):
             if buffer is not None and self.streams.several:
@@ -228,7 +229,7 @@ class MemoryCalls:
         return SUCCESS
 
     def _symbol(self, host: int) -> int:
-        """The device address of a variable, by its host symbol."""
+        """The device address of a variable, by the address of its host symbol."""
         owner, image = ctypes.c_int(0), ctypes.c_int(0)
         raw = standin().emulator_variable(host, ctypes.byref(owner), ctypes.byref(image))
         if raw is None:
@@ -244,7 +245,7 @@ class MemoryCalls:
         return address
 
     def init_module(self, _: Words) -> int:
-        """Before the host reads a __managed__ variable: the pointers that it reads them through are set."""
+        """Set the pointers through which the host reads __managed__ variables; called before it reads one."""
         pointer, owner, image, number = ctypes.c_void_p(), ctypes.c_int(0), ctypes.c_int(0), 0
         while raw := standin().emulator_managed(number, *map(ctypes.byref, (pointer, owner, image))):
             assert pointer.value is not None
@@ -295,7 +296,8 @@ class MemoryCalls:
 
 
 def _filled(content: Array, pattern: Array) -> bool:
-    """Do the bytes repeat a pattern of 1, 2 or 4? Compared as words: programs clear caches by large fills."""
+    """Do the bytes repeat a pattern of 1, 2 or 4 bytes? They are compared as words, because programs clear caches by
+    large fills."""
     whole = len(content) // 8 * 8
     words = content[:whole].view(np.uint64)
     word = np.tile(pattern, 8 // len(pattern)).view(np.uint64)[0]

@@ -1,4 +1,4 @@
-"""Names for the places of findings: allocations, parameters and shared variables, and the index in elements."""
+"""Names of the places of findings: allocations, parameters and shared variables, and the index in elements."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kernelproof.emulator.state.launch_state import KernelFacts, SharedVariable
 from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import Report
 
-# How Memory.label writes an allocation without a name.
+# How ``Memory.label`` writes an allocation without a name.
 _NUMBERED = re.compile(r"\bbuffer (\d+)(?= \()")
 
 
 class Naming:
-    """The names of a launch of ``function``, whose parameter block is ``block``."""
+    """The names in a launch of ``function``. ``block``: its parameter block."""
 
     def __init__(self, memory: Memory, function: Function, block: bytes, facts: KernelFacts) -> None:
         self.memory, self.function, self.block, self.facts = memory, function, block, facts
 
     def name(self, report: Report) -> None:
-        """Name the place of a report, and the allocations in its message."""
+        """Name the place of a report, and the allocations that its message mentions."""
         place = report.place
         if place is None or place.buffer:
             return
@@ -50,7 +50,7 @@ class Naming:
         return _indexed(named, declared, declared.extents if declared is not None else ())
 
     def _shared_variable(self, offset: int) -> SharedVariable | None:
-        """The one that holds an offset: with a size, or what begins behind the static memory."""
+        """The variable that contains an offset; behind the static memory it is the variable without a size."""
         behind = None
         for variable in self.facts.shared_variables:
             if variable.offset <= offset < variable.offset + variable.nbytes:
@@ -79,7 +79,7 @@ class Naming:
         return self._buffer_name(buffer, self._parameter(buffer, text))
 
     def _buffer_name(self, buffer: Buffer, declared: Declared | None) -> str:
-        """What a user calls an allocation."""
+        """The name by which a user knows an allocation."""
         if buffer.name:
             return plain_name(buffer.name)
         if declared is not None and declared.name:
@@ -87,7 +87,7 @@ class Naming:
         return f"buffer {self.memory.buffers.index(buffer)}"
 
     def _parameter(self, buffer: Buffer, text: str) -> Declared | None:
-        """The kernel's parameter that points into a buffer."""
+        """The kernel's parameter that points into a buffer; None if there is none."""
         function = self.function
         names = parameters(text, plain_name(function.name), len(function.params))
         for number, (param, offset) in enumerate(zip(function.params, function.offsets, strict=True)):
@@ -101,7 +101,7 @@ class Naming:
 
 
 def _indexed(place: Place, declared: Declared | None, extents: tuple[int | None, ...], unit: int = 0) -> Place:
-    """The place with its index in elements, as (row, column, ..) where all extents but the first are known."""
+    """The place with its index in elements: (row, column, ...) if all extents but the first are known."""
     unit = unit or (declared.element_bytes if declared is not None else 0)
     if declared is None or not unit:
         return place

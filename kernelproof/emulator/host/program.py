@@ -1,4 +1,4 @@
-"""Programs: a PTX file with its host launcher, explicit launches, calls of launchers."""
+"""Programs: a PTX file, launches of its kernels, and calls of its host launcher."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KernelArgument = Buffer | Tensor | int | float | np.generic | Array | bytes | by
 
 
 def as_dim(value: Dim) -> Dim3:
-    """x alone, or up to three of (x, y, z); what is missing is 1."""
+    """Extents (x, y, z) from x alone, or from up to three of them; missing ones are 1."""
     if isinstance(value, int | np.integer):
         return int(value), 1, 1
     x, y, z = (*value, 1, 1, 1)[:3]
@@ -74,7 +74,7 @@ class Program:
         return translate(self.module, kernel, counters, conservative)
 
     def read_only(self, kernel: str, counters: bool = False) -> frozenset[int]:
-        """The numbers of the parameters through which a kernel surely writes nothing. Raises as ``compiled`` does."""
+        """The numbers of parameters through which a kernel certainly writes nothing. Raises as ``compiled`` does."""
         written = self.compiled(kernel, counters).written
         if written is None:
             return frozenset()
@@ -99,15 +99,15 @@ class Program:
     ) -> LaunchResult:
         """Run one kernel with explicit grid, block, arguments and dynamic shared memory (bytes).
 
-        ``kernel``: its name in the PTX, or its plain name where one kernel alone has it (``vectorAdd``). ``memory``:
-        where buffers live, a fresh one if None. ``cluster``: CTAs per cluster. ``overlapping``: launched with
-        programmatic stream serialization. ``cooperative``: all CTAs are resident at a time, so that they may wait.
+        ``kernel``: its name in the PTX, or its plain name if only one kernel has it (``vectorAdd``). ``memory``: where
+        buffers live, a fresh one if None. ``cluster``: CTAs per cluster. ``overlapping``: launched with programmatic
+        stream serialization. ``cooperative``: all CTAs are resident at a time, so they may wait for each other.
 
         ``args``: one per parameter: a Buffer or int (pointers, integers), a float, a NumPy scalar, bytes (structs), or
-        a CPU tensor of PyTorch: a pointer to its elements, and what the kernel writes is in it afterwards.
-        ``ctas``: linear numbers (x + gx * (y + gy * z)) of those to run; all if None. ``check_outputs`` reports what an
-        output buffer lacks afterwards (only when all CTAs ran). Raises LaunchRefused where the CUDA runtime would
-        refuse, EmulatorError for what the machine does not know.
+        a CPU tensor of PyTorch. A tensor is a pointer to its elements, and has what the kernel wrote afterwards.
+        ``ctas``: linear numbers (x + gx * (y + gy * z)) of the CTAs to run; all if None. ``check_outputs``: elements of
+        output buffers that were never written are findings, if all CTAs ran. Raises LaunchRefused if the CUDA runtime
+        would refuse the launch, EmulatorError for what the emulator does not support.
         """
         tensors = Tensors(memory or Memory())
         launch = self.prepare(
@@ -150,11 +150,12 @@ class Program:
         )  # fmt: skip
 
     def call(self, function: str, *args: object) -> int:
-        """Call a function of the launcher. Buffers become pointers, ints ``int`` (or 64-bit if they do not fit), NumPy
-        scalars their own type, floats ``double``; ctypes objects pass as they are. CPU tensors of PyTorch become
-        pointers too: uploaded before the call, and what kernels wrote is in them after it. Returns the function's int.
+        """Call a function of the launcher, and return its int.
 
-        Raises EmulatorError without launcher, or outside a session.
+        Buffers become pointers, ints ``int`` (or 64-bit if they do not fit), NumPy scalars their own type, floats
+        ``double``; ctypes objects are passed as they are. CPU tensors of PyTorch become pointers, too: they are
+        uploaded before the call, and have what kernels wrote after it. Raises EmulatorError without a launcher, or
+        outside of a session.
         """
         if self.library is None:
             raise EmulatorError("this program was loaded without a launcher")
@@ -167,7 +168,7 @@ class Program:
         return code
 
 
-# The tensors of the sessions that run, the innermost last.
+# The tensors of the sessions that are open, the innermost last.
 session_tensors: list[Tensors] = []
 
 
@@ -176,7 +177,7 @@ def _pointer(tensors: Tensors, tensor: Tensor) -> ctypes.c_void_p:
 
 
 def call(library: ctypes.CDLL, function: str, *args: object) -> int:
-    """Call a function of a library; arguments as of ``Program.call``. Raises EmulatorError where there is none."""
+    """Call a function of a library. Arguments: see ``Program.call``. Raises EmulatorError for an unknown function."""
     target = getattr(library, function, None)
     if target is None:
         raise EmulatorError(f"the launcher has no function {function!r}")
@@ -217,8 +218,8 @@ def pack_arguments(
     tensors: Tensors | None = None,
     read_only: frozenset[int] = frozenset(),
 ) -> bytes:
-    """Arguments -> the kernel's parameter block; ``tensors`` places those among them, as inputs where ``read_only`` has
-    their number. Raises EmulatorError when number, size or type do not fit."""
+    """The kernel's parameter block, made of arguments. Tensors among them are placed by ``tensors``, as inputs if
+    ``read_only`` has their number. Raises EmulatorError if number, size or type do not fit."""
     name = plain_name(function.name)
     if len(args) != len(function.params):
         kinds = ", ".join(
@@ -237,7 +238,7 @@ def pack_arguments(
 
 
 def _raw_argument(arg: KernelArgument, param: Variable, name: str) -> bytes:
-    """The bytes of an argument for a parameter; ``name``: of the argument, for errors."""
+    """The bytes of an argument for a parameter. ``name``: what errors call the argument."""
     if isinstance(arg, Buffer):
         return struct.pack("<Q", arg.address)
     if isinstance(arg, bool | int) and param.kind not in _FLOATS:
@@ -259,15 +260,15 @@ def _raw_argument(arg: KernelArgument, param: Variable, name: str) -> bytes:
 _FLOATS = ("f16", "f32", "f64")
 
 
-# Launchers that have been opened: the file's version -> number under which the stand-in knows their kernels, number ->
-# library and the program that stands behind it at present.
+# Launchers that have been opened. The stand-in runtime knows their kernels by a number: version of the file -> number,
+# number -> library, and number -> the program in which those kernels are looked up at present.
 _owner_of_version: dict[tuple[str, int, int, int], int] = {}
 _libraries: dict[int, ctypes.CDLL] = {}
 owners: dict[int, Program] = {}
 
 
 def load(source: str | Path, launcher: str | Path | None = None) -> Program:
-    """A program from PTX text or a file of it (a Path, or a str without line breaks that ends in ``.ptx``).
+    """A program from PTX text, or from a PTX file (a Path, or a str without line breaks that ends in ``.ptx``).
 
     ``launcher``: a shared library built by ``nvcc -shared -Xcompiler -fPIC -cudart none``; its kernels are looked up by
     name in this PTX. Raises PtxError for text that is not PTX, EmulatorError for a launcher that cannot be opened.
@@ -300,8 +301,8 @@ def _open(path: str) -> int:
 
 
 def _opened(path: str, owner: int, *, renamed: bool) -> ctypes.CDLL:
-    """Opens a launcher whose static constructors register kernels as an owner's. ``renamed``: under another name, since
-    the system's loader answers a name that it knows with the file that it opened under it."""
+    """Open a launcher, whose static constructors register its kernels under an owner's number. ``renamed``: under
+    another name, because the system's loader answers a known name with the file that it opened before."""
     with tempfile.TemporaryDirectory(prefix="kernelproof-launcher-") if renamed else nullcontext() as folder:
         name = shutil.copy(path, folder) if folder else path
         standin().emulator_owner(owner)
@@ -312,7 +313,7 @@ def _opened(path: str, owner: int, *, renamed: bool) -> ctypes.CDLL:
 
 
 def from_file(path: Path) -> Program:
-    """The program of a PTX file, parsed once per version of it."""
+    """The program of a PTX file, which is parsed once per version of the file."""
     stat = path.stat()
     return _version(path.resolve(), stat.st_mtime_ns, stat.st_size)
 

@@ -1,4 +1,8 @@
-"""The stand-in CUDA runtime: a C library that hands each runtime call to whoever is active."""
+"""The stand-in CUDA runtime: a C library that hands each runtime call to the session that is open.
+
+Its functions have the names of the real runtime and driver, so an unmodified host launcher runs against it. The library
+is compiled once per version of its text, and kept in the cache folder.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,9 @@ class Words(Protocol):
     def __getitem__(self, index: int, /) -> int: ...
 
 
-# Answers calls by name with a cudaError_t. It must not raise: nothing may escape through C.
+# Answers a call, by name, with a cudaError_t. It must not raise, because an exception cannot pass through C.
 Runtime = Callable[[str, Words], int]
-# The last one answers.
+# The open sessions; the last one answers.
 active: list[Runtime] = []
 
 
@@ -42,7 +46,7 @@ def runtime_path() -> Path:
 
 
 def _compiled(name: str, text: str, *options: str) -> Path:
-    """C text as a shared library, kept in the cache."""
+    """C text, compiled to a shared library in the cache folder."""
     flags = ["-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-w", *options]
     digest = hashlib.sha256(text.encode() + " ".join(flags).encode()).hexdigest()[:20]
     folder = places.user_cache() / "emulator"
@@ -65,7 +69,7 @@ def _compiled(name: str, text: str, *options: str) -> Path:
         )  # fmt: skip
         if done.returncode:
             raise EmulatorError(f"{compiler} failed on the stand-in {name}:\n{done.stderr}")
-        # A reader sees either nothing or the whole file.
+        # Renaming is atomic: another process sees either no file or the complete one.
         Path(scratch).replace(target)
     finally:
         Path(scratch).unlink(missing_ok=True)
@@ -73,8 +77,8 @@ def _compiled(name: str, text: str, *options: str) -> Path:
 
 
 def stand_for(*libraries: str) -> None:
-    """Let programs that name these libraries (such as libcuda.so.1) load without them: their functions are the stand-in
-    runtime's. For processes that load no real one."""
+    """Let programs that name these libraries (such as libcuda.so.1) load without them; their functions are those of the
+    stand-in runtime. Only for processes that load none of the real libraries."""
     standin()
     for library in libraries:
         ctypes.CDLL(str(_compiled(library, "", f"-Wl,-soname,{library}")), mode=ctypes.RTLD_GLOBAL)
@@ -82,11 +86,12 @@ def stand_for(*libraries: str) -> None:
 
 @cache
 def _text() -> str:
-    """The C text: runtime, driver, and a function that answers "not supported" for every other name."""
+    """The C text: runtime, driver, and for every other name in symbols.txt a function that answers "not supported"."""
     folder = Path(__file__).parent
     text = "".join((folder / name).read_text() for name in ("runtime.c", "driver.c", "graphs.c", "driver_graphs.c"))
     defined = set(re.findall(r"\b(_*cu\w+) ?\(", text))
-    # What graphs.c makes of one POOLS and of one NODES.
+    # Functions that macros of the C files define, which the pattern above cannot see: POOLS, NODES, COPY and FACE, and
+    # BOTH and WITH_STREAM with their variants for per-thread streams.
     defined |= {api + name for name in re.findall(r"int api##(\w+)", text) for api in ("cuda", "cu")}
     kinds = re.findall(r"^NODES\((\w+)", text, re.M)
     defined |= {form.format(kind) for kind in kinds for form in _NODE_FUNCTIONS}
@@ -99,7 +104,7 @@ def _text() -> str:
     return text + "".join(f'EXPORT int {name}() {{ return unsupported("{name}"); }}\n' for name in names)
 
 
-# What driver.c makes of one COPY.
+# The functions that one NODES and one COPY of the C files define.
 _NODE_FUNCTIONS = ("cudaGraphAdd{}Node", "cudaGraphExec{}NodeSetParams", "cudaGraph{}NodeSetParams")
 _COPY_VERSIONS = ("_v2", "_v2_ptds", "Async_v2", "Async_v2_ptsz")
 

@@ -1,9 +1,9 @@
-"""Streams and events: work is executed when it is given, and clocks say what CUDA would have ordered.
+"""Streams and events: work is done when it is given, and clocks say what CUDA would have ordered.
 
-Every stream and the host have a clock. Work of a stream passes on what the host knew when it gave the work; the default
-stream waits for all streams that block on it, and they for it; events and synchronisation join clocks. Two pieces of
-work on the same bytes, one of them writing, that no clock orders are a finding. ``graphs`` records the work of streams
-under capture and of graphs' nodes; each node has a clock too.
+Every stream has a clock, and so has the host. Work on a stream knows what the host knew when it gave the work. The
+default stream waits for all streams that block on it, and they wait for it. Events and synchronisation join clocks. Two
+pieces of work on the same bytes, of which one writes and which no clock orders, are a finding. ``graphs`` records the
+work of streams under capture and of graph nodes; each node has a clock, too.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from kernelproof.emulator.state.reports import Report
 HOST, DEFAULT = -1, 0
 NON_BLOCKING = 1
 FIRST_HANDLE = 0x10000
-LONGEST_HISTORY = 32  # pieces of work that a buffer remembers
+LONGEST_HISTORY = 32  # pieces of work that are remembered per buffer
 
-Clock = dict[int, int]
+Clock = dict[int, int]  # stream -> number of its pieces of work that are known to be over
 
 
 @dataclass
 class _Event:
-    """What an event passes on: a clock, seconds, and the graph under capture that it was recorded in."""
+    """What an event passes on: a clock, its time in seconds, and the graph under capture that it was recorded in."""
 
     clock: Clock = field(default_factory=dict)
     seconds: float = 0.0
@@ -46,8 +46,8 @@ class _Event:
 
 @dataclass
 class _Access:
-    """Work that touched a buffer: whose, when, and which bytes (as granules of ``size`` bytes from byte ``first`` on,
-    None: none)."""
+    """Work that touched a buffer: its stream, the number of that work on the stream, and the bytes: masks of granules
+    of ``size`` bytes from byte ``first`` on (None: none)."""
 
     stream: int
     tick: int
@@ -59,11 +59,11 @@ class _Access:
 
     @property
     def end(self) -> int:
-        """The byte behind the last granule."""
+        """The byte after the last granule."""
         return self.first + self.size * max(len(mask) for mask in (self.read, self.written, ()) if mask is not None)
 
     def window(self, mask: Array, size: int, first: int, end: int) -> Array:
-        """A part of a mask, as finer granules of ``size`` bytes."""
+        """The part of a mask from byte ``first`` to before ``end``, in finer granules of ``size`` bytes."""
         skipped = (first - self.first) // self.size
         coarse = mask[skipped : -((self.first - end) // self.size)]
         fine = coarse if size == self.size else np.repeat(coarse, self.size // size)
@@ -104,14 +104,14 @@ class Streams:
         return len(self.clocks) > 2
 
     def forget(self, buffer: Buffer) -> None:
-        """A buffer is about to be freed, for which the host waits."""
+        """Forget a buffer that is about to be freed: the host waits for all work on it."""
         self.history.pop(buffer.start, None)
 
     # --- work ---
 
     def touch(self, stream: int, name: str, touched: Iterable[Touched], wait: bool = False) -> None:
-        """Account for work on a stream: a finding for each buffer that unordered work has touched. ``wait``: the host
-        waits for its end."""
+        """Account for work on a stream. There is a finding for each buffer that unordered work has touched. ``wait``:
+        the host waits for the end of the work."""
         stream = self._number(stream)
         clock = self._issue(stream)
         if self.several:
@@ -121,16 +121,16 @@ class Streams:
             _join(self.clocks[HOST], clock)
 
     def touch_whole(self, stream: int, name: str, buffer: Buffer) -> None:
-        """An allocation begins or ends on a stream: an access to all of its bytes, for the order of streams."""
+        """An allocation begins or ends on a stream; for the order of streams it is an access to all of its bytes."""
         everything = np.broadcast_to(np.True_, buffer.nbytes)
         self.touch(stream, name, [Touched(buffer, 1, None, everything)] if self.several else [])
 
     def _number(self, stream: int) -> int:
-        """A stream whose clock exists: the default one for handles of no stream of this session."""
+        """The number of a stream with a clock: the default stream for handles that are no stream of this session."""
         return stream if stream in self.clocks else DEFAULT
 
     def _issue(self, stream: int) -> Clock:
-        """The clock of a stream as new work begins."""
+        """The clock of a stream on which new work begins."""
         clock = self.clocks[stream]
         _join(clock, self.clocks[HOST])
         if stream == DEFAULT:
@@ -260,7 +260,7 @@ class Streams:
         return SUCCESS
 
     def elapsed(self, a: Words) -> int:
-        """cudaEventElapsedTime: out milliseconds, start, end. The emulator's own time, and never none."""
+        """cudaEventElapsedTime: out milliseconds, start, end. It is the time that the emulator took, and never 0."""
         start, end = self.events.get(a[1]), self.events.get(a[2])
         if start is None or end is None:
             return INVALID_HANDLE
@@ -271,7 +271,7 @@ class Streams:
     # --- graphs ---
 
     def _play(self, graph: Graph, stream: int) -> int:
-        """Do the work of a graph on a stream: of its nodes, each after those that it waits for."""
+        """Do the work of a graph on a stream: captured work first, then each node after those that it waits for."""
         for work in list(graph.work):
             if code := work(stream):
                 return code
@@ -297,7 +297,7 @@ def _join(clock: Clock, other: Clock) -> None:
 
 
 def _conflict(a: _Access, b: _Access) -> int | None:
-    """The first byte that both touch and one writes."""
+    """The first byte that both pieces of work touch and at least one writes; None if there is none."""
     start, end, size = max(a.first, b.first), min(a.end, b.end), min(a.size, b.size)
     if start >= end:
         return None

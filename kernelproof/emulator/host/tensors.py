@@ -1,7 +1,7 @@
-"""Tensors of PyTorch as arguments: their storage is copied to the device once per memory, and back when a launch ends.
+"""Tensors of PyTorch as arguments: a storage is copied to the device once per memory, and back when a launch ends.
 
-Views of one storage stay views of one buffer, and addresses keep their distance from its start, so alignments are the
-tensor's own. The host side is never copied: bytes go between the tensor's own memory and the device's.
+Views of one storage are views of one buffer, and addresses keep their distance from its start, so alignments are those
+of the tensor. On the host nothing is copied: bytes move between the tensor's own memory and the device's.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from kernelproof.emulator.state.arrays import POISON, Array
 
 
 class Tensors:
-    """The tensors of one launch or session, by their storage. ``roles``: of storages, by address; others are
-    ``inout``."""
+    """The tensors of one launch or session, by their storage. ``roles``: address of a storage -> role; other storages
+    are ``inout``."""
 
     def __init__(self, memory: Memory, roles: Mapping[int, str] | None = None) -> None:
         self.memory, self.roles = memory, roles or {}
         self._placed: dict[int, tuple[Buffer, Array, Tensor]] = {}
 
     def address(self, tensor: Tensor, name: str = "", role: str = "inout") -> int:
-        """The device address of its first element; its storage is uploaded. ``name``: of the argument, for findings;
-        ``role``: of a storage that ``roles`` lacks. Raises EmulatorError for tensors that cannot be arguments."""
+        """Upload a tensor's storage; returns the device address of the tensor's first element. ``name``: what findings
+        call the argument. ``role``: the role of a storage that ``roles`` lacks. Raises EmulatorError for tensors that
+        cannot be arguments."""
         kind, content = element_name(tensor), host_bytes(tensor)
         start = tensor.untyped_storage().data_ptr()
         if start not in self._placed:
@@ -46,7 +47,7 @@ class Tensors:
 
 
 def _describe(buffer: Buffer, tensor: Tensor, element: str) -> None:
-    """Name elements and extents of a buffer after a tensor: in one dimension where the tensor is not all of it."""
+    """Give a buffer the element type and shape of a tensor; one dimension if the tensor is only a part of it."""
     dtype, extents = np.dtype(NUMPY[element]), tuple(map(int, tensor.shape))
     if buffer.nbytes % dtype.itemsize == 0:
         whole = tensor.is_contiguous() and int(np.prod(extents)) * dtype.itemsize == buffer.nbytes

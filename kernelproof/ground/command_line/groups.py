@@ -23,13 +23,11 @@ from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache, wraps
-from typing import Annotated, Any, NamedTuple, NoReturn, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
-
-from kernelproof.ground.errors import WrongInput
 
 Parameter = inspect.Parameter
 Verb = Callable[..., None]
@@ -60,7 +58,7 @@ class OneOf:
 class Shared:
     """Beside a field without an option of its own: its name and its help in ``option NAME=VALUE``.
 
-    ``parse`` makes the value of its text and raises BadParameter; with ``OneOf`` beside it, it is not needed.
+    ``parse`` makes the value of its text and raises ValueError; with ``OneOf`` beside it, it is not needed.
     ``short``: whether ``--NAME VALUE`` is offered as a short form.
     """
 
@@ -80,22 +78,21 @@ class _Setting(NamedTuple):
     values: tuple[str, ...]  # that it takes; empty: whatever ``parse`` accepts
     default: object
     repeatable: bool  # its value is a tuple of all that are given
+    indexed: bool  # its value may have an index behind a colon, such as h200:1
 
     def value(self, text: str) -> object:
-        """The value of its text; ends the command where it is none."""
-        if self.values:
-            for value in self.values:
-                if value.casefold() == text.casefold():
-                    return value
-            _refuse_setting(self.shared, text, f"it is one of {', '.join(self.values)}")
+        """The value of its text. Raises BadParameter."""
         try:
-            return self.shared.parse(text)
-        except (typer.BadParameter, ValueError) as error:
-            _refuse_setting(self.shared, text, str(error))
-
-
-def _refuse_setting(shared: Shared, text: str, reason: str) -> NoReturn:
-    raise WrongInput(f"{shared.option} {shared.name}={text}: {reason}")
+            if not self.values:
+                return self.shared.parse(text)
+            name, colon, index = text.partition(":") if self.indexed else (text, "", "")
+            for value in self.values:
+                if value.casefold() == name.casefold() and (index.isdecimal() or not colon):
+                    return f"{value}{colon}{index}"
+            raise ValueError(f"{text!r} is not one of {', '.join(map(repr, self.values))}")
+        except ValueError as error:
+            flag = f"--{self.shared.name}" if self.shared.short else f"{self.shared.option} {self.shared.name}"
+            raise typer.BadParameter(str(error), param_hint=f"'{flag}'") from None
 
 
 @dataclass(frozen=True)
@@ -122,8 +119,7 @@ class VerbCommand(TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Writes out short forms. Words behind ``--`` are no options."""
-        settings: tuple[_Setting, ...] = getattr(self.callback, SETTINGS, ())
-        short = {f"--{setting.shared.name}": setting.shared.option for setting in settings if setting.shared.short}
+        short = self._short_forms()
         end = args.index("--") if "--" in args else len(args)
         words: list[str] = []
         waiting = iter(args[:end])
@@ -133,11 +129,35 @@ class VerbCommand(TyperCommand):
                 words.append(word)
             elif equals or (value := next(waiting, "")):
                 words += [short[name], f"{name[2:]}={value}"]
+            elif ctx.resilient_parsing:  # a shell completes the value of this last word
+                ctx.meta[COMPLETED] = name
             else:
                 ctx.fail(f"Option '{name}' requires an argument.")
         return super().parse_args(ctx, words + args[end:])
 
+    def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
+        """What a shell offers: behind a short form the values of its field, else options with short forms."""
+        if name := ctx.meta.get(COMPLETED):
+            prefix = f"{name[2:]}="
+            items: list[Any] = self._option(self._short_forms()[name]).shell_complete(ctx, prefix + incomplete)
+            for item in items:
+                item.value = item.value.removeprefix(prefix)
+            return items
+        items = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            items += [type(items[0])(name) for name in self._short_forms() if items and name.startswith(incomplete)]
+        return items
 
+    def _short_forms(self) -> dict[str, str]:
+        """Options that are short for a field, and the option that the fields share."""
+        settings: tuple[_Setting, ...] = getattr(self.callback, SETTINGS, ())
+        return {f"--{setting.shared.name}": setting.shared.option for setting in settings if setting.shared.short}
+
+    def _option(self, flag: str) -> Any:
+        return next(option for option in self.params if flag in option.opts)
+
+
+COMPLETED = "kernelproof.completed_field"  # in a context's meta: the short form whose value a shell completes
 SETTINGS = "shared_settings"  # the attribute of a verb's function that holds its fields that share options
 
 
@@ -182,7 +202,7 @@ def expanded(function: Verb) -> Verb:
         values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
         given: dict[str, dict[str, object]] = {}
         for option, offered in shared.items():
-            for setting, value in _given(option, values.pop(_parameter(option)) or (), offered):
+            for setting, value in _given(values.pop(_parameter(option)) or (), offered):
                 fields_given = given.setdefault(setting.group, {})
                 before = cast("tuple[object, ...]", fields_given.get(setting.field, ()))
                 fields_given[setting.field] = (*before, value) if setting.repeatable else value
@@ -218,12 +238,18 @@ def _shared_option(name: str, settings: Sequence[_Setting]) -> Parameter:
         f"{setting.shared.name}={'|'.join(setting.values) or '...'}, {setting.shared.help}" for setting in settings
     )
     short = [f"--{setting.shared.name}" for setting in settings if setting.shared.short]
-    spelled = f" {' and '.join(short)} also stand alone." if short else ""
+    spelled = f" {', '.join(short)} also stand alone." if short else ""
+
+    def check(value: list[str] | None) -> list[str] | None:
+        """Parses the texts while Typer reads the command line, so that it names the option and the verb in an error."""
+        list(_given(value or (), settings))
+        return value
 
     spellings = [f"{each.shared.name}={value}" for each in settings for value in each.values or ("",)]
     option = typer.Option(
         name,
         metavar="FIELD=VALUE",
+        callback=check,
         autocompletion=_completion(spellings),
         help=f"Repeatable.{spelled} Fields: {described}.",
     )
@@ -232,7 +258,7 @@ def _shared_option(name: str, settings: Sequence[_Setting]) -> Parameter:
     )
 
 
-def _given(option: str, texts: Sequence[str], settings: Sequence[_Setting]) -> Iterator[tuple[_Setting, object]]:
+def _given(texts: Sequence[str], settings: Sequence[_Setting]) -> Iterator[tuple[_Setting, object]]:
     """The fields that share an option and their values: defaults first, then those that are given, in their order."""
     for setting in settings:
         if setting.default is not MISSING and not setting.repeatable:
@@ -241,7 +267,7 @@ def _given(option: str, texts: Sequence[str], settings: Sequence[_Setting]) -> I
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or name not in known:
-            raise WrongInput(f"{option} {text}: expected FIELD=VALUE, of the fields {', '.join(known)}")
+            raise typer.BadParameter(f"{text!r}: expected FIELD=VALUE, of the fields {', '.join(known)}")
         yield known[name], known[name].value(value)
 
 
@@ -264,7 +290,9 @@ def _settings(name: str, group: Any, offer: Offer) -> list[_Setting]:
         values = choice.offered(with_wildcard=member.name in offer.wildcards) if choice else ()
         shared = replace(shared, help=offer.helps.get(member.name, shared.help))
         default = offer.defaults.get(member.name, member.default)
-        settings.append(_Setting(name, member.name, shared, values, default, _repeatable(kind)))
+        settings.append(
+            _Setting(name, member.name, shared, values, default, _repeatable(kind), member.name in offer.indexed)
+        )
     return settings
 
 
@@ -306,11 +334,7 @@ def _option(name: str, hint: Any, default: object, offer: Offer) -> Parameter:
     if default is MISSING:
         default = Parameter.empty
     value: Any = get_args(kind)[0] if _repeatable(kind) else kind
-    if choice is not None and name in offer.indexed:
-        names = choice.offered(with_wildcard=name in offer.wildcards)
-        option.parser, option.autocompletion = _indexed(names), _completion(names)
-        option.metavar = f"[{'|'.join(names)}][:INDEX]"
-    elif choice is not None:
+    if choice is not None:
         value = choice.enum(with_wildcard=name in offer.wildcards)
         default = value(default) if isinstance(default, str) else default
     if name in offer.single:
@@ -327,21 +351,6 @@ def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
         return [name for name in names if name.startswith(incomplete)]
 
     return complete
-
-
-def _indexed(names: Sequence[str]) -> Callable[[str], str]:
-    """A parser of one of some names, alone or with an index, such as h200:1."""
-
-    def parse(text: str) -> str:
-        name, colon, index = text.partition(":")
-        for known in names:
-            if known.casefold() == name.casefold() and (index.isdecimal() or not colon):
-                return f"{known}{colon}{index}"
-        raise typer.BadParameter(
-            f"{text!r} is not one of {', '.join(map(repr, names))}, alone or with an index, as x:1"
-        )
-
-    return parse
 
 
 def _group(kind: Any, values: dict[str, Any]) -> object:

@@ -1,16 +1,18 @@
 // D(m,n) = A(m,k) * B(n,k)^T: fp16 in and out, f32 accumulators, row-major, leading dimensions in elements.
-// By a ring of TMA stages that one warp fills, tcgen05.mma of one thread into tensor memory, four warps that store.
+// Method: one warp loads by TMA into a ring of stages, one thread multiplies by tcgen05.mma into tensor memory, four warps store.
 //
 // Launch, all divisions rounded up:
-//   grid    as many clusters as fit on the GPU, at most one per cluster tile of 128 x 256
-//   cluster (1, 1, 1)
+//   grid    one cluster per cluster tile of 256 x 128; running clusters claim those of others
+//   cluster (2, 1, 1)
 //   block   256
-//   shared  213104 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
+//   shared  114880 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
 //
-// Tensor maps of fp16, as (columns, rows) of a box; the swizzle is as wide as its columns, out of bounds is zero
+// Tensor maps of fp16, with boxes of columns x rows; the swizzle is as wide as a box, elements out of bounds are zero
 //   A       64 x 128 of (k, m)
-//   B       64 x 256 of (k, n)
+//   B       64 x 64 of (k, n)
 //   D       64 x 16 of (n, m)
+//
+// Compile nvcc -std=c++17 --expt-relaxed-constexpr -gencode arch=compute_100f,code=sm_100f -I CUTLASS/include
 //
 // Needs   A and B and D aligned to 16 bytes, their leading dimensions multiples of 8
 
@@ -21,25 +23,27 @@
 #include <cute/layout.hpp>
 #include <cute/swizzle_layout.hpp>
 
-namespace hgemm_sm100_tcgen05_f32_tn_128x256x64_s4_39592b3e54 {
+namespace hgemm_sm100_tcgen05_f32_tn_128x128x64_s4_ee205822b7 {
 
 using namespace cute;
 
-// CTA tile in elements, the ring of k-tiles, the CTAs of a cluster that share operands.
-constexpr int kBM = 128, kBN = 256, kBK = 64;
+// The CTA tile in elements, the ring of k-tiles, and the CTAs of a cluster, which share operands.
+constexpr int kBM = 128, kBN = 128, kBK = 64;
 constexpr int kStages = 4, kSplitK = 1;
-constexpr int kClusterM = 1, kClusterN = 1, kClusterCtas = 1;
-// Accumulators of so many tiles in tensor memory, and the columns of it that a CTA takes.
-constexpr int kTiles = 2, kColumns = 512;
-// Warps that load, multiply, allocate and rest; then one warpgroup that stores.
+constexpr int kClusterM = 2, kClusterN = 1, kClusterCtas = 2;
+// How many tiles have their accumulators in tensor memory, and how many columns of it a CTA allocates.
+constexpr int kTiles = 2, kColumns = 256;
+// Four warps, which load, multiply, allocate and claim tiles; then a warpgroup, which stores.
 constexpr int kThreads = 256, kConsumers = 1, kSharers = 1;
+// How many items of work a CTA may hold in advance.
+constexpr int kSlots = 2;
 
 // A CUtensorMap, as the driver encodes it.
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
-// The problem, as the kernel was handed it.
+// The problem, as the caller passed it.
 struct Gemm {
   TensorMap const *map_a, *map_b, *map_d;
   half* d;
@@ -54,7 +58,7 @@ struct Gemm {
 
 };
 
-// One lane of a warp, always the same one. TMA in a branch on it is issued once, not lane by lane.
+// True in one lane of a warp, always the same one. In a branch on it, TMA is issued once instead of lane by lane.
 CUTE_DEVICE bool elect_lane() {
   uint32_t elected;
   asm volatile("{\n"
@@ -65,26 +69,26 @@ CUTE_DEVICE bool elect_lane() {
   return elected;
 }
 
-// What all lanes of a warp agree on, where the compiler sees that they do: it stays in uniform registers, of which tcgen05.mma takes
-// its descriptors.
+// Returns a value on which all lanes of a warp agree, in a way that tells the compiler so: the value then stays in uniform
+// registers, from which tcgen05.mma takes its descriptors.
 CUTE_DEVICE uint32_t uniform(uint32_t value) { return __shfl_sync(0xffffffff, value, 0); }
 
 CUTE_DEVICE uint32_t smem_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Waits for the kernel before this one in the stream, where the launch lets the two overlap.
+// Waits for the previous kernel of the stream if the launch lets the two overlap.
 CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel start its prologue once every CTA has come here. It waits for the end of this one, which comes after
-// the end of the one before: so this is right even before this kernel's own wait.
+// Lets the next kernel start its prologue once every CTA has come here. The next kernel waits for the end of this one, which comes
+// after the end of the previous one: so this is correct even before this kernel's own wait.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
-// One arrival, and that so many bytes are on their way.
+// Arrives once, and makes the phase wait for this many bytes of asynchronous copies.
 CUTE_DEVICE void expect_bytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
@@ -93,7 +97,7 @@ CUTE_DEVICE void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
-// Until the phase of this parity is over.
+// Returns when the phase of this parity is complete.
 CUTE_DEVICE void wait(uint32_t barrier, uint32_t parity) {
   uint32_t over;
   do {
@@ -105,48 +109,74 @@ CUTE_DEVICE void wait(uint32_t barrier, uint32_t parity) {
   } while (!over);
 }
 
-// A box at (column, row) of a matrix to shared memory; its bytes count on the mbarrier. Where several CTAs share it, to
-// the same place in all CTAs of the mask, and on the mbarrier of each.
+CUTE_DEVICE int cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Returns the address of the same variable in the CTA of this rank of the cluster.
+CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
+// Relaxed is enough: the fence before it publishes the mbarriers, and the CTAs share no other memory at this point.
+CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Arrives at an mbarrier of any CTA of the cluster. Not .release.cluster, which would wait for all memory accesses of this thread:
+// after tcgen05.wait, what is handed back has been read.
+CUTE_DEVICE void arrive_at(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// Returns the same address in the first CTA of the pair: the rank is in the bits from 24 on.
+CUTE_DEVICE uint32_t leaders(uint32_t address) { return address & 0xfeffffff; }
+
+// Loads a box at (column, row) of a matrix to shared memory; its bytes count on the mbarrier. If several CTAs share it, it is loaded
+// to the same place in all CTAs of the mask, and counts on the mbarrier of each.
 template <int Sharing>
 CUTE_DEVICE void load_box(TensorMap const* map, uint32_t target, uint32_t barrier, int col, int row, uint64_t policy,
                           uint16_t ctas) {
   if constexpr (Sharing == 1) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::2.L2::cache_hint"
                  " [%0], [%1, { %2, %3 }], [%4], %5;"
                  :: "r"(target), "l"(map), "r"(col), "r"(row), "r"(barrier), "l"(policy) : "memory");
   } else {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-                 ".L2::cache_hint [%0], [%1, { %2, %3 }], [%4], %5, %6;"
+                 ".cta_group::2.L2::cache_hint [%0], [%1, { %2, %3 }], [%4], %5, %6;"
                  :: "r"(target), "l"(map), "r"(col), "r"(row), "r"(barrier), "h"(ctas), "l"(policy) : "memory");
   }
 }
 
 CUTE_DEVICE void prefetch_map(TensorMap const* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
 
-// A box from shared memory to (column, row) of D, clipped to it. Stores of one thread form groups.
+// Stores a box from shared memory to (column, row) of D, clipped to D. The stores of a thread form groups.
 CUTE_DEVICE void store_box(TensorMap const* map, uint32_t source, int col, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2 }], [%3];"
                :: "l"(map), "r"(col), "r"(row), "r"(source) : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until all of this thread's stores but the last N have read their source.
+// Waits until all of this thread's stores but the last N have read their source.
 template <int N>
 CUTE_DEVICE void wait_for_stores() {
   asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory");
 }
 
-// A tile whose rows run along k: chunks of 64 k, each of Extent rows of 128 swizzled bytes.
+// A tile whose rows run along k, in chunks of 64 k. A chunk has Extent rows of 128 swizzled bytes.
 template <int Extent>
 struct AlongK {
   static constexpr int kWidth = 64, kChunkBytes = Extent * kWidth * 2;
 
-  // Bytes from the tile's first to a row's k-block of 16; rows by 8.
+  // Returns the bytes from the start of the tile to a row's k-block of 16, before the swizzle, which repeats every 8 rows.
   CUTE_DEVICE static constexpr int offset(int row, int block) {
     return row * kWidth * 2 + block / 4 * kChunkBytes + block % 4 * 32;
   }
 
-  // The part of the tile that this CTA brings for the Parts that share it, in Boxes of rows.
+  // Loads this CTA's part of a tile that Parts CTAs share, for all of them, in Boxes boxes of rows.
   template <int Parts, int Boxes>
   CUTE_DEVICE static void load(TensorMap const* map, uint32_t tile, uint32_t barrier, int row, int k, uint64_t policy,
                                int part, uint16_t ctas) {
@@ -163,54 +193,55 @@ struct AlongK {
 };
 
 using TileA = AlongK<kBM>;
-using TileB = AlongK<kBN>;
-constexpr int kBytesA = kBM * kBK * 2, kBytesB = kBN * kBK * 2, kStageBytes = kBytesA + kBytesB;
+using TileB = AlongK<kBN / 2>;
+constexpr int kBytesA = kBM * kBK * 2, kBytesB = kBN / 2 * kBK * 2, kStageBytes = kBytesA + kBytesB;
 
-// The rows and columns of the instructions are those of D.
+// Rows and columns of the instructions are rows and columns of D.
 using TileX = TileA;
 using TileY = TileB;
 constexpr int kRows = kBM, kCols = kBN;
 
-// The instruction descriptor: types of D, X and Y, whether X and Y lie across k, columns, rows.
+// The instruction descriptor: types of D, X and Y, whether X and Y lie across k, columns, rows of both CTAs.
 constexpr uint32_t kXAcross = 0, kYAcross = 0;
-constexpr uint32_t kInstruction = 1u << 4 | 0u << 7 | 0u << 10 | kXAcross << 15 | kYAcross << 16 | kCols / 8u << 17 | kRows / 16u << 24;
-static_assert(kRows == 128 && kCols % 16 == 0 && kCols <= 256);
+constexpr uint32_t kInstruction = 1u << 4 | 0u << 7 | 0u << 10 | kXAcross << 15 | kYAcross << 16 | kCols / 8u << 17 | 2 * kRows / 16u << 24;
+static_assert(kRows == 128 && kCols % 32 == 0 && kCols <= 256);
 
-// Sums in tensor memory = x * y + (accumulate ? sums : 0), 16 of k. Operands are descriptors of tiles in shared memory;
-// asynchronous.
+// Sums in tensor memory = x * y + (accumulate ? sums : 0), for 16 of k. x and y are descriptors of tiles in shared memory. The
+// instruction is asynchronous.
 CUTE_DEVICE void mma(uint32_t sums, uint64_t x, uint64_t y, bool accumulate) {
   asm volatile("{\n"
                ".reg .pred p;\n"
                "setp.ne.b32 p, %4, 0;\n"
-               "tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p;\n"
+               "tcgen05.mma.cta_group::2.kind::f16 [%0], %1, %2, %3, p;\n"
                "}" :: "r"(sums), "l"(x), "l"(y), "r"(kInstruction), "r"(int(accumulate)) : "memory");
 }
 
-// Arrives when this thread's multiplications so far are done.
-CUTE_DEVICE void commit(uint32_t barrier, uint16_t) {
-  asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" :: "r"(barrier) : "memory");
+// Arrives when all multiplications that this thread has issued are done, at the same mbarrier in all CTAs of the mask.
+CUTE_DEVICE void commit(uint32_t barrier, uint16_t ctas) {
+  asm volatile("tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;"
+               :: "r"(barrier), "h"(ctas) : "memory");
 }
 
-// What tcgen05.mma is told of an operand. The low word: bytes between chunks of columns, and the low 18 bits of the address; in
-// a cluster the rank of the CTA lies above them.
+// The descriptor of an operand. Its low word has the bytes between chunks of columns and the low 18 bits of the address; in a
+// cluster, the rank of the CTA is in the bits above these.
 CUTE_DEVICE uint32_t descriptor_low(uint32_t address, int chunk_bytes) { return chunk_bytes >> 4 << 16 | (address & 0x3ffff) >> 4; }
 
-// The high word: swizzle mode, a constant bit, bytes between blocks of 8 rows.
+// Its high word has the swizzle mode, a constant bit, and the bytes between blocks of 8 rows.
 template <int Width>
 CUTE_DEVICE uint64_t descriptor(uint32_t low) {
   constexpr uint64_t kMode = Width == 64 ? 2 : Width == 32 ? 4 : 6, kBlockBytes = 8 * Width * 2;
   return (kMode << 29 | 1 << 14 | kBlockBytes >> 4) << 32 | low;
 }
 
-// Columns of tensor memory, by a warp; their address goes to shared memory. No more are asked for.
+// A warp in each CTA of the pair allocates columns of tensor memory. Their address goes to shared memory. The CTA allocates no more.
 CUTE_DEVICE void allocate_columns(uint32_t target) {
-  asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" :: "r"(target), "n"(kColumns) : "memory");
-  asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory");
+  asm volatile("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%0], %1;" :: "r"(target), "n"(kColumns) : "memory");
+  asm volatile("tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;" ::: "memory");
 }
 
-// By the same warp, when nobody uses them any more.
+// The same warp in each CTA of the pair frees them when no thread uses them any more.
 CUTE_DEVICE void free_columns(uint32_t columns) {
-  asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" :: "r"(columns), "n"(kColumns) : "memory");
+  asm volatile("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %0, %1;" :: "r"(columns), "n"(kColumns) : "memory");
 }
 
 CUTE_DEVICE uint32_t load_word(uint32_t address) {
@@ -219,20 +250,20 @@ CUTE_DEVICE uint32_t load_word(uint32_t address) {
   return word;
 }
 
-// Orders this thread's earlier use of tensor memory before the arrival that follows, and its later use behind the wait before.
-// Neither waits for anything.
+// The first orders this thread's earlier use of tensor memory before the arrival that follows, the second orders its later use
+// after the wait before it. Neither waits.
 CUTE_DEVICE void fence_before_arrival() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
 CUTE_DEVICE void fence_behind_wait() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 
-// A warp's share of kAtomN columns: its 32 lanes of tensor memory are rows; of 16 rows and 8 columns a lane has two neighbours in
+// A warp's share of kAtomN columns. Its 32 lanes of tensor memory are rows. Of 16 rows and 8 columns a lane has two neighbours in
 // row lane / 4, and two more in the row 8 below.
-using Accumulator = float;  // a register of one of them
+using Accumulator = float;  // a register has one sum
 constexpr int kAtomN = 64, kAtomRegisters = 32;
 constexpr int kAtomsM = 2, kAtomsN = 1, kChunks = kCols / kAtomN;
 constexpr int kShareRows = kRows, kShareCols = kCols;
 using Accumulators = Accumulator[kAtomsM][kAtomsN][kAtomRegisters];
 
-// Columns of the accumulators at an address of tensor memory, all lanes' when it returns.
+// Loads columns of accumulators from an address of tensor memory. When it returns, all lanes have theirs.
 CUTE_DEVICE void load_sums(uint32_t at, Accumulators& tCrD) {
   asm volatile(
       "tcgen05.ld.sync.aligned.16x256b.x8.b32 {"
@@ -255,7 +286,7 @@ CUTE_DEVICE void load_sums(uint32_t at, Accumulators& tCrD) {
       : "r"(at), "r"(at + (16 << 16)) : "memory");
 }
 
-// Shared memory, as byte addresses: the ring, the epilogue's buffers, mbarriers, the address of the columns of tensor memory.
+// Addresses of bytes in shared memory: the ring, the epilogue's buffers, the mbarriers, and the word that has the address of the columns.
 struct Shared {
   uint32_t base;
   CUTE_DEVICE uint32_t stage(int i) const { return base + i * kStageBytes; }
@@ -265,11 +296,17 @@ struct Shared {
   CUTE_DEVICE uint32_t summed(int i) const { return full(kStages + i); }
   CUTE_DEVICE uint32_t stored(int i) const { return full(kStages + i) + 8; }
   CUTE_DEVICE uint32_t columns() const { return full(kStages + 2); }
+  CUTE_DEVICE uint32_t response() const { return full(kStages + 3); }
+  CUTE_DEVICE uint32_t answered() const { return full(kStages + 4); }
+  CUTE_DEVICE uint32_t item(int i) const { return full(kStages + 4) + 8 + i * 4; }
+  CUTE_DEVICE uint32_t handed(int i) const { return full(kStages + 5 + i); }
+  CUTE_DEVICE uint32_t taken(int i) const { return full(kStages + 5 + i) + 8; }
+  CUTE_DEVICE uint32_t begun() const { return full(kStages + 5 + kSlots); }
 };
-static_assert(kStages * kStageBytes + 16384 + kStages * 16 + 48 == 213104);
+static_assert(kStages * kStageBytes + 16384 + kStages * 16 + 128 == 114880);
 extern __shared__ __align__(1024) unsigned char smem[];
 
-// A place among Count stages or tiles, and the parity of its phase.
+// A position among Count stages or tiles, and the parity of its phase.
 template <int Count>
 struct Turn {
   int stage = 0;
@@ -289,19 +326,19 @@ struct Tile {
   int row, col;
 };
 
-// What a CTA does at a time: a tile, steps [first, last) of k.
+// One item of work of a CTA: a tile, and steps [first, last) of k.
 struct Work : Tile {
   int first, last;
 
 };
 
-// Tiles of clusters along m and n.
+// The tiles of clusters along m and n.
 CUTE_DEVICE int clusters_m(Gemm const& gemm) { return (gemm.m + kBM * kClusterM - 1) / (kBM * kClusterM); }
 CUTE_DEVICE int clusters_n(Gemm const& gemm) { return (gemm.n + kBN * kClusterN - 1) / (kBN * kClusterN); }
 CUTE_DEVICE int steps_of(Gemm const& gemm) { return (gemm.k + kBK - 1) / kBK; }
 
-// A CTA's part of a cluster's tile. Tiles go along one axis in bands of a few tiles of the other, so that what runs
-// together shares operands in L2.
+// Returns a CTA's part of a cluster's tile. Tiles follow each other along one axis, in bands of a few tiles of the other axis, so
+// that clusters that run together share operands in the L2.
 CUTE_DEVICE Tile tile_of(Gemm const& gemm, int tile, int rank) {
   const int along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
   const int across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
@@ -317,23 +354,23 @@ CUTE_DEVICE int work_items(Gemm const& gemm) { return clusters_m(gemm) * cluster
 
 CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) { return {tile_of(gemm, item, rank), 0, steps_of(gemm)}; }
 
-// Two neighbours of one row, of the accumulators of 8 columns: e = 0 in row lane / 4, e = 1 in the row 8 below.
+// Returns two neighbours in a row, from the accumulators of 8 columns: e = 0 in row lane / 4, e = 1 in the row 8 below.
 CUTE_DEVICE uint32_t pair(Accumulator const (&d)[kAtomRegisters], int columns, int e) {
   const half2 rounded = __floats2half2_rn(d[columns * 4 + e * 2], d[columns * 4 + e * 2 + 1]);
   return reinterpret_cast<uint32_t const&>(rounded);
 }
 
-// Four 8 x 8 matrices from registers to shared memory; every lane has the address of one row.
+// Stores four 8 x 8 matrices from registers to shared memory; each lane passes the address of one row.
 CUTE_DEVICE void store_matrices(uint32_t target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
                :: "r"(target), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Groups of columns of a load that are stored at a time.
+// The groups of columns of a load that are stored at a time.
 constexpr int kGroup = 64, kGroups = kAtomN / kGroup;
 CUTE_DEVICE constexpr int first_column(int group) { return group * kGroup; }
 
-// Every warp stores by itself, 16 rows of the load and a group of columns at a time, through two swizzled buffers.
+// Each warp stores by itself, 16 rows of the load and a group of columns at a time, through two swizzled buffers.
 CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, int col, int share_row, int share_col,
                              Accumulators const& tCrD) {
   constexpr int kRounds = kAtomsM * kAtomsN * kGroups, kBufferBytes = 16 * kGroup * 2;
@@ -347,7 +384,7 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
     const int i = round / (kAtomsN * kGroups), j = round / kGroups % kAtomsN, group = round % kGroups;
     const int first = first_column(group);
     const uint32_t target = shared.buffers(warp) + round % 2 * kBufferBytes;
-    // The store before the last, which has read this buffer; after an odd number of rounds it was the last.
+    // Wait for the last but one store, which reads this buffer. After an odd number of rounds the last store reads it.
     if (leader) {
       if (round == 0 && kRounds % 2) {
         wait_for_stores<0>();
@@ -372,8 +409,8 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
   }
 }
 
-// By one thread: each full stage takes the producer's arrival and all bytes; an empty one the end of the multiplications of every
-// CTA that reads what this CTA brought. Summed: the end of a tile's; stored: an arrival of every warp that has its accumulators.
+// Called by one thread. full: the producer's arrival and all bytes of a stage. empty: the end of the multiplications of each CTA pair
+// that reads what this CTA loaded. summed: the end of a tile's multiplications. stored: one arrival of each warp that stores the tile.
 CUTE_DEVICE void init_barriers(Shared const& shared) {
   for (int i = 0; i < kStages; ++i) {
     init_barrier(shared.full(i), 1);
@@ -381,14 +418,112 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
   }
   for (int i = 0; i < kTiles; ++i) {
     init_barrier(shared.summed(i), 1);
-    init_barrier(shared.stored(i), 4);
+    init_barrier(shared.stored(i), 8);
+  }
+  // answered: the arrival of the request and the 16 bytes of its response. handed: an item lies in the slot. taken, in the
+  // cluster's first CTA: one arrival of each warp of the cluster that reads items. begun, also there: loading of an item begins.
+  init_barrier(shared.answered(), 1);
+  init_barrier(shared.begun(), 1);
+  for (int i = 0; i < kSlots; ++i) {
+    init_barrier(shared.handed(i), 1);
+    init_barrier(shared.taken(i), 11);
   }
 }
 
-// One thread brings k-tiles, as stages are handed back.
+// Asks to cancel a cluster that has not started. The 16 bytes of the response count on the mbarrier.
+CUTE_DEVICE void request(uint32_t response, uint32_t answered) {
+  expect_bytes(answered, 16);
+  asm volatile("clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%0], [%1];"
+               :: "r"(response), "r"(answered) : "memory");
+}
+
+// Returns the item of the cluster that was cancelled, or -1 if none was. Afterwards the response may be overwritten.
+CUTE_DEVICE int claimed_item(uint32_t response) {
+  int first;
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               ".reg .b128 r;\n"
+               "ld.shared.b128 r, [%1];\n"
+               "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 p, r;\n"
+               "mov.b32 %0, -1;\n"
+               "@p clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %0, r;\n"
+               "}" : "=&r"(first) : "r"(response) : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  return first < 0 ? first : first / kClusterCtas;
+}
+
+// Items pass from CTA to CTA, which needs a release and an acquire in the scope of the cluster.
+CUTE_DEVICE void arrive_in_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+CUTE_DEVICE void wait_in_cluster(uint32_t barrier, uint32_t parity) {
+  uint32_t over;
+  do {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
+  } while (!over);
+}
+
+CUTE_DEVICE void hand(Shared const& shared, int slot, int item) {
+  for (int cta = 0; cta < kClusterCtas; ++cta) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(at_rank(shared.item(slot), cta)), "r"(item) : "memory");
+    arrive_in_cluster(at_rank(shared.handed(slot), cta));
+  }
+}
+
+CUTE_DEVICE void take(Shared const& shared, int slot) { arrive_in_cluster(at_rank(shared.taken(slot), 0)); }
+
+// One thread of a cluster claims items and hands them to all its CTAs, until it hands over a negative one. It claims an item when
+// loading of the item before begins, so a cluster holds at most one item that it has not begun, and the others get the rest.
+// The hardware may answer that no cluster is pending although many are. Then this cluster ends, and the pending clusters start
+// and compute their own tiles. So all tiles are computed, whatever the hardware answers.
+CUTE_DEVICE void claim_items(Shared const& shared) {
+  Turn<kSlots> slot;
+  uint32_t parity = 0;
+  int item;
+  CUTE_NO_UNROLL
+  do {
+    wait(shared.begun(), parity);
+    wait_in_cluster(shared.taken(slot.stage), slot.parity ^ 1);
+    request(shared.response(), shared.answered());
+    wait(shared.answered(), parity);
+    parity ^= 1;
+    item = claimed_item(shared.response());
+    hand(shared, slot.stage, item);
+    slot.advance();
+  } while (item >= 0);
+  // Warps of other CTAs arrive at this CTA's mbarriers, so it must not exit before they have.
+  for (int i = 0; i < kSlots; ++i) {
+    wait_in_cluster(shared.taken(slot.stage), slot.parity ^ 1);
+    slot.advance();
+  }
+}
+
+// Returns the next item handed to this CTA, negative if there is none. One thread calls it, or a warp, whose first lane waits.
+template <bool Warp>
+CUTE_DEVICE int next_item(Shared const& shared, Turn<kSlots>& slot) {
+  int item = 0;
+  if (!Warp || threadIdx.x % 32 == 0) {
+    wait_in_cluster(shared.handed(slot.stage), slot.parity);
+    item = int(load_word(shared.item(slot.stage)));
+    take(shared, slot.stage);
+  }
+  slot.advance();
+  if constexpr (Warp) {
+    __syncwarp();
+    item = int(uniform(item));
+  }
+  return item;
+}
+
+// One thread loads k-tiles into stages as they are handed back.
 CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   const int rank_m = rank % kClusterM, rank_n = rank / kClusterM % kClusterN;
-  // CTAs of one row of the cluster share A, those of one column share B.
+  // CTAs in the same row of the cluster share A, those in the same column share B.
   uint16_t row_ctas = 0, col_ctas = 0;
   CUTE_UNROLL
   for (int i = 0; i < kClusterN; ++i) {
@@ -399,37 +534,49 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
     col_ctas |= 1 << (i + rank_n * kClusterM);
   }
   Place place;
-  // Every cluster takes tiles until none is left.
+  // The tile for which this cluster was launched, then the tiles that it claims.
+  Turn<kSlots> slot;
   CUTE_NO_UNROLL
-  for (int item = blockIdx.x / kClusterCtas; item < work_items(gemm); item += gridDim.x / kClusterCtas) {
+  for (int item = blockIdx.x / kClusterCtas; item >= 0; item = next_item<false>(shared, slot)) {
+    // From now on the cluster may claim the next item.
+    if (rank == 0) {
+      arrive(shared.begun());
+    }
     const Work work = work_of(gemm, item, rank);
 
     for (int step = work.first; step < work.last; ++step) {
-      const uint32_t stage = shared.stage(place.stage), full = shared.full(place.stage);
+      const uint32_t stage = shared.stage(place.stage), full = leaders(shared.full(place.stage));
       wait(shared.empty(place.stage), place.parity ^ 1);
-      expect_bytes(full, kStageBytes);
+      if (rank % 2 == 0) {
+        expect_bytes(shared.full(place.stage), 2 * kStageBytes);
+      }
       TileA::load<kClusterN, 1>(gemm.map_a, stage, full, work.row, step * kBK, gemm.policy_a, rank_n, row_ctas);
-      TileB::load<kClusterM, 1>(gemm.map_b, stage + kBytesA, full, work.col, step * kBK, gemm.policy_b, rank_m, col_ctas);
+      TileB::load<kClusterM / 2, 1>(gemm.map_b, stage + kBytesA, full, work.col + rank % 2 * (kBN / 2), step * kBK, gemm.policy_b, rank_m / 2, col_ctas);
       place.advance();
     }
   }
-
+  // Warps of other CTAs arrive at this CTA's mbarriers, so it must not exit before they have.
+  for (int i = 0; i < kStages; ++i) {
+    wait(shared.empty(place.stage), place.parity ^ 1);
+    place.advance();
+  }
 }
 
-// The CTAs that brought what this thread multiplies: all of the cluster.
+// The CTAs that loaded what this thread multiplies: all of the cluster.
 CUTE_DEVICE uint16_t bringing_ctas(int) { return (1 << kClusterCtas) - 1; }
 
-// One thread multiplies: a k-tile when it has arrived, into the accumulators of one tile while those of the other
-// are stored. The end of a k-tile's multiplications hands its stage back.
+// One thread multiplies for both CTAs of the pair: each k-tile when it has arrived, into the accumulators of one tile while those of the other
+// are stored. When the multiplications of a k-tile end, its stage is handed back.
 CUTE_DEVICE void multiply(Gemm const& gemm, Shared const& shared, int rank, uint32_t columns) {
   const uint32_t x0 = descriptor_low(shared.stage(0) + 0, TileX::kChunkBytes);
   const uint32_t y0 = descriptor_low(shared.stage(0) + kBytesA, TileY::kChunkBytes);
-  const uint16_t brought = bringing_ctas(rank), own = 1 << rank;
+  const uint16_t brought = bringing_ctas(rank), own = 3 << rank;
   Place place;
   Turn<kTiles> tile;
-  // Every cluster takes tiles until none is left.
+  // The tile for which this cluster was launched, then the tiles that it claims.
+  Turn<kSlots> slot;
   CUTE_NO_UNROLL
-  for (int item = blockIdx.x / kClusterCtas; item < work_items(gemm); item += gridDim.x / kClusterCtas) {
+  for (int item = blockIdx.x / kClusterCtas; item >= 0; item = next_item<false>(shared, slot)) {
     const Work work = work_of(gemm, item, rank);
 
     wait(shared.stored(tile.stage), tile.parity ^ 1);
@@ -450,30 +597,37 @@ CUTE_DEVICE void multiply(Gemm const& gemm, Shared const& shared, int rank, uint
     commit(shared.summed(tile.stage), own);
     tile.advance();
   }
-
+  // Warps of the other CTA arrive at this CTA's mbarriers, so it must not exit before they have.
+  for (int i = 0; i < kTiles; ++i) {
+    wait(shared.stored(tile.stage), tile.parity ^ 1);
+    tile.advance();
+  }
 }
 
-// Where this lane tells that accumulators are free: the first such barrier, 0 in all lanes but the first.
-CUTE_DEVICE uint32_t stored_barriers(Shared const& shared, int) { return threadIdx.x % 32 == 0 ? shared.stored(0) : 0; }
+// The first mbarrier at which this lane reports free accumulators, in the CTA that multiplies; 0 in all lanes but the first.
+CUTE_DEVICE uint32_t stored_barriers(Shared const& shared, int rank) {
+  return threadIdx.x % 32 == 0 ? at_rank(shared.stored(0), rank & ~1) : 0;
+}
 
-// This warp has a tile's accumulators in registers, or has stored them: they may be replaced.
+// This warp has a tile's accumulators in registers or has stored them, so they may be overwritten.
 CUTE_DEVICE void release(uint32_t stored, int tile) {
   fence_before_arrival();
   __syncwarp();
   if (stored) {
-    arrive(stored + tile * 16);
+    arrive_at(stored + tile * 16);
   }
 }
 
-// A warp stores the rows of a tile that lie in its lanes of tensor memory, some columns at a time, while the next tile is multiplied.
+// Each warp stores the rows of a tile that lie in its lanes of tensor memory, some columns at a time, while the next tile is multiplied.
 CUTE_DEVICE void store_tiles(Gemm const& gemm, Shared const& shared, int rank, uint32_t columns) {
   constexpr int share_row = 0;
   const uint32_t lanes = columns + (uniform(threadIdx.x / 32) % 4 << 21);
   const uint32_t stored = stored_barriers(shared, rank);
   Turn<kTiles> tile;
-  // Every cluster takes tiles until none is left.
+  // The tile for which this cluster was launched, then the tiles that it claims.
+  Turn<kSlots> slot;
   CUTE_NO_UNROLL
-  for (int item = blockIdx.x / kClusterCtas; item < work_items(gemm); item += gridDim.x / kClusterCtas) {
+  for (int item = blockIdx.x / kClusterCtas; item >= 0; item = next_item<true>(shared, slot)) {
     const Work work = work_of(gemm, item, rank);
 
     wait(shared.summed(tile.stage), tile.parity);
@@ -492,18 +646,18 @@ CUTE_DEVICE void store_tiles(Gemm const& gemm, Shared const& shared, int rank, u
     tile.advance();
   }
 
-  wait_for_stores<0>();  // shared memory is not given up before
+  wait_for_stores<0>();  // they must have read shared memory before the CTA exits
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-hgemm_sm100_tcgen05_f32_tn_128x256x64_s4_39592b3e54(
+hgemm_sm100_tcgen05_f32_tn_128x128x64_s4_ee205822b7(
     const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
     const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
   const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b, partials, arrivals};
   const Shared shared{uniform(smem_address(smem))};
   const int warp = uniform(threadIdx.x / 32);
-  constexpr int rank = 0;
+  const int rank = cluster_rank();
   if (warp == 0 && elect_lane()) {
     prefetch_map(gemm.map_a);
     prefetch_map(gemm.map_b);
@@ -514,8 +668,9 @@ hgemm_sm100_tcgen05_f32_tn_128x256x64_s4_39592b3e54(
     allocate_columns(shared.columns());
   }
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
   __syncthreads();
-
   let_next_kernel_start();
   wait_for_previous_kernel();
   const uint32_t columns = load_word(shared.columns());
@@ -524,21 +679,26 @@ hgemm_sm100_tcgen05_f32_tn_128x256x64_s4_39592b3e54(
       produce(gemm, shared, rank);
     }
   } else if (warp == 1) {
-    if (elect_lane()) {
+    if (rank % 2 == 0 && elect_lane()) {
       multiply(gemm, shared, rank, columns);
+    }
+  } else if (warp == 3) {
+    if (rank == 0 && elect_lane()) {
+      claim_items(shared);
     }
   } else if (warp >= 4) {
     store_tiles(gemm, shared, rank, columns);
     fence_before_arrival();
   }
   __syncwarp();
-  // Nobody uses tensor memory any more.
+  // Wait until no thread uses tensor memory, and no other CTA of the cluster uses this one.
   __syncthreads();
-
+  cluster_arrive();
+  cluster_wait();
   if (warp == 2) {
     fence_behind_wait();
     free_columns(columns);
   }
 }
 
-}  // namespace hgemm_sm100_tcgen05_f32_tn_128x256x64_s4_39592b3e54
+}  // namespace hgemm_sm100_tcgen05_f32_tn_128x128x64_s4_ee205822b7

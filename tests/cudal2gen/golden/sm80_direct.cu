@@ -1,5 +1,5 @@
 // D(m,n) = A(m,k) * B(n,k)^T: fp16 in and out, f16 accumulators, row-major, leading dimensions in elements.
-// By fragments straight from global memory, mma.sync; no shared-memory ring.
+// Method: mma.sync on fragments that are loaded directly from global memory, without a ring in shared memory.
 //
 // Launch, all divisions rounded up:
 //   grid   (n / 32, m / 32, 1)
@@ -22,7 +22,7 @@ namespace hgemm_sm80_direct_f16_tn_32x32_260df53446 {
 
 using namespace cute;
 
-// CTA tile in elements, MMA warps, and what each warp owns: kMmaM blocks of 16 rows, kMmaN blocks of 8 columns.
+// The CTA tile in elements, its MMA warps, and what each warp owns: kMmaM blocks of 16 rows, kMmaN blocks of 8 columns.
 constexpr int kBM = 32, kBN = 32;
 constexpr int kWarpsM = 1, kWarpsN = 1;
 constexpr int kThreads = 32 * kWarpsM * kWarpsN;
@@ -30,7 +30,7 @@ constexpr int kMmaM = kBM / (16 * kWarpsM);
 constexpr int kMmaN = kBN / (8 * kWarpsN);
 constexpr int kVectorBits = 3, kVector = 1 << kVectorBits;  // halves in the 16 bytes that one copy instruction moves
 static_assert(kThreads == 32 && kBM % (16 * kWarpsM) == 0 && kBN % (16 * kWarpsN) == 0);
-constexpr int kStep = 32;  // k of one step: a vector of a row per lane feeds two MMAs
+constexpr int kStep = 32;  // k of one step: each lane loads one vector per row, enough for two MMAs
 
 // Accumulators of mma.sync.m16n8k16: a pair of halves for row lane / 4, another for the row 8 below.
 using Mma = SM80_16x8x16_F16F16F16F16_TN;
@@ -38,7 +38,7 @@ using TensorD = decltype(make_tensor<uint32_t>(Shape<_2, Int<kMmaM>, Int<kMmaN>>
 
 CUTE_DEVICE uint32_t pair(TensorD const& tCrD, int half_tile, int i, int j) { return tCrD(half_tile, i, j); }
 
-// The problem, as the kernel was handed it.
+// The problem, as the caller passed it.
 struct Gemm {
   half const* a;
   int lda;
@@ -53,17 +53,17 @@ struct Gemm {
   unsigned* arrivals;
 };
 
-// Two neighbours in one row of D.
+// Stores two neighbours in a row of D.
 CUTE_DEVICE void store_pair(Gemm const& gemm, int row, int col, uint32_t value) {
   *reinterpret_cast<uint32_t*>(gemm.d + int64_t(row) * gemm.ldd + col) = value;
 }
 
-// Elements (row, k) to (row, k + 7) of a matrix with contiguous k.
+// Loads elements (row, k) to (row, k + 7) of a matrix whose k is contiguous.
 CUTE_DEVICE uint4 load_along_k(half const* matrix, int ld, int rows, int k_end, int row, int k) {
   return __ldg(reinterpret_cast<uint4 const*>(matrix + int64_t(row) * ld + k));
 }
 
-// One CTA tile of D: rows from tile_m * kBM, columns from tile_n * kBN.
+// Computes one CTA tile of D: rows from tile_m * kBM, columns from tile_n * kBN.
 CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   const int warp_m = threadIdx.x / 32 % kWarpsM;
   const int warp_n = threadIdx.x / 32 / kWarpsM;
@@ -72,7 +72,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   constexpr int first = 0;
   const int last = (gemm.k + kStep - 1) / kStep;
 
-  // Two generations of fragments: the next step's loads are in flight while this step is multiplied.
+  // Two sets of fragments alternate: the next step's loads are in flight while this step is multiplied.
   const int row_a = tile_m * kBM + warp_m * 16 + lane / 4;
   const int row_b = tile_n * kBN + warp_n * 16 + lane / 4;
   using FragmentA = decltype(make_tensor<uint4>(Shape<_2, Int<kMmaM>>{}));
@@ -121,7 +121,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
     tCrB = tCrB_next;
   }
 
-  // Accumulators straight to global memory, a pair at a time.
+  // The accumulators are stored directly to global memory, a pair at a time.
   CUTE_UNROLL
   for (int i = 0; i < kMmaM; ++i) {
     CUTE_UNROLL

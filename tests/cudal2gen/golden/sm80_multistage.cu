@@ -1,5 +1,5 @@
 // D(m,n) = A(m,k) * B(n,k)^T: fp16 in and out, f16 accumulators, row-major, leading dimensions in elements.
-// By a ring of cp.async stages in shared memory, ldmatrix, mma.sync.
+// Method: cp.async into a ring of stages in shared memory, then ldmatrix and mma.sync.
 //
 // Launch, all divisions rounded up:
 //   grid   (n / 256 / grid.z, m / 128, n rounded up to 256 / columns per slice)
@@ -24,7 +24,7 @@ namespace hgemm_sm80_multistage_f16_tn_128x256x32_s3_0ea8206fe5 {
 
 using namespace cute;
 
-// CTA tile in elements, MMA warps, and what each warp owns: kMmaM blocks of 16 rows, kMmaN blocks of 8 columns.
+// The CTA tile in elements, its MMA warps, and what each warp owns: kMmaM blocks of 16 rows, kMmaN blocks of 8 columns.
 constexpr int kBM = 128, kBN = 256;
 constexpr int kWarpsM = 2, kWarpsN = 2;
 constexpr int kThreads = 32 * kWarpsM * kWarpsN;
@@ -37,7 +37,7 @@ static_assert(kThreads == 128 && kBM % (16 * kWarpsM) == 0 && kBN % (16 * kWarps
 constexpr int kBK = 32, kStages = 3;
 constexpr int kBlocks = kBK / 16;  // MMA steps (k-blocks) in a k-tile
 constexpr int kVectorsK = kBK / kVector;
-// Swizzles are stated on halves; on vectors, which they keep whole, the base is smaller.
+// Records state swizzles of halves. They keep vectors whole, so as swizzles of vectors they have a smaller base.
 using TileA = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
                                    Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
 using TileB = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
@@ -51,7 +51,7 @@ using TensorD = decltype(make_tensor<uint32_t>(Shape<_2, Int<kMmaM>, Int<kMmaN>>
 
 CUTE_DEVICE uint32_t pair(TensorD const& tCrD, int half_tile, int i, int j) { return tCrD(half_tile, i, j); }
 
-// The problem, as the kernel was handed it.
+// The problem, as the caller passed it.
 struct Gemm {
   half const* a;
   int lda;
@@ -66,7 +66,7 @@ struct Gemm {
   unsigned* arrivals;
 };
 
-// One 16-byte vector by cp.async to a shared address, if active.
+// Copies one 16-byte vector by cp.async to a shared address if active.
 CUTE_DEVICE void copy_vector(uint128_t const* source, uint32_t target, bool active) {
   asm volatile("{\n"
                ".reg .pred p;\n"
@@ -75,13 +75,13 @@ CUTE_DEVICE void copy_vector(uint128_t const* source, uint32_t target, bool acti
                "}" :: "r"(target), "l"(source), "r"(int(active)));
 }
 
-// A thread's share of the copy of one operand's k-tile: vectors (row + i * kLoadRows, col + j * Cols) of the tile.
+// A thread's part of the copy of one operand's k-tile: the vectors (row + i * kLoadRows, col + j * Cols) of the tile.
 template <class Tile, int Cols>
 struct Copy {
   static constexpr int kRows = size<0>(Tile{}), kVectors = size<1>(Tile{});
   static constexpr int kLoadRows = kThreads / Cols;
   static constexpr int kStageBytes = cosize_v<Tile> * sizeof(uint128_t);
-  static constexpr int kPeriod = 64;  // vectors after which every swizzle here repeats its phase
+  static constexpr int kPeriod = 64;  // after this many vectors every swizzle of this kernel repeats
   static_assert(kThreads % Cols == 0 && kVectors % Cols == 0);
 
   uint32_t stages;  // shared address of the ring's first stage
@@ -92,7 +92,7 @@ struct Copy {
   CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
   CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
 
-  // Bytes into a stage. Where a static row step keeps the phase of the swizzle, it is one addition for all i.
+  // Returns the offset in a stage in bytes. If a row step is a multiple of the swizzle's period, i adds a constant.
   CUTE_DEVICE static uint32_t offset(int i, int j) {
     if constexpr (kLoadRows * kVectors % kPeriod == 0) {
       return sizeof(uint128_t) * Tile{}(row(), col() + j * Cols) + i * int(kLoadRows * kVectors * sizeof(uint128_t));
@@ -118,15 +118,15 @@ struct Copy {
   }
 };
 
-// A pair of columns to shared memory.
+// Stores a pair of columns to shared memory.
 CUTE_DEVICE void store_packet(uint32_t* target, uint32_t pair) { *target = pair; }
 
-// Eight elements of one row of D.
+// Stores eight elements of a row of D.
 CUTE_DEVICE void store_vector(Gemm const& gemm, int row, int col, uint4 value) {
   *reinterpret_cast<uint4*>(gemm.d + int64_t(row) * gemm.ldd + col) = value;
 }
 
-// One CTA tile of D: rows from tile_m * kBM, columns from tile_n * kBN.
+// Computes one CTA tile of D: rows from tile_m * kBM, columns from tile_n * kBN.
 CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   extern __shared__ uint128_t smem[];
   uint128_t* const sA = smem;
@@ -145,7 +145,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
   CopyA copy_a{cast_smem_ptr_to_uint(sA), gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK};
   CopyB copy_b{cast_smem_ptr_to_uint(sB), gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb, kBK};
 
-  // Fragments of mma.sync, one per k-block of a k-tile; the loop below decides how many live at a time.
+  // Fragments for mma.sync, one per k-block of a k-tile. The loop below decides how many are in use at a time.
   Tensor tCrA = make_tensor<uint32_t>(Shape<_4, Int<kMmaM>, Int<kBlocks>>{});
   Tensor tCrB = make_tensor<uint32_t>(Shape<_2, Int<kMmaN>, Int<kBlocks>>{});
   TensorD tCrD;
@@ -154,7 +154,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
     tCrD(i) = 0;
   }
 
-  // The row of a tile that this lane hands to ldmatrix. Warps interleave: their blocks are kWarpsM * 16 rows apart.
+  // The row of a tile whose address this lane passes to ldmatrix. Warps interleave: a warp's blocks are kWarpsM * 16 rows apart.
   const int row_lda = warp_m * 16 + lane % 16, col_lda = lane / 16;
   auto load_a_block = [&](int stage, int kb, int i) {
     SM75_U32x4_LDSM_N::copy(sA[((stage * kStageA + TileA{}(row_lda, col_lda)) ^ TileA{}(0, kb * 2)) +
@@ -180,7 +180,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
     }
   };
 
-  // Serpentine over the columns, so that the B fragment of a turn is used twice in a row.
+  // Every other row goes through the columns backwards, so that the B fragment at a turn is used twice in a row.
   auto multiply_row = [&](int kb, int i) {
     CUTE_UNROLL
     for (int step = 0; step < kMmaN; ++step) {
@@ -197,8 +197,8 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
     }
   };
 
-  // Fill all stages but one. Every step commits, with or without a copy, so that wait<kStages - 2> always means
-  // "the next k-tile is here".
+  // Fills all stages but one. Every step commits a group, with or without a copy, so that wait<kStages - 2> always means
+  // that the next k-tile has arrived.
   int copied = 0, read = 0, write = 0;
   auto copy_next = [&] {
     if (copied < tiles) {
@@ -214,7 +214,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
     copy_next();
   }
 
-  // Fragments are loaded 1 k-block(s) before their MMAs, across k-tiles.
+  // Fragments are loaded 1 k-block(s) before their MMAs, also from one k-tile to the next.
   cp_async_wait<kStages - 2>();
   __syncthreads();
   CUTE_UNROLL
@@ -242,16 +242,16 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
     }
   }
 
-  // Rounds of kBatch MMA tiles through shared memory, by way of a temporary fragment in D's type.
+  // MMA tiles pass through shared memory, kBatch of them at a time, by way of a temporary fragment in D's type.
   constexpr int kBatch = 4, kMmaTilesN = kMmaN / 2, kMmaTiles = kMmaM * kMmaTilesN;
-  // An MMA tile of every warp is staged row by row, swizzled: written a pair at a time, read back as vectors.
-  constexpr int kPairBits = 1;  // halves in a pair
+  // One MMA tile of each warp is staged row by row and swizzled. It is written a pair at a time and read back as vectors.
+  constexpr int kPairBits = 1;  // log2 of the halves in a pair
   using TileC = decltype(composition(Swizzle<3, 3 - kPairBits, 3>{},
                                      Layout<Shape<Int<16 * kWarpsM>, Int<8 * kWarpsN>>, Stride<Int<8 * kWarpsN>, _1>>{}));
   static_assert(kBatch * kThreads * sizeof(uint128_t) <= 73728);
   uint32_t* const sC = reinterpret_cast<uint32_t*>(smem);
   const int row_put = warp_m * 16 + lane / 4, pair_put = warp_n * 8 + lane % 4;
-  // This thread's four pairs of an MMA tile: (row_put, row_put + 8) x (8 columns, the next 8).
+  // Stores this thread's four pairs of an MMA tile: rows row_put and row_put + 8, of 8 columns and of the next 8.
   auto put = [&](uint32_t* tile, auto&& value) {
     CUTE_UNROLL
     for (int e = 0; e < 4; e += 1) {
@@ -273,7 +273,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
         tCrC(e, t - begin) = pair(tCrD, e % 2, t / kMmaTilesN, t % kMmaTilesN * 2 + e / 2);
       }
     }
-    __syncthreads();  // all warps are done with the ring, or with the round before
+    __syncthreads();  // all warps have finished with the ring, or with the tiles before
     CUTE_UNROLL
     for (int t = begin; t < min(begin + kBatch, kMmaTiles); ++t) {
       put(sC + (t - begin) * kThreads * 4, [&](int e) { return tCrC(e, t - begin); });
@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 hgemm_sm80_multistage_f16_tn_128x256x32_s3_0ea8206fe5(half const* a, int lda, half const* b, int ldb, half* d, int ldd,
     int m, int n, int k, float* partials, unsigned* arrivals) {
   const Gemm gemm{a, lda, b, ldb, d, ldd, m, n, k, partials, arrivals};
-  // A slice of columns per grid.z, so that CTAs that run together share their columns of B in L2.
+  // Each index of grid.z has a slice of the columns, so that CTAs that run together share columns of B in the L2.
   const int tile_n = blockIdx.z * gridDim.x + blockIdx.x;
   if (tile_n * kBN >= gemm.n) {
     return;

@@ -1,11 +1,13 @@
 // D(m,n) = A(m,k) * B(n,k)^T: fp16 in and out, f32 accumulators, row-major, leading dimensions in elements.
-// By cp.async of all operands at once, mma.sync as they arrive.
+// Method: cp.async of all operands at once, mma.sync as they arrive.
 //
 // Launch, all divisions rounded up:
 //   grid    (m / 32 * n / 64 * 2, 1, 1)
 //   cluster (2, 1, 1)
 //   block   128
 //   shared  49152 bytes, dynamic
+//
+// Compile nvcc -std=c++17 --expt-relaxed-constexpr -gencode arch=compute_90a,code=sm_90a -I CUTLASS/include
 //
 // Needs   k a multiple of 8, at most 512; A and B aligned to 16 bytes, lda and ldb multiples of 8
 
@@ -24,7 +26,7 @@ namespace hgemm_sm90_small_f32_tn_32x64_c4_50c31b7042 {
 
 using namespace cute;
 
-// CTA tile in elements, MMA warps, and what each warp owns: kMmaM blocks of 16 rows, kMmaN blocks of 8 columns.
+// The CTA tile in elements, its MMA warps, and what each warp owns: kMmaM blocks of 16 rows, kMmaN blocks of 8 columns.
 constexpr int kBM = 32, kBN = 64;
 constexpr int kWarpsM = 2, kWarpsN = 2;
 constexpr int kThreads = 32 * kWarpsM * kWarpsN;
@@ -38,7 +40,7 @@ constexpr int kSplitK = 2;
 constexpr int kBK = 64, kStages = 4;
 constexpr int kBlocks = kBK / 16;  // MMA steps (k-blocks) in a k-tile
 constexpr int kVectorsK = kBK / kVector;
-// Swizzles are stated on halves; on vectors, which they keep whole, the base is smaller.
+// Records state swizzles of halves. They keep vectors whole, so as swizzles of vectors they have a smaller base.
 using TileA = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
                                    Layout<Shape<Int<kBM>, Int<kVectorsK>>, Stride<Int<kVectorsK>, _1>>{}));
 using TileB = decltype(composition(Swizzle<3, 3 - kVectorBits, 3>{},
@@ -55,7 +57,7 @@ CUTE_DEVICE uint32_t pair(TensorD const& tCrD, int half_tile, int i, int j) {
   return reinterpret_cast<uint32_t const&>(rounded);
 }
 
-// The problem, as the kernel was handed it.
+// The problem, as the caller passed it.
 struct Gemm {
   half const* a;
   int lda;
@@ -74,11 +76,11 @@ CUTE_DEVICE uint32_t smem_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Waits for the kernel before this one in the stream, where the launch lets the two overlap.
+// Waits for the previous kernel of the stream if the launch lets the two overlap.
 CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel start its prologue once every CTA has come here. It waits for the end of this one, which comes after
-// the end of the one before: so this is right even before this kernel's own wait.
+// Lets the next kernel start its prologue once every CTA has come here. The next kernel waits for the end of this one, which comes
+// after the end of the previous one: so this is correct even before this kernel's own wait.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 CUTE_DEVICE int cluster_rank() {
@@ -87,7 +89,7 @@ CUTE_DEVICE int cluster_rank() {
   return rank;
 }
 
-// The address of the same variable in another CTA of the cluster.
+// Returns the address of the same variable in the CTA of this rank of the cluster.
 CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
@@ -97,7 +99,7 @@ CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
 CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// One 16-byte vector by cp.async to a shared address, if active; beyond the first `bytes` it is filled with zeros.
+// Copies one 16-byte vector by cp.async to a shared address if active. What follows its first `bytes` is filled with zeros.
 CUTE_DEVICE void copy_vector(uint128_t const* source, uint32_t target, bool active, int bytes) {
   asm volatile("{\n"
                ".reg .pred p;\n"
@@ -106,25 +108,25 @@ CUTE_DEVICE void copy_vector(uint128_t const* source, uint32_t target, bool acti
                "}" :: "r"(target), "l"(source), "r"(int(active)), "r"(bytes));
 }
 
-// A thread's share of the copy of one operand's k-tile: vectors (row + i * kLoadRows, col + j * Cols) of the tile.
+// A thread's part of the copy of one operand's k-tile: the vectors (row + i * kLoadRows, col + j * Cols) of the tile.
 template <class Tile, int Cols>
 struct Copy {
   static constexpr int kRows = size<0>(Tile{}), kVectors = size<1>(Tile{});
   static constexpr int kLoadRows = kThreads / Cols;
   static constexpr int kStageBytes = cosize_v<Tile> * sizeof(uint128_t);
-  static constexpr int kPeriod = 64;  // vectors after which every swizzle here repeats its phase
+  static constexpr int kPeriod = 64;  // after this many vectors every swizzle of this kernel repeats
   static_assert(kThreads % Cols == 0 && kVectors % Cols == 0);
 
   uint32_t stages;  // shared address of the ring's first stage
   half const* source;  // this thread's first vector of the next k-tile
   int ld;
   int64_t step;  // elements from one k-tile to the next
-  int rows, cols;  // valid rows, and valid elements in a row, from this thread's first vector on
-  int row_step, col_step;  // what a k-tile takes off them
+  int rows, cols;  // valid rows, and valid elements in a row, counted from this thread's first vector
+  int row_step, col_step;  // how much each k-tile reduces these
   CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
   CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
 
-  // Bytes into a stage. Where a static row step keeps the phase of the swizzle, it is one addition for all i.
+  // Returns the offset in a stage in bytes. If a row step is a multiple of the swizzle's period, i adds a constant.
   CUTE_DEVICE static uint32_t offset(int i, int j) {
     if constexpr (kLoadRows * kVectors % kPeriod == 0) {
       return sizeof(uint128_t) * Tile{}(row(), col() + j * Cols) + i * int(kLoadRows * kVectors * sizeof(uint128_t));
@@ -153,7 +155,7 @@ struct Copy {
   }
 };
 
-// Two neighbours in one row of D; one by one at the right edge, and where rows are not aligned.
+// Stores two neighbours in a row of D; one by one at the right edge and if the address is not aligned.
 CUTE_DEVICE void store_pair(Gemm const& gemm, int row, int col, uint32_t value) {
   half* const target = gemm.d + int64_t(row) * gemm.ldd + col;
   if (row < gemm.m && col + 2 <= gemm.n && reinterpret_cast<uintptr_t>(target) % 4 == 0) {
@@ -168,7 +170,7 @@ CUTE_DEVICE void store_pair(Gemm const& gemm, int row, int col, uint32_t value) 
   }
 }
 
-// The sum of a vector over the CTAs of the cluster, in rank order; all have it at the same address.
+// Returns the sum of a vector over the CTAs of the cluster, in the order of ranks. All CTAs have it at the same address.
 CUTE_DEVICE float4 sum_over_cluster(uint32_t address) {
   float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
   CUTE_UNROLL
@@ -185,18 +187,18 @@ CUTE_DEVICE float4 sum_over_cluster(uint32_t address) {
   return sum;
 }
 
-// The accumulators of MMA (i, j), as floats.
+// Returns the accumulators of MMA (i, j) as floats.
 CUTE_DEVICE float4 load_floats(TensorD const& tCrD, int i, int j) {
   return make_float4(tCrD(0, i, j), tCrD(1, i, j), tCrD(2, i, j), tCrD(3, i, j));
 }
 
-// body(Int<0>{}), body(Int<1>{}) and so on, for every index of a sequence.
+// Calls body(Int<0>{}), body(Int<1>{}) and so on, for every index of a sequence.
 template <int... I, class Body>
 CUTE_DEVICE void for_each_index(int_sequence<I...>, Body&& body) {
   (body(Int<I>{}), ...);
 }
 
-// One CTA tile of D: rows from tile_m * kBM, columns from tile_n * kBN, slice `slice` of k.
+// Computes one CTA tile of D: rows from tile_m * kBM, columns from tile_n * kBN, slice `slice` of k.
 CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slice) {
   extern __shared__ uint128_t smem[];
   uint128_t* const sA = smem;
@@ -205,7 +207,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
   const int warp_n = threadIdx.x / 32 / kWarpsM;
   const int lane = threadIdx.x % 32;
 
-  // This slice's k-tiles: [first, last) of the whole.
+  // The k-tiles of this slice are [first, first + tiles).
   const int total = (gemm.k + kBK - 1) / kBK;
   const int first = int(int64_t(total) * slice / kSplitK);
   const int tiles = int(int64_t(total) * (slice + 1) / kSplitK) - first;
@@ -217,7 +219,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
   CopyA copy_a{cast_smem_ptr_to_uint(sA), gemm.a + int64_t(row_a) * gemm.lda + col_a, gemm.lda, kBK, gemm.m - row_a, gemm.k - col_a, 0, kBK};
   CopyB copy_b{cast_smem_ptr_to_uint(sB), gemm.b + int64_t(row_b) * gemm.ldb + col_b, gemm.ldb, kBK, gemm.n - row_b, gemm.k - col_b, 0, kBK};
 
-  // Fragments of mma.sync, one per k-block of a k-tile; the loop below decides how many live at a time.
+  // Fragments for mma.sync, one per k-block of a k-tile. The loop below decides how many are in use at a time.
   Tensor tCrA = make_tensor<uint32_t>(Shape<_4, Int<kMmaM>, Int<kBlocks>>{});
   Tensor tCrB = make_tensor<uint32_t>(Shape<_2, Int<kMmaN>, Int<kBlocks>>{});
   TensorD tCrD;
@@ -226,7 +228,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
     tCrD(i) = 0;
   }
 
-  // The row of a tile that this lane hands to ldmatrix. Warps interleave: their blocks are kWarpsM * 16 rows apart.
+  // The row of a tile whose address this lane passes to ldmatrix. Warps interleave: a warp's blocks are kWarpsM * 16 rows apart.
   const int row_lda = warp_m * 16 + lane % 16, col_lda = lane / 16;
   auto load_a_block = [&](int stage, int kb, int i) {
     SM75_U32x4_LDSM_N::copy(sA[stage * kStageA + (TileA{}(row_lda, col_lda) ^ TileA{}(0, kb * 2)) +
@@ -252,7 +254,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
     }
   };
 
-  // Serpentine over the columns, so that the B fragment of a turn is used twice in a row.
+  // Every other row goes through the columns backwards, so that the B fragment at a turn is used twice in a row.
   auto multiply_row = [&](int kb, int i) {
     CUTE_UNROLL
     for (int step = 0; step < kMmaN; ++step) {
@@ -271,7 +273,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
 
   let_next_kernel_start();
   wait_for_previous_kernel();
-  // All chunks are asked for at once, and each is multiplied as soon as it is here.
+  // All chunks are requested at once, and each is multiplied as soon as it has arrived.
   CUTE_UNROLL
   for (int chunk = 0; chunk < kStages; ++chunk) {
     copy_a(chunk, chunk < tiles);
@@ -291,7 +293,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
     }
   });
 
-  // MMAs of the whole cluster, summed in rank order; every CTA stores a part.
+  // Stores MMAs after summing them over the cluster, in the order of ranks; each CTA stores a part.
   auto store_mma = [&](int i, int j, uint32_t upper, uint32_t lower) {
     const int row = tile_m * kBM + (i * kWarpsM + warp_m) * 16 + lane / 4;
     const int col = tile_n * kBN + (j / 2 * kWarpsN + warp_n) * 16 + j % 2 * 8 + lane % 4 * 2;
@@ -315,7 +317,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
     const half2 upper = __floats2half2_rn(sum.x, sum.y), lower = __floats2half2_rn(sum.z, sum.w);
     store_mma(mma / kMmaN, mma % kMmaN, reinterpret_cast<uint32_t const&>(upper), reinterpret_cast<uint32_t const&>(lower));
   }
-  // Nobody leaves while others may read from it.
+  // No CTA exits while others may read from it.
   cluster_arrive();
   cluster_wait();
 }

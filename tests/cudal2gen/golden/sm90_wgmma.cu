@@ -1,5 +1,5 @@
 // D(m,n) = A(m,k) * B(n,k)^T: fp16 in and out, f32 accumulators, row-major, leading dimensions in elements.
-// By a ring of TMA stages that a producer warpgroup fills, wgmma in consumer warpgroups, cooperative.
+// Method: a producer warpgroup loads by TMA into a ring of stages, consumer warpgroups multiply by wgmma, cooperative.
 //
 // Launch, all divisions rounded up:
 //   grid    as many clusters as fit on the GPU, at most one per cluster tile of 256 x 256
@@ -7,10 +7,12 @@
 //   block   384
 //   shared  229472 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
 //
-// Tensor maps of fp16, as (columns, rows) of a box; the swizzle is as wide as its columns, out of bounds is zero
+// Tensor maps of fp16, with boxes of columns x rows; the swizzle is as wide as a box, elements out of bounds are zero
 //   A       64 x 128 of (k, m)
 //   B       64 x 128 of (k, n)
 //   D       64 x 16 of (n, m)
+//
+// Compile nvcc -std=c++17 --expt-relaxed-constexpr -gencode arch=compute_90a,code=sm_90a -I CUTLASS/include
 //
 // Needs   A and B and D aligned to 16 bytes, their leading dimensions multiples of 8
 
@@ -25,11 +27,11 @@ namespace hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9 {
 
 using namespace cute;
 
-// CTA tile in elements, the ring of k-tiles, the CTAs of a cluster that share operands.
+// The CTA tile in elements, the ring of k-tiles, and the CTAs of a cluster, which share operands.
 constexpr int kBM = 128, kBN = 256, kBK = 64;
 constexpr int kStages = 4, kSplitK = 1;
 constexpr int kClusterM = 2, kClusterN = 1, kClusterCtas = 2;
-// A producer warpgroup, then the consumers; kSharers of these share a tile, kSharersN of them along its columns.
+// One producer warpgroup, then the consumers. kSharers consumers share a tile, kSharersN of them along its columns.
 constexpr int kConsumers = 2, kSharers = 2, kSharersN = 1;
 constexpr int kThreads = 128 * (1 + kConsumers);
 
@@ -38,7 +40,7 @@ struct alignas(64) TensorMap {
   uint64_t words[16];
 };
 
-// The problem, as the kernel was handed it.
+// The problem, as the caller passed it.
 struct Gemm {
   TensorMap const *map_a, *map_b, *map_d;
   half* d;
@@ -53,7 +55,7 @@ struct Gemm {
 
 };
 
-// One lane of a warp, always the same one. TMA in a branch on it is issued once, not lane by lane.
+// True in one lane of a warp, always the same one. In a branch on it, TMA is issued once instead of lane by lane.
 CUTE_DEVICE bool elect_lane() {
   uint32_t elected;
   asm volatile("{\n"
@@ -64,26 +66,26 @@ CUTE_DEVICE bool elect_lane() {
   return elected;
 }
 
-// What all lanes of a warp agree on, where the compiler sees that they do: it stays in uniform registers, of which wgmma takes
-// its descriptors.
+// Returns a value on which all lanes of a warp agree, in a way that tells the compiler so: the value then stays in uniform
+// registers, from which wgmma takes its descriptors.
 CUTE_DEVICE uint32_t uniform(uint32_t value) { return __shfl_sync(0xffffffff, value, 0); }
 
 CUTE_DEVICE uint32_t smem_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Waits for the kernel before this one in the stream, where the launch lets the two overlap.
+// Waits for the previous kernel of the stream if the launch lets the two overlap.
 CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel start its prologue once every CTA has come here. It waits for the end of this one, which comes after
-// the end of the one before: so this is right even before this kernel's own wait.
+// Lets the next kernel start its prologue once every CTA has come here. The next kernel waits for the end of this one, which comes
+// after the end of the previous one: so this is correct even before this kernel's own wait.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
-// One arrival, and that so many bytes are on their way.
+// Arrives once, and makes the phase wait for this many bytes of asynchronous copies.
 CUTE_DEVICE void expect_bytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
@@ -92,7 +94,7 @@ CUTE_DEVICE void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
-// Until the phase of this parity is over.
+// Returns when the phase of this parity is complete.
 CUTE_DEVICE void wait(uint32_t barrier, uint32_t parity) {
   uint32_t over;
   do {
@@ -110,25 +112,25 @@ CUTE_DEVICE int cluster_rank() {
   return rank;
 }
 
-// The address of the same variable in another CTA of the cluster.
+// Returns the address of the same variable in the CTA of this rank of the cluster.
 CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
   return remote;
 }
 
-// Relaxed: the fence before it releases the mbarriers, and there is nothing else to wait for.
+// Relaxed is enough: the fence before it publishes the mbarriers, and the CTAs share no other memory at this point.
 CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// At an address of any CTA of the cluster. Not .release.cluster: it would wait for all of the thread's memory accesses, and wgmma
-// has read what is handed back.
+// Arrives at an mbarrier of any CTA of the cluster. Not .release.cluster, which would wait for all memory accesses of this thread:
+// after wgmma_wait, what is handed back has been read.
 CUTE_DEVICE void arrive_at(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
-// A box at (column, row) of a matrix to shared memory; its bytes count on the mbarrier. Where several CTAs share it, to
-// the same place in all CTAs of the mask, and on the mbarrier of each.
+// Loads a box at (column, row) of a matrix to shared memory; its bytes count on the mbarrier. If several CTAs share it, it is loaded
+// to the same place in all CTAs of the mask, and counts on the mbarrier of each.
 template <int Sharing>
 CUTE_DEVICE void load_box(TensorMap const* map, uint32_t target, uint32_t barrier, int col, int row, uint64_t policy,
                           uint16_t ctas) {
@@ -145,30 +147,30 @@ CUTE_DEVICE void load_box(TensorMap const* map, uint32_t target, uint32_t barrie
 
 CUTE_DEVICE void prefetch_map(TensorMap const* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
 
-// A box from shared memory to (column, row) of D, clipped to it. Stores of one thread form groups.
+// Stores a box from shared memory to (column, row) of D, clipped to D. The stores of a thread form groups.
 CUTE_DEVICE void store_box(TensorMap const* map, uint32_t source, int col, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2 }], [%3];"
                :: "l"(map), "r"(col), "r"(row), "r"(source) : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until all of this thread's stores but the last N have read their source.
+// Waits until all of this thread's stores but the last N have read their source.
 template <int N>
 CUTE_DEVICE void wait_for_stores() {
   asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory");
 }
 
-// A tile whose rows run along k: chunks of 64 k, each of Extent rows of 128 swizzled bytes.
+// A tile whose rows run along k, in chunks of 64 k. A chunk has Extent rows of 128 swizzled bytes.
 template <int Extent>
 struct AlongK {
   static constexpr int kWidth = 64, kChunkBytes = Extent * kWidth * 2;
 
-  // Bytes from the tile's first to a row's k-block of 16; rows by 8.
+  // Returns the bytes from the start of the tile to a row's k-block of 16, before the swizzle, which repeats every 8 rows.
   CUTE_DEVICE static constexpr int offset(int row, int block) {
     return row * kWidth * 2 + block / 4 * kChunkBytes + block % 4 * 32;
   }
 
-  // The part of the tile that this CTA brings for the Parts that share it, in Boxes of rows.
+  // Loads this CTA's part of a tile that Parts CTAs share, for all of them, in Boxes boxes of rows.
   template <int Parts, int Boxes>
   CUTE_DEVICE static void load(TensorMap const* map, uint32_t tile, uint32_t barrier, int row, int k, uint64_t policy,
                                int part, uint16_t ctas) {
@@ -188,17 +190,17 @@ using TileA = AlongK<kBM>;
 using TileB = AlongK<kBN>;
 constexpr int kBytesA = kBM * kBK * 2, kBytesB = kBN * kBK * 2, kStageBytes = kBytesA + kBytesB;
 
-// The rows and columns of the wgmmas are those of D.
+// Rows and columns of the wgmmas are rows and columns of D.
 using TileX = TileA;
 using TileY = TileB;
 constexpr int kRows = kBM, kCols = kBN;
 
-// A warpgroup's share of a 64 x 256 tile: warp w has rows 16 w to 16 w + 15; of each 8 columns a lane has two
+// A warpgroup's share of a 64 x 256 tile: warp w has rows 16 w to 16 w + 15. Of every 8 columns a lane has two
 // neighbours in row lane / 4, and two more in the row 8 below.
-using Accumulator = float;  // a register of one of them
+using Accumulator = float;  // a register has one sum
 constexpr int kAtomN = 256, kAtomRegisters = 128;
 
-// d = x * y + (accumulate ? d : 0), 16 of k. Operands are descriptors of tiles in shared memory; asynchronous.
+// d = x * y + (accumulate ? d : 0), for 16 of k. x and y are descriptors of tiles in shared memory. The instruction is asynchronous.
 CUTE_DEVICE void wgmma(Accumulator (&d)[kAtomRegisters], uint64_t x, uint64_t y, bool accumulate) {
   asm volatile("{\n"
                ".reg .pred p;\n"
@@ -233,21 +235,21 @@ CUTE_DEVICE void wgmma(Accumulator (&d)[kAtomRegisters], uint64_t x, uint64_t y,
                : "l"(x), "l"(y), "r"(int(accumulate)));
 }
 
-// Accumulators and operands are as the program says; wgmma may take over.
+// Orders the program's earlier accesses to accumulators and operands before the wgmmas that follow.
 CUTE_DEVICE void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 CUTE_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Until all committed groups but the last N are done.
+// Waits until all committed groups but the last N are done.
 template <int N>
 CUTE_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 
-// What wgmma is told of an operand. The low word: bytes between chunks of columns, and the low 18 bits of the address; in a
-// cluster the rank of the CTA lies above them. It is 32 bits wide so that a step of the loop is one uniform addition.
+// The descriptor of an operand. Its low word has the bytes between chunks of columns and the low 18 bits of the address; in a cluster
+// the rank of the CTA is in the bits above these. It is 32 bits wide so that a step of the loop is one uniform addition.
 CUTE_DEVICE uint32_t descriptor_low(uint32_t address, int chunk_bytes) { return chunk_bytes >> 4 << 16 | (address & 0x3ffff) >> 4; }
 
-// The high word: swizzle mode, bytes between blocks of 8 rows.
+// Its high word has the swizzle mode and the bytes between blocks of 8 rows.
 template <int Width>
 CUTE_DEVICE uint64_t descriptor(uint32_t low) {
   constexpr uint64_t kMode = Width == 64 ? 1 : Width == 32 ? 2 : 3, kBlockBytes = 8 * Width * 2;
@@ -260,7 +262,7 @@ constexpr int kAtomsM = kShareRows / 64, kAtomsN = kShareCols / kAtomN;
 using Accumulators = Accumulator[kAtomsM][kAtomsN][kAtomRegisters];
 static_assert(kAtomsM * kAtomsN * kAtomRegisters == 128);
 
-// Shared memory, as byte addresses: the ring, the epilogue's buffers, mbarriers.
+// Addresses of bytes in shared memory: the ring, the epilogue's buffers, the mbarriers.
 struct Shared {
   uint32_t base;
   CUTE_DEVICE uint32_t stage(int i) const { return base + i * kStageBytes; }
@@ -272,7 +274,7 @@ struct Shared {
 static_assert(kStages * kStageBytes + 32768 + kStages * 16 + 32 == 229472);
 extern __shared__ __align__(1024) unsigned char smem[];
 
-// A place in the ring, and the parity of its phase.
+// A position in the ring, and the parity of its phase.
 struct Place {
   int stage = 0;
   uint32_t parity = 0;
@@ -295,19 +297,19 @@ struct Tile {
   int row, col;
 };
 
-// What a CTA does at a time: a tile, steps [first, last) of k.
+// One item of work of a CTA: a tile, and steps [first, last) of k.
 struct Work : Tile {
   int first, last;
 
 };
 
-// Tiles of clusters along m and n.
+// The tiles of clusters along m and n.
 CUTE_DEVICE int clusters_m(Gemm const& gemm) { return (gemm.m + kBM * kClusterM - 1) / (kBM * kClusterM); }
 CUTE_DEVICE int clusters_n(Gemm const& gemm) { return (gemm.n + kBN * kClusterN - 1) / (kBN * kClusterN); }
 CUTE_DEVICE int steps_of(Gemm const& gemm) { return (gemm.k + kBK - 1) / kBK; }
 
-// A CTA's part of a cluster's tile. Tiles go along one axis in bands of a few tiles of the other, so that what runs
-// together shares operands in L2.
+// Returns a CTA's part of a cluster's tile. Tiles follow each other along one axis, in bands of a few tiles of the other axis, so
+// that clusters that run together share operands in the L2.
 CUTE_DEVICE Tile tile_of(Gemm const& gemm, int tile, int rank) {
   const int along = gemm.along_n ? clusters_n(gemm) : clusters_m(gemm);
   const int across = gemm.along_n ? clusters_m(gemm) : clusters_n(gemm);
@@ -323,23 +325,23 @@ CUTE_DEVICE int work_items(Gemm const& gemm) { return clusters_m(gemm) * cluster
 
 CUTE_DEVICE Work work_of(Gemm const& gemm, int item, int rank) { return {tile_of(gemm, item, rank), 0, steps_of(gemm)}; }
 
-// Two neighbours of one row, of the accumulators of 8 columns: e = 0 in row lane / 4, e = 1 in the row 8 below.
+// Returns two neighbours in a row, from the accumulators of 8 columns: e = 0 in row lane / 4, e = 1 in the row 8 below.
 CUTE_DEVICE uint32_t pair(Accumulator const (&d)[kAtomRegisters], int columns, int e) {
   const half2 rounded = __floats2half2_rn(d[columns * 4 + e * 2], d[columns * 4 + e * 2 + 1]);
   return reinterpret_cast<uint32_t const&>(rounded);
 }
 
-// Four 8 x 8 matrices from registers to shared memory; every lane has the address of one row.
+// Stores four 8 x 8 matrices from registers to shared memory; each lane passes the address of one row.
 CUTE_DEVICE void store_matrices(uint32_t target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };"
                :: "r"(target), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Groups of columns of a wgmma that are stored at a time.
+// The groups of columns of a wgmma that are stored at a time.
 constexpr int kGroup = 64, kGroups = kAtomN / kGroup;
 CUTE_DEVICE constexpr int first_column(int group) { return group * kGroup; }
 
-// Every warp stores by itself, 16 rows of the wgmma and a group of columns at a time, through two swizzled buffers.
+// Each warp stores by itself, 16 rows of the wgmma and a group of columns at a time, through two swizzled buffers.
 CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, int col, int share_row, int share_col,
                              Accumulators const& tCrD) {
   constexpr int kRounds = kAtomsM * kAtomsN * kGroups, kBufferBytes = 16 * kGroup * 2;
@@ -353,7 +355,7 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
     const int i = round / (kAtomsN * kGroups), j = round / kGroups % kAtomsN, group = round % kGroups;
     const int first = first_column(group);
     const uint32_t target = shared.buffers(warp) + round % 2 * kBufferBytes;
-    // The store before the last, which has read this buffer; after an odd number of rounds it was the last.
+    // Wait for the last but one store, which reads this buffer. After an odd number of rounds the last store reads it.
     if (leader) {
       if (round == 0 && kRounds % 2) {
         wait_for_stores<0>();
@@ -378,8 +380,8 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
   }
 }
 
-// By one thread: each full stage takes the producer's arrival and all bytes; an empty one an arrival of every warp that
-// reads what this CTA brought.
+// Called by one thread. A stage is full after the producer's arrival and all its bytes, and empty after one arrival of each warp
+// that reads what this CTA loaded.
 CUTE_DEVICE void init_barriers(Shared const& shared) {
   for (int i = 0; i < kStages; ++i) {
     init_barrier(shared.full(i), 1);
@@ -388,10 +390,10 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
 
 }
 
-// One thread brings k-tiles, as stages are handed back.
+// One thread loads k-tiles into stages as they are handed back.
 CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   const int rank_m = rank % kClusterM, rank_n = rank / kClusterM % kClusterN;
-  // CTAs of one row of the cluster share A, those of one column share B.
+  // CTAs in the same row of the cluster share A, those in the same column share B.
   uint16_t row_ctas = 0, col_ctas = 0;
   CUTE_UNROLL
   for (int i = 0; i < kClusterN; ++i) {
@@ -402,7 +404,7 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
     col_ctas |= 1 << (i + rank_n * kClusterM);
   }
   Place place;
-  // Every cluster takes tiles until none is left.
+  // Each cluster takes tiles until none is left.
   CUTE_NO_UNROLL
   for (int item = blockIdx.x / kClusterCtas; item < work_items(gemm); item += gridDim.x / kClusterCtas) {
     const Work work = work_of(gemm, item, rank);
@@ -416,28 +418,28 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
       place.advance();
     }
   }
-  // Other CTAs' warps arrive here: this one lives until they have.
+  // Warps of other CTAs arrive at this CTA's mbarriers, so it must not exit before they have.
   for (int i = 0; i < kStages; ++i) {
     wait(shared.empty(place.stage), place.parity ^ 1);
     place.advance();
   }
 }
 
-// Where this lane hands stages back: the first empty barrier of a CTA that brought a part of each, 0 in lanes beyond those.
+// The first of the mbarriers at which this lane hands stages back. One lane serves each CTA that loaded a part of them; the others get 0.
 CUTE_DEVICE uint32_t empty_barriers(Shared const& shared, int rank) {
   const int lane = threadIdx.x % 32;
   const bool brings = lane % kClusterM == rank % kClusterM || lane / kClusterM == rank / kClusterM;
   return lane < kClusterCtas && brings ? at_rank(shared.empty(0), lane) : 0;
 }
 
-// This warp has read a stage: every CTA that brought a part of it may replace it.
+// This warp has read a stage, so each CTA that loaded a part of it may overwrite it.
 CUTE_DEVICE void release(uint32_t empty, int stage) {
   if (empty) {
     arrive_at(empty + stage * 16);
   }
 }
 
-// Keeps the compiler from moving accumulators while wgmmas are on their way.
+// Keeps the compiler from moving accumulators while wgmmas are in flight.
 CUTE_DEVICE void pin(Accumulators& tCrD) {
   CUTE_UNROLL
   for (int i = 0; i < kAtomsM; ++i) {
@@ -451,8 +453,8 @@ CUTE_DEVICE void pin(Accumulators& tCrD) {
   }
 }
 
-// A warpgroup's share of a tile. A k-tile's wgmmas are issued while those of the one before run; its stage is handed
-// back when they are done. Not all accumulators are defined before the first.
+// Multiplies a warpgroup's share of a tile. The wgmmas of a k-tile are issued while those of the k-tile before run, whose stage is
+// handed back when they are done. The first wgmmas overwrite the accumulators, which need no initial value.
 CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int share_row, int share_col, uint32_t empty,
                           Accumulators& tCrD) {
   const uint32_t x0 = descriptor_low(shared.stage(0) + 0 + TileX::offset(share_row, 0), TileX::kChunkBytes);
@@ -489,14 +491,14 @@ CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int sha
   release(empty, previous);
 }
 
-// A consumer warpgroup: multiplies, then stores its share.
+// A consumer warpgroup multiplies, then stores its share.
 CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
   const int warpgroup = uniform(threadIdx.x / 128) - 1;
   const int share_row = warpgroup / kSharersN * kShareRows, share_col = warpgroup % kSharersN * kShareCols;
   const uint32_t empty = empty_barriers(shared, rank);
   Place place;
 
-  // Every cluster takes tiles until none is left.
+  // Each cluster takes tiles until none is left.
   CUTE_NO_UNROLL
   for (int item = blockIdx.x / kClusterCtas; item < work_items(gemm); item += gridDim.x / kClusterCtas) {
     const Work work = work_of(gemm, item, rank);
@@ -506,7 +508,7 @@ CUTE_DEVICE void consume(Gemm const& gemm, Shared const& shared, int rank) {
     store_share(gemm, shared, work.row, work.col, share_row, share_col, tCrD);
   }
 
-  wait_for_stores<0>();  // shared memory is not given up before
+  wait_for_stores<0>();  // they must have read shared memory before the CTA exits
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)

@@ -35,8 +35,11 @@ class Block:
 
 
 def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
-    """Instructions that consist of others are expanded, and before those that lanes, a warp or a warpgroup execute
-    together, these meet. A warp or warpgroup meets once for a run of instructions: nothing in it drives it apart."""
+    """The statements of a body, with composite instructions expanded and meetings inserted.
+
+    Before an instruction that lanes, a warp or a warpgroup execute together, an ``emu_meet`` lets them come together.
+    A warp or warpgroup meets once for a run of such instructions, because nothing in between drives it apart.
+    """
     last_meeting = ""
     for item in items:
         form = facts(item) if isinstance(item, Instr) else None
@@ -60,7 +63,7 @@ def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
 
 
 def _meeting(ins: Instr, form: Instruction) -> str:
-    """What meets before an instruction; where it names all lanes, the warp does."""
+    """Who must come together before an instruction; naming all 32 lanes means the warp."""
     if form.meets != "lanes":
         return form.meets
     members = ins.operands[-1]
@@ -83,8 +86,9 @@ _NEXT, _EXIT = "", "\n"
 
 
 class _Splitter:
-    """Cuts a body from front to back. Invariant: ``current`` is the last block; when it has ``ended``, the next
-    instruction opens a new one. Targets are resolved at the end, as labels may come after their branches."""
+    """Cuts a body into blocks from front to back. Invariant: ``current`` is the last block; once it has ``ended``, the
+    next instruction opens a new one. Branch targets are resolved at the end, because labels may follow their
+    branches."""
 
     def __init__(self) -> None:
         self.blocks = [Block(0, [])]
@@ -93,7 +97,7 @@ class _Splitter:
         self.targets: list[tuple[Block, list[str]]] = []
 
     def open(self, line: int) -> Block:
-        """A new block is the current one."""
+        """Open a new block, which is then the current one."""
         self.current, self.ended = Block(len(self.blocks), [], line=line), False
         self.blocks.append(self.current)
         return self.current
@@ -120,7 +124,7 @@ class _Splitter:
             self.current.instrs.append(item)
 
     def leave(self, item: Instr) -> None:
-        """A branch or an exit ends the block."""
+        """End the block with a branch or an exit."""
         block = self.current
         block.last, self.ended = item, True
         if item.base == "brx":
@@ -143,7 +147,7 @@ class _Splitter:
             self.targets.append((block, [target]))
 
     def wait(self, item: Instr) -> None:
-        """A blocking instruction ends the block; a guarded one stands in a block of its own."""
+        """End the block with a blocking instruction. A guarded one gets a block of its own, behind a branch."""
         if item.guard is not None:
             head = self.current
             head.end, head.cond = "cond", item.guard

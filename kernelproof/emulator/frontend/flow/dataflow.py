@@ -1,4 +1,4 @@
-"""Liveness, and which registers hold one value for all lanes."""
+"""Liveness of registers, and which registers hold one value for all lanes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kernelproof.emulator.frontend.registers import LAUNCH_CONSTANTS, SPECIALS
 
 
 class Write(NamedTuple):
-    """An instruction of a block that writes a register: what it reads, and whether equal operands give an equal
-    result."""
+    """An instruction that writes a register: its block, the registers that it reads, and whether equal operands give an
+    equal result."""
 
     block: int
     ins: Instr
@@ -24,8 +24,8 @@ class Write(NamedTuple):
 
 @dataclass
 class Liveness:
-    """Per block: ``live`` at its start, ``defs`` it writes, ``uses`` it reads before writing; per register its
-    ``sites``, every write of it."""
+    """Per block: registers ``live`` at its start, ``defs`` that it writes, ``uses`` that it reads before it writes
+    them. Per register: its ``sites``, all instructions that write it."""
 
     live: list[set[str]]
     defs: list[set[str]]
@@ -34,7 +34,7 @@ class Liveness:
 
     @classmethod
     def of(cls, blocks: list[Block], varying_symbols: frozenset[str]) -> Liveness:
-        """The liveness of all registers. ``varying_symbols``: variables whose addresses differ between CTAs."""
+        """Compute the liveness of all registers. ``varying_symbols``: variables whose addresses differ between CTAs."""
         out = cls([], [], [], {})
         for block in blocks:
             used: set[str] = set()
@@ -65,12 +65,12 @@ class Liveness:
         return out
 
     def across(self) -> set[str]:
-        """Registers that are live at the start of some block, so are seen by more than one."""
+        """Registers that are live at the start of some block, so that several blocks see them."""
         return set().union(*self.live)
 
 
 def launch_constants(sites: dict[str, list[Write]]) -> set[str]:
-    """Registers with one write, from launch constants only: equal in all lanes at any time."""
+    """Registers with a single write, whose operands are launch constants: equal in all lanes at any time."""
     constant: set[str] = set()
     changed = True
     while changed:
@@ -89,12 +89,13 @@ def launch_constants(sites: dict[str, list[Write]]) -> set[str]:
 def varying_registers(
     blocks: list[Block], liveness: Liveness, constant: set[str], conservative: bool
 ) -> set[str] | None:
-    """Registers that may differ between lanes; None where lanes could overtake each other, so that only the
-    conservative answer holds.
+    """Registers that may differ between lanes. None: lanes may overtake each other, so that only the conservative
+    answer is right.
 
-    A register varies if an instruction that writes it does, or reads what varies; and, since lanes that a varying
-    branch separates execute different writes, if such a branch makes it (``_diverge``). Both are repeated until nothing
-    changes. Conservatively, whatever more than one block sees varies unless it is a launch constant.
+    A register varies if an instruction that writes it does, or reads a register that varies. It also varies if a
+    varying branch separates lanes that execute different writes of it (``_diverge``). Both rules are applied until
+    nothing changes. The conservative answer: every register that several blocks see varies, unless it is a launch
+    constant.
     """
     sites = liveness.sites
     varying: set[str] = set()
@@ -121,7 +122,7 @@ def varying_registers(
 
 
 def _spread(sites: dict[str, list[Write]], varying: set[str], constant: set[str]) -> bool:
-    """Add what depends on varying registers; whether there was any."""
+    """Add registers that depend on varying ones; returns whether there were any."""
     changed = False
     for name, where in sites.items():
         if name not in varying and name not in constant and any(_varies(w, varying) for w in where):
@@ -137,12 +138,14 @@ def _varies(write: Write, varying: set[str]) -> bool:
 def _diverge(
     blocks: list[Block], branch: Block, join: int | None, liveness: Liveness, constant: set[str]
 ) -> set[str] | None:
-    """Registers that a divergent ``branch`` makes varying; None where lanes could overtake each other.
+    """Registers that a divergent ``branch`` makes varying. None: lanes may overtake each other.
 
-    A side is what can be reached from a target before the ``join``, the immediate post-dominator. Lanes of one side run
-    its writes and those of another do not, so a register that a side writes varies if it is read at the join or beyond,
-    or on another side, whose lanes run later and would find this side's value. A wait inside a side breaks the premise:
-    lanes that sleep there are overtaken by those of the other side, unless that one leaves the kernel for good.
+    A side is what can be reached from one target of the branch before the ``join``, its immediate post-dominator. Lanes
+    of one side execute that side's writes and those of another side do not. So a register that a side writes varies if
+    it is read at the join or beyond, or on another side, whose lanes run later and would find this side's value.
+
+    A wait inside of a side breaks the argument: lanes that sleep there are overtaken by those of the other side, unless
+    the other side leaves the kernel for good.
     """
     sides = [reachable(blocks, [t], join) for t in dict.fromkeys(branch.targets)]
     at_join = liveness.live[join] if join is not None else set()
@@ -159,8 +162,8 @@ def _diverge(
 
 
 def _leaves(blocks: list[Block], sides: list[set[int]]) -> bool:
-    """Does at most one side wait, and do the sides share no block? Then the others have left, and no
-    lane overtakes another."""
+    """Does at most one side wait, and do the sides have no block in common? Then the lanes of the others have left the
+    kernel, and no lane overtakes another."""
     waiting = [side for side in sides if any(blocks[i].end == "wait" for i in side)]
     return len(waiting) <= 1 and sum(map(len, sides)) == len(set().union(*sides))
 
@@ -185,7 +188,7 @@ def _polls(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]])
                 form = facts(write.ins)
                 if form is not None and holds(form.polls, write.ins):
                     return True
-                # One thread may poll for all of its CTA, and hand on what it read in shared memory.
+                # One thread may poll for its whole CTA, and hand on in shared memory what it has read.
                 handed = stored if _is_shared(write.ins, "ld") else frozenset()
                 fresh = [name for name in {*write.uses, *handed} if name not in visited]
                 visited.update(fresh)

@@ -1,4 +1,4 @@
-"""Which instructions depend on what memory holds: their addresses, their guards, or whether they are executed."""
+"""Which instructions depend on the contents of memory: by their addresses, their guards, or being executed at all."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from kernelproof.emulator.frontend.instruction import Writes, defs_uses, facts
 from kernelproof.emulator.frontend.ptx import Instr, Mem, Tensor
 from kernelproof.emulator.frontend.registers import registers
 
-# Instructions whose result is what memory holds, parameters and constants aside.
+# Instructions whose result comes from memory; parameters and constants do not count.
 _LOADS = ("ld", "ldu", "atom", "ldmatrix", "wmma", "tcgen05")
 
 
 class Dependence(NamedTuple):
-    """``lines``: PTX lines of instructions whose address, guard, operands that are no stored values, or execution
-    depends on values that were loaded; ``writes``: some of them write memory or wait for other threads."""
+    """``lines``: PTX lines of instructions that depend on loaded values, by an address, a guard, an operand other than
+    a stored value, or by being executed. ``writes``: some of them write memory or wait for other threads."""
 
     lines: frozenset[int]
     writes: bool
 
 
 def memory_dependence(blocks: list[Block]) -> Dependence:
-    """What depends on loaded values. What is stored somewhere and loaded again counts as loaded, so the answer is a
-    superset."""
+    """The instructions that depend on loaded values. Values that are stored and loaded again count as loaded, so the
+    answer is a superset."""
     lists = [list(block.all()) for block in blocks]
     joins = immediate_postdominators(blocks)
     loaded: set[str] = set()
@@ -53,8 +53,8 @@ def _loads(ins: Instr) -> bool:
 
 
 def _deciding(ins: Instr) -> set[str]:
-    """The registers that decide where an instruction acts and whether: addresses and the guard; of one without an
-    address all that it reads."""
+    """The registers that decide whether and where an instruction acts: its addresses and its guard; without an address
+    all that it reads."""
     addresses = [operand for operand in ins.operands if isinstance(operand, Mem | Tensor)]
     if not addresses:
         return set(defs_uses(ins)[1])

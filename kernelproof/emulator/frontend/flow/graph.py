@@ -1,10 +1,10 @@
 """The control-flow graph of one kernel, ready for translation.
 
-The machine runs a batch of CTAs in lockstep and, after a divergent branch, always the group of lanes whose block comes
-first in ``Graph.blocks``. That order lists every loop contiguously and its inside topologically, so lanes meet again at
-the immediate post-dominator of the branch. On that rests ``uniform``: a register in it holds the same value in every
-lane that can still read it, and is one Python int. What static reasoning promises here is checked at run time
-(``Graph.clobbers``).
+The machine runs a batch of CTAs in lockstep. After a divergent branch it always runs the group of lanes whose block
+comes first in ``Graph.blocks``. That order keeps every loop contiguous and is topological inside of it, so the lanes
+meet again at the branch's immediate post-dominator. ``uniform`` relies on this: a register in it has the same value in
+every lane that can still read it, and is one Python int. What is promised here statically is checked when the kernel
+runs (``Graph.clobbers``): if it does not hold, the launch is executed again with the conservative translation.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from kernelproof.emulator.frontend.registers import SPECIALS
 
 @dataclass(slots=True)
 class Graph:
-    """Blocks in scheduling order (``blocks[i].index == i``, entry 0), and what is known of registers.
+    """Blocks in scheduling order (``blocks[i].index == i``, the entry is 0), and what is known of registers.
 
-    ``kinds``: declared types; ``live_in`` per block; ``uniform``: see above; ``shared_across``: seen by several blocks;
-    ``clobbers`` per block: uniform registers that it writes and other blocks see, launch constants aside;
-    ``spin_heads``: heads of loops that poll memory; ``conservative``: only launch constants and what one block sees are
-    uniform; ``hopper``, ``blackwell``: it needs the units of sm_90, of sm_100.
+    ``kinds``: declared types. ``live_in``: per block, registers that it or a later block reads. ``uniform``: see the
+    module. ``shared_across``: registers that several blocks see. ``clobbers``: per block, uniform registers that it
+    writes and other blocks see, launch constants left out. ``spin_heads``: heads of loops that poll memory.
+    ``conservative``: only launch constants, and registers that one block alone sees, are uniform. ``hopper``,
+    ``blackwell``: it needs the units of sm_90, of sm_100.
     """
 
     function: Function
@@ -55,21 +56,21 @@ class Graph:
 def build(module: Module, kernel: Function, conservative: bool = False) -> Graph:
     """The graph of ``kernel``.
 
-    ``conservative``: for kernels whose lanes may overtake each other. Those that spin, sleep at mbarriers, wait on both
-    sides of a divergent branch or have irreducible loops are translated so in any case.
+    ``conservative``: the lanes of the kernel may overtake each other. A kernel that polls, sleeps at mbarriers, waits
+    on both sides of a divergent branch, or has irreducible loops is translated so in any case.
     """
     inliner = Inliner(module, kernel)
     items = inliner.run()
     hopper = any(isinstance(item, Instr) and needs_hopper(item) for item in items)
     blackwell = any(isinstance(item, Instr) and needs_blackwell(item) for item in items)
     variables = [*module.variables.values(), *inliner.variables]
-    # Where there may be clusters, addresses of shared memory hold the rank of the CTA.
+    # Where there may be clusters, an address of shared memory contains the rank of the CTA, so it varies.
     ranked = frozenset(v.name for v in variables if v.space == "shared") if hopper else frozenset()
     blocks, reducible, back, liveness, heads = _flow(with_waits(items) if hopper else items, ranked)
     if heads and not hopper:
         blocks, reducible, back, liveness, heads = _flow(with_waits(items), ranked)
     constant = launch_constants(liveness.sites)
-    # Lanes that sleep at an mbarrier are overtaken as a matter of course.
+    # Lanes that sleep at an mbarrier are overtaken all the time.
     conservative = conservative or not reducible or hopper or bool(heads)
     varying = varying_registers(blocks, liveness, constant, conservative)
     if varying is None:
@@ -88,7 +89,7 @@ def build(module: Module, kernel: Function, conservative: bool = False) -> Graph
 
 
 class _Flow(NamedTuple):
-    """Blocks in scheduling order, whether the graph is reducible, and the ``Graph``'s facts of the same names."""
+    """Blocks in scheduling order, whether the graph is reducible, and facts that ``Graph`` has under the same names."""
 
     blocks: list[Block]
     reducible: bool
@@ -98,7 +99,7 @@ class _Flow(NamedTuple):
 
 
 def _flow(items: Iterable[Instr | Label], ranked: frozenset[str]) -> _Flow:
-    """The flow of a body."""
+    """Blocks and facts of a body."""
     blocks, reducible = _ordered(split(items))
     loops, back, _ = natural_loops(blocks)
     liveness = Liveness.of(blocks, ranked)

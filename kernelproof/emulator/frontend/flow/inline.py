@@ -1,4 +1,4 @@
-"""Calls are replaced by the bodies of what they call; parameters passed through ``.param`` become moves."""
+"""Calls are replaced by the bodies of the functions called; parameters passed through ``.param`` become moves."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from kernelproof.emulator.frontend.ptx import (
 from kernelproof.emulator.frontend.registers import SPECIALS
 from kernelproof.emulator.state.sites import Frame as SourceFrame
 
-# What functions without a body take: bytes of each argument.
+# Functions of the system that have no body: the bytes of each argument.
 _SYSTEM_ARGUMENTS = {"vprintf": (8, 8), "__assertfail": (8, 8, 4, 8, 8)}
 Rename = Callable[[str], str]
-# A kernel with more inlined calls is refused: its calls are as good as recursive.
+# Inlined calls at most; a kernel with more of them is refused, because its calls are as good as recursive.
 MAX_CLONES = 4000
 # Functions of the system that are not modelled, by a part of their name.
 REFUSED_CALLS = {
@@ -71,7 +71,8 @@ def _overlap(parts: set[tuple[int, int]]) -> bool:
 @dataclass
 class _Frame:
     """A function that is being inlined: the prefix of its names, what its symbols are called in the kernel, the label
-    that a return goes to (None in the kernel), who has called, and the CUDA lines of the call."""
+    that a return branches to (None in the kernel itself), the functions that call it, and the CUDA lines of the
+    call."""
 
     function: Function
     prefix: str
@@ -82,19 +83,20 @@ class _Frame:
 
 
 class Inliner:
-    """Makes one body of a kernel and all that it calls. Afterwards ``kinds`` are the types of its registers and
-    ``variables`` what it declares, under unique names."""
+    """Makes one body of a kernel and of all that it calls. Afterwards ``kinds`` has the types of its registers and
+    ``variables`` its variables, all under unique names."""
 
     def __init__(self, module: Module, kernel: Function) -> None:
         self.module, self.kernel = module, kernel
         self.kinds: dict[str, str] = {}
         self.variables: list[Variable] = []
         self.clones = 0
-        # Parameters of calls.
+        # Names of parameters of calls.
         self.passed: set[str] = set()
 
     def run(self) -> list[Instr | Label]:
-        """The body without calls."""
+        """The body without calls. A call parameter becomes registers if every read of it has the place and width of a
+        write; otherwise it becomes local memory."""
         items = list(self._expand(self.kernel, "", {}, (), None))
         # How each call parameter is accessed: name -> {(offset, bytes)}, and which of those are written.
         accesses: dict[str, set[tuple[int, int]]] = {}
@@ -125,7 +127,8 @@ class Inliner:
         return out
 
     def _param_access(self, item: Instr) -> list[tuple[str, int, int, bool]]:
-        """(parameter, offset, bytes, stored) of each element that a ld.param or st.param of a call touches."""
+        """(parameter, offset, bytes, stored) for each element of a call parameter that a ld.param or st.param
+        touches."""
         if item.base not in ("ld", "st") or not any(p.split(":")[0] == "param" for p in item.parts):
             return []
         mem = item.operands[1 if item.base == "ld" else 0]
@@ -209,7 +212,7 @@ class Inliner:
         return replace(item, operands=(_renamed(item.operands[0], reg, sym), labels), guard=guard, frames=frames)
 
     def _move(self, item: Instr, mem: Mem, value: Operand, guard: Reg | None) -> Iterator[Instr]:
-        """A ld.param or st.param of a call as moves from or to registers that stand for the parameter's bytes."""
+        """A ld.param or st.param of a call, as moves from or to registers that stand for bytes of the parameter."""
         assert isinstance(mem.base, Sym)
         kind = item.parts[-1]
         width = {"8": 1, "16": 2, "32": 4, "64": 8}.get(kind.lstrip("busf"), 0)
@@ -277,15 +280,15 @@ class Inliner:
     def _body(
         self, item: Instr, function: Function, passed: list[str], caller: _Frame, after: str
     ) -> Iterator[Instr | Label]:
-        """An inlined call; ``passed``: the caller's names of arguments and results."""
+        """An inlined call. ``passed``: the caller's names of arguments and results."""
         formals = [formal.name for formal in function.params + function.results]
         inner = f"{function.name}#{self.clones + 1}:"
         symbols = dict(zip(formals, passed, strict=False))
         return self._expand(function, inner, symbols, caller.callers, after, item.frames + caller.called_at)
 
     def _callable(self, arguments: int, results: int, callers: tuple[str, ...]) -> list[Function]:
-        """Functions that an indirect call may reach: those whose address something takes, with as many parameters.
-        Those that are being executed are left out: reaching one would be a recursion."""
+        """Functions that an indirect call may reach: those whose address is taken, with as many parameters. Functions
+        that are being executed are left out, because reaching one would be a recursion."""
         return [
             function
             for function in self.module.functions.values()
@@ -296,7 +299,7 @@ class Inliner:
     def _system_call(
         self, item: Instr, name: str, arguments: tuple[Operand, ...], results: tuple[Operand, ...], sym: Rename
     ) -> Iterator[Instr]:
-        """vprintf and asserts, which have no body."""
+        """A call of vprintf or of a failed assert, which have no body."""
         if name not in _SYSTEM_ARGUMENTS:
             undefined = f"no file defines {plain_name(name)} (several files: --nvcc-args -rdc=true)"
             raise refused(item, next((why for part, why in REFUSED_CALLS.items() if part in name), undefined))
@@ -315,7 +318,8 @@ class Inliner:
 
 
 def _widening(kind: str, width: int, bits: int, have: int) -> str:
-    """What loads a parameter of type ``kind`` (``width`` bytes in a register of ``bits``) into one of ``have`` bits."""
+    """The opcode that loads a parameter of type ``kind`` (``width`` bytes in a register of ``bits``) into a register of
+    ``have`` bits."""
     sign = "s" if kind[0] == "s" else "u"
     if bits != have:
         return f"cvt.{sign}{have}.{sign}{8 * width}"

@@ -1,4 +1,4 @@
-"""Dominators, loops, and the order of blocks in which lanes reconverge."""
+"""Dominators, loops, and the order of blocks in which lanes meet again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kernelproof.emulator.frontend.flow.blocks import Block
 
 
 def dominators(successors: list[list[int]], root: int) -> list[int]:
-    """Dominator sets as bit masks; unreachable nodes get 0."""
+    """Dominator sets as bit masks, one per node; unreachable nodes get 0."""
     n = len(successors)
     predecessors: list[list[int]] = [[] for _ in range(n)]
     reached, stack, order = {root}, [(root, iter(successors[root]))], []
@@ -53,7 +53,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def reachable(blocks: list[Block], starts: Iterable[int], stop: int | None = None) -> set[int]:
-    """The blocks on ways from ``starts``, these included, up to but without ``stop``."""
+    """The blocks on paths from ``starts``, these included, up to but without ``stop``."""
     reached: set[int] = set()
     stack = list(starts)
     while stack:
@@ -87,7 +87,7 @@ def natural_loops(blocks: list[Block]) -> tuple[dict[int, int], set[tuple[int, i
 
 
 def _is_acyclic(blocks: list[Block], dom: list[int], back: set[tuple[int, int]]) -> bool:
-    """Is the graph of the reachable blocks without its back edges acyclic? That is, is it reducible?"""
+    """Is the graph of reachable blocks acyclic without its back edges? Then it is reducible."""
     indegree = [0] * len(blocks)
     for b in blocks:
         if dom[b.index]:
@@ -106,7 +106,7 @@ def _is_acyclic(blocks: list[Block], dom: list[int], back: set[tuple[int, int]])
 
 
 def add_latches(blocks: list[Block]) -> None:
-    """Give each loop one back edge, so that a branch to the next iteration reconverges before the head."""
+    """Give each loop a single back edge, so that lanes that branch to the next iteration meet before its head."""
     _, back, _ = natural_loops(blocks)
     tails: dict[int, list[int]] = {}
     for tail, head in sorted(back):
@@ -121,11 +121,11 @@ def add_latches(blocks: list[Block]) -> None:
 
 
 def scheduling_order(blocks: list[Block]) -> tuple[list[int], bool]:
-    """The order in which the machine prefers blocks; False if the graph is irreducible.
+    """The order in which the machine prefers blocks, and whether the graph is reducible.
 
-    Reachable blocks, topologically but for back edges, every loop contiguous. So of the groups of lanes that a
-    divergent branch makes, the one whose block comes first is always the one that others can still meet: a group past
-    the join waits for those before it, and a group behind a loop for those inside.
+    It has the reachable blocks, topologically sorted except for back edges, with every loop contiguous. So of the
+    groups of lanes that a divergent branch makes, the one whose block comes first can always still be met by the
+    others: a group beyond the join waits for those before it, and a group behind a loop waits for those inside of it.
     """
     loops, _, reducible = natural_loops(blocks)
     dom = dominators([b.targets for b in blocks], 0)
@@ -134,9 +134,9 @@ def scheduling_order(blocks: list[Block]) -> tuple[list[int], bool]:
 
 
 def _arrange(blocks: list[Block], loops: dict[int, int], nodes: int, head: int) -> list[int]:
-    """Order ``nodes`` (a mask), a loop with this head or the whole graph: each outermost loop inside is one item,
-    arranged by itself. Edges back to ``head`` do not count, so what is left of a reducible graph is acyclic; of an
-    irreducible one the lowest block is taken when none is ready."""
+    """Order ``nodes`` (a mask), which are a loop with this head or the whole graph. Each outermost loop among them is
+    one item, which is arranged by itself. Edges back to ``head`` do not count, so a reducible graph is acyclic here; in
+    an irreducible one the lowest block is taken when none is ready."""
     inner = {h: m & nodes for h, m in loops.items() if h != head and nodes >> h & 1 and m & ~nodes == 0}
     outermost = {
         h: m for h, m in inner.items() if not any(o != h and om & m == m and om != m for o, om in inner.items())
@@ -165,7 +165,7 @@ def _arrange(blocks: list[Block], loops: dict[int, int], nodes: int, head: int) 
 
 
 def immediate_postdominators(blocks: list[Block]) -> list[int | None]:
-    """Of every block, the first block through which all its ways to the end lead; None where there is none."""
+    """For every block, the first block through which all of its paths to the end lead; None if there is none."""
     n = len(blocks)
     reverse: list[list[int]] = [[] for _ in range(n + 1)]
     for b in blocks:

@@ -1,4 +1,4 @@
-"""Which pointers an address is computed from, and which are written through: parameters and variables of the module."""
+"""From which pointers an address is computed, and through which memory is written: parameters and module variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelproof.emulator.state.launch_state import Origin
 
 Origins = frozenset[Origin]
 _NONE: Origins = frozenset()
-# Results that hold no part of a pointer in memory, or whose pointer cannot be followed.
+# Instructions whose 64-bit result may be a pointer that cannot be followed.
 _SPACES = ("shared", "global", "local", "param")
 _OPAQUE = frozenset(("ld", "ldu", "atom", "shfl", "mapa", "getctarank"))
 
@@ -18,8 +18,8 @@ _OPAQUE = frozenset(("ld", "ldu", "atom", "shfl", "mapa", "getctarank"))
 def origins(
     instructions: Iterable[Instr], kinds: Mapping[str, str], places: Mapping[str, tuple[str, int]]
 ) -> dict[str, Origins]:
-    """64-bit registers -> all that may be a pointer in the sum that they hold, over all their writes; a register whose
-    value may be a pointer that cannot be followed is missing. ``places``: state space and offset of variables."""
+    """64-bit register -> all pointers that may be part of the sum that it holds, over all of its writes. A register
+    that may hold a pointer which cannot be followed is missing. ``places``: state space and offset of variables."""
     writes: list[tuple[str, Origins | None, list[str]]] = []
     for ins in instructions:
         defs, uses = defs_uses(ins)
@@ -46,7 +46,7 @@ def origins(
 
 
 def _own(ins: Instr, places: Mapping[str, tuple[str, int]]) -> Origins | None:
-    """The pointers that an instruction itself brings in; None if it may bring in one that cannot be followed."""
+    """The pointers that an instruction itself contributes; None if it may contribute one that cannot be followed."""
     if ins.base in ("ld", "ldu"):
         at = ins.operands[1]
         width = TYPE_BYTES.get(ins.parts[-1], 8)
@@ -62,8 +62,8 @@ def _own(ins: Instr, places: Mapping[str, tuple[str, int]]) -> Origins | None:
 
 
 def written(instructions: Iterable[Instr], pointers: Mapping[str, Origins]) -> Origins | None:
-    """The pointers through which global memory may be written; None where an address cannot be followed. ``pointers``:
-    as of ``origins``."""
+    """The pointers through which global memory may be written; None if an address cannot be followed. ``pointers``: the
+    result of ``origins``."""
     out: set[Origin] = set()
     for ins in instructions:
         form = facts(ins)

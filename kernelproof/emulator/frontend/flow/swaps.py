@@ -1,4 +1,4 @@
-"""First loads of loops of compare-and-swap: plain ones, whose value may be stale."""
+"""The first load of a compare-and-swap loop: it is a plain load, and its value may be stale without harm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelproof.emulator.frontend.registers import registers
 
 
 class _Definition(NamedTuple):
-    """A register as an instruction of a block writes it. ``fresh``: the next swap compares with what it comes from."""
+    """A register as an instruction of a block writes it. ``fresh``: the next swap still compares with its value."""
 
     block: int
     at: int
@@ -22,9 +22,12 @@ class _Definition(NamedTuple):
 
 
 def checked_loads(blocks: list[Block]) -> set[int]:
-    """Identities of loads whose value a later atom.cas at the same address checks. By moves alone the value reaches the
-    comparison of that atom.cas; otherwise it only decides branches between which nothing else is written, and makes the
-    value to swap in. A swap that succeeds proves the value current, so uses after it do not count."""
+    """Identities of loads whose value a later atom.cas at the same address checks.
+
+    The value must reach the comparison of that atom.cas by moves alone. Apart from that it may only decide branches
+    between which nothing else is written, and make the value to swap in. A swap that succeeds proves the value current,
+    so uses after it do not count.
+    """
     lists = [list(block.all()) for block in blocks]
     writers: dict[str, list[Instr]] = {}
     places: dict[int, _Definition] = {}
@@ -47,14 +50,14 @@ def checked_loads(blocks: list[Block]) -> set[int]:
 
 
 class _Fates:
-    """What becomes of a value."""
+    """What becomes of a loaded value."""
 
     def __init__(self, blocks: list[Block], lists: list[list[Instr]]) -> None:
         self.blocks, self.lists = blocks, lists
         self.joins = immediate_postdominators(blocks)
 
     def harmless(self, loaded: _Definition, swaps: set[int]) -> bool:
-        """Does it reach nothing but swaps and the branches around them?"""
+        """Does the value reach nothing but swaps and the branches around them?"""
         todo, visited = [loaded], set[_Definition]()
         while todo:
             definition = todo.pop()
@@ -78,8 +81,8 @@ class _Fates:
         return True
 
     def _uses(self, definition: _Definition, swaps: set[int]) -> Iterator[tuple[int, int, bool]]:
-        """(block, number of the instruction, whether the next swap still compares with it) of all that read it; behind
-        the last instruction: the block's branch."""
+        """All readers of a definition: (block, number of the instruction, whether the next swap still compares with
+        it). The number behind the last instruction stands for the block's branch."""
         name = definition.name
         todo = [(definition.block, definition.at + 1, definition.fresh)]
         visited = set[tuple[int, bool]]()
@@ -103,7 +106,7 @@ class _Fates:
                         todo.append((target, 0, state[1]))
 
     def _success(self, index: int, swaps: set[int]) -> int | None:
-        """Where a block goes if its swap has succeeded, None where its branch does not say."""
+        """Where a block goes if its swap has succeeded; None if its branch does not test that."""
         block, test, between = self.blocks[index], None, set[str]()
         if block.end != "cond" or block.cond is None:
             return None
@@ -126,7 +129,7 @@ class _Fates:
         return None
 
     def _writes_nothing(self, branch: int, swaps: set[int]) -> bool:
-        """Is nothing written, swaps apart, between a branch and where its paths join?"""
+        """Is nothing but swaps written between a branch and the place where its paths join?"""
         todo, visited = list(self.blocks[branch].targets), {self.joins[branch]}
         while todo:
             index = todo.pop()
@@ -146,8 +149,8 @@ def _is_swap(ins: Instr) -> bool:
 
 
 def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
-    """The loads behind what one atom.cas compares with, directly or as the result of an earlier swap at the same
-    address; none if anything but moves and such swaps is between."""
+    """The loads behind the value with which an atom.cas compares, directly or through the result of an earlier swap at
+    the same address; none if anything other than moves and such swaps lies between."""
     out: set[int] = set()
     place = _place(swap.operands[1], writers)
     todo, visited = [swap.operands[2]], set[str]()
@@ -171,8 +174,8 @@ def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
 
 
 def _place(operand: Operand, writers: dict[str, list[Instr]], depth: int = 8) -> object:
-    """An address as an expression that is the same for the same address: through moves, cvta and additions of registers
-    that are written once."""
+    """An expression that is equal for equal addresses. It looks through moves, cvta and additions of registers that are
+    written once."""
     if isinstance(operand, Mem):
         return _place(operand.base, writers), operand.offset
     if not isinstance(operand, Reg) or depth == 0 or len(writers.get(operand.name, ())) != 1:

@@ -1,4 +1,7 @@
-"""The instructions that the machine knows: one decorated function each. ``facts`` looks in all of these tables."""
+"""The instructions that the emulator supports: one decorated function each, by subject.
+
+``facts`` finds an instruction in all of these modules; importing this package registers them.
+"""
 
 from kernelproof.emulator.frontend.instruction import facts
 from kernelproof.emulator.frontend.instructions import (

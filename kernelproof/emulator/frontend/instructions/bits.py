@@ -1,4 +1,4 @@
-"""Logic, shifts and bit fields of words, logic of predicates, dot products of bytes."""
+"""Logic, shifts and bit fields of words; logic of predicates; dot products of bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ SYMBOLS = {"and": "&", "or": "|", "xor": "^"}
 
 
 def _unmasked(s: Statement) -> Iterator[Change]:
-    """An address of shared memory keeps the CTA's rank above its 18 bits, as a descriptor must not."""
+    """A mutation of swizzle code: bits of the CTA's rank stay in an address from which a descriptor is made, above its
+    18 bits."""
     mask = s.ins.operands[2]
     if isinstance(mask, Imm) and 0x3F000 <= mask.value <= 0x3FFFF:
         d, a, _ = s.operands

@@ -1,4 +1,4 @@
-"""cp.async.bulk and cp.reduce.async.bulk: boxes of tensor maps, runs of bytes, and the groups of stores."""
+"""cp.async.bulk and cp.reduce.async.bulk: boxes of tensor maps, consecutive bytes, and the groups of stores."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kernelproof.emulator.hopper.bulk import Delivery
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 _WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "cp.async.bulk.wait_group")
-# Shifted by one row of a swizzle pattern.
+# Mutations of bulk copies: dropped, or shifted by one row of a swizzle pattern.
 _MUTATIONS = (drop, shift_register(128))
 
 
 def _spaces(e: Emitter, ins: Instr) -> tuple[str, str]:
-    """Destination and source."""
+    """The state spaces of destination and source."""
     heads = [p.split(":")[0] for p in ins.parts]
     spaces = [h for h in heads if h in ("shared", "global")]
     e.refuse("im2col", "im2col_no_offs", "gather4", "scatter4", "cp_mask", "ignore_oob")
@@ -36,7 +36,7 @@ def _spaces(e: Emitter, ins: Instr) -> tuple[str, str]:
 
 
 def _delivery(e: Emitter, ins: Instr, to: Operand, bar: Operand, mask_at: int) -> str:
-    """Where a copy to shared memory goes; the ranks of a multicast are operand ``mask_at``."""
+    """Where a copy to shared memory goes. The ranks of a multicast are operand number ``mask_at``."""
     ranks = e.array(ins.operands[mask_at], "u2") if _is_multicast(ins) else "None"
     reach = next(p for p in ins.parts if p.startswith("shared"))
     paired = "cta_group:2" in ins.parts
@@ -66,7 +66,7 @@ def _is_multicast(ins: Instr) -> bool:
 
 
 def _mask(s: Statement) -> Iterator[Change]:
-    """CTA 0 is left out of a multicast, or is one of its receivers, too."""
+    """A mutation: CTA 0 is left out of a multicast, or is added to its receivers."""
     if _is_multicast(s.ins):
         yield from adjust("mask", 3, "b16", "xor.b16", "1")(s)
 
@@ -102,7 +102,7 @@ def commit(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 
 
 def _of_reads(s: Statement) -> Iterator[Change]:
-    """A wait for the ends of stores waits for their reads only."""
+    """A mutation: a wait for the end of stores waits only until they have read."""
     if "read" not in s.ins.parts:
         yield s.become("read", s.text.replace("wait_group", "wait_group.read", 1))
 

@@ -1,4 +1,4 @@
-"""clusterlaunchcontrol: clusters that have not started are cancelled by running ones."""
+"""clusterlaunchcontrol: a running cluster cancels clusters that have not started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelproof.emulator.frontend.ptx import Instr, Reg, Vec
 
 
 def _always(s: Statement) -> Iterator[Change]:
-    """Every response counts as a cancelled cluster."""
+    """A mutation: every response counts as a cancelled cluster."""
     yield s.become("always", f"setp.eq.u32 {s.operands[0].strip()}, 0, 0;")
 
 

@@ -12,7 +12,7 @@ from kernelproof.emulator.frontend.ptx import Imm, Instr
 
 
 def _own(s: Statement) -> Iterator[Change]:
-    """The own CTA's variable instead of another's."""
+    """A mutation: the own CTA's variable in place of another CTA's."""
     d, a = (part.strip() for part in s.text.split(None, 1)[1].split(",")[:2])
     yield s.become("own", f"mov.b{s.ins.parts[-1][1:]} {d}, {a};")
 
@@ -34,7 +34,7 @@ def getctarank(e: Emitter, ins: Instr) -> None:
 
 
 def _raise(s: Statement) -> Iterator[Change]:
-    """More registers."""
+    """A mutation: more registers."""
     count = s.ins.operands[0]
     if isinstance(count, Imm):
         yield s.become("raise", re.sub(r"\b\d+\s*;$", f"{count.value + 8};", s.text))

@@ -85,7 +85,7 @@ def setp(e: Emitter, ins: Instr) -> None:
 
 
 def _types(ins: Instr) -> list[str]:
-    """The types of set: of its result and of what it compares."""
+    """The types of set: of its result, and of what it compares."""
     return [p for p in ins.parts if p in INTEGERS or p in HALVES or p in _REAL]
 
 

@@ -1,4 +1,4 @@
-"""Floating-point instructions: f16, bf16, their pairs, f32, f64. Results are varying."""
+"""Floating-point instructions on f16, bf16, their pairs, f32 and f64. Results are varying registers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FUNCTIONS: dict[str, Function] = {
     "sqrt": np.sqrt,
     "rsqrt": lambda a: 1 / np.sqrt(a),
 }
-# Functions of f16 that are computed in float64.
+# Functions of f16 that are computed in float64 and rounded once.
 _WIDENED = ("ex2", "tanh", "div", "rcp", "sqrt", "rsqrt")
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
@@ -112,7 +112,7 @@ def sign(e: Emitter, ins: Instr) -> None:
 
 
 def flushed(ins: Instr, op: Operand, text: str) -> str:
-    """An operand of f16 or f32 as the instruction takes it: without subnormals where it has ``.ftz``."""
+    """An operand of f16 or f32 as the instruction takes it: with ``.ftz``, subnormals are zero."""
     return f"A.flush({text})" if "ftz" in ins.parts and not isinstance(op, Imm) else text
 
 

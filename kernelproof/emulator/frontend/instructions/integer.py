@@ -9,7 +9,7 @@ from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand
 
 
 def width_of(kind: str) -> int:
-    """Bits of an integer type."""
+    """The bits of an integer type."""
     return int(kind[1:])
 
 
@@ -18,13 +18,13 @@ def _is_plain(ins: Instr) -> bool:
 
 
 def _typed(kind: str) -> tuple[int, str, str]:
-    """Bits, NumPy type code and unsigned type code of a PTX type."""
+    """The bits, the NumPy type code and the unsigned type code of a PTX type."""
     size = width_of(kind) // 8
     return 8 * size, f"{'i' if kind[0] == 's' else 'u'}{size}", f"u{size}"
 
 
 def binary(e: Emitter, ins: Instr, template: str) -> None:
-    """An operation on two operands whose text is the same for ints and arrays."""
+    """Write an operation on two operands whose text is the same for ints and arrays."""
     bits, _, u = _typed(ins.parts[-1])
     d, a, b = ins.operands
     x, y = e.raw(a, bits), e.raw(b, bits)
@@ -57,7 +57,7 @@ def carry(e: Emitter, ins: Instr) -> None:
 
 
 def _add_carry(e: Emitter, ins: Instr, d: Operand, x: str, y: str, u: str) -> None:
-    """A sum with carries, which live in one hidden register of the block."""
+    """Write a sum with carries. The carry lives in one hidden register of the block."""
     carry_in = "cc" if ins.base in ("addc", "subc", "madc") else "None"
     e.line(f"cc_out = A.add_carry({x}, {y}, {carry_in}, {ins.base in ('sub', 'subc')})")
     if "cc" in ins.parts:
@@ -94,7 +94,7 @@ def mad_carry(e: Emitter, ins: Instr) -> None:
 
 
 def _product(e: Emitter, ins: Instr, d: Operand, a: Operand, b: Operand, c: Operand | None) -> None:
-    """a * b, or a * b + c."""
+    """Write a * b, or a * b + c."""
     if "wide" in ins.parts:
         _assign_sum(e, d, _wide_product(e, ins.parts[-1], a, b), c)
     elif "hi" in ins.parts:
@@ -110,13 +110,13 @@ def _product(e: Emitter, ins: Instr, d: Operand, a: Operand, b: Operand, c: Oper
 
 
 def _raw(e: Emitter, kind: str, a: Operand, b: Operand) -> tuple[Value, Value]:
-    """Two operands of a type, with their sign if it has one."""
+    """Two operands of a type, as signed numbers if the type is signed."""
     bits = width_of(kind)
     return (e.signed(a, bits), e.signed(b, bits)) if kind[0] == "s" else (e.raw(a, bits), e.raw(b, bits))
 
 
 def _assign_sum(e: Emitter, d: Operand, product: Value, c: Operand | None) -> None:
-    """The product, plus ``c`` if there is one; uniform ones stay within their width."""
+    """The product, plus ``c`` if there is one; a uniform result is cut to its width."""
     if c is None:
         e.assign(d, product)
         return
@@ -167,7 +167,7 @@ def div(e: Emitter, ins: Instr) -> None:
     if isinstance(b, Imm) and b.value:
         _by_sign(e, ins, f"A.{function}_int", f"A.{function}")
     elif x.uniform and y.uniform:
-        # Division by zero: a uniform quotient has the bits that a varying one has.
+        # Division by zero: a uniform quotient must get the bits that a varying one gets.
         divisor, mask = e.temp(y.text), (1 << bits) - 1
         quotient = f"A.{function}_int({x.text}, {divisor}) & {mask}"
         zero = f"int(M.quotient(K({quotient}, {bits // 8}), K(0, {bits // 8}), {e.lanes()})[0])"
@@ -186,7 +186,7 @@ def minimum(e: Emitter, ins: Instr) -> None:
 
 
 def _by_sign(e: Emitter, ins: Instr, of_ints: str, of_arrays: str) -> None:
-    """A function of two numbers that depends on their sign: its name for Python ints, and for arrays."""
+    """A function of two numbers that depends on their sign: its name for Python ints, and its name for arrays."""
     d, a, b = ins.operands
     bits, t, u = _typed(ins.parts[-1])
     x, y = _raw(e, ins.parts[-1], a, b)

@@ -67,7 +67,8 @@ def _variables(e: Emitter, targets: tuple[Operand, ...]) -> list[str]:
 
 
 def _shape(ins: Instr) -> Shape | None:
-    """The kind of mma.sync, None for those that are not modelled. The same opcode gives the same object."""
+    """The kind of mma.sync, None for kinds that the tensor unit does not have. The same opcode gives the same
+    object."""
     if ins.op not in _shapes:
         _shapes[ins.op] = _make_shape(ins)
     return _shapes[ins.op]
@@ -96,7 +97,7 @@ def _destination(ins: Instr) -> Iterator[Operand]:
     yield ins.operands[0]
 
 
-# Types of A and B and of the accumulators of products that are evaluated at once.
+# Types of A and B, and of the accumulators, of products that are evaluated at once.
 _DENSE = {
     "f64": ("f64",), "e4m3": ("f16", "f32"), "e5m2": ("f16", "f32"), "s8": ("s32",), "u8": ("s32",), "s4": ("s32",),
     "u4": ("s32",), "b1": ("s32",),
@@ -105,7 +106,7 @@ _DENSE_SIZES = re.compile(r"m(8|16)n8k(\d+)$")
 
 
 def _dense_form(e: Emitter, ins: Instr) -> DenseForm:
-    """The kind of mma.sync for what the tensor unit does not collect."""
+    """The kind of mma.sync for products that the tensor unit does not collect."""
     parts = ins.parts
     size = next((match for part in parts if (match := _DENSE_SIZES.match(part))), None)
     types = [part for part in parts if part in ELEMENT_BITS]
@@ -134,7 +135,7 @@ def _multiply(e: Emitter, ins: Instr) -> None:
 
 
 def _word(kind: str) -> str:
-    """The type of a register that holds elements of this type."""
+    """The type of a register with elements of this type."""
     return "u8" if kind == "f64" else "u4"
 
 
@@ -153,7 +154,7 @@ def mma(e: Emitter, ins: Instr) -> None:
         raise e.fail("wrong number of registers")
 
     def lazy(op: Operand) -> str:
-        """Accumulators stay under way."""
+        """Accumulators may be incomplete when the instruction ends."""
         return e.variable(op.name) if isinstance(op, Reg) and op.name in e.lazy else e.array(op, "u4")
 
     left, right, addend = (tuple(map(lazy, v.items)) for v in (a, b, c))
@@ -171,7 +172,7 @@ def mma(e: Emitter, ins: Instr) -> None:
         e.assign(target, Value(f"FORCE({out}[{i}])", "u4", False))
 
 
-# Sizes of wmma, and the types of A and B that each has.
+# Sizes of wmma, and the types of A and B that exist for each.
 _WMMA = {
     **dict.fromkeys(("m16n16k16", "m32n8k16", "m8n32k16"), ("f16", "bf16", "s8", "u8")),
     "m16n16k8": ("tf32",),

@@ -1,4 +1,4 @@
-"""mbarrier.* and what completes on mbarriers without being a bulk copy."""
+"""mbarrier.*, and instructions other than bulk copies that complete on mbarriers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_in
 
 
 def _order(ins: Instr) -> int:
-    """Scope and release, or acquire, of an arrival or a wait."""
+    """The memory order of an arrival or a wait: its scope, and whether it releases or acquires."""
     return scope_in(ins.parts, Scope.CTA) | (0 if "relaxed" in ins.parts else ORDERS)
 
 
@@ -32,7 +32,7 @@ def _order(ins: Instr) -> int:
 
 
 def _bytes(s: Statement) -> Iterator[Change]:
-    """16 bytes more are expected."""
+    """A mutation: 16 bytes more are expected."""
     if "expect_tx" in s.ins.parts:
         yield from adjust("bytes", len(s.ins.operands) - 1, "b32", "add.u32", "16")(s)
 
@@ -59,7 +59,7 @@ def arrive(e: Emitter, ins: Instr) -> None:
 
 
 def _counted(e: Emitter, ins: Instr, method: str) -> None:
-    """A number for an mbarrier."""
+    """A numeric operand of an mbarrier instruction."""
     at, number = ins.operands
     e.line(f"B.{method}({e.shared(at)}, {e.array(number, 'u4')}, {e.lanes()})")
 
@@ -104,7 +104,7 @@ def store_async(e: Emitter, ins: Instr) -> None:
 
 
 def _count(kind: str, op: str) -> Mutation:
-    """An arrival more or less is expected."""
+    """A mutation: one arrival more, or one less, is expected."""
     return adjust(kind, 1, "b32", op, "1")
 
 
@@ -130,7 +130,7 @@ def invalidate(e: Emitter, ins: Instr) -> None:
 
 
 def _skipped(s: Statement) -> Iterator[Change]:
-    """No wait, or one try whatever it says."""
+    """A mutation: no wait, or a single try whatever its result."""
     if isinstance(s.ins.operands[0], Reg):
         name = s.text.split(s.ins.parts[1], 1)[1].split(None, 1)[1].split(",", maxsplit=1)[0].strip()
         yield s.become("skip", f"setp.eq.u32 {name}, 0, 0;")
@@ -138,13 +138,13 @@ def _skipped(s: Statement) -> Iterator[Change]:
 
 
 def _parity(s: Statement) -> Iterator[Change]:
-    """The other phase."""
+    """A mutation: the other parity."""
     if "parity" in s.ins.parts:
         yield from adjust("parity", 2, "b32", "xor.b32", "1")(s)
 
 
 def _token(e: Emitter, ins: Instr, index: int) -> str:
-    """Address, phase, whether that is a parity, and the order of memory."""
+    """The address, the phase, whether the phase is a parity, and the memory order of a wait."""
     parity = "parity" in ins.parts
     token = e.array(ins.operands[index + 1], "u4" if parity else "u8")
     return f"{e.shared(ins.operands[index])}, {token}, {parity}, {_order(ins)}"
@@ -157,24 +157,24 @@ def test_wait(e: Emitter, ins: Instr) -> None:
 
 
 def _wait_and_result(ins: Instr) -> Iterator[Instr]:
-    """The wait ends a block; its result is known to those whom it has let go."""
+    """Expand a try_wait: a wait, which ends a block, and then the reading of its result."""
     yield replace(ins, op="emu_try_wait", parts=("emu_try_wait", *ins.parts[2:]), operands=ins.operands[1:])
     yield replace(ins, op="emu_waited", parts=("emu_waited",), operands=ins.operands[:1])
 
 
 @instruction("mbarrier.try_wait", expands=_wait_and_result, hopper=True, mutations=(_skipped, _parity, narrow))
 def try_wait(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
-    """mbarrier.try_wait has been expanded."""
+    """mbarrier.try_wait; it has been expanded before it is written."""
     raise e.fail()
 
 
 @instruction("emu_try_wait", writes=Writes.NOTHING, waits=True, hopper=True)
 def wait(e: Emitter, ins: Instr) -> None:
-    """The wait of a try_wait."""
+    """The waiting part of a try_wait."""
     e.wait("B.try_wait", _token(e, ins, 0))
 
 
 @instruction("emu_waited", hopper=True)
 def waited(e: Emitter, ins: Instr) -> None:
-    """The result of the try_wait before."""
+    """The result of the try_wait before it."""
     e.assign(ins.operands[0], Value("B.waited()", "p", False))

@@ -24,7 +24,7 @@ from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_in, sized
 
 _SPACES = ("global", "shared", "local", "param", "const")
-# Cache operators are hints: .cg and .cv leave a load weak, whatever it may be used to poll.
+# Cache operators are hints: with .cg or .cv a load stays weak, even where it is used to poll.
 _READ_STRONG = frozenset(("volatile", "relaxed", "mmio", "acquire"))
 _READ_POLLS = _READ_STRONG | {"cv", "cg"}
 _WRITE_STRONG = frozenset(("volatile", "relaxed", "mmio", "release"))
@@ -43,7 +43,7 @@ def space_of(ins: Instr) -> str:
 
 
 def _named_space(e: Emitter, space: str, at: Mem) -> str:
-    """The state space of an address: a generic one of a variable is that of the variable."""
+    """The state space of an address; a generic address of a variable is in the variable's space."""
     return e.symbols[at.base.name][0] if space == "generic" and isinstance(at.base, Sym) else space
 
 
@@ -52,12 +52,12 @@ def _vector(ins: Instr) -> int:
 
 
 def _pieces(total: int) -> list[tuple[int, int]]:
-    """(first byte, bytes) of the moves of at most 16 bytes that make an access."""
+    """(first byte, bytes) of the moves, of at most 16 bytes each, that make up an access."""
     return [(0, total)] if total <= 16 else [(i, 16) for i in range(0, total, 16)]
 
 
 def _require_aligned(e: Emitter, space: str, at: Mem, total: int, mask: str) -> None:
-    """An access that is made of several moves is aligned as a whole."""
+    """Write a check that an access which consists of several moves is aligned as a whole."""
     if total > 16 and space in ("global", "generic"):
         e.line(f"G.require_aligned({e.address(at, space)}, {total}, {mask}, {e.site()})")
 
@@ -70,7 +70,7 @@ def _within(at: Mem, start: int) -> Mem:
 
 
 def _reaches(ins: Instr, space: str) -> bool:
-    """May the access be to this space?"""
+    """May the access be to this state space?"""
     named = {p.split(":")[0] for p in ins.parts} & set(_SPACES)
     return not named or space in named
 
@@ -87,7 +87,7 @@ def copy_access(ins: Instr, space: str) -> int:
     """The access of cp.async, and of bulk copies whose size is a literal."""
     size = ins.operands[2] if len(ins.operands) > 2 else None
     width = size.value if isinstance(size, Imm) else 16
-    # A fourth operand is a size known at run time only: fewer bytes may be read from global memory.
+    # A fourth operand is a size that only the launch knows: fewer bytes may be read from global memory.
     partial = len(ins.operands) > 3 and space == "global" and "bulk" not in ins.parts
     return min(width, 4) if partial else width
 
@@ -102,7 +102,7 @@ def _polls(ins: Instr) -> bool:
 
 
 def _strength(ins: Instr, strong: frozenset[str], orders: tuple[str, ...]) -> int:
-    """Scope and order of an access; 0 for a weak one."""
+    """The strength of an access, see ``state.scopes``; 0 for a weak one."""
     if strong.isdisjoint(ins.parts):
         return 0
     strong_access = scope_in(ins.parts, Scope.GPU) | (0 if set(orders).isdisjoint(ins.parts) else ORDERS)
@@ -110,7 +110,7 @@ def _strength(ins: Instr, strong: frozenset[str], orders: tuple[str, ...]) -> in
 
 
 def _address_shifted(s: Statement) -> Iterator[Change]:
-    """Of an access to shared or global memory, the address beside it."""
+    """A mutation of an access to shared or global memory: the address beside it."""
     named = next((p.split(":")[0] for p in s.ins.parts if p.split(":")[0] in _SPACES), "")
     addressed = any(isinstance(op, Mem) and isinstance(op.base, Reg | Sym) for op in s.ins.operands)
     if named in ("shared", "global") and addressed:
@@ -118,13 +118,13 @@ def _address_shifted(s: Statement) -> Iterator[Change]:
 
 
 def _store_dropped(s: Statement) -> Iterator[Change]:
-    """Without a store to shared or global memory."""
+    """A mutation: without a store to shared or global memory."""
     if any(True for _ in _address_shifted(s)):
         yield from drop(s)
 
 
 def _argument(s: Statement) -> Iterator[Change]:
-    """An argument of the kernel larger by 8."""
+    """A mutation: an argument of the kernel that is larger by 8."""
     if space_of(s.ins) == "param" and len(s.ins.operands) == 2:
         yield from nudge(s)
 
@@ -211,7 +211,7 @@ def store(e: Emitter, ins: Instr) -> None:
 
 
 def joined(e: Emitter, sources: tuple[Operand, ...], width: int) -> str:
-    """Elements of ``width`` bytes as one value to store."""
+    """Elements of ``width`` bytes as one wide value to store."""
     if len(sources) == 1:
         return e.array(sources[0], f"u{width}")
     return f"JOIN({e.arrays(sources, f'u{width}')}, {width})"
@@ -289,7 +289,7 @@ def atomic(e: Emitter, ins: Instr) -> None:
 
 
 def _widened(s: Statement) -> Iterator[Change]:
-    """Without its size operand (or ignore predicate) the copy reads all its bytes."""
+    """A mutation: without its size operand (or ignore predicate) the copy reads all its bytes."""
     operands = s.ins.operands
     if len(operands) > 3 and isinstance(operands[3], Reg):
         yield s.become("widen", re.sub(r",\s*\d+\s*,[^;]*;$", f", {_copy_bytes(s.ins)};", s.text))
@@ -321,7 +321,7 @@ def copy(e: Emitter, ins: Instr) -> None:
     count = "None"
     for extra in ins.operands[3:]:
         if isinstance(extra, Reg) and e.operand_bits(extra) == 64:
-            # A cache policy.
+            # The operand is a cache policy, which has no effect here.
             continue
         if isinstance(extra, Reg) and e.operand_bits(extra) == 1:
             p = e.predicate(extra)

@@ -50,7 +50,7 @@ def _simple_move(ins: Instr) -> bool:
 
 
 def _cta(s: Statement) -> Iterator[Change]:
-    """The number of a CTA is always 0."""
+    """A mutation: the number of a CTA is always 0."""
     if "%ctaid." in s.text:
         yield from first(s)
 
@@ -78,7 +78,7 @@ def mov(e: Emitter, ins: Instr) -> None:
             e.line(f"{e.variable(d.name)} = {e.variable(s.name)}")
             return
         if e.hopper and bits == e.bits(d.name):
-            # A copy between registers is the compiler's, and does not count as an access to an accumulator.
+            # A copy between registers is made by the compiler, and does not count as an access to an accumulator.
             e.line(f"{e.variable(d.name)} = {e.array(s, f'u{bits // 8}')}")
             return
     e.assign(d, e.raw(s, bits))
@@ -106,7 +106,7 @@ def _from_local(ins: Instr) -> bool:
 
 @instruction("cvta", uniform=lambda ins: not _from_local(ins))
 def cvta(e: Emitter, ins: Instr) -> None:
-    """Generic <-> shared, local, global, const, param addresses."""
+    """cvta: addresses of shared, local, global, const and param memory to generic ones, and back."""
     d, a = ins.operands
     if isinstance(a, Mem):
         a = Sym(a.base.name, a.offset) if isinstance(a.base, Sym) else a.base
@@ -134,8 +134,8 @@ def cvta(e: Emitter, ins: Instr) -> None:
 
 @instruction("isspacep")
 def isspacep(e: Emitter, ins: Instr) -> None:
-    """isspacep: which window an address lies in. Parameters lie in the global window, a CTA's shared memory in that of
-    its cluster."""
+    """isspacep: in which window an address lies. Parameters lie in the global window, and a CTA's shared memory lies in
+    that of its cluster."""
     d, a = ins.operands
     space = ins.parts[1]
     address = e.array(a, "u8")

@@ -12,7 +12,7 @@ from kernelproof.emulator.state.scopes import Scope, restricted, scope_in
 
 
 def _number_and_count(e: Emitter, operands: tuple[Operand, ...]) -> list[str]:
-    """The barrier's number and the threads expected; 0 where they are not named."""
+    """The barrier's number, and the threads expected; 0 if they are not named."""
     return [*(e.scalar(op) for op in operands[:2]), "0", "0"][:2]
 
 
@@ -34,7 +34,7 @@ def reduce(e: Emitter, ins: Instr) -> None:
 
 @instruction("bar.arrive", "barrier.arrive", writes=Writes.NOTHING, mutations=(drop, swap))
 def arrive(e: Emitter, ins: Instr) -> None:
-    """bar.arrive: counts, does not wait."""
+    """bar.arrive: the lanes arrive and do not wait."""
     e.line(f"J.arrive({', '.join(_number_and_count(e, ins.operands))}, {e.lanes()})")
 
 
@@ -61,7 +61,7 @@ def cluster_wait(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 
 @instruction("emu_meet", writes=Writes.NOTHING, waits=True)
 def meet(e: Emitter, ins: Instr) -> None:
-    """Lanes of a warp (the operand), or the warps of a warpgroup, come together without any order of memory."""
+    """Lanes of a warp (the operand), or the warps of a warpgroup, come together; that orders no memory accesses."""
     e.wait("Y.converge", e.scalar(ins.operands[0]) if ins.operands else "None")
 
 
@@ -70,7 +70,7 @@ def meet(e: Emitter, ins: Instr) -> None:
 
 @instruction("membar", "fence", writes=Writes.NOTHING, mutations=(drop, swap, narrow))
 def fence(e: Emitter, ins: Instr) -> None:
-    """membar and fence; .acquire and .release of one direction, .sync_restrict of shared memory."""
+    """membar and fence; with .acquire and .release of one direction, with .sync_restrict of shared memory alone."""
     scope, sides = e.bind("scope", scope_in(ins.parts, Scope.GPU)), {"acquire", "release"}
     sides = sides.intersection(ins.parts) or sides
     unit = "S" if restricted(ins.parts) else "G"
@@ -85,7 +85,7 @@ def fence_init(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 
 @instruction("fence.proxy", "membar.proxy", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap))
 def fence_proxy(e: Emitter, ins: Instr) -> None:
-    """fence.proxy.async; that of aliases has no effect here."""
+    """fence.proxy.async; a fence of the alias proxy has no effect here."""
     if "alias" in ins.parts:
         return
     mask = e.mask()
@@ -113,7 +113,7 @@ def trap(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 
 @instruction("emu_nofunction", writes=Writes.NOTHING)
 def no_function(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
-    """An indirect call of what is no function."""
+    """An indirect call through an address that is not a function's."""
     text = "an indirect call of an address that is no function of this file with such parameters, or a recursive one"
     e.line(f"M.trap({e.site()}, {text!r}, {e.mask()})")
 
@@ -123,14 +123,14 @@ ASSERT_KINDS = ("u8", "u8", "u4", "u8")
 
 @instruction("emu_assertfail", writes=Writes.NOTHING)
 def assert_fail(e: Emitter, ins: Instr) -> None:
-    """A failing assert: its text, file, line and function, and the size of a character."""
+    """A failed assert. Operands: its text, file, line and function, and the size of a character."""
     text, file, line, function = (e.array(op, kind) for op, kind in zip(ins.operands, ASSERT_KINDS, strict=False))
     e.line(f"U.assert_failed({text}, {file}, {line}, {function}, {e.mask()}, {e.site()})")
 
 
 @instruction("emu_vprintf", writes=Writes.NOTHING)
 def print_formatted(e: Emitter, ins: Instr) -> None:
-    """printf: the format, and where its arguments lie."""
+    """printf. Operands: the format, and where its arguments lie."""
     form, values = (e.array(op, "u8") for op in ins.operands)
     e.line(f"U.print({form}, {values}, {e.mask()}, {e.site()})")
 

@@ -1,4 +1,4 @@
-"""tcgen05: tensor memory, its products, and their order."""
+"""tcgen05: allocation of tensor memory, loads and stores, products, and their order."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def _group(e: Emitter, ins: Instr) -> int:
 
 
 def _fewer(s: Statement) -> Iterator[Change]:
-    """Half of the columns."""
+    """A mutation: half of the columns."""
     columns = s.ins.operands[-1]
     if isinstance(columns, Imm):
         yield s.become("fewer", re.sub(r"\b\d+\s*;$", f"{columns.value // 2};", s.text))
 
 
 def _late(s: Statement) -> Iterator[Change]:
-    """Behind relinquish_alloc_permit."""
+    """A mutation: moved behind relinquish_alloc_permit."""
     group = next(part for part in s.ins.parts if part.startswith("cta_group")).replace(":", "::")
     yield s.become("late", f"tcgen05.relinquish_alloc_permit.{group}.sync.aligned; {s.text}")
 
 
 def _other_group(s: Statement) -> Iterator[Change]:
-    """The other cta_group."""
+    """A mutation: the other cta_group."""
     groups = {"cta_group::1": "cta_group::2", "cta_group::2": "cta_group::1"}
     for group, replacement in groups.items():
         if group in s.text:
@@ -80,7 +80,7 @@ def relinquish(e: Emitter, ins: Instr) -> None:
 
 
 def _access(e: Emitter, ins: Instr) -> Access:
-    """The shape; .16x32bx2 has a last operand."""
+    """The shape of a load or store; .16x32bx2 has one more operand."""
     shape = next((part for part in ins.parts if part in SHAPES), None)
     times = next((int(part[1:]) for part in ins.parts if re.fullmatch(r"x\d+", part)), 0)
     if shape is None or not times or "red" in ins.parts:
@@ -91,7 +91,7 @@ def _access(e: Emitter, ins: Instr) -> Access:
 
 
 def _loaded(ins: Instr) -> Iterator[Operand]:
-    """The registers that are written until tcgen05.wait::ld."""
+    """The registers that are being written until tcgen05.wait::ld."""
     yield ins.operands[0]
 
 
@@ -161,12 +161,12 @@ def fence_after(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 
 
 def _descriptor(kind: str, op: str, by: str) -> Mutation:
-    """A change of the descriptor of B."""
+    """A mutation: a change of the descriptor of B."""
     return adjust(kind, 2, "b64", op, by)
 
 
 def _keep(s: Statement) -> Iterator[Change]:
-    """Added to an accumulator of before."""
+    """A mutation: the first product is added to what the accumulator held before."""
     which = next(i for i, op in enumerate(s.ins.operands) if i > 3 and isinstance(op, Reg))
     changed = s.with_operand(which, " mutant")
     yield s.become("keep", f"{{ .reg .pred mutant; setp.eq.u32 mutant, 0, 0; {changed} }}")
@@ -203,7 +203,7 @@ def mma(e: Emitter, ins: Instr) -> None:
         mask = trailing.pop(0)
         if not isinstance(mask, Vec) or len(mask.items) != 4 * group:
             raise e.fail("wrong number of registers of disabled lanes")
-        # Literals (zeros, as a rule) leave all lanes enabled.
+        # Literals, as a rule zeros, leave all lanes enabled.
         if any(not isinstance(item, Imm) or item.value for item in mask.items):
             disabled = e.arrays(mask.items, "u4")
     keep = e.predicate_array(trailing[0])
@@ -215,7 +215,7 @@ def mma(e: Emitter, ins: Instr) -> None:
 
 
 def _alone(s: Statement) -> Iterator[Change]:
-    """The arrival at the own CTA only."""
+    """A mutation: only the own CTA gets the arrival."""
     if any(part.startswith("multicast") for part in s.ins.parts):
         head = s.text.split(None, 1)[0].replace(".multicast::cluster", "")
         yield s.become("alone", f"{head} {s.operands[0]};")

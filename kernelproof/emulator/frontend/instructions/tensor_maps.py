@@ -18,7 +18,7 @@ def _access(ins: Instr, space: str) -> int:  # noqa: ARG001
 
 @instruction("tensormap.replace", writes=Writes.MEMORY, hopper=True, access=_access)
 def replace(e: Emitter, ins: Instr) -> None:
-    """One field of a map; operands are its address, the dimension where there are several, a value."""
+    """tensormap.replace: one field of a map. Operands: its address, the dimension if there are several, the value."""
     field = next((part for part in ins.parts if part in FIELDS), "")
     shared = any(part.startswith("shared") for part in ins.parts)
     if not field or not (shared or "global" in ins.parts):
@@ -31,7 +31,8 @@ def replace(e: Emitter, ins: Instr) -> None:
 
 @instruction("tensormap.cp_fenceproxy", writes=Writes.MEMORY, hopper=True, access=_access)
 def publish(e: Emitter, ins: Instr) -> None:
-    """The map in shared memory becomes one in global memory, for whoever fences the proxy of tensor maps."""
+    """tensormap.cp_fenceproxy: a map in shared memory is copied to global memory and released to the tensor map
+    proxy."""
     to, source, size = ins.operands
     _check_size(e, size)
     scope = e.bind("scope", scope_in(ins.parts, Scope.GPU))
@@ -45,7 +46,8 @@ def _check_size(e: Emitter, size: Operand) -> None:
 
 @instruction("fence.proxy.tensormap:generic", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap, narrow))
 def fence(e: Emitter, ins: Instr) -> None:
-    """What threads have written, for users of tensor maps: released, or acquired at an address."""
+    """fence.proxy.tensormap: what threads have written is released to users of tensor maps, or acquired at an
+    address."""
     scope = e.bind("scope", scope_in(ins.parts, Scope.GPU))
     if "release" in ins.parts:
         e.line(f"V.proxy.release({e.mask()}, {scope})")

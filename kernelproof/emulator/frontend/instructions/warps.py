@@ -13,7 +13,7 @@ def is_discarded(op: Operand) -> bool:
 
 
 def _assign_pair(e: Emitter, d: Operand, call: str) -> None:
-    """``d|p``: a word and a predicate; either may be missing."""
+    """The destinations ``d|p``, a word and a predicate; either may be missing."""
     first, second = (d.first, d.second) if isinstance(d, Pair) else (d, None)
     out = e.temp(call)
     if not is_discarded(first):
@@ -59,7 +59,7 @@ def redux(e: Emitter, ins: Instr) -> None:
 
 @instruction("activemask")
 def activemask(e: Emitter, ins: Instr) -> None:
-    """activemask: the lanes that run together."""
+    """activemask: the lanes that execute it together."""
     e.assign(ins.operands[0], Value(f"W.activemask({e.mask()})", "u4", False))
 
 

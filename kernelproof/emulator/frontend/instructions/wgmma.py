@@ -42,7 +42,7 @@ def wait(e: Emitter, ins: Instr) -> None:
 
 
 def _descriptor(kind: str, op: str, by: str) -> Mutation:
-    """A change of the first operand that is a descriptor: A, or B where A comes from registers."""
+    """A mutation: a change of the first operand that is a descriptor: A, or B if A comes from registers."""
 
     def mutation(s: Statement) -> Iterator[Change]:
         index = 3 if isinstance(s.ins.operands[1], Vec) else 2
@@ -52,7 +52,7 @@ def _descriptor(kind: str, op: str, by: str) -> Mutation:
 
 
 def _registers_in_use(ins: Instr) -> Iterator[Operand]:
-    """The accumulators, and A: while the instruction is under way, it may not be written either."""
+    """The accumulators, and A's registers: until the instruction is complete those must not be written either."""
     yield ins.operands[0]
     if isinstance(ins.operands[1], Vec):
         yield ins.operands[1]
@@ -68,7 +68,7 @@ _ACCUMULATORS = {
 
 def _form(e: Emitter, ins: Instr) -> Form:
     """The kind of product. After the predicate come the signs of A and B and, for operands in shared memory, whether
-    they are M- or N-major; all may be missing."""
+    they are M- or N-major; all of these may be missing."""
     parts = ins.parts
     size = next((match for part in parts if (match := _SIZE.match(part))), None)
     types = [part for part in parts if part in ELEMENT_BITS]
@@ -119,7 +119,7 @@ def _tuple(names: list[str]) -> str:
 
 
 def _variables(e: Emitter, operand: Vec) -> list[str]:
-    """The local variables of registers, as they are: they may hold accumulators under way."""
+    """The local variables of registers, unread: they may hold incomplete accumulators."""
     names = [e.variable(item.name) for item in operand.items if isinstance(item, Reg)]
     if len(names) != len(operand.items):
         raise e.fail("register expected")

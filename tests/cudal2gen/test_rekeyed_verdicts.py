@@ -1,0 +1,38 @@
+"""Verdicts follow a change of comments, and nothing else: what ``rekey_verdicts`` compares and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudal2gen.generation.renderer import render
+from kernelproof.ground import toolchain
+from scripts import rekey_verdicts
+from scripts.rekey_verdicts import Difference, Pair
+from tests.cudal2gen.strategies import multistage
+
+RECORD = multistage()
+TEXT = render(RECORD)
+COMMENTED = TEXT.replace("\nnamespace", "\n\n// A line.\n/* Two\nlines. */\nnamespace", 1)
+
+
+def test_comments_and_blank_lines_do_not_count() -> None:
+    rekey_verdicts.check_texts([Pair(RECORD, TEXT, COMMENTED)])
+    quoted = 'asm("// {\\" } /* ");  // comment'
+    assert rekey_verdicts.without_comments(quoted) == 'asm("// {\\" } /* ");'
+
+
+@pytest.mark.parametrize(("before", "after"), [("kBM = 128", "kBM = 64"), ('"r"', '"l"'), ("__syncthreads();", "")])
+def test_a_change_of_code_is_refused(before: str, after: str) -> None:
+    assert before in TEXT
+    with pytest.raises(Difference):
+        rekey_verdicts.check_texts([Pair(RECORD, TEXT, COMMENTED.replace(before, after))])
+
+
+def test_lines_keep_all_but_their_digests() -> None:
+    new_digest = rekey_verdicts.digests([Pair(RECORD, TEXT, COMMENTED)], toolchain.discover())
+    (old, new), *_ = new_digest.items()
+    line = '{"record":"a","digest":"%s","on":"emulator","cases":[]}\n'
+    assert old != new
+    assert rekey_verdicts.rekeyed([line % old], new_digest) == [line % new]
+    with pytest.raises(Difference):
+        rekey_verdicts.rekeyed([line % old, line % "none"], new_digest)
