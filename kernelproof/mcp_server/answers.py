@@ -26,7 +26,7 @@ LONGEST_OUTPUT = 4000  # most characters of kernels' output
 MAX_THREADS = 8  # most threads listed for a side of a finding
 NAME = "kernel.cu"  # file name in findings of a text that came without a file
 # Names of limits on the command line, and in requests.
-_WORDS = {"--timeout": "seconds", "--memory": "the server's --memory", "--sample N": "sample=N", "--entry ": "entry "}
+_WORDS = {"--timeout": "seconds", "--memory": "the server's --memory", "--sample N": "sample=N", "--launch ": "entry "}
 
 
 def answer(request: Request) -> dict[str, Any]:

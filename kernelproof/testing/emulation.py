@@ -50,7 +50,7 @@ TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # limits of check_program
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of the mark. ``device``: as of ``check --device``, None: what a kernel was compiled for; ``adverse``:
+    """Options of the mark. ``device``: as of ``check --gpu``, None: what a kernel was compiled for; ``adverse``:
     another order of events that hardware may choose; ``allow``: rules whose findings fail no test; ``counters``: of
     launches; ``triton``: take over launches of Triton kernels, None: if triton is imported."""
 
