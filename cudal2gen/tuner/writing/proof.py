@@ -38,7 +38,7 @@ STEP_S = 0.05
 # Special registers by which a kernel could tell the emulator from a GPU, or a check from a timed call.
 _MACHINE = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|current_graph_exec|pm\d)\w*")
 _LOG = re.compile(r"; all messages are in (\S+\.log)")
-_COMMAND = re.compile(r"\bulimit -|^FAILED:|^ninja:")
+_COMMAND = re.compile(r"\bsandbox\.py |^FAILED:|^ninja:")
 _SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu")
 
 
