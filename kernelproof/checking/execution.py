@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from cudal2gen import places
 from kernelproof.checking import devices, names, sampling, text
 from kernelproof.checking.findings import CANNOT, Cause, Run, extents, run_of
 from kernelproof.checking.names import resolved, short_names
@@ -43,6 +42,7 @@ from kernelproof.emulator.host.images import image_count
 from kernelproof.emulator.host.program import KernelArgument, call
 from kernelproof.emulator.host.standin import runtime_path, stand_for, stand_in_path
 from kernelproof.emulator.state.sites import Site
+from kernelproof.ground import places
 from kernelproof.ground.errors import UserError, WrongInput
 from kernelproof.ground.sandbox import Sandbox, enter, views_of_python
 

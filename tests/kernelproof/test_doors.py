@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -105,21 +104,6 @@ def test_a_request_with_words_for_a_shell_is_refused(words: str) -> None:
         request.options()
 
 
-def test_nvcc_is_run_by_the_door_alone(checkout: Path) -> None:
-    """A second place that puts a command of nvcc together would be a second door."""
-    lines = {
-        (path.name, line.strip())
-        for path in (checkout / "cudal2gen").rglob("*.py")
-        for line in path.read_text().splitlines()
-        if re.search(r"tools\.nvcc\b|paths\['nvcc'\]", line)
-    }
-    assert {name for name, line in lines if "nvcc_command(tools.nvcc, " not in line} == {
-        "machine.py",  # shows the path
-        "toolchain.py",  # lists what a sandbox shows
-        "compiler.py",  # ninja's: a line of constants behind the same test of words
-    }
-
-
 def run(argument: str = "5", **settings: object) -> Result:
     """A launch of a kernel that does nothing."""
     path = compilation.text_file(KERNEL, ".ptx")
@@ -164,7 +148,7 @@ def _end(call: Callable[[], object]) -> Callable[..., None]:
         _end(lambda: os.kill(os.getpid(), signal.SIGXCPU)), _end(lambda: ctypes.CDLL(None).exit(0)),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("place", ["_launch_all", "CheckSession", "load"])
+@pytest.mark.parametrize("place", ["_launch_all", "CheckHooks", "load"])
 def test_a_process_that_ends_without_an_answer_is_not_checked(
     end: Callable[..., None], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
