@@ -108,7 +108,7 @@ def _execute(command: Sequence[str]) -> None:
 
 
 class Watch:
-    """Limits of time, memory and number of processes for a process that this one has just forked and that leads a session.
+    """Limits of time, memory and processes for a process that this one has just forked and that leads a session.
 
     The memory is that which the process and all processes that it starts add to what the fork inherited. A large
     parent passes on much memory, which does not count. ``processes``: how many it may start; 0: no limit.

@@ -66,7 +66,7 @@ class Worker:
         return self._process.is_alive()
 
     def exit_code(self) -> int | None:
-        """The exit code of a process whose pipe is closed: minus the signal if one ended it, None if it does not end."""
+        """The exit code of a process whose pipe is closed: minus the signal that ended it, None if it does not end."""
         end = time.monotonic() + JOIN_S
         while self.alive and time.monotonic() < end:  # join does not wait for a process that has closed all its files
             self._process.join(0.1)
