@@ -73,7 +73,7 @@ class Additions:
         """The records, followed by their plain ones with each fusion and batch. A note counts illegal combinations."""
         from cudal2gen.results import choice
 
-        plain = [record for record in records if not record.problem.later]
+        plain = [record for record in records if not record.problem.suffix]
         variants, illegal = choice.variants(plain, self.fusions, self.batches)
         if illegal:
             note(f"{illegal} of {illegal + len(variants)} fused and batched kernels are not legal, and left out")

@@ -220,7 +220,7 @@ def serve(pipe: Connection, plan: Plan, box: Sandbox | None) -> None:
     if plan.output_to_stderr:
         os.dup2(2, 1)
     if box:
-        enter(box, (1, 2, pipe.fileno()), CUDAL2GEN_CACHE_DIR=str(places.user_cache()))
+        enter(box, (1, 2, pipe.fileno()), KERNELPROOF_CACHE_DIR=str(places.user_cache()))
     _cut_exit_handlers()
     reporter = Reporter(pipe, plan.quiet, box.output_bytes if box else inf)
     try:

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
-from cudal2gen import places
 from kernelproof.checking import devices, execution, includes
 from kernelproof.checking.names import plain
 from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report, by_cause
@@ -31,7 +30,7 @@ from kernelproof.grading.launcher import HostFailure
 from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Precision, Tolerance
 from kernelproof.grading.verdict import Finding, Verdict
-from kernelproof.ground import process_tree, sandbox
+from kernelproof.ground import places, process_tree, sandbox
 from kernelproof.ground.errors import Failure, WrongInput
 from kernelproof.ground.workers import Worker
 
@@ -308,9 +307,9 @@ def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int, box: san
     try:
         cache = str(places.user_cache())
         if box:
-            sandbox.enter(box, (pipe.fileno(),), CUDAL2GEN_CACHE_DIR=cache)
+            sandbox.enter(box, (pipe.fileno(),), KERNELPROOF_CACHE_DIR=cache)
         else:
-            sandbox.forget(HOME=os.environ.get("HOME", ""), CUDAL2GEN_CACHE_DIR=cache)
+            sandbox.forget(HOME=os.environ.get("HOME", ""), KERNELPROOF_CACHE_DIR=cache)
         answer = graded(task, verdict, stated).model_dump_json()
     except WrongInput as error:
         answer = f"!{error}"

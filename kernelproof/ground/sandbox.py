@@ -98,7 +98,8 @@ def command(box: Sandbox, program: Sequence[str]) -> list[str]:
 def views_of_python() -> tuple[str, ...]:
     """Folders from which this program's code and installed packages are loaded."""
     installed = {entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}
-    return (*sorted(installed), sys.prefix, sys.base_prefix, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    return (*sorted(installed), sys.prefix, sys.base_prefix, package)
 
 
 def enter(box: Sandbox, files: Container[int], **kept: str) -> None:

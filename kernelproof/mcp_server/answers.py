@@ -15,9 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cudal2gen import places
 from kernelproof.checking import compilation, devices, execution, includes, plan, supervision
-from kernelproof.ground import files, process_tree, sandbox, toolchain
+from kernelproof.ground import files, places, process_tree, sandbox, toolchain
 from kernelproof.ground.errors import Failure, UserError, WrongInput, brief, reading
 from kernelproof.mcp_server.requests import Request
 
@@ -39,7 +38,7 @@ def answer(request: Request) -> dict[str, Any]:
         command = [sys.executable, "-m", "kernelproof.mcp_server.answers", name]
         names = ("KERNELPROOF_NVCC", "CUTLASS_PATH", "PYTHONPATH", "HOME", "TMPDIR")
         variables = {name: os.environ[name] for name in names if name in os.environ}
-        variables["CUDAL2GEN_CACHE_DIR"] = str(places.user_cache())
+        variables["KERNELPROOF_CACHE_DIR"] = str(places.user_cache())
         try:
             _, output = process_tree.output(command, sandbox.environment(**variables), request.seconds + START_S)
         except subprocess.TimeoutExpired:

@@ -1,5 +1,5 @@
-"""A plugin of pytest: tests launch CUDA kernels on the emulated GPU, and fail by what it finds.
+"""A pytest plugin: tests launch CUDA kernels on the emulated GPU, and findings make them fail.
 
-``plugin`` has the hooks and imports nothing of this package until a test asks for it; ``emulation`` is the fixture
-``cuda_emulator``; ``arrays`` lends NumPy arrays and tensors to kernels.
+``plugin`` has pytest's hooks, and imports nothing else of this package until a test needs it. ``emulation`` is the
+fixture ``cuda_emulator``. ``arrays`` lends NumPy arrays and tensors to kernels.
 """

@@ -1,7 +1,7 @@
-"""Arrays of a test as device memory: their bytes are copied there before a launch, and back after it.
+"""Lends a test's arrays to kernels: their bytes are copied to the device before a launch, and back after it.
 
-Arrays that overlap share a buffer, in which their addresses keep their distance; all others have one of their own, so
-that an access beyond an array is found even where it is a view of a larger one.
+Arrays that overlap share a buffer, in which their addresses keep their distance. Every other array has a buffer of its
+own, so an access beyond an array is found even if the array is a view of a larger one.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Role:
 
 @dataclass
 class Span:
-    """Host memory of one array or of several that overlap: its addresses, role, the array if it is one without gaps,
-    and the number of the first argument that lies there."""
+    """Host memory of one array, or of several that overlap: its first and last address, its role, the array if it is a
+    single one without gaps, and the number of the first argument that lies there."""
 
     start: int
     end: int
@@ -43,12 +43,12 @@ class Span:
 
     @property
     def content(self) -> Array:
-        """Its bytes: a view, shape (end - start,), uint8."""
+        """A view of the bytes, shape (end - start,), uint8."""
         return np.ctypeslib.as_array((ctypes.c_uint8 * (self.end - self.start)).from_address(self.start))
 
 
 class Loan:
-    """The arrays among some arguments, on the device."""
+    """The arrays among the arguments of a launch, while they are on the device."""
 
     def __init__(self, memory: Memory, arguments: Sequence[object]) -> None:
         self.memory = memory
@@ -60,7 +60,7 @@ class Loan:
             span.buffer = memory.upload(content, span.role)
 
     def argument(self, argument: object) -> KernelArgument:
-        """An argument as kernels and launchers take it: addresses on the device for arrays."""
+        """An argument as kernels and launchers take it: for an array its address on the device."""
         own = _span(argument)
         if own is None:
             return cast(KernelArgument, argument)
@@ -70,7 +70,7 @@ class Loan:
         return span.buffer if span.start == start else span.buffer.address + start - span.start
 
     def unwritten(self, kernel: str = "") -> list[Report]:
-        """What the launch left out of outputs."""
+        """Findings for elements of outputs that the launch did not write."""
         starts = set()
         for span in self.spans:
             assert span.buffer is not None
@@ -83,7 +83,7 @@ class Loan:
         return place.address - place.offset - self.memory.base
 
     def store(self) -> None:
-        """Write what the device has to the arrays, and free its memory."""
+        """Copy the contents back to the arrays, and free the device memory."""
         for span in self.spans:
             assert span.buffer is not None
             if span.role not in ("input", "scratch") and span.end > span.start:
@@ -97,7 +97,7 @@ def _span(argument: object, number: int = 0) -> Span | None:
     if isinstance(argument, Role):
         role, argument = argument.role, argument.array
     if is_tensor(argument):
-        # One with gaps lends all of its storage.
+        # A tensor with gaps lends all of its storage.
         content = host_array(argument) if argument.is_contiguous() else host_bytes(argument)
         start = content.ctypes.data
         return Span(start, start + content.nbytes, role, argument if argument.is_contiguous() else content, number)
@@ -110,7 +110,7 @@ def _span(argument: object, number: int = 0) -> Span | None:
 
 
 def _extent(array: Array) -> tuple[int, int]:
-    """The addresses of an array's first byte and behind its last."""
+    """The address of an array's first byte, and the one after its last byte."""
     first = array.ctypes.data
     if not array.size:
         return first, first
@@ -120,14 +120,14 @@ def _extent(array: Array) -> tuple[int, int]:
 
 
 def _first(argument: object) -> int:
-    """Where an array's first element is."""
+    """The address of an array's first element."""
     if isinstance(argument, Role):
         argument = argument.array
     return argument.data_ptr() if is_tensor(argument) else cast(Array, argument).ctypes.data
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    """Spans that do not overlap, by address."""
+    """The spans in order of address; spans that overlap are merged into one."""
     merged: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         last = merged[-1] if merged else None

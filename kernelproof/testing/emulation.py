@@ -1,4 +1,4 @@
-"""The fixture ``cuda_emulator``: an emulated GPU for the length of a test, and its findings."""
+"""The fixture ``cuda_emulator``: an emulated GPU for the duration of a test, and its findings."""
 
 from __future__ import annotations
 
@@ -50,9 +50,12 @@ TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # limits of check_program
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of the mark. ``device``: as of ``check --gpu``, None: what a kernel was compiled for; ``adverse``:
-    another order of events that hardware may choose; ``allow``: rules whose findings fail no test; ``counters``: of
-    launches; ``triton``: take over launches of Triton kernels, None: if triton is imported."""
+    """Options of the mark.
+
+    ``device``: as for ``check --gpu``; None: the GPU that each kernel was compiled for. ``adverse``: another order
+    of events that hardware may choose. ``allow``: rules whose findings fail no test. ``counters``: count what launches
+    do. ``triton``: take over launches of Triton kernels; None: if triton has been imported.
+    """
 
     device: str | None = None
     adverse: bool = False
@@ -62,7 +65,7 @@ class Settings:
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> Settings:
-        """The settings of a mark's arguments. Raises WrongInput."""
+        """The settings that a mark's arguments give. Raises WrongInput."""
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:
@@ -83,12 +86,12 @@ class Settings:
 
     @property
     def target(self) -> Device | None:
-        """The device that is set."""
+        """The emulated device, None if the mark names none."""
         return devices.device(self.device) if self.device else None
 
 
 class KernelFile:
-    """The kernels of one source or PTX file: ``cuda_emulator.compile`` and ``load`` return it."""
+    """The kernels of one source or PTX file, as ``cuda_emulator.compile`` and ``load`` return them."""
 
     def __init__(self, emulator: CudaEmulator, program: Program, library: Callable[[], Path] | None = None) -> None:
         self.program = program
@@ -97,7 +100,7 @@ class KernelFile:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Names of the kernels, as short as stays unambiguous."""
+        """The shortest names of the kernels that are unambiguous."""
         return tuple(short_names(self.program.kernels).values())
 
     def launch(
@@ -112,7 +115,8 @@ class KernelFile:
         )  # fmt: skip
 
     def function(self, name: str) -> ctypes.CDLL | None:
-        """The library of the file's host code, compiled when it is first needed, if it has such a function."""
+        """The library of the file's host code if it has such a function, else None. It is compiled when first
+        needed."""
         if self._opened is None and self._library is not None:
             self._opened = self._emulator.open_library(self._library())
         return self._opened if self._opened is not None and hasattr(self._opened, name) else None
@@ -126,12 +130,12 @@ class KernelFile:
 
 
 class CudaEmulator:
-    """An emulated GPU for the length of a test.
+    """An emulated GPU for the duration of a test.
 
-    Arguments of kernels and launchers are NumPy arrays and torch tensors on the CPU (pointers to their memory on the
-    device; what kernels write is in the array behind the launch), numbers, NumPy scalars, and Buffers of ``upload``.
-    An array is ``inout`` unless ``input``, ``output`` or ``scratch`` is wrapped around it; one that NumPy calls
-    read-only is ``input``. ``triton``: the session of Triton's launches, if they are taken over.
+    Arguments of kernels and launchers are NumPy arrays and torch tensors on the CPU, numbers, NumPy scalars, and
+    Buffers of ``upload``. An array is a pointer to its memory on the device, and has what the kernel wrote after the
+    launch. Its role is ``inout`` unless ``input``, ``output`` or ``scratch`` is wrapped around it; an array that NumPy
+    calls read-only is ``input``. ``triton``: the session of Triton's launches, if they are taken over.
     """
 
     def __init__(self, settings: Settings, folders: Sequence[Path], missing: Callable[[str], NoReturn]) -> None:
@@ -149,8 +153,8 @@ class CudaEmulator:
         self._open = self._ended = False
 
     def start(self, needed: bool) -> None:
-        """Begin the session, which needs a C compiler. Without one kernels can be launched, and launchers not called:
-        that ends the test if ``needed``."""
+        """Begin the session, which needs a C compiler. Without one, kernels can be launched but host launchers cannot
+        be called; if those are ``needed``, the test ends here."""
         self._take_over_triton()
         try:
             standin()
@@ -162,8 +166,8 @@ class CudaEmulator:
         self._open = True
 
     def _take_over_triton(self) -> None:
-        """Launches of Triton kernels run on the emulated device. Without an option: where triton is imported, and does
-        not interpret."""
+        """Let launches of Triton kernels run on the emulated device. Without an option this is done if triton has been
+        imported and does not interpret kernels."""
         wished = self.settings.triton
         if wished is None:
             wished = "triton" in sys.modules and not os.environ.get("TRITON_INTERPRET")
@@ -176,7 +180,7 @@ class CudaEmulator:
             self.triton = self._stack.enter_context(session)
 
     def end(self) -> None:
-        """End the session, once. Outputs of ``upload`` must be whole by now."""
+        """End the session, once. Outputs of ``upload`` must be completely written by now."""
         if self._ended:
             return
         self._ended = True
@@ -238,7 +242,8 @@ class CudaEmulator:
         shared_bytes: int, cluster: Dim, cooperative: bool, overlapping: bool,
     ) -> LaunchResult:  # fmt: skip
         """Run a kernel by its full name."""
-        # Memory that nothing lives in is new for each launch, so that tests with many launches stay small.
+        # If nothing is in the session's memory, each launch gets other memory, so that tests with many launches stay
+        # small.
         memory = self.session.memory if self.session.memory.buffers else self._spare or Memory()
         loan = Loan(memory, args)
         try:

@@ -1,6 +1,6 @@
-"""Hooks of pytest: the mark ``emulated``, the fixture ``cuda_emulator``, findings as failures.
+"""Pytest's hooks: the mark ``emulated``, the fixture ``cuda_emulator``, and findings as failures of tests.
 
-Every pytest session of an environment imports this module, so it imports nothing but pytest until a test needs more.
+Every pytest run in an environment imports this module, so it imports nothing but pytest until a test needs more.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _MARK_ALONE = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The ini option."""
+    """Add the ini option."""
     parser.addini(MISSING, "tests that need a missing compiler: fail (default) or skip", default="fail")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The mark, and the value of the ini option."""
+    """Describe the mark, and check the value of the ini option."""
     config.addinivalue_line(
         "markers",
         f"{MARK}(device='sm_80', adverse=False, allow=(), counters=False, triton=None): CUDA kernels run on the "
-        "emulated GPU, and findings of errors fail the test; allow has ids of rules whose findings do not",
+        "emulated GPU, and errors that it finds fail the test, except those of rules whose ids are in allow",
     )
     if config.getini(MISSING) not in ("fail", "skip"):
         raise pytest.UsageError(f"{MISSING} = {config.getini(MISSING)}: fail or skip")
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A marked test has the fixture, before all others."""
+    """Give a marked test the fixture, before all its other fixtures."""
     names = getattr(item, "fixturenames", None)
     if names is not None and FIXTURE not in names and item.get_closest_marker(MARK):
         vars(item)["fixturenames"] = [FIXTURE, *names]  # parametrised tests share the old list
@@ -46,7 +46,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def cuda_emulator(request: pytest.FixtureRequest) -> Generator[CudaEmulator]:
-    """An emulated GPU: compile or load kernels, launch them on arrays; findings of errors fail the test."""
+    """An emulated GPU: compile or load kernels and launch them on arrays; errors that it finds fail the test."""
     from kernelproof.testing.emulation import CudaEmulator
 
     item = request.node
@@ -65,7 +65,7 @@ def cuda_emulator(request: pytest.FixtureRequest) -> Generator[CudaEmulator]:
 
 
 def _settings(item: pytest.Item) -> Settings:
-    """The options of the test's marks; those of the function before those of its class and module."""
+    """The options of the test's marks; those of the function override those of its class and module."""
     from kernelproof.ground.errors import WrongInput
     from kernelproof.testing.emulation import Settings
 
@@ -81,7 +81,7 @@ def _settings(item: pytest.Item) -> Settings:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Behind the test's body: findings are its failure, or shown beside its own."""
+    """After the test's body: fail the test by findings, or show them beside the test's own failure."""
     try:
         outcome = yield
     finally:
@@ -96,7 +96,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Findings of tests that passed: benign ones, lints, and those that are allowed."""
+    """Show the findings of tests that passed: benign ones, lints, and those that are allowed."""
     head = True
     for report in terminalreporter.stats.get("passed", []):
         for name, text in report.sections:

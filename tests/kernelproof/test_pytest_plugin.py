@@ -1,4 +1,4 @@
-"""The plugin of pytest: sessions of their own, whose tests launch kernels on the emulated GPU."""
+"""Proves the pytest plugin in pytest sessions of its own, whose tests launch kernels on the emulated GPU."""
 
 from __future__ import annotations
 

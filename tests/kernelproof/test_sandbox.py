@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cudal2gen import places
 from kernelproof.checking import compilation, plan
 from kernelproof.grading import Limits, Verdict, check_source
-from kernelproof.ground import process_tree, sandbox, toolchain
+from kernelproof.ground import places, process_tree, sandbox, toolchain
 from kernelproof.ground.errors import Failure, UserError, WrongInput
 from kernelproof.mcp_server import answers
 from kernelproof.mcp_server.requests import Request
@@ -167,7 +166,7 @@ def test_host_code_beyond_its_limits_is_ended_with_all_that_it_started(attack: s
 def kin(pid: int) -> bool:
     """Is a process one of ``attacks.cu``, whose library it has open?"""
     try:
-        return "cudal2gen" in Path(f"/proc/{pid}/maps").read_text() and ".so" in Path(f"/proc/{pid}/maps").read_text()
+        return "kernelproof" in Path(f"/proc/{pid}/maps").read_text() and ".so" in Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return False
 

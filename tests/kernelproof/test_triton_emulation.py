@@ -1,4 +1,4 @@
-"""Triton kernels by their PTX: values beside torch's, what findings say, and how arguments get there."""
+"""Proves Triton kernels by their PTX: values beside torch's, findings, and how arguments reach the kernel."""
 
 from __future__ import annotations
 

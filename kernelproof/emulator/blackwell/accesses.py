@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelproof.emulator.blackwell.allocation import Allocation
-from kernelproof.emulator.blackwell.fragments import Fragment, fragment
+from kernelproof.emulator.blackwell.fragments import TensorFragment, fragment
 from kernelproof.emulator.blackwell.pending import LoadedRegister, PendingLoads
 from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUP, LOAD, STORE, Region, TensorMemory
@@ -15,7 +15,7 @@ from kernelproof.emulator.state.arrays import Array, Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
 
 
-class Access(NamedTuple):
+class TensorAccess(NamedTuple):
     """A kind of tcgen05.ld or .st: its ``shape``, its repetition ``.x{times}``, whether it moves packed halves, and the
     columns between the two halves of .16x32bx2."""
 
@@ -25,7 +25,7 @@ class Access(NamedTuple):
     split: int = 0
 
     @property
-    def fragment(self) -> Fragment:
+    def fragment(self) -> TensorFragment:
         """The place of each register in tensor memory."""
         return fragment(self.shape, self.times, self.packed, self.split)
 
@@ -54,7 +54,7 @@ class TensorAccesses:
 
     # --- places ---
 
-    def _place(self, access: Access, address: Array, warp: int, site: int) -> tuple[int, int]:
+    def _place(self, access: TensorAccess, address: Array, warp: int, site: int) -> tuple[int, int]:
         """First lane and column of a warp's access; cells that the warp must not touch are reported. Column -1: the
         access cannot be done."""
         lanes = np.arange(32 * warp, 32 * warp + 32)
@@ -80,11 +80,11 @@ class TensorAccesses:
             self.allocation.check_access(row, column, high, int(lanes[0]), site)
         return lane, column
 
-    def _width(self, access: Access) -> int:
+    def _width(self, access: TensorAccess) -> int:
         """Columns from the first to the last, inclusive."""
         return int(access.fragment.column[-1, -1]) + 1 + int(access.packed)
 
-    def _regions(self, access: Access, row: int, lane: int, column: int) -> list[Region]:
+    def _regions(self, access: TensorAccess, row: int, lane: int, column: int) -> list[Region]:
         groups = slice(lane // GROUP, (lane + access.fragment.lanes) // GROUP)
         if access.shape != "16x32bx2":
             return [Region(row, groups, column, column + self._width(access))]
@@ -94,7 +94,7 @@ class TensorAccesses:
 
     # --- loads and stores ---
 
-    def load(self, access: Access, address: Array, m: Mask, site: int) -> list[LoadedRegister]:
+    def load(self, access: TensorAccess, address: Array, m: Mask, site: int) -> list[LoadedRegister]:
         """tcgen05.ld; returns the registers that it writes."""
         shape = access.fragment
         out = np.full((len(shape.lane), self.batch.size), 0xFFFFFFFF, np.uint32)
@@ -117,7 +117,7 @@ class TensorAccesses:
         load = self.pending.begin(np.array(warps, np.int64))
         return [LoadedRegister(value, load) for value in out]
 
-    def store(self, access: Access, address: Array, values: tuple[Array, ...], m: Mask, site: int) -> None:
+    def store(self, access: TensorAccess, address: Array, values: tuple[Array, ...], m: Mask, site: int) -> None:
         """tcgen05.st of one register per value."""
         shape = access.fragment
         words = np.stack(values)

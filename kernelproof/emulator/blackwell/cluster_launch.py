@@ -42,7 +42,7 @@ class ClusterLaunches:
             row = int(self.batch.row_of[lane])
             offset, bar_offset = ((int(at[lane]) & WITHIN) - WINDOW_START for at in (address, bar))
             if (offset + WINDOW_START) % NBYTES:
-                text = f"a response at shared offset {offset}: no multiple of {NBYTES}"
+                text = f"a response at shared offset {offset}, which is no multiple of {NBYTES}"
                 self.batch.report_lane("shared-misaligned", text, site, lane, offset)
                 continue
             if self._cluster(row) in self.refused:
@@ -59,7 +59,7 @@ class ClusterLaunches:
     def _check_alive(self, rows: list[int], lane: int, site: int) -> None:
         alive = self.batch.alive.reshape(-1, self.batch.width)[rows].any(axis=1)
         if not alive.all():
-            text = "a request for all CTAs of the cluster, of which one has exited"
+            text = "a request for all CTAs of the cluster, although one of them has exited"
             self.batch.report_lane(RULE, text, site, lane)
 
     def _response(self) -> Array:
@@ -102,6 +102,6 @@ class ClusterLaunches:
         words = self._words(response)
         lanes = self.batch.lanes(m)
         if (undefined := lanes[words[lanes, 3] != CANCELLED]).size:
-            text = "the first CTA of a response that says that nothing was cancelled: it is undefined"
+            text = "reads the first CTA of a response that says that nothing was cancelled: it is undefined"
             self.batch.report_lane(RULE, text, site, int(undefined[0]))
         return np.where(words[:, 3] == CANCELLED, words[:, axis], self.batch.unspecified(4))

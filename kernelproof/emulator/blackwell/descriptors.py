@@ -17,7 +17,7 @@ SPANS = {0: 16, 2: 128, 4: 64, 6: 32}
 INPUTS, SUMS = {0: "f16", 1: "bf16"}, {0: "f16", 1: "f32"}
 
 
-class Product(NamedTuple):
+class ProductShape(NamedTuple):
     """What the instruction descriptor of kind::f16 says: rows and columns of D (of both CTAs of a pair), types,
     ``sign`` of A times that of B, and which operands are M- or N-major."""
 
@@ -32,7 +32,7 @@ class Product(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def product(bits: int, group: int) -> tuple[Product | None, str]:
+def product(bits: int, group: int) -> tuple[ProductShape | None, str]:
     """The product that an instruction descriptor describes for a cta_group, and what is wrong with it ("": nothing)."""
     kind_a, kind_b, acc = INPUTS.get(bits >> 7 & 7), INPUTS.get(bits >> 10 & 7), SUMS.get(bits >> 4 & 3)
     m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
@@ -51,7 +51,7 @@ def product(bits: int, group: int) -> tuple[Product | None, str]:
     reserved = bits & (1 << 2 | 1 << 3 | 1 << 6 | 1 << 23 | 1 << 29 | 3 << 30 | 3)
     wrong = f"bits {reserved:#x}, which are zero for a dense product of kind::f16, are set" if reserved else ""
     sign = -1.0 if (bits >> 13 ^ bits >> 14) & 1 else 1.0
-    return Product(m, n, kind_a, kind_b, acc, sign, bool(bits >> 15 & 1), bool(bits >> 16 & 1)), wrong
+    return ProductShape(m, n, kind_a, kind_b, acc, sign, bool(bits >> 15 & 1), bool(bits >> 16 & 1)), wrong
 
 
 @lru_cache(maxsize=4096)

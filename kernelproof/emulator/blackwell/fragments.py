@@ -16,7 +16,7 @@ from kernelproof.emulator.state.arrays import Array
 SHAPES = {"32x32b": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4), "16x256b": (4, 8), "16x32bx2": (1, 1)}
 
 
-class Fragment(NamedTuple):
+class TensorFragment(NamedTuple):
     """A load or store of a warp. Per register and thread, shape (registers, 32): ``lane``, counted from the lane that
     the address names, and ``column``, counted from the address. ``lanes``: how many lanes it touches. ``packed``: a
     register holds the lower halves of two columns, ``column`` and ``column + 1``."""
@@ -28,7 +28,7 @@ class Fragment(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def fragment(shape: str, times: int, packed: bool, split: int = 0) -> Fragment:
+def fragment(shape: str, times: int, packed: bool, split: int = 0) -> TensorFragment:
     """The fragment of a shape, repeated ``.x{times}``. ``split``: columns between the halves of .16x32bx2."""
     thread = np.arange(32)[None, :]
     r = np.arange(SHAPES[shape][0] * times)[:, None]
@@ -42,4 +42,4 @@ def fragment(shape: str, times: int, packed: bool, split: int = 0) -> Fragment:
         lane, column = thread // 4 + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (thread % 4) + r % 2
     else:
         lane, column = thread % 16 + 0 * r, r + thread // 16 * split
-    return Fragment(lane, column * (2 if packed else 1), 32 if shape == "32x32b" else 16, packed)
+    return TensorFragment(lane, column * (2 if packed else 1), 32 if shape == "32x32b" else 16, packed)

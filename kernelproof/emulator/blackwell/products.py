@@ -14,14 +14,14 @@ import numpy as np
 from kernelproof.emulator.arithmetic.operands import halves
 from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_products
 from kernelproof.emulator.blackwell.allocation import Allocation
-from kernelproof.emulator.blackwell.descriptors import Product, product
+from kernelproof.emulator.blackwell.descriptors import ProductShape, product
 from kernelproof.emulator.blackwell.shared_operands import RULE, SharedOperands
 from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUPS, Issuer, Region, TensorMemory
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.mbarrier import MBarriers
 from kernelproof.emulator.hopper.peers import Peers
-from kernelproof.emulator.hopper.tile import Form, accumulated
+from kernelproof.emulator.hopper.tile import WgmmaForm, accumulated
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
@@ -45,7 +45,7 @@ class Operands(NamedTuple):
     scale: int
 
 
-class Accumulator(NamedTuple):
+class AccumulatorPlace(NamedTuple):
     """Where D lies in the tensor memory of each CTA: ``rows`` of the batch, first lane and column, width in columns.
     ``halved``: D has 16 of each 32 lanes (M 64)."""
 
@@ -106,7 +106,7 @@ class TensorProducts:
         warps, first = np.unique(lanes >> 5, return_index=True)
         if len(warps) < len(lanes):
             several = lanes[np.isin(lanes >> 5, warps[np.bincount(np.searchsorted(warps, lanes >> 5)) > 1])]
-            text = f"{name} by {len(several)} threads at once: each issues it, and one thread must (elect.sync)"
+            text = f"{name} by {len(several)} threads at once: each of them issues it, but only one may (elect.sync)"
             self.batch.report_lanes("tcgen05-issuer", text, site, several)
         return [int(lane) for lane in lanes[first]]
 
@@ -141,7 +141,7 @@ class TensorProducts:
         self.open.setdefault(issuer.lane >> 5, {}).setdefault(issuer.lane, self.launch.tick)
         self.last[issuer.lane >> 5] = self.launch.tick, site
 
-    def _account(self, place: Accumulator, kind: Product, issuer: Issuer, keep: bool, site: int) -> None:
+    def _account(self, place: AccumulatorPlace, kind: ProductShape, issuer: Issuer, keep: bool, site: int) -> None:
         """Check and tag the write of D."""
         shape = (place.column, place.lane, kind.m, kind.n, kind.acc)
         form = self.forms.setdefault(shape, len(self.forms) + 1)
@@ -157,8 +157,8 @@ class TensorProducts:
     # --- places in tensor memory ---
 
     def _place(
-        self, address: int, kind: Product, group: int, rows: tuple[int, ...], lane: int, site: int
-    ) -> Accumulator | None:
+        self, address: int, kind: ProductShape, group: int, rows: tuple[int, ...], lane: int, site: int
+    ) -> AccumulatorPlace | None:
         """The place of D; None, and a report, if it cannot lie there."""
         first, column = address >> 16, address & 0xFFFF
         halved = kind.m == 64
@@ -167,7 +167,7 @@ class TensorProducts:
             text = f"D at lane {first} of tensor memory: M {kind.m} begins at lane 0{' or 16' if halved else ''}"
             self.batch.report_lane("tensor-memory-bounds", text, site, lane)
             return None
-        out = Accumulator(rows, first, column, width, halved)
+        out = AccumulatorPlace(rows, first, column, width, halved)
         return out if all(self._is_owned(row, column, width, "D", lane, site) for row in rows) else None
 
     def _is_owned(self, row: int, column: int, width: int, name: str, lane: int, site: int) -> bool:
@@ -181,7 +181,7 @@ class TensorProducts:
         self.batch.report_lane("tensor-memory-bounds", text, site, lane)
         return high <= COLUMNS
 
-    def _view(self, place: Accumulator) -> Array:
+    def _view(self, place: AccumulatorPlace) -> Array:
         """A view of the words of D: (rows, 128, columns), or (rows, 4, 16, columns) if D is halved."""
         low, high = place.column, place.column + place.width
         # The CTAs of a pair are neighbours.
@@ -193,7 +193,7 @@ class TensorProducts:
     # --- operands ---
 
     def _operands(
-        self, operands: Operands, kind: Product, rows: tuple[int, ...], issuer: Issuer, site: int
+        self, operands: Operands, kind: ProductShape, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> tuple[Array, Array] | None:
         """A of each CTA, (rows, rows of A, 16), and B, (16, n); None, and a report, if they cannot be read."""
         a, b, height = int(operands.a[issuer.lane]), int(operands.b[issuer.lane]), kind.m // len(rows)
@@ -205,16 +205,19 @@ class TensorProducts:
         return None if left is None else (left, right)
 
     def _left_inside(
-        self, address: int, kind: Product, height: int, rows: tuple[int, ...], issuer: Issuer, site: int
+        self, address: int, kind: ProductShape, height: int, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> Array | None:
         """A in tensor memory: two elements per word, 8 columns; None, and a report, if it cannot lie there."""
         first, column = address >> 16, address & 0xFFFF
         halved = height == 64
         if kind.along_a or (halved and len(rows) == 2) or first not in ((0, 16) if halved else (0,)):
-            text = f"A at lane {first} of tensor memory for M {kind.m}: not K-major, not at lane 0, or M 128 of a pair"
+            text = (
+                f"A at lane {first} of tensor memory for M {kind.m}: it is not K-major, does not begin at lane 0, or "
+                "has M 128 in a pair of CTAs"
+            )
             self.batch.report_lane(RULE, text, site, issuer.lane)
             return None
-        place = Accumulator(rows, first, column, 8, halved)
+        place = AccumulatorPlace(rows, first, column, 8, halved)
         for row in rows:
             if not self._is_owned(row, column, 8, "A", issuer.lane, site):
                 return None
@@ -235,7 +238,14 @@ class TensorProducts:
         return out
 
     def _accumulate(
-        self, kind: Product, place: Accumulator, left: Array, right: Array, keep: bool, scale: int, disabled: Array
+        self,
+        kind: ProductShape,
+        place: AccumulatorPlace,
+        left: Array,
+        right: Array,
+        keep: bool,
+        scale: int,
+        disabled: Array,
     ) -> None:
         """Compute D of each CTA."""
         count, height = left.shape[:2]
@@ -247,7 +257,7 @@ class TensorProducts:
             block = add_products(kind.sign * left, np.broadcast_to(right, (count, *right.shape)), total, rounding)
         else:
             block = np.matmul(left, right)
-            form = Form(kind.n, kind.kind_a, kind.kind_b, kind.acc, False, kind.along_a, kind.along_b, kind.sign)
+            form = WgmmaForm(kind.n, kind.kind_a, kind.kind_b, kind.acc, False, kind.along_a, kind.along_b, kind.sign)
             block = accumulated(form, -block if kind.sign < 0 else block, before, [keep] * count)
         words = self._words(block, view.shape)
         if disabled.any():
@@ -256,7 +266,7 @@ class TensorProducts:
             words = np.where(lanes[..., None], view, words)
         view[...] = words
 
-    def _before(self, kind: Product, view: Array, height: int, scale: int) -> Array:
+    def _before(self, kind: ProductShape, view: Array, height: int, scale: int) -> Array:
         """D before the product, shape (rows, rows of D, n), in the accumulator's type."""
         count = len(view)
         # M 128 of a pair: each CTA has 64 rows, whose second half of columns lies in lanes 64 to 127.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelproof.emulator.blackwell.descriptors import Product, strides
+from kernelproof.emulator.blackwell.descriptors import ProductShape, strides
 from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import Issuer
 from kernelproof.emulator.hopper.async_reads import Elements, ProductPlaces
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     reader: int
 
 
-class Places(NamedTuple):
+class ProductOperands(NamedTuple):
     """Where the operands of a product lie: the parts of A (none if A is in tensor memory), then those of B; all of them
     together; and how many of the elements are A's."""
 
@@ -44,10 +44,10 @@ class SharedOperands:
     def __init__(self, batch: BatchState, clocks: TensorClocks, shared: ClusterMemory) -> None:
         self.batch, self.clocks, self.shared = batch, clocks, shared
         self.hazards = batch.launch.options.hazards
-        self.places: dict[tuple[Product, int | None, int, tuple[int, ...], int, int], Places] = {}
+        self.places: dict[tuple[ProductShape, int | None, int, tuple[int, ...], int, int], ProductOperands] = {}
 
     def read(
-        self, kind: Product, a: int | None, b: int, rows: tuple[int, ...], issuer: Issuer, site: int
+        self, kind: ProductShape, a: int | None, b: int, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> tuple[Array | None, Array] | None:
         """A of each CTA, (rows, rows of A, 16), and B, (16, n), by their descriptors; checked and tagged. Each CTA of a
         pair has half of B's columns. ``a`` None: A lies in tensor memory. Returns None, and reports, if they cannot be
@@ -75,8 +75,8 @@ class SharedOperands:
     # --- places ---
 
     def _place(
-        self, kind: Product, a: int | None, b: int, rows: tuple[int, ...], issuer: Issuer, site: int
-    ) -> Places | None:
+        self, kind: ProductShape, a: int | None, b: int, rows: tuple[int, ...], issuer: Issuer, site: int
+    ) -> ProductOperands | None:
         operands = [("B", b, kind.n // len(rows), kind.along_b)]
         if a is not None:
             operands.insert(0, ("A", a, kind.m // len(rows), kind.along_a))
@@ -91,7 +91,7 @@ class SharedOperands:
             tuple((part.reader, part.elements.low, part.elements.high, part.row != issuer.row) for part in parts),
         )
         left = 0 if a is None else sum(len(part.elements.at) for part in lists[0])
-        return Places(parts, together, left)
+        return ProductOperands(parts, together, left)
 
     def _parts(
         self, name: str, bits: int, height: int, along: bool, rows: tuple[int, ...], issuer: Issuer, site: int
@@ -113,7 +113,7 @@ class SharedOperands:
 
     # --- checks ---
 
-    def _tag(self, places: Places, issuer: Issuer, site: int) -> None:
+    def _tag(self, places: ProductOperands, issuer: Issuer, site: int) -> None:
         written = self.shared.product_reads(places.together, issuer.lane, issuer.column)
         if written is not None:
             self._note_fence(*written, issuer, site)

@@ -114,7 +114,7 @@ class Bulk:
             self.maps[raw] = None if map_ is None or refuse(map_) else map_
         out = self.maps[raw]
         if out is None or address % 64:
-            text = f"no tensor map of cuTensorMapEncodeTiled lies at {address:#x}"
+            text = f"there is no tensor map of cuTensorMapEncodeTiled at {address:#x}"
             self.batch.report_lane("tensor-map", text, site, lane)
             return None
         if out.interleave or any(step != 1 for step in out.steps):
@@ -235,7 +235,7 @@ class Bulk:
         for lane in self._lanes(m):
             count, start = int(size[lane]), int(source[lane])
             if count % 16 or start % 16 or count == 0:
-                text = f"bulk copy of {count} bytes from {start:#x}: multiples of 16 needed"
+                text = f"bulk copy of {count} bytes from {start:#x}: both must be multiples of 16"
                 self.batch.report_lane("shared-misaligned", text, site, lane)
             elif shared:
                 origin = self._shared_places(start, count, lane, site)
@@ -286,7 +286,7 @@ class Bulk:
         offset = (int(to.to[lane]) & WITHIN) - WINDOW_START
         bar_offset = (int(to.bar[lane]) & WITHIN) - WINDOW_START
         if (offset + WINDOW_START) % align:
-            text = f"bulk copy to shared offset {offset}: no multiple of {align}"
+            text = f"bulk copy to shared offset {offset}, which is no multiple of {align}"
             self.batch.report_lane("shared-misaligned", text, site, lane, offset)
             return
         ranks = self._receivers(to, lane)
@@ -364,7 +364,7 @@ class Bulk:
             if bar is None or not self.shared.fits(offset, offset + width, lane, site):
                 continue
             if offset % width:
-                text = f"st.async of {width} bytes to shared offset {offset}"
+                text = f"st.async of {width} bytes to shared offset {offset}, which is no multiple of {width}"
                 self.batch.report_lane("shared-misaligned", text, site, lane)
                 continue
             at = Elements(np.array([(offset + row * self.shared.stride) >> SHIFT[width]]), offset, offset + width)
@@ -452,7 +452,7 @@ class Bulk:
         lane, map_, coordinates, source = stored
         row, offset = int(self.batch.row_of[lane]), source - WINDOW_START
         if source % 128:
-            text = f"bulk store from shared offset {offset}: no multiple of 128"
+            text = f"bulk store from shared offset {offset}, which is no multiple of 128"
             self.batch.report_lane("shared-misaligned", text, site, lane, offset)
             return
         if not self.shared.fits(offset, offset + map_.nbytes, lane, site):
@@ -496,7 +496,7 @@ class Bulk:
         for lane in self._lanes(m):
             count, start = int(size[lane]), int(to[lane])
             if count % 16 or start % 16 or int(source[lane]) % 16 or not count:
-                text = f"bulk copy of {count} bytes to {start:#x}: multiples of 16 are needed"
+                text = f"bulk copy of {count} bytes to {start:#x}: size and both addresses must be multiples of 16"
                 self.batch.report_lane("global-misaligned", text, site, lane, start)
                 continue
             places = self._shared_places(int(source[lane]), count, lane, site)

@@ -21,8 +21,8 @@ from kernelproof.emulator.memory.shared import (
     WINDOW_START,
     WRITE_AFTER_READ,
     WRITE_AFTER_WRITE,
-    Access,
     Granules,
+    SharedAccess,
     SharedMemory,
 )
 from kernelproof.emulator.state.arrays import SHIFT, Array, Mask, distinct
@@ -554,7 +554,7 @@ class ClusterMemory(SharedMemory):
         """See ``Peers.of_cluster``."""
         return self.peers.of_cluster(address)
 
-    def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
+    def locate(self, address: Array, width: int, m: Mask, site: int) -> SharedAccess | None:
         """See ``SharedMemory.locate``; addresses may also name other CTAs of the cluster."""
         lanes = self.batch.lanes(m)
         if lanes.size == 0:

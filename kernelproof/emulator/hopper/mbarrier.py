@@ -138,7 +138,7 @@ class MBarriers:
         wrong = (offset < 0) | (offset + 8 > self.shared.size) | (offset & 7 != 0)
         if wrong.any():
             at = int(offset[wrong][0])
-            text = f"an mbarrier at shared offset {at}: outside, or no multiple of 8"
+            text = f"an mbarrier at shared offset {at}, which is outside of shared memory or no multiple of 8"
             batch.report_lanes("shared-out-of-bounds", text, site, lanes[wrong], at)
             lanes, rows, offset = lanes[~wrong], rows[~wrong], offset[~wrong]
             if lanes.size == 0:
@@ -225,7 +225,13 @@ class MBarriers:
         for row, offset, _, lanes in self.places(address, m, site):
             number = int(count[lanes[-1]])
             if not 1 <= number <= MAX_COUNT:
-                batch.report_lanes("mbarrier", f"initialised with a count of {number}", site, lanes, offset)
+                batch.report_lanes(
+                    "mbarrier",
+                    f"an mbarrier is initialised with a count of {number}; 1 to {MAX_COUNT} are possible",
+                    site,
+                    lanes,
+                    offset,
+                )
                 number = max(1, min(number, MAX_COUNT))
             old = self.bars.get((row, offset))
             if old is not None or len(lanes) > 1:
@@ -363,7 +369,10 @@ class MBarriers:
         """Expect more bytes in the current phase."""
         bar.bytes += nbytes
         if bar.bytes > MAX_COUNT:
-            text = f"{bar.bytes} bytes expected at the mbarrier at shared offset {bar.offset}, {MAX_COUNT} are possible"
+            text = (
+                f"{bar.bytes} bytes are expected at the mbarrier at shared offset {bar.offset}; at most {MAX_COUNT} "
+                "are possible"
+            )
             self.batch.report_lanes("mbarrier", text, site, lanes, bar.offset)
 
     def complete(self, address: Array, done: Array, m: Mask, site: int) -> None:

@@ -28,7 +28,9 @@ class RegisterPool:
         batch = self.batch
         lanes = batch.lanes(m)
         if not 24 <= count <= 256 or count % 8:
-            batch.report_lanes("registers", f"setmaxnreg {count}: multiples of 8 from 24 to 256", site, lanes)
+            batch.report_lanes(
+                "registers", f"setmaxnreg to {count}: the number must be a multiple of 8 from 24 to 256", site, lanes
+            )
         groups = batch.row_of[lanes] * self.per_row + (batch.warp[lanes] >> 2)
         for group in distinct(groups).tolist():
             steps = self.steps.setdefault(group, [])

@@ -11,7 +11,7 @@ from kernelproof.emulator.machine.tensor import Accumulator
 from kernelproof.emulator.state.arrays import Array
 
 
-class Form(NamedTuple):
+class WgmmaForm(NamedTuple):
     """A kind of wgmma.mma_async: ``n`` columns, types of A and B (of equal width) and of the accumulator.
     ``registers``: A comes from registers, not from shared memory. ``along_a``, ``along_b``: the operand is M- or
     N-major. ``sign``: of A times that of B. ``saturate``: s32 sums are clamped."""
@@ -51,7 +51,7 @@ class Sums(NamedTuple):
             registers[:, start : start + 128] = part
 
 
-def accumulated(form: Form, product: Array, before: Array | None, keep: list[bool]) -> Array:
+def accumulated(form: WgmmaForm, product: Array, before: Array | None, keep: list[bool]) -> Array:
     """D from products (warpgroups, 64, n): D of ``before`` is added for warpgroups in ``keep``. The array ``product``
     may be overwritten."""
     if before is not None:
@@ -85,7 +85,7 @@ class Tile:
             self.sums.spread(self._registers)
         return self._registers
 
-    def gathered(self, starts: tuple[int, ...], form: Form) -> Array:
+    def gathered(self, starts: tuple[int, ...], form: WgmmaForm) -> Array:
         """D of the warpgroups that begin at these lanes, in the form of ``Sums.block``."""
         if self.sums is not None and self.sums.starts == starts and self.sums.block.shape[2] == form.n:
             return self.sums.block

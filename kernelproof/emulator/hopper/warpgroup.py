@@ -16,7 +16,7 @@ from kernelproof.emulator.hopper.async_reads import Elements
 from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.pattern import Pattern, Strides, numbers, pattern
-from kernelproof.emulator.hopper.tile import Form, Register, Sums, Tile, TileRegister, accumulated
+from kernelproof.emulator.hopper.tile import Register, Sums, Tile, TileRegister, WgmmaForm, accumulated
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
 
@@ -24,7 +24,7 @@ from kernelproof.emulator.state.batch_state import BatchState
 SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
 
 
-class Places(NamedTuple):
+class OperandPlaces(NamedTuple):
     """The elements of an operand, by warpgroup; which warpgroups share them; whether all lie inside of shared memory;
     and the bytes of the CTAs that contain them."""
 
@@ -65,7 +65,7 @@ class Warpgroups:
         # The mask of the last access to registers since a fence, compared by identity; False: there was no access.
         self.last_touch: Mask | bool = False
         self.first_lanes: Array = np.array(self.starts)
-        self.places: dict[tuple[bytes, tuple[int, ...], int, bool], Places] = {}
+        self.places: dict[tuple[bytes, tuple[int, ...], int, bool], OperandPlaces] = {}
 
     # --- registers under other instructions ---
 
@@ -148,12 +148,12 @@ class Warpgroups:
                 out.append(q)
             else:
                 lanes = np.flatnonzero(m & (self.of_lane == q))
-                batch.report_lanes("warp-divergence", "wgmma by a part of a warpgroup only", site, lanes)
+                batch.report_lanes("warp-divergence", "only a part of a warpgroup executes wgmma", site, lanes)
         return out
 
     def mma(
         self,
-        form: Form,
+        form: WgmmaForm,
         d: tuple[Register, ...],
         a: Array | tuple[Register, ...],
         b: Array,
@@ -185,7 +185,7 @@ class Warpgroups:
         tile = Tile(old.base, group, sums=sums)
         return [TileRegister(tile, i) for i in range(len(d))]
 
-    def _summed(self, form: Form, left: Array, right: Array, before: Array | None, keep: list[bool]) -> Array:
+    def _summed(self, form: WgmmaForm, left: Array, right: Array, before: Array | None, keep: list[bool]) -> Array:
         """D from operands (warpgroups, 64, k) and (warpgroups, k, n), and from D before, which some warpgroups keep."""
         rounding = ROUNDINGS.get(self.launch.options.rounding)
         if rounding is None or form.acc != "f32" or form.kind_a not in ROUNDED_KINDS:
@@ -230,7 +230,7 @@ class Warpgroups:
 
     # --- operands ---
 
-    def _from_registers(self, registers: tuple[Register, ...], form: Form, starts: tuple[int, ...]) -> Array:
+    def _from_registers(self, registers: tuple[Register, ...], form: WgmmaForm, starts: tuple[int, ...]) -> Array:
         plain = [self._plain(r) for r in registers]
         raw = np.stack([np.stack([r[s : s + 128] for r in plain]) for s in starts])
         values = elements(np.ascontiguousarray(raw).view(np.uint8), form.kind_a)
@@ -273,7 +273,7 @@ class Warpgroups:
         checked = [self._places_of(q, pattern, descriptors, site) for q, pattern in zip(groups, patterns, strict=True)]
         return np.stack(checked), slot_of
 
-    def _place(self, first: Array, starts: Array, rows: int, along: bool, groups: list[int]) -> Places:
+    def _place(self, first: Array, starts: Array, rows: int, along: bool, groups: list[int]) -> OperandPlaces:
         patterns = [self._pattern(descriptor, rows, along) for descriptor in first.tolist()]
         own = starts // self.batch.width
         at = np.stack([pattern.chunks for pattern in patterns]) + (own * (self.shared.stride >> 4))[:, None]
@@ -282,7 +282,7 @@ class Warpgroups:
         shared_by = [slots.setdefault(pair, len(slots)) for pair in zip(own.tolist(), first.tolist(), strict=True)]
         inside = all(pattern.low >= 0 and pattern.high <= self.shared.size for pattern in patterns)
         extent = min(pattern.low for pattern in patterns), max(pattern.high for pattern in patterns)
-        return Places(at, shared_by if len(slots) < len(groups) else None, inside, extent)
+        return OperandPlaces(at, shared_by if len(slots) < len(groups) else None, inside, extent)
 
     def _places_of(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
         """The elements of one warpgroup's operand, with every check."""

@@ -73,7 +73,7 @@ class AmpereBatch(BatchState):
     def grid_workspace(self, symbol: str, site: int) -> int:
         """The address of the workspace in which the CTAs of a cooperative grid meet."""
         if not self.launch.geometry.cooperative:
-            text = "uses the workspace of a cooperative grid, which this launch is not"
+            text = "uses the workspace of a cooperative grid, but the launch is not cooperative"
             self.report_lanes("grid-sync", text, site, np.flatnonzero(self.alive))
         return self.address_of(symbol)
 

@@ -100,7 +100,7 @@ class Barriers:
         if number >= BARRIERS:
             text = f"barrier {number}, of {BARRIERS} per CTA"
         elif expected % 32 and expected != batch.threads:
-            text = f"barrier {number} for {expected} threads, which are no whole warps"
+            text = f"barrier {number} for {expected} threads: the count must be a multiple of 32"
         arrived = self.arrived.get(number)
         counts, sites = self.phases.get(number) or (np.zeros(batch.count, np.int64), np.zeros(batch.size, np.int64))
         rows = mask.reshape(batch.count, batch.width).any(axis=1)
@@ -229,7 +229,7 @@ class Barriers:
         batch = self.batch
         absent = (batch.words(members).reshape(-1) >> batch.lane & 1 == 0) & mask
         if absent.any():
-            text = "the member mask omits the lane that executes it"
+            text = "the member mask omits the lane that executes the instruction"
             batch.report_lanes("warp-divergence", text, site, np.flatnonzero(absent))
 
     def sync_warp(self, members: Scalar, m: Mask, resume: int, site: int) -> Step:
@@ -332,7 +332,7 @@ class Meetings:
             if meeting.members is not None:
                 deserted = meeting.lanes & self._lacks(meeting, exited)
                 if deserted.any():
-                    text = "the member mask names lanes that exit without executing it"
+                    text = "the member mask names lanes that exit without executing the instruction"
                     self.batch.report_lanes("warp-divergence", text, site, np.flatnonzero(deserted))
             self._settle(site)
 

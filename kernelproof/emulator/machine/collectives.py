@@ -45,13 +45,13 @@ class Warps:
         absent = active & (((words >> np.arange(32, dtype=np.uint32)) & 1) == 0)
         bad = np.flatnonzero((missing | absent).reshape(-1))
         if len(bad):
-            text = "the member mask names lanes that are not here, or omits the lane that executes it"
+            text = "the member mask names lanes that do not execute the instruction, or omits the lane that does"
             self.batch.report_lanes("warp-divergence", text, site, bad)
         elif not isinstance(members, int):
             together = bits_of(words) & active[:, None, :]
             unequal = active & (together & (words[:, None, :] != words[:, :, None])).any(axis=2)
             if unequal.any():
-                text = "lanes that execute it together name different members"
+                text = "lanes that execute the instruction together name different members"
                 self.batch.report_lanes("warp-divergence", text, site, np.flatnonzero(unequal))
         return active
 

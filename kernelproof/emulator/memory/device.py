@@ -22,17 +22,17 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 _ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
 # A buffer, and which elements of an access lie in it (None: all).
-Place = tuple[Buffer, Array | None]
+BufferPart = tuple[Buffer, Array | None]
 
 
-class Access(NamedTuple):
+class DeviceAccess(NamedTuple):
     """Where lanes (None: all) touch global memory. ``offset``: in the arena, per lane. ``places``: the buffers.
     ``form``: how the offsets lie in memory, SCATTERED if there are several buffers. ``elements``: the same places
     counted in elements of ``width`` bytes."""
 
     lanes: Array | None
     offset: Array
-    places: list[Place]
+    places: list[BufferPart]
     form: Form
     elements: Places
 
@@ -52,7 +52,7 @@ class DeviceMemory:
         self.targets = state.targets if batch.launch.options.hazards else {}
         # The last packed access by all lanes: its addresses, width, and where it goes. A kernel that updates an array
         # in place passes the same address array again.
-        self._last_packed = (np.zeros(0, np.uint64), 0, Access(None, batch.everyone, [], Form.PACKED, slice(0)))
+        self._last_packed = (np.zeros(0, np.uint64), 0, DeviceAccess(None, batch.everyone, [], Form.PACKED, slice(0)))
         # The buffer of the last load.
         self.last_read: Buffer | None = None
         # Per row and warp: the tick of its griddepcontrol.wait, 0 before.
@@ -92,7 +92,7 @@ class DeviceMemory:
 
     # --- places ---
 
-    def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
+    def locate(self, address: Array, width: int, m: Mask, site: int) -> DeviceAccess | None:
         """Where an access goes. Invalid lanes are reported and dropped; None if no lane is left."""
         if m is None and address is self._last_packed[0] and width == self._last_packed[1]:
             access = self._last_packed[2]
@@ -120,7 +120,7 @@ class DeviceMemory:
             elements = slice(low >> SHIFT[width], (low >> SHIFT[width]) + step)
         elif form is Form.ROWS:
             elements = Rows(heads >> SHIFT[width])
-        access = Access(lanes, offset, [(buffer, None)], form, elements)
+        access = DeviceAccess(lanes, offset, [(buffer, None)], form, elements)
         if form is Form.PACKED and m is None:
             self._last_packed = addresses, width, access
         return access
@@ -150,7 +150,7 @@ class DeviceMemory:
         everyone = self.batch.everyone if lanes is None else lanes
         self.batch.report_lanes("another-buffer", text, site, everyone, at)
 
-    def _locate_each(self, lanes: Array | None, offset: Array, width: int, site: int) -> Access | None:
+    def _locate_each(self, lanes: Array | None, offset: Array, width: int, site: int) -> DeviceAccess | None:
         """The slow path of ``locate``: several buffers, or invalid lanes."""
         arena = self.arena
         starts = np.array(arena.starts, np.int64)
@@ -173,10 +173,10 @@ class DeviceMemory:
             lanes, offset, number = lanes[~bad], offset[~bad], number[~bad]
             if lanes.size == 0:
                 return None
-        places: list[Place] = [(arena.buffers[int(i)], np.flatnonzero(number == i)) for i in np.unique(number)]
+        places: list[BufferPart] = [(arena.buffers[int(i)], np.flatnonzero(number == i)) for i in np.unique(number)]
         for buffer, part in places:
             self._check_target(buffer, part if lanes is None else lanes[part], offset[part], width, site)
-        return Access(lanes, offset, places, Form.SCATTERED, offset >> SHIFT[width])
+        return DeviceAccess(lanes, offset, places, Form.SCATTERED, offset >> SHIFT[width])
 
     def require_aligned(self, address: Array, width: int, m: Mask, site: int) -> None:
         """Report addresses that are no multiple of ``width``."""

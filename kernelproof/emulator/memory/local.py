@@ -54,7 +54,10 @@ class LocalMemory:
             lanes = np.flatnonzero(other)
             number = int(address[lanes[0]] >> _TO_OWNER)
             cta, thread = number >> _THREAD_BITS & (1 << _CTA_BITS) - 1, number & (1 << _THREAD_BITS) - 1
-            text = f"uses the address of a local variable of thread {thread} of CTA {cta}: here are its own variables"
+            text = (
+                f"uses the address of a local variable of thread {thread} of CTA {cta}: for this thread it names a "
+                "variable of its own"
+            )
             self.batch.report_lanes("foreign-local", text, site, lanes)
         return low
 

@@ -32,7 +32,7 @@ WINDOW_START = 1024
 READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "write after write", "write after read"
 
 # lanes (None: all), element index, byte offset in the batch's shared memory.
-Access = tuple[Array | None, Array, Array]
+SharedAccess = tuple[Array | None, Array, Array]
 
 
 class Granules(NamedTuple):
@@ -254,7 +254,7 @@ class SharedMemory(SharedTags):
         """Addresses in any CTA of the cluster, in the form that the other methods take. Without clusters: unchanged."""
         return address
 
-    def locate(self, address: Array, width: int, m: Mask, site: int) -> Access | None:
+    def locate(self, address: Array, width: int, m: Mask, site: int) -> SharedAccess | None:
         """Check bounds and alignment; returns (lanes, element index, byte offset), or None if no lane is left."""
         self._follow_tick()
         lanes, whole = None, address

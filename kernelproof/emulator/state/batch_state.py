@@ -169,4 +169,4 @@ class BatchState:
         partial = lanes.any(axis=1) & ~lanes.all(axis=1)
         if partial.any():
             bad = np.flatnonzero(np.repeat(partial, 32) & m)
-            self.report_lanes("warp-divergence", "executed by some lanes of a warp only", site, bad)
+            self.report_lanes("warp-divergence", "only some lanes of a warp execute the instruction", site, bad)

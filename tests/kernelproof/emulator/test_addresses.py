@@ -1,4 +1,4 @@
-"""Addresses as hardware has them: the rank of a CTA in those of its shared memory, windows, what an operand takes."""
+"""Proves that addresses are as on hardware: rank of the CTA in shared memory, windows, what an operand accepts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernelproof.emulator import Memory, mutants
-from tests.kernelproof.emulator.test_hopper_instructions import (
+from tests.kernelproof.emulator.hopper_ptx import (
     EXCHANGE,
     descriptor,
     entry,

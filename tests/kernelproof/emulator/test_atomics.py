@@ -1,4 +1,4 @@
-"""Atomics of many lanes at once give what lane after lane gives."""
+"""Proves that atomics of many lanes at once give what they would give lane after lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time of the pieces. Bounds: 25 ms with hazards for 256^3 (70 ms with TMA), 100 ms to parse and translate."""
+"""Measures the emulator: at most 25 ms with hazards for 256^3 (70 ms with TMA), 100 ms to parse and translate."""
 
 from __future__ import annotations
 

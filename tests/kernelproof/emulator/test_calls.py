@@ -1,4 +1,4 @@
-"""Grid-wide barriers, calls by address, votes in either spelling, and what is refused in words."""
+"""Proves barriers of the grid, calls by address and votes in either spelling, and what is refused in words."""
 
 from __future__ import annotations
 

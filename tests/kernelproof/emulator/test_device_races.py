@@ -1,4 +1,4 @@
-"""Races on global memory in every part of a wide access."""
+"""Proves that races on global memory are found in every part of a wide access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How findings are told apart, ordered, named and written."""
+"""Proves how findings are distinguished, ordered, named and written as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulator's rooms stand on floors: imports go strictly down, also late ones and those for types only."""
+"""Proves that imports in the emulator go strictly down its floors, also those in functions or for types only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hardware forbids and a right value can hide: each rule with defects that break it, and with right programs."""
+"""Proves rules whose violation a right value can hide: each with defects that break it, and with right programs."""
 
 from __future__ import annotations
 

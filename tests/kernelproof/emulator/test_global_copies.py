@@ -1,11 +1,11 @@
-"""Bulk copies and threads in global memory: when a bulk store is complete, and fences of proxies before bulk loads."""
+"""Proves when a bulk store to global memory is complete, and which fences bulk loads of it need."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tests.kernelproof.emulator.test_hopper_instructions import run
+from tests.kernelproof.emulator.hopper_ptx import run
 
 # Thread 0 of CTA 0 stores 16 words of shared memory in bulk and raises a flag; thread 0 of CTA 1 reads them.
 STORE = """

@@ -1,4 +1,4 @@
-"""What the stand-in runtime answers to launchers of cluster and TMA kernels."""
+"""Proves what the stand-in runtime answers to launchers of kernels with clusters and TMA."""
 
 from __future__ import annotations
 

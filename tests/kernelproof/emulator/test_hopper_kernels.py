@@ -1,4 +1,4 @@
-"""Whole TMA + wgmma kernels: exact on 0/1 data, without a report."""
+"""Proves that TMA and wgmma kernels as a whole are exact on data of 0 and 1, without a report."""
 
 from __future__ import annotations
 

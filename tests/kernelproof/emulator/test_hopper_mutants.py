@@ -1,4 +1,4 @@
-"""Mutants of what is asynchronous in TMA + wgmma kernels: each is noticed, or is known to change nothing."""
+"""Proves that mutants of asynchronous code in TMA and wgmma kernels are noticed, or are known to change nothing."""
 
 from __future__ import annotations
 

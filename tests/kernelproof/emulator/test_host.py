@@ -1,4 +1,4 @@
-"""The host launcher runs unmodified against the stand-in runtime, which refuses what the real one refuses."""
+"""Proves that an unmodified host launcher runs on the stand-in runtime, which refuses what the real one refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mma.sync of all supported kinds against the fragment layouts of the PTX manual, element by element."""
+"""Proves mma.sync of all supported kinds, element by element, against the fragment layouts of the PTX manual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The multistage GEMM: exact in all shapes, counters that can be computed by hand, and its mutants."""
+"""Proves the multistage GEMM: exact in all shapes, with counters that can be computed by hand; and its mutants."""
 
 from __future__ import annotations
 

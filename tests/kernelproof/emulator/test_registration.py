@@ -1,4 +1,4 @@
-"""A new asynchronous instruction is one decorated function: it is parsed, translated, executed and mutated."""
+"""Proves that a new asynchronous instruction is one decorated function: parsed, translated, executed and mutated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules behind findings: every id is registered, and how severe it is decides."""
+"""Proves that every id of a finding is a registered rule, whose severity decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelproof import emulator
 from kernelproof.emulator import RULES, Memory, Severity
 from kernelproof.emulator.frontend.flow.dependence import memory_dependence
 from kernelproof.emulator.frontend.flow.graph import build
-from tests.kernelproof.emulator.test_hopper_instructions import run
+from tests.kernelproof.emulator.hopper_ptx import run
 
 
 def test_every_rule_is_used_and_registered(checkout: Path) -> None:

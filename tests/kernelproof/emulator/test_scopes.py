@@ -1,4 +1,4 @@
-"""Memory order by scope: what passes between the CTAs of a cluster and of a grid, and what only seems to."""
+"""Proves memory order by scope: what passes between CTAs of a cluster and of a grid, and what only seems to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernelproof.emulator import Memory
-from tests.kernelproof.emulator.test_hopper_instructions import entry, exchange, launch
+from tests.kernelproof.emulator.hopper_ptx import entry, exchange, launch
 
 # CTA 1 writes to its own shared memory and arrives at CTA 0, which waits and then reads what CTA 1 wrote.
 PASSED = """

@@ -8,7 +8,7 @@ import pytest
 
 from kernelproof import emulator
 from kernelproof.emulator import Memory, Options
-from tests.kernelproof.emulator.test_hopper_instructions import run
+from tests.kernelproof.emulator.hopper_ptx import run
 
 LANES = np.arange(32)
 # Lane 3 waits for the second warp, which hands it 42; the other lanes of the first warp go on with 7.

@@ -1,4 +1,4 @@
-"""Tags kept as runs are the tags of a table with an entry per granule."""
+"""Proves that tags which are kept as runs equal those of a table with one entry per granule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tcgen05: tensor memory, products and their order, against NumPy; and mutants of a kernel that has all of it."""
+"""Proves tcgen05 (tensor memory, products, their order) against NumPy, and mutants of a kernel that uses all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of PyTorch as arguments, short names of kernels, a lock that one thread takes for its CTA."""
+"""Proves PyTorch tensors as arguments, short names of kernels, and a lock that one thread takes for its CTA."""
 
 from __future__ import annotations
 

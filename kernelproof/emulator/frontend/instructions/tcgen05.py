@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kernelproof.emulator.blackwell.accesses import Access
+from kernelproof.emulator.blackwell.accesses import TensorAccess
 from kernelproof.emulator.blackwell.fragments import SHAPES
 from kernelproof.emulator.blackwell.products import Operands
 from kernelproof.emulator.frontend.emitter import Emitter
@@ -79,7 +79,7 @@ def relinquish(e: Emitter, ins: Instr) -> None:
 # --- loads and stores
 
 
-def _access(e: Emitter, ins: Instr) -> Access:
+def _access(e: Emitter, ins: Instr) -> TensorAccess:
     """The shape of a load or store; .16x32bx2 has one more operand."""
     shape = next((part for part in ins.parts if part in SHAPES), None)
     times = next((int(part[1:]) for part in ins.parts if re.fullmatch(r"x\d+", part)), 0)
@@ -87,7 +87,7 @@ def _access(e: Emitter, ins: Instr) -> Access:
         raise e.fail()
     packed = bool({"pack:16b", "unpack:16b"} & set(ins.parts))
     split = e.literal(next(op for op in ins.operands if isinstance(op, Imm))) if shape == "16x32bx2" else 0
-    return Access(shape, times, packed, split)
+    return TensorAccess(shape, times, packed, split)
 
 
 def _loaded(ins: Instr) -> Iterator[Operand]:
@@ -95,7 +95,7 @@ def _loaded(ins: Instr) -> Iterator[Operand]:
     yield ins.operands[0]
 
 
-def _registers(e: Emitter, operand: Operand, access: Access) -> tuple[Operand, ...]:
+def _registers(e: Emitter, operand: Operand, access: TensorAccess) -> tuple[Operand, ...]:
     items = operand.items if isinstance(operand, Vec) else (operand,)
     if len(items) != SHAPES[access.shape][0] * access.times:
         raise e.fail("wrong number of registers")

@@ -20,7 +20,7 @@ from kernelproof.emulator.frontend.mutation_operators import (
     without_last_warp,
 )
 from kernelproof.emulator.frontend.ptx import Instr, Operand, Reg, Vec
-from kernelproof.emulator.hopper.tile import Form
+from kernelproof.emulator.hopper.tile import WgmmaForm
 
 
 @instruction("wgmma.fence", writes=Writes.NOTHING, meets="warps", hopper=True, mutations=(drop,))
@@ -66,7 +66,7 @@ _ACCUMULATORS = {
 }  # fmt: skip
 
 
-def _form(e: Emitter, ins: Instr) -> Form:
+def _form(e: Emitter, ins: Instr) -> WgmmaForm:
     """The kind of product. After the predicate come the signs of A and B and, for operands in shared memory, whether
     they are M- or N-major; all of these may be missing."""
     parts = ins.parts
@@ -85,7 +85,7 @@ def _form(e: Emitter, ins: Instr) -> Form:
     sign_a, sign_b, *along = [*numbers, 0, 0, 0, 0] if numbers else [1, 1, 0, 0]
     along_a, along_b = (False, bool(along[0])) if registers else (bool(along[0]), bool(along[1]))
     sign = float(sign_a * sign_b)
-    return Form(columns, kind_a, kind_b, acc, registers, along_a, along_b, sign, "satfinite" in parts)
+    return WgmmaForm(columns, kind_a, kind_b, acc, registers, along_a, along_b, sign, "satfinite" in parts)
 
 
 @instruction(

@@ -1,0 +1,126 @@
+"""Text of small kernels for sm_90a, and how tests launch them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernelproof import emulator
+from kernelproof.emulator import HOPPER, LaunchResult, Memory
+from kernelproof.emulator.hopper.bulk import TensorMap
+
+HEAD = """
+.version 8.8
+.target sm_90a
+.address_size 64
+.extern .shared .align 1024 .b8 s[];
+"""
+REGISTERS = """
+  .reg .b32 %t, %u, %v, %w, %s, %bar, %n, %a<8>, %x<8>; .reg .b64 %p, %q, %g, %d<8>; .reg .pred %P, %Q, %E;
+  .reg .b16 %h<4>;
+  mov.u32 %t, %tid.x; mov.u32 %s, s;
+"""
+
+
+def entry(body: str, params: str = ".param .u64 x, .param .u64 y") -> str:
+    load = "ld.param.u64 %p, [x]; ld.param.u64 %q, [y];" if " x" in params else ""
+    return f"{HEAD}.visible .entry k({params}) {{{REGISTERS}{load}\n{body}\n ret;\n}}\n"
+
+
+def launch(text: str, args: list[Any], memory: Memory, **settings: Any) -> LaunchResult:
+    settings = {"grid": 1, "block": 32, "shared_bytes": 65536, "device": HOPPER, **settings}
+    return emulator.load(text).launch("k", args=args, memory=memory, **settings)
+
+
+def run(body: str, x: np.ndarray, y: np.ndarray, **settings: Any) -> tuple[np.ndarray, LaunchResult]:
+    memory = Memory()
+    out = memory.upload(y, "output")
+    result = launch(entry(body), [memory.upload(x), out], memory, **settings)
+    return out.download(), result
+
+
+def tensor_map(
+    buffer: Any, dims: tuple[int, ...], pitches: tuple[int, ...], box: tuple[int, ...], swizzle: int
+) -> bytes:
+    return TensorMap(6, buffer.address, dims, pitches, box, (1,) * len(dims), 0, swizzle, 0, 0).encode()
+
+
+def load_kernel(rank: int, nbytes: int) -> str:
+    coordinates = ", ".join(f"%a{i}" for i in range(rank))
+    reads = " ".join(f"ld.param.u32 %a{i}, [c{i}];" for i in range(rank))
+    params = ".param .align 64 .b8 map[128], .param .u64 y, " + ", ".join(f".param .u32 c{i}" for i in range(rank))
+    return (
+        HEAD
+        + f""".visible .entry k({params}) {{ {REGISTERS}
+      ld.param.u64 %q, [y]; {reads} add.u32 %bar, %s, {nbytes};
+      mov.b64 %d0, map; cvta.param.u64 %d1, %d0;
+      setp.ne.u32 %P, %t, 0; @%P bra over;
+      prefetch.tensormap [%d1];
+      mbarrier.init.shared::cta.b64 [%bar], 1; fence.mbarrier_init.release.cluster;
+      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {nbytes};
+      cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint
+        [%s], [%d1, {{{coordinates}}}], [%bar], 0;
+    over: bar.warp.sync -1;
+    again: mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P bra again;
+      mov.u32 %u, %t;
+    more: mad.lo.u32 %v, %u, 4, %s; ld.shared.u32 %w, [%v]; mad.wide.u32 %g, %u, 4, %q; st.global.u32 [%g], %w;
+      add.u32 %u, %u, 32; setp.lt.u32 %P, %u, {nbytes // 4}; @%P bra more;
+      ret; }}"""
+    )
+
+
+EXCHANGE = """
+  mov.u32 %n, %cluster_ctarank; mad.lo.u32 %u, %n, 32, %t; mad.lo.u32 %v, %t, 4, %s;
+  st.shared.u32 [%v], %u;
+  barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+  xor.b32 %x0, %n, 1; mapa.shared::cluster.u32 %x1, %v, %x0;
+  ld.shared::cluster.u32 %w, [%x1];
+  mad.wide.u32 %g, %u, 4, %q; st.global.u32 [%g], %w;
+  barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"""
+
+
+def exchange(body: str, **settings: Any) -> tuple[np.ndarray, list[str]]:
+    settings = {"grid": 2, "cluster": 2, "check_outputs": False, **settings}
+    got, result = run(body, np.zeros(1, np.uint32), np.empty(64, np.uint32), **settings)
+    return got, [f"{r.kind}: {r.message}" for r in result.reports]
+
+
+SPAN = {"none": 16, "32": 32, "64": 64, "128": 128}
+MODE = {"none": 0, "32": 3, "64": 2, "128": 1}
+
+
+def descriptor(offset: int, leading: int, stride: int, mode: str) -> int:
+    # The window's first kilobyte belongs to the system: shared variables start at address 1024.
+    return (1024 + offset) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | MODE[mode] << 62
+
+
+def wgmma_kernel(n: int, acc: str, kind: str, da: int, db: int, ta: bool, tb: bool, signs: str, registers: bool) -> str:
+    count = n // 2 if acc == "f32" else n // 4
+    names = ", ".join(f"%c{i}" for i in range(count))
+    loads = "\n".join(f"ld.global.u32 %c{i}, [%d2+{4 * i}];" for i in range(count))
+    stores = "\n".join(f"st.global.u32 [%d3+{4 * i}], %c{i};" for i in range(count))
+    a = "{%a0, %a1, %a2, %a3}" if registers else str(da)
+    trans = f"{int(tb)}" if registers else f"{int(ta)}, {int(tb)}"
+    fragments = "\n".join(f"ld.global.u32 %a{i}, [%d4+{4 * i}];" for i in range(4)) if registers else ""
+    return (
+        HEAD
+        + f""".visible .entry k(.param .u64 x, .param .u64 c, .param .u64 y, .param .u64 f, .param .u32 keep) {{
+      {REGISTERS} .reg .b32 %c<{count}>; .reg .b64 %A, %B;
+      ld.param.u64 %p, [x]; ld.param.u64 %d0, [c]; ld.param.u64 %d1, [y]; ld.param.u64 %d5, [f];
+      ld.param.u32 %n, [keep]; setp.ne.u32 %P, %n, 0;
+      mov.u32 %u, 0;
+    more:
+      mad.lo.u32 %v, %t, 16, %u; cvt.u64.u32 %g, %v; add.u64 %g, %g, %p; add.u32 %v, %v, %s;
+      ld.global.v4.u32 {{%x0, %x1, %x2, %x3}}, [%g]; st.shared.v4.u32 [%v], {{%x0, %x1, %x2, %x3}};
+      add.u32 %u, %u, 2048; setp.lt.u32 %Q, %u, 32768; @%Q bra more;
+      fence.proxy.async.shared::cta; bar.sync 0;
+      mad.wide.u32 %d2, %t, {4 * count}, %d0; mad.wide.u32 %d3, %t, {4 * count}, %d1; mad.wide.u32 %d4, %t, 16, %d5;
+      {loads} {fragments}
+      mov.b64 %A, {da}; mov.b64 %B, {db};
+      wgmma.fence.sync.aligned;
+      wgmma.mma_async.sync.aligned.m64n{n}k16.{acc}.{kind}.{kind}
+        {{{names}}}, {a if registers else "%A"}, %B, %P, {signs}, {trans};
+      wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
+      {stores} ret; }}"""
+    )

@@ -1,0 +1,194 @@
+"""Proves clusters: their special registers, distributed shared memory, barriers; and what else sm_90 adds to a CTA."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelproof.emulator import Memory
+from tests.kernelproof.emulator.hopper_ptx import (
+    EXCHANGE,
+    entry,
+    exchange,
+    launch,
+    run,
+)
+
+
+@pytest.mark.parametrize("cluster", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)])
+def test_special_registers(cluster: tuple[int, int, int]) -> None:
+    grid = (4, 2, 2)
+    bases = ("ctaid", "cluster_ctaid", "clusterid", "nclusterid", "cluster_nctaid")
+    names = [f"%{base}{axis}" for base in bases for axis in (".x", ".y", ".z")]
+    names += ["%cluster_ctarank", "%cluster_nctarank"]
+    body = "mov.u32 %u, %ctaid.y; mov.u32 %v, %ctaid.z; mad.lo.u32 %u, %v, 2, %u; mov.u32 %v, %ctaid.x;"
+    body += f" mad.lo.u32 %u, %u, 4, %v; mad.wide.u32 %g, %u, {4 * len(names)}, %q;"
+    body += "".join(f" mov.u32 %w, {name}; st.global.u32 [%g+{4 * i}], %w;" for i, name in enumerate(names))
+    body += " mapa.shared::cluster.u32 %w, %s, 0;"
+    got, result = run(body, np.zeros(1), np.empty((16, len(names)), np.uint32), grid=grid, cluster=cluster, block=1)
+    assert result.reports == []
+    for row in got.tolist():
+        id_, inside, cluster_id = row[:3], row[3:6], row[6:9]
+        assert inside == [i % c for i, c in zip(id_, cluster, strict=True)]
+        assert cluster_id == [i // c for i, c in zip(id_, cluster, strict=True)]
+        assert row[9:12] == [g // c for g, c in zip(grid, cluster, strict=True)]
+        assert tuple(row[12:15]) == cluster
+        assert row[15:] == [inside[0] + cluster[0] * (inside[1] + cluster[1] * inside[2]), int(np.prod(cluster))]
+
+
+def test_distributed_shared_memory() -> None:
+    want = np.concatenate([np.arange(32, 64), np.arange(32)])
+    got, reports = exchange(EXCHANGE)
+    assert reports == []
+    assert (got == want).all()
+    first = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    _, reports = exchange(EXCHANGE.replace(first, ""))
+    assert any("before a cluster barrier says that it has started" in r for r in reports)
+    assert any("uninitialised" in r or "race" in r for r in reports)
+    # An arrival without release starts the CTA, but orders nothing.
+    _, reports = exchange(EXCHANGE.replace("arrive.aligned", "arrive.relaxed.aligned"))
+    assert [r.split(":")[0] for r in reports] == ["shared-race"]
+    last = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+    _, reports = exchange(EXCHANGE.replace(last, ""))
+    assert any("this CTA may exit before" in r or "which has exited" in r for r in reports)
+
+
+def test_generic_addresses_and_atomics_of_peers() -> None:
+    body = EXCHANGE.replace("mapa.shared::cluster.u32 %x1, %v, %x0;", """
+      cvt.u64.u32 %d0, %v; cvta.shared.u64 %d0, %d0; mapa.u64 %d1, %d0, %x0;
+      cvta.to.shared.u64 %d2, %d1; cvt.u32.u64 %x1, %d2; atom.shared::cluster.add.u32 %x2, [%x1], 100;
+      barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;""")  # fmt: skip
+    body = body.replace("ld.shared::cluster.u32 %w, [%x1];", "ld.u32 %w, [%d1];")
+    got, reports = exchange(body)
+    assert reports == []
+    assert (got == np.concatenate([np.arange(32, 64), np.arange(32)]) + 100).all()
+
+
+ASYNC_STORE = """
+  add.u32 %bar, %s, 1024; mov.u32 %n, %cluster_ctarank; xor.b32 %x0, %n, 1; mad.lo.u32 %v, %t, 4, %s;
+  setp.ne.u32 %P, %t, 0; @%P bra ready;
+  mbarrier.init.shared::cta.b64 [%bar], 1; fence.mbarrier_init.release.cluster;
+  mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 128;
+ready:
+  barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+  mapa.shared::cluster.u32 %x1, %v, %x0; mapa.shared::cluster.u32 %x2, %bar, %x0; mad.lo.u32 %u, %n, 32, %t;
+  st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%x1], %u, [%x2];
+again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %P, [%bar], 0; @!%P bra again;
+  xor.b32 %v, %v, 4; ld.shared.u32 %w, [%v];
+  xor.b32 %u, %u, 1; mad.wide.u32 %g, %u, 4, %q; st.global.u32 [%g], %w;"""
+
+
+def test_async_stores_to_a_peer() -> None:
+    got, reports = exchange(ASYNC_STORE)
+    assert reports == []
+    assert (got == np.concatenate([np.arange(32, 64), np.arange(32)])).all()
+    _, reports = exchange(ASYNC_STORE.replace("[%bar], 128", "[%bar], 124"))
+    assert reports
+    _, reports = exchange(
+        ASYNC_STORE.replace(
+            "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %P, [%bar], 0; @!%P bra again;", ""
+        )
+    )
+    assert any("in-flight" in r for r in reports)
+
+
+def test_remote_arrivals_and_copies() -> None:
+    body = """
+      add.u32 %bar, %s, 1024; mov.u32 %n, %cluster_ctarank; xor.b32 %x0, %n, 1;
+      mad.lo.u32 %u, %n, 32, %t; mad.lo.u32 %v, %t, 4, %s; st.shared.u32 [%v], %u; fence.proxy.async;
+      setp.ne.u32 %P, %t, 0; @%P bra ready;
+      mbarrier.init.shared::cta.b64 [%bar], 2; fence.mbarrier_init.release.cluster;
+      mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 128;
+    ready:
+      barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+      @%P bra again;
+      add.u32 %x1, %s, 512; mapa.shared::cluster.u32 %x1, %x1, %x0; mapa.shared::cluster.u32 %x2, %bar, %x0;
+      cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%x1], [%s], 128, [%x2];
+      mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%x2];
+    again: mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0; @!%P bra again;
+      ld.shared.u32 %w, [%v+512]; mad.wide.u32 %g, %u, 4, %q; st.global.u32 [%g], %w;
+      barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
+    got, reports = exchange(body)
+    assert reports == []
+    assert (got == np.concatenate([np.arange(32, 64), np.arange(32)])).all()
+
+
+def test_cluster_barrier_counts_threads_that_have_exited() -> None:
+    body = """setp.gt.u32 %P, %t, 7; @%P bra out; barrier.cluster.arrive; barrier.cluster.wait; out:"""
+    assert exchange(body)[1] == []
+
+
+def test_ranks_outside_the_cluster() -> None:
+    _, reports = exchange(EXCHANGE.replace("xor.b32 %x0, %n, 1;", "add.u32 %x0, %n, 1;"))
+    assert any("names CTA 2 of a cluster of 2" in r for r in reports)
+
+
+def test_clusters_of_a_block_that_is_no_multiple_of_128() -> None:
+    body = EXCHANGE.replace("mad.lo.u32 %u, %n, 32, %t;", "mad.lo.u32 %u, %n, 160, %t;")
+    got, result = run(body, np.zeros(1), np.empty(320, np.uint32), grid=2, cluster=2, block=160)
+    assert result.reports == []
+    assert (got == np.concatenate([np.arange(160, 320), np.arange(160)])).all()
+
+
+def test_elect() -> None:
+    body = (
+        """elect.sync %u|%P, -1; selp.u32 %v, 1, 0, %P; mad.wide.u32 %g, %t, 8, %q; st.global.v2.u32 [%g], {%u, %v};"""
+    )
+    got, result = run(body, np.zeros(1), np.empty((64, 2), np.uint32), block=64)
+    assert result.reports == []
+    assert got[:, 0].tolist() == [0] * 64
+    assert np.flatnonzero(got[:, 1]).tolist() == [0, 32]
+
+
+def test_named_barriers_of_a_block_that_is_no_multiple_of_128() -> None:
+    # Warps 0 to 3 and warp 8 meet at barrier 1; the others at barrier 2, where warp 8 only arrives.
+    body = """
+      mad.lo.u32 %v, %t, 4, %s; st.shared.u32 [%v], %t;
+      setp.lt.u32 %P, %t, 128; @%P bra first; setp.ge.u32 %P, %t, 256; @%P bra last;
+      bar.sync 2, 160; mov.u32 %u, 256; bra read;
+    last: bar.arrive 2, 160; bar.sync 1, 160; mov.u32 %u, 0; bra read;
+    first: barrier.sync 1, 160; mov.u32 %u, 256;
+    read: and.b32 %w, %t, 31; add.u32 %u, %u, %w; mad.lo.u32 %v, %u, 4, %s; ld.shared.u32 %w, [%v];
+      mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w;"""
+    got, result = run(body, np.zeros(1), np.empty(288, np.uint32), block=288)
+    assert result.reports == []
+    assert got.tolist() == [256 + t % 32 if t < 256 else t % 32 for t in range(288)]
+    _, result = run(body.replace("bar.arrive 2, 160;", ""), np.zeros(1), np.empty(288, np.uint32), block=288)
+    assert result.reports[0].kind == "barrier-divergence"
+
+
+@pytest.mark.parametrize(("threads", "dec", "inc", "kinds"), [
+    (384, 40, 232, []), (384, 24, 240, []), (384, 40, 240, ["registers"]), (384, 44, 200, ["registers"]),
+    (384, 16, 200, ["registers"]),
+    # ptxas 13.0 reports 168 registers for 384 threads, less where all numbers are less; 248 for 256 threads.
+    (384, 40, 160, []), (384, 176, 200, ["registers"] * 2), (256, 48, 248, []), (256, 40, 232, []), (512, 24, 152, []),
+])  # fmt: skip
+def test_register_pool(threads: int, dec: int, inc: int, kinds: list[str]) -> None:
+    text = entry(f"""setp.ge.u32 %P, %t, 128; @%P bra more; setmaxnreg.dec.sync.aligned.u32 {dec}; bra out;
+      more: setmaxnreg.inc.sync.aligned.u32 {inc}; out:""", ".param .u32 z")  # fmt: skip
+    text = text.replace("(.param .u32 z)", f"(.param .u32 z) .maxntid {threads}, 1, 1 .minnctapersm 1")
+    result = launch(text, [0], Memory(), block=threads)
+    assert [r.kind for r in result.reports] == kinds
+
+
+def test_set_of_registers_by_a_part_of_a_warpgroup() -> None:
+    text = entry("setp.gt.u32 %P, %t, 63; @%P bra out; setmaxnreg.dec.sync.aligned.u32 40; out:", ".param .u32 z")
+    result = launch(text, [0], Memory(), block=128)
+    assert "executed by 2 of 4 warps" in result.reports[0].message
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_grid_dependency(overlapping: bool) -> None:
+    good = """griddepcontrol.wait; griddepcontrol.launch_dependents;
+      mad.wide.u32 %g, %t, 4, %p; ld.global.u32 %u, [%g]; mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %u;"""
+    x = np.arange(32, dtype=np.uint32)
+    assert run(good, x, np.empty(32, np.uint32), overlapping=overlapping)[1].reports == []
+    bad = good.replace("griddepcontrol.wait;", "")
+    kinds = [r.kind for r in run(bad, x, np.empty(32, np.uint32), overlapping=overlapping)[1].reports]
+    assert kinds == (["grid-dependency"] * 2 if overlapping else [])
+    # One warp waits, a barrier tells the others.
+    single_wait = good.replace(
+        "griddepcontrol.wait;", "setp.gt.u32 %P, %t, 31; @%P bra j; griddepcontrol.wait; j: bar.sync 0;"
+    )
+    x = np.arange(64, dtype=np.uint32)
+    assert run(single_wait, x, np.empty(64, np.uint32), overlapping=overlapping, block=64)[1].reports == []

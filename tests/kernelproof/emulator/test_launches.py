@@ -1,0 +1,103 @@
+"""Proves what a launch refuses and reports as a whole: deadlocks, exits, regions, chosen CTAs, text that is no PTX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelproof import emulator
+from kernelproof.emulator import Memory
+from tests.kernelproof.emulator.kernel_cases import (
+    DEVICE,
+    SHARED,
+    TILES,
+    TILES_WANT,
+    WRONG_SHARED,
+    program,
+    run,
+)
+
+
+def test_a_wait_with_a_time_limit_is_no_deadlock() -> None:
+    memory = Memory()
+    buffers = [memory.upload(np.zeros(1, np.int32)), memory.upload(np.zeros(128, np.int32), "output")]
+    assert program(DEVICE).launch("waits_for_a_while", 2, 64, buffers, memory=memory).reports == []
+
+
+@pytest.mark.parametrize("first", [20, 32, 70])
+def test_threads_that_exit_do_not_hold_up_a_barrier(first: int) -> None:
+    memory = Memory()
+    out = memory.upload(np.full(128, -1, np.int32), "inout")
+    result = program(SHARED).launch("early_leavers", 1, 128, [out, first], memory=memory)
+    assert {r.kind for r in result.reports} == {"exit-before-barrier"}
+    assert not any(r.is_error for r in result.reports)
+    assert f"{first} threads (0-{first - 1}) have exited before barrier 0, at which {128 - first} wait" in {
+        r.message for r in result.reports
+    }
+    sums = [127 - t + (sum(range(t - 90)) if t >= 96 else 0) for t in range(first, 128)]
+    assert out.download().tolist() == [-1] * first + sums
+
+
+def test_deadlock_names_both_sides() -> None:
+    (report,) = [r for r in run(WRONG_SHARED[10][0]) if r.kind == "barrier-divergence"]
+    assert "28 threads (100-127) wait at barrier 0" in report.message
+    assert "100 threads (0-99) have exited" in report.message
+    assert report.threads == tuple(range(100, 128))
+
+
+def test_region_outside_is_reported() -> None:
+    memory = Memory()
+    x = memory.upload(np.arange(64, dtype=np.int32))
+    out = memory.upload(np.empty((2, 64), np.int32), "output", region=(slice(None), slice(0, 48)))
+    result = program(DEVICE).launch("grid_stride", 1, 64, [x, out, 1], memory=memory)
+    assert {r.kind for r in result.reports} == {"outside-region", "unwritten-output"}
+    (outside,) = [r for r in result.reports if r.kind == "outside-region"]
+    assert outside.threads == tuple(range(48, 64))
+
+
+def test_chosen_ctas_only() -> None:
+    memory = Memory()
+    x, out = memory.upload(TILES), memory.upload(np.empty_like(TILES), "output")
+    result = program(DEVICE).launch("grid_stride", 10, 64, [x, out, 10], memory=memory, ctas=[0, 9])
+    assert result.reports == []
+    got = out.download()
+    np.testing.assert_array_equal(got[[0, 9]], TILES_WANT[[0, 9]])
+    assert (got[1:9].view(np.uint8) == 0xFF).all()
+
+
+LAUNCHERS: list[tuple[dict[str, Any], str]] = [
+    ({"grid": (0, 1, 1)}, "must be positive"),
+    ({"grid": (1, 70000, 1)}, "exceeds"),
+    ({"block": 2048}, "1024"),
+    ({"shared_bytes": 1 << 20}, "shared memory"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), LAUNCHERS)
+def test_refused_launches(change: dict[str, Any], says: str) -> None:
+    memory = Memory()
+    out = memory.upload(np.empty(32, np.int32), "output")
+    launch: dict[str, Any] = {"grid": 1, "block": 32, "shared_bytes": 0, **change}
+    with pytest.raises(emulator.LaunchRefused, match=says):
+        program(DEVICE).launch("misses_outputs", args=[out, 20], memory=memory, **launch)
+
+
+def test_unknown_instruction_names_line_and_opcode() -> None:
+    text = """.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry k() {
+  .reg .b64 %rd<2>;
+  unheard.of.sync.aligned;
+  ret;
+}
+"""
+    with pytest.raises(emulator.UnknownInstruction, match=r"PTX line 6.*unheard\.of\.sync\.aligned"):
+        emulator.load(text).launch("k", 1, 32, [], memory=Memory())
+
+
+def test_text_that_is_no_ptx_names_the_line() -> None:
+    with pytest.raises(emulator.PtxError, match="line 2"):
+        emulator.load(".version 8.0\nint main() {}\n")
