@@ -40,9 +40,9 @@ def explain(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what cudal2gen.matmul would run for packed operands, and why.
+    """Say what cudal2gen.matmul would run, and why.
 
-    A pack answers; where none is installed, the catalog and the stored measurements.
+    Operands are taken to be packed. A pack answers; where none is installed, the catalog and the stored measurements.
     """
     folders = [path for path in sources or () if path.is_dir()]
     if len(folders) > 1:
