@@ -73,6 +73,8 @@ class Dispatcher:
     def plan(self, key: Key, request: Request, arguments: Arguments | None = None) -> Plan:
         """The plan for a key, made if there is none. ``arguments``: the call's, on which it may be measured."""
         plans = self._plans
+        # The lock is held while a plan is decided, so each is made once, but not while a race runs, which may take a
+        # tenth of a second. Hence the key is looked up again afterwards.
         with plans.lock:
             if key in self.plans:
                 return self.plans[key]
