@@ -147,7 +147,8 @@ def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
     empty_d = d_memory(device, request)
 
-    # Inlined rather than a further function, because every call waits for this.
+    # Written out rather than shared with ``_padded``, because every call waits for this. Scratch is freed when this
+    # returns, before the kernel has run: torch gives its memory only to later work of the same stream.
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         d = empty_d(a, *shape) if out is None else out
         if scratch_size:

@@ -108,6 +108,7 @@ class Native:
         here."""
         if self._library is None and file not in self._tried:
             with self._lock:
+                # A library that failed is not tried again. Two would define the same operators, so the first one stays.
                 for library in (file, None):
                     if self._library is None and library not in self._tried:
                         self._tried.add(library)

@@ -35,6 +35,7 @@ def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
 
     The dispatcher and the derivative's wrapper in Python take longer than everything else here.
     """
+    # Written out without helpers, because every planned call runs all of it.
     if _is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
         return False
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):

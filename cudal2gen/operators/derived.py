@@ -49,7 +49,8 @@ class Derived:
         Must not be called in a graph capture: replays would read the copy's memory after it was replaced and freed.
         """
         key = tuple((w.untyped_storage()._cdata, w.storage_offset(), w.shape, w.stride(), w.dtype) for w in (w1, w3))
-        with self._lock:
+        with self._lock:  # so that two threads do not make one copy twice, and neither reads a half-made one
+            # Read before the copying: a write during it raises the counter again, and the next call copies anew.
             versions = w1._version, w3._version
             copy = self._copies.get(key)
             if copy is None or copy.versions != versions:
@@ -61,6 +62,7 @@ class Derived:
     def _interleave(self, w1: torch.Tensor, w3: torch.Tensor, versions: tuple[int, int], empty: Empty) -> Copy:
         from torch.multiprocessing.reductions import StorageWeakRef
 
+        # Copies of weights that are gone; their keys may come again with other storages.
         dead = [key for key, copy in self._copies.items() if any(storage.expired() for storage in copy.storages)]
         for key in dead:
             del self._copies[key]

@@ -84,7 +84,8 @@ class Cuda:
         return CudaMeter(self._index)
 
     def capturing(self) -> bool:
-        captures = self._torch.cuda.is_current_stream_capturing  # the current device's
+        # torch tells it of the current device only, so that device and this one are asked in turn.
+        captures = self._torch.cuda.is_current_stream_capturing
         if captures() or self.alone:
             return bool(captures())
         with self.current():

@@ -65,7 +65,7 @@ class Dispatcher:
         self._measuring.mode = mode
 
     @cached_property
-    def regardless(self) -> Dispatcher:
+    def any_kernel(self) -> Dispatcher:
         """A dispatcher with the same packs and device that takes kernels whether they were measured or not, for callers
         that measure by themselves."""
         return Dispatcher(list(self._packs.all().values()), self.device, "kernel", "off")
@@ -73,6 +73,8 @@ class Dispatcher:
     def plan(self, key: Key, request: Request, arguments: Arguments | None = None) -> Plan:
         """The plan for a key, made if there is none. ``arguments``: the call's, on which it may be measured."""
         plans = self._plans
+        # The lock is held while a plan is decided, so each is made once, but not while a race runs, which may take a
+        # tenth of a second. Hence the key is looked up again afterwards.
         with plans.lock:
             if key in self.plans:
                 return self.plans[key]
@@ -234,7 +236,7 @@ class Dispatcher:
         """Uses a pack from now on."""
         with self._plans.lock:
             self._packs.add(pack)
-            vars(self).pop("regardless", None)
+            vars(self).pop("any_kernel", None)
             self.forget()
 
     def forget(self) -> None:
@@ -248,8 +250,8 @@ class Dispatcher:
         microseconds that kernels saved against torch, as they were measured (``gained_us``), and the calls of kernels
         that were measured for a bucket of rows (``by_bucket``)."""
         counts, gained, of_buckets = self._plans.counts()
-        if "regardless" in vars(self):
-            for place, of_place in self.regardless.stats().items():  # these plans have no measured gain
+        if "any_kernel" in vars(self):
+            for place, of_place in self.any_kernel.stats().items():  # these plans have no measured gain
                 counts.update({(place == "kernel", name): calls for name, calls in of_place.items()})
         table: dict[str, dict[str, int]] = {"kernel": {}, "torch": {}}
         for (on_kernel, name), calls in sorted(counts.items()):
@@ -262,9 +264,9 @@ class Dispatcher:
 
     def close(self) -> None:
         """Unloads all kernels."""
-        if "regardless" in vars(self):
-            self.regardless.close()
-            del self.regardless
+        if "any_kernel" in vars(self):
+            self.any_kernel.close()
+            del self.any_kernel
         self.forget()
         self._packs.close()
 

@@ -41,6 +41,7 @@ def matrix_strides(
 
 def step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
     """The stride that visits all elements of some dimensions in order; None if no single stride does."""
+    # A dimension of one element is never stepped along, so its stride does not matter.
     dimensions = [pair for pair in zip(extents, strides, strict=True) if pair[0] != 1]
     for (_, outer), (extent, inner) in pairwise(dimensions):
         if outer != extent * inner:

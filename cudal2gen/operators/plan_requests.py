@@ -140,7 +140,7 @@ def layout_of(b: TensorFacts, sizes: Sizes, strides: MatrixStrides, step: int = 
     return "nn", as_nn
 
 
-class Posed(NamedTuple):
+class MatrixProblem(NamedTuple):
     """A problem on matrices: without its GPU, or None for the reason ``obstacle``."""
 
     problem: Problem | None
@@ -148,16 +148,16 @@ class Posed(NamedTuple):
     operands: Operands
 
 
-def pose(
+def matrix_problem(
     kind: Kind, sizes: Sizes, matrices: tuple[MaybeMatrix, MaybeMatrix, MaybeMatrix], **features: str
-) -> Posed:  # fmt: skip
+) -> MatrixProblem:  # fmt: skip
     """The problem of these matrices. ``features``: its further fields."""
     problem, obstacle = problem_of(kind, sizes, **features)
     if problem is not None and None in matrices:
         strange = [name for name, found in zip("ABD", matrices, strict=True) if found is None]
         problem, obstacle = None, f"strides of {' and '.join(strange)} that no layout serves"
     (a, b, d), packed = matrices, Operands.packed(kind[-1], sizes.n, sizes.k)
-    return Posed(problem, obstacle, Operands(a or packed.a, b or packed.b, d or packed.d))
+    return MatrixProblem(problem, obstacle, Operands(a or packed.a, b or packed.b, d or packed.d))
 
 
 def problem_of(kind: Kind, sizes: Sizes, **features: str) -> tuple[Problem | None, str]:
@@ -204,13 +204,13 @@ def product(
     layout, as_b = layout_of(b, extents, of_b, spacing.b)
     d_type = output_name(a.dtype, out_dtype)
     by_torch = torch_matmul if d_type == "same" else partial(torch_matmul, out_dtype=out_dtype)
-    posed = Posed(None, a.obstacle or obstacle, Operands.packed(layout, extents.n, extents.k))
+    stated = MatrixProblem(None, a.obstacle or obstacle, Operands.packed(layout, extents.n, extents.k))
     if a.element is not None and not obstacle:
         as_a = matrix(a, extents.m, extents.k, of_a, spacing.a)
         as_d = Matrix(extents.n) if out is None else matrix(out, extents.m, extents.n, of_d, spacing.d)
         features = {"batch": "strided"} if spacing.products != 1 else {}
-        posed = pose((a.element, d_type, acc, layout), extents, (as_a, as_b, as_d), **features)
-    return Request(posed.problem, posed.obstacle, extents, posed.operands, shape, a.device, by_torch, spacing)
+        stated = matrix_problem((a.element, d_type, acc, layout), extents, (as_a, as_b, as_d), **features)
+    return Request(stated.problem, stated.obstacle, extents, stated.operands, shape, a.device, by_torch, spacing)
 
 
 def _strides_of_d(
@@ -251,11 +251,11 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
             as_x = matrix(of_x, sizes.m, k, MatrixStrides(rows, cols))
     strides = MatrixStrides(of_weight.strides[1], of_weight.strides[0])
     layout, as_weight = layout_of(of_weight, sizes, strides)
-    posed = Posed(None, of_x.obstacle, Operands.packed(layout, n, k))
+    stated = MatrixProblem(None, of_x.obstacle, Operands.packed(layout, n, k))
     if of_x.element is not None:
-        posed = pose((of_x.element, "same", "f32", layout), sizes, (as_x, as_weight, Matrix(n)))
+        stated = matrix_problem((of_x.element, "same", "f32", layout), sizes, (as_x, as_weight, Matrix(n)))
     shape = (*of_x.shape[:-1], n)
-    request = Request(posed.problem, posed.obstacle, sizes, posed.operands, shape, of_x.device, torch_linear)
+    request = Request(stated.problem, stated.obstacle, sizes, stated.operands, shape, of_x.device, torch_linear)
     return request._replace(fusion=Fusion(bias="n"), finish=add) if biased else request
 
 
@@ -268,18 +268,18 @@ def request_grouped(
         return request_matmul(a, b, "f32", None, out_dtype)._replace(by_torch=by_torch)
     of_a, of_b, groups = facts(a), facts(b), len(offs)
     sizes, spacing = Sizes(of_a.shape[-2], of_b.shape[-1], of_a.shape[-1]), Batches()
-    posed = Posed(None, "groups of columns or of k", Operands.packed("nn", sizes.n, sizes.k))
+    stated = MatrixProblem(None, "groups of columns or of k", Operands.packed("nn", sizes.n, sizes.k))
     if of_a.element is None:
-        posed = posed._replace(obstacle=of_a.obstacle)
+        stated = stated._replace(obstacle=of_a.obstacle)
     elif not groups:
-        posed = posed._replace(obstacle="an extent is 0")
+        stated = stated._replace(obstacle="an extent is 0")
     elif (a.ndim, b.ndim) == (2, 3):
         spacing = Batches(groups, b=of_b.strides[0])
         layout, as_b = layout_of(of_b, sizes, MatrixStrides(of_b.strides[1], of_b.strides[2]), spacing.b)
         kind: Kind = (of_a.element, output_name(of_a.dtype, out_dtype), "f32", layout)
         as_a = matrix(of_a, sizes.m, sizes.k, MatrixStrides(of_a.strides[0], of_a.strides[1]))
-        posed = pose(kind, sizes, (as_a, as_b, Matrix(sizes.n)), batch="grouped")
-    return Request(posed.problem, posed.obstacle, sizes, posed.operands, shape, of_a.device, by_torch, spacing)
+        stated = matrix_problem(kind, sizes, (as_a, as_b, Matrix(sizes.n)), batch="grouped")
+    return Request(stated.problem, stated.obstacle, sizes, stated.operands, shape, of_a.device, by_torch, spacing)
 
 
 def add(d: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

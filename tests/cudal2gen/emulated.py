@@ -134,7 +134,7 @@ def card_of(model: str) -> CardFacts:
 
 
 class OperatorDevice:
-    """A ``binding.Device`` on an emulated device: what operators ask of a GPU. ``card``: what it claims to be, or the
+    """A ``devices.Device`` on an emulated device: what operators ask of a GPU. ``card``: what it claims to be, or the
     name of a model in ``GPUS``."""
 
     def __init__(self, device: EmulatedDevice, card: str | CardFacts) -> None:

@@ -383,7 +383,7 @@ def test_operands_that_leave_nothing_to_compare_are_raced_again(
     with process(opened, Timed(device, clock), mode) as dispatcher:
         for _ in range(6):
             cudal2gen.grouped_mm(a, weights, offs=ends_on(device, *ends))
-        assert (summary(), Store(A100).first_runs.trials()) == ([], {})
+        assert (summary(), Store(A100).first_runs.entries()) == ([], {})
         a.copy_(empty)
         for _ in range(20 if mode == "once" else 120):
             cudal2gen.grouped_mm(a, weights, offs=ends_on(device, 0, 1, 2, 2, 4))

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.torch
 
 def last_reason(digest: str) -> str:
     """Of the last entry of a kernel."""
-    return [row.reason for run, row in Store(A100).first_runs.trials().items() if run.digest == digest][-1]
+    return [row.reason for run, row in Store(A100).first_runs.entries().items() if run.digest == digest][-1]
 
 
 def test_a_wrong_kernel_is_banned_for_good(
@@ -115,7 +115,7 @@ def test_a_refused_launch_costs_the_kernel_only(
     a, b, expected = drawn(device)
     with process(opened, Timed(device, Clock(device, {}, 300.0))):
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
-    assert {row.reason for row in Store(A100).first_runs.trials().values()} == {"does not run: no (cudaError 1)"}
+    assert {row.reason for row in Store(A100).first_runs.entries().values()} == {"does not run: no (cudaError 1)"}
     assert Store(A100).first_runs.banned() == set(), (
         "a later process tries again: memory or the driver may have been the reason"
     )

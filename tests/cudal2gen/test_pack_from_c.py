@@ -167,19 +167,19 @@ def test_a_pack_of_plain_kernels_is_as_it_was(files: dict[str, bytes]) -> None:
             assert word not in files[name].decode(), (name, word)
 
 
-class PosedFusion(ctypes.Structure):
+class CFusion(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("alpha", "bias", "residual", "aux", "activation", "gate")]
 
 
-class PosedProblem(ctypes.Structure):
+class CProblem(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int) for name in ("acc", "layout", "m", "n", "k", "prefer", "ab", "d")),
-        ("fusion", PosedFusion),
+        ("fusion", CFusion),
         *((name, ctypes.c_int) for name in ("batch", "products")),
     ]
 
 
-class PosedOperands(ctypes.Structure):
+class COperands(ctypes.Structure):
     _fields_ = [
         *(("bias", ctypes.c_void_p), ("c", ctypes.c_void_p), ("ldc", ctypes.c_int)),
         *(("alpha", ctypes.c_float), ("beta", ctypes.c_float)),
@@ -189,19 +189,19 @@ class PosedOperands(ctypes.Structure):
     ]
 
 
-class Answer(ctypes.Structure):
+class CAnswer(ctypes.Structure):
     _fields_ = [("kernel", ctypes.c_char_p), ("speedup", ctypes.c_double), ("workspace_bytes", ctypes.c_int64)]
 
 
 def test_c_answers_from_the_same_table(example: Path) -> None:
     library = ctypes.CDLL(str(example / "pack" / "libcudal2gen.so"))
     library.cudal2gen_last_error.restype = ctypes.c_char_p
-    handle, answer = ctypes.c_void_p(), Answer()
+    handle, answer = ctypes.c_void_p(), CAnswer()
     table = pack.open_pack(example / "pack").table
     by_name = {record.name: number for number, record in enumerate(packed.RECORDS.values())}
 
     def query(*fields: int) -> int:
-        return int(library.cudal2gen_query(handle, ctypes.byref(PosedProblem(*fields)), ctypes.byref(answer)))
+        return int(library.cudal2gen_query(handle, ctypes.byref(CProblem(*fields)), ctypes.byref(answer)))
 
     def digest(name: str) -> bytes:
         return table.kernels[by_name[packed.RECORDS[name].name]].digest.encode()
@@ -248,7 +248,7 @@ def test_c_serves_the_cards_that_python_serves(
     """Whether the pack opens, what counts as measured, and which kernels there are."""
     library = ctypes.CDLL(str(example / "pack" / "libcudal2gen.so"))
     library.cudal2gen_last_error.restype = ctypes.c_char_p
-    handle, answer = ctypes.c_void_p(), Answer()
+    handle, answer = ctypes.c_void_p(), CAnswer()
     card = CardFacts.of(name, capability, sms, smem)
     served = pack.serving({"a100": pack.open_pack(example / "pack")}, card)
     with device(name, capability, sm_count=sms, smem_optin_bytes=smem):
@@ -263,7 +263,7 @@ def test_c_serves_the_cards_that_python_serves(
                 choice = served.table.choose(record.problem, operands, word)  # type: ignore[arg-type]
                 if choice.short == "estimated":  # by what was measured of neighbours, which C does not ask
                     continue
-                posed = PosedProblem(record.acc == "f32", record.layout == "nn", record.m, record.n, record.k, prefer)
+                posed = CProblem(record.acc == "f32", record.layout == "nn", record.m, record.n, record.k, prefer)
                 code = library.cudal2gen_query(handle, ctypes.byref(posed), ctypes.byref(answer))
                 assert code == (-1 if choice.kernel is None else 0), library.cudal2gen_last_error()
                 if choice.kernel is not None:
@@ -276,7 +276,7 @@ def test_c_serves_the_cards_that_python_serves(
 def test_c_asks_a_driver_that_refuses_an_image_once(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = ctypes.CDLL(str(example / "pack" / "libcudal2gen.so"))
     library.cudal2gen_last_error.restype = ctypes.c_char_p
-    handle, answer, problem = ctypes.c_void_p(), Answer(), PosedProblem(1, 0, 64, 64, 128, 0)
+    handle, answer, problem = ctypes.c_void_p(), CAnswer(), CProblem(1, 0, 64, 64, 128, 0)
     loads: list[int] = []
     monkeypatch.setattr(KernelCalls, "load_file", lambda *_: loads.append(222) or 222)
     with device():
@@ -293,17 +293,17 @@ def test_c_asks_a_driver_that_refuses_an_image_once(example: Path, monkeypatch: 
 
 
 MEASURED, NEAREST, INFERRED = 0, 1, 2
-RELU_WITH_BIAS = PosedFusion(bias=1, activation=1)
+RELU_WITH_BIAS = CFusion(bias=1, activation=1)
 
 
 def test_c_infers_a_fused_kernel_on_request_only(later: Path) -> None:
     library = ctypes.CDLL(str(later / "pack" / "libcudal2gen.so"))
     library.cudal2gen_last_error.restype = ctypes.c_char_p
-    handle, answer = ctypes.c_void_p(), Answer()
+    handle, answer = ctypes.c_void_p(), CAnswer()
     digests = [kernel.digest.encode() for kernel in pack.open_pack(later / "pack").table.kernels]
 
-    def query(prefer: int, fusion: PosedFusion | None = None, **more: int) -> int:
-        posed = PosedProblem(acc=1, m=64, n=64, k=128, prefer=prefer, fusion=fusion or PosedFusion(), **more)
+    def query(prefer: int, fusion: CFusion | None = None, **more: int) -> int:
+        posed = CProblem(acc=1, m=64, n=64, k=128, prefer=prefer, fusion=fusion or CFusion(), **more)
         return int(library.cudal2gen_query(handle, ctypes.byref(posed), ctypes.byref(answer)))
 
     with device():
@@ -322,8 +322,8 @@ def test_c_infers_a_fused_kernel_on_request_only(later: Path) -> None:
             for prefer in (INFERRED, NEAREST):
                 assert query(prefer, fusion, **more) == 0
                 assert (answer.kernel, answer.speedup) == (digests[number], 0.0)
-        assert query(INFERRED, PosedFusion(bias=1)) == -1, "not in the pack"
-        assert query(NEAREST, PosedFusion(bias=7)) == 1
+        assert query(INFERRED, CFusion(bias=1)) == -1, "not in the pack"
+        assert query(NEAREST, CFusion(bias=7)) == 1
         assert b"bias or activation is none of the header's" in library.cudal2gen_last_error()
         assert query(NEAREST, batch=1) == 1
         assert b"a batch has at least one product" in library.cudal2gen_last_error()
@@ -345,8 +345,8 @@ def test_c_computes_groups_of_rows(later: Path) -> None:
         )
         on_device = [memory.upload(each).address for each in (a, b, ends)]
         d = memory.upload(np.empty((64, 64), np.float16), role="output")
-        operands = PosedOperands(stride_b=64 * 128, ends=on_device[2])
-        problem = PosedProblem(acc=1, m=64, n=64, k=128, prefer=NEAREST, batch=2, products=3)
+        operands = COperands(stride_b=64 * 128, ends=on_device[2])
+        problem = CProblem(acc=1, m=64, n=64, k=128, prefer=NEAREST, batch=2, products=3)
         arguments = (handle, ctypes.addressof(problem), on_device[0], 128, on_device[1], 128, d.address, 64)
         code = library.cudal2gen_gemm(*arguments, None, None, None)
         assert code == 1

@@ -88,7 +88,9 @@ class Store:
             status = self.file.stat()
         except OSError:
             return self._measurements
-        if status.st_ino != self._inode or status.st_size < self._end.bytes:  # another file
+        # A file of another inode, or a shorter one, was replaced: it is read from the start. One that grew is read from
+        # where the last reading ended, which is the end of a line.
+        if status.st_ino != self._inode or status.st_size < self._end.bytes:
             self._inode, self._end, self._environments = status.st_ino, results.START, {}
             self._measurements, self._rows = list(self._unstored), _RowsOfTable(self._rows.table)
         if status.st_size > self._end.bytes:
