@@ -274,7 +274,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
     """Ended after the first of two trials of an answer, after both, and in the midst of a correction, it asks for what
     is not answered alone, in the words of a session that was not ended."""
     rounds = [
-        writes({"patch": block("absent\n", "")}, KERNELS["search"][0]),
+        writes({"patch": block("absent\n", "")}, KERNELS["race"][0]),
         writes({"patch": block(LOOP, UNROLLED)}),
         writes({"launch": {"bm": 7}, "source": "x"}, KERNELS["wrong"][0]),
     ]
