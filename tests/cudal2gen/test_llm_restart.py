@@ -313,7 +313,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
         answered = len(server.requests)
     assert answered == 5
     assert texts["parts"] == texts["whole"]
-    assert "shared-search" in texts["parts"][2]
+    assert "shared-race" in texts["parts"][2]
     assert "hint: " in texts["parts"][2], "reports are kept too"
     with serving() as server:
         assert len(run(server, tmp_path / "parts", 9).attempts) == 4, "a session that has ended asks nothing"
