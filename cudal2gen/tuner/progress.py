@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from cudal2gen.results.ratios import Ratio
 from cudal2gen.tuner.campaign import CampaignState
@@ -53,8 +53,9 @@ def table(state: CampaignState, seconds: float) -> Table:
 
 
 @contextmanager
-def live_view(out: TextIO = sys.stderr) -> Iterator[Callable[[CampaignState], None]]:
+def live_view() -> Iterator[Callable[[CampaignState], None]]:
     """Context with a function that shows a state: live on a terminal, else in a line every ten seconds."""
+    out = sys.stderr  # read when the campaign begins: a test or a program may have replaced it since the import
     if out.isatty():
         from rich.console import Console
         from rich.live import Live

@@ -274,7 +274,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
     """Ended after the first of two trials of an answer, after both, and in the midst of a correction, it asks for what
     is not answered alone, in the words of a session that was not ended."""
     rounds = [
-        writes({"patch": block("absent\n", "")}, KERNELS["search"][0]),
+        writes({"patch": block("absent\n", "")}, KERNELS["race"][0]),
         writes({"patch": block(LOOP, UNROLLED)}),
         writes({"launch": {"bm": 7}, "source": "x"}, KERNELS["wrong"][0]),
     ]
@@ -313,7 +313,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
         answered = len(server.requests)
     assert answered == 5
     assert texts["parts"] == texts["whole"]
-    assert "shared-search" in texts["parts"][2]
+    assert "shared-race" in texts["parts"][2]
     assert "hint: " in texts["parts"][2], "reports are kept too"
     with serving() as server:
         assert len(run(server, tmp_path / "parts", 9).attempts) == 4, "a session that has ended asks nothing"
