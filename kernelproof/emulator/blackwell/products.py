@@ -346,7 +346,7 @@ class TensorProducts:
             return clocks.empty()
         row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
         column = self._column(lane)
-        present = clocks.of(lane)
+        present = clocks.of_lane(lane)
         clock = clocks.only_ended(present)
         if not clocks.ended:
             clock[clocks.wgmma :] = present[clocks.wgmma :]

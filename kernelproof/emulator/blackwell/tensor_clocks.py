@@ -58,7 +58,7 @@ class TensorClocks(ClusterClocks):
                 np.maximum(self.fenced[row, index], self.knowledge(members), out=self.fenced[row, index])
                 continue
             for lane in members.tolist():
-                self.alone[lane] = self.of(lane).copy()
+                self.alone[lane] = self.of_lane(lane).copy()
 
     def fenced_of(self, lane: int) -> Array:
         """The clock of one lane at its last fence; do not change it."""

@@ -228,7 +228,7 @@ class TensorMemory:
                 name = ("ld", "st")[prior.kind]
                 text = f"tcgen05.mma {verb} what its warp's tcgen05.{name} touches: no tcgen05.wait::{name} follows it"
                 self._report(region, prior, bad, issuer.lane, site, text)
-        fenced, present = clocks.fenced_of(issuer.lane), clocks.of(issuer.lane)
+        fenced, present = clocks.fenced_of(issuer.lane), clocks.of_lane(issuer.lane)
         self._check(region, prior, ~own, fenced, present, issuer.lane, site, f"tcgen05.mma {verb}")
 
     def _check(
@@ -298,7 +298,7 @@ class TensorMemory:
 
     def is_over(self, row: int, low: int, high: int, lane: int) -> bool:
         """Does a lane know that all accesses to the columns have ended?"""
-        present, clocks = self.clocks.of(lane), self.clocks
+        present, clocks = self.clocks.of_lane(lane), self.clocks
         region = Region(row, slice(0, GROUPS), low, high)
         for prior in (self._writes(region), *self._reads(region)):
             late = (prior.ticks > 0) & (prior.ticks >= present[prior.columns + clocks.ended])

@@ -136,7 +136,7 @@ class ClusterClocks(WarpClocks):
         column = self.first[other_row] + other_warp + (self.ended if read else self.device)
         return bool(self.ticks[row, warp, column] > tick)
 
-    def of(self, lane: int) -> Array:
+    def of_lane(self, lane: int) -> Array:
         """The clock of one lane; do not change it."""
         batch = self.batch
         row, warp = int(batch.row_of[lane]), int(batch.warp[lane])

@@ -207,7 +207,7 @@ class MBarriers:
         bar.trusted.add(lane >> 5)
         origin = int(batch.row_of[bar.init_lane])
         column = int(clocks.first[origin] + batch.warp[bar.init_lane])
-        horizon = clocks.of(lane)
+        horizon = clocks.of_lane(lane)
         # A relaxed cluster barrier passes on what fence.mbarrier_init has released. The last column is that barrier's.
         if lane == bar.init_lane or horizon[column] > bar.init_tick or 0 < bar.fenced < horizon[-1]:
             return
@@ -506,7 +506,7 @@ class MBarriers:
         out = np.zeros(len(lanes), bool)
         for warp in distinct(lanes >> 5):
             lane = int(lanes[lanes >> 5 == warp][0])
-            horizon = clocks.of(lane)
+            horizon = clocks.of_lane(lane)
             unknown = arrived > horizon[clocks.ended :][: clocks.wgmma]
             unknown[int(clocks.first[batch.row_of[lane]] + batch.warp[lane])] = False
             is_known = horizon[bar.column] >= bar.done_tick or not (bar.done_copies or unknown.any())
