@@ -1,9 +1,9 @@
-"""Plugins of vLLM and SGLang: their unquantised linear layers compute by the operator ``cudal2gen::linear``.
+"""Plugins for vLLM and SGLang: their unquantised linear layers compute by the operator ``cudal2gen::linear``.
 
-Both hosts find these functions by entry points, in every process, and may call them more than once. They do nothing
-unless ``CUDAL2GEN_VLLM=1`` or ``CUDAL2GEN_SGLANG=1``. The operator is one node for torch.compile and CUDA graphs, and
-runs a kernel where a pack says that it was measured faster, else ``torch.nn.functional.linear``, as the hosts do by
-themselves. A host whose hook point is not as here is left alone, which one line of its log says.
+Both hosts find these functions by entry points in every process, and may call them more than once. A plugin does
+nothing unless ``CUDAL2GEN_VLLM=1`` or ``CUDAL2GEN_SGLANG=1`` is set. For torch.compile and CUDA graphs the operator is
+one node. It runs a kernel if a pack says that it was measured faster, else ``torch.nn.functional.linear``, as the hosts
+do by themselves. If a host's hook point is not as known here, the host is left unchanged, and its log says so.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ OPERATOR = "cudal2gen::linear"
 SGLANG_HOOK = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
 
 
-class Unknown(Exception):
-    """A hook point is missing or not as it is known here."""
+class UnknownHook(Exception):
+    """A hook point is missing, or not as it is known here."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A server of models. ``layers``: where it computes unquantised linear layers; ``parameters``: of that function."""
+    """A server of models. ``variable``: turns the plugin on; ``layers``: the function that computes unquantised linear
+    layers; ``parameters``: those of that function."""
 
     name: str
     package: str
@@ -45,7 +46,7 @@ class Host:
 
     @property
     def version(self) -> str:
-        """Of the installed package; empty where there is none."""
+        """The version of the installed package; empty if it is not installed."""
         try:
             return importlib.metadata.version(self.package)
         except importlib.metadata.PackageNotFoundError:
@@ -53,17 +54,17 @@ class Host:
 
     @property
     def logger(self) -> logging.Logger:
-        """Below the host's own, so that its settings hold."""
+        """A logger below the host's own, so that the host's settings hold."""
         return logging.getLogger(f"{self.package}.cudal2gen")
 
     def check(self, function: Callable[..., Any]) -> None:
-        """Raises Unknown for a function of other parameters."""
+        """Raises UnknownHook for a function of other parameters."""
         parameters = tuple(inspect.signature(function).parameters)
         if parameters != self.parameters:
-            raise Unknown(f"{self.layers} takes ({', '.join(parameters)}), not ({', '.join(self.parameters)})")
+            raise UnknownHook(f"{self.layers} takes ({', '.join(parameters)}), not ({', '.join(self.parameters)})")
 
     def state(self) -> str:
-        """What the plugin does on this machine, in words."""
+        """What the plugin does on this machine, in a sentence."""
         installed = f"{self.name} {self.version}" if self.version else f"{self.name} is not installed"
         if self.enabled:
             return f"{installed}; its plugin is on: {self.layers} computes by {OPERATOR}"
@@ -96,7 +97,7 @@ def _register(host: Host, replace: Callable[[], bool]) -> None:
         return
     try:
         replaced = replace()
-    except (ImportError, AttributeError, Unknown) as error:
+    except (ImportError, AttributeError, UnknownHook) as error:
         host.logger.warning("cudal2gen leaves %s %s as it is: %s", host.name, host.version or "(no version)", error)
         return
     if replaced:
@@ -104,7 +105,8 @@ def _register(host: Host, replace: Callable[[], bool]) -> None:
 
 
 def _replace_in_vllm() -> bool:
-    """Whether it was replaced now. Raises ImportError, AttributeError or Unknown where vLLM is not as known."""
+    """Replaces vLLM's function; returns whether that was done now rather than before. Raises ImportError,
+    AttributeError or UnknownHook if vLLM is not as known here."""
     path, _, name = VLLM.layers.rpartition(".")
     layers = importlib.import_module(path)
     default = getattr(layers, name)
@@ -113,7 +115,7 @@ def _replace_in_vllm() -> bool:
     VLLM.check(default)
     chosen = layers.dispatch_unquantized_gemm()
     if chosen is not default:
-        raise Unknown(f"its layers compute by {getattr(chosen, '__name__', chosen)}")
+        raise UnknownHook(f"its layers compute by {getattr(chosen, '__name__', chosen)}")
     takes, linear = _takes(), _operator()
 
     @wraps(default)
@@ -122,14 +124,15 @@ def _replace_in_vllm() -> bool:
             return linear(x, weight, bias)
         return default(layer, x, weight, bias)
 
-    # dispatch_unquantized_gemm looks its answer up in its module, so all who imported it get this one.
+    # dispatch_unquantized_gemm looks its result up in its module at each call, so every importer of it gets this one.
     setattr(layers, name, gemm)
     REPLACEMENTS[VLLM.name] = gemm
     return True
 
 
 def _hook_in_sglang() -> bool:
-    """Whether it was hooked now. Raises ImportError, AttributeError or Unknown where SGLang is not as known."""
+    """Hooks SGLang's function; returns whether that was done now rather than before. Raises ImportError,
+    AttributeError or UnknownHook if SGLang is not as known here."""
     import torch
 
     path, method_class, name = SGLANG.layers.rsplit(".", 2)
@@ -139,7 +142,7 @@ def _hook_in_sglang() -> bool:
         return False
     SGLANG.check(apply)
     if torch.version.hip is not None:
-        raise Unknown("it runs on ROCm")
+        raise UnknownHook("it runs on ROCm")
     takes, linear = _takes(), _operator()
 
     def around(
@@ -155,7 +158,7 @@ def _hook_in_sglang() -> bool:
 
 
 def _operator() -> Callable[..., Any]:
-    """The operator itself: a graph has it as one node, with nothing of this package to trace."""
+    """The operator itself, so that a graph has it as one node and nothing of this package is traced."""
     import torch
 
     import cudal2gen.operators  # noqa: F401  # registers it
@@ -165,7 +168,8 @@ def _operator() -> Callable[..., Any]:
 
 
 def _takes() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], bool]:
-    """Whether the operator takes x, weight and bias; of what torch.compile knows while it traces."""
+    """A function that tells whether the operator takes x, weight and bias, by facts that torch.compile knows while it
+    traces."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     from kernelproof.ground.element import ELEMENTS

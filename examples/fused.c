@@ -1,5 +1,5 @@
 /* relu(A B + bias), then three products of one B in a launch, without Python. Kernels of a pack made with
-   cudal2gen pack --gpu h200 --fusion bias_n+relu --batch strided --out pack
+   cudal2gen pack --gpu h200 --also bias_n+relu --also strided --out pack
    g++ fused.c -o fused -Ipack -I$CUDA/include -Lpack -lcudal2gen -L$CUDA/lib64 -lcudart && ./fused pack */
 #include <cuda_runtime_api.h>
 #include <cudal2gen.h>

@@ -164,9 +164,9 @@ class Machine(Cluster):
     """One GPU beside ``cores``.
 
     With ``ahead`` kernels compile in the background as ``tuner.background_builds`` does it, and steps end in the order
-    in which they began. Without it an evaluation compiles its own kernels while the GPU waits. ``SECONDS`` are of the GPU, for
-    each kernel; ``UNIT`` and ``KERNEL`` are seconds of a core for a translation unit and for each kernel in it, as ours
-    take.
+    in which they began. Without it an evaluation compiles its own kernels while the GPU waits. ``SECONDS`` are of the
+    GPU, for each kernel; ``UNIT`` and ``KERNEL`` are seconds of a core for a translation unit and for each kernel in
+    it, as ours take.
     """
 
     SECONDS: ClassVar[dict[Effort, float]] = {"short": 0.3, "medium": 0.5, "long": 1.2}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from html import escape
 from inspect import cleandoc
@@ -28,6 +28,7 @@ from kernelproof.emulator import RULES
 from kernelproof.emulator.frontend import instruction
 from kernelproof.emulator.frontend.emitter import TEXTURES
 from kernelproof.emulator.frontend.flow.inline import REFUSED_CALLS
+from kernelproof.ground.command_line.groups import SharedField, VerbCommand
 from kernelproof.ground.pages import grid
 from kernelproof.profile import LaunchFacts, figures
 
@@ -178,8 +179,22 @@ def _options(command: Any, function: Callable[..., Any]) -> str:
             spellings = (*parameter.opts, *parameter.secondary_opts) if _is_option(parameter) else (parameter.metavar,)
             names = ", ".join(f"`{name}`" for name in spellings)
             values = plain(_values(parameter, hints[parameter.name]))
-            rows.append((names, values, plain(_default(parameter)), plain(parameter.help or "")))
+            shared = [field for field in _shared(command) if field.shared.option in spellings]
+            help_text = "Fields, as below, with their values." if shared else parameter.help or ""
+            rows.append((names, values, plain(_default(parameter)), plain(help_text)))
+            for field in shared:
+                default = plain(str(_shared_default(field) or ""))
+                rows.append((f"`{field.spelling}`", ", ".join(field.values), default, plain(field.shared.help)))
     return grid(("option", "values", "default", "meaning"), rows, left=4)
+
+
+def _shared(command: Any) -> Sequence[SharedField]:
+    """The fields of a verb that share options; the program itself has none."""
+    return command.shared_fields if isinstance(command, VerbCommand) else ()
+
+
+def _shared_default(field: SharedField) -> object:
+    return None if field.repeatable else field.default
 
 
 def _values(parameter: Any, hint: object) -> str:
@@ -223,6 +238,9 @@ def _differing(verbs: Mapping[str, Any]) -> str:
         for parameter in filter(_is_option, command.params):
             default = _default(parameter) or "none"
             defaults.setdefault(parameter.opts[0], {}).setdefault(default, []).append(name)
+        for field in _shared(command):
+            default = str(_shared_default(field) or "none")
+            defaults.setdefault(field.spelling, {}).setdefault(default, []).append(name)
     rows = []
     for option, verbs_by_default in sorted(defaults.items()):
         if len(verbs_by_default) > 1:

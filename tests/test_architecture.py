@@ -147,6 +147,22 @@ def test_only_the_ground_and_numpy_are_below_the_emulator(checkout: Path) -> Non
             assert own or name.split(".")[0] in sys.stdlib_module_names | {"numpy", "__future__"}, f"{path}: {name}"
 
 
+def test_nvcc_is_run_by_the_door_alone(checkout: Path) -> None:
+    """A second place that puts a command of nvcc together would be a second door."""
+    lines = {
+        (path.name, line.strip())
+        for package in FLOORS
+        for path in (checkout / package).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"tools\.nvcc\b|paths\['nvcc'\]", line)
+    }
+    assert {name for name, line in lines if "nvcc_command(tools.nvcc, " not in line} == {
+        "machine.py",  # shows the path
+        "toolchain.py",  # lists what a sandbox shows
+        "compiler.py",  # ninja's: a line of constants behind the same test of words
+    }
+
+
 def test_only_its_own_module_names_a_family(checkout: Path) -> None:
     """In code, strings and prose. Exempt: the listing in ``kernel/__init__.py``, and the family's own page."""
     from cudal2gen import kernel

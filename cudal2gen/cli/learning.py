@@ -27,7 +27,7 @@ HELD_OUT = Annotated[
     Selection,
     Offer(
         only=("sample", "gpu", "acc"),
-        helps={"sample": "Held-out problems of the comparison; modelled training is in proportion."},
+        helps={"sample": "so many held-out problems; modelled training is in proportion"},
     ),
 ]
 
@@ -41,9 +41,10 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of everything random.")] = 0,
 ) -> None:
-    """Train the cost model, and with torch the policy, on stored trials and recordings.
+    """Train the tuner on stored trials and recordings.
 
-    With --environment model they learn from that environment, for tune with the same environment and seed.
+    The cost model is trained, and the policy too if torch is installed. With --environment model they learn from that
+    environment, for tune with the same environment and seed.
     """
     (acc,) = selection.accs
     modelled = trials.chosen == "model"
@@ -70,10 +71,10 @@ def compare(
     ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="SVG file to write: regret.")] = None,
 ) -> None:
-    """Compare the proposers on problems that are absent from all training, and print tables in Markdown.
+    """Compare proposers on problems that are held out.
 
-    With --recordings they rank and search what GPUs measured, for every GPU that was recorded; else they search in the
-    model environment of --gpu and --acc.
+    Prints tables in Markdown. With --recordings the proposers rank and search what GPUs measured, for every GPU that
+    was recorded; else they search in the model environment.
     """
     (acc,) = selection.accs
     if recordings:
@@ -89,7 +90,10 @@ def export(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write three files of JSON lines to.")],
     trials: Annotated[Trials, Offer(only=("chosen", "file", "settings_file"))],
 ) -> None:
-    """Write a language model's questions and answers with the rewards they earned, to train it by TRL (SFT, GRPO)."""
+    """Write a language model's answers with their rewards.
+
+    The file has each question, its answers and the rewards that they earned, to train the model by TRL (SFT, GRPO).
+    """
     from cudal2gen import results
     from cudal2gen.tuner import exports
 
@@ -179,7 +183,7 @@ def compared_on_recordings(paths: tuple[Path, ...], sample: int | None, seeds: i
 
 
 def compared_in_the_model(plan: BenchmarkPlan, seeds: int | None, plot: Path | None) -> str:
-    """Tables of one search of each proposer and problem in each of ``seeds`` environments, whose hidden terms differ."""
+    """Tables of one search of each proposer and problem in each of ``seeds`` environments."""
     from cudal2gen.tuner import benchmark, curve
 
     plan = replace(plan, environments=seeds or plan.environments)

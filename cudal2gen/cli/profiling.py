@@ -27,7 +27,7 @@ def profile_record(
     output: Annotated[ProfileOutput, Offer(helps=COMPARE)],
     launch: Launch = None,
 ) -> None:
-    """Predict where the time of a record's kernel goes, from its machine code.
+    """Predict where a kernel's time goes, from its machine code.
 
     Builds the kernel if it is not built, and prints the main loop, what its warps wait for, and which changes would
     help. Cubins of other projects are profiled by 'kernelproof profile'.

@@ -74,7 +74,7 @@ class Trials:
 
     @property
     def environment(self) -> Source:
-        """What answers trials: recordings, where some are named."""
+        """What answers trials: recordings if some are named."""
         return "replay" if self.recordings else self.chosen
 
     @property
@@ -95,7 +95,7 @@ class Trials:
         return self.settings.llm.transcript or self.store.with_name(f"{self.store.stem}-llm.jsonl")
 
     def replay(self, admits: Callable[[Problem], bool]) -> Replay:
-        """The recorded trials of the problems that ``admits``. Ends the command where other options contradict."""
+        """The recorded trials of the problems that ``admits``. Ends the command if other options contradict."""
         from cudal2gen.tuner import recorded
         from cudal2gen.tuner.environment import Replay
 
@@ -104,8 +104,7 @@ class Trials:
         return Replay(recorded.trials(self.recordings, admits))
 
     def executor(self, records: Sequence[Record], seed: int) -> Executor:
-        """What carries out trials, for the environments gpu and model. Ends the command where a device or Ray is
-        missing."""
+        """The executor for the environments gpu and model. Ends the command if a device or Ray is missing."""
         return self._ray(records, seed) if self.settings.search.ray else self._local(records, seed)
 
     def _local(self, records: Sequence[Record], seed: int) -> Executor:
@@ -118,7 +117,7 @@ class Trials:
         from cudal2gen.launch import gpu
         from cudal2gen.tuner import on_gpu
 
-        # Raises here, before a process is started, where torch or the device is missing.
+        # Raises here, before a process is started, if torch or the device is missing.
         card = gpu.connect(self.device)
         if not card.environment.gpu:
             note(f"{card.facts.text} has no records of its own: trials are stored under its name, no record is written")
@@ -149,7 +148,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """The language model of a run. ``server``: NAME@URL. ``trials``: those of the run; the transcript is beside them."""
+    """The language model of a run. ``server``: NAME@URL. ``trials``: the run's; its transcript is beside them."""
 
     server: str
     trials: Trials

@@ -238,7 +238,7 @@ class Selection:
             measured = {measurement.problem for measurement in measurements if kind.admits(measurement)}
             if not measured and not self.names_sizes:
                 continue
-            # With --ab any, --all takes types of the catalog or of measurements, no records that only stand in.
+            # With --where ab=any, --all takes types of the catalog or of measurements, no records that only stand in.
             of_types = [record for record in records if (record.ab, record.d) == (kind.ab, kind.d)]
             if measured or of_types or ANY not in (self.ab, self.d):
                 try:

@@ -78,14 +78,14 @@ class Participants:
         self._llm: LlmProposer | None = None
 
     def factory(self, records: Sequence[Record], lessons: Memory) -> ProposerFactory:
-        """Makes all of ``--proposers``; ends the command where one of them lacks a part."""
+        """The maker of all ``--proposers``. Ends the command if one of them lacks a library, a file or a server."""
         from cudal2gen.tuner import named_proposers
 
         def policy() -> Policy:
             self._policy = load_policy(self._checkpoint, records, self._acc, self._options.seed)
             return self._policy
 
-        # In the analytic model's own environment its choices would be the answer.
+        # In the analytic model's own environment records that it chose would be the answer.
         model = self._trials.environment == "model"
         pool = [record for record in records if not (model and record.origin.structure == "modelled")]
 
@@ -258,7 +258,7 @@ def print_gains(searches: Sequence[Search]) -> None:
 
 
 def write_improved(search: Search, dry_run: bool) -> None:
-    """Prints a gain and writes its record to the catalog; where that is not allowed, why, and what would change."""
+    """Prints a gain and writes its record to the catalog; if that is not allowed, prints why and what would change."""
     from cudal2gen import results
     from cudal2gen.tuner import campaign, progress
 

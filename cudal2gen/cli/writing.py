@@ -48,10 +48,11 @@ def write_kernels(
         bool, typer.Option("--put-modelled", help="Put a kernel into the catalog although its time is modelled.")
     ] = False,
 ) -> None:
-    """Have a language model write kernels for a problem; each is compiled, proven in the emulator and timed.
+    """Have a language model write kernels for a problem.
 
-    With --environment model times are modelled from machine code, so no GPU is needed. The same command continues where
-    it ended: stored answers are not asked for again, and stored trials are not repeated.
+    Each kernel is compiled, proven in the emulator and timed. With --environment model times are modelled from machine
+    code, so no GPU is needed. The same command continues where it ended: stored answers are not
+    asked for again, and stored trials are not repeated.
     """
     from cudal2gen import results
     from cudal2gen.tuner import campaign, memory

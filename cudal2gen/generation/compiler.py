@@ -32,10 +32,19 @@ from cudal2gen import places
 from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record
 from cudal2gen.launch.launcher import TORCH_LIBRARY
-from kernelproof.ground import process_tree
+from kernelproof.ground import process_tree, sandbox
 from kernelproof.ground.build_folder import Locks, publish, scratch_folder
 from kernelproof.ground.errors import Failure, brief
-from kernelproof.ground.toolchain import PREBUILT, Toolchain, ToolchainError, discover, environment, temporary_folder
+from kernelproof.ground.toolchain import (
+    PREBUILT,
+    Toolchain,
+    ToolchainError,
+    discover,
+    environment,
+    temporary_folder,
+    toolchain_folders,
+    unread_by_shells,
+)
 
 Progress = Callable[[int, int], None]  # is called with how many are done, and how many there are
 
@@ -48,10 +57,8 @@ TORCH_SOURCES = ("torch_launcher.cpp",)
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
 BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
-TEXT_MESSAGES = 1 << 20  # bytes of a compiler's messages; names of types may be longer than memory
 LONGEST_MESSAGE = 1000
-# Limits of a compiler of untrusted text: core files, CPU seconds, KiB of address space, 512-byte blocks of a file.
-TEXT_LIMITS = "ulimit -c 0 && ulimit -t 90 && ulimit -v 12582912 && ulimit -f 524288 &&"
+TEXT_BOX = sandbox.Sandbox()  # limits of a compiler of untrusted text
 
 
 class BuildError(Failure):
@@ -349,7 +356,8 @@ def _ninja(
 ) -> None:
     for items in batches:
         _write_batch(items, scratch)
-    (scratch / "build.ninja").write_text(ninja_text(batches, tools, Path(sys.executable)))
+    walls = _walls(scratch, tools) if any(item.alone for items in batches for item in items) else ()
+    (scratch / "build.ninja").write_text(ninja_text(batches, tools, Path(sys.executable), walls))
     command = [str(_ninja_binary()), "-k", "0", "-j", str(jobs), "-C", str(scratch), "--quiet"]
     by_name = {_folder(item): item for items in batches for item in items}
     log, count = [], 0
@@ -377,6 +385,13 @@ def _temporary_files() -> Iterator[dict[str, str]]:
         yield {"TMPDIR": folder}
 
 
+def _walls(scratch: Path, tools: Toolchain) -> list[str]:
+    """Words before a command of ninja's that put it into a sandbox, with nothing but the toolchain to read."""
+    views = (*toolchain_folders(tools), sys.prefix, sys.base_prefix, places.PACKAGE / "ptx_split.py")
+    box = TEXT_BOX._replace(readable=tuple(map(str, views)), writable=(str(scratch),))
+    return sandbox.command(box, [])
+
+
 def _folder(item: Job) -> str:
     return f"{item.arch}/{item.name}"
 
@@ -394,21 +409,23 @@ def _write_batch(items: list[Job], scratch: Path) -> None:
     (scratch / f"{_batch_name(items)}.cu").write_text(includes)
 
 
-def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
-    """The build graph: batch.cu -> batch.ptx -> one kernel.ptx per kernel -> kernel.cubin and ptxas's report."""
+def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path, walls: Sequence[str] = ()) -> str:
+    """The build graph: batch.cu -> batch.ptx -> one kernel.ptx per kernel -> kernel.cubin and ptxas's report.
+
+    ``walls``: words before the compilers of texts from elsewhere, which put those into a sandbox.
+    """
     paths = {name: _quote(path) for name, path in asdict(tools).items() if isinstance(path, Path)}
+    words = unread_by_shells([*NVCC_FLAGS, f"-I{tools.cutlass_include}", "-I."])
     rules = {
-        "nvcc": f"{paths['nvcc']} {' '.join(NVCC_FLAGS)} -arch=$arch -I{paths['cutlass_include']} -I. -ptx $in -o $out",
+        "nvcc": f"{paths['nvcc']} {' '.join(map(_quote, words))} -arch=$arch -ptx $in -o $out",
         "split": f"{_quote(python)} -I -S {_quote(Path(__file__).with_name('ptx_split.py'))} $in $arch",
         "ptxas": f"{paths['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
     }
     lines = ["ninja_required_version = 1.8"]
     for rule, command in rules.items():
         lines += [f"rule {rule}", f"  command = {command}"]
-        # The shell of a pipe ends with head's status: the compiler's goes through a file.
-        code = '"$$TMPDIR/$$$$.code"'
-        limited = f"{{ {{ {TEXT_LIMITS} {command}; }} 2>&1; echo $$? > {code}; }} | head -c {TEXT_MESSAGES}"
-        lines += [f"rule limited_{rule}", f"  command = {limited}; exit $$(cat {code})"]
+        if walls:
+            lines += [f"rule limited_{rule}", f"  command = {' '.join(map(_quote, walls))} {command}"]
     for items in batches:
         arch, batch = items[0].arch, _batch_name(items)
         limited = "limited_" if items[0].alone else ""
@@ -421,9 +438,9 @@ def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _quote(path: Path) -> str:
-    """A path, quoted for ninja and for the shell."""
-    escaped = str(path).replace("$", "$$")
+def _quote(word: str | Path) -> str:
+    """A word, quoted for ninja and for the shell."""
+    escaped = str(word).replace("$", "$$")
     return "'" + escaped.replace("'", "'\\''") + "'"
 
 

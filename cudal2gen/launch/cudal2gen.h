@@ -1,11 +1,11 @@
-/* Matrix products with the kernels of a pack, for programs without Python. D(m,n) = A(m,k) B, fp16 or bf16, row-major;
-   with a bias, C and an activation where the pack was made with them, and several products a launch.
+/* Matrix products by the kernels of a pack, for programs without Python: D(m,n) = A(m,k) B in fp16 or bf16, row-major.
+   If the pack has kernels for it, with a bias, C and an activation, and several products in one launch.
 
    cudal2gen pack --gpu h200 --out pack     makes the folder; this header and libcudal2gen.so are in it.
    g++ gemm.c -Ipack -Lpack -lcudal2gen     builds a program; neither nvcc nor the CUDA headers are needed.
 
-   Functions return CUDAL2GEN_OK, a negative number below, or a positive cudaError_t; cudal2gen_last_error() says in
-   words what the last one of this thread refused. */
+   Functions return CUDAL2GEN_OK, one of the negative numbers below, or a positive cudaError_t. cudal2gen_last_error()
+   then says in words why the last call of this thread was refused. */
 #ifndef CUDAL2GEN_H
 #define CUDAL2GEN_H
 
@@ -19,46 +19,46 @@ enum {
   CUDAL2GEN_OK = 0,
   CUDAL2GEN_VENDOR = -1,   /* no kernel is known to be faster, or none fits: call the vendor's library */
   CUDAL2GEN_BAD_PACK = -2, /* missing, truncated, altered, or without a kernel that runs on this GPU */
-  CUDAL2GEN_REFUSED = -3,  /* the driver refuses the kernel's image, as it will until it is updated or the pack is made anew:
-                              call the vendor's library; an open pack does not try that kernel again */
+  CUDAL2GEN_REFUSED = -3,  /* the driver refuses the kernel's image: call the vendor's library. An open pack does not try that
+                              kernel again; update the driver, or make the pack anew */
 };
 
-typedef enum { CUDAL2GEN_F16, CUDAL2GEN_F32 } cudal2gen_acc; /* the accumulator in the MMA */
+typedef enum { CUDAL2GEN_F16, CUDAL2GEN_F32 } cudal2gen_acc; /* the type in which products are summed */
 typedef enum { CUDAL2GEN_TN, CUDAL2GEN_NN } cudal2gen_layout; /* B is stored (n,k), or (k,n) */
-typedef enum { CUDAL2GEN_AB_F16, CUDAL2GEN_AB_BF16 } cudal2gen_ab; /* the type of A and B; of bf16 the accumulator is f32 */
+typedef enum { CUDAL2GEN_AB_F16, CUDAL2GEN_AB_BF16 } cudal2gen_ab; /* the type of A and B; bf16 needs acc f32 */
 typedef enum { CUDAL2GEN_D_SAME, CUDAL2GEN_D_F32 } cudal2gen_d;    /* the type of D: as A and B, or fp32 */
 typedef enum {
-  CUDAL2GEN_MEASURED, /* a kernel where it was measured faster than the vendor's library, at these very sizes */
+  CUDAL2GEN_MEASURED, /* a kernel that was measured faster than the vendor's library at exactly these sizes */
   CUDAL2GEN_KERNEL,   /* the nearest kernel that computes the product */
-  CUDAL2GEN_INFERRED, /* as measured; where a fusion or batch was not, the kernel of the plain product if that was faster */
+  CUDAL2GEN_INFERRED, /* as measured; if a fusion or batch was not, the design of the plain kernel that was faster */
 } cudal2gen_prefer;
 
-typedef enum { CUDAL2GEN_NO_BIAS, CUDAL2GEN_BIAS_N, CUDAL2GEN_BIAS_M } cudal2gen_bias; /* one for each column of D, or row */
+typedef enum { CUDAL2GEN_NO_BIAS, CUDAL2GEN_BIAS_N, CUDAL2GEN_BIAS_M } cudal2gen_bias; /* one element for each column of D, or for each row */
 typedef enum {
   CUDAL2GEN_NO_ACTIVATION,
   CUDAL2GEN_RELU,
-  CUDAL2GEN_GELU_TANH, /* the usual approximation; GELU is by the error function */
+  CUDAL2GEN_GELU_TANH, /* the approximation by tanh; GELU uses the error function */
   CUDAL2GEN_GELU,
   CUDAL2GEN_SILU,
 } cudal2gen_activation;
 
-/* D = activation(alpha A B + bias + beta C), in fp32, rounded once. Zeros: the plain product. */
+/* D = activation(alpha A B + bias + beta C), computed in fp32 and rounded once. All zeros: the plain product. */
 typedef struct {
   int alpha;           /* 1: the sums are multiplied by operands.alpha */
   cudal2gen_bias bias;
   int residual;        /* 1: operands.beta times C is added */
-  int aux;             /* 1: what the activation reads is stored as well, (m,n) */
+  int aux;             /* 1: the sums before the activation are stored as well, (m,n) */
   cudal2gen_activation activation;
   int gate;            /* 1: D is (m,n/2): 8 activated columns times the next 8 */
 } cudal2gen_fusion;
 
 typedef enum {
-  CUDAL2GEN_ALONE,   /* one product a launch */
+  CUDAL2GEN_ALONE,   /* one product in a launch */
   CUDAL2GEN_STRIDED, /* several of the same sizes, evenly spaced */
   CUDAL2GEN_GROUPED, /* consecutive rows of A and D in groups, each times its own B; m counts the rows of all */
 } cudal2gen_batch;
 
-/* Fill it with zeros first: later versions add fields at the end, whose zeros mean what was before. */
+/* Fill it with zeros first: later versions add fields at the end, and their zeros mean the plain product of this one. */
 typedef struct {
   cudal2gen_acc acc;
   cudal2gen_layout layout;
@@ -68,11 +68,11 @@ typedef struct {
   cudal2gen_d d;
   cudal2gen_fusion fusion;
   cudal2gen_batch batch;
-  int products; /* of a batch, or groups; 0 where there is none */
+  int products; /* how many products a batch has, or how many groups; 0 for one product */
 } cudal2gen_problem;
 
-/* What a fused product reads and stores beside A, B and D, as far as its fusion says; addresses are of the device, on 16
-   bytes; leading dimensions and strides count elements. */
+/* What a fused or batched product reads and stores beside A, B and D. Only the members that its fusion and batch need are
+   read. Addresses are device addresses, aligned to 16 bytes; leading dimensions and strides count elements. */
 typedef struct {
   void const* bias; /* n or m elements in the type of A and B */
   void const* c;    /* as D, in its type */
@@ -80,33 +80,33 @@ typedef struct {
   float alpha, beta;
   void* aux; /* (m,n) in the type of D */
   int ldaux;
-  int64_t stride_a, stride_b, stride_d;       /* of a batch: from one product to the next, 0 shares A or B; */
-  int64_t stride_bias, stride_c, stride_aux;  /* of groups: stride_b, and stride_bias along n */
-  int const* ends; /* of groups: on the device, the row behind each group's last, ascending */
+  int64_t stride_a, stride_b, stride_d;       /* of a batch: from one product to the next; 0 shares A or B. Groups have */
+  int64_t stride_bias, stride_c, stride_aux;  /* stride_b alone, and stride_bias for a bias along n */
+  int const* ends; /* of groups: on the device, for each group the row after its last one, ascending */
 } cudal2gen_operands;
 
 typedef struct {
   char const* kernel;      /* its digest; belongs to the pack */
-  double speedup;          /* over the vendor's library, low end of the interval; 0 where this was not measured */
+  double speedup;          /* over the vendor's library, lower end of the interval; 0 if it was not measured */
   int64_t workspace_bytes; /* what a launch needs, aligned to 256 bytes */
 } cudal2gen_answer;
 
 typedef struct cudal2gen_pack cudal2gen_pack;
 
-/* Checks every file of the pack, and that the current device runs kernels of it. On a card of another model than the
-   pack's nothing counts as measured: CUDAL2GEN_KERNEL alone takes its kernels. runtime: the CUDA runtime library's file
-   name or path, null for libcudart.so.13. A pack is used with the device that was current here, by any threads. */
+/* Opens a pack for the current device after checking every file, and that the device runs kernels of it. On a card of
+   another model than the pack's nothing counts as measured: only CUDAL2GEN_KERNEL takes its kernels. runtime: file name or
+   path of the CUDA runtime library, null for libcudart.so.13. Any threads may use the pack, with the same device. */
 int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pack** out);
 int cudal2gen_pack_close(cudal2gen_pack* pack);
 
-/* What would compute this; the first question for a kernel loads it. */
+/* Says which kernel would compute a problem. The first query that a kernel answers loads it. */
 int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer);
 
-/* Enqueues one plain product on the stream. Leading dimensions count elements; workspace may be null where none is needed. */
+/* Enqueues one plain product on the stream. Leading dimensions count elements; workspace may be null if none is needed. */
 int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b,
                      int ldb, void* d, int ldd, void* workspace, void* stream);
 
-/* The same of any problem; operands may be null for a plain product. */
+/* Enqueues any problem; operands may be null for a plain product. */
 int cudal2gen_gemm(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b, int ldb,
                    void* d, int ldd, cudal2gen_operands const* operands, void* workspace, void* stream);
 

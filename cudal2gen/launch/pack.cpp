@@ -1,5 +1,5 @@
-// The C face of a pack (cudal2gen.h): reads pack.txt, checks the files, answers from its table, and launches through
-// the generic launcher. Linked into the same library as launcher.cpp, against no CUDA library.
+// The C interface of a pack (cudal2gen.h): reads pack.txt, checks the files, chooses kernels by its table, and launches
+// through the generic launcher. It is linked into one library with launcher.cpp, and against no CUDA library.
 #include "cudal2gen.h"
 
 #include "launch.h"
@@ -49,7 +49,8 @@ int refuse(int code, std::string const& why) {
   return code;
 }
 
-// SHA-256 (FIPS 180-4) in hexadecimal. Its constants are the fractions of roots of the first primes.
+// SHA-256 (FIPS 180-4) in hexadecimal. Its constants are the first 32 bits of the fractions of square and cube roots of
+// the first primes, for which a long double has enough digits.
 class Sha256 {
  public:
   static std::string of(std::string data) {
@@ -105,7 +106,7 @@ class Sha256 {
 
 using Tokens = std::map<std::string, std::string>;
 
-// The first word of a line, and its `name=value` tokens.
+// Returns the first word of a line of pack.txt, and stores its `name=value` tokens.
 std::string parse(std::string const& line, Tokens& tokens) {
   std::istringstream text(line);
   std::string first, token;
@@ -131,8 +132,8 @@ std::set<std::string> words(std::string text) {
 
 using Sizes = std::array<int, 3>;
 
-// What must agree between a kernel and a problem, apart from sizes: the header's enums ab, d, acc, layout and batch, and
-// the fusion by its text.
+// Everything but the sizes that a kernel and a problem must agree on: the header's enums ab, d, acc, layout and batch, in
+// this order, and the text of the fusion.
 struct Kind {
   std::array<int, 5> enums;
   std::string fusion;
@@ -144,7 +145,7 @@ struct Kind {
   bool operator<(Kind const& other) const { return std::tie(enums, fusion) < std::tie(other.enums, other.fusion); }
 };
 
-// A fusion as kernel/fusion.py spells it; empty for values that are not of the header's enums.
+// The text of a fusion as in kernel/fusion.py; empty for values outside the header's enums.
 std::string spell(cudal2gen_fusion const& fusion) {
   static constexpr char const *kBiases[] = {"", "bias_n", "bias_m"}, *kActivations[] = {"", "relu", "gelu_tanh", "gelu", "silu"};
   if (unsigned(fusion.bias) > CUDAL2GEN_BIAS_M || unsigned(fusion.activation) > CUDAL2GEN_SILU) return "";
@@ -161,17 +162,18 @@ Kind kind_of(cudal2gen_problem const& problem) {
 
 int products_of(cudal2gen_problem const& problem) { return problem.batch == CUDAL2GEN_ALONE ? 1 : problem.products; }
 
-struct Kernel {
+struct PackKernel {
   std::string digest, options;
   Kind kind;
   Sizes sizes;
-  int plain;  // the number of the kernel with these decisions for the plain product, -1 for none
+  int plain;  // the number of the kernel with the same design for the plain product, -1 if there is none
   cudal2gen::Launch launch;
-  bool fits;  // whether the card has the shared memory
+  bool fits;  // whether the card has enough shared memory
   cudal2gen_kernel* opened;
-  std::string refused;  // why the driver does not load it; empty where it was not tried, or does
+  std::string refused;  // why the driver does not load it; empty if it was not tried or loads. Guarded by `opening`
 
-  // Whether it computes these sizes with A and B packed; D may have any leading dimension that it takes.
+  // Whether it computes these sizes with A and B packed. D's leading dimension is not known before the call: here the
+  // next whole vector stands for it, and the launcher checks the real one.
   bool takes(Sizes const& problem) const {
     auto const [m, n, k] = problem;
     int const row_b = kind.layout() == CUDAL2GEN_TN ? k : n, row_d = launch.d_cols(n);
@@ -181,7 +183,7 @@ struct Kernel {
     return fits && !launch.refuse_sizes(m, n, k) && !launch.refuse_operands(a, b, d);
   }
 
-  // Octaves to the sizes that it was measured with.
+  // How far these sizes are from its own, in octaves summed over m, n and k; the same measure as kernel/serving.py.
   double distance(Sizes const& problem) const {
     double octaves = 0;
     for (int i = 0; i < 3; ++i) octaves += std::abs(std::log2(double(problem[i]) / sizes[i]));
@@ -189,20 +191,21 @@ struct Kernel {
   }
 };
 
-// Whether a driver refuses a kernel's image by this code: it is too old for it, or the image is for other cards.
+// Whether this code says that the driver refuses a kernel's image: the driver is too old, or the image is for other
+// cards. Such an answer is final (see open).
 bool unloadable(int code) {
   return code == cudaErrorInsufficientDriver || code == cudaErrorInvalidKernelImage ||
          code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidPtx || code == cudaErrorUnsupportedPtxVersion;
 }
 
-// The device of a pack. `pack_gpu`: the model that the pack is for, empty where the device is one; `capability`: 90 for
-// 9.0; `smem_bytes`: shared memory of a CTA at most.
+// The device that a pack is used with. `pack_gpu`: the model that the pack is for, empty if the device is of that model;
+// `capability`: 90 for 9.0; `smem_bytes`: the most shared memory of a CTA.
 struct Card {
   std::string name, pack_gpu;
   int capability;
   int64_t smem_bytes;
 
-  bool stranger() const { return !pack_gpu.empty(); }
+  bool other_model() const { return !pack_gpu.empty(); }
 };
 
 struct Choice {
@@ -215,9 +218,9 @@ struct Choice {
 struct cudal2gen_pack {
   std::string directory, runtime;
   Card card;
-  std::vector<Kernel> kernels;
-  std::map<std::tuple<Kind, Sizes, int>, Choice> chosen;  // also by the products of a batch, 1 without
-  std::mutex opening;
+  std::vector<PackKernel> kernels;
+  std::map<std::tuple<Kind, Sizes, int>, Choice> chosen;  // the int counts the products of a batch; 1 without
+  std::mutex opening;  // guards `opened` and `refused` of all kernels; everything else is constant after the load
 
   int choose(cudal2gen_problem const& problem, Choice& choice) const {
     Sizes const sizes = {problem.m, problem.n, problem.k};
@@ -234,13 +237,13 @@ struct cudal2gen_pack {
         return CUDAL2GEN_OK;
       }
       if (problem.prefer == CUDAL2GEN_INFERRED && infer(kind, sizes, choice)) return CUDAL2GEN_OK;
-      if (card.stranger())
+      if (card.other_model())
         return refuse(CUDAL2GEN_VENDOR, name + ": nothing was measured on this card; the kernels are " + card.pack_gpu + "'s");
       return refuse(CUDAL2GEN_VENDOR, name + ": no kernel was measured faster than the vendor's library");
     }
     choice = {-1, 0};
     for (size_t i = 0; i < kernels.size(); ++i) {
-      Kernel const& kernel = kernels[i];
+      PackKernel const& kernel = kernels[i];
       if (kernel.kind == kind && kernel.takes(sizes) &&
           (choice.kernel < 0 || kernel.distance(sizes) < kernels[choice.kernel].distance(sizes)))
         choice.kernel = int(i);
@@ -248,7 +251,7 @@ struct cudal2gen_pack {
     return choice.kernel < 0 ? refuse(CUDAL2GEN_VENDOR, name + ": no kernel of this pack computes it") : CUDAL2GEN_OK;
   }
 
-  // The kernel of the plain product with this fusion or batch, where the plain one was measured faster.
+  // Chooses the kernel that has this fusion or batch and the design of the plain kernel that was measured faster.
   bool infer(Kind const& kind, Sizes const& sizes, Choice& choice) const {
     auto const plain = chosen.find({kind.alone(), sizes, 1});
     if (kind.plain() || plain == chosen.end()) return false;
@@ -262,7 +265,7 @@ struct cudal2gen_pack {
 
   std::string kernel_folder(std::string const& digest) const { return directory + "/kernels/" + digest; }
 
-  int open(Kernel& kernel) {
+  int open(PackKernel& kernel) {
     std::lock_guard<std::mutex> const guard(opening);
     if (kernel.opened) return CUDAL2GEN_OK;
     if (!kernel.refused.empty()) return refuse(CUDAL2GEN_REFUSED, kernel.refused);
@@ -276,8 +279,8 @@ struct cudal2gen_pack {
 
 namespace {
 
-// Reads the current device, and whether it is of the pack's model: by the words of its name and by its SMs, as in the
-// Python package (chips.py), whose words these facts are.
+// Reads the current device, and whether it is of the pack's model: its name has all words of the title and none of other
+// models', and it has as many SMs. The Python package decides alike (chips.py) and wrote these words.
 int identify(Tokens const& facts, char const* runtime, Card& card) {
   void* const library = dlopen(runtime ? runtime : "libcudart.so.13", RTLD_NOW | RTLD_LOCAL);
   if (!library) return refuse(cudaErrorInitializationError, dlerror());
@@ -291,7 +294,7 @@ int identify(Tokens const& facts, char const* runtime, Card& card) {
   cudaError_t error = get_device(&number);
   if (!error) error = properties(&device_facts, number);
   if (error) {
-    last_error();  // the process shares it
+    last_error();  // clears it: the program would find it at its own next call
     return refuse(error, "no CUDA device answers");
   }
   std::set<std::string> const name = words(device_facts.name), title = words(facts.at("title")), others = words(facts.at("others"));
@@ -310,7 +313,7 @@ int number(Tokens const& tokens, char const* name) {
 
 int enumerated(Tokens const& tokens, char const* name, char const* second) { return tokens.at(name) == second; }
 
-// The types that a line spells where they are not the first of their enum: of A and B those of `kElements`, in its order.
+// The type of A and B, which a line states if it is not the first of its enum; the enum has the order of `kElements`.
 int typed_ab(Tokens const& tokens) {
   auto const token = tokens.find("ab");
   if (token == tokens.end()) return CUDAL2GEN_AB_F16;
@@ -333,11 +336,11 @@ int batch_of(Tokens const& tokens) {
   return token->second == "strided" ? CUDAL2GEN_STRIDED : CUDAL2GEN_GROUPED;
 }
 
-// Reads the line of a kernel or of a choice, and passes over others; for a card of another model also over kernels whose
-// code it does not run, and over choices, since a measurement says nothing of another card. Throws where a line lacks
-// what it must have.
+// Adds the kernel or the choice of a line; other lines are ignored. On a card of another model, kernels that it does not
+// run are ignored too, and so are choices, since a measurement says nothing of another card. Throws std::exception if a
+// line lacks a token.
 void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
-  if (kind != "kernel" && (kind != "choice" || pack.card.stranger())) return;
+  if (kind != "kernel" && (kind != "choice" || pack.card.other_model())) return;
   Sizes const sizes = {number(tokens, "m"), number(tokens, "n"), number(tokens, "k")};
   Kind const own = {{typed_ab(tokens), typed_d(tokens), enumerated(tokens, "acc", "f32"),
                      enumerated(tokens, "layout", "nn"), batch_of(tokens)},
@@ -353,8 +356,8 @@ void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
     if (!facts.fault().empty()) throw std::runtime_error(facts.fault());
     int const plain = tokens.count("plain") ? number(tokens, "plain") : -1;
     int const first = std::stoi(tokens.at("first")), last = std::stoi(tokens.at("last")), smem = std::stoi(tokens.at("smem"));
-    if (pack.card.stranger() && (pack.card.capability < first || pack.card.capability > last)) return;
-    bool const fits = !pack.card.stranger() || smem <= pack.card.smem_bytes;
+    if (pack.card.other_model() && (pack.card.capability < first || pack.card.capability > last)) return;
+    bool const fits = !pack.card.other_model() || smem <= pack.card.smem_bytes;
     pack.kernels.push_back({tokens.at("digest"), options, own, sizes, plain, launch, fits, nullptr, ""});
   }
 }
@@ -362,7 +365,7 @@ void add(cudal2gen_pack& pack, std::string const& kind, Tokens const& tokens) {
 int load(cudal2gen_pack& pack, char const* runtime) {
   std::string text;
   if (!read(pack.directory + "/pack.txt", text)) return refuse(CUDAL2GEN_BAD_PACK, pack.directory + " holds no pack.txt");
-  // The last line is the digest of all before.
+  // The last line is the digest of all lines before it.
   size_t const last = text.rfind("sha256=");
   if (last == std::string::npos || text.substr(last) != "sha256=" + Sha256::of(text.substr(0, last)) + "\n")
     return refuse(CUDAL2GEN_BAD_PACK, pack.directory + "/pack.txt is truncated or was altered");
@@ -382,8 +385,9 @@ int load(cudal2gen_pack& pack, char const* runtime) {
       add(pack, kind, tokens);
     }
   }
+  // at() throws for a choice of a kernel that is not there.
   for (auto const& [problem, choice] : pack.chosen) pack.kernels.at(size_t(choice.kernel));
-  if (!pack.kernels.empty() || !pack.card.stranger()) return CUDAL2GEN_OK;
+  if (!pack.kernels.empty() || !pack.card.other_model()) return CUDAL2GEN_OK;
   return refuse(CUDAL2GEN_BAD_PACK, "no kernels for " + pack.card.name + " (sm_" + std::to_string(pack.card.capability) +
                                         "): this pack is for " + pack.card.pack_gpu + "; see 'cudal2gen pack --help'");
 }
@@ -402,7 +406,7 @@ int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pa
   pack->runtime = runtime ? runtime : "";
   try {
     if (int const code = load(*pack, runtime)) return code;
-  } catch (std::exception const&) {  // whole, and yet written by something else
+  } catch (std::exception const&) {  // undamaged, and yet written by something else
     return refuse(CUDAL2GEN_BAD_PACK, pack->directory + "/pack.txt is not one that this library understands");
   }
   *out = pack.release();
@@ -412,7 +416,7 @@ int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pa
 int cudal2gen_pack_close(cudal2gen_pack* pack) {
   message.clear();
   int code = CUDAL2GEN_OK;
-  for (Kernel& kernel : pack->kernels)
+  for (PackKernel& kernel : pack->kernels)
     if (kernel.opened && cudal2gen_close(kernel.opened)) code = refuse(cudaErrorUnknown, "a kernel could not be unloaded");
   delete pack;
   return code;
@@ -422,9 +426,9 @@ int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cuda
   message.clear();
   Choice choice = {};
   if (int const code = pack->choose(*problem, choice)) return code;
-  Kernel& kernel = pack->kernels[choice.kernel];
+  PackKernel& kernel = pack->kernels[choice.kernel];
   if (int const code = pack->open(kernel)) return code;
-  // Sums of groups stay within a CTA: no workspace.
+  // A grouped launch sums within its CTAs and needs no workspace, however many groups there are.
   int const products = problem->batch == CUDAL2GEN_GROUPED ? 1 : products_of(*problem);
   *answer = {kernel.digest.c_str(), choice.speedup,
              cudal2gen_batch_workspace_bytes(kernel.opened, problem->m, problem->n, problem->k, products)};
@@ -436,7 +440,7 @@ int cudal2gen_gemm(cudal2gen_pack* pack, cudal2gen_problem const* problem, void 
   message.clear();
   Choice choice = {};
   if (int const code = pack->choose(*problem, choice)) return code;
-  Kernel& kernel = pack->kernels[choice.kernel];
+  PackKernel& kernel = pack->kernels[choice.kernel];
   if (!operands && !kernel.kind.plain())
     return refuse(cudaErrorInvalidValue, "a fused or batched product needs operands: call cudal2gen_gemm with them");
   if (int const code = pack->open(kernel)) return code;

@@ -1,9 +1,9 @@
-// Planned calls without Python: operators of torch that find a call's plan by what its tensors are, allocate D and
-// launch. Python decides what a call does and keeps the plan here (operators/native.py); a call without a plan returns
-// an undefined tensor, and Python takes it.
+// Makes planned calls without Python: operators of torch that look up a call's plan by its tensors' shapes, strides and
+// types, allocate D and launch. Python decides what a call does and stores the plan here (operators/call_native.py). A
+// call without a plan returns an undefined tensor, and Python makes the call.
 //
-// One binary for every torch from 2.10 on, of any CUDA: only C functions of its stable ABI are called, found by name
-// when the library is connected; nothing is linked, and no header of torch is needed to compile it.
+// One binary serves every torch from 2.10 on, with any CUDA: it calls only C functions of torch's stable ABI, which are
+// found by name when the library is connected. Nothing is linked, and no header of torch is needed to compile it.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
-// As torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h have them; a test compares the two.
+// Declared as in torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h; a test compares them.
 struct AtenTensorOpaque;
 struct CUDAGuardOpaque;
 class TorchLibraryOpaque;
@@ -22,12 +22,12 @@ class TorchLibraryOpaque;
 namespace cudal2gen_torch {
 
 using Tensor = AtenTensorOpaque*;
-using Cell = uint64_t;  // of the stack of an operator: a number, or an owned tensor
-using Kernel = void (*)(Cell*, uint64_t, uint64_t);
+using Cell = uint64_t;  // one argument or result on an operator's stack: a number, or a tensor that the callee owns
+using OperatorKernel = void (*)(Cell*, uint64_t, uint64_t);
 
 constexpr uint64_t kTorchVersion = uint64_t(2) << 56 | uint64_t(10) << 48;
 
-// Each member has the name of the function that it is.
+// torch's functions. Each member has the name of its function, by which it is found.
 struct Torch {
   int32_t (*aoti_torch_dtype_float32)();
   int32_t (*aoti_torch_layout_strided)();
@@ -46,10 +46,10 @@ struct Torch {
   int32_t (*aoti_torch_delete_tensor_object)(Tensor);
   int32_t (*torch_call_dispatcher)(char const*, char const*, Cell*, uint64_t);
   int32_t (*aoti_torch_library_init_impl)(char const*, char const*, char const*, uint32_t, TorchLibraryOpaque**);
-  int32_t (*torch_library_impl)(TorchLibraryOpaque*, char const*, Kernel, uint64_t);
+  int32_t (*torch_library_impl)(TorchLibraryOpaque*, char const*, OperatorKernel, uint64_t);
 };
 
-// Those of a torch with CUDA.
+// Functions that only a torch with CUDA has.
 struct TorchCuda {
   int32_t (*aoti_torch_get_current_cuda_stream)(int32_t, void**);
   int32_t (*aoti_torch_create_cuda_guard)(int32_t, CUDAGuardOpaque**);
@@ -62,10 +62,12 @@ using namespace cudal2gen_torch;
 
 extern "C" {
 
-// What a planned call does: launch is cudal2gen_launch_sized of a launcher; sized: its first argument, copied. D is
-// contiguous, of ``sizes``; scratch: elements of A's type. device: the CUDA device whose current stream is torch's, -1
-// for the stream here; guard: whether it may not be the current device. Where torch_operator is not null, torch's
-// product is called instead, of A and B, and nothing (linear has a bias).
+// What a planned call does, as Python fills it in (_Plan in call_native.py; change both, and the version below).
+//   torch_operator: if not null, this operator of torch is called with A, B and nothing (linear's bias); else
+//   launch: cudal2gen_launch_sized of a launcher, with `sized` as its first argument, which is copied here.
+//   scratch: elements of A's type. sizes: of D, which is contiguous.
+//   device: the CUDA device on whose current stream to launch; -1 to launch on `stream`.
+//   guard: whether another device may be the current one, so that `device` must be made current.
 struct cudal2gen_plan {
   int64_t number;
   char const* torch_operator;
@@ -91,14 +93,16 @@ Torch torch;
 TorchCuda torch_cuda;
 int32_t strided;
 
-// ---- what a call's tensors are ----
+// ---- keys: what a plan depends on ----
 
-// Of each tensor: dimensions, type, device, address modulo 16; sizes and strides.
+// The kind of call, and of each tensor one word that packs dimensions (8 bits), type (16), device type (8), device index
+// (16) and address modulo 16 (from bit 48), followed by its sizes and strides in turns. Two calls of one key may differ
+// only in their data, so one plan serves both.
 class Key {
  public:
   explicit Key(int64_t kind) { add(kind); }
 
-  // False for what has no plan: other layouts, no memory, many dimensions.
+  // False for a tensor that no plan serves: of another layout, without memory, or with more dimensions than fit.
   bool add(Tensor tensor, void** address) {
     int32_t layout, dtype, device_type, device_index;
     int64_t dims, *sizes, *strides;
@@ -146,11 +150,13 @@ struct Plan {
   std::string torch_operator;  // empty for a launch
   std::vector<char> sized;  // operator new aligns it for any type
   int64_t strides[kMostDims] = {};
-  int64_t calls = 0;  // guarded by the table
+  int64_t calls = 0;  // guarded by the table's mutex
 };
 
-// Of two plans with one hash the second is not kept: its calls stay Python's.
-class Table {
+// All plans. One mutex guards the maps and the counts; launches run outside of it, and hold their plan by shared_ptr, so
+// that Python may drop a plan while a call uses it. If two keys have one hash, the second plan is not kept, and Python
+// makes its calls.
+class PlanTable {
  public:
   void put(Key const& key, cudal2gen_plan const& plan) {
     auto fresh = std::make_shared<Plan>(key, plan);
@@ -160,7 +166,7 @@ class Table {
     plans_[key.hash()] = std::move(fresh);
   }
 
-  // The plan, counted; null for none.
+  // The plan of a key, whose count includes this call; null if there is none.
   std::shared_ptr<Plan> count(Key const& key) {
     std::lock_guard<std::mutex> const guard(mutex_);
     auto const place = plans_.find(key.hash());
@@ -169,11 +175,13 @@ class Table {
     return place->second;
   }
 
+  // Takes back the count of a call that Python will make and count after all.
   void uncount(Plan& plan) {
     std::lock_guard<std::mutex> const guard(mutex_);
     --plan.calls;
   }
 
+  // Counts and drops at once, so that no call is made in between and lost to the count.
   int64_t calls(int64_t number, bool drop) {
     std::lock_guard<std::mutex> const guard(mutex_);
     auto const hash = hashes_.find(number);
@@ -190,14 +198,14 @@ class Table {
   std::unordered_map<int64_t, uint64_t> hashes_;               // by number of the plan
 };
 
-Table& table() {
-  static auto* const plans = new Table;  // threads may call while the process ends
+PlanTable& table() {
+  static auto* const plans = new PlanTable;  // never destroyed: threads may call while the process ends
   return *plans;
 }
 
 // ---- calls ----
 
-// A tensor of a stack, which is the callee's.
+// Owns a tensor of an operator's stack and frees it.
 class Owned {
  public:
   explicit Owned(Tensor tensor) : tensor_(tensor) {}
@@ -219,6 +227,7 @@ class Owned {
 
 Tensor as_tensor(Cell cell) { return reinterpret_cast<Tensor>(cell); }
 
+// Makes the call's device current while it exists.
 class OnDevice {
  public:
   explicit OnDevice(cudal2gen_plan const& call) {
@@ -234,7 +243,7 @@ class OnDevice {
   CUDAGuardOpaque* guard_ = nullptr;
 };
 
-// torch's product; null where it fails or is not contiguous.
+// torch's product; null if it fails or is not contiguous, and then Python makes the call.
 Tensor by_torch(Plan const& plan, Tensor a, Tensor b) {
   Owned left(nullptr), right(nullptr);
   if (torch.aoti_torch_new_tensor_handle(a, left.place()) || torch.aoti_torch_new_tensor_handle(b, right.place()))
@@ -246,7 +255,7 @@ Tensor by_torch(Plan const& plan, Tensor a, Tensor b) {
   return torch.aoti_torch_is_contiguous(d.get(), &contiguous) || !contiguous ? nullptr : d.release();
 }
 
-// D; null where anything refuses: Python's call, which follows, says why.
+// D of a launch; null if anything is refused: Python then makes the call, and reports the reason.
 Tensor launched(Plan const& plan, Tensor like, void const* a, void const* b) {
   cudal2gen_plan const& call = plan.call;
   OnDevice const on_device(call);
@@ -282,24 +291,25 @@ Tensor planned_result(Cell* stack, bool typed) {
   return d;
 }
 
-void answer(Cell* stack, Tensor d) {
+void return_tensor(Cell* stack, Tensor d) {
   if (!d) torch.aoti_torch_new_uninitialized_tensor(&d);
   stack[0] = reinterpret_cast<Cell>(d);
 }
 
-// _planned(Tensor a, Tensor b, int kind) -> Tensor: undefined for a call without a plan.
-void planned(Cell* stack, uint64_t, uint64_t) { answer(stack, planned_result(stack, false)); }
+// _planned(Tensor a, Tensor b, int kind) -> Tensor: D, or an undefined tensor if the call has no plan.
+void planned(Cell* stack, uint64_t, uint64_t) { return_tensor(stack, planned_result(stack, false)); }
 
-// The same within an autocast, which would change the type of torch's product.
-void planned_typed(Cell* stack, uint64_t, uint64_t) { answer(stack, planned_result(stack, true)); }
+// The same under autocast, which would change the type of torch's product: only launches are made.
+void planned_typed(Cell* stack, uint64_t, uint64_t) { return_tensor(stack, planned_result(stack, true)); }
 
-// The same for tensors of a kind that has no sizes.
+// The same for nested tensors, which have no sizes: there is never a plan.
 void unplanned(Cell* stack, uint64_t, uint64_t) {
   Owned const a(as_tensor(stack[0])), b(as_tensor(stack[1]));
-  answer(stack, nullptr);
+  return_tensor(stack, nullptr);
 }
 
-// _plan(Tensor a, Tensor b, int kind, int plan) -> (): keeps a plan for such tensors; plan: a cudal2gen_plan's address.
+// _plan(Tensor a, Tensor b, int kind, int plan) -> (): keeps a plan for calls of this kind with tensors like these. plan is
+// the address of a cudal2gen_plan.
 void keep(Cell* stack, uint64_t, uint64_t) {
   Owned const a(as_tensor(stack[0])), b(as_tensor(stack[1]));
   Key key(static_cast<int64_t>(stack[2]));
@@ -344,18 +354,20 @@ bool connect_cuda() {
 
 extern "C" {
 
-// Of the structure above and of the operators: another one is another library.
+// The version of cudal2gen_plan and of the operators. Python connects a library of its own version only.
 int cudal2gen_torch_version() { return 1; }
 
 char const* cudal2gen_torch_message() { return message.c_str(); }
 
-// Gives the operators _planned and _plan of a namespace, defined before, their kernels; 0 where that is done.
+// Gives the operators _planned and _plan, which Python has defined in a namespace, their kernels. Returns 0, or 1 with a
+// message. CompositeExplicitAutograd is below autograd and serves every device; nested tensors and autocast have keys of
+// their own, which come before it.
 int cudal2gen_torch_connect(char const* name) {
   if (!connect_torch()) return 1;
   strided = torch.aoti_torch_layout_strided();
   struct {
     char const *key, *name;
-    Kernel kernel;
+    OperatorKernel kernel;
   } const kernels[] = {{"CompositeExplicitAutograd", "_planned", planned},
                        {"NestedTensorCPU", "_planned", unplanned},
                        {"NestedTensorCUDA", "_planned", unplanned},
@@ -363,7 +375,7 @@ int cudal2gen_torch_connect(char const* name) {
                        {"AutocastCUDA", "_planned", planned_typed},
                        {"CompositeExplicitAutograd", "_plan", keep}};
   for (auto const& kernel : kernels) {
-    TorchLibraryOpaque* library = nullptr;  // lives as long as the process
+    TorchLibraryOpaque* library = nullptr;  // never freed: its end would remove the kernels
     if (torch.aoti_torch_library_init_impl(name, kernel.key, "torch_launcher.cpp", 0, &library) ||
         torch.torch_library_impl(library, kernel.name, kernel.kernel, kTorchVersion)) {
       message = "torch refuses the operators";
@@ -373,10 +385,10 @@ int cudal2gen_torch_connect(char const* name) {
   return 0;
 }
 
-// Whether plans of CUDA devices can be kept.
+// Whether plans can be kept for CUDA devices.
 int cudal2gen_torch_on_cuda() { return connect_cuda(); }
 
-// Calls of a plan; drop: and it ends.
+// How many calls the plan of this number made; drop: it makes no more.
 int64_t cudal2gen_torch_calls(int64_t number, int drop) { return table().calls(number, drop); }
 
 }  // extern "C"

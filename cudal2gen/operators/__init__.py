@@ -1,9 +1,16 @@
 """The library for PyTorch: products of fp16 and bf16 tensors by the fastest measured kernel, or by torch.
 
-Imports and calls go down, a module per floor: ``torch_operators``, ``fused_operators`` and ``grouped`` (what torch
-sees: operators and derivatives, by ``registration``) ask ``dispatch`` (what a call does, decided once per shapes and
-strides), which uses ``binding`` (a kernel on operands), ``products`` (tensors as matrices, ``batches`` of them) and
-``torch_products``. ``fused_layers`` replaces a model's layers. Importing this imports torch.
+A call goes one way, and calls and imports go down only. ``torch_operators``, ``fused_operators`` and ``grouped`` are
+the operators that torch knows (``registration``). They
+
+1. check: ``check_modes`` (is a gradient, a tracer or a subclass at work?) and ``check_operands`` (types, shapes);
+2. plan: ``plan_requests`` describes the tensors as matrices, and ``dispatch`` decides once per shapes and strides which
+   kernel of ``plan_packs`` computes such calls, or why torch does; the result is one of ``plans``;
+3. call: ``call_kernels`` launches a kernel, ``call_native`` does so from C++, ``call_torch`` is torch's own product.
+
+``measuring`` is a second layer, which times kernels during calls. Only ``dispatch`` uses it. ``layers`` and
+``fused_layers`` let a model's layers call these operators; ``inductor`` offers them to torch.compile. Importing this
+imports torch.
 """
 
 from cudal2gen.operators.dispatch import autotune, emulated, load_pack, prefer, stats

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cudal2gen.kernel import Layout, Use, aligned, ceil_div
 from cudal2gen.kernel.launch import Groups
 from cudal2gen.launch.launcher import Fused, OpenKernel
-from cudal2gen.operators.call_native import MAX_DIMENSIONS, NATIVE, Launch, NativeCall
+from cudal2gen.operators.call_native import MAX_DIMENSIONS, NATIVE, NativeCall, NativeLaunch
 from cudal2gen.operators.call_torch import torch_linear, torch_matmul
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.devices import Device
@@ -27,7 +27,7 @@ _OPERATORS: dict[Run, str] = {torch_matmul: "aten::matmul", torch_linear: "aten:
 
 
 def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
-    """A kernel on operands of one kind. The function raises LaunchError where the launcher refuses."""
+    """A function that calls a kernel with operands of one kind; it raises LaunchError if the launcher refuses them."""
     problem = request.problem
     assert problem is not None
     bound = _grouped if problem.grouped else _fused if problem.fusion else _padded if any(use.copied) else _direct
@@ -47,7 +47,8 @@ def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout:
 
 
 def native_call(device: Device, kernel: OpenKernel, use: Use, request: Request, run: Run) -> NativeCall | None:
-    """What ``bind`` made, for C++; None for what is more than one launch of a plain kernel on matrices as they lie."""
+    """The call that ``bind`` made, for C++; None if it is more than one launch of a plain kernel on matrices in
+    place."""
     problem, place = request.problem, device.place
     if place is None or problem is None or problem.grouped or problem.fusion or any(use.copied):
         return None
@@ -56,11 +57,11 @@ def native_call(device: Device, kernel: OpenKernel, use: Use, request: Request, 
     a, b, d = request.operands
     launch, sized = kernel.sized_call(a.ld, b.ld, d.ld, *use.launched, request.batches)
     scratch = _workspace(kernel, use, request, request.batches.products)
-    return NativeCall(run, Launch(launch, sized, scratch, request.shape, problem.d == "f32", place))
+    return NativeCall(run, NativeLaunch(launch, sized, scratch, request.shape, problem.d == "f32", place))
 
 
 def native_by_torch(request: Request) -> NativeCall | None:
-    """torch's product, for C++: on a GPU it is an operator's, on the CPU it has sums of its own."""
+    """torch's product, for C++; None if it is no single operator, as on the CPU, where sums are widened."""
     operator = _OPERATORS.get(request.by_torch)
     if operator is None or not (NATIVE.connected and on_gpu(request)):
         return None
@@ -81,26 +82,28 @@ def _finished(run: Run, finish: Finish) -> Run:
 
         return biased
 
-    def whole(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
+    def completed(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
         return finish(run(a, b, None), bias)
 
-    return whole
+    return completed
 
 
 def _paired(device: Device, run: Run, by_torch: Run) -> Run:
-    """A call with two weights: the kernel reads their interleaved copy; in a graph capture torch computes."""
+    """A call with two weights, whose interleaved copy the kernel reads. In a graph capture torch computes: replays
+    would go on reading the copy when the weights have changed."""
 
-    def whole(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
+    def on_copy(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
         assert w3 is not None
         if device.capturing():
             return by_torch(x, w1, w3)
         return run(x, DERIVED.interleaved(w1, w3, device.empty), None)
 
-    return whole
+    return on_copy
 
 
 def _fused(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
-    """D, and Z where the fusion has ``aux``, both contiguous; the bias along n."""
+    """A launch of a fused kernel: D, and Z if the fusion has ``aux``, both contiguous. The third operand is a bias
+    along n."""
     (lda, ldb, ldd), sizes = (matrix.ld for matrix in request.operands), use.launched
     scratch_size, aux = _workspace(kernel, use, request), request.fusion.aux
     shape, shape_of_z = request.shape, (*request.shape[:-1], request.sizes.n)
@@ -122,7 +125,7 @@ def _fused(device: Device, kernel: OpenKernel, use: Use, request: Request, layou
 
 
 def _grouped(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
-    """Groups of rows; the third operand are the rows behind each group's last."""
+    """A launch on groups of rows; the third operand is ``offs``, for each group the row after its last."""
     (lda, ldb, ldd), sizes, spacing = (matrix.ld for matrix in request.operands), use.launched, request.batches
     empty_d = d_memory(device, request)
 
@@ -160,10 +163,10 @@ def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
 
 
 def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
-    """A call that copies operands into padded matrices where the kernel does not take them in place."""
+    """A launch on padded copies of the operands that the kernel does not take in place."""
     (m, n, k), (rows, cols, depth), operands = request.sizes, use.launched, request.operands
     b_own, b_wide = ((n, k), (cols, depth)) if layout == "tn" else ((k, n), (depth, cols))
-    vector = _element(request).vector  # of D whole ones too, whose elements are no smaller
+    vector = _element(request).vector  # rows of D are whole vectors too: its elements are no smaller
     lda, ldb, ldd = (
         aligned(wide, vector) if copied else matrix.ld
         for matrix, copied, wide in zip(operands, use.copied, (depth, b_wide[1], cols), strict=True)
@@ -188,7 +191,8 @@ def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
 
 
 def d_memory(device: Device, request: Request) -> Callable[..., torch.Tensor]:
-    """A function that allocates D: elements of A's size, or of twice that for fp32."""
+    """A function that allocates D. The device allocates elements of A's type, so an fp32 D is a view of more of
+    them."""
     if request.problem is None or request.problem.d == "same":
         return device.empty
     dtype = request.problem.output.torch_dtype
@@ -200,18 +204,18 @@ def d_memory(device: Device, request: Request) -> Callable[..., torch.Tensor]:
 
 
 def _element(request: Request) -> Element:
-    """The type of A and B of a request that a kernel serves."""
+    """The type of A and B of a request that has a problem."""
     assert request.problem is not None
     return request.problem.element
 
 
 def _workspace(kernel: OpenKernel, use: Use, request: Request, products: int = 1) -> int:
-    """Elements, as A has them, of scratch memory that a launch of so many products needs."""
+    """Elements of A's type that the scratch memory of a launch needs."""
     return ceil_div(kernel.workspace_bytes(*use.launched, products), _element(request).bytes)
 
 
 def _wide(device: Device, matrix: torch.Tensor, rows: int, ld: int) -> torch.Tensor:
-    """The matrix within zeros."""
+    """A copy of the matrix in the corner of a larger one of zeros."""
     wide = device.empty(matrix, rows, ld)
     if wide.shape != matrix.shape:
         wide.zero_()

@@ -1,8 +1,8 @@
 """Calls that C++ makes without Python: the interface of ``torch_launcher.cpp``.
 
-Python decides what a call does; where that is one launch on tensors as they lie, it keeps the plan in C++ as well, and
-the next call of the same kind is looked up, counted, allocated and launched there. What Python drops ends there too. A
-process has one such library, a pack's or one compiled here; without one, every call is Python's.
+Python decides what a call does. If that is one launch on the tensors in place, it stores the plan in C++ too, which
+from then on looks up, counts, allocates and launches calls of the same kind. A plan that Python drops ends in C++ as
+well. A process has one such library, a pack's or one compiled here; without it, Python makes every call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INT = ctypes.c_int64
 
 
 class _Plan(ctypes.Structure):
-    """``cudal2gen_plan`` of torch_launcher.cpp."""
+    """``cudal2gen_plan`` of torch_launcher.cpp, field by field; ``VERSION`` changes with it."""
 
     _fields_ = [
         *(("number", _INT), ("torch_operator", ctypes.c_char_p)),
@@ -39,15 +39,15 @@ class _Plan(ctypes.Structure):
 
 
 class Place(NamedTuple):
-    """A device whose memory is torch's. ``device``: the CUDA device whose current stream calls take, -1 for ``stream``;
-    ``guard``: whether another device may be the current one."""
+    """A device whose memory is torch's. ``device``: the CUDA device on whose current stream calls run, or -1 for
+    ``stream``; ``guard``: whether another device may be the current one."""
 
     device: int = -1
     guard: bool = False
     stream: int = 0
 
 
-class Launch(NamedTuple):
+class NativeLaunch(NamedTuple):
     """A kernel's launch. ``function`` and ``sized``: its ``sized_call``; ``scratch``: elements of A's type; ``shape``:
     of D, which is in fp32 where ``fp32``."""
 
@@ -60,11 +60,14 @@ class Launch(NamedTuple):
 
 
 class NativeCall:
-    """What a plan's call is in C++: a launch, or an operator of torch by its name. ``run``: the same in Python."""
+    """A plan's call as C++ makes it: a launch, or an operator of torch by its name. ``run``: the same in Python.
+
+    C++ copies what it needs when the plan is kept; only the number names the plan afterwards.
+    """
 
     _numbers = count(1)
 
-    def __init__(self, run: Run, call: Launch | str) -> None:
+    def __init__(self, run: Run, call: NativeLaunch | str) -> None:
         self.run, self.kept = run, False
         number = next(self._numbers)
         if isinstance(call, str):
@@ -75,12 +78,13 @@ class NativeCall:
             self._plan = _Plan(number, None, *launched, call.place.device, call.place.guard, call.place.stream)
 
     def keep(self, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
-        """Lets C++ make calls of such tensors from now on. ``kind``: all else that the plan depends on."""
+        """Lets C++ make calls with tensors like these from now on. ``kind``: everything else that the plan depends
+        on."""
         NATIVE.plan(a, b, kind, ctypes.addressof(self._plan))
         self.kept = True
 
     def calls(self, drop: bool = False) -> int:
-        """How many calls C++ made; ``drop``: and it makes no more."""
+        """How many calls C++ made. ``drop``: it makes no more of them."""
         if not self.kept:
             return 0
         self.kept = not drop
@@ -88,7 +92,7 @@ class NativeCall:
 
 
 class Native:
-    """The library of a process. ``planned``: D of a call with a plan, else None."""
+    """The library of a process. ``planned(a, b, kind)`` returns D of a call that has a plan, else None."""
 
     def __init__(self) -> None:
         self.planned: Callable[[torch.Tensor, torch.Tensor, int], Any] = _unplanned
@@ -100,7 +104,8 @@ class Native:
         self._tried: set[Path | None] = set()
 
     def serves(self, place: Place, file: Path | None) -> bool:
-        """Whether calls on a device can be C++'s; connects the library at first, ``file`` or one compiled here."""
+        """Whether C++ can make calls on a device. The first call connects the library: ``file``, or one compiled
+        here."""
         if self._library is None and file not in self._tried:
             with self._lock:
                 for library in (file, None):
@@ -114,11 +119,11 @@ class Native:
         return self._library is not None
 
     def calls(self, number: int, drop: bool) -> int:
-        """How many calls a plan made; ``drop``: and it ends."""
+        """How many calls the plan of this number made. ``drop``: it makes no more."""
         return int(self._library.cudal2gen_torch_calls(number, int(drop))) if self._library is not None else 0
 
     def _connect(self, file: Path | None) -> str:
-        """Loads a library and defines its operators; answers the state in words."""
+        """Loads a library and defines its operators; returns the resulting state in words."""
         from cudal2gen.generation import compiler
 
         try:
@@ -142,20 +147,20 @@ class Native:
         ) as error:  # no library, one of another version, or another torch
             return f"calls are Python's: {error}"
         self._on_cuda = bool(on_cuda())
-        # Set last: other threads take it as a sign that all else is ready.
+        # The library is set last: threads that do not take the lock see by it that the two functions are ready.
         self.plan, self.planned, self._library = plan, planned, library
         return f"calls are made by {file}"
 
 
 def _unplanned(*_: Any) -> None:
-    """Where no library is connected."""
+    """Stands for ``planned`` and ``plan`` while no library is connected."""
 
 
 _LIBRARIES: list[Any] = []
 
 
 def _operators() -> list[Any]:
-    """The operators of torch_launcher.cpp, as torch's dispatcher is called at the least expense."""
+    """The operators of torch_launcher.cpp, by the shortest way to torch's dispatcher."""
     import torch
 
     if not _LIBRARIES:

@@ -1,4 +1,7 @@
-"""torch's own products: what runs where no kernel does. On the CPU they sum in fp32, and no autocast changes a type."""
+"""torch's own products, for calls that no kernel computes. On the CPU they sum in fp32; no autocast changes a type.
+
+``torch_*`` compute a plan's calls; ``own_*`` use torch's functions alone, for tensor classes with rules of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from kernelproof.ground.element import element_or_none
 if TYPE_CHECKING:
     import torch
 
-Arguments = ParamSpec("Arguments")
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def _as_typed(product: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The product outside of any autocast, which would give its result another type than the operator's."""
+def _as_typed(product: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The product without autocast, which would give its result another type than the operator's."""
 
     @wraps(product)
-    def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+    def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
         import torch
 
         if not torch._C._is_any_autocast_enabled():
@@ -33,7 +36,7 @@ def _as_typed(product: Callable[Arguments, Result]) -> Callable[Arguments, Resul
 
 
 def _summed_in_16_bits(tensor: torch.Tensor) -> bool:
-    """Whether torch's product may sum in less than fp32: the CPU's own of 16-bit elements."""
+    """Whether torch's own product may sum in less than fp32, as it does for 16-bit elements on the CPU."""
     return element_or_none(tensor.dtype) is not None and tensor.device.type == "cpu" and not tensor.is_nested
 
 
@@ -41,7 +44,7 @@ def _summed_in_16_bits(tensor: torch.Tensor) -> bool:
 def torch_matmul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """``torch.matmul(a, b)``, contiguous. ``out_dtype``: where it is not theirs."""
+    """``torch.matmul(a, b)``, contiguous. ``out_dtype``: the result's type, if it is not that of a and b."""
     import torch
 
     if _summed_in_16_bits(a):
@@ -54,7 +57,7 @@ def torch_matmul(
 
 
 def _in_type(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
-    """The product as torch.mm and torch.bmm give it in another type; torch.matmul has no such option."""
+    """The product in another type, by torch.mm or torch.bmm: torch.matmul has no such option."""
     import torch
 
     if a.ndim == b.ndim == 2:
@@ -113,8 +116,8 @@ def torch_pair(
 def torch_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """torch's own grouped product on a GPU, contiguous; for what that does not take, a product a group, for which the
-    host waits for ``offs``."""
+    """torch's own grouped product on a GPU, contiguous. For operands that it does not take, one product for each group,
+    and then the host waits for ``offs``."""
     import torch
 
     if offs is None:
@@ -140,7 +143,7 @@ def torch_grouped(
 def own_matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None  # noqa: ARG001
 ) -> torch.Tensor:  # fmt: skip
-    """``torch.matmul`` of operands whose classes have rules of their own, by torch's functions alone."""
+    """``torch.matmul`` by torch's functions alone."""
     import torch
 
     return torch.matmul(a, b) if out_dtype in (None, a.dtype) else torch.matmul(a.to(out_dtype), b.to(out_dtype))
@@ -150,7 +153,7 @@ def own_matmul(
 def own_matmul_out(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None, *, out: torch.Tensor
 ) -> torch.Tensor:
-    """The same, written to ``out``."""
+    """``torch.matmul`` into ``out`` by torch's functions alone."""
     import torch
 
     return torch.matmul(a, b, out=out) if out_dtype in (None, a.dtype) else out.copy_(own_matmul(a, b, acc, out_dtype))
@@ -158,7 +161,7 @@ def own_matmul_out(
 
 @_as_typed
 def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """A linear layer of such operands."""
+    """A linear layer by torch's functions alone."""
     import torch
 
     return torch.nn.functional.linear(x, weight, bias)
@@ -168,14 +171,14 @@ def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 def own_fused(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """D and Z of a linear layer of such operands, see ``epilogues``."""
+    """D and Z of a linear layer (``epilogues``) by torch's functions alone."""
     z = own_linear(x, weight, bias)
     return epilogues.apply(z, activation, gate), z
 
 
 @_as_typed
 def own_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
-    """D of a gated layer of such operands."""
+    """D of a gated layer by torch's functions alone."""
     return epilogues.activate(own_linear(x, w1), activation) * own_linear(x, w3)
 
 
@@ -184,14 +187,15 @@ def own_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """A grouped product of such operands."""
+    """A grouped product by torch's functions alone."""
     import torch
 
     return torch.nn.functional.grouped_mm(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
 
 
 def _takes_grouped(matrices: torch.Tensor) -> bool:
-    """Whether torch's grouped product takes types and strides: rows or columns that start on 16 bytes."""
+    """Whether torch's grouped product takes matrices of this type and these strides: rows or columns must be contiguous
+    and start on 16 bytes."""
     rows, cols = matrices.stride()[-2:]
     row, col = matrices.shape[-2:]
     along, extent = (rows, col) if cols == 1 else (cols, row)

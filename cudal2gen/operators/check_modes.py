@@ -1,4 +1,7 @@
-"""Tests whether operands are tensors, and whether anything in torch observes a call or has to."""
+"""Checks whether operands are tensors, and whether anything in torch has to see a call: a gradient, a mode, a tracer.
+
+A call that nothing has to see skips torch's dispatcher. If torch's internals are not as known here, no call does.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ OPTIONAL = ("bias", "offs")  # operands that a call may lack
 
 
 def check_tensors(**values: Any) -> None:
-    """Raises TypeError for what is no tensor, and in no trace stands for one; some may be None."""
+    """Raises TypeError for a value that is no tensor and stands for none in a trace. Those of ``OPTIONAL`` may be
+    None."""
     for name, value in values.items():
         if value is None and name in OPTIONAL:
             continue
@@ -29,15 +33,14 @@ def compiling() -> bool:
 def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient is at work.
 
-    The dispatcher, and the derivative's wrapper in Python even where no gradient is needed, take longer than all else
-    here.
+    The dispatcher and the derivative's wrapper in Python take longer than everything else here.
     """
     if _is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
         return False
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return False
     if a.is_neg() or b.is_neg() or a._is_zerotensor() or b._is_zerotensor():
-        return False  # lazy negatives and zero tensors, which only the dispatcher materialises
+        return False  # only the dispatcher gives a lazy negative or a zero tensor its elements
     for watches in _WATCHERS:  # noqa: SIM110  # any() takes half a microsecond
         if watches():
             return False
@@ -50,8 +53,8 @@ def all_undispatched(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 def local(arguments: Sequence[Any]) -> bool:
-    """Whether an operator's tensors lie on the CPU or on a GPU, and nothing in torch watches: within the dispatcher,
-    where gradients are dealt with."""
+    """Whether an operator's tensors lie on the CPU or on a GPU and nothing in torch has to see the call. For calls
+    within the dispatcher, where gradients are dealt with already."""
     for argument in arguments:
         if type(argument) in _PLAIN:
             if not (argument.is_cuda or argument.is_cpu) or argument.is_neg() or argument._is_zerotensor():
@@ -70,7 +73,7 @@ def deterministic() -> bool:
 
 
 def foreign(operands: Sequence[Any], *, functions: bool = False) -> str:
-    """Why torch's own functions have to compute with these operands, in words; "" where our operators may.
+    """Why torch's own functions have to compute with these operands, in words; "" if our operators may.
 
     A subclass with rules of its own (a DTensor, a quantized weight) knows torch's functions and not ours, and a nested
     tensor is no matrix. ``functions``: also of a subclass whose rules are for functions and not for operators.
@@ -95,12 +98,12 @@ def _has_rules(kind: type, functions: bool) -> bool:
 
 
 def in_forward_mode() -> bool:
-    """Whether torch carries tangents along."""
+    """Whether torch computes tangents (forward-mode derivatives)."""
     return bool(TORCH.autograd.forward_ad._current_level >= 0)
 
 
 def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
-    """torch, its plain kinds of tensors, and functions that are false while nothing in torch intercepts calls."""
+    """torch, its plain classes of tensors, and functions that are false while nothing in torch intercepts calls."""
     import torch
 
     watchers: tuple[Any, ...] = (lambda: True,)
@@ -114,7 +117,7 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
             in_forward_mode,
         )
     except AttributeError:
-        pass  # an unknown torch: all calls go through its dispatcher
+        pass  # an unknown torch: the function above lets all calls go through its dispatcher
     return torch, {torch.Tensor, torch.nn.Parameter}, watchers
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def check_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None = None) -> None:
-    """Checks A, B and acc. Raises TypeError for types, ValueError for shapes and devices that do not fit."""
+    """Checks the operands of ``matmul``. Raises TypeError for types, ValueError for shapes and devices that do not
+    fit."""
     if acc not in get_args(Acc):
         raise ValueError(f"acc={acc!r}: must be f32 or f16")
     _check_types(a=a, b=b)
@@ -56,7 +57,8 @@ def result_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
-    """Checks ``out``. Raises TypeError for another type, ValueError for a shape, strides or memory that do not fit."""
+    """Checks ``out``. Raises TypeError for another type, ValueError for another shape or device, or if a gradient is
+    needed."""
     import torch
 
     if out.dtype != (out_dtype or a.dtype):
@@ -131,7 +133,7 @@ def check_grouped(
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The common shape; empty where shapes cannot be broadcast."""
+    """The common shape; empty if the shapes cannot be broadcast."""
     import torch
 
     try:
@@ -148,7 +150,8 @@ def grouped_shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -
 
 
 def _check_types(**tensors: torch.Tensor) -> None:
-    """All tensors of one type, which torch computes where it is no element's, and in places that a product takes."""
+    """Raises TypeError unless all are strided tensors of one type, and ValueError unless they are on one device. Any
+    type will do: torch computes those that no kernel has."""
     check_tensors(**tensors)
     first = next(iter(tensors.values()))
     for name, tensor in tensors.items():

@@ -1,10 +1,10 @@
-"""Interleaved copies of pairs of weights, for gated kernels; made when a kernel first wants one, and again when a
-weight has changed.
+"""Interleaved copies of pairs of weights, for gated kernels. A copy is made when a kernel first needs it, and made
+again when a weight has changed.
 
-A change is seen by torch's version counter (optimizers, ``load_state_dict``, any operation in place) or by another
-storage (``.to()``). A write through ``tensor.data``, as adapters are merged by, changes neither: call ``DERIVED.clear``
-behind it. Nor does FSDP's gathering, so ``patch`` fuses no gate of weights that it manages. Where a graph is captured,
-torch computes: replays see the weights as they are then.
+A change is detected by torch's version counter, which optimizers, ``load_state_dict`` and any operation in place raise,
+or by another storage (``.to()``). Two kinds of change are not detected: writes through ``tensor.data``, by which
+adapters are merged (call ``DERIVED.clear`` after them), and FSDP's gathering, so ``patch`` fuses no gate of weights
+that FSDP manages. In a graph capture torch computes: replays see the weights as they are then.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ Empty = Callable[..., "torch.Tensor"]
 
 
 class Copy(NamedTuple):
-    """``storages``: weak references, which also keep their addresses from being those of other storages. ``ready``: the
-    event behind the copying, on ``stream``; None on the CPU."""
+    """A copy. ``storages``: weak references to the weights' storages; while they exist, no other storage can get the
+    same address, so an equal key means the same storage. ``ready``: the event after the copying, on ``stream``; None on
+    the CPU."""
 
     storages: tuple[Any, Any]
     versions: tuple[int, int]
@@ -33,7 +34,7 @@ class Copy(NamedTuple):
 
 
 class Derived:
-    """Copies of a process by where their weights lie."""
+    """The copies of a process, by storage, place and strides of their weights."""
 
     def __init__(self) -> None:
         self._copies: dict[Any, Copy] = {}
@@ -43,9 +44,9 @@ class Derived:
         return len(self._copies)
 
     def interleaved(self, w1: torch.Tensor, w3: torch.Tensor, empty: Empty) -> torch.Tensor:
-        """W1 and W3 (h,k), h a multiple of 8, by turns of 8 rows, as (2h,k). ``empty``: gives its memory.
+        """W1 and W3 (h,k), h a multiple of 8, as (2h,k): 8 rows of one, then 8 of the other. ``empty`` allocates it.
 
-        Not in a graph capture: replays would read the copy's memory after a changed weight had replaced it.
+        Must not be called in a graph capture: replays would read the copy's memory after it was replaced and freed.
         """
         key = tuple((w.untyped_storage()._cdata, w.storage_offset(), w.shape, w.stride(), w.dtype) for w in (w1, w3))
         with self._lock:
@@ -78,7 +79,7 @@ class Derived:
 
 
 def _recorded(weight: torch.Tensor) -> tuple[Any, Any]:
-    """The current stream and an event behind all that it has to do; nothing on the CPU."""
+    """The current stream and an event after everything that it has to do; None and None on the CPU."""
     import torch
 
     if not weight.is_cuda:
@@ -88,7 +89,7 @@ def _recorded(weight: torch.Tensor) -> tuple[Any, Any]:
 
 
 def _wait(copy: Copy) -> None:
-    """Lets another stream than the copy's begin behind it; its memory stays until that stream has read it."""
+    """Lets a stream other than the copy's wait for it, and keeps its memory until that stream has read it."""
     import torch
 
     stream = torch.cuda.current_stream(copy.weight.device)

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 class Device(Protocol):
-    """What launching asks of a device."""
+    """What a device must offer to be launched on."""
 
     @property
     def card(self) -> CardFacts:
-        """What decides which kernels run there, and whose measurements count."""
+        """The facts that decide which kernels run there and which measurements count."""
         ...
 
     @property
     def runtime_library(self) -> Path: ...
     @property
     def alone(self) -> bool:
-        """Whether it is always the current device."""
+        """Whether it is the only device, and thus always the current one."""
         ...
 
     @property
     def stream(self) -> Callable[[], int]:
-        """The current stream, at every call."""
+        """A function that returns the current stream."""
         ...
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -43,20 +43,20 @@ class Device(Protocol):
 
     @property
     def place(self) -> Place | None:
-        """The device for calls from C++; None where only Python has its memory."""
+        """The device for calls from C++; None if C++ cannot allocate its memory."""
         ...
 
     def capturing(self) -> bool:
-        """Whether a graph is captured, by its current stream or by that of the current device: what waits for any
-        device may end a capture of another."""
+        """Whether a graph is captured by its current stream or by that of the current device: waiting for one device
+        may end a capture on another."""
         ...
 
     def meter(self) -> Meter:
-        """Its clock. Raises GpuError where none can be read."""
+        """Its clock. Raises GpuError if none can be read."""
         ...
 
     def current(self) -> AbstractContextManager[None]:
-        """Makes it the current device, within."""
+        """A context in which it is the current device."""
         ...
 
 

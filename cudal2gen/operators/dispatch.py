@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PREFER = "CUDAL2GEN_PREFER"
 MEANWHILE = "another thread measures products on this device; torch computes until it has ended"
-BIAS_US = 3.0  # cost of an extra launch, which the vendor's product does not need
+BIAS_US = 3.0  # microseconds of a second launch, which the vendor's product does not need
 
 
 class Dispatcher:
@@ -279,7 +279,7 @@ def _preference() -> Prefer:
 
 
 class Current:
-    """The dispatcher in use; one object, so that compiled code finds it wherever it was traced."""
+    """Holds the dispatcher in use, in one object, so that compiled code finds it wherever it was traced."""
 
     dispatcher: Dispatcher | None = None
 
@@ -292,15 +292,16 @@ def current() -> Dispatcher:
 
 
 def stats() -> dict[str, dict[str, int]]:
-    """How often which kernel ran (``kernel``: name to calls), and why torch computed instead (``torch``: reason to
-    calls), since the process began."""
+    """Counts calls since the process began: by kernel (``kernel``: name to calls), and those that torch computed by
+    reason (``torch``: reason to calls)."""
     return current().stats()
 
 
 @contextmanager
 def prefer(what: Prefer) -> Iterator[None]:
-    """Within it, ``kernel``: the nearest kernel that computes a product, measured or not; ``vendor``: torch always;
-    ``measured``: the default. For the whole process, also set by ``CUDAL2GEN_PREFER``. Raises ValueError."""
+    """A context in which calls use the nearest kernel that computes them, measured or not (``kernel``), always torch
+    (``vendor``), or a kernel that was measured faster (``measured``, the default). It holds for the whole process, as
+    ``CUDAL2GEN_PREFER`` does. Raises ValueError for another name."""
     if what not in get_args(Prefer):
         raise ValueError(f"prefer={what!r}: must be one of {', '.join(get_args(Prefer))}")
     dispatcher = current()
@@ -315,9 +316,10 @@ def prefer(what: Prefer) -> Iterator[None]:
 
 @contextmanager
 def autotune(mode: Mode = "once") -> Iterator[None]:
-    """Within it, calls measure what is fastest for them (`races`): ``once``, at the first call of a problem that was
-    never measured; ``background``, between later calls; ``off``. For the whole process, ``CUDAL2GEN_AUTOTUNE``.
-    Results stay in the user's store, for the same card, driver, clocks and versions. Raises WrongInput."""
+    """A context in which calls measure which kernel is fastest for them: at the first call of a problem that was never
+    measured (``once``), between later calls (``background``), or not at all (``off``). It holds for the whole process,
+    as ``CUDAL2GEN_AUTOTUNE`` does. Results stay in the user's store, for the same card, driver, clocks and versions.
+    Raises WrongInput for another name."""
     dispatcher = current()
     before, dispatcher.mode = dispatcher.mode, mode_of(mode)
     dispatcher.forget()
@@ -329,7 +331,7 @@ def autotune(mode: Mode = "once") -> Iterator[None]:
 
 
 def load_pack(directory: str | Path) -> Pack:
-    """Uses the pack in a folder, checked file by file. Raises PackError for what is none, or not whole."""
+    """Uses the pack in a folder after checking every file. Raises PackError if there is none, or a damaged one."""
     pack = open_pack(Path(directory))
     current().add(pack)
     return pack
@@ -337,7 +339,7 @@ def load_pack(directory: str | Path) -> Pack:
 
 @contextmanager
 def emulated(device: Device, packs: Sequence[Pack], prefer: Prefer = "measured") -> Iterator[Dispatcher]:
-    """For tests: within it, CPU tensors in the device's memory are computed with by kernels of the packs, as on a
+    """For tests: a context in which kernels of the packs compute with CPU tensors in the device's memory, as on a
     GPU."""
     with replaced(Dispatcher(packs, device, prefer)) as dispatcher:
         yield dispatcher
@@ -345,7 +347,7 @@ def emulated(device: Device, packs: Sequence[Pack], prefer: Prefer = "measured")
 
 @contextmanager
 def replaced(dispatcher: Dispatcher) -> Iterator[Dispatcher]:
-    """Inside the context, a dispatcher makes all calls; it is closed at the end."""
+    """A context in which this dispatcher makes all calls; it is closed at the end."""
     before, Current.dispatcher = Current.dispatcher, dispatcher
     if before is not None:
         before.withdraw()

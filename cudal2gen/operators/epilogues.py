@@ -1,7 +1,7 @@
-"""Activations and gates by torch, their derivatives, and weights interleaved for gated kernels, see ``kernel.fusion``.
+"""Activations and gates by torch, their derivatives, and interleaved weights for gated kernels (``kernel.fusion``).
 
-Z (..., n) are the sums with bias. A gate makes D (..., n/2) of Z, whose columns are pairs interleaved by 8. What is
-computed of 16-bit tensors is computed in fp32, and rounded once.
+Z (..., n) are the sums with bias. A gate makes D (..., n/2) of Z, in whose columns 8 that are activated alternate with
+8 that they are multiplied by. 16-bit tensors are computed with in fp32, and rounded once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from kernelproof.ground.element import F32
 if TYPE_CHECKING:
     import torch
 
-HALF = GATE_COLS // 2  # columns of Z of one kind, side by side
+HALF = GATE_COLS // 2  # adjacent columns of Z of one kind
 NAMES = tuple(name for name in ACTIVATIONS if name != "none")
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in fp32 where its type is narrower, else itself."""
+    """The tensor in fp32 if its type is narrower, else itself."""
     return tensor.float() if tensor.element_size() < F32.bytes else tensor
 
 
 def activate(z: torch.Tensor, activation: str) -> torch.Tensor:
-    """The activation of Z, in its type."""
+    """The activation of Z, in Z's type."""
     from torch.nn import functional
 
     if activation == "relu":
@@ -53,7 +53,7 @@ def activate_backward(grad: torch.Tensor, z: torch.Tensor, activation: str) -> t
 
 
 def apply(z: torch.Tensor, activation: str, gate: bool) -> torch.Tensor:
-    """D of Z, in its type."""
+    """D from Z, in Z's type."""
     if not gate:
         return activate(z, activation)
     z1, z3 = split_columns(wide(z))
@@ -61,7 +61,7 @@ def apply(z: torch.Tensor, activation: str, gate: bool) -> torch.Tensor:
 
 
 def apply_backward(grad: torch.Tensor, z: torch.Tensor, activation: str, gate: bool) -> torch.Tensor:
-    """The gradient of Z, in its type, from that of D."""
+    """The gradient of Z, in Z's type, from that of D."""
     if not gate:
         return activate_backward(grad, z, activation)
     return join_columns(*pair_backward(grad, z, activation))
@@ -90,16 +90,17 @@ def join_columns(z1: torch.Tensor, z3: torch.Tensor) -> torch.Tensor:
 
 
 def interleave(w1: torch.Tensor, w3: torch.Tensor) -> torch.Tensor:
-    """The weight (2h,k) that ``swiglu`` takes, of W1 and W3 (h,k): 8 rows of one, then 8 of the other; of biases too.
+    """The weight (2h,k) that ``swiglu`` takes, from W1 and W3 (h,k): 8 rows of one, then 8 of the other. Biases (h,)
+    are interleaved alike.
 
-    Raises ValueError where h is no multiple of 8 or the two differ in shape.
+    Raises ValueError if h is no multiple of 8 or the two differ in shape.
     """
     check_pair(w1, w3)
     return join_columns(w1.t(), w3.t()).t().contiguous() if w1.ndim > 1 else join_columns(w1, w3)
 
 
 def deinterleave(w13: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Undoes ``interleave``: W1 and W3 (h,k) of w13 (2h,k). Raises ValueError where 2h is no multiple of 16."""
+    """Undoes ``interleave``: W1 and W3 (h,k) from w13 (2h,k). Raises ValueError if 2h is no multiple of 16."""
     check_tensors(w13=w13)
     if w13.ndim not in (1, 2) or w13.shape[0] % GATE_COLS:
         raise ValueError(f"w13: expected rows in blocks of {GATE_COLS}, got the shape {tuple(w13.shape)}")
@@ -110,7 +111,7 @@ def deinterleave(w13: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check_pair(w1: torch.Tensor, w3: torch.Tensor) -> None:
-    """Raises ValueError for weights that are not interleaved, TypeError for other things."""
+    """Raises ValueError for weights that cannot be interleaved, TypeError for values that are no tensors."""
     check_tensors(w1=w1, w3=w3)
     if w1.ndim not in (1, 2) or w1.shape != w3.shape or w1.shape[0] % HALF:
         shapes = f"{tuple(w1.shape)} and {tuple(w3.shape)}"

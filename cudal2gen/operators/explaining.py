@@ -1,4 +1,4 @@
-"""``explain``: the decision for a call and its reason, as text."""
+"""``explain``: says in words which kernel a call uses, or why torch computes it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DETERMINISTIC = "deterministic algorithms are on: what was measured counts, and 
 
 
 def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """What a call without gradients does and why, in one line: ``explain(cudal2gen.linear, x, w, activation="silu")``;
-    of several packs for a GPU also which is used.
+    """Says in one line what a call without gradients does and why, and which of several packs for the GPU is used:
+    ``explain(cudal2gen.linear, x, w, activation="silu")``.
 
-    ``call``: matmul, bmm, linear, swiglu or grouped_mm, behind it its arguments; tensors alone are matmul's. Raises
-    what the call raises, and TypeError for another function.
+    ``call`` is matmul, bmm, linear, swiglu or grouped_mm, followed by its arguments; with tensors alone it is matmul.
+    Raises what the call raises, and TypeError for another function.
     """
     function, arguments = (call, arguments) if callable(call) else (matmul, (call, *arguments))
     if function not in _PLANS:

@@ -1,8 +1,8 @@
-"""``patch``: a model's layers on our kernels; where asked for, those together that one fused kernel computes.
+"""``patch``: lets a model's layers use our kernels, and on request fuses layers that one kernel computes together.
 
-A module is fused by what its ``forward`` does, not by its name: its trace (``torch.fx``, children as they are) is a
-chain of children in which a linear layer meets its activation, or the gated product of three, as of Llama. What a
-fused module does not call by itself is called as before where it has hooks, another forward or another type.
+Whether a module is fused depends on what its ``forward`` does, not on its name. It is traced (``torch.fx``, without
+tracing into children); the trace must be a chain of children in which an activation follows a linear layer, or the
+gated product of three children, as in Llama. A child with hooks, another forward or another type is called as before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cudal2gen.operators.layers import (
 if TYPE_CHECKING:
     import torch
 
-# Activations of transformers, by class, that have the same formula as torch's.
+# Classes of activations in transformers that compute the same formula as torch's.
 TRANSFORMERS: dict[str, Activation] = {
     "GELUActivation": "gelu", "GELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh", "SiLUActivation": "silu",
     "FastGELUActivation": "gelu_tanh", "AccurateGELUActivation": "gelu_tanh",
@@ -39,12 +39,14 @@ TRANSFORMERS: dict[str, Activation] = {
 def patch(model: torch.nn.Module, fuse: bool = False) -> Replaced:
     """Lets every ``nn.Linear`` of fp16 or bf16 in a model compute by ``cudal2gen.linear``; parameters and hooks stay.
 
-    A call with an input of another type than its weights, or under an autocast to another type, is torch's. A patched
-    model is not patched again. ``fuse``: also a linear layer and its activation in ``nn.Sequential`` and in modules
-    whose forward is a chain of children, ``down(act(gate(x)) * up(x))`` of layers without biases, and transformers'
-    experts as grouped products. To tell, each module with such children is traced once, on symbols. Where a kernel
-    computes a gate, it reads interleaved copies of both weights, so their memory doubles; see ``derived`` for when they
-    are made again. ``state_dict`` and ``unpatch`` know nothing of it.
+    torch computes a call whose input has another type than the weights, or that runs under autocast to another type. A
+    patched layer is not patched again.
+
+    ``fuse`` also fuses a linear layer with its activation, in ``nn.Sequential`` and in modules whose forward is a chain
+    of children; ``down(act(gate(x)) * up(x))`` of layers without biases; and transformers' experts, as grouped
+    products. To find these, each module with such children is traced once, on symbols. A kernel that computes a gate
+    reads an interleaved copy of both weights, so their memory doubles; ``derived`` says when copies are made again.
+    ``state_dict`` does not contain them. Raises TypeError for what is no module.
     """
     check_model(model)
     replaced = replace_layers(model)
@@ -56,14 +58,14 @@ def patch(model: torch.nn.Module, fuse: bool = False) -> Replaced:
 
 
 def _fuse(module: torch.nn.Module) -> str:
-    """Fuses a module where it can be; which of its layers, empty for none."""
+    """Fuses a module if possible; returns which of its layers, or ""."""
     import torch
 
-    if _experts(module):
+    if _are_experts(module):
         set_forward(module, _forward_experts)
         return "experts as grouped products"
     if type(module) is torch.nn.Sequential:
-        pairs = _pairs(module._modules.items())
+        pairs = _fusable_pairs(module._modules.items())
         if pairs:
             set_forward(module, _forward_sequential)
         return pairs
@@ -71,10 +73,10 @@ def _fuse(module: torch.nn.Module) -> str:
     if not any(map(activation_of, children.values())) or not any(map(_is_layer, children.values())):
         return ""
     nodes = _trace(module)
-    if (chain := _chain(nodes)) and (pairs := _pairs((name, children[name]) for name in chain)):
+    if (chain := _chain_of(nodes)) and (pairs := _fusable_pairs((name, children[name]) for name in chain)):
         set_forward(module, _forward_chain, chain)
         return pairs
-    if (gated := _gated(nodes)) and _is_pair(*(children[name] for name in gated[:3])):
+    if (gated := _gate_of(nodes)) and _is_pair(*(children[name] for name in gated[:3])):
         set_forward(module, _forward_gated, *gated)
         return f"{gated[0]}, {gated[1]}, {gated[2]}"
     return ""
@@ -113,8 +115,8 @@ def _is_pair(gate: torch.nn.Module, activation: torch.nn.Module, up: torch.nn.Mo
     return plain and gate.weight.shape[0] % HALF == 0 and gate.weight.dtype in TYPES
 
 
-def _pairs(children: Iterable[tuple[str, torch.nn.Module]]) -> str:
-    """Layers that their activation follows, in words."""
+def _fusable_pairs(children: Iterable[tuple[str, torch.nn.Module]]) -> str:
+    """The layers that an activation follows, each with it, in words."""
     named = list(children)
     return "; ".join(
         f"{name}, {following}"
@@ -127,7 +129,8 @@ def _pairs(children: Iterable[tuple[str, torch.nn.Module]]) -> str:
 
 
 def _trace(module: torch.nn.Module) -> list[torch.fx.Node]:
-    """The nodes of a module's trace between its only argument and what it answers; none where there is no such."""
+    """The nodes of a module's trace from its only argument to its result; none if there are several arguments or the
+    forward cannot be traced."""
     from torch import fx
 
     class Tracer(fx.Tracer):  # type: ignore[misc]  # torch has no types here
@@ -144,7 +147,8 @@ def _trace(module: torch.nn.Module) -> list[torch.fx.Node]:
 
 
 def _children(nodes: list[torch.fx.Node], argument: torch.fx.Node) -> tuple[str, ...]:
-    """Names of children, each of which has the one before for its only argument; none where there is anything else."""
+    """Names of the children that these nodes call, each on the result of the one before; none if a node does anything
+    else."""
     names = []
     for node in nodes:
         if node.op != "call_module" or node.args != (argument,) or node.kwargs or "." in node.target:
@@ -154,12 +158,13 @@ def _children(nodes: list[torch.fx.Node], argument: torch.fx.Node) -> tuple[str,
     return tuple(names)
 
 
-def _chain(nodes: list[torch.fx.Node]) -> tuple[str, ...]:
+def _chain_of(nodes: list[torch.fx.Node]) -> tuple[str, ...]:
     return _children(nodes[1:-1], nodes[0]) if nodes else ()
 
 
-def _gated(nodes: list[torch.fx.Node]) -> tuple[Any, ...]:
-    """Names of gate, activation and up, and of the chain behind, of ``down(act(gate(x)) * up(x))``; or nothing."""
+def _gate_of(nodes: list[torch.fx.Node]) -> tuple[Any, ...]:
+    """Names of gate, activation and up in ``down(act(gate(x)) * up(x))``, and of the chain after the product; or
+    nothing."""
     products = [node for node in nodes if node.op == "call_function" and node.target is operator.mul]
     if len(products) != 1 or len(nodes) < 6 or products[0] is not nodes[4]:
         return ()
@@ -178,7 +183,7 @@ def _gated(nodes: list[torch.fx.Node]) -> tuple[Any, ...]:
 
 
 def _as_called(module: torch.nn.Module) -> bool:
-    """Whether calling a child is only its forward: no hooks, no other forward."""
+    """Whether calling a child runs its forward alone: it has no hooks and no forward of its own."""
     from torch.nn.modules import module as modules
 
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
@@ -189,7 +194,8 @@ def _as_called(module: torch.nn.Module) -> bool:
 
 
 def _gathered(module: torch.nn.Module) -> bool:
-    """Whether FSDP gathers a module's weights, into the same memory without a sign, so that copies are outdated."""
+    """Whether FSDP gathers a module's weights. It does so into the same memory and raises no version counter, so that
+    copies would be outdated unnoticed."""
     return bool(module.__dict__.get("_is_fsdp_managed_module", False))
 
 
@@ -202,7 +208,7 @@ def _forward_chain(module: torch.nn.Module, names: tuple[str, ...], x: Any) -> A
 
 
 def _run_chain(children: list[Any], x: Any) -> Any:
-    """One child after the other; a layer and the activation behind it at once."""
+    """Calls one child after the other, but a layer and the activation after it at once."""
     place = 0
     while place < len(children):
         layer, following = children[place], children[place + 1] if place + 1 < len(children) else None
@@ -220,16 +226,16 @@ def _forward_gated(module: torch.nn.Module, gate: str, act: str, up: str, behind
     first, activation, second = (module._modules[name] for name in (gate, act, up))
     assert first is not None and activation is not None and second is not None  # noqa: PT018
     typed = as_typed(x, first.weight) and x.dtype == second.weight.dtype and _is_pair(first, activation, second)
-    followed = not (_gathered(first) or _gathered(second))
-    if typed and followed and all(map(_as_called, (first, activation, second))):
+    copied = not (_gathered(first) or _gathered(second))
+    if typed and copied and all(map(_as_called, (first, activation, second))):
         x = gated_pair(x, first.weight, second.weight, str(activation_of(activation)))
     else:
         x = activation(first(x)) * second(x)
     return _run_chain([module._modules[name] for name in behind], x)
 
 
-def _experts(module: torch.nn.Module) -> bool:
-    """Whether a module is transformers' experts: (E,2H,K) and (E,K,H), gates before what they multiply, no biases."""
+def _are_experts(module: torch.nn.Module) -> bool:
+    """Whether a module is transformers' experts: weights (E,2H,K) and (E,K,H), the gates first, without biases."""
     facts = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
     if any(getattr(module, name, None) is not value for name, value in facts.items()):
         return False
@@ -241,7 +247,7 @@ def _experts(module: torch.nn.Module) -> bool:
 def _forward_experts(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Rows sorted by expert, two grouped products, and the weighted sum of each token's experts."""
+    """Sorts the rows by expert, computes two grouped products, and sums each token's experts by their weights."""
     import torch
 
     up, down = module.gate_up_proj, module.down_proj
@@ -250,7 +256,7 @@ def _forward_experts(
         d: torch.Tensor = type(module).forward(module, hidden_states, top_k_index, top_k_weights)
         return d
     chosen, order = torch.sort(top_k_index.reshape(-1), stable=True)
-    # How many rows the experts up to each have, counted on the device.
+    # For each expert, the rows of all experts up to it, counted on the device: the host does not wait.
     experts = torch.arange(up.shape[0], device=chosen.device, dtype=chosen.dtype)
     offs = torch.searchsorted(chosen, experts, right=True, out_int32=True)
     rows = grouped_mm(hidden_states[order // top_k_index.shape[-1]], up.mT, offs=offs)

@@ -1,7 +1,7 @@
-"""The operators ``fused_linear`` and ``gated_pair``: linear layers with an activation or a gate, and the functions that
-call them.
+"""The operators ``fused_linear`` and ``gated_pair``: linear layers with an activation or a gate.
 
-Each has a form ``_aux`` that answers Z, the sums with bias, as well, for the derivative, which else computes them.
+Each has a form ``_aux`` that also returns Z, the sums with bias. It is used if a gradient is needed, so that the
+derivative need not compute Z again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def linear(
 ) -> torch.Tensor:
     """``activation(x @ weight.T + bias)`` for x (..., K), weight (N,K) and bias (N,), as (..., N); sums in fp32.
 
-    ``activation``: None, relu, gelu (by the error function), gelu_tanh or silu. A kernel that was built with it applies
-    bias and activation to the fp32 sums; where a pack has none, they are applied to the product's rounded result. Where
-    a gradient is needed, the sums with bias are kept for it. Other types than fp16 and bf16 are torch's. Raises as
-    ``matmul``, and ValueError for another activation.
+    ``activation``: None, relu, gelu (with the error function), gelu_tanh or silu. A kernel that was built with it
+    applies bias and activation to the fp32 sums; if the pack has none, they are applied to the product's rounded
+    result. If a gradient is needed, the sums with bias are kept for it. torch computes types other than fp16 and bf16.
+    Raises as ``matmul``, and ValueError for another activation.
     """
     if activation is None:
         if undispatched(x, weight) and (bias is None or undispatched(bias, bias)):
@@ -49,24 +49,25 @@ def linear(
 def swiglu(x: torch.Tensor, w13: torch.Tensor) -> torch.Tensor:
     """``silu(x @ W1.T) * (x @ W3.T)`` for x (..., K), as (..., H); w13 (2H,K) is ``interleave(W1, W3)``.
 
-    Both products and the gate are one kernel where a pack has it. Raises as ``matmul``, and ValueError where w13 has
-    rows in blocks of other than 16.
+    If the pack has a kernel for it, that computes both products and the gate. Raises as ``matmul``, and ValueError if
+    2H is no multiple of 16.
     """
     return _call("fused_linear", _fused_linear, {"x": x, "w13": w13, "bias": None}, "silu", True)
 
 
 def gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
-    """``activation(x @ w1.T) * (x @ w3.T)``: as ``swiglu`` of weights that stay apart.
+    """``activation(x @ w1.T) * (x @ w3.T)``: as ``swiglu``, of two weights (H,K) that stay apart.
 
-    A kernel reads an interleaved copy of them, made at its first call and when they have changed, see ``derived``.
+    A kernel reads an interleaved copy of them, which is made at the first call and when they have changed
+    (``derived``).
     """
     return _call("gated_pair", _gated_pair, {"x": x, "w1": w1, "w3": w3}, activation)
 
 
 def _call(name: str, run: Any, named: dict[str, torch.Tensor | None], *options: Any) -> torch.Tensor:
-    """An operator, past torch's dispatcher where nothing would see it; its form ``_aux`` where a gradient is needed.
+    """Calls an operator, past torch's dispatcher if nothing has to see it; its form ``_aux`` if a gradient is needed.
 
-    ``named``: its tensors by the names that a caller knows.
+    ``named``: its tensors by the names that the caller knows.
     """
     d: torch.Tensor
     tensors = tuple(named.values())
@@ -100,17 +101,17 @@ def _fused_linear_aux(
 def plan_fused(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool, aux: bool
 ) -> Plan:
-    """The plan of a fused layer; all that it depends on is in its key."""
+    """The plan of a fused layer. Its key has everything that the plan depends on."""
     dispatcher = current()
     try:
         key = ("fused", activation, gate, aux, *map(key_of, (x, weight, bias)))
     except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
 
-        def whole(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        def by_functions(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
             d, z = own_fused(x, weight, bias, activation, gate)
             return (d, z) if aux else d
 
-        if aside := dispatcher.plan_foreign(whole, (x, weight, bias)):
+        if aside := dispatcher.plan_foreign(by_functions, (x, weight, bias)):
             return aside
         check_fused(x, weight, bias, activation, gate)
         raise
@@ -134,7 +135,8 @@ def _gated_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activat
 
 
 def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str, aux: bool) -> Plan:
-    """The plan of a gated layer whose weights are apart: that of their interleaved copy, made where a kernel runs."""
+    """The plan of a gated layer whose weights are apart: that of their interleaved copy, which a kernel's call
+    makes."""
     dispatcher = current()
     try:
         key = ("pair", activation, aux, w1.is_inference() or w3.is_inference(), *map(key_of, (x, w1, w3)))
@@ -151,8 +153,9 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
         d, z = torch_pair(x, w1, w3, activation)
         return (d, z) if aux else d
 
-    whole = w1.new_empty((2 * w1.shape[0], w1.shape[1]), device="meta")
-    request = request_fused(x, whole, False, Epilogue(cast("Activation", activation), True, aux), apart)
+    # A stand-in without data: the copy's shape and strides decide the plan, and its memory is aligned.
+    pair = w1.new_empty((2 * w1.shape[0], w1.shape[1]), device="meta")
+    request = request_fused(x, pair, False, Epilogue(cast("Activation", activation), True, aux), apart)
     if w1.is_inference() or w3.is_inference():
         return dispatcher.plan(key, request._replace(problem=None, obstacle="weights of inference mode, not followed"))
     return dispatcher.plan(key, request._replace(pair=True), Arguments(x, w1, w3))
@@ -266,7 +269,7 @@ def _pair_gradients(
 
 
 def _by_rows(grad: torch.Tensor, weight: torch.Tensor, wide: bool) -> torch.Tensor:
-    """``grad @ weight``, in fp32 where it is added to another such."""
+    """``grad @ weight``, of all rows; ``wide``: in fp32, because another such product is added."""
     rows = as_rows(grad)
     other = weight.conj() if weight.is_complex() else weight
     d: torch.Tensor = OPS["matmul"](rows, other, "f32", F32.torch_dtype if wide else None)

@@ -25,12 +25,14 @@ def grouped_mm(
 ) -> torch.Tensor:  # fmt: skip
     """``torch.nn.functional.grouped_mm``: a product for each group of rows of A, (M,K) and (G,K,N) to (M,N).
 
-    ``offs`` (G,), int32 on the device, ascending: the row behind each group's last; the first group starts at row 0.
-    Rows behind the last group are not computed: zeros by torch on the CPU, anything else elsewhere. Nothing waits for
-    the device where a kernel or torch's own grouped product runs. Also torch's other forms: (M,K) and (K,N), whose K is
-    grouped, to (G,M,N); (G,M,K) and (K,N), whose N is grouped, to (M,N); and, without offs, (G,M,K) and (G,K,N).
-    ``bias``: added to each group's product, to which it is broadcast. ``out_dtype``: that of A, or torch.float32. On
-    CPU tensors torch computes, with fp32 sums. Raises TypeError or ValueError for what does not fit.
+    ``offs`` (G,) is int32 on the device and ascending: for each group the row after its last; the first group starts at
+    row 0. Rows after the last group are not computed: they are zeros on the CPU and may be anything elsewhere. The host
+    does not wait for the device if a kernel or torch's own grouped product runs.
+
+    torch's other forms are served too: (M,K) and (K,N) with groups of K give (G,M,N); (G,M,K) and (K,N) with groups of
+    N give (M,N); (G,M,K) and (G,K,N) without ``offs`` are a batch. ``bias`` is broadcast and added to each group's
+    product. ``out_dtype``: that of A, or torch.float32. On CPU tensors torch computes, with fp32 sums. Raises TypeError
+    or ValueError for operands that do not fit.
     """
     if all_undispatched((mat_a, mat_b, offs, bias)):
         return _grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
@@ -50,7 +52,7 @@ def plan_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan of a grouped product; all that it depends on is in its key."""
+    """The plan of a grouped product. Its key has everything that the plan depends on."""
     dispatcher = current()
     try:
         key = ("grouped", key_of(a), key_of(b), key_of(offs), key_of(bias), out_dtype)
@@ -94,14 +96,14 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _within(gradient: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
-    """Zeros where no group is: a product leaves those rows or columns as they are."""
+    """The gradient with zeros in rows or columns of no group, which a product leaves undefined."""
     places = TORCH.arange(gradient.shape[dim], device=gradient.device)
     inside = places < offs[-1] if offs.shape[0] else places < 0
     return TORCH.where(inside[:, None] if dim == -2 else inside, gradient, 0)
 
 
 def _vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:
-    """One after the other: groups of several batches are no grouped product."""
+    """One product after the other: groups of several batches are no grouped product."""
     mapped = [vmapping.first(value, dim) for value, dim in zip(arguments, in_dims, strict=True)]
     each: Sequence[Any] = [
         _OPS["grouped_mm"](*(value if dim is None else value[i] for value, dim in zip(mapped, in_dims, strict=True)))

@@ -1,8 +1,8 @@
-"""Our kernels among the choices of torch.compile: Inductor times them beside ATen's and Triton's and takes the fastest.
+"""Offers our kernels to torch.compile: Inductor times them beside ATen's and Triton's and takes the fastest.
 
-``offer`` makes both: ``cudal2gen_mm`` is a further choice of every ``mm`` under max-autotune, and ``cudal2gen::linear``
-is timed in ranges of rows against torch's own product, which Inductor may compute by Triton. What Inductor times is the
-nearest kernel of a pack, whether `bench` measured it or not. The interfaces are those of torch 2.13.
+``offer`` does two things. ``cudal2gen_mm`` becomes a choice of every ``mm`` under max-autotune, and
+``cudal2gen::linear`` is timed in ranges of rows against torch's own product, which Inductor may compute by Triton.
+Inductor times the nearest kernel of a pack, whether `bench` measured it or not. The interfaces are those of torch 2.13.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPLIT_POINTS = (1, 16, 64, 256, 1024, 4096)
 
 def cudal2gen_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """``out = a @ b`` by the nearest kernel, for ``torch._inductor.config.external_matmul``: a (M,K), b (K,N) and out
-    (M,N) of any type and strides; torch computes what no kernel does."""
+    (M,N) of any type and strides; torch computes if no kernel does."""
     import torch
 
     if element_or_none(a.dtype) is None or a.dtype != b.dtype or out.dtype != a.dtype:
@@ -64,12 +64,12 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = Non
 
 
 def offer(split_points: Sequence[int] = SPLIT_POINTS, least_gain: float = 1.02) -> None:
-    """Lets torch.compile choose our kernels by its own timings, in this process; a second call changes nothing but
+    """Lets torch.compile choose our kernels by its own timings in this process. A second call changes only
     ``split_points`` and ``least_gain``.
 
-    ``split_points``: rows of ``linear``'s input at which it chooses anew, ascending; it does so for inputs whose rows
-    are dynamic. ``least_gain``: how many times faster than the operator as it is a choice must be. Raises WrongInput
-    where the installed torch has no such interface.
+    ``split_points``: ascending numbers of rows of ``linear``'s input; for an input with dynamic rows, Inductor chooses
+    anew in each range between them. ``least_gain``: how many times faster than the unchanged operator a choice must be.
+    Raises WrongInput if the installed torch has no such interface.
     """
     import torch
 
@@ -99,7 +99,7 @@ def offer(split_points: Sequence[int] = SPLIT_POINTS, least_gain: float = 1.02) 
 
 
 def withdraw() -> None:
-    """Undoes ``offer``: what is compiled from then on has none of our kernels as choices."""
+    """Undoes ``offer``: code that is compiled from then on has none of our kernels as choices."""
     import torch
     from torch._inductor import config
     from torch._inductor.lowering import user_lowerings
@@ -111,7 +111,7 @@ def withdraw() -> None:
 
 @cache
 def _offered() -> Any:
-    """The operator that Inductor times in the place of ``linear``."""
+    """The operator that Inductor times in place of ``linear``, defined once."""
     import cudal2gen.operators.torch_operators  # noqa: F401  # defines linear
 
     schema = f"{OFFERED}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor"

@@ -1,4 +1,4 @@
-"""A model's linear layers on our kernels, and back."""
+"""Lets a model's linear layers use our kernels, and undoes that."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TYPES = tuple(element.torch_dtype for element in ELEMENTS.values())
 
 
 class Replaced(NamedTuple):
-    """What ``patch`` did: names of replaced layers, and of other linear ones with the reason why they are as before;
-    modules that compute some of their layers as one, and which."""
+    """What ``patch`` did. ``layers``: names of replaced layers; ``left``: names of other linear layers, each with the
+    reason; ``fused``: names of modules that compute several of their layers at once, each with those layers."""
 
     layers: list[str]
     left: dict[str, str]
@@ -33,7 +33,7 @@ class Replaced(NamedTuple):
 
 
 def check_model(model: object) -> None:
-    """Raises TypeError for what is no module."""
+    """Raises TypeError for a value that is no module."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -56,7 +56,8 @@ def replace_layers(model: torch.nn.Module) -> Replaced:
 
 
 def unpatch(model: torch.nn.Module) -> list[str]:
-    """Undoes ``patch``: the modules are as they were. Answers their names."""
+    """Undoes ``patch`` and returns the names of the modules that it had changed. Raises TypeError for a value that is
+    no module."""
     check_model(model)
     undone = []
     for name, module in model.named_modules():
@@ -67,7 +68,7 @@ def unpatch(model: torch.nn.Module) -> list[str]:
 
 
 class Forward(partial[Any]):
-    """The forward of a patched module, whose class has another; copied and pickled with it."""
+    """The forward of a patched module. It is an attribute of the module, and copied and pickled with it."""
 
 
 def set_forward(module: torch.nn.Module, forward: Callable[..., Any], *arguments: Any) -> None:
@@ -84,9 +85,10 @@ def patched(module: torch.nn.Module) -> bool:
 
 
 def as_typed(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether a layer of this weight is ours for x: one type of ours, which no autocast changes.
+    """Whether our operators compute a layer with this weight and input: both have one type of ours, and no autocast
+    changes it.
 
-    A model may be converted or moved after it was patched.
+    This is tested at each call: a model may be converted or moved after it was patched.
     """
     import torch
 
@@ -98,7 +100,7 @@ def as_typed(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def _why_not(module: torch.nn.Module) -> str:
-    """The reason why a layer is left unchanged; "" for one that is replaced."""
+    """Why a layer is left unchanged; "" if it is replaced."""
     import torch
 
     if type(module) is not torch.nn.Linear:

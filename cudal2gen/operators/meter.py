@@ -1,4 +1,4 @@
-"""Device clocks for measurements during calls."""
+"""Device clocks, for measurements during calls."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Protocol
 from cudal2gen.launch.gpu import Card
 from cudal2gen.results import Environment
 
-CYCLES_US = 2000  # of an SM in a microsecond, at the clocks of fast cards: slower ones are held a little longer
+CYCLES_US = 2000  # cycles of an SM in a microsecond on fast cards; slower cards are held a little longer
 HOLD_MARGIN = 1.25
 FIRST_CALL_US, MAX_CALL_US = 20.0, 100.0  # time that the host takes for a call: assumed at first, believed at most
 
 
 class Meter(Protocol):
-    """A device's clock."""
+    """The clock of a device."""
 
     @property
     def environment(self) -> Environment:
-        """The card and what else times depend on. Raises GpuError where it cannot be read."""
+        """The card and everything else that times depend on. Raises GpuError if it cannot be read."""
         ...
 
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
-        """Device time of so many calls in a row, in microseconds."""
+        """Device time of this many calls in a row, in microseconds."""
         ...
 
     def synchronize(self) -> None: ...
@@ -40,15 +40,16 @@ class Meter(Protocol):
 class CudaMeter:
     """The clock of a CUDA device of torch, on that device's current stream, whichever device is current.
 
-    The stream is held until the host has enqueued all calls of a sample: short kernels would wait for the host between
-    them, and their samples would be the host's time.
+    The stream is kept busy until the host has enqueued all calls of a sample. Otherwise short kernels would wait for
+    the host, and a sample would measure the host.
     """
 
     def __init__(self, index: int) -> None:
         import torch
 
         self._torch, self._card, self._index = torch, Card(index), index
-        self._call_us = FIRST_CALL_US  # the host's time for a call: a fading maximum, since kinds of calls alternate
+        # The host's time for a call, as a maximum that fades: long and short calls alternate.
+        self._call_us = FIRST_CALL_US
         self._stream = partial(torch.cuda.current_stream, index)
 
     @property
@@ -70,7 +71,7 @@ class CudaMeter:
         return float(start.elapsed_time(stop)) * 1000
 
     def _hold(self, us: float) -> None:
-        """Enqueues idling for at least so long."""
+        """Keeps the stream busy for at least this long."""
         with self._torch.cuda.device(self._index):
             self._torch.cuda._sleep(int(us * HOLD_MARGIN * CYCLES_US))
 

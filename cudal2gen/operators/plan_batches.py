@@ -40,7 +40,7 @@ def matrix_strides(
 
 
 def step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The stride that visits all elements of some dimensions in order; None where no single one does."""
+    """The stride that visits all elements of some dimensions in order; None if no single stride does."""
     dimensions = [pair for pair in zip(extents, strides, strict=True) if pair[0] != 1]
     for (_, outer), (extent, inner) in pairwise(dimensions):
         if outer != extent * inner:
@@ -61,7 +61,7 @@ def folded(
 
 
 def spaced(batch: Sequence[int], a: MatrixStrides, b: MatrixStrides, d: MatrixStrides) -> tuple[Batches | None, str]:
-    """The products as a strided batch; or None, and why they are none."""
+    """The products as a strided batch; or None, and the reason."""
     steps = [step(batch, matrices.batch) for matrices in (a, b, d)]
     uneven = [name for name, stride in zip("ABD", steps, strict=True) if stride is None]
     if uneven:

@@ -1,5 +1,5 @@
-"""How an operator becomes one of torch's: by schema and not by ``torch.library.custom_op``, whose checks cost
-microseconds a call."""
+"""Registers operators with torch, by schema and not by ``torch.library.custom_op``, whose checks cost microseconds at
+each call."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from cudal2gen.operators.dispatch import current
 
 NAMESPACE = "cudal2gen"
 
-_DEFINED: dict[str, tuple[Operator, Any]] = {}  # operators and their overloads, by name
+_DEFINED: dict[str, tuple[Operator, Any]] = {}  # operators and their overloads by name
 _LIBRARIES: list[Any] = []  # keeps the libraries alive, and with them their operators
-# A GPU of another kind has torch's product. Nested tensors are of no such key, and have their own.
+# The first key serves every device; on one without kernels the plan is torch's product. Nested tensors do not have it.
 _KEYS = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA")
 
 
 class Operator(NamedTuple):
-    """``run``: on tensors of any device. ``fake``: without data, for torch.compile and meta tensors. ``by_torch``:
-    torch's own functions, for tangents and for operands whose classes know these alone. ``keep`` and ``backward``: the
-    derivative's ``setup_context`` and itself. ``vmap``: see ``torch.library.register_vmap``."""
+    """An operator to be registered. ``run`` computes it with tensors on any device, ``fake`` without data, for
+    torch.compile and meta tensors, and ``by_torch`` by torch's own functions, for tangents and for operands whose
+    classes know these alone. ``keep`` is the derivative's ``setup_context`` and ``backward`` the derivative. ``vmap``:
+    see ``torch.library.register_vmap``."""
 
     schema: str
     run: Callable[..., Any]
@@ -37,7 +38,7 @@ class Operator(NamedTuple):
 
 
 def register(*operators: Operator) -> dict[str, Any]:
-    """Defines operators; their overloads by name."""
+    """Defines operators and returns their overloads by name."""
     import torch
 
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -60,7 +61,7 @@ def register(*operators: Operator) -> dict[str, Any]:
 
 
 def call(name: str, *arguments: Any, **options: Any) -> Any:
-    """An operator by torch's dispatcher; for operands that only torch's functions know, these."""
+    """Calls an operator by torch's dispatcher, or torch's own functions for operands that know these alone."""
     operator, overload = _DEFINED[name]
     operands = (*arguments, *options.values())
     reason = foreign(operands, functions=True)
@@ -74,9 +75,9 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
-    """The operator with its derivative, as torch's dispatcher calls it.
+    """The operator with its derivative, as torch's dispatcher calls it under the key Autograd.
 
-    ``torch.library.register_autograd`` makes functions that torch.func.grad refuses.
+    ``torch.library.register_autograd`` is not used, because torch.func.grad refuses the functions that it makes.
     """
     import torch
     from torch._functorch.utils import enable_single_level_autograd_function
@@ -89,12 +90,13 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
             return overload(*arguments)
 
     def forward(*arguments: Any) -> Any:
-        # Needed by the next level of nested transforms, without effect below autograd.
+        # Both modes are off within a Function. The next level of nested transforms needs them; below autograd they have
+        # no effect.
         with torch.enable_grad(), _set_fwd_grad_enabled(True):
             return below(*arguments)
 
     class Derivative(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]  # torch has no types here
-        """As functorch's own: of one level of transforms."""
+        """A derivative of one level of transforms, as functorch's own are."""
 
     Derivative.__name__ = f"{operator.name}_derivative"
     methods = {"forward": forward, "setup_context": operator.keep, "backward": operator.backward}
@@ -106,7 +108,7 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
             return operator.by_torch(*arguments)
         differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         if not differentiable and local(arguments):
-            return operator.run(*arguments)  # does what the dispatcher would, in less time
+            return operator.run(*arguments)  # what the dispatcher would call in the end
         if foreign(arguments):
             return operator.by_torch(*arguments)
         if differentiable:
@@ -118,7 +120,7 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
 
 
 def has_tangents(arguments: Sequence[Any]) -> bool:
-    """Whether a tensor has a tangent, which only torch's functions carry along."""
+    """Whether a tensor has a tangent (a forward-mode derivative), which only torch's functions compute with."""
     from torch import Tensor
     from torch.autograd.forward_ad import unpack_dual
 
@@ -126,13 +128,13 @@ def has_tangents(arguments: Sequence[Any]) -> bool:
 
 
 def no_script(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets ``torch.jit.script`` refuse a function in words."""
+    """Lets ``torch.jit.script`` refuse a function with a clear message."""
     function.__prepare_scriptable__ = partial(refuse_script, function.__name__, "a function")  # type: ignore[attr-defined]
     return function
 
 
 def refuse_script(name: str, subject: str) -> None:
-    """Raises TypeError, in the place of what torch.jit.script would compile."""
+    """Raises TypeError; torch.jit.script calls this to get what it should compile."""
     raise TypeError(
         f"cudal2gen.{name}: torch.jit.script cannot compile {subject} that chooses a kernel at each call; "
         "use torch.compile or torch.export"

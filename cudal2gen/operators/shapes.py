@@ -1,7 +1,7 @@
-"""Products that a model computes, as ``tune-model`` collects them without computing any.
+"""Collects the products that a model computes, for ``tune-model``.
 
-The model runs on tensors without data, so that any model on any machine is a matter of seconds, also one whose weights
-would not fit; or as it is, where it looks at values.
+The model runs on tensors without data. That takes seconds for any model on any machine, also if the weights would not
+fit. A model that looks at values must run with real tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ModelError(WrongInput):
-    """A model that cannot be found or run; the message says why."""
+    """A model cannot be found or run; the message says why."""
 
 
 class Product(NamedTuple):
@@ -42,13 +42,15 @@ class Product(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Products of fp16 and bf16 by their number of calls (a batch counts as many), and others by type of number."""
+    """``products``: how often each product of fp16 or bf16 is computed, every one of a batch counted; ``others``: how
+    many products there are of each other type."""
 
     products: Counter[Product]
     others: Counter[str]
 
     def problems(self, gpu: str, acc: Acc) -> list[dict[str, Any]]:
-        """As JSON values: a ``Problem``, ``count``, and ``op``; the most work first. Sums of bf16 are in fp32."""
+        """The products as JSON values with the fields of a ``Problem``, ``count`` and ``op``, those with the most work
+        first. ``acc`` is that of fp16; bf16 is summed in fp32."""
         rows = []
         for product, count in self.products.items():
             fields = product._asdict() | {"gpu": gpu, "acc": acc if product.ab == "f16" else "f32"}
@@ -62,7 +64,7 @@ class Collected(NamedTuple):
 
 
 def find_model(name: str) -> Callable[[], Any]:
-    """The callable of ``module:callable`` or ``file.py:callable`` (``main`` where none is named). Raises ModelError."""
+    """The callable of ``module:callable`` or ``file.py:callable``, by default ``main``. Raises ModelError."""
     where, _, what = name.partition(":")
     what = what or "main"
     if where.endswith(".py") and not Path(where).is_file():
@@ -91,8 +93,8 @@ def _from_file(path: Path) -> Any:
 
 
 def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -> Collected:
-    """The products that a callable asks of torch. ``fake``: its tensors have no data; ``any_type``: as if all were
-    fp16. Raises ModelError where it fails."""
+    """The products that a callable computes by torch. ``fake``: its tensors have no data; ``any_type``: every type
+    counts as fp16. Raises ModelError if it fails."""
     import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
@@ -111,7 +113,7 @@ def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -
 
 
 def _cause(error: BaseException) -> str:
-    """Where an exception of a model's code was raised, its class and its first line."""
+    """The place at which a model's code raised an exception, the exception's class, and its first line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = next(iter(str(error).splitlines()), "")
     place = "" if last.filename.startswith("<frozen") else f"{last.filename}:{last.lineno}: "
@@ -120,8 +122,8 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _converted_by_replacing() -> Iterator[None]:
-    """Lets ``model.half()`` and its like replace parameters: torch would exchange them, which tensors without data
-    refuse."""
+    """A context in which ``model.half()`` and its like make new parameters: torch would swap their data, which tensors
+    without data do not allow."""
     import torch
 
     def replaced(self: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:
@@ -161,7 +163,8 @@ def _watched(collected: Collected, any_type: bool) -> Iterator[None]:
 
 
 def _operands(func: Any, args: Any) -> tuple[str, torch.Tensor, torch.Tensor, int] | None:
-    """Of an operator that is a product: its name, A (.., m, k) and B (.., k, n), and how many products it is."""
+    """The name of an operator that is a product, A (.., m, k), B (.., k, n), and how many products it computes; None
+    for other operators."""
     name = str(func).removesuffix(".default")
     if name in ("aten.mm", "cudal2gen.matmul", "cudal2gen.matmul.out"):
         return name, args[0], args[1], 1

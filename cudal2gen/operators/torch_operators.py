@@ -1,5 +1,5 @@
-"""The operators ``cudal2gen::matmul``, ``cudal2gen::matmul.out`` and ``cudal2gen::linear``, and functions that call
-them, past torch's dispatcher where nothing in torch would see the call."""
+"""The operators ``cudal2gen::matmul``, ``cudal2gen::matmul.out`` and ``cudal2gen::linear``, and the functions that call
+them. If nothing in torch has to see a call, they skip torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ def matmul(
     a: torch.Tensor, b: torch.Tensor, *, acc: Acc = "f32", out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """``torch.matmul`` of fp16 or bf16 tensors, a (..., M,K) and b (..., K,N), by the fastest kernel measured, else by
-    torch.
+    """``torch.matmul`` of fp16 or bf16 tensors, a (..., M,K) and b (..., K,N), by the fastest measured kernel, or by
+    torch if none is faster.
 
-    Vectors and batch dimensions are torch.matmul's: rows of a with one b are one product, others a batch, its matrices
-    evenly spaced. ``acc``: the accumulator, f32, or for fp16 also f16 where that is asked for and a kernel has it.
-    ``out_dtype``: of the result (..., M,N), that of a and b, or torch.float32, the sums as they are. Row-major ``a``,
-    and ``b`` row-major or a transposed view of a row-major (N,K), are read where they lie, with any leading dimension;
-    other strides and other types are torch's. On CPU tensors torch computes, with fp32 sums. ``out``: written in place;
-    not with gradients. Raises TypeError for types that differ, ValueError for what does not fit.
+    Vectors and batch dimensions are torch.matmul's. Rows of ``a`` that share one ``b`` are one product; else the batch
+    runs on a kernel if its matrices are evenly spaced. A row-major ``a``, and a ``b`` that is row-major or the
+    transposed view of a row-major (N,K), are read in place with any leading dimension. torch computes for other strides
+    and types, and on the CPU, there with fp32 sums.
+
+    ``acc``: the type in which products are summed, f32, or for fp16 on request f16. ``out_dtype``: the type of the
+    result (..., M,N), that of a and b, or torch.float32 for unrounded sums. ``out``: written in place, without
+    gradients. Raises TypeError for types that differ, ValueError for shapes and devices that do not fit.
     """
     if out is not None:
         direct = undispatched(a, b) and undispatched(out, out)
@@ -58,7 +60,7 @@ def bmm(
     a: torch.Tensor, b: torch.Tensor, *, acc: Acc = "f32", out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """``torch.bmm``: ``matmul`` of a (B,M,K) and b (B,K,N). Raises ValueError for other shapes, else as ``matmul``."""
+    """``torch.bmm``: ``matmul`` of a (B,M,K) and b (B,K,N). Raises as ``matmul``, and ValueError for other shapes."""
     if getattr(a, "ndim", 0) != 3 or getattr(b, "ndim", 0) != 3 or a.shape[0] != b.shape[0]:
         check_tensors(a=a, b=b)
         raise ValueError(f"a and b must be (B,M,K) and (B,K,N), got shapes {tuple(a.shape)} and {tuple(b.shape)}")
@@ -87,7 +89,7 @@ def _matmul(
 
 
 def plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None) -> Plan:
-    """The plan of a product; all that it depends on is in its key."""
+    """The plan of a product. Its key has everything that the plan depends on."""
     dispatcher = Current.dispatcher or current()  # spares every call a call
     try:
         lies = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15)
@@ -117,6 +119,7 @@ def _matmul_out(
         check_out(a, b, out, out_dtype)
         plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out, out_dtype), Arguments(a, b))
         plan.spans = (span(a), span(b), span(out))
+    # The plan knows how far the tensors reach; where they start differs from call to call.
     (span_a, span_b, span_out), start = plan.spans, out.data_ptr()
     before_a, before_b = start - a.data_ptr(), start - b.data_ptr()
     if (-span_out < before_a < span_a) or (-span_out < before_b < span_b):
@@ -126,12 +129,12 @@ def _matmul_out(
         plan.run(a, b, out)
     except LaunchError as error:
         dispatcher.replace(plan, error).run(a, b, out)
-    if not out.is_inference():
+    if not out.is_inference():  # such tensors have no version
         TORCH.autograd.graph.increment_version(out)
 
 
 def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Plan:
-    """The plan of a linear layer; all that it depends on is in its key."""
+    """The plan of a linear layer. Its key has everything that the plan depends on."""
     dispatcher = Current.dispatcher or current()  # spares every call a call
     try:
         bias_kind: tuple[Any, ...] = () if bias is None else (bias.device, bias.dtype, bias.shape)
@@ -150,7 +153,7 @@ def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def run_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """What the operator ``linear`` does with CPU and CUDA tensors."""
+    """The operator ``linear`` on tensors of any device."""
     d: torch.Tensor | None = NATIVE.planned(x, weight, _LINEAR) if bias is None else None
     if d is not None:
         return d
@@ -189,7 +192,7 @@ def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
     a, b, acc, _ = inputs
-    # Only what a wanted gradient needs is kept.
+    # A tensor that no wanted gradient needs is not kept, so that its memory can be freed.
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
     ctx.acc, ctx.dtype, ctx.shapes = acc, a.dtype, (a.shape, b.shape)
 
@@ -205,9 +208,9 @@ def matmul_gradients(
     a: torch.Tensor | None, b: torch.Tensor | None, grad: torch.Tensor, shapes: tuple[Any, Any],
     needs: Sequence[bool], acc: str = "f32",
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """The gradients of a and b in ``matmul(a, b)``. ``a`` is None where b needs no gradient, and the other way round.
+    """The gradients of a and b in ``matmul(a, b)``. ``a`` may be None if b needs no gradient, and the other way round.
 
-    ``shapes``: of a and b.
+    ``shapes``: those of a and b. ``needs``: which gradients are wanted.
     """
     of_a, of_b = (len(shape) for shape in shapes)
     product = OPS["matmul"]
@@ -229,7 +232,7 @@ def matmul_gradients(
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as one matrix, also where it has no elements."""
+    """The tensor as one matrix, also if it has no elements."""
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
@@ -238,7 +241,7 @@ def _adjoint(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _summed(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A broadcast operand's gradient: the sum over all its uses."""
+    """The gradient of an operand, summed over the dimensions in which it was broadcast."""
     return gradient if gradient.shape == tuple(shape) else gradient.sum_to_size(shape)
 
 
@@ -256,7 +259,7 @@ def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 def linear_gradients(
     x: torch.Tensor | None, weight: torch.Tensor | None, grad: torch.Tensor, needs: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of ``linear(x, weight, bias)``. ``x`` is None where weight needs none, and the other way round."""
+    """The gradients of ``linear(x, weight, bias)``. ``x`` may be None if weight needs none, and the other way round."""
     rows = as_rows(grad)
     of_x = of_weight = None
     if needs[0] and weight is not None:
@@ -302,5 +305,6 @@ def _kinds() -> dict[tuple[str, Any], int]:
 
 
 OPS = register(*OPERATORS)
-_KINDS, _NO_KIND = _kinds(), -1  # calls without a kind are never kept in C++
+# The kind of a call is the part of its key that C++ does not read from the tensors; -1 is kept for no plan.
+_KINDS, _NO_KIND = _kinds(), -1
 _LINEAR = len(_KINDS)

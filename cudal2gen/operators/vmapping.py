@@ -1,4 +1,4 @@
-"""Operators under ``torch.vmap``: the mapped dimension becomes a batch dimension of a product, the first."""
+"""Operators under ``torch.vmap``: the mapped dimension becomes the first batch dimension of a product."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Product = Callable[..., "torch.Tensor"]
 
 
 def first(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """The tensor with its mapped dimension, if it has one, before all others."""
+    """The tensor with its mapped dimension, if it has one, in front."""
     return tensor if dim is None else tensor.movedim(dim, 0)
 
 
 def matmul(product: Product, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, *options: Any) -> Mapped:
-    """Vectors become matrices, so that all batch dimensions are in line."""
+    """``product``, mapped. Vectors become matrices first, so that batch dimensions of a and b correspond."""
     ranks = [tensor.ndim - (dim is not None) for tensor, dim in zip((a, b), in_dims, strict=False)]
     a, b = first(a, in_dims[0]), first(b, in_dims[1])
     a, b = a.unsqueeze(-2) if ranks[0] == 1 else a, b.unsqueeze(-1) if ranks[1] == 1 else b
@@ -30,7 +30,7 @@ def matmul(product: Product, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch
 
 
 def _widened(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """The tensor with dimensions of one element inserted behind the first, up to this rank."""
+    """The tensor with dimensions of one element inserted after the first, up to this rank."""
     return tensor.reshape(tensor.shape[0], *(1,) * (rank - tensor.ndim), *tensor.shape[1:])
 
 
@@ -38,7 +38,7 @@ def linear(
     product: Product, layer: Product, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> Mapped:  # fmt: skip
-    """``product`` and ``layer``: the operators matmul and linear. Weights of which each is another's make a batch."""
+    """``layer``, mapped. ``product`` and ``layer`` are the operators matmul and linear; mapped weights make a batch."""
     of_x, of_weight, of_bias = (*in_dims, None)[:3]
     if of_weight is None and of_bias is None:
         return layer(first(x, of_x), weight, bias), 0

@@ -2,14 +2,15 @@
 
 A pack is a folder, or a wheel that installs one as the package ``cudal2gen_<gpu>``:
 
-- ``pack.json``: what it is for, the ABI that it needs (``abi``), the SHA-256 of every other file, and of itself;
-- ``table.json``: kernels and measurements (``choice``); a pack of candidates has none of these;
-- ``kernels/<digest>/kernel.cubin`` and ``kernel.launch``, each binary once; ``kernel.ptx`` on request. The cubin is
-  that of the build folder without source lines and PTX text (``sass.stripping``): the same code;
-- ``libcudal2gen.so``, ``cudal2gen.h`` and ``pack.txt``: the launcher, and the same table for C;
-- ``libcudal2gen_torch.so``: the launcher of torch (``torch_launcher.cpp``), for torch 2.10 and newer.
+- ``pack.json`` states the GPU model, the ABI that the pack needs (``abi``), and the SHA-256 of every other file and of
+  its own text;
+- ``table.json`` lists the kernels and their measurements (``results.choice``); a pack of candidates has kernels only;
+- ``kernels/<digest>/`` holds each binary once, as ``kernel.cubin`` and ``kernel.launch``, and on request
+  ``kernel.ptx``. The cubin has the code of the build folder's, without source lines and PTX text (``sass.stripping``);
+- ``libcudal2gen.so``, ``cudal2gen.h`` and ``pack.txt`` are the launcher and the same table for C programs;
+- ``libcudal2gen_torch.so`` launches from torch 2.10 and newer without Python (``torch_launcher.cpp``).
 
-The same records, measurements and compilers give the same bytes. The digests find damage; they are no signature.
+The same records, measurements and compilers give the same bytes. The digests detect damage; they are no signature.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The ABI of packs: what a pack and the version of this package that reads it must share.
 
-Versions may differ: a pack states the ABI that it needs and the fields that its records and rows use, and every version
-that has these uses it. A neutral field is not spelled (``kernel.schema``), so a new field raises no number. A number
-is raised where an older version would misread what a newer one writes; ``tests/cudal2gen/abi.json`` has what they
-stand for.
+The two versions may differ. A pack states the ABI that it needs and the fields that its records and rows use, and every
+version that has these can use the pack. A field with its neutral value is not written (``kernel.schema``), so a new
+field raises no number. Raise a number if an older version would misread what a newer one writes;
+``tests/cudal2gen/abi.json`` states the contract behind each number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SINCE = "0.1.0"  # the first version that reads packs of this ABI; their wheels 
 
 
 def fields(table: Table) -> dict[str, list[str]]:
-    """The fields that a table uses: of records by their family, and of rows (``rows``)."""
+    """The fields that a table uses: those of records by kernel family, and those of measured rows as ``rows``."""
     families: dict[str, set[str]] = {}
     for kernel in table.kernels:
         families.setdefault(str(kernel.fields["family"]), set()).update(kernel.fields)
@@ -33,7 +33,7 @@ def fields(table: Table) -> dict[str, list[str]]:
 
 
 def obstacle(facts: Mapping[str, object]) -> str | None:
-    """Why this version cannot use a pack of these facts, and what to do; None where it can."""
+    """Why this version cannot use a pack of these facts, and what to do; None if it can."""
     maker = f"cudal2gen {spelled(facts.get('version'))}"
     needs, used = facts.get("abi", FIRST), facts.get("fields", {})
     if not isinstance(needs, dict) or not all(type(needs.get(name)) is int for name in ABI):
@@ -48,11 +48,11 @@ def obstacle(facts: Mapping[str, object]) -> str | None:
                 f"needs {name} ABI {needs[name]} of {maker}, this {__version__} reads from {OLDEST[name]} on: make it "
                 "anew with this version, or install that one"
             )
-    stranger = next(_strangers(used.items()), None)
-    return stranger and _newer(stranger, f"{maker}, unknown to this {__version__}")
+    unknown = next(_unknown_fields(used.items()), None)
+    return unknown and _newer(unknown, f"{maker}, unknown to this {__version__}")
 
 
-def _strangers(used: Iterable[tuple[str, list[object]]]) -> Iterator[str]:
+def _unknown_fields(used: Iterable[tuple[str, list[object]]]) -> Iterator[str]:
     """Families and fields that this version does not have, as text."""
     for family, names in used:
         if family == "rows":

@@ -1,4 +1,4 @@
-"""The files of a pack, by their path in it."""
+"""The files of a pack: their paths within it, and their bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def contents(
 ) -> dict[str, bytes]:
     """All files of a pack by their path in it. Raises PackError for a table without kernels.
 
-    ``artifacts``: built kernels by digest; ``cuda``: the compiler's version.
+    ``artifacts``: built kernels by digest; ``cuda``: the compiler's version; ``with_ptx``: whether the kernels' PTX
+    comes along.
     """
     if not table.kernels:
         raise PackError(
@@ -47,8 +48,8 @@ def contents(
     files[HEADER] = (places.PACKAGE / "launch" / HEADER).read_bytes()
     files |= {name: text.encode() for name, text in _licences().items()}
     for digest in sorted({kernel.digest for kernel in table.kernels}):
-        files |= {f"kernels/{digest}/{name}": _built(artifacts[digest].directory / name) for name in names}
-    files["pack.txt"] = _plain(table, files)
+        files |= {f"kernels/{digest}/{name}": _built_file(artifacts[digest].directory / name) for name in names}
+    files["pack.txt"] = _table_for_c(table, files)
     facts = {
         "format": FORMAT,
         "abi": ABI,
@@ -72,7 +73,7 @@ def contents(
     return files | {"pack.json": as_json(facts | {"sha256": sha256(as_json(facts))})}
 
 
-def _built(path: Path) -> bytes:
+def _built_file(path: Path) -> bytes:
     """A file of a built kernel, its cubin without source lines and PTX text."""
     from kernelproof.sass.stripping import without_lines  # imported late: machines that only open packs do not need it
 
@@ -81,7 +82,7 @@ def _built(path: Path) -> bytes:
 
 
 def _torch_launcher() -> dict[str, bytes]:
-    """The launcher of torch, which a pack may lack: where there is no g++, calls stay Python's."""
+    """The launcher for torch. A pack made without g++ lacks it, and Python makes its calls."""
     from cudal2gen.generation import compiler  # imported late: machines that only open packs do not need it
 
     with contextlib.suppress(ToolchainError):
@@ -90,7 +91,8 @@ def _torch_launcher() -> dict[str, bytes]:
 
 
 def _licences() -> dict[str, str]:
-    """Ours, and CUTLASS's, whose headers are compiled into the cubins. Raises PackError where one is not found."""
+    """The licence of this package and that of CUTLASS, whose headers are compiled into the cubins. Raises PackError if
+    one is not found."""
     root = places.checkout()
     own = (root / "LICENSE").read_text() if root else _licence_of("cudal2gen", "LICENSE")
     cutlass = os.environ.get("CUTLASS_PATH")
@@ -108,16 +110,18 @@ def _licence_of(package: str, name: str) -> str:
     raise PackError(f"the licence of {package} is not found, which a pack must carry; install {package}")
 
 
-def _plain(table: Table, files: dict[str, bytes]) -> bytes:
-    """The table for C: a line is a word and ``name=value`` tokens; the last one is the digest of all before."""
+def _table_for_c(table: Table, files: dict[str, bytes]) -> bytes:
+    """The table for C. A line is a word and ``name=value`` tokens; the last line is the digest of all lines before."""
     gpu, others = GPUS[table.gpu], ",".join(sorted(VARIANTS))
     title = gpu.title.replace(" ", ",")
     lines = [f"pack format={FORMAT} gpu={table.gpu} sms={gpu.sms} title={title} others={others}"]
     lines += [f"file path={name} sha256={sha256(content)}" for name, content in sorted(files.items())]
-    plain = {_decided(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.later}
-    lines += [_plain_kernel(kernel, plain.get(_decided(kernel))) for kernel in table.kernels]
+    by_decisions = {
+        _decisions(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.later
+    }
+    lines += [_kernel_line(kernel, by_decisions.get(_decisions(kernel))) for kernel in table.kernels]
     lines += [
-        f"choice {_tokens(_posed(row._asdict()) | _products(row))} kernel={row.kernel} low={row.speedup[1]}"
+        f"choice {_tokens(_problem_fields(row._asdict()) | _products(row))} kernel={row.kernel} low={row.speedup[1]}"
         for row in table.rows
         if row.wins
     ]
@@ -129,16 +133,22 @@ def _products(row: Row) -> dict[str, int]:
     return {"products": row.products} if row.products > 1 else {}
 
 
-def _decided(kernel: Kernel) -> tuple[object, ...]:
-    """Sizes, types and decisions: equal for the kernels of a product with different fusions and batches."""
+def _decisions(kernel: Kernel) -> tuple[object, ...]:
+    """Sizes, types and decisions, which are equal for kernels that differ in fusion and batch alone."""
     problem = kernel.record.problem
     return (problem.ab, problem.d, problem.acc, problem.layout, kernel.sizes, str(kernel.record.decisions()))
 
 
-def _plain_kernel(kernel: Kernel, plain: int | None) -> str:
-    """The line of a kernel; ``plain``: the number of that with its decisions for the plain product, None for none."""
+def _kernel_line(kernel: Kernel, plain: int | None) -> str:
+    """The line of a kernel. ``plain``: the number of the kernel with the same decisions for the plain product, or
+    None."""
     first, last = capability_range(kernel.record.arch)
-    tokens = _posed(kernel.fields) | {"digest": kernel.digest, "first": first, "last": last, "smem": kernel.smem_bytes}
+    tokens = _problem_fields(kernel.fields) | {
+        "digest": kernel.digest,
+        "first": first,
+        "last": last,
+        "smem": kernel.smem_bytes,
+    }
     if kernel.record.problem.later and plain is not None:
         tokens["plain"] = plain
     if options := kernel.record.launch_options:
@@ -146,10 +156,10 @@ def _plain_kernel(kernel: Kernel, plain: int | None) -> str:
     return f"kernel {_tokens(tokens)}"
 
 
-def _posed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A problem's fields as a line spells them: types where they are not fp16."""
-    posed = Problem.without_neutral({name: fields[name] for name in Problem.model_fields if name in fields})
-    return {name: value for name, value in posed.items() if name != "gpu"}
+def _problem_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem's fields as a line states them, without those of neutral value."""
+    stated = Problem.without_neutral({name: fields[name] for name in Problem.model_fields if name in fields})
+    return {name: value for name, value in stated.items() if name != "gpu"}
 
 
 def _tokens(values: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Facts shared by writing and reading packs: file names, the JSON that digests cover, the error."""
+"""What writing and reading packs share: file names, the JSON text that digests cover, and the error."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class PackError(WrongInput):
 
 
 def as_json(values: Any) -> bytes:
-    """The bytes of a JSON file; a digest of values is one of these."""
+    """Values as the bytes of a JSON file: sorted, so that equal values have equal digests."""
     return (json.dumps(values, sort_keys=True, indent=1) + "\n").encode()
 
 
 def sha256(content: bytes) -> str:
-    """In hexadecimal digits."""
+    """The SHA-256 of some bytes, in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""Opening a pack: every file is checked, and that this version and machine can use it."""
+"""Opening packs: every file is compared with its digest, and the pack with this version and machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ FILE_NAME = re.compile(r"(?!.*\.\.)\w[\w./-]{0,200}", re.ASCII)  # names of file
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack whose files were checked when it was opened. ``card``: that it serves, where that is not of its model."""
+    """A pack whose files were checked when it was opened. ``card``: the card that it serves, if that is of another
+    model than the pack's."""
 
     directory: Path
     facts: dict[str, Any]
@@ -44,7 +45,7 @@ class Pack:
 
     @property
     def torch_library(self) -> Path | None:
-        """The launcher of torch; None in a pack that was made before there was one, or without g++."""
+        """The launcher for torch; None in a pack that was made without g++ or by a version that had none."""
         return self.directory / TORCH_LIBRARY if TORCH_LIBRARY in self.facts["files"] else None
 
     @cached_property
@@ -60,8 +61,9 @@ class Pack:
 
 
 def serving(packs: Mapping[str, Pack], card: CardFacts) -> Pack | None:
-    """The pack for a card, of packs by their GPU: its own model's, else the nearest one with a kernel that runs there,
-    without what was measured on the other model. Raises WrongInput for a table of another version."""
+    """The pack that serves a card, or None: that of its own model, else the nearest one with a kernel that runs there,
+    without its measurements, which say nothing of this card. ``packs``: by GPU model. Raises WrongInput for a table of
+    another version."""
     for model in card.stand_ins(packs):
         if model == card.model:
             return packs[model]
@@ -72,7 +74,7 @@ def serving(packs: Mapping[str, Pack], card: CardFacts) -> Pack | None:
 
 
 def open_pack(directory: Path) -> Pack:
-    """Opens a pack after checking every file; raises PackError that names a file that is missing or was altered."""
+    """Opens a pack after checking every file. Raises PackError, which names the file that is missing or was altered."""
     directory = Path(directory).resolve()
     if directory.suffix == ".whl" and directory.is_file():
         raise PackError(f"{directory} is a wheel: install it with pip, or unpack it")
@@ -100,14 +102,14 @@ def open_pack(directory: Path) -> Pack:
 
 
 def _signed_facts(path: Path) -> dict[str, Any]:
-    """The facts of a ``pack.json`` of this format, whose own digest is right. Raises PackError."""
+    """The facts of a ``pack.json`` of this format with a right digest of its own. Raises PackError."""
     facts = _read_json(path)
     digest = facts.pop("sha256", None)
     try:
-        whole = digest == sha256(as_json(facts))
+        intact = digest == sha256(as_json(facts))
     except RecursionError:
-        whole = False
-    if not whole:
+        intact = False
+    if not intact:
         raise PackError(f"{path} was altered: its digest is not its own")
     if facts.get("format") != FORMAT:
         raise PackError(
@@ -123,7 +125,7 @@ def _signed_facts(path: Path) -> dict[str, Any]:
 def installed() -> Iterator[Path]:
     """Folders of packs: those in ``CUDAL2GEN_PACK``, separated by colons, then those of installed wheels.
 
-    An installed package that cannot say where its folder is, is passed over: it is not a pack of ours.
+    An installed package that fails to name its folder is passed over: it is not a pack of ours.
     """
     yield from (Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name)
     for entry in metadata.entry_points(group=ENTRY_POINTS):
@@ -134,8 +136,8 @@ def installed() -> Iterator[Path]:
 
 
 class Search(NamedTuple):
-    """The first pack of a GPU model. ``refused``: why others cannot be used; ``shadowed``: by GPU model,
-    which good packs behind the first are not, and why."""
+    """The result of a search. ``packs``: the first usable pack of each GPU model; ``refused``: why others cannot be
+    used; ``shadowed``: by GPU model, which usable packs come after the first and are therefore not used."""
 
     packs: dict[str, Pack]
     refused: list[str]
@@ -143,12 +145,12 @@ class Search(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """All packs that are not used, with reasons, as text."""
+        """Every pack that is not used and the reason, one text each."""
         return [*self.refused, *(reason for reasons in self.shadowed.values() for reason in reasons)]
 
 
 def search(folders: Iterable[Path]) -> Search:
-    """The first good pack of each GPU model, and which others are not used. A folder that is named twice is one."""
+    """Opens the packs in these folders, in order. A folder that is named twice counts once."""
     result = Search({}, [], {})
     for directory in folders:
         try:

@@ -2,7 +2,7 @@
 
 The layout is that of ``kernels`` 0.17.2: ``build/torch-cuda`` is a package by itself, which imports torch and the
 standard library only and has operators in a namespace of its own; ``metadata.json`` has its name, architectures and
-digests; ``benchmarks/benchmark.py`` is what ``kernels benchmark`` runs. The pack lies within, whole.
+digests; ``benchmarks/benchmark.py`` is what ``kernels benchmark`` runs. The variant contains the complete pack.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORKLOADS = 8  # workloads of the benchmark
 
 
 class Workload(NamedTuple):
-    """A product of the benchmark. ``dtype``: torch's name."""
+    """A product of the benchmark. ``dtype``: torch's name of A's and B's type; ``transposed``: whether B is (n,k)."""
 
     m: int
     n: int
@@ -50,7 +50,7 @@ class Workload(NamedTuple):
 
 
 def repository(pack: Mapping[str, bytes], table: Table) -> dict[str, bytes]:
-    """The files of a repository, by their path in it, of a pack's files and its table."""
+    """The files of a repository by their paths, made from a pack's files and its table."""
     facts = json.loads(pack["pack.json"])
     name = f"cudal2gen-{facts['gpu']}"
     won, rows = facts["problems_won"], facts["problems_measured"]
@@ -77,16 +77,17 @@ def repository(pack: Mapping[str, bytes], table: Table) -> dict[str, bytes]:
 
 
 def workloads(table: Table) -> list[Workload]:
-    """Plain products for the benchmark, spread over the sizes: those that were won, else those of the kernels."""
+    """Up to ``WORKLOADS`` plain products, spread over the sizes: those that kernels won, or if none was measured, the
+    kernels' own."""
     won = {row.kernel for row in table.rows if row.wins}
-    posed = [
+    problems = [
         Problem.model_validate({name: kernel.fields[name] for name in Problem.model_fields if name in kernel.fields})
         for number, kernel in enumerate(table.kernels)
         if not won or number in won
     ]
     plain = {
         Workload(problem.m, problem.n, problem.k, ELEMENTS[problem.ab].dtype, problem.layout == "tn", problem.acc)
-        for problem in posed
+        for problem in problems
         if not problem.later and problem.d == "same"
     }
     ordered = sorted(plain, key=lambda workload: (workload.m * workload.n * workload.k, workload))
@@ -95,7 +96,7 @@ def workloads(table: Table) -> list[Workload]:
 
 
 def architectures(table: Table) -> list[str]:
-    """Those that the binaries are compiled for, such as 9.0a."""
+    """The architectures that the binaries are compiled for, such as 9.0a."""
     of_binaries = {kernel.digest: kernel for kernel in table.kernels}
     names = {kernel.record.arch.removeprefix("sm_") for kernel in of_binaries.values()}
     return sorted(re.sub(r"(\d)([a-z]?)$", r".\1\2", name) for name in names)

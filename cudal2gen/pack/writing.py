@@ -1,4 +1,4 @@
-"""A pack as a folder, and as a wheel."""
+"""Writes a pack as a folder or as a wheel."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WHEEL_NAME = re.compile(r"[\w.]+-[\w.+]+(-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.whl")
 
 
 def check_target(target: Path) -> None:
-    """Raises PackError where a folder cannot be written because something is there."""
+    """Raises PackError if something is in the way of a folder."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PackError(f"{target} is there already; remove it, or choose another --out")
 
 
 def write_folder(files: dict[str, bytes], target: Path) -> Path:
-    """Writes a pack as a folder, which appears when it is whole. Raises PackError, and Failure."""
+    """Writes a pack as a folder, which appears when all files are in it. Raises PackError, and Failure."""
     check_target(target)
     with folder(target) as scratch:
         for name, content in files.items():
@@ -36,7 +36,8 @@ def write_folder(files: dict[str, bytes], target: Path) -> Path:
 
 
 def write_wheel(files: dict[str, bytes], target: Path) -> Path:
-    """Writes a pack as a wheel; answers the file, which has the name that pip asks for where ``target``'s is none."""
+    """Writes a pack as a wheel and returns its path. If pip does not take ``target``'s name, the wheel gets one that it
+    takes, in the same folder."""
     facts = json.loads(files["pack.json"])
     # pip replaces a wheel of candidates by one of measurements, and the reverse, as their versions differ.
     package, version = f"cudal2gen_{facts['gpu']}", facts["version"]

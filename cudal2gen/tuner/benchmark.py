@@ -1,11 +1,11 @@
-"""Comparison of proposers on the same held-out problems, at equal numbers of evaluations.
+"""Compares proposers on the same held-out problems of the model environment, at equal numbers of evaluations.
 
-It runs in the model environment, so it compares ways of searching, not kernels, and its table says so. Against circular
-results, the environment is the frozen model times hidden terms, which no proposer may ask (they may ask the timing
-model, a relative), and held-out problems are absent from imitation, the pool of nearest problems and all training.
+The tables compare ways of searching and say nothing of kernels. Two things keep the results from being circular: the
+environment is the frozen model times hidden terms, which no proposer may ask (the timing model, a relative, may be
+asked); and held-out problems are absent from imitation, from the pool of nearest problems, and from all training.
 
-Regret after n evaluations: 1 - best / selected, where "selected" is the true time of the record with the best noisy
-time so far, and "best" is the least true time of the problem, over all its candidates and all searches.
+The regret after n evaluations is 1 - best / selected. "selected" is the true time of the record with the best noisy
+time so far; "best" is the least true time of the problem, over all its candidates and all searches.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ CLOSE = 0.98  # a search is close at this share of the best known speed
 
 @dataclass(frozen=True)
 class BenchmarkPlan:
-    """Numbers of problems, seeds and evaluations. ``longest``: evaluations of a search, by proposer.
+    """The sizes of a comparison.
 
-    ``environments``: hidden terms, each with training of its own; ``seeds``: of the searches in each.
-    ``imitation_seconds``: limit of the imitation. ``controls``: also the parts of the policy's training, alone and with
-    shuffled rewards, and searches that learn nothing from other problems. ``only``: names of proposers to compare, all
-    if empty.
+    - ``held_out`` and ``trained``: numbers of problems to search in and to learn from.
+    - ``environments``: so many hidden terms, each with its own training; ``seeds``: searches of a problem in each.
+    - ``evaluations_each``: trials of a training problem; ``longest``: evaluations of a search, by proposer.
+    - ``imitation_seconds``: limit of the policy's imitation.
+    - ``controls``: also compare parts of the policy's training, training on shuffled rewards, and searches that learn
+      nothing from other problems.
+    - ``only``: names of the proposers to compare; all if empty.
     """
 
     gpu: str = "h200"
@@ -68,24 +71,24 @@ class BenchmarkPlan:
     only: tuple[str, ...] = ()
 
 
-def sized(settings: BenchmarkPlan, held_out: int) -> BenchmarkPlan:
-    """These settings for ``held_out`` problems, with training problems, rounds and seconds in proportion."""
-    share = held_out / settings.held_out
+def sized(plan: BenchmarkPlan, held_out: int) -> BenchmarkPlan:
+    """The plan for ``held_out`` problems, with training problems, rounds and seconds in proportion."""
+    share = held_out / plan.held_out
     return replace(
-        settings,
+        plan,
         held_out=held_out,
-        trained=math.ceil(share * settings.trained),
-        contrast_rounds=math.ceil(share * settings.contrast_rounds),
-        group_rounds=math.ceil(share * settings.group_rounds),
-        imitation_seconds=share * settings.imitation_seconds,
+        trained=math.ceil(share * plan.trained),
+        contrast_rounds=math.ceil(share * plan.contrast_rounds),
+        group_rounds=math.ceil(share * plan.group_rounds),
+        imitation_seconds=share * plan.imitation_seconds,
     )
 
 
 class Score(NamedTuple):
     """One proposer's mean regret at each of ``CHECKPOINTS`` with 95 % intervals, and evaluations until ``CLOSE``.
 
-    ``close``: the median over problems and seeds, infinite where fewer than half of the searches reach it;
-    ``reached``: the share (0 to 1) of searches that do; ``longest``: evaluations of a search.
+    ``close``: the median over problems and seeds, infinite if fewer than half of the searches get there; ``reached``:
+    the share (0 to 1) of searches that do; ``longest``: evaluations of a search.
     """
 
     name: str
@@ -99,20 +102,20 @@ class Score(NamedTuple):
 class Comparison(NamedTuple):
     """Every proposer's score, and the environment of the comparison."""
 
-    settings: BenchmarkPlan
+    plan: BenchmarkPlan
     on: str
     scores: tuple[Score, ...]
     trained_evaluations: int
 
 
-def split(records: Sequence[Record], settings: BenchmarkPlan) -> tuple[list[Problem], list[Problem]]:
-    """Problems held out, and problems to train on: the published sizes in a random order, stratified by size class."""
+def split(records: Sequence[Record], plan: BenchmarkPlan) -> tuple[list[Problem], list[Problem]]:
+    """The problems held out and the problems to train on, drawn from the published sizes by size class."""
     from cudal2gen.bench import stratified
 
     sizes = sorted({(record.m, record.n, record.k) for record in records})
-    problems = [Problem(gpu=settings.gpu, acc=settings.acc, layout="tn", m=m, n=n, k=k) for m, n, k in sizes]
-    order = stratified(problems, settings.seed)
-    return order[: settings.held_out], order[settings.held_out : settings.held_out + settings.trained]
+    problems = [Problem(gpu=plan.gpu, acc=plan.acc, layout="tn", m=m, n=n, k=k) for m, n, k in sizes]
+    order = stratified(problems, plan.seed)
+    return order[: plan.held_out], order[plan.held_out : plan.held_out + plan.trained]
 
 
 def other_sizes(records: Iterable[Record], held_out: Iterable[Problem]) -> list[Record]:
@@ -142,7 +145,7 @@ class TimedEnvironment(Environment, Protocol):
 def search(
     environment: TimedEnvironment, proposer: Proposer, candidates: space.Candidates, evaluations: int, batch: int
 ) -> tuple[list[float], list[float]]:
-    """Noisy and true times in µs of a proposer's evaluations, in order; fewer than asked where it runs dry."""
+    """The noisy and the true times of a proposer's evaluations in µs, in order; fewer if it has no more proposals."""
     trials: list[Trial] = []
     keys: set[object] = set()
     idle = 0
@@ -164,7 +167,7 @@ def search(
 
 
 def selected_us(noisy: Sequence[float], true: Sequence[float]) -> list[float]:
-    """After each evaluation the true time of the record with the best noisy time so far."""
+    """For each evaluation, the true time of the record with the best noisy time so far."""
     selected, best = [], 0
     for number, time in enumerate(noisy):
         best = number if time < noisy[best] else best
@@ -186,8 +189,10 @@ def until_close(times: Sequence[float], best: float) -> float:
 
 
 def interval(regrets: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[tuple[float, float], ...]]:
-    """Means of regrets (environments, problems, counts), and 95 % bootstrap intervals: each of 2000 resamples draws
-    environments, or training seeds, and problems."""
+    """Means of regrets of shape (environments, problems, counts), with 95 % bootstrap intervals.
+
+    Each of 2000 resamples draws environments (or training seeds) and problems.
+    """
     rng = np.random.default_rng(0)
     environments = rng.integers(0, len(regrets), (2000, len(regrets)))
     problems = rng.integers(0, regrets.shape[1], (2000, regrets.shape[1]))
@@ -200,8 +205,8 @@ Runs = Sequence[Sequence[Sequence[float]]]  # selected times by problem and by s
 
 
 def summarise(name: str, runs: Sequence[Runs], best: Sequence[Sequence[float]], longest: int) -> Score:
-    """The score of ``runs[environment][problem][seed]``. Intervals: over environments and problems, of means over the
-    searches' seeds."""
+    """The score of ``runs[environment][problem][seed]``. Its intervals are over environments and problems, of the means
+    over seeds."""
     pairs = [list(zip(searches, least, strict=True)) for searches, least in zip(runs, best, strict=True)]
     regrets = [
         [
@@ -225,8 +230,8 @@ def summarise(name: str, runs: Sequence[Runs], best: Sequence[Sequence[float]], 
 class Trained(NamedTuple):
     """Everything that was trained on an environment's training problems.
 
-    ``pool``: the best recorded record of each; ``portfolio``: few of them that serve many problems, best first.
-    ``policies``: by name, None without torch.
+    ``pool``: the best record of each problem; ``portfolio``: the few of them that serve most problems, best first;
+    ``policies``: by name, empty without torch.
     """
 
     pool: list[Record]
@@ -237,7 +242,7 @@ class Trained(NamedTuple):
 
 
 def record_trials(environment: Environment, problems: Sequence[Problem], count: int, seed: int) -> list[TimedRecords]:
-    """Times of so many random legal records of each problem (``count``)."""
+    """The times of ``count`` random legal records of each problem."""
     rng = random.Random(seed)
     recorded = []
     for problem in problems:
@@ -249,22 +254,23 @@ def record_trials(environment: Environment, problems: Sequence[Problem], count: 
 
 
 def train(
-    environment: Model, published: Sequence[Record], problems: Sequence[Problem], settings: BenchmarkPlan, seed: int
+    environment: Model, published: Sequence[Record], problems: Sequence[Problem], plan: BenchmarkPlan, seed: int
 ) -> Trained:
-    """Records trials of the training problems; the cost model and the policies learn from the same ones."""
-    recorded = record_trials(environment, problems, settings.evaluations_each, seed)
+    """Records trials of the training problems, and trains the cost model and the policies on them."""
+    recorded = record_trials(environment, problems, plan.evaluations_each, seed)
     pool = [min(zip(timed.us, timed.records, strict=True), key=lambda pair: pair[0])[1] for timed in recorded]
-    policies = train_policies(environment, published, recorded, settings, seed)
+    policies = train_policies(environment, published, recorded, plan, seed)
     portfolio = choose_portfolio(environment, pool, problems)
-    return Trained(
-        pool, portfolio, cost_model.train(recorded, seed), policies, settings.evaluations_each * len(problems)
-    )
+    return Trained(pool, portfolio, cost_model.train(recorded, seed), policies, plan.evaluations_each * len(problems))
 
 
 def choose_portfolio(
     environment: Environment, pool: Sequence[Record], problems: Sequence[Problem], size: int = 8, tried: int = 24
 ) -> list[Record]:
-    """Records of the pool that together come nearest to the best of ``tried`` ones on training problems, greedily."""
+    """A few records of the pool that together come nearest to the best times of the training problems.
+
+    They are chosen greedily among ``tried`` records.
+    """
     members = pool[:: max(1, len(pool) // tried)][:tried]
     costs = []
     for problem in problems[:: max(1, len(problems) // tried)]:
@@ -286,29 +292,32 @@ def train_policies(
     environment: Environment | None,
     published: Sequence[Record],
     recorded: Sequence[TimedRecords],
-    settings: BenchmarkPlan,
+    plan: BenchmarkPlan,
     seed: int,
 ) -> dict[str, Policy]:
-    """Imitates published records, then the contrastive update; with ``controls`` also the group-relative update at
-    equal numbers of evaluations, and shuffled rewards, from ``environment``. Empty without torch."""
+    """The policies by name: imitation of published records, then the contrastive update. Empty without torch.
+
+    With ``controls`` also the group-relative update at an equal number of evaluations, and training on shuffled
+    rewards, both in ``environment``.
+    """
     try:
         policies.on_one_core()
     except ImportError:
         return {}
     prior = Policy(seed)
-    prior.imitate(published, settings.imitation_seconds)
+    prior.imitate(published, plan.imitation_seconds)
     ranked = [Ranked(timed.records, [-math.log(us) for us in timed.us]) for timed in recorded]
     contrast = prior.copy(seed)
-    policies.compare(contrast, ranked, settings.contrast_rounds, seed=seed)
-    if environment is None or not settings.controls:
+    policies.compare(contrast, ranked, plan.contrast_rounds, seed=seed)
+    if environment is None or not plan.controls:
         return {"prior": prior, "contrast": contrast}
     rng = random.Random(seed)
     shuffled, group = prior.copy(seed), prior.copy(seed)
     permuted = [Ranked(pair.records, rng.sample(list(pair.scores), len(pair.scores))) for pair in ranked]
-    policies.compare(shuffled, permuted, settings.contrast_rounds, seed=seed)
+    policies.compare(shuffled, permuted, plan.contrast_rounds, seed=seed)
     views: list[View] = [prior.view(space.candidates(timed.records[0].problem)) for timed in recorded]
     policies.practise(
-        group, views, lambda problem, records: rewards(environment, problem, records), settings.group_rounds,
+        group, views, lambda problem, records: rewards(environment, problem, records), plan.group_rounds,
         kl=0.1, seed=seed,
     )  # fmt: skip
     return {"prior": prior, "contrast": contrast, "group": group, "shuffled": shuffled}
@@ -328,7 +337,7 @@ def timing_model(records: Sequence[Record]) -> list[float]:
 
 
 def contestants(trained: Trained, controls: bool = False) -> Makers:
-    """Functions from a seed to a proposer, by name, without those whose libraries are not installed."""
+    """For each name a function that makes the proposer of a seed. Proposers without their library are left out."""
 
     def climbing(make: Callable[[int], Proposer]) -> Callable[[int], Proposer]:
         return lambda seed: HillClimbing(make(seed), "climbing", seed)
@@ -376,14 +385,14 @@ def _controls(trained: Trained) -> Makers:
 
 
 class Relay:
-    """Two proposers in sequence: the second answers once the first has no more proposals; both observe every trial."""
+    """Two proposers in sequence: the second answers when the first has no more proposals. Both observe every trial."""
 
     def __init__(self, first: Proposer, second: Proposer) -> None:
         self.name = first.name
         self._first, self._second = first, second
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """The first proposer's answer, or the second's where that is empty."""
+        """The first proposer's answer, or the second's if that is empty."""
         return self._first.propose(question, count) or self._second.propose(question, count)
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
@@ -393,30 +402,30 @@ class Relay:
 
 
 def compare(
-    published: Sequence[Record], settings: BenchmarkPlan, progress: Callable[[str], None] = lambda _: None
+    published: Sequence[Record], plan: BenchmarkPlan, progress: Callable[[str], None] = lambda _: None
 ) -> Comparison:
     """Trains, searches and scores. ``published``: the catalog's records of the accumulator to imitate."""
-    held_out, problems = split(published, settings)
+    held_out, problems = split(published, plan)
     spaces = [space.candidates(problem) for problem in held_out]
     imitated = other_sizes(published, held_out)
     runs: dict[str, list[list[list[list[float]]]]] = {}
     best: list[list[float]] = []
     evaluations = 0
-    for number in range(settings.environments):
-        environment = Model(seed=settings.seed + 1 + number)
+    for number in range(plan.environments):
+        environment = Model(seed=plan.seed + 1 + number)
         progress(f"{environment.on}: training on {len(problems)} problems; {len(held_out)} are held out")
-        trained = train(environment, imitated, problems, settings, settings.seed + number)
+        trained = train(environment, imitated, problems, plan, plan.seed + number)
         evaluations = trained.evaluations
         best.append([best_known(environment, candidates) for candidates in spaces])
-        for name, make in contestants(trained, settings.controls).items():
-            if settings.only and name not in settings.only:
+        for name, make in contestants(trained, plan.controls).items():
+            if plan.only and name not in plan.only:
                 continue
             progress(f"{environment.on}: {name}")
-            runs.setdefault(name, []).append(_searches(environment, make, spaces, best[-1], name, settings))
+            runs.setdefault(name, []).append(_searches(environment, make, spaces, best[-1], name, plan))
     scores = tuple(
-        summarise(name, searches, best, settings.longest.get(name, CHECKPOINTS[-1])) for name, searches in runs.items()
+        summarise(name, searches, best, plan.longest.get(name, CHECKPOINTS[-1])) for name, searches in runs.items()
     )
-    return Comparison(settings, "analytic model of 2026-11-22 with hidden terms", scores, evaluations)
+    return Comparison(plan, "analytic model of 2026-11-22 with hidden terms", scores, evaluations)
 
 
 def _searches(
@@ -425,15 +434,15 @@ def _searches(
     spaces: Sequence[space.Candidates],
     best: list[float],
     name: str,
-    settings: BenchmarkPlan,
+    plan: BenchmarkPlan,
 ) -> list[list[list[float]]]:
-    """The selected times by problem and seed; lowers ``best`` where a search finds a faster record."""
-    longest = settings.longest.get(name, CHECKPOINTS[-1])
+    """The selected times by problem and seed. Lowers ``best`` if a search finds a faster record."""
+    longest = plan.longest.get(name, CHECKPOINTS[-1])
     runs = []
     for index, candidates in enumerate(spaces):
         seeds = []
-        for seed in range(settings.seeds):
-            noisy, true = search(environment, make(1000 * settings.seed + seed), candidates, longest, settings.batch)
+        for seed in range(plan.seeds):
+            noisy, true = search(environment, make(1000 * plan.seed + seed), candidates, longest, plan.batch)
             best[index] = min(best[index], *true)
             seeds.append(selected_us(noisy, true))
         runs.append(seeds)
@@ -442,13 +451,13 @@ def _searches(
 
 def markdown(comparison: Comparison) -> str:
     """The table with its conditions and claims."""
-    settings = comparison.settings
+    plan = comparison.plan
     lines = [
-        f"# Ways of searching, {settings.gpu} {settings.acc}, compared in a model",
+        f"# Ways of searching, {plan.gpu} {plan.acc}, compared in a model",
         "",
-        f"**Modelled, not measured**: {comparison.on}. {settings.held_out} problems absent from all training, "
-        f"{settings.environments} seeds of hidden terms and training, {settings.seeds} of each search. Trained on "
-        f"{settings.trained} others, {comparison.trained_evaluations} evaluations. Regret: 1 - best known time / "
+        f"**Modelled, not measured**: {comparison.on}. {plan.held_out} problems absent from all training, "
+        f"{plan.environments} seeds of hidden terms and training, {plan.seeds} of each search. Trained on "
+        f"{plan.trained} others, {comparison.trained_evaluations} evaluations. Regret: 1 - best known time / "
         "chosen record's time, mean over problems, with a 95 % bootstrap interval over hidden terms and problems.",
         "",
     ]

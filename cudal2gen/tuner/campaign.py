@@ -88,7 +88,7 @@ class CampaignPlan:
     """What a campaign searches. Its trials go to the file ``store`` under ``run_name``.
 
     ``incumbent``, ``proposer`` and ``find_candidates`` give what a problem's search begins with. A proposer that draws
-    by problem and seed proposes the same whatever other searches are under way. ``settings`` limit each search,
+    by problem and seed proposes the same whatever other searches are under way. ``limits`` end each search,
     ``budget_seconds`` the campaign.
     """
 
@@ -97,7 +97,7 @@ class CampaignPlan:
     proposer: Callable[[Problem], Proposer]
     store: Path
     run_name: str
-    settings: searches.SearchLimits
+    limits: searches.SearchLimits
     budget_seconds: float | None = None
     find_candidates: Callable[[Problem], space.Candidates] = space.candidates
 
@@ -145,7 +145,7 @@ class _Campaign:
                 plan.proposer(problem),
                 self._executor,
                 lambda trials: results.append(trials, plan.store),
-                plan.settings,
+                plan.limits,
                 plan.run_name,
                 self._out_of_time,
                 lambda _: self._progress(self.state),
@@ -211,23 +211,23 @@ def run_in_turns(
     latest: dict[Problem, Search] = {}
 
     def turn(
-        problems: Sequence[Problem], share: float, settings: searches.SearchLimits, in_flight: int | None = None
+        problems: Sequence[Problem], share: float, limits: searches.SearchLimits, in_flight: int | None = None
     ) -> None:
         left = share * (plan.budget_seconds or 0.0) - (time.monotonic() - total.begin)
         if left > 0:
-            part = replace(plan, problems=problems, settings=settings, budget_seconds=left)
+            part = replace(plan, problems=problems, limits=limits, budget_seconds=left)
             ended = run(part, executor, progress, in_flight=in_flight)
             latest.update({search.problem: search for search in ended.searches})
             total.faults += [fault for fault in ended.faults if fault not in total.faults]
 
-    most, evaluations = plan.settings.evaluations, 0
+    most, evaluations = plan.limits.evaluations, 0
     while evaluations < most:
         evaluations = min(most, 2 * evaluations or FIRST)
-        short = replace(plan.settings, evaluations=evaluations, batch=min(FIRST, plan.settings.batch), longer=False)
+        short = replace(plan.limits, evaluations=evaluations, batch=min(FIRST, plan.limits.batch), longer=False)
         turn(plan.problems, SHORT_SHARE, short)
     gains = {problem: gain for problem, search in latest.items() if (gain := _short_gain(search)) > 1}
     # One at a time: nothing is left to compile, and the budget does not end a search that has begun.
-    turn(sorted(gains, key=lambda problem: -gains[problem]), 1.0, replace(plan.settings, evaluations=1), in_flight=1)
+    turn(sorted(gains, key=lambda problem: -gains[problem]), 1.0, replace(plan.limits, evaluations=1), in_flight=1)
     total.searches = [latest[problem] for problem in plan.problems if problem in latest]
     for search in total.searches:
         if len(search.evaluations) < most and search.stop_reason != searches.FINISHED:

@@ -1,4 +1,4 @@
-"""Proposers that climb from good starts: by trials alone, or by the cost model's expected improvement."""
+"""Proposers that improve on good records step by step: by trials alone, or by the cost model's expected improvement."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Proposer, Question
 from cudal2gen.tuner.proposers import Nearest
 
 AT_ONCE = 2  # proposals of an early answer: their trials decide the next ones
-PARENTS = 3  # best trials from which a climb starts
+PARENTS = 3  # best trials whose neighbours are looked at
 
 
 def answer_size(question: Question, count: int) -> int:
-    """Few proposals while each trial says much, a quarter of the trials later; ``count`` at most."""
+    """How many records to propose, ``count`` at most: few at first, when each trial changes the next choice, and a
+    quarter of the trials later."""
     return min(count, max(AT_ONCE, len(question.trials) // 4))
 
 
 class Choices(NamedTuple):
-    """A structure's row with an index for each of its free fields."""
+    """A candidate: the row of its structure, and for each of the structure's free fields the index of its value."""
 
     row: int
     free: tuple[int, ...]
 
 
 class HillClimbing(FixedStrategy):
-    """The first proposals of another proposer, then neighbours of the best trials: one structural field or one free
-    field differs, the best trial's neighbours first."""
+    """Takes the first proposals of another proposer, then neighbours of the best trials, which differ in one structural
+    field or in one free field. Neighbours of the best trial come first."""
 
     def __init__(self, starts: Proposer, name: str, seed: int = 0, first: int = 4) -> None:
         self.name = name
@@ -44,7 +45,7 @@ class HillClimbing(FixedStrategy):
         self._rng = random.Random(seed)
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Ends where no trial has a neighbour that was not proposed."""
+        """No proposals if all neighbours of the best trials were proposed before, and ``starts`` has none."""
         if len(question.trials) < self._first:
             share = min(answer_size(question, count), self._first - len(question.trials))
             if proposals := self._starts.propose(question, share):
@@ -64,7 +65,7 @@ class HillClimbing(FixedStrategy):
 
 
 class ModelOrder(FixedStrategy):
-    """Structures in the order of a score, least first, each with the first of its free fields' alternatives."""
+    """Proposes structures in the order of a score, the least first, with the first value of each free field."""
 
     def __init__(self, name: str, score: Callable[[Sequence[Record]], Sequence[float]]) -> None:
         self.name = name
@@ -72,7 +73,7 @@ class ModelOrder(FixedStrategy):
         self._order: tuple[Problem, list[int]] | None = None
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """The next ones that were not proposed."""
+        """The next structures that were not proposed."""
         candidates = question.candidates
         if self._order is None or self._order[0] != question.problem:
             self._order = question.problem, np.argsort(self._score(candidates.records), kind="stable").tolist()
@@ -87,7 +88,7 @@ class ModelOrder(FixedStrategy):
 
 
 class Scored(NamedTuple):
-    """Candidates, the model's inputs of them, and what its members say; shape (members, candidates)."""
+    """Candidates, the model's inputs for them, and the predictions of its members, of shape (members, candidates)."""
 
     places: list[Choices]
     inputs: Inputs
@@ -95,8 +96,10 @@ class Scored(NamedTuple):
 
 
 class Costs:
-    """The cost model on one problem's candidates: structures once, free fields as they are asked for. It keeps what the
-    last answer looked at, because the next one looks at most of it again."""
+    """The cost model's predictions for one problem's candidates: for all structures, and for free fields on demand.
+
+    The candidates of the last answer are kept, because the next answer looks at most of them again.
+    """
 
     def __init__(self, model: CostModel, candidates: Candidates) -> None:
         self.model, self.candidates = model, candidates
@@ -111,7 +114,7 @@ class Costs:
         self._rows: dict[int, Scored] = {}
 
     def everywhere(self, start: Mapping[str, object]) -> Scored:
-        """All structures with the free fields of ``start``."""
+        """All structures, each with the free fields of ``start``."""
         heads = self.candidates.heads.items()
         free = {family: choices_of(alternatives, start) for family, alternatives in heads}
         if self._everywhere is None or self._everywhere[0] != free:
@@ -120,7 +123,7 @@ class Costs:
         return self._everywhere[1]
 
     def around(self, rows: Iterable[int]) -> Scored:
-        """These structures with all of their free fields."""
+        """These structures with all values of their free fields."""
         self._rows = {row: self._rows.get(row) or self._scored(self._free(row)) for row in rows}
         parts = list(self._rows.values())
         places = [place for part in parts for place in part.places]
@@ -136,7 +139,7 @@ class Costs:
         return Scored(places, inputs, self.model.prior(inputs))
 
     def _fixed(self, row: int, names: tuple[str, ...]) -> tuple[str, ...]:
-        """A structure's tokens without those of its free fields."""
+        """A structure's tokens, without those of its free fields."""
         heads = self.candidates.heads[self.candidates.records[row].family]
         free = {name for alternatives in heads.values() for name in alternatives[0]}
         return tuple(name for name in names if name.split("=", 1)[0] not in free)
@@ -172,7 +175,7 @@ class CostModelProposer(FixedStrategy):
         self._inputs: dict[object, Inputs] = {}  # of trials
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Ends where every candidate that it looked at was proposed."""
+        """No proposals if all candidates that it looks at were proposed before."""
         if self._costs is None or self._costs[0] != question.problem:
             self._costs = question.problem, Costs(self._model, question.candidates)
             self._inputs = {}
@@ -193,7 +196,7 @@ class CostModelProposer(FixedStrategy):
             proposals.append(legal_proposal(self.name, record))
             if not question.trials and len(proposals) == 1:
                 proposals += self._near(question, keys)
-            # The next one of the answer is chosen as if this one had taken what is expected.
+            # The next record of the answer is chosen as if this one had taken its expected time.
             chosen = Inputs(*(part[place : place + 1] for part in inputs))
             mean, _ = posterior.predict(chosen, members[:, place : place + 1])
             observed = Inputs(*(np.concatenate(parts) for parts in zip(observed, chosen, strict=True)))
@@ -201,7 +204,7 @@ class CostModelProposer(FixedStrategy):
         return proposals
 
     def _near(self, question: Question, keys: set[object]) -> list[Proposal]:
-        """The nearest record's decisions, second in the first answer: where the model errs, they are a start."""
+        """The nearest record's decisions. They are second in the first answer, as a start in case the model errs."""
         near = [
             item for item in self._nearest.propose(question, 1) if item.record and item.record.kernel_key not in keys
         ]
@@ -220,7 +223,7 @@ class CostModelProposer(FixedStrategy):
         return observed, np.log(np.array([trial.cost for trial in ranked], np.float64))
 
     def _climbed(self, costs: Costs, question: Question, posterior: Posterior) -> Scored:
-        """The best structures of each start with all of their free fields."""
+        """The best structures of each start, with all values of their free fields."""
         rows: dict[int, None] = {}
         for start in self._starts(question):
             scored = costs.everywhere(start)
@@ -229,7 +232,8 @@ class CostModelProposer(FixedStrategy):
         return costs.around(rows)
 
     def _starts(self, question: Question) -> list[Fields]:
-        """Decisions whose free fields a climb begins with: of the best trial, the incumbent, and the nearest record."""
+        """The decisions whose free fields a climb starts with: those of the best trial, the incumbent and the nearest
+        record."""
         records = [trial.record for trial in question.ranked[:1]]
         if not records and question.incumbent is not None:
             records.append(question.incumbent.decisions())
@@ -239,7 +243,7 @@ class CostModelProposer(FixedStrategy):
 def improvement(
     posterior: Posterior, inputs: Inputs, members: NDArray[np.float32], log_us: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Expected improvement on the least of ``log_us``, or the negative mean before there is any."""
+    """The expected improvement on the least of ``log_us``; the negative mean if there is no time yet."""
     mean, deviation = posterior.predict(inputs, members)
     if not len(log_us):
         return -mean
@@ -250,28 +254,28 @@ def improvement(
 
 
 def _cumulative(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The normal distribution function, to 1e-3 where it matters."""
+    """The normal distribution function, with an error below 1e-3 where it matters."""
     cumulative: NDArray[np.float64] = 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
     return cumulative
 
 
 def _widths(candidates: Candidates, row: int) -> list[int]:
-    """How many alternatives each free field of a structure has."""
+    """The number of values of each free field of a structure."""
     return [len(values) for values in candidates.heads[candidates.records[row].family].values()]
 
 
 def first_choices(candidates: Candidates, row: int) -> Choices:
-    """A structure with the first alternatives."""
+    """A structure with the first value of each free field."""
     return Choices(row, tuple(0 for _ in _widths(candidates, row)))
 
 
 def settled(candidates: Candidates, row: int, fields: Mapping[str, object]) -> Choices:
-    """A structure with the alternatives that a record's fields name, the first ones elsewhere."""
+    """A structure with the values that a record's fields name; the first value of a field that they do not name."""
     return Choices(row, choices_of(candidates.heads[candidates.records[row].family], fields))
 
 
 def choices_of(heads: Mapping[str, Sequence[Fields]], fields: Mapping[str, object]) -> tuple[int, ...]:
-    """Of each free field the alternative that a record's fields name, the first one where they name none."""
+    """For each free field the index of the value that a record's fields name, 0 if they name none."""
     return tuple(
         next((index for index, values in enumerate(alternatives) if values.items() <= fields.items()), 0)
         for alternatives in heads.values()

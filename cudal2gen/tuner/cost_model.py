@@ -1,8 +1,9 @@
 """The pooled cost model: a record's time, with its uncertainty, from trials and recordings of many problems.
 
-log time = the timing model's estimate + what an ensemble of networks has learned that it misses + what the trials of
-the problem at hand say beyond both. The last part is a Gaussian process over decisions: its prior variance is the
-ensemble's spread and the ``spread`` of training problems that the networks do not explain.
+The logarithm of a time is the sum of three parts: the timing model's estimate; a correction that an ensemble of
+networks has learned from many problems; and a correction from the trials of the problem at hand. The last part is a
+Gaussian process over decisions, whose prior variance is the ensemble's spread plus the ``spread`` that the networks
+leave unexplained on training problems.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from kernelproof.ground.errors import WrongInput
 SHIPPED = Path(__file__).with_name("cost_model.npz")
 FORMAT = 1
 NEAR_BEST = 0.15  # distance from a problem's best, in log time, at which a record's weight has fallen by e
-SCALE = 1.0  # standard deviation of a problem's own constant, in log time
-SPREAD = 0.08  # spread of a model without training problems
+SCALE = 1.0  # standard deviation of a problem's own constant factor, in log time
+SPREAD = 0.08  # spread of a model without training problems, in log time
 LENGTHS = (0.8, 1.2, 1.8, 2.7, 4.0)  # length scales of the process that are tried, in octaves and differing fields
-NOISE = 0.006
+NOISE = 0.006  # standard deviation of a measurement, in log time
 
 
 class TimedRecords(NamedTuple):
@@ -43,7 +44,7 @@ class TimedRecords(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Records as the networks and the process see them."""
+    """Records as the networks (``columns``) and the process (``places``) see them, with their estimates."""
 
     columns: Floats
     places: Floats
@@ -51,7 +52,7 @@ class Inputs(NamedTuple):
 
 
 class CostModel:
-    """``tokens`` and ``ensemble`` as trained; ``spread`` and ``length`` of the process."""
+    """A trained ``ensemble`` with its ``tokens``, and the process's standard deviation ``spread`` and ``length``."""
 
     def __init__(self, tokens: Tokens, ensemble: Ensemble, spread: float = SPREAD, length: float = 1.8) -> None:
         self.tokens, self.ensemble, self.spread, self.length = tokens, ensemble, spread, length
@@ -63,15 +64,15 @@ class CostModel:
         return Inputs(columns, coordinates(described.numbers, one_hot), described.log_us)
 
     def prior(self, inputs: Inputs) -> Floats:
-        """Each member's logarithm of time; shape (members, records)."""
+        """Each member's logarithm of time, of shape (members, records)."""
         return self.ensemble.predict(inputs.columns) + inputs.log_us
 
     def times(self, records: Sequence[Record]) -> list[float]:
-        """Modelled times of records of one problem up to a common factor, from training alone."""
+        """Modelled times of one problem's records, up to a common factor, from training alone."""
         return self.times_of(facts(records))
 
     def times_of(self, described: Facts) -> list[float]:
-        """``times`` of records whose facts are at hand."""
+        """``times`` of records by their facts."""
         times: list[float] = np.exp(self.prior(self.inputs(described)).mean(0)).tolist()
         return times
 
@@ -80,7 +81,7 @@ class CostModel:
         return Posterior(self, observed, log_us, noise)
 
     def save(self, path: Path) -> None:
-        """Writes it by one rename, in half precision."""
+        """Writes the model in half precision, by a single rename."""
         buffer = io.BytesIO()
         header = {"format": FORMAT, "tokens": self.tokens.names, "spread": self.spread, "length": self.length}
         text = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -90,7 +91,7 @@ class CostModel:
 
 
 class Posterior:
-    """Means and standard deviations of log times, given trials; up to the problem's constant without any."""
+    """Means and standard deviations of log times, given trials. Without trials the problem's constant is unknown."""
 
     def __init__(self, model: CostModel, observed: Inputs, log_us: NDArray[np.float64], noise: float) -> None:
         self._model, self._observed = model, observed
@@ -100,7 +101,7 @@ class Posterior:
         covariance[np.diag_indices(len(log_us))] += noise**2
         self._factor = np.linalg.cholesky(covariance).astype(np.float64)
         residual: NDArray[np.float64] = log_us - members.mean(0).astype(np.float64)
-        # Costs may be ratios: their constant is far from the model's, and the process must not pull it back.
+        # Costs may be ratios, whose constant is far from the model's: the process must not pull it back.
         self._constant = float(residual.mean()) if len(residual) else 0.0
         self._answer = _solve(self._factor, residual - self._constant)
 
@@ -134,9 +135,9 @@ def _solve(factor: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[
 
 
 def train(timed: Sequence[TimedRecords], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
-    """A model of these problems. A tenth of them, apart from the rest, says what networks do not explain.
+    """A model of these problems. A tenth of them is kept apart, and says what the networks do not explain.
 
-    Raises ValueError without a problem that has two records.
+    Raises ValueError if no problem has two records.
     """
     return train_described([(facts(problem.records), problem) for problem in timed], seed, members, epochs)
 
@@ -145,7 +146,7 @@ Described = tuple[Facts, TimedRecords]
 
 
 def train_described(problems: Sequence[Described], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
-    """``train`` for problems whose facts are at hand."""
+    """``train`` for problems by their facts."""
     described = [(described_facts, problem) for described_facts, problem in problems if len(problem.records) > 1]
     if not described:
         raise ValueError("a cost model needs a problem with two timed records at least")
@@ -179,7 +180,7 @@ def _samples(tokens: Tokens, described: Sequence[Described]) -> Samples:
 
 
 def _unexplained(model: CostModel, described: Sequence[Described]) -> tuple[float, float]:
-    """Standard deviation and length of the process that make the residuals of these problems likeliest."""
+    """The standard deviation and length of the process for which the residuals of these problems are likeliest."""
     residuals = []
     for record_facts, problem in described[:24]:
         inputs = model.inputs(record_facts)
@@ -220,7 +221,7 @@ def load(path: Path = SHIPPED) -> CostModel:
 
 
 def timed(trials: Iterable[Trial]) -> list[TimedRecords]:
-    """Measured trials by problem; of several trials of a record the last one. Illegal records are left out."""
+    """Measured trials by problem. The last trial of a record counts; records that are illegal today are left out."""
     problems: dict[Problem, dict[object, tuple[Record, float]]] = {}
     for trial in trials:
         if trial.measured:

@@ -33,8 +33,8 @@ class Curve(NamedTuple):
 
 
 def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve], logarithmic: bool = False) -> str:
-    """A picture whose horizontal axis is logarithmic. ``logarithmic``: the vertical one is too, and all values are above
-    0. Raises ValueError without points."""
+    """A picture whose horizontal axis is logarithmic. ``logarithmic``: the vertical one is too; all values must then be
+    above 0. Raises ValueError without points."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         raise ValueError("no curve has a point; tune something first")

@@ -1,10 +1,10 @@
-"""Environments evaluate records: ``evaluate`` returns trials, and a record's failure is a trial with a reason.
+"""Environments evaluate records. A record's failure is a trial with a reason, and no exception.
 
-- ``replay`` answers from recorded trials, and raises Unrecorded for any other record.
-- ``model`` answers from the frozen model of ``cudal2gen.timing.model``, times hidden terms that no proposer can
+- ``Replay`` answers from recorded trials, and raises Unrecorded for any other record.
+- ``Model`` answers from the frozen model of ``cudal2gen.timing.model``, multiplied by hidden terms that no proposer can
   read, with noise. It stands for no GPU: it serves to compare and test ways of searching, and its trials have a store
   of their own.
-- ``gpu``, in ``tuner.on_gpu``: builds, checks, and times in turns with the incumbent and a baseline.
+- ``tuner.on_gpu`` builds and checks records, and times them in turns with the incumbent and a baseline.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kernelproof.ground.errors import WrongInput
 Array = NDArray[np.float64]
 Incumbent = Callable[[Problem], Record | None]
 
-# Samples per contender: what each effort costs, roughly as 1 : 4 : 12 : 12.
+# Samples of each contender; the cost of an effort is in proportion.
 SAMPLES: dict[Effort, int] = {"short": 5, "medium": 20, "long": 60, "final": 60}
 
 
 class Place(Protocol):
-    """Where an evaluation runs, as trials store it. ``name``: gpu, replay or model; ``on``: a GPU or its stand-in."""
+    """Where an evaluation runs, as its trials say. ``name``: gpu, replay or model; ``on``: the GPU or its stand-in."""
 
     @property
     def name(self) -> Source: ...
@@ -47,7 +47,7 @@ class Environment(Place, Protocol):
     """Evaluates records of a problem."""
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
-        """One trial per record, in their order. A failure of a record is its trial's outcome and raises nothing."""
+        """One trial for each record, in their order. A record's failure is the outcome of its trial."""
         ...
 
 
@@ -89,8 +89,8 @@ def refusal_trial(environment: Place, problem: Problem, fields: Mapping[str, Any
 
 
 class Replay:
-    """Answers from recorded trials: for each record the last one of the requested effort or a greater one, else what
-    there is of less effort. ``candidates`` are the recorded records, so a search among them never asks for others."""
+    """Answers from recorded trials: with a record's last trial of the requested effort or a greater one, else with its
+    last trial. ``candidates`` are the recorded records, so a search among them never asks for others."""
 
     name: Source = "replay"
     order: tuple[Effort, ...] = ("short", "medium", "long", "final")
@@ -111,7 +111,7 @@ class Replay:
 
     @staticmethod
     def _key(problem: Problem, name: str, fields: Mapping[str, Any], effort: Effort) -> tuple[object, ...]:
-        # All decisions rather than Record.kernel_key: recorded fields need no validation here.
+        # All decisions in place of Record.kernel_key, which would validate the recorded fields.
         decisions = tuple(
             (field, repr(value)) for field, value in sorted(fields.items()) if field not in space.NO_DECISION
         )
@@ -160,13 +160,15 @@ class Replay:
 
 
 class Model:
-    """``model.frozen_us`` times hidden terms, with noise. Everything follows from ``seed``, also the noise of a
-    record's samples at an effort: no matter when, where and beside which other records it is evaluated.
+    """``model.frozen_us`` multiplied by hidden terms, with noise.
 
-    The hidden terms multiply a time by exp(f + g), two smooth random functions of the record's decisions: f is common
-    to all problems and varies slowly with their sizes (standard deviation ``shared``), g belongs to one problem
-    (``individual``). ``noise``: standard deviation of one sample's logarithm. The reference is the incumbent; there is
-    no vendor's baseline.
+    Everything follows from ``seed``. Even the noise of a record's samples does not depend on when, where and beside
+    which other records it is evaluated.
+
+    The hidden terms multiply a time by exp(f + g), where f and g are smooth random functions of the record's decisions.
+    f is common to all problems and varies slowly with their sizes (standard deviation ``shared``); g belongs to one
+    problem (``individual``). ``noise`` is the standard deviation of a sample's logarithm. The incumbent is the only
+    reference; there is no vendor's baseline.
     """
 
     name: Source = "model"
@@ -180,7 +182,7 @@ class Model:
         self._incumbent = incumbent
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
-        """A modelled time for each record, with noise; a record of another problem is illegal."""
+        """A modelled time with noise for each record. A record of another problem is illegal."""
         applicable = [record for record in records if record.problem == problem]
         times = dict(zip(map(id, applicable), self.true_us(applicable).tolist(), strict=True))
         incumbent = self._incumbent(problem)
@@ -204,14 +206,14 @@ class Model:
         return Timing(contender=contender, calls=1, event_us=tuple(samples.round(4).tolist()), error=0.0)
 
     def true_us(self, records: Sequence[Record]) -> Array:
-        """Times without noise, in µs: the quantity that a search minimises, hidden from proposers."""
+        """Times without noise in µs, which a search minimises and proposers cannot see."""
         if not records:
             return np.zeros(0)
         estimates = np.array([model.frozen_us(record) for record in records])
         return estimates * np.exp(self.hidden(records))
 
     def hidden(self, records: Sequence[Record]) -> Array:
-        """The logarithm of the factor on the model's estimate, per record."""
+        """The logarithm of the factor on the model's estimate, for each record."""
         traits = np.array([_traits(record) for record in records])
         sizes = np.array([_sizes(record) for record in records])
         shared_rng, total = np.random.default_rng([self.seed, 1]), np.zeros(len(records))
@@ -225,11 +227,11 @@ class Model:
         return total
 
 
-WAVES = 16
+WAVES = 16  # cosines whose sum is a hidden function
 
 
 def _waves(rng: np.random.Generator, traits: Array, sizes: Array) -> Array:
-    """A smooth random function of unit variance, one value per row: a sum of cosines along random directions."""
+    """A smooth random function with unit variance, at each row: a sum of cosines along random directions."""
     along = rng.normal(0, 0.9, (traits.shape[1], WAVES))
     across = rng.normal(0, 0.25, (sizes.shape[1], WAVES))
     phases = rng.uniform(0, 2 * math.pi, WAVES)
@@ -250,7 +252,7 @@ def _traits(record: Record) -> list[float]:
     return [*(0.6 * math.log2(extent) for extent in extents), 0.3 * math.log2(group), *choices]
 
 
-# Fields whose values have no order; a record without one counts as None.
+# Fields whose values have no order. A record without such a field has None.
 CATEGORIES = ("family", "swap_ab", "schedule", "prefetch", "raster_axis", "hint_a", "hint_b", "reduce", "raster")
 
 
@@ -262,7 +264,7 @@ def _number(name: str, value: str) -> float:
 def agreement(trials: Iterable[Trial]) -> float:
     """Spearman's rank correlation of the analytic model with measured times, over records of the same problem.
 
-    The mean over problems with three measured records or more, weighted by their number; NaN where there are none.
+    It is the mean over problems with three measured records or more, weighted by their number; NaN without any.
     """
     by_problem: dict[Problem, dict[str, tuple[float, float]]] = {}
     for trial in trials:

@@ -88,8 +88,8 @@ class Worker:
     """Evaluates in a process of its own, which it ends and replaces after ``seconds`` without an answer.
 
     A kernel that hangs, or breaks the device, therefore costs only itself: the records of a lost job are evaluated one
-    by one, and a record that is lost again is a failure. ``build`` compiles records in this process on ``cores`` cores as
-    soon as they are proposed; without it each evaluation compiles its own.
+    by one, and a record that is lost again is a failure. ``build`` compiles records in this process, on ``cores``
+    cores, as soon as they are proposed; without it each evaluation compiles its own.
     """
 
     in_order = True

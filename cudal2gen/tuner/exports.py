@@ -1,12 +1,12 @@
 """Training data for TRL: a language model's questions and answers with the rewards that they earned.
 
-``examples`` joins a transcript with the trials of its campaign; ``write`` makes three files of JSON lines, ordered by
-the stages of the curriculum:
+``examples`` joins a transcript with the trials of its campaign. ``write`` makes three files of JSON lines, in the order
+of the curriculum's stages:
 
 - ``answers.jsonl``: every answer with a reward: ``prompt`` and ``completion`` as messages, ``reward``, ``stage`` and
   ``problem``.
-- ``sft.jsonl``: those that earned more than a failure does, for ``SFTTrainer`` (conversational prompt-completion).
-- ``grpo.jsonl``: every question once, ``prompt`` as messages, for ``GRPOTrainer``, with the ``rewards`` of its answers.
+- ``sft.jsonl``: the answers that earned more than a failure, for ``SFTTrainer`` (conversational prompt-completion).
+- ``grpo.jsonl``: every question once, ``prompt`` as messages, with the ``rewards`` of its answers, for ``GRPOTrainer``.
 
 ``Scorer`` rewards new answers to such prompts, for ``GRPOTrainer(reward_funcs=...)``.
 """
@@ -33,8 +33,8 @@ EFFORTS: tuple[Effort, ...] = ("final", "long", "medium", "short")
 
 @dataclass(frozen=True)
 class Example:
-    """An answer and its reward. ``digest``: of the question. ``prompt``: its messages; ``completion``: the answer, its
-    reasoning before it in a <think> block."""
+    """An answer and its reward. ``digest``: the question's. ``prompt``: its messages; ``completion``: the answer, after
+    its reasoning in a <think> block."""
 
     digest: str
     prompt: list[dict[str, str]]
@@ -45,33 +45,33 @@ class Example:
 
 
 class Rewards:
-    """The rewards of records, by their trials; of one with trials of several efforts the longest counts."""
+    """The rewards of records by their trials. If a record has trials of several efforts, the longest counts."""
 
-    def __init__(self, trials: Iterable[Trial], settings: reward.RewardWeights) -> None:
-        self.settings = settings
+    def __init__(self, trials: Iterable[Trial], weights: reward.RewardWeights) -> None:
+        self.weights = weights
         self._trials: dict[str, list[Trial]] = {}
         for trial in trials:
             self._trials.setdefault(_key(trial.problem, trial.record), []).append(trial)
 
     def of_answer(self, outcome: Outcome) -> float | None:
-        """The outcome's own reward; else the mean over its proposals with a trial, where an illegal one counts as a
-        failure. None if no trial tells."""
+        """The outcome's own reward, else the mean over its proposals. An illegal proposal is a failure; proposals
+        without a trial do not count. None if no proposal counts."""
         if outcome.reward is not None:
             return outcome.reward
         if not outcome.proposals:
-            return self.settings.failed
+            return self.weights.failed
         problem = Problem.model_validate(outcome.problem)
         rewards = [value for fields in outcome.proposals if (value := self._of(problem, fields)) is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     def _of(self, problem: Problem, fields: Fields) -> float | None:
         if "violation" in fields:
-            return self.settings.failed
+            return self.weights.failed
         trials = self._trials.get(_key(problem, fields), [])
         for effort in EFFORTS:
             if cases := [trial for trial in trials if trial.effort == effort]:
                 try:
-                    return reward.of_trials(cases, self.settings)
+                    return reward.of_trials(cases, self.weights)
                 except ValueError:  # no reference was timed beside it
                     return None
         return None
@@ -105,7 +105,7 @@ def examples(file: Path, rewards: Rewards) -> Iterator[Example]:
 
 
 def write(folder: Path, rewarded: Iterable[Example], failed: float = 0.0) -> dict[str, int]:
-    """Writes the three files; their numbers of lines. ``failed``: a failure's reward. Raises Failure."""
+    """Writes the three files, and returns their numbers of lines. ``failed``: a failure's reward. Raises Failure."""
     ordered = sorted(rewarded, key=lambda example: STAGES.index(example.stage))
     rows = [
         {name: getattr(example, name) for name in ("prompt", "completion", "reward", "stage", "problem")}
@@ -126,19 +126,19 @@ def write(folder: Path, rewarded: Iterable[Example], failed: float = 0.0) -> dic
 
 
 class Scorer:
-    """A reward function of TRL: evaluates the records that answers propose, in any environment.
+    """A reward function of TRL, which evaluates the proposed records in any environment.
 
-    A call takes conversational ``prompts`` and ``completions``, pairwise. A reward is the mean over an answer's
-    proposals, where failures, illegal and repeated ones have the reward of a failure; None for a prompt that is no
-    question of ``tuner.record_prompt``, which GRPOTrainer leaves out.
+    A call takes conversational ``prompts`` and their ``completions``. A reward is the mean over an answer's proposals;
+    illegal and repeated ones earn what a failure does. The reward is None, so that GRPOTrainer ignores the answer, if
+    the prompt is not one of ``tuner.record_prompt``.
     """
 
     __name__ = "cudal2gen_reward"  # GRPOTrainer names its metrics by it
 
     def __init__(
-        self, environment: Environment, settings: reward.RewardWeights | None = None, effort: Effort = "short"
+        self, environment: Environment, weights: reward.RewardWeights | None = None, effort: Effort = "short"
     ) -> None:
-        self._environment, self._settings, self._effort = environment, settings or reward.RewardWeights(), effort
+        self._environment, self._weights, self._effort = environment, weights or reward.RewardWeights(), effort
 
     def __call__(
         self, prompts: Sequence[Sequence[Mapping[str, str]]], completions: Sequence[Sequence[Mapping[str, str]]],
@@ -167,6 +167,6 @@ class Scorer:
             else:
                 records[proposal.record.kernel_key] = proposal.record
         trials = self._environment.evaluate(problem, list(records.values()), self._effort) if records else []
-        rewards = [reward.of_trials([trial], self._settings) for trial in trials]
-        rewards += [self._settings.failed] * failures
-        return sum(rewards) / len(rewards) if rewards else self._settings.failed
+        rewards = [reward.of_trials([trial], self._weights) for trial in trials]
+        rewards += [self._weights.failed] * failures
+        return sum(rewards) / len(rewards) if rewards else self._weights.failed

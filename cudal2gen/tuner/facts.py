@@ -1,6 +1,6 @@
-"""Inputs of the cost model: numbers derived from a record on its problem, and tokens of its other decisions.
+"""The inputs of the cost model: numbers derived from a record on its problem, and tokens of its other decisions.
 
-The timing model's estimate and its bounds are among the numbers: the cost model learns what the estimate misses.
+The timing model's estimate and its bounds are among the numbers, because the cost model learns what they miss.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from cudal2gen.timing.recordings.tile import kernel_of
 Floats = NDArray[np.float32]
 
 EXTENTS = 7  # the first numbers: logarithms of a record's own extents
-NUMBERS = 44
-# Decisions that the numbers hold already.
+NUMBERS = 44  # of a record
+# Decisions that are among the numbers, so they are no tokens.
 COUNTED = frozenset({"bm", "bn", "bk", "stages", "split_k", "warps"})
 
 
 class Facts(NamedTuple):
-    """Records of one problem. ``numbers``: (records, ``NUMBERS``); ``modelled_us``: the timing model's estimates."""
+    """Records of one problem. ``numbers`` has the shape (records, ``NUMBERS``); ``modelled_us``: the timing model's
+    estimates in µs."""
 
     numbers: Floats
     tokens: list[tuple[str, ...]]
@@ -50,24 +51,24 @@ def facts(records: Sequence[Record]) -> Facts:
 
 
 def tokens(fields: Fields) -> tuple[str, ...]:
-    """Decisions as text, but for the extents that are numbers."""
+    """The decisions as text, without the extents, which are numbers."""
     return tuple(f"{name}={json.dumps(value)}" for name, value in fields.items() if name not in COUNTED)
 
 
 def coordinates(numbers: Floats, one_hot: Floats) -> Floats:
-    """Decisions alone, so that the squared distance of two records of a problem is in octaves and differing fields."""
+    """Coordinates of the decisions: the squared distance of two records counts octaves and differing fields."""
     return np.concatenate([numbers[:, :EXTENTS], one_hot * np.sqrt(0.5)], 1)
 
 
 class Tokens:
-    """Numbered tokens; tokens that training did not have are no column."""
+    """The columns of tokens. A token that training did not have has no column."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = list(names)
         self._columns = {name: column for column, name in enumerate(self.names)}
 
     def one_hot(self, rows: Sequence[tuple[str, ...]]) -> Floats:
-        """A column per token; shape (rows, tokens)."""
+        """1 in the columns of a record's tokens, else 0; shape (records, tokens)."""
         encoded = np.zeros((len(rows), len(self.names)), np.float32)
         for place, row in enumerate(rows):
             for name in row:
@@ -100,5 +101,5 @@ def _numbers(record: Record, kernel: Kernel, estimate: Estimate) -> list[float]:
 
 
 def _twos(extent: int) -> int:
-    """How often an extent is even, seven times at most."""
+    """How many times an extent can be halved, at most seven."""
     return min(7, (extent & -extent).bit_length() - 1)

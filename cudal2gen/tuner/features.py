@@ -37,7 +37,7 @@ NUMBERS = 12
 
 
 class Encoded(NamedTuple):
-    """Records of one problem. ``ids``: their tokens, 0 for none; ``numbers``: derived facts."""
+    """Records of one problem. ``ids``: their tokens' numbers, 0 for none; ``numbers``: derived facts."""
 
     context: Floats
     ids: Ids
@@ -45,7 +45,7 @@ class Encoded(NamedTuple):
 
 
 class Vocabulary:
-    """Tokens and their numbers, in the order in which they were met. 0 is no token."""
+    """Tokens and their numbers, in the order in which the tokens were met. 0 stands for no token."""
 
     def __init__(self, tokens: Sequence[str] = ()) -> None:
         self.tokens: list[str] = ["", *tokens]
@@ -56,7 +56,7 @@ class Vocabulary:
         return len(self.tokens)
 
     def id(self, head: str, value: Any) -> int:
-        """A token's number; a new one is given the next."""
+        """A token's number. A new token gets the next one."""
         choice = (head, value if isinstance(value, (str, int, bool, type(None), tuple)) else json.dumps(value))
         number = self._ids.get(choice)
         if number is None:
@@ -68,7 +68,7 @@ class Vocabulary:
         return number
 
     def structure(self, fields: Mapping[str, Any]) -> list[int]:
-        """Tokens of the decisions that a structure has: single fields, then pairs."""
+        """The tokens of a structure's decisions: single fields, then pairs of fields."""
         left_out = NO_DECISION | FAMILIES[fields["family"]].FREE_FIELDS
         ids = [self.id(name, value) for name, value in fields.items() if name not in left_out]
         for first, second in PAIRS:
@@ -77,12 +77,12 @@ class Vocabulary:
         return ids
 
     def choice(self, fields: Fields) -> int:
-        """The token of one alternative of free fields."""
+        """The token of one value of free fields."""
         return self.id("loose", json.dumps(fields, sort_keys=True))
 
 
 def context(problem: Problem) -> Floats:
-    """Features of a problem and its GPU, each of the order of one."""
+    """The features of a problem and its GPU, each of the order of one."""
     gpu = GPUS[problem.gpu]
     m, n, k = ((math.log2(extent) - 10) / 4 for extent in (problem.m, problem.n, problem.k))
     fill = math.log2(problem.m * problem.n / (128 * 128 * gpu.sms)) / 6
@@ -139,6 +139,6 @@ def encode_candidates(vocabulary: Vocabulary, candidates: Candidates) -> Encoded
 
 
 def free_choices(record: Record) -> list[Fields]:
-    """What a record chose of its family's free fields, in the form in which ``Record.free_fields`` has them."""
+    """A record's choices among its family's free fields, in the form of ``Record.free_fields``."""
     heads = record.free_fields(record.problem).values()
     return [{name: getattr(record, name) for name in alternatives[0]} for alternatives in heads]

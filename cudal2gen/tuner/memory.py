@@ -1,4 +1,4 @@
-"""Notes for a language model: Markdown notes on architectures, and lessons of campaigns on what helped and what did not.
+"""Notes for a language model: Markdown notes on architectures, and lessons of campaigns on what helped.
 
 A note is a section of a Markdown file: a heading, lines ``key: value``, an empty line, and text. ``gpus`` and
 ``classes`` limit its scope, which is everything if they are absent; ``source`` names its origin; ``measured`` names a
@@ -212,7 +212,7 @@ def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment:
 
 
 def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> Note | None:
-    """The lesson of changes that never helped: changed fields that ``SETBACKS`` or more trials share, all of them slower
+    """The lesson of changes that never helped: ``SETBACKS`` or more trials share the change, and all of them are slower
     than the incumbent beyond noise. The worst ``MAX_SETBACKS`` of them; None if there are none, or in a replay."""
     ratios: dict[tuple[str, str, str], list[Ratio]] = {}
     places = set()

@@ -21,8 +21,8 @@ class ProposerFactory:
     """Makes a proposer for each search: a mixture if there are several names, which must be of ``NAMES``.
 
     ``policy``, ``llm`` and ``costs`` make the policy, the language model and the cost model; each is called at most
-    once, and only if a name needs it. Random draws follow from ``seed`` and the problem. ``weights``: those of the policy's
-    reward, which is the logarithm of speed if None. Raises ValueError for an unknown name, MissingLibrary.
+    once, and only if a name needs it. Random draws follow from ``seed`` and the problem. ``weights``: those of the
+    policy's reward, which is the logarithm of speed if None. Raises ValueError for an unknown name, MissingLibrary.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """The ``gpu`` environment: builds records, checks them on the device, and times them against incumbent and baseline.
 
-Cheap steps come first: compile (a spill is a failure), check (a wrong result is a failure), then time. One measurement
-times all records of a question in turns, with the incumbent and the best baseline, on the same data.
+Cheap steps come first: a spill fails when the record is compiled, a wrong result when it is checked, and only correct
+kernels are timed. One measurement times all records of a job in turns with the incumbent and the best baseline, on the
+same data.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from cudal2gen.launch.gpu import Contender, Device, Gpu, Kernel
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Source, Timing, Trial, Verdict
 from cudal2gen.tuner.environment import trial_of
 
-# Seconds of timing for each contender; the rounds' own bounds hold as well.
+# Seconds of timing for each contender, within the bounds of ``bench`` on rounds.
 SECONDS: dict[Effort, float] = {"short": 0.02, "medium": 0.08, "long": 0.3, "final": 0.3}
 
 
 class Workshop(Protocol):
-    """The compiler and the verdict as the environment uses them; tests substitute both."""
+    """The compiler and the checks as the environment uses them. Tests substitute them."""
 
     def attempt(self, records: Sequence[Record]) -> list[Artifact | BuildError]:
-        """Kernels in the records' order, or why one did not compile."""
+        """For each record the kernel, or why it did not compile."""
         ...
 
     def judge(self, record: Record, artifact: Artifact) -> Verdict:
-        """Whether the kernel is right on this device."""
+        """The verdict on the kernel on this device."""
         ...
 
     def open(self, record: Record, artifact: Artifact) -> Kernel:
-        """Raises LaunchError."""
+        """The kernel, ready to launch. Raises LaunchError."""
         ...
 
 
 class GpuEnvironment:
-    """``Environment`` on one device. ``baseline`` gives the best stored baseline of a problem, or None."""
+    """``Environment`` on one device. ``incumbent`` and ``baseline`` give what a problem's records are timed against."""
 
     name: Source = "gpu"
 
@@ -63,11 +64,11 @@ class GpuEnvironment:
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
-        """Verdicts by digest, of every binary that this environment checked."""
+        """The verdicts of all binaries that this environment checked, by digest."""
         return dict(self._verdicts)
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
-        """See ``Environment``. Records of one binary and launch are timed once, and share the samples."""
+        """See ``Environment``. Records with the same binary and launch are timed once and share the samples."""
         trials: dict[int, Trial] = {}
         correct: dict[int, Artifact] = {}
         built = self._build([record for record in records if record.problem == problem])
@@ -94,7 +95,7 @@ class GpuEnvironment:
         return [trials[index] for index in range(len(records))]
 
     def _build(self, records: Sequence[Record]) -> dict[str, Artifact | str]:
-        """By name: the kernel, or why it did not compile."""
+        """For each record's name the kernel, or why it did not compile."""
         by_name = {record.name: record for record in records}
         outcomes = self._workshop.attempt(list(by_name.values()))
         return {
@@ -103,14 +104,14 @@ class GpuEnvironment:
         }
 
     def _fault(self, record: Record, artifact: Artifact) -> str:
-        """The findings of a kernel's verdict, empty for a correct one; checks each binary once."""
+        """The findings of a kernel's verdict; empty for a correct one. Each binary is checked once."""
         verdict = self._verdicts.get(artifact.digest)
         if verdict is None:
             verdict = self._verdicts[artifact.digest] = self._workshop.judge(record, artifact)
         return "" if verdict.passed else "; ".join(verdict.findings[:2]) or "its trial had no case"
 
     def _time(self, problem: Problem, correct: dict[int, tuple[Record, Artifact]], effort: Effort) -> dict[int, Trial]:
-        """Times all kernels in turns with incumbent and baseline. Leaves out an incumbent that does not build."""
+        """Times all kernels in turns with the baseline and with the incumbent, if it builds."""
         if not correct:
             return {}
         groups: dict[object, list[int]] = {}
@@ -154,7 +155,7 @@ class GpuEnvironment:
 
 
 class DeviceWorkshop:
-    """``Workshop`` on a real device: stores every new verdict, and reuses stored ones."""
+    """``Workshop`` on a real device. It stores every new verdict and reuses stored ones."""
 
     def __init__(self, card: Gpu, store: Path | None = None) -> None:
         from cudal2gen.generation import compiler
@@ -172,7 +173,7 @@ class DeviceWorkshop:
         return compiler.attempt(records, tools=self._tools)
 
     def judge(self, record: Record, artifact: Artifact) -> Verdict:
-        """The device's verdict, on the emulator's problems and on the record's own."""
+        """The device's verdict, on the problems that the emulator checks and on the record's own."""
         from cudal2gen.validator.device import BuiltKernel
         from cudal2gen.validator.judgement import judge
 
@@ -184,14 +185,14 @@ class DeviceWorkshop:
         return verdict
 
     def open(self, record: Record, artifact: Artifact) -> Kernel:
-        """Bound to the device's stream."""
+        """The kernel on the device's stream."""
         from cudal2gen.validator.device import BuiltKernel
 
         return BuiltKernel(record, artifact, self._library).open(self._card)
 
 
 def build(records: Sequence[Record], cores: int, report: Callable[[int, int], None]) -> None:
-    """Compiles records where no GPU is needed: an ``background_builds.Build``."""
+    """Compiles records without a GPU: a ``background_builds.Build``."""
     from cudal2gen.generation import compiler
 
     compiler.attempt(records, jobs=cores, progress=report)
@@ -211,7 +212,7 @@ def connect(
     contenders: dict[tuple[str, str], Contender] = {}
 
     def baseline(problem: Problem) -> Contender:
-        # The tuning store keeps the library's choice per problem; a baseline that cannot run is absent with a reason.
+        # The tuning store keeps the library's choices. A baseline that cannot run is absent with a reason.
         name = best_baseline(problem, stored) or f"cublaslt-autotuning-{problem.layout}"
         if (name, problem.acc) not in contenders:
             (contenders[name, problem.acc],) = baselines.contenders([name], problem.acc, card, tuning_store)
@@ -221,7 +222,7 @@ def connect(
 
 
 def best_baseline(problem: Problem, stored: results.Measurements) -> str | None:
-    """The fastest baseline among a problem's device measurements with a cold L2; None without any."""
+    """The name of the fastest baseline in a problem's device measurements with a cold L2; None without any."""
     measurements = [
         measurement
         for measurement in stored.latest()

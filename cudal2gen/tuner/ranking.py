@@ -1,7 +1,8 @@
-"""Comparison of proposers on real recordings: their rankings and searches on problems held out by size.
+"""Compares proposers on recordings of real GPUs: how they rank and search problems that are held out by size.
 
-Sizes (m, n, k) go into folds, over all GPUs and layouts; each fold is held out once, and everything that learns is
-trained on the other folds alone. Regret: time of the chosen record over the best recorded one, minus 1.
+Sizes (m, n, k) are divided into folds, the same ones for all GPUs and layouts. Each fold is held out once, and
+everything that learns is trained on the other folds alone. The regret is the time of the chosen record over that of the
+best recorded one, minus 1.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ TARGETS = {"a100": 0.015, "h100": 0.02}
 
 @dataclass(frozen=True)
 class RankingPlan:
-    """``folds``: of sizes. ``seeds``: of folds and training. ``searched``: held-out problems of a GPU and seed in which
-    proposers search."""
+    """The sizes of a comparison. ``folds``: parts of the sizes; ``seeds``: repetitions, each with other folds and
+    training; ``searched``: held-out problems in which proposers search, for each GPU and seed."""
 
     folds: int = 4
     seeds: int = 2
@@ -48,8 +49,9 @@ class RankingPlan:
     seed: int = 0
 
 
-class Row(NamedTuple):
-    """A proposer's mean regret on a GPU's problems at each of ``counts``; 95 % intervals over problems and seeds."""
+class RankingScore(NamedTuple):
+    """A proposer's mean regret on a GPU's problems after each of ``counts`` trials, with 95 % intervals over problems
+    and seeds."""
 
     gpu: str
     name: str
@@ -60,7 +62,8 @@ class Row(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Models and summaries of all but one part of the sizes, and the recordings of that part with their facts."""
+    """One part of the sizes with its recordings and their facts (``held_out``, ``described``), and what was trained on
+    the other parts."""
 
     seed: int
     trained: Recordings
@@ -71,20 +74,20 @@ class Fold(NamedTuple):
     best: Mapping[str, list[Record]]  # GPU -> the best record of each training problem
 
 
-def folds(recordings: Recordings, settings: RankingPlan, progress: Callable[[str], None]) -> Iterator[Fold]:
-    """Every fold of every seed, trained. Raises WrongInput for fewer sizes than folds."""
+def folds(recordings: Recordings, plan: RankingPlan, progress: Callable[[str], None]) -> Iterator[Fold]:
+    """Yields every fold of every seed, trained. Raises WrongInput for fewer sizes than folds."""
     sizes = sorted({(problem.m, problem.n, problem.k) for problem in recordings})
-    if len(sizes) < settings.folds:
+    if len(sizes) < plan.folds:
         raise WrongInput(
             f"--recordings: {len(sizes)} sizes of fp16 products with timings of {MIN_TILES} tiles or more, where a "
-            f"comparison needs {settings.folds}; name *_mm.txt of github.com/AlnisM/autoheuristic-datasets, unpacked"
+            f"comparison needs {plan.folds}; name *_mm.txt of github.com/AlnisM/autoheuristic-datasets, unpacked"
         )
     described = {p: (facts(timed.records), timed) for p, timed in recorded.timed(recordings.items()).items()}
-    for seed in range(settings.seed, settings.seed + settings.seeds):
-        parts = np.random.default_rng(seed).permutation(len(sizes)) % settings.folds
+    for seed in range(plan.seed, plan.seed + plan.seeds):
+        parts = np.random.default_rng(seed).permutation(len(sizes)) % plan.folds
         part_of = dict(zip(sizes, parts.tolist(), strict=True))
-        for part in range(settings.folds):
-            progress(f"recordings, seed {seed}: training without part {part + 1} of {settings.folds}")
+        for part in range(plan.folds):
+            progress(f"recordings, seed {seed}: training without part {part + 1} of {plan.folds}")
             trained = {p: recording for p, recording in recordings.items() if part_of[p.m, p.n, p.k] != part}
             held_out = {p: recording for p, recording in recordings.items() if part_of[p.m, p.n, p.k] == part}
             model = cost_model.train_described([described[problem] for problem in trained], seed)
@@ -137,13 +140,13 @@ class CostOrder(ModelOrder):
 
 
 def compare(
-    recordings: Recordings, settings: RankingPlan, progress: Callable[[str], None] = lambda _: None
-) -> tuple[list[Row], list[Row]]:
+    recordings: Recordings, plan: RankingPlan, progress: Callable[[str], None] = lambda _: None
+) -> tuple[list[RankingScore], list[RankingScore]]:
     """Ranking of all problems, and searches in some of them."""
     ranked: Regrets = {}
     searched: Regrets = {}
-    replays = {p: Replay(recorded.as_trials(p, recordings[p])) for p in sample(recordings, settings)}
-    for fold in folds(recordings, settings, progress):
+    replays = {p: Replay(recorded.as_trials(p, recordings[p])) for p in sample(recordings, plan)}
+    for fold in folds(recordings, plan, progress):
         for problem, recording in fold.held_out.items():
             for name, order in _orders(fold, problem, recording).items():
                 regrets = [min(order[:count]) / min(order) - 1 for count in (1, 3)]
@@ -154,17 +157,17 @@ def compare(
     return _rows(ranked, (1, 3)), _rows(searched, CHECKPOINTS)
 
 
-def sample(recordings: Recordings, settings: RankingPlan) -> set[Problem]:
-    """The problems of each GPU in which proposers search, the same ones of every seed."""
-    drawn = random.Random(settings.seed)
+def sample(recordings: Recordings, plan: RankingPlan) -> set[Problem]:
+    """The problems of each GPU in which proposers search; they are the same for every seed."""
+    drawn = random.Random(plan.seed)
     by_gpu: dict[str, list[Problem]] = {}
     for problem in sorted(recordings, key=lambda problem: problem.key):
         by_gpu.setdefault(problem.gpu, []).append(problem)
-    return {p for problems in by_gpu.values() for p in drawn.sample(problems, min(settings.searched, len(problems)))}
+    return {p for problems in by_gpu.values() for p in drawn.sample(problems, min(plan.searched, len(problems)))}
 
 
 def _orders(fold: Fold, problem: Problem, recording: Recording) -> dict[str, list[float]]:
-    """By the ranking's name: the recorded times, in µs, in its order."""
+    """For each ranking's name the recorded times in µs, in the ranking's order."""
     us = list(recording.tiles.values())
     ratios, described = fold.ratios[problem.gpu], fold.described[problem]
     scores = {
@@ -176,7 +179,7 @@ def _orders(fold: Fold, problem: Problem, recording: Recording) -> dict[str, lis
 
 
 def _searches(fold: Fold, problem: Problem, replay: Replay) -> dict[str, list[float]]:
-    """By the proposer's name: the regret at each of ``CHECKPOINTS``."""
+    """For each proposer's name the regret at each of ``CHECKPOINTS``."""
     candidates, best = replay.candidates(problem), min(fold.held_out[problem].tiles.values())
     regrets = {}
     for name, proposer in proposers(fold, problem.gpu, fold.seed).items():
@@ -186,24 +189,24 @@ def _searches(fold: Fold, problem: Problem, replay: Replay) -> dict[str, list[fl
     return regrets
 
 
-def _rows(values: Regrets, counts: tuple[int, ...]) -> list[Row]:
+def _rows(values: Regrets, counts: tuple[int, ...]) -> list[RankingScore]:
     rows = []
     for (gpu, name), regrets in sorted(values.items()):
         # Every seed holds every problem out once.
         seeds = len({seed for seed, _ in regrets})
         table = np.array([regret for _, regret in sorted(regrets.items())]).reshape(seeds, -1, len(counts))
         means, bounds = benchmark.interval(table)
-        rows.append(Row(gpu, name, table.shape[1], counts, means, bounds))
+        rows.append(RankingScore(gpu, name, table.shape[1], counts, means, bounds))
     return rows
 
 
-def markdown(ranked: Sequence[Row], searched: Sequence[Row], settings: RankingPlan) -> str:
+def markdown(ranked: Sequence[RankingScore], searched: Sequence[RankingScore], plan: RankingPlan) -> str:
     """Both tables with their conditions."""
     lines = [
         "# Recorded on real GPUs",
         "",
         "Triton's matrix products as PyTorch's AutoHeuristic timed them on an A100 and an H100: fp16, sums in fp32, A "
-        f"by rows. Sizes are held out in {settings.folds} parts, {settings.seeds} seeds of parts and training. Regret: "
+        f"by rows. Sizes are held out in {plan.folds} parts, {plan.seeds} seeds of parts and training. Regret: "
         "the chosen tile's time over the best recorded one's, minus 1; 95 % bootstrap intervals over seeds and "
         "problems.",
         "",
@@ -215,7 +218,7 @@ def markdown(ranked: Sequence[Row], searched: Sequence[Row], settings: RankingPl
     return "\n".join([*lines, *(f"- {claim}" for claim in claims(ranked))]) + "\n"
 
 
-def _table(rows: Sequence[Row], label: str) -> str:
+def _table(rows: Sequence[RankingScore], label: str) -> str:
     cells = []
     for row in rows:
         regrets = [f"{v:.2%} [{low:.2%}, {high:.2%}]" for v, (low, high) in zip(row.regret, row.bounds, strict=True)]
@@ -223,7 +226,7 @@ def _table(rows: Sequence[Row], label: str) -> str:
     return grid(["GPU", "proposer", "problems", *map(label.format, rows[0].counts)], cells, left=2)
 
 
-def claims(ranked: Sequence[Row]) -> list[str]:
+def claims(ranked: Sequence[RankingScore]) -> list[str]:
     """Whether the cost model's top-1 regret meets its targets."""
     return [
         f"{row.gpu}: the cost model's top-1 regret is {row.regret[0]:.2%}, target {TARGETS[row.gpu]:.1%}: "

@@ -1,11 +1,11 @@
-"""Evaluations on a Ray cluster: any free CPU compiles kernels, and one actor per GPU times them.
+"""Evaluations on a Ray cluster: any free CPU compiles kernels, and one actor for each GPU times them.
 
-An actor owns its GPU while it lives and answers one question at a time, so no two measurements share a GPU. Only the
-driver has the list of jobs: it repeats a job whose worker or node was lost, waits for one answer, and yields each job
-once. Workers store no trials.
+An actor owns its GPU while it lives and evaluates one job at a time, so no two measurements share a GPU. Only the
+driver knows the jobs: it repeats a job whose worker or node was lost, and takes one answer for each. Workers store no
+trials.
 
-Nodes need not share a disk: a compiled kernel travels as its files, and one rename puts them into place, so existence
-means validity there too.
+Nodes need not share a disk. A compiled kernel travels as its files, and a single rename puts them into place: a build
+directory that exists is complete on every node.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from kernelproof.ground.version import __version__
 
 Parcel = dict[str, dict[str, bytes]]  # build directory -> file name -> content
 GPU, CPU = "GPU", "CPU"  # Ray's names of resources; tests simulate GPUs by a resource of another name
-AHEAD = 4  # problems in flight per GPU: one is measured while others compile, propose, or wait for a GPU
-THREADS = 1024  # most threads of the driver; each job, or part of one, has a thread that sleeps until it ends
+AHEAD = 4  # problems in flight for each GPU: one is measured while others compile, propose, or wait for a GPU
+THREADS = 1024  # most threads of the driver; each job or part of a job has one, which sleeps until the job ends
 TEND_SECONDS = 0.1  # seconds between two looks at the cluster
-PING_SECONDS = 20.0
+PING_SECONDS = 20.0  # most seconds for an idle worker to answer that it lives
 
 
 class Unreachable(MissingTool):
@@ -48,14 +48,15 @@ class Unreachable(MissingTool):
 
 
 class Answer(NamedTuple):
-    """A worker's trials, and its new verdicts for the driver's store, which nodes need not share."""
+    """A worker's trials, and its new verdicts, which the driver stores because nodes need not share a disk."""
 
     trials: list[Trial]
     verdicts: list[Verdict]
 
 
 class Loss(NamedTuple):
-    """The reason why a job has no answer. ``retry``: the worker or the node may be at fault, not the job."""
+    """Why a job has no answer, and the outcome that its trial has then. ``retry``: the worker or the node may be at
+    fault in place of the job."""
 
     reason: str
     outcome: Outcome
@@ -63,9 +64,9 @@ class Loss(NamedTuple):
 
 
 def compiled(records: Sequence[Record]) -> Parcel:
-    """Builds kernels and packs their files, without those that do not compile: the measuring worker reports these.
+    """Builds kernels and packs their files. Those that do not compile are left out; the measuring worker reports them.
 
-    Raises ToolchainError where there is no compiler.
+    Raises ToolchainError without a compiler.
     """
     from cudal2gen.generation import compiler
     from kernelproof.ground import toolchain
@@ -80,14 +81,14 @@ def compiled(records: Sequence[Record]) -> Parcel:
 
 
 def keep_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """Stores the verdicts that the driver's store lacks; workers on the same disk have stored theirs."""
+    """Stores the verdicts that the driver's store lacks. Workers on the same disk have stored theirs already."""
     stored = results.latest() if verdicts else {}
     if missing := [verdict for verdict in verdicts if (verdict.digest, verdict.on) not in stored]:
         results.append(missing)
 
 
 def unpack(parcel: Parcel, root: Path | None = None) -> None:
-    """Puts packed kernels into the build directory, each by one rename; keeps those that exist."""
+    """Puts packed kernels into the build directory, each by a single rename. Kernels that exist there are kept."""
     root = root or places.build_dir()
     for digest, files in parcel.items():
         if (root / digest).exists():
@@ -122,9 +123,10 @@ class Measurer:
         return self._environment.name, self._environment.on, __version__
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort, parcel: Parcel) -> Answer:
-        """See ``Environment``. The answer includes the verdicts that it has not sent before."""
+        """See ``Environment``. The answer includes the verdicts that were not sent before."""
         unpack(parcel)
         trials = self._environment.evaluate(problem, records, effort)
+        # Environments that check no kernels have no verdicts.
         verdicts: dict[str, Verdict] = getattr(self._environment, "verdicts", {})
         unsent = [verdict for digest, verdict in verdicts.items() if digest not in self._sent]
         self._sent |= verdicts.keys()
@@ -132,8 +134,11 @@ class Measurer:
 
 
 class Idle:
-    """Idle workers, and jobs that wait for one. The next worker goes to the job of the lowest rank; among equal ranks
-    to the one that has waited longest."""
+    """Idle workers, and the jobs that wait for one.
+
+    A worker goes to the job of the lowest rank; among equal ranks, to the one that has waited longest. Invariant, under
+    the lock: either no worker is idle, or no job waits.
+    """
 
     def __init__(self) -> None:
         self._lock, self._order = threading.Lock(), itertools.count()
@@ -141,7 +146,7 @@ class Idle:
         self._waiting: list[tuple[int, int, SimpleQueue[Any]]] = []
 
     def put(self, worker: Any) -> None:
-        """Adds a worker that became idle."""
+        """Gives a worker that became idle to a waiting job, or keeps it."""
         with self._lock:
             if self._waiting:
                 heapq.heappop(self._waiting)[2].put(worker)
@@ -149,7 +154,7 @@ class Idle:
                 self._workers.append(worker)
 
     def get(self, rank: int, seconds: float) -> Any:
-        """A worker, or None if none becomes idle for this job in time: ``seconds``, and as much again for each eight
+        """A worker; None if none becomes idle for this job within ``seconds``, and as much again for every eight
         waiting jobs."""
         with self._lock:
             if self._workers:  # no job waits while a worker is idle
@@ -166,19 +171,21 @@ class Idle:
                     self._waiting.remove(ticket)
                     heapq.heapify(self._waiting)
                     return None
-            return slot.get()  # a worker was assigned just now
+            return slot.get()  # ``put`` took the ticket between the time-out and the lock: its worker is in the slot
 
 
 class RayExecutor:
-    """``Executor``. ``make``: makes the environment beside each GPU; ``prepare``: work for CPU workers before a job,
-    such as ``compiled``, None for environments that compile nothing.
+    """``Executor`` on a Ray cluster, whose nodes may come and go.
 
-    ``resource``: the resource of which a measurement needs one. ``seconds``: limit of a job, after which its worker
-    ends. ``patience``: seconds to wait for any worker. ``losses``: attempts at a job whose worker is lost; after them
-    each record runs alone, and a record that is lost again is a failure. Nodes may come and go. ``keep`` receives the
-    verdicts of a job before its trials are returned.
+    - ``make`` makes the environment beside each GPU.
+    - ``prepare``: work for CPU workers before a job, such as ``compiled``; None if there is none.
+    - ``resource``: Ray's name of the resource of which a measurement needs one.
+    - ``seconds``: limit of a job, after which its worker is ended. ``patience``: seconds to wait for any worker.
+    - ``losses``: attempts at a job whose worker is lost. After them each record runs alone, and a record that is lost
+      again is a failure.
+    - ``keep`` receives the verdicts of a job before its trials are returned.
 
-    Raises ImportError without Ray, Unreachable where nothing can measure.
+    Raises ImportError without Ray, Unreachable if nothing can measure.
     """
 
     in_order = False
@@ -226,7 +233,7 @@ class RayExecutor:
     def _connect(self, address: str | None, variables: dict[str, str]) -> None:
         try:
             if address and (place := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
-                # Without this check, Ray tries for minutes and then ends the process.
+                # Without this check Ray would try for minutes and then end the process.
                 socket.create_connection((place[1], int(place[2])), timeout=10).close()
             self._ray.init(
                 address=address,
@@ -238,19 +245,19 @@ class RayExecutor:
             raise Unreachable(f"no Ray cluster at {address or 'the default address'}: {error}") from None
 
     def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
-        """Begins it now; a GPU without work takes a part of a short job."""
+        """Begins the job now. Several GPUs take parts of a short job if they have no other work."""
         return self._begin(parts(job, len(self._workers) // (self._jobs + 1)), rank)
 
     def prepare(self, records: Sequence[Record]) -> None:
-        """Nothing: a job that begins is compiled before it waits for a GPU."""
+        """Does nothing: a job is compiled when it begins, before it waits for a GPU."""
 
     def in_flight(self) -> int:
-        """``AHEAD`` per GPU that the cluster has now."""
+        """``AHEAD`` for each GPU that the cluster has now."""
         return AHEAD * max(1, int(self._ray.cluster_resources().get(self._resource, 0)))
 
     def _begin(self, jobs: Sequence[Job], rank: int) -> Future[list[Trial]]:
         """Begins the parts of one job: the future of all their trials."""
-        whole: Future[list[Trial]] = Future()
+        all_trials: Future[list[Trial]] = Future()
         with self._lock:
             self._jobs += 1
         futures = [self._pool.submit(self._evaluate, job, rank) for job in jobs]
@@ -259,18 +266,18 @@ class RayExecutor:
         def join(place: int) -> None:
             with self._lock:
                 missing.discard(place)
-                if missing or whole.done():
+                if missing or all_trials.done():
                     return
                 self._jobs -= 1
-                whole.set_running_or_notify_cancel()
+                all_trials.set_running_or_notify_cancel()
             try:
-                whole.set_result([trial for future in futures for trial in future.result()])
-            except BaseException as error:  # a part that fails (cancelled, or no worker) fails the whole job
-                whole.set_exception(error)
+                all_trials.set_result([trial for future in futures for trial in future.result()])
+            except BaseException as error:  # a part that was cancelled or had no worker fails the job
+                all_trials.set_exception(error)
 
         for place, future in enumerate(futures):
             future.add_done_callback(lambda _, place=place: join(place))  # type: ignore[misc]
-        return whole
+        return all_trials
 
     def workers(self) -> int:
         """The number of workers that can measure now."""
@@ -278,7 +285,7 @@ class RayExecutor:
         return len(self._workers)
 
     def close(self) -> None:
-        """Ends the actors, and the connection if this executor opened it."""
+        """Ends the actors, and the connection to the cluster if this executor opened it."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
@@ -289,7 +296,7 @@ class RayExecutor:
             self._ray.shutdown()
 
     def _evaluate(self, job: Job, rank: int) -> list[Trial]:
-        """A job's trials, also after the loss of workers. Raises Unreachable."""
+        """A job's trials, in spite of lost workers. Raises Unreachable."""
         loss = Loss("", "time-out", retry=True)
         for _ in range(self._losses):
             answer = self._ask(job, rank)
@@ -320,7 +327,7 @@ class RayExecutor:
             self._drop(actor)
             return Loss(f"no answer within {self._seconds:g} s", "time-out", retry=False)
         except errors.RayTaskError as error:
-            # After an exception the environment's state is undefined.
+            # After an exception the state of the environment is unknown.
             self._drop(actor)
             return Loss(f"{type(error.cause).__name__}: {_first_line(error.cause)}", "wrong result", retry=False)
         except errors.RayError as error:
@@ -332,7 +339,7 @@ class RayExecutor:
         return answer.trials
 
     def _idle_worker(self, rank: int) -> Any:
-        """An idle worker that answers a ping; starts workers for GPUs without one. Raises Unreachable."""
+        """An idle worker that answers a ping. Workers are started for GPUs without one. Raises Unreachable."""
         begin = time.monotonic()
         while not self._closed:
             self._tend()
@@ -356,7 +363,10 @@ class RayExecutor:
         return f"no worker started within {self._patience:g} s; the cluster has {count:g} of {self._resource}; {reason}"
 
     def _tend(self) -> None:
-        """Registers workers that have started, and starts one for each GPU without a worker."""
+        """Registers workers that have started, and starts one for each GPU without a worker.
+
+        A misfit keeps its GPU, so it counts as one of the cluster's workers.
+        """
         with self._lock:
             if time.monotonic() - self._tended < TEND_SECONDS:
                 return
@@ -382,7 +392,7 @@ class RayExecutor:
         if not self.on:
             self.name, self.on = name, on
         if (name, on, version) != (self.name, self.on, __version__):
-            # Times of two kinds of GPU do not compare. The misfit keeps its GPU, so _tend starts no other there.
+            # Times of two models of GPU do not compare. The misfit is kept: it blocks its GPU for _tend.
             self._fault = f"it measures {name} on {on}, version {version}, not {self.name} on {self.on}, {__version__}"
             self._misfits.append(actor)
             return
@@ -398,9 +408,9 @@ class RayExecutor:
 
 
 def parts(job: Job, count: int) -> list[Job]:
-    """A short job in parts for several GPUs: each part times its records against the same incumbent.
+    """The parts of a short job for several GPUs: each part times its records against the same incumbent.
 
-    Jobs of more effort compare records with one another, so they stay whole.
+    Jobs of more effort compare records with one another, so they have one part.
     """
     count = min(count, len(job.records)) if job.effort == "short" else 1
     if count < 2:

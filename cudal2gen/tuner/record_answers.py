@@ -1,7 +1,7 @@
 """Answers of a language model that chooses records: their JSON schema, how they are read, and what is refused.
 
-An answer is data. A proposal names a base and the fields that it changes; ``kernel.fit`` moves what the rules make
-follow, and a change that no legal record has is a ``Fault`` with its rule.
+An answer is data. A proposal names a base and the fields that it changes. If the rules require other changes,
+``kernel.fit`` makes them; a change that no legal record has is a ``Fault`` with the rule that forbids it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_FAULTS = 12  # most faults that are kept of one answer
 LONGEST_REASON = 300  # most characters of a rule or a reason in a prompt
 LONGEST_IDEA, DEEPEST = 2000, 32  # most characters of a proposal, most nested brackets in it
 FORM = 'the JSON object asked for, {"reasoning": "...", "proposals": [...]}'
-FIXED = frozenset({"family", *space.NO_DECISION})  # fields that a change must not set; its base chooses the family
+FIXED = frozenset({"family", *space.NO_DECISION})  # fields that cannot be changed; the base determines the family
 
 
 class Idea(BaseModel):
@@ -37,7 +37,7 @@ class Idea(BaseModel):
 
 
 class Fault(NamedTuple):
-    """A fault of one idea or of a whole answer. ``proposal``: the illegal proposal, if the idea names fields."""
+    """What is wrong with one idea, or with a whole answer. ``proposal``: the illegal one, if the idea names fields."""
 
     text: str
     proposal: Proposal | None = None
@@ -45,10 +45,10 @@ class Fault(NamedTuple):
 
 @cache
 def schema(families: tuple[str, ...]) -> dict[str, Any]:
-    """The JSON schema of an answer: reasoning first, so that a model that writes in order thinks before it proposes;
-    then the fields that may change, as the families' own models describe them.
+    """The JSON schema of an answer: reasoning, then proposals with the fields that may change.
 
-    A field that families bound differently accepts any of their values; the rules check combinations afterwards.
+    Reasoning comes first so that a model, which writes in order, thinks before it proposes. A field that families bound
+    differently accepts the values of any of them; the rules check combinations afterwards.
     """
     schemas: dict[str, list[Any]] = {}
     for family in families:
@@ -81,7 +81,7 @@ def schema(families: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """A schema without titles, descriptions and references, which servers treat differently."""
+    """A schema without titles, descriptions and references, which servers do not all treat alike."""
     if isinstance(node, list):
         return [_without_titles(item, definitions) for item in node]
     if not isinstance(node, dict):
@@ -89,7 +89,7 @@ def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
     if "$ref" in node:
         return _without_titles(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
     left_out = ("title", "description", "default")
-    # Below "properties" the same words are names of fields.
+    # Below "properties" the keys are names of fields, which may be the same words.
     return {
         name: {field: _without_titles(value, definitions) for field, value in item.items()}
         if name == "properties"
@@ -100,7 +100,7 @@ def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def ideas_of(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
-    """The well-formed ideas of an answer, at most ``limit``, and the faults of the others."""
+    """The well-formed ideas among the first ``limit`` of an answer, and the faults of the others."""
     items = answer_text.last_list(answer_text.text_of(reply), "proposals")
     if items is None:
         return [], [Fault(answer_text.why_unreadable(reply, FORM, "answer shorter, with fewer proposals"))]
@@ -117,7 +117,7 @@ def ideas_of(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
 
 
 def _plausible(item: Any) -> bool:
-    """Whether an item is small, flat and storable enough to be a proposal, or the trial of an illegal one."""
+    """Whether an item is small, flat and storable enough for a proposal, and for the trial of an illegal one."""
     try:
         text = json.dumps(item, ensure_ascii=False, allow_nan=False)
         text.encode()  # half a surrogate pair is no text
@@ -127,7 +127,7 @@ def _plausible(item: Any) -> bool:
 
 
 def revised(idea: Idea, bases: Mapping[str, Record]) -> Proposal | Fault:
-    """The nearest legal record to an idea, its changes kept, as a proposal; or its fault."""
+    """The proposal of an idea: the nearest legal record that has its changes; or the idea's fault."""
     base = bases.get(idea.base)
     if base is None:
         return Fault(f"{text_of(idea)}: base must be one of {', '.join(bases)}")

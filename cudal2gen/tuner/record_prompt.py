@@ -2,7 +2,7 @@
 
 It has what an expert would look at: the problem and its roofline, the times of vendor and incumbent, what bounds the
 incumbent, fast and slow variants with times and shares of the roofline, winners of similar problems, failures with
-reasons, notes, the meaning of every field, and the schema of the answer. Modelled figures are named so.
+reasons, notes, the meaning of every field, and the schema of the answer. Modelled figures are marked as such.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def document(
     count: int,
     evidence: Evidence | None = None,
 ) -> str:
-    """The user message: a question as one JSON document, so its data cannot pass for instructions around it.
+    """The user message: one JSON document, so that its data cannot pass for instructions around it.
 
-    ``waiting``: proposed records without a trial; ``pool``: records among which are winners of similar problems.
-    ``evidence``: what machine code shows, of the incumbent and of the fastest variant.
+    ``waiting``: proposed records without a trial. ``pool``: records from which winners of similar problems are taken.
+    ``evidence`` gives what machine code shows, for the incumbent and for the fastest variant.
     """
     best, worst = _contrast(question)
     labels = [
@@ -106,16 +106,15 @@ def document(
 
 
 def bases_in(text: str) -> tuple[Problem, dict[str, Record]] | None:
-    """The problem and the labelled records of a user message that ``document`` wrote; None for any other text."""
+    """The problem and the records by label of a message that ``document`` wrote; None for any other text."""
     try:
         parts = json.loads(text)
-        posed = {name: value for name, value in parts["problem"].items() if name in Problem.model_fields}
-        problem = Problem.model_validate(posed)
+        fields = {name: value for name, value in parts["problem"].items() if name in Problem.model_fields}
+        problem = Problem.model_validate(fields)
         bases, variants = dict(parts["bases"]), parts["variants, the fastest first"]
         for variant in variants:
             differences = variant.get("differs from incumbent in")
-            whole = bases["incumbent"] | differences if differences is not None else variant["fields"]
-            bases[variant["base"]] = whole
+            bases[variant["base"]] = bases["incumbent"] | differences if differences is not None else variant["fields"]
         origin = {"source": "question", "structure": "tuned", "changed": []}
         rest = problem.model_dump(mode="json") | {"origin": origin}
         return problem, {
@@ -177,7 +176,7 @@ def _incumbent_time(question: Question) -> Fields | None:
 
 
 def _bounds(incumbent: Record | None) -> Fields | None:
-    """Modelled times of the incumbent's main loop if it needed one part of the chip alone."""
+    """Modelled times of the incumbent's main loop, as if it needed only one part of the chip."""
     if incumbent is None:
         return None
     estimate = model.estimate(incumbent)
@@ -199,22 +198,22 @@ def _machine(bases: Mapping[str, Record], evidence: Evidence | None) -> dict[str
 
 
 def _winners(question: Question, pool: Sequence[Record]) -> list[Fields]:
-    """The records of the nearest problems of this GPU and these types, nearest first. ``origin``: why it was chosen
-    there; ``modelled`` is no measurement."""
+    """The records of the nearest problems of this GPU and these types, nearest first. Their ``origin`` says how they
+    were chosen; ``modelled`` ones were not measured."""
     problem = question.problem
     near = [
-        (apart, record)
+        (doublings, record)
         for record in pool
         if record.problem.kind == problem.kind
         and record.gpu == problem.gpu
         and record.problem != problem
-        and (apart := distance(problem, record.problem)) <= FARTHEST
+        and (doublings := distance(problem, record.problem)) <= FARTHEST
     ]
     near.sort(key=lambda pair: pair[0])
     return [
-        {"m_n_k": record.problem.mnk, "doublings apart": round(apart, 1), "origin": record.origin.structure}
+        {"m_n_k": record.problem.mnk, "doublings apart": round(doublings, 1), "origin": record.origin.structure}
         | _difference(record, question.incumbent)
-        for apart, record in near[:WINNERS]
+        for doublings, record in near[:WINNERS]
     ]
 
 
@@ -223,7 +222,7 @@ def _base(record: Record) -> Fields:
 
 
 def _derived(record: Record) -> Fields:
-    """Derived facts of a record, which the model then need not compute."""
+    """Facts that follow from a record's fields, so that the model need not compute them."""
     return {
         "threads": record.threads,
         "smem_bytes": record.smem_bytes,
@@ -235,7 +234,7 @@ def _derived(record: Record) -> Fields:
 
 
 def _variant(label: str, trial: Trial, record: Record, incumbent: Record | None) -> Fields:
-    """A measured variant and its time: its difference from an incumbent of the same family, else all fields."""
+    """A measured variant with its time: its difference from an incumbent of the same family, else all its fields."""
     variant: Fields = {"base": label} | _speed(record.problem, trial.median_us)
     if incumbent is not None and incumbent.family == record.family:
         variant["differs from incumbent in"] = {
@@ -287,7 +286,7 @@ def _failures(question: Question) -> list[Fields]:
 
 @cache
 def meanings(families: tuple[str, ...]) -> dict[str, str | dict[str, str]]:
-    """The descriptions of the fields that may change; by family where families describe a field differently."""
+    """The descriptions of the fields that may change, by family if families describe a field differently."""
     texts: dict[str, dict[str, str]] = {}
     for family in families:
         for name, field in FAMILIES[family].model_fields.items():

@@ -18,7 +18,7 @@ VENDOR = "cublas"
 
 
 def trials(paths: Sequence[Path], admits: Callable[[Problem], bool] = lambda _: True) -> list[Trial]:
-    """The trials of the problems that ``admits``. Files ``*.jsonl`` have trials, other files and folders AutoHeuristic's.
+    """The trials of the problems that ``admits``. Files ``*.jsonl`` have trials; others are AutoHeuristic's.
 
     Raises WrongInput if a path is missing, or if there is no trial.
     """

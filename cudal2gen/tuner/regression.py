@@ -1,7 +1,7 @@
-"""An ensemble of small networks that orders the records of a problem: NumPy alone, trained in seconds on one core.
+"""An ensemble of small networks that orders the records of a problem. It needs NumPy alone and trains in seconds.
 
 The networks predict the logarithm of time up to a constant of the problem: the loss compares each record with the
-weighted mean of its problem, so nothing is learned from, or told about, a problem's own scale.
+weighted mean of its problem, so a problem's own scale is neither learned from nor predicted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 HIDDEN = 48
 TRAINED = ("w1", "b1", "w2", "b2", "w3")
-WORTH_PROCESSES = 1 << 21  # rows times epochs and networks, a second of a core, from which networks train side by side
-# Rows of a product: OpenBLAS gives larger ones of these networks to all cores, which took ten times as long on two busy
-# cores, and makes sums depend on the number of cores.
+# From so many rows x epochs x networks on (a second of a core) the networks train in processes of their own.
+WORTH_PROCESSES = 1 << 21
+# Most rows of a matrix product. OpenBLAS would divide larger products among all cores, which took ten times as long on
+# two busy cores and makes the sums depend on the number of cores.
 ROWS = 96
 
 
 class Samples(NamedTuple):
-    """Rows by problem: ``inputs`` (rows, columns), ``target``, ``weight`` and ``problem`` (rows), ascending."""
+    """Training data: ``inputs`` of shape (rows, columns); ``target``, ``weight`` and ``problem`` of shape (rows).
+
+    Rows are in the ascending order of their problems' numbers.
+    """
 
     inputs: Floats
     target: Floats
@@ -36,7 +40,7 @@ class Samples(NamedTuple):
 
 
 class Ensemble:
-    """Networks of two hidden layers, the first axis of every array: members."""
+    """Networks of two hidden layers. The first axis of every trained array is that of the members."""
 
     def __init__(self, arrays: dict[str, Floats]) -> None:
         self.arrays = arrays
@@ -46,11 +50,11 @@ class Ensemble:
         return len(self.arrays["w1"])
 
     def member(self, place: int) -> Ensemble:
-        """One member, as an ensemble on the same memory."""
+        """One member as an ensemble that shares this one's memory."""
         return Ensemble(self.arrays | {name: self.arrays[name][place : place + 1] for name in TRAINED})
 
     def predict(self, inputs: Floats) -> Floats:
-        """Each member's output; shape (members, rows)."""
+        """Each member's output, of shape (members, rows)."""
         return self._forward(self._scaled(inputs)[None])[0]
 
     def _scaled(self, inputs: Floats) -> Floats:
@@ -69,7 +73,7 @@ class Ensemble:
         return output, (first, second)
 
     def gradients(self, inputs: Floats, error: Floats, hidden: tuple[Floats, ...]) -> dict[str, Floats]:
-        """Of the loss with respect to the arrays; ``error``: with respect to the outputs, (members, rows)."""
+        """The gradients of the loss by the arrays. ``error``: the gradient by the outputs, of shape (members, rows)."""
         first, second = hidden
         back = error[..., None]
         at_second = back * self.arrays["w3"].transpose(0, 2, 1)
@@ -99,19 +103,19 @@ def inner(rows: Floats, others: Floats) -> Floats:
     answer = np.empty((len(others), rows.shape[2], others.shape[2]), others.dtype)
     for place, other in enumerate(others):
         pairs = zip(_parts(rows[place % len(rows)]), _parts(other), strict=True)
-        (whole, part), (rest, other_rest) = pairs
-        answer[place] = (whole.transpose(0, 2, 1) @ part).sum(0) + rest.T @ other_rest
+        (blocks, other_blocks), (rest, other_rest) = pairs
+        answer[place] = (blocks.transpose(0, 2, 1) @ other_blocks).sum(0) + rest.T @ other_rest
     return answer
 
 
 def _parts(rows: Floats) -> tuple[Floats, Floats]:
-    """Rows in parts of ``ROWS``, and the rest."""
+    """The rows in parts of ``ROWS``, and the rest."""
     whole = len(rows) - len(rows) % ROWS
     return rows[:whole].reshape(-1, ROWS, rows.shape[1]), rows[whole:]
 
 
 def _slope(units: Floats) -> Floats:
-    """The derivative of tanh where it has these values."""
+    """The derivative of tanh at the points where tanh has these values."""
     slope: Floats = units * units
     np.subtract(1, slope, out=slope)
     return slope
@@ -121,7 +125,7 @@ def fit(
     samples: Samples, members: int = 4, epochs: int = 40, batch: int = 24, rate: float = 4e-3, decay: float = 1e-3,
     seed: int = 0, hidden: int = HIDDEN,
 ) -> Ensemble:  # fmt: skip
-    """Trains the members by Adam with a warm-up and a cosine; ``batch``: problems of a step.
+    """Trains the members by Adam, with a warm-up and a cosine schedule. ``batch``: problems of a step.
 
     Each member starts elsewhere and weighs problems by draws of its own, so that their spread says where data lack.
     They share nothing else, so each is trained in a process of its own where there is much to do; the result is the
@@ -159,7 +163,7 @@ def _alive(outcome: tuple[int, dict[str, Floats]] | Lost) -> tuple[int, dict[str
 
 
 class Step(NamedTuple):
-    """Rows of a step's problems, and how many each has; ``problems``: their numbers."""
+    """The rows of a step's problems, the number of rows of each, and the numbers of the problems."""
 
     rows: Ints
     lengths: Ints
@@ -167,7 +171,7 @@ class Step(NamedTuple):
 
 
 def _steps(problem: Ints, starts: Ints, orders: Sequence[Ints], batch: int) -> list[Step]:
-    """Of all epochs. ``orders``: of the problems, by epoch."""
+    """The steps of all epochs. ``orders``: the order of the problems in each epoch."""
     lengths = np.diff([*starts, len(problem)])
     steps = []
     for order in orders:
@@ -182,7 +186,7 @@ def _train(
     network: Ensemble, inputs: Floats, samples: Samples, shares: Floats, steps: Sequence[Step], rate: float,
     decay: float,
 ) -> None:  # fmt: skip
-    """One network, in place. ``shares``: its weights of the problems."""
+    """Trains one network in place. ``shares``: its weights of the problems."""
     moments = {name: [np.zeros_like(network.arrays[name]) for _ in range(2)] for name in TRAINED}
     for number, step in enumerate(steps, 1):
         weight = (samples.weight[step.rows] * np.repeat(shares[step.problems], step.lengths))[None]
@@ -208,7 +212,7 @@ def _start(inputs: Floats, members: int, hidden: int, rng: np.random.Generator) 
 
 
 def _centred(difference: Floats, weight: Floats, lengths: Ints) -> Floats:
-    """Differences less the weighted mean of their problem."""
+    """The differences minus the weighted mean of their problem."""
     starts = np.cumsum(lengths) - lengths
     means = np.add.reduceat(difference * weight, starts, axis=1) / np.add.reduceat(weight, starts, axis=1)
     return difference - np.repeat(means, lengths, axis=1)

@@ -46,22 +46,22 @@ def reward(cases: Sequence[Case], length: int, alpha: float, beta: float) -> flo
     return sum(case.speed - alpha * case.max_diff for case in cases) / len(cases) - beta * length
 
 
-def of_trials(trials: Sequence[Trial], settings: RewardWeights) -> float:
+def of_trials(trials: Sequence[Trial], weights: RewardWeights) -> float:
     """The reward of one record, whose trials are its test cases; ``failed`` if any of them failed.
 
     Raises ValueError if the reference was not timed beside the record.
     """
     if not all(trial.measured for trial in trials):
-        return settings.failed
-    cases = [Case(speed(trial, settings), trial.max_diff) for trial in trials]
-    length = source_length(trials[0]) if settings.beta and trials else 0
-    return reward(cases, length, settings.alpha, settings.beta)
+        return weights.failed
+    cases = [Case(speed(trial, weights), trial.max_diff) for trial in trials]
+    length = source_length(trials[0]) if weights.beta and trials else 0
+    return reward(cases, length, weights.alpha, weights.beta)
 
 
-def speed(trial: Trial, settings: RewardWeights) -> float:
+def speed(trial: Trial, weights: RewardWeights) -> float:
     """t_ref / t_custom of one measured trial."""
-    reference = settings.reference or trial.baseline or INCUMBENT
-    if not settings.lower_bound and (reference_timing := trial.timing(reference)):
+    reference = weights.reference or trial.baseline or INCUMBENT
+    if not weights.lower_bound and (reference_timing := trial.timing(reference)):
         return reference_timing.median_us / trial.median_us
     ratio = trial.faster_than(reference)
     if ratio is None:

@@ -185,13 +185,13 @@ def run(
     proposer: Proposer,
     executor: Executor,
     store: Store,
-    settings: SearchLimits,
+    limits: SearchLimits,
     run_name: str = "",
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[Search], None] = lambda _: None,
 ) -> Search:
     """Runs a search to its end, starting from the trials that it has."""
-    for step in steps(search, proposer, executor, store, settings, run_name, out_of_time, progress):
+    for step in steps(search, proposer, executor, store, limits, run_name, out_of_time, progress):
         if isinstance(step, ProposerStep):
             step.run()
         else:
@@ -204,7 +204,7 @@ def steps(
     proposer: Proposer,
     place: Place,
     store: Store,
-    settings: SearchLimits,
+    limits: SearchLimits,
     run_name: str = "",
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[Search], None] = lambda _: None,
@@ -213,15 +213,15 @@ def steps(
 
     What a search does depends on the proposals and trials alone, and not on when they come.
     """
-    bound = _bound(search.candidates, settings.prune)
+    bound = _bound(search.candidates, limits.prune)
     new, idle = search.short_trials, 0
     while not search.stop_reason:
-        search.stop_reason = _reason_to_stop(search, settings, idle, out_of_time)
+        search.stop_reason = _reason_to_stop(search, limits, idle, out_of_time)
         if search.stop_reason:
             break
-        places = settings.evaluations - len(search.evaluations)
-        question = replace(search.question, last=places <= settings.batch)
-        yield (step := ProposerStep(proposer, question, new, min(settings.batch, places), [], out_of_time, bound))
+        places = limits.evaluations - len(search.evaluations)
+        question = replace(search.question, last=places <= limits.batch)
+        yield (step := ProposerStep(proposer, question, new, min(limits.batch, places), [], out_of_time, bound))
         legal, illegal = _triage(question, step.proposals)
         affordable = step.affordable
         search.pruned += len(legal) - len(affordable)
@@ -236,7 +236,7 @@ def steps(
         progress(search)
     if new:
         yield ProposerStep(proposer, search.question, new, 0, [])
-    for effort, most in STAGES if settings.longer else ():
+    for effort, most in STAGES if limits.longer else ():
         if best := _best(search, effort, most):
             yield (evaluation := _evaluation(search, best, effort))
             trials = _attributed(best, evaluation, run_name)
@@ -249,18 +249,18 @@ def _bound(candidates: Candidates, factor: float | None) -> float | None:
     return None if factor is None else factor * min(model.estimate(record).us for record in candidates.records)
 
 
-def _reason_to_stop(search: Search, settings: SearchLimits, idle: int, out_of_time: Callable[[], bool]) -> str:
+def _reason_to_stop(search: Search, limits: SearchLimits, idle: int, out_of_time: Callable[[], bool]) -> str:
     if any(trial.effort == "long" for trial in search.trials):  # an earlier run stored them
         return FINISHED
-    if len(search.evaluations) >= settings.evaluations:
-        return f"{settings.evaluations} evaluations"
+    if len(search.evaluations) >= limits.evaluations:
+        return f"{limits.evaluations} evaluations"
     if out_of_time():
         return "out of time"
     if idle >= IDLE:
         return "nothing new was proposed"
     curve = search.curve
-    if settings.patience and len(curve) > settings.patience and curve[-1] >= curve[-1 - settings.patience]:
-        return f"no improvement in {settings.patience} evaluations"
+    if limits.patience and len(curve) > limits.patience and curve[-1] >= curve[-1 - limits.patience]:
+        return f"no improvement in {limits.patience} evaluations"
     return ""
 
 

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from kernelproof.ground import build_folder, files, places, process_tree
+from kernelproof.ground import build_folder, files, places, process_tree, sandbox
 from kernelproof.ground.errors import Failure, WrongInput, reading
-from kernelproof.ground.toolchain import Toolchain, accept, environment
+from kernelproof.ground.toolchain import Toolchain, accept, environment, nvcc_command, toolchain_folders
+
+# Folders that a text of somebody else may include files from; None: it is the user's own, and compiled as such.
+Foreign = Sequence[Path] | None
 
 # Options that this module sets itself, each with the number of words that follow it.
 _OWN = {
@@ -90,39 +95,38 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
 
 
 def library(
-    sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None
-) -> Path:
-    """The library of some sources. Raises MissingLibraries, Failure with the compiler's errors, and where one takes
-    longer than ``seconds``."""
-    objects = [_object(source, arguments, sm, tools, seconds) for source in sources]
+    sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None,
+    *, foreign: Foreign = None,
+) -> Path:  # fmt: skip
+    """The library of some sources. Raises MissingLibraries, Failure with the compiler's errors, and where one
+    takes longer than ``seconds``. ``foreign``: see ``ptx``."""
+    objects = [_object(source, arguments, sm, tools, seconds, foreign) for source in sources]
     of_objects = re.sub(r"\0(?:-x|--x)\0[^\0]*", "", "\0".join(["", *arguments])).split("\0")[1:]
     own = [argument for argument in of_objects if argument != _RDC]
-    link = [
-        str(tools.nvcc),
-        "-shared",
-        "-nodlink",
-        "-cudart",
-        "none",
-        "-Xlinker",
-        "-Bsymbolic",
-        *own,
-        *tools.link_flags,
-    ]
+    link = ["-shared", "-nodlink", "-cudart=none", "-Xlinker=-Bsymbolic", *own, *tools.link_flags]
     stubs = _registration(objects) if _RDC in arguments else ""
-    key = _digest(tools.nvcc_version, *link[1:], stubs, *(path.name for path in objects))
+    key = _digest(tools.nvcc_version, *link, stubs, *(path.name for path in objects))
     target = _folder() / f"{key}.so"
     if target.exists():
         return target
-    extra = []
-    if stubs:
-        extra = [target.with_name(f"{key}.{os.getpid()}.c")]
-        files.write(extra[0], stubs)
-    try:
-        _compile([*link, *map(str, [*objects, *extra])], target, sources[0].parent)
-    finally:
-        for path in extra:
-            path.unlink()
+    with _workplace(key) as place:
+        inputs = objects
+        if stubs:
+            inputs = [*objects, place / "stubs.c"]
+            files.write(inputs[-1], stubs)
+        scratch = place / target.name
+        _compile(tools, link, inputs, scratch, sources[0].parent, seconds, foreign)
+        scratch.replace(target)
     return target
+
+
+@contextmanager
+def _workplace(key: str) -> Iterator[Path]:
+    """A folder in which one compiler works. Raises WrongInput where the cache is at a path that nvcc misreads."""
+    accept(_folder(), "name another folder by KERNELPROOF_CACHE_DIR")
+    _folder().mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory("", f"{key}.", _folder(), ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 def _registration(objects: Sequence[Path]) -> str:
@@ -148,22 +152,31 @@ def _folder() -> Path:
     return places.user_cache() / "check"
 
 
-def ptx(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None) -> Path:
+def ptx(
+    source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None,
+    *, foreign: Foreign = None,
+) -> Path:  # fmt: skip
     """The PTX of a source's kernels; nothing of its host code is compiled. Raises Failure with the compiler's
-    errors, and where it takes longer than ``seconds``."""
+    errors, and where it takes longer than ``seconds``.
+
+    ``foreign``: of a text that somebody else wrote, the folders that it may include files from, besides those of
+    ``arguments``; its compiler works in a sandbox.
+    """
     options = ["-ptx", "-lineinfo", *_includes(tools), f"-arch={sm}", *arguments]
-    return _translated(source, options, ".ptx", tools, seconds)
+    return _translated(source, options, ".ptx", tools, seconds, foreign)
 
 
-def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None) -> Path:
+def _object(
+    source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None, foreign: Foreign
+) -> Path:
     """A compiled source."""
     number = sm.removeprefix("sm_")
     options = [
-        "-c", "-lineinfo", "--no-compress", "-Xcompiler", "-fPIC", *_includes(tools),
-        "-gencode", f"arch=compute_{number},code=compute_{number}", *arguments,
+        "-c", "-lineinfo", "--no-compress", "-Xcompiler=-fPIC", *_includes(tools),
+        f"-gencode=arch=compute_{number},code=compute_{number}", *arguments,
     ]  # fmt: skip
     try:
-        return _translated(source, options, ".o", tools, seconds)
+        return _translated(source, options, ".o", tools, seconds, foreign)
     except Failure as error:
         if source.suffix == ".cu" or "-x" in arguments or "__global__" not in source.read_text(errors="replace"):
             raise
@@ -173,11 +186,11 @@ def _object(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, s
 
 def _includes(tools: Toolchain) -> list[str]:
     accept(_STAND_INS, "move this program")
-    return [f"-I{tools.cutlass_include}", "-isystem", str(_STAND_INS)]
+    return [f"-I{tools.cutlass_include}", f"-isystem={_STAND_INS}"]
 
 
 def _translated(
-    source: Path, options: Sequence[str], suffix: str, tools: Toolchain, seconds: float | None = None
+    source: Path, options: Sequence[str], suffix: str, tools: Toolchain, seconds: float | None, foreign: Foreign
 ) -> Path:
     """What nvcc makes of a source, from the cache if neither the source nor a header of it has changed. Processes that
     need the same at a time compile it once."""
@@ -190,19 +203,17 @@ def _translated(
     with build_folder.Locks(_folder()) as locks, locks.take(key):
         if (stored := _current(manifest)) is not None:
             return stored
-        scratch = _folder() / f"{key}.{os.getpid()}.d"
-        try:
-            target = _folder() / f"{key}.{os.getpid()}{suffix}"
-            accept(where, "rename the folder or the file")
-            command = [str(tools.nvcc), *options, "-MD", "-MT", "object", "-MF", str(scratch), str(where)]
-            _compile(command, target, Path.cwd(), seconds)
-            headers = _headers(scratch.read_text() if scratch.exists() else "", tools)
-        finally:
-            scratch.unlink(missing_ok=True)
-        # A path with a backslash is no file in the rule: then nobody could ask whether the header has changed.
-        digests = {str(path): _digest(path.read_bytes()) for path in headers if path.is_file()}
-        final = _folder() / f"{_digest(key, target.read_bytes())}{suffix}"
-        target.replace(final)
+        with _workplace(key) as place:
+            target, rule = place / f"kernel{suffix}", place / "headers.d"
+            words = ["-MD", "-MT=object", f"-MF={rule}", *options]
+            _compile(tools, words, [where], target, Path.cwd(), seconds, foreign)
+            headers = _headers(rule.read_text() if rule.exists() else "", tools)
+            if foreign is not None:
+                _within(headers, [where, *_named(options), *foreign])
+            # A path with a backslash is no file in the rule: then nobody could ask whether the header has changed.
+            digests = {str(path): _digest(path.read_bytes()) for path in headers if path.is_file()}
+            final = _folder() / f"{_digest(key, target.read_bytes())}{suffix}"
+            target.replace(final)
         if len(digests) == len(headers):
             files.write(manifest, json.dumps({"object": final.name, "headers": digests}))
     return final
@@ -227,25 +238,44 @@ def _headers(rule: str, tools: Toolchain) -> list[Path]:
     return sorted({path for path in paths if not any(path.is_relative_to(root) for root in toolkit)})
 
 
-def _compile(command: Sequence[str], target: Path, folder: Path, seconds: float | None = None) -> None:
-    """Run nvcc; ``target`` appears whole or not at all. Raises MissingLibraries, Failure with nvcc's first errors or
-    behind ``seconds``."""
-    accept(target.parent, "name another folder by KERNELPROOF_CACHE_DIR")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
+def _named(options: Sequence[str]) -> list[Path]:
+    """Folders of headers that options of nvcc name, resolved."""
+    words = [*options, ""]
+    names = [
+        match[1] or after for word, after in pairwise(words) if (match := re.fullmatch(r"(?:-I|-isystem=?)(.*)", word))
+    ]
+    return [Path(part).resolve() for name in names for part in name.split(",") if part]
+
+
+def _within(headers: Sequence[Path], places: Sequence[Path]) -> None:
+    """Raises Failure for a header that lies elsewhere, as it can where no sandbox hides it."""
+    for path in headers:
+        if not any(path.is_relative_to(place) for place in places):
+            raise Failure(f"{path}: a file outside of the folders that may be read is included")
+
+
+def _compile(
+    tools: Toolchain, arguments: Sequence[str], sources: Sequence[Path], target: Path, folder: Path,
+    seconds: float | None, foreign: Foreign,
+) -> None:  # fmt: skip
+    """Run nvcc in a folder. Raises MissingLibraries, Failure with nvcc's first errors or behind ``seconds``, and
+    WrongInput for an argument that its shell would read."""
+    command = nvcc_command(tools.nvcc, arguments, sources, target)
+    if foreign is not None:
+        views = [*toolchain_folders(tools), _STAND_INS, *sources, *_named(arguments), *foreign]
+        command = sandbox.command(sandbox.Sandbox(tuple(map(str, views)), (str(target.parent),)), command)
     try:
-        code, output = process_tree.output([*command, "-o", str(scratch)], environment(), seconds, folder)
-        if code:
-            if missing := dict.fromkeys(_NOT_FOUND.findall(output)):
-                raise MissingLibraries(list(missing), folder)
-            lines = [line for line in output.splitlines() if line.strip()]
-            faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined|multiple definition", line)]
-            raise Failure("nvcc failed:\n" + "\n".join((faults or lines)[:12]))
-        scratch.replace(target)
+        code, output = process_tree.output(command, environment(), seconds, folder)
     except subprocess.TimeoutExpired:
         raise Failure(f"nvcc did not end within {seconds:.0f} s") from None
-    finally:
-        scratch.unlink(missing_ok=True)
+    if code:
+        if missing := dict.fromkeys(_NOT_FOUND.findall(output)):
+            raise MissingLibraries(list(missing), folder)
+        lines = [line for line in output.splitlines() if line.strip()]
+        if foreign is not None and sandbox.lack():  # messages may quote any file, since none is hidden
+            lines = [line for line in lines if line.startswith(tuple(map(str, sources)))] or ["it does not compile"]
+        faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined|multiple definition", line)]
+        raise Failure("nvcc failed:\n" + "\n".join((faults or lines)[:12]))
 
 
 def _digest(*parts: str | bytes) -> str:

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from math import prod
+from math import inf, prod
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -40,9 +40,11 @@ from kernelproof.emulator import (
 from kernelproof.emulator.host.execution import KernelLaunch
 from kernelproof.emulator.host.images import image_count
 from kernelproof.emulator.host.program import KernelArgument, call
-from kernelproof.emulator.host.standin import stand_for
+from kernelproof.emulator.host.standin import runtime_path, stand_for, stand_in_path
 from kernelproof.emulator.state.sites import Site
+from kernelproof.ground import places
 from kernelproof.ground.errors import UserError, WrongInput
+from kernelproof.ground.sandbox import Sandbox, enter, views_of_python
 
 # Libraries whose functions the stand-in runtime has.
 STOOD_FOR = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
@@ -51,11 +53,21 @@ STOOD_FOR = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libcudart.so
 # Descriptors of the check begin here: programs close low ones, and get their numbers for files of their own.
 FIRST_DESCRIPTOR = 512
 PROGRESS_S = 1.0
+PROCESSES = 32  # of a program in a sandbox
+
+
+def box(files: Iterable[Path], seconds: float) -> Sandbox:
+    """The sandbox of a process that runs what somebody else wrote: it sees some files and folders, this package, the
+    stand-in runtime, and what Python has installed."""
+    stand_ins = [runtime_path(), *map(stand_in_path, STOOD_FOR)]
+    views = (*views_of_python(), *map(str, [*stand_ins, *files]))
+    return Sandbox(views, cpu_s=int(seconds * (os.cpu_count() or 1)) + 10, gib=0.0, processes=PROCESSES)
 
 
 class Message(NamedTuple):
     """From the process of a check: ``kind`` is begin, progress (``ctas``: ended, and all), loop, launch, repeated,
-    finding, refused, unsupported, note, wrong, or ended."""
+    finding, refused, unsupported, note, wrong, ended, failed (the check itself: why), main (the program's own code runs
+    from here), or complete (all is done)."""
 
     kind: str
     kernel: str = ""
@@ -68,10 +80,11 @@ class Message(NamedTuple):
 class Reporter:
     """Sends messages to the waiting process, and prints what users should see at once."""
 
-    def __init__(self, pipe: Connection, quiet: bool) -> None:
+    def __init__(self, pipe: Connection, quiet: bool, longest: float = inf) -> None:
         self.pipe = Connection(_moved(pipe.fileno()))
         pipe.close()
         self.quiet, self.output = quiet, _moved(1)
+        self.unprinted = longest  # bytes that may still be printed
         self.progress_sent = 0.0
         self.printed: set[Cause] = set()
         self.libc = ctypes.CDLL(None)
@@ -87,6 +100,8 @@ class Reporter:
         """Print behind what the program has printed so far."""
         self.libc.fflush(None)
         data = words.encode(errors="replace")
+        data = data[: int(min(self.unprinted, len(data)))]
+        self.unprinted -= len(data)
         with suppress(OSError):  # standard output is closed; messages go on
             while data:
                 data = data[os.write(self.output, data) :]
@@ -198,14 +213,16 @@ class CheckHooks(SessionHooks):
             buffer.written = None
 
 
-def serve(pipe: Connection, plan: Plan) -> None:
-    """Run a plan; never returns where the program's own main runs."""
+def serve(pipe: Connection, plan: Plan, box: Sandbox | None) -> None:
+    """Run a plan, in a sandbox if there is one; never returns where the program's own main runs."""
     os.setsid()
     faulthandler.disable()  # a crash is the program's
     if plan.output_to_stderr:
         os.dup2(2, 1)
+    if box:
+        enter(box, (1, 2, pipe.fileno()), KERNELPROOF_CACHE_DIR=str(places.user_cache()))
     _cut_exit_handlers()
-    reporter = Reporter(pipe, plan.quiet)
+    reporter = Reporter(pipe, plan.quiet, box.output_bytes if box else inf)
     try:
         with check_session(plan, reporter) as session:
             library = _open(plan.library) if plan.library is not None else None
@@ -219,6 +236,10 @@ def serve(pipe: Connection, plan: Plan) -> None:
                 _launch_all(plan, session)
     except (UserError, EmulatorError, PtxError) as error:
         reporter.send(Message("wrong", text=str(error)))
+    except BaseException as error:
+        reporter.send(Message("failed", text=f"the check ended with {type(error).__name__}: {error}"))
+    else:
+        reporter.send(Message("complete"))
 
 
 def _cut_exit_handlers() -> None:
@@ -274,6 +295,7 @@ def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kerne
     stdout = ctypes.c_void_p.in_dll(libc, "stdout")
     libc.setvbuf(stdout, None, 1, 0)  # lines, so that findings stand between them
     main.restype = ctypes.c_int
+    reporter.send(Message("main"))
     code = main(len(words), argv)
     libc.exit(code)
     os._exit(code)

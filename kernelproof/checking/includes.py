@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_COMMENT = r"(?:\s|/\*(?s:.)*?\*/)*"
+# It matches in one way only, so that no text takes long.
+_COMMENT = r"(?:\s|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
 # Directives within comments and strings match too, because the author of the text decides where those end.
 _INCLUDE = re.compile(rf"(?:^|\*/){_COMMENT}(?:#|%:|\?\?=){_COMMENT}(?:include|include_next|import|embed)\b(.*)$", re.M)
 _ALLOWED = re.compile(rf"{_COMMENT}(?:<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\")")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +19,7 @@ DTYPES = {
     "u32": "u4", "i64": "i8", "u64": "u8",
 }  # fmt: skip
 ROLES = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}
+GENERATED = ("zeros", "ones", "iota", "random")  # contents that come from no file
 _BUFFER = re.compile(r"(in|out|inout|scratch):(\w+)\[([\d, x]+)\](?:=(.+))?")
 _TYPED = re.compile(r"(\w+):(-?[\d.][\w.+-]*)")
 FORM = "a number, i64:5, f64:0.5, or in|out|inout|scratch:f32[64,32]=zeros|ones|iota|random|FILE.npy"
@@ -32,6 +33,10 @@ class BufferSpec:
     dtype: str
     shape: tuple[int, ...]
     content: str
+
+    def placed(self, place: Callable[[str], Path]) -> BufferSpec:
+        """The same with the file that it names, if it does, as ``place`` makes it."""
+        return self if self.content in GENERATED else replace(self, content=str(place(self.content)))
 
     def array(self, seed: int) -> NDArray[np.generic]:
         """Its content. Raises WrongInput for a file that does not fit."""
@@ -136,9 +141,15 @@ class LaunchFile(BaseModel):
     launches: Annotated[list[LaunchEntry], Field(min_length=1)]
     buffers: dict[str, str] = {}
 
-    def specifications(self) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpec]]:
-        """The launches and shared buffers. Raises WrongInput."""
-        buffers = {name: buffer(spec) for name, spec in self.buffers.items()}
+    def specifications(
+        self, place: Callable[[str], Path] = Path
+    ) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpec]]:
+        """The launches and shared buffers, with the files that they name as ``place`` makes them. Raises WrongInput."""
+
+        def placed(item: Argument) -> Argument:
+            return item.placed(place) if isinstance(item, BufferSpec) else item
+
+        buffers = {name: buffer(spec).placed(place) for name, spec in self.buffers.items()}
         launches = tuple(
             LaunchSpec(
                 launch.entry,
@@ -146,7 +157,7 @@ class LaunchFile(BaseModel):
                 _extents(launch.block),
                 launch.smem,
                 _extents(launch.cluster),
-                tuple(argument(value, buffers) for value in launch.args),
+                tuple(placed(argument(value, buffers)) for value in launch.args),
             )
             for launch in self.launches
         )
@@ -180,10 +191,10 @@ def launch(text: str, arguments: tuple[Argument, ...]) -> LaunchSpec:
     if "<<<" not in text:
         return LaunchSpec(text, (1,), (32,), arguments=arguments)
     match = _LAUNCH.fullmatch(text.strip())
-    extents = [tuple(map(int, re.findall(r"\d+", part))) for part in match.group(2, 3)] if match else []
-    if match is None or min(map(min, extents)) < 1:
+    grid, block = (tuple(map(int, re.findall(r"\d+", part))) for part in match.group(2, 3)) if match else ((0,), (0,))
+    if match is None or min(*grid, *block) < 1:
         raise WrongInput(f"--launch {text!r}: expected KERNEL<<<GRID,BLOCK,SMEM>>>, such as 'add<<<4,256>>>'")
-    return LaunchSpec(match[1].strip(), *extents, smem=int(match[4] or 0), arguments=arguments)
+    return LaunchSpec(match[1].strip(), grid, block, smem=int(match[4] or 0), arguments=arguments)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,10 @@ class Result:
         else:
             earlier.count += finding.count
 
+    def refuse(self, kernel: str, reason: str) -> None:
+        """Count what could not be checked of a kernel, "" of the host."""
+        self.refusals[kernel, reason] = self.refusals.get((kernel, reason), 0) + 1
+
     @property
     def ordered(self) -> list[Report]:
         """Errors first."""

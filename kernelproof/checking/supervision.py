@@ -16,22 +16,31 @@ from kernelproof.checking.plan import Plan
 from kernelproof.checking.result import Result
 from kernelproof.ground import process_tree
 from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.sandbox import Sandbox
 from kernelproof.ground.workers import Worker
 
 STEP_S = 0.2
+# By these signals a program ends itself: it fails. Others come from outside, as where memory runs out.
+_OWN_SIGNALS = frozenset(
+    (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP)
+)
 
 # Called while a kernel runs: its name, seconds since it began, CTAs that have ended, and CTAs in all.
 Progress = Callable[[str, float, int, int], None]
 
 
-def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress | None = None) -> Result:
-    """The result of a plan. Raises WrongInput for what the process refuses: a missing kernel, a wrong argument."""
+def run(
+    plan: Plan, target: str, seconds: float, gib: float, progress: Progress | None = None, box: Sandbox | None = None
+) -> Result:
+    """The result of a plan, run in a sandbox if there is one. Raises WrongInput for what the process refuses: a missing
+    kernel, a wrong argument."""
     result = Result(target, devices.device(plan.device).name)
     start = time.perf_counter()
-    worker = Worker("fork", serve, plan)
-    watch = process_tree.Watch(worker.pid, seconds, gib)
+    worker = Worker("fork", serve, plan, box)
+    watch = process_tree.Watch(worker.pid, seconds, gib, box.processes if box else 0)
     try:
         running: _Running | None = None
+        stage = ""  # complete, failed or main, once the process has said so
         ctas = 0, 0
         while True:
             alive = worker.alive
@@ -44,6 +53,8 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
                     running = running._replace(loop=message.text)
                 elif message.kind != "progress":
                     running = None
+                if message.kind in ("complete", "failed", "main"):
+                    stage = message.kind
                 _take(result, message)
             elif not alive:  # its children may hold the pipe
                 raise EOFError
@@ -56,7 +67,7 @@ def run(plan: Plan, target: str, seconds: float, gib: float, progress: Progress 
                     result.ending += ". It has launched no kernel: --nvcc-args -O2 makes its own code faster"
                 break
     except (EOFError, ConnectionResetError):
-        _ending(result, worker.exit_code(), ended_early=plan.main is not None)
+        _ending(result, worker.exit_code(), stage, running)
     finally:
         with suppress(ProcessLookupError):
             process_tree.kill_session(worker.pid)
@@ -92,8 +103,10 @@ def _launch(result: Result, running: _Running, done: int, ctas: int) -> str:
     return f": launch {number} of {plain(running.kernel)}, {running.grid}, ran for {seconds:.0f} s{share}{loop}"
 
 
-def _excess(limit: Literal["time", "memory"], seconds: float, gib: float, launch: str) -> str:
+def _excess(limit: Literal["time", "memory", "processes"], seconds: float, gib: float, launch: str) -> str:
     """A limit that is passed, and in which ``launch``: the rest of a sentence about the program."""
+    if limit == "processes":
+        return "starts too many processes"
     if limit == "memory":
         return f"needs more than {gib:g} GiB of memory; --memory gives it more"
     fewer = ", --sample N runs only N CTAs of a grid" if launch else ""
@@ -113,8 +126,9 @@ def _take(result: Result, message: Message) -> None:
         case "repeated":
             result.kernels.setdefault(kernel, Kernel(kernel)).repetitions += 1
         case "refused":
-            key = (kernel, message.text)
-            result.refusals[key] = result.refusals.get(key, 0) + 1
+            result.refuse(kernel, message.text)
+        case "failed":
+            result.refuse("", message.text)
         case "unsupported":
             result.unsupported.append(message.text)
         case "ended" | "note":
@@ -123,11 +137,22 @@ def _take(result: Result, message: Message) -> None:
             raise WrongInput(message.text)
 
 
-def _ending(result: Result, code: int | None, ended_early: bool) -> None:
+def _ending(result: Result, code: int | None, stage: str, running: _Running | None) -> None:
+    """Enter how the process ended. It answers by its last stage: all is done, or the program's main ended by itself;
+    every other end leaves something unchecked."""
     result.exit_code = code
-    if code is None or not ended_early or code == 0:
+    if stage == "failed" or (stage == "complete" and code == 0):
         return
-    if code > 0:
-        result.ending = f"ended with exit code {code}"
+    ended = (
+        f"was ended by {signal.Signals(-code).name}"
+        if code is not None and code < 0
+        else f"ended with exit code {code}"
+    )
+    if stage == "main" and code is not None and (code >= 0 or -code in _OWN_SIGNALS):
+        if code:
+            result.ending = ended
+        if running:
+            result.refuse(running.kernel, f"the program {ended} within a launch of {plain(running.kernel)}")
         return
-    result.ending = f"was ended by {signal.Signals(-code).name}"
+    place = f" within a launch of {plain(running.kernel)}" if running else ""
+    result.refuse(running.kernel if running else "", f"the process of the check {ended}{place}")

@@ -10,9 +10,10 @@ import typer
 
 from kernelproof.cli.program import app
 from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.messages import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from kernelproof.ground.command_line.options import Json
 
-CODES = {"right": 0, "wrong": 1, "not checked": 2}
+CODES = {"right": EXIT_DONE, "wrong": EXIT_FAILED, "not checked": EXIT_USAGE}
 
 
 @verb(app, "grade")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,10 @@ from kernelproof.ground.errors import MissingTool
 def mcp(
     seconds: Annotated[float, typer.Option("--seconds", min=1, help="Limit of a call's run.")] = 60.0,
     memory: Annotated[float, typer.Option("--memory", min=0.1, help="GiB that a call's run may need.")] = 4.0,
+    root: Annotated[
+        list[Path] | None,
+        typer.Option("--root", metavar="FOLDER", help="Files below it may be named; may be repeated; default: here."),
+    ] = None,
     guide: Annotated[bool, typer.Option("--skill", help="Print the guide for models, a SKILL.md, and end.")] = False,
 ) -> None:
     """Serve check, explain and count to a language model, by MCP.
@@ -32,4 +37,4 @@ def mcp(
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
             raise
         raise MissingTool("the SDK of the protocol is missing; install it: pip install 'cudal2gen[mcp]'") from None
-    server.serve(seconds, memory)
+    server.serve(seconds, memory, root or [Path.cwd()])

@@ -54,7 +54,7 @@ def ptx(source: str, device: str, arguments: tuple[str, ...], seconds: float) ->
     if is_ptx(source):
         return source
     path = compilation.text_file(source, ".cu")
-    return compilation.ptx(path, arguments, devices.target(device), discover(), seconds).read_text()
+    return compilation.ptx(path, arguments, devices.target(device), discover(), seconds, foreign=()).read_text()
 
 
 @lru_cache(maxsize=8)

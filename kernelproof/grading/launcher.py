@@ -51,8 +51,8 @@ def library(text: str, function: str, device: str, arguments: tuple[str, ...], s
         f"  return kernelproof_torch::invoke(&{function}, values, count, results);\n}}\n"
     )
     source = compilation.text_file(whole, ".cu")
-    options = ["-std=c++17", "-isystem", str(INCLUDE), *arguments]
-    return compilation.library([source], options, devices.target(device), discover(), seconds)
+    options = ["-std=c++17", f"-isystem={INCLUDE}", *arguments]
+    return compilation.library([source], options, devices.target(device), discover(), seconds, foreign=())
 
 
 class HostCalls(MemoryCalls):

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
-from kernelproof.checking import devices, includes
+from kernelproof.checking import devices, execution, includes
 from kernelproof.checking.names import plain
 from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report, by_cause
 from kernelproof.grading import floor, inputs, launcher, modules
@@ -29,12 +30,12 @@ from kernelproof.grading.launcher import HostFailure
 from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Precision, Tolerance
 from kernelproof.grading.verdict import Finding, Verdict
-from kernelproof.ground import process_tree
+from kernelproof.ground import places, process_tree, sandbox
 from kernelproof.ground.errors import Failure, WrongInput
 from kernelproof.ground.workers import Worker
 
 STEP_S = 0.05
-MAX_BYTES = 1 << 24  # of an answer
+MAX_BYTES, PART = 1 << 24, 1 << 16  # of an answer, and of what is read of it at a time
 LIMIT = 40  # findings in a verdict
 
 
@@ -129,13 +130,19 @@ def _factory(
 ) -> DeviceFactory | None:
     """Makes the factory of fresh memory for calls; None, and a finding, for a source that is refused. Raises
     WrongInput."""
-    module = modules.take_apart(text) if modules.is_module(text) else None
+    if (agreement.call or not is_ptx(text)) and (reason := sandbox.lack()):
+        verdict.remarks.append(f"compiled and run with limits alone, since no namespaces are to be had: {reason}")
+    try:
+        module = _taken_apart(text, limits) if "load_inline" in text else None
+    except Failure as error:
+        verdict.findings.append(Finding.of("does-not-compile", str(error), error="Failure"))
+        return None
     for item in module.findings if module else ():
         last = re.split(r"\W+", str(item.evidence.get("text", "")).removesuffix("("))[-1]
         if item.rule != "library-call" or last not in host_calls:
             verdict.findings.append(item)
     translated = module.host_text if module else text
-    if not is_ptx(text) and (lines := includes.outside(translated)):
+    if (agreement.call or not is_ptx(text)) and (lines := includes.outside(translated)):
         verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:5]))
         return None
     try:
@@ -153,6 +160,36 @@ def _factory(
         verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
         return None
     return partial(DeviceCalls, code, agreement, device=limits.device)
+
+
+def _taken_apart(text: str, limits: Limits) -> modules.Module | None:
+    """A Python module, None for another text; read in a process of its own, since texts can be made to take a parser's
+    stack or an expression's time. Raises WrongInput, and Failure where reading does not end."""
+    worker = Worker("fork", _take_apart, text)
+    watch = process_tree.Watch(worker.pid, limits.compile_s, limits.gib)
+    try:
+        while not worker.pipe.poll(STEP_S):
+            if watch.passed():
+                raise Failure(f"the text was not read within {limits.compile_s:g} s and {limits.gib:g} GiB")
+        answer = worker.pipe.recv()
+    except (EOFError, OSError):
+        raise Failure(f"the process that read the text {worker.death()}") from None
+    finally:
+        worker.end()
+    if isinstance(answer, str):
+        raise WrongInput(answer)
+    assert answer is None or isinstance(answer, modules.Module)
+    return answer
+
+
+def _take_apart(pipe: Connection, text: str) -> None:
+    faulthandler.disable()  # an end by a text is said
+    try:
+        pipe.send(modules.take_apart(text) if modules.is_module(text) else None)
+    except WrongInput as error:
+        pipe.send(str(error))
+    except (MemoryError, RecursionError):
+        pipe.close()
 
 
 def _with_templates(text: str, entries: Sequence[str]) -> str:
@@ -264,40 +301,61 @@ def _closed(verdict: Verdict) -> Verdict:
     return verdict
 
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.I)  # names of variables that hold secrets
-
-
-def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int) -> None:
+def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int, box: sandbox.Sandbox | None) -> None:
     os.setsid()
     faulthandler.disable()  # a crash is the source's
-    for name in [name for name in os.environ if _SECRET.search(name)]:
-        del os.environ[name]  # host code of the source may run here
     try:
+        cache = str(places.user_cache())
+        if box:
+            sandbox.enter(box, (pipe.fileno(),), KERNELPROOF_CACHE_DIR=cache)
+        else:
+            sandbox.forget(HOME=os.environ.get("HOME", ""), KERNELPROOF_CACHE_DIR=cache)
         answer = graded(task, verdict, stated).model_dump_json()
     except WrongInput as error:
         answer = f"!{error}"
-    pipe.send_bytes(answer.encode())
+    except sandbox.Unconfined as error:
+        answer = f"?{error}"
+    data = answer.encode()
+    while data:
+        data = data[os.write(pipe.fileno(), data) :]
 
 
 def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
-    """``graded`` in a process with limits. Raises WrongInput."""
+    """``graded`` in a process with limits, where host code runs in a sandbox. Raises WrongInput."""
     if not limits.isolated:
         return graded(task, verdict, stated)
-    worker = Worker("fork", _serve, task, verdict, stated)
-    watch = process_tree.Watch(worker.pid, limits.seconds, limits.gib)
+    host_code = isinstance(task.factory, partial) and task.factory.func is launcher.HostCalls
+    box = (
+        execution.box([task.factory.args[0]], limits.seconds)
+        if isinstance(task.factory, partial) and host_code
+        else None
+    )
+    worker = Worker("fork", _serve, task, verdict, stated, box)
+    watch = process_tree.Watch(worker.pid, limits.seconds, limits.gib, box.processes if box else 0)
+    answer = b""
     try:
-        while not worker.pipe.poll(STEP_S):
+        # Its end is the answer's. Limits hold whatever comes by the pipe, and how slowly; nothing of it is unpickled,
+        # because host code may write there too.
+        while True:
+            part = os.read(worker.pipe.fileno(), PART) if worker.pipe.poll(STEP_S) else None
+            answer += part or b""
+            if part == b"" or len(answer) > MAX_BYTES:
+                break
             if limit := watch.passed():
                 excess = f"the check did not end within {limits.seconds:g} s"
                 if limit == "memory":
                     excess = f"the check needs more than {limits.gib:g} GiB"
+                if limit == "processes":
+                    excess = "the check starts too many processes"
                 verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))
                 return verdict
-        # The answer is text: bytes that host code may have written to the pipe are never unpickled.
-        answer = worker.pipe.recv_bytes(MAX_BYTES).decode(errors="replace")
-    except (EOFError, OSError):
+        return _read_answer(answer)
+    except sandbox.Unconfined as error:
+        verdict.not_checked.append(f"its host code was not run, because the sandbox fails: {error}")
+        return verdict
+    except (OSError, ValidationError):
         death = f"the process of the check {worker.death()}"
-        if task.contract.call is not None:
+        if host_code:
             verdict.findings.append(Finding.of("host-failure", death, error="ended"))
         else:
             verdict.not_checked.append(death)
@@ -306,6 +364,14 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
         with suppress(ProcessLookupError):
             process_tree.kill_session(worker.pid)
         worker.end()
-    if answer.startswith("!"):
-        raise WrongInput(answer[1:])
-    return Verdict.model_validate_json(answer)
+
+
+def _read_answer(answer: bytes) -> Verdict:
+    """The verdict of the process of a check. Raises WrongInput and Unconfined for what it says, ValidationError for
+    what is no answer."""
+    text = answer.decode(errors="replace")
+    if text.startswith("!"):
+        raise WrongInput(text[1:])
+    if text.startswith("?"):
+        raise sandbox.Unconfined(text[1:])
+    return Verdict.model_validate_json(text)

@@ -108,25 +108,31 @@ def _execute(command: Sequence[str]) -> None:
 
 
 class Watch:
-    """Limits of a process that this one has just forked and that leads a session: of its time, and of the memory that
-    it and all that it starts add to what it inherited, which a large parent has much of."""
+    """Limits of a process that this one has just forked and that leads a session: of its time, of the memory that it
+    and all that it starts add to what it inherited, which a large parent has much of, and of ``processes`` (0: none)
+    that it starts."""
 
-    def __init__(self, leader: int, seconds: float, gib: float) -> None:
-        self._leader, self._nbytes = leader, gib * GIB
+    def __init__(self, leader: int, seconds: float, gib: float, processes: int = 0) -> None:
+        self._leader, self._nbytes, self._processes = leader, gib * GIB, processes
         self._looked = time.perf_counter()
         self._end = self._looked + seconds
         self._inherited = _anonymous_bytes(os.getpid())
         self._excessive = False  # whether the last look found too much memory
 
-    def passed(self) -> Literal["", "time", "memory"]:
+    def passed(self) -> Literal["", "time", "memory", "processes"]:
         """The limit that is exceeded, "" for none. Cheap: memory is read every ``LOOK_S`` seconds only."""
         now = time.perf_counter()
         if now > self._end:
             return "time"
+        members = {self._leader}
+        if self._processes:  # counted often: those that start others for ever leave no time to count them later
+            members |= {*session(self._leader)}
+            if len(members) > self._processes:
+                return "processes"
         if now < self._looked + LOOK_S:
             return ""
         self._looked = now
-        members = {self._leader, *session(self._leader)}
+        members |= {*session(self._leader)}
         resident = resident_bytes(members) - self._inherited
         excessive = resident > self._nbytes and added_bytes(members) > self._nbytes
         # Two looks in a row must agree: a process that ends during a look hands its shared pages to those read later,
@@ -194,17 +200,25 @@ def kill_session(leader: int) -> None:
 
 
 def session(leader: int) -> list[int]:
-    """The processes of a session that have not ended."""
-    members = []
+    """The processes of a session that have not ended, and what they started in sessions of their own."""
+    members, parents = [], {}
     for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 - pathlib takes as long as all the rest
         try:
             with open(f"/proc/{name}/stat", errors="replace") as file:  # noqa: PTH123
                 # After the name in parentheses: state, parent, process group, session.
-                state, _, _, session = file.read().rpartition(")")[2].split()[:4]
+                state, parent, _, session = file.read().rpartition(")")[2].split()[:4]
         except OSError:
             continue
-        if int(session) == leader and state not in "ZX":
+        if state in "ZX":
+            continue
+        if int(session) == leader:
             members.append(int(name))
+        else:
+            parents[int(name)] = int(parent)
+    while outside := [pid for pid, parent in parents.items() if parent in {leader, *members}]:
+        members += outside
+        for pid in outside:
+            del parents[pid]
     return members
 
 

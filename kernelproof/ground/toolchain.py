@@ -12,16 +12,23 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from kernelproof.ground.errors import MissingTool, WrongInput
+from kernelproof.ground.errors import MissingTool, WrongInput, printable
 
 PREBUILT = "CUDAL2GEN_PREBUILT"
 INSTALL = "pip install 'cudal2gen[nvcc]'"
-# nvcc puts paths between double quotes of a shell, which reads these characters.
-_READ_BY_SHELL = re.compile(r'["$`]')
+# nvcc hands its commands to a shell. It puts paths and definitions between double quotes, where a shell reads some
+# characters, and other words as they are, so that a shell reads nearly all.
+_READ_IN_QUOTES = re.compile(r'["$`\x00-\x1f\x7f]|\\(?=[\\"$`,]|\Z)')
+_PLAIN = re.compile(r"[\w@%+=:,./ -]*")
+_DEFINITION = re.compile(r"-D[A-Za-z_][^$`\\\x00-\x1f\x7f]*")  # nvcc escapes the double quotes of these
+_PATH_OPTION = re.compile(rf"(?:-I|-isystem=|-MF=)(?!.*{_READ_IN_QUOTES.pattern}).+")
+# Words that are whole: they are no option that takes the next word, as it is, for its value.
+_COMPLETE = re.compile(r"-[DIU].+|-O\d?|--?[\w-]+=.+|[^-].*")
 
 
 class ToolchainError(MissingTool):
@@ -193,6 +200,38 @@ def environment() -> dict[str, str]:
     return kept | {"TMPDIR": temporary_folder()}
 
 
+def nvcc_command(nvcc: Path, arguments: Sequence[str], files: Sequence[Path], target: Path) -> list[str]:
+    """The command by which nvcc makes ``target`` of files: no shell reads anything of it. Raises WrongInput."""
+    paths = [path.absolute() for path in (*files, target)]  # none that begins as an option does
+    for path in paths:
+        accept(path, "rename the folder or the file")
+    return [str(nvcc), *unread_by_shells(arguments), *map(str, paths[:-1]), "-o", str(paths[-1])]
+
+
+def unread_by_shells(arguments: Sequence[str]) -> list[str]:
+    """Arguments of nvcc, if its shell takes each of them as it is. Raises WrongInput for the first that it would read:
+    definitions and folders may hold more than letters and digits, other words may not."""
+    before = "-O"
+    for word in arguments:
+        quoted = _DEFINITION.fullmatch(word) or _PATH_OPTION.fullmatch(word)
+        if not _PLAIN.fullmatch(word) and not (quoted and _COMPLETE.fullmatch(before)):
+            character = next((char for char in word if not _PLAIN.fullmatch(char)), "")
+            raise WrongInput(
+                f"argument {word!r} of nvcc: its shell would read {character!r}; write -DNAME=VALUE and -IFOLDER as "
+                "one word each, behind no option that takes a value, and without $, `, \\ and control characters"
+            )
+        before = word
+    return list(arguments)
+
+
+def toolchain_folders(tools: Toolchain) -> list[Path]:
+    """What nvcc reads and runs, besides the system's programs and libraries."""
+    compilers = [Path(path).resolve().parents[1] for name in ("gcc", "g++") if (path := shutil.which(name))]
+    libraries = [Path(path) for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
+    folders = [tools.ptxas.parents[1], tools.cuda_include, tools.cutlass_include, *compilers, *libraries]
+    return [tools.nvcc, *(folder for folder in dict.fromkeys(folders) if folder.is_dir())]
+
+
 def temporary_folder() -> str:
     """Where compilers put temporary files: Python's folder, or /tmp where nvcc would misread its path."""
     folder = tempfile.gettempdir()
@@ -207,5 +246,6 @@ def accept(path: Path, remedy: str) -> None:
 
 def _misread(path: Path) -> str:
     """Why nvcc cannot be given a path; empty if it can."""
-    character = _READ_BY_SHELL.search(str(path))
-    return f"{path}: nvcc's shell does not take the {character[0]} of this path as it is" if character else ""
+    character = _READ_IN_QUOTES.search(str(path))
+    name = printable(character[0]) if character else ""
+    return f"{path}: nvcc's shell does not take the {name} of this path as it is" if character else ""

@@ -8,6 +8,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
@@ -64,7 +65,10 @@ class Worker:
 
     def exit_code(self) -> int | None:
         """Of a process whose pipe is closed; minus the signal that ended it, None where it does not end."""
-        self._process.join(JOIN_S)
+        end = time.monotonic() + JOIN_S
+        while self.alive and time.monotonic() < end:  # join does not wait for a process that has closed all its files
+            self._process.join(0.1)
+            time.sleep(0.001)
         return self._process.exitcode
 
     def end(self) -> None:
@@ -75,8 +79,7 @@ class Worker:
 
     def death(self) -> str:
         """How a process with a closed pipe ended, as the rest of a sentence."""
-        self._process.join(JOIN_S)
-        code = self._process.exitcode
+        code = self.exit_code()
         if code is None or code >= 0:
             return f"ended (exit code {code})"
         hint = "; if memory ran out, run again with fewer --jobs" if code == -signal.SIGKILL else ""

@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from kernelproof.checking import compilation, devices, includes, plan, supervision
-from kernelproof.ground import files, process_tree, toolchain
+from kernelproof.checking import compilation, devices, execution, includes, plan, supervision
+from kernelproof.ground import files, places, process_tree, sandbox, toolchain
 from kernelproof.ground.errors import Failure, UserError, WrongInput, brief, reading
 from kernelproof.mcp_server.requests import Request
 
@@ -26,7 +26,7 @@ LONGEST_OUTPUT = 4000  # most characters of kernels' output
 MAX_THREADS = 8  # most threads listed for a side of a finding
 NAME = "kernel.cu"  # file name in findings of a text that came without a file
 # Names of limits on the command line, and in requests.
-_WORDS = {"--timeout": "seconds", "--memory": "the server's --memory", "--sample N": "sample=N", "--entry ": "entry "}
+_WORDS = {"--timeout": "seconds", "--memory": "the server's --memory", "--sample N": "sample=N", "--launch ": "entry "}
 
 
 def answer(request: Request) -> dict[str, Any]:
@@ -36,8 +36,11 @@ def answer(request: Request) -> dict[str, Any]:
         folder = Path(name)
         files.write(folder / REQUEST, request.model_dump_json())
         command = [sys.executable, "-m", "kernelproof.mcp_server.answers", name]
+        names = ("KERNELPROOF_NVCC", "CUTLASS_PATH", "PYTHONPATH", "HOME", "TMPDIR")
+        variables = {name: os.environ[name] for name in names if name in os.environ}
+        variables["KERNELPROOF_CACHE_DIR"] = str(places.user_cache())
         try:
-            _, output = process_tree.output(command, os.environ, request.seconds + START_S)
+            _, output = process_tree.output(command, sandbox.environment(**variables), request.seconds + START_S)
         except subprocess.TimeoutExpired:
             raise Failure(f"did not end within {request.seconds + START_S:.0f} s, compilation included") from None
         if not (folder / ANSWER).exists():
@@ -56,18 +59,22 @@ def run(request: Request) -> dict[str, Any]:
     if lines := includes.outside(request.source):
         raise WrongInput(f"source: {lines[0]!r} is not allowed here; put the text into source, or give path")
     path = _file(request)
-    launches, buffers = plan.LaunchFile(launches=request.launches, buffers=request.buffers).specifications()
+    content = plan.LaunchFile(launches=request.launches, buffers=request.buffers)
+    launches, buffers = content.specifications(request.within)
     arguments, sm = compilation.split_arguments(request.options())
     ptx = path
     if path.suffix == ".cu":
         sm = sm or devices.target(request.device or devices.DEFAULT)
-        ptx = compilation.ptx(path, arguments, sm, toolchain.discover())
+        ptx = compilation.ptx(path, arguments, sm, toolchain.discover(), START_S, foreign=request.roots)
     device = request.device or devices.nearest(plan.target_of([ptx]) or devices.DEFAULT)
     program = plan.Plan(
         device, ptx=(ptx,), launches=launches, buffers=buffers, counters=request.counters, adverse=request.adverse,
         sample=request.sample, quiet=True,
     )  # fmt: skip
-    result = supervision.run(program, request.path or NAME, request.seconds, request.gib)
+    box = execution.box([ptx, *request.roots], request.seconds)
+    result = supervision.run(program, request.path or NAME, request.seconds, request.gib, box=box)
+    if reason := sandbox.lack():
+        result.notes.append(f"compiled and run with limits alone, since no namespaces are to be had: {reason}")
     return result.document()
 
 
@@ -76,7 +83,7 @@ def _file(request: Request) -> Path:
     if bool(request.source) == bool(request.path):
         raise WrongInput("give source (CUDA C++ or PTX text) or path (a .cu or .ptx file)")
     if request.path:
-        path = Path(request.path)
+        path = request.within(request.path)
         if path.suffix not in (".cu", ".ptx"):
             raise WrongInput(f"path {path}: neither .cu nor .ptx")
         with reading(path):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernelproof.checking.plan import LaunchEntry
 from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.toolchain import unread_by_shells
 
-# Options of nvcc that may be passed: others name programs and files. Header folders must lie below the server's.
+# Options of nvcc that may be passed: others name programs and files.
 _OPTION = re.compile(
-    r"-[DU].+|-I(?!/)(?!.*\.\.).+|-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|--?(fmad|ftz|prec-div|prec-sqrt)=(true|false)"
+    r"-[DU].+|-I[^,]+|-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|--?(fmad|ftz|prec-div|prec-sqrt)=(true|false)"
     r"|--?maxrregcount=\d+|-(arch=|gencode=arch=)\w+(,code=\w+)?|--extended-lambda|--expt-(extended-lambda|relaxed-constexpr)"
 )
 
@@ -33,9 +36,28 @@ class Request(BaseModel):
     sample: Annotated[int, Field(ge=0)] = 0
     seconds: Annotated[float, Field(gt=0)]
     gib: Annotated[float, Field(gt=0)]
+    roots: Annotated[list[Path], Field(description="Folders that files are read from, absolute.")] = []
+
+    def within(self, name: str) -> Path:
+        """A file or folder below the roots, resolved. Raises WrongInput for another."""
+        try:
+            path = Path(name).resolve(strict=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else "") or "no path"
+            # Outside of the roots not even whether there is such a file is said.
+            path, missing = Path(os.path.normpath(Path.cwd() / name)), f"cannot read {name}: {reason}"
+        else:
+            missing = ""
+        if not any(path.is_relative_to(root) for root in self.roots):
+            folders = ", ".join(map(str, self.roots)) or "none"
+            raise WrongInput(f"{name} is not below the folders that this server reads: {folders} (its option --root)")
+        if missing:
+            raise WrongInput(missing)
+        return path
 
     def options(self) -> str:
-        """The arguments for nvcc. Raises WrongInput for one that is not about device code."""
+        """The arguments for nvcc. Raises WrongInput for one that is not about device code, or names a folder that is
+        not below the roots."""
         try:
             words = shlex.split(self.nvcc_args)
         except ValueError as error:
@@ -46,4 +68,5 @@ class Request(BaseModel):
                     f"nvcc_args: {word!r} is not allowed here; write -DNAME=VALUE, -IFOLDER (below the server's), "
                     "-std=c++20, -O3"
                 )
-        return shlex.join(words)
+        words = [f"-I{self.within(word[2:])}" if word.startswith("-I") else word for word in words]
+        return shlex.join(unread_by_shells(words))

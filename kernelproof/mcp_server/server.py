@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from inspect import cleandoc
+from pathlib import Path
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
@@ -11,7 +13,7 @@ from mcp_types import ToolAnnotations
 from pydantic import Field, ValidationError
 
 from kernelproof.checking.plan import FORM, LaunchEntry
-from kernelproof.ground.errors import UserError
+from kernelproof.ground.errors import UserError, WrongInput
 from kernelproof.ground.version import __version__
 from kernelproof.mcp_server import answers, pages
 from kernelproof.mcp_server.requests import Request
@@ -23,28 +25,34 @@ INSTRUCTIONS = (
     "A clean check says nothing about values: compare outputs elsewhere."
 )
 Source = Annotated[str, Field(description="CUDA C++ text, or PTX text. Instantiate templates explicitly.")]
-File = Annotated[str, Field(description="In place of source: a .cu or .ptx file.")]
+File = Annotated[str, Field(description="In place of source: a .cu or .ptx file below the server's folders.")]
 Launches = Annotated[list[LaunchEntry], Field(description="Launches, in order, on the same memory.", min_length=1)]
 Buffers = Annotated[
     dict[str, str], Field(description=f"Arrays that several launches share, by name. {FORM.partition('or ')[2]}.")
 ]
 Device = Annotated[str, Field(description="sm_80, sm_86, sm_89, sm_90a, sm_100, sm_120, or a GPU such as h200.")]
-Flags = Annotated[str, Field(description="-DNAME=VALUE, -IFOLDER (a relative path), -std=c++20, --use_fast_math, ...")]
+Flags = Annotated[
+    str, Field(description="-DNAME=VALUE, -IFOLDER (below the server's folders), -std=c++20, --use_fast_math, ...")
+]
 Adverse = Annotated[bool, Field(description="Another order of events that hardware may choose.")]
 Sample = Annotated[int, Field(description="CTAs of a grid to run, 0 all; counts are then of these.", ge=0)]
 Seconds = Annotated[float | None, Field(description="Limit of the run, at most the server's.", gt=0)]
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
-def serve(seconds: float, gib: float) -> None:
-    """Answer calls until standard input ends. ``seconds`` and ``gib`` of memory: limits of each."""
-    server(seconds, gib).run("stdio")
+def serve(seconds: float, gib: float, roots: Sequence[Path]) -> None:
+    """Answer calls until standard input ends. ``seconds`` and ``gib`` of memory: limits of each; ``roots``: folders
+    that calls may name files of."""
+    server(seconds, gib, roots).run("stdio")
 
 
-def server(seconds: float, gib: float) -> MCPServer:
-    """The server with its tools."""
+def server(seconds: float, gib: float, roots: Sequence[Path]) -> MCPServer:
+    """The server with its tools. Raises WrongInput for a root that is no folder."""
     mcp = MCPServer("kernelproof", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
-    tools = _Tools(seconds, gib)
+    for root in roots:
+        if not root.is_dir():
+            raise WrongInput(f"--root {root}: no such folder")
+    tools = _Tools(seconds, gib, [root.resolve() for root in roots])
     for tool in (tools.check, tools.explain, tools.count):
         mcp.tool(description=cleandoc(tool.__doc__ or ""), annotations=_READS)(tool)
     return mcp
@@ -53,8 +61,8 @@ def server(seconds: float, gib: float) -> MCPServer:
 class _Tools:
     """The tools, with the server's limits."""
 
-    def __init__(self, seconds: float, gib: float) -> None:
-        self.seconds, self.gib = seconds, gib
+    def __init__(self, seconds: float, gib: float, roots: Sequence[Path]) -> None:
+        self.seconds, self.gib, self.roots = seconds, gib, list(roots)
 
     def check(
         self, launches: Launches, source: Source = "", path: File = "", buffers: Buffers = {}, device: Device = "",  # noqa: B006
@@ -100,6 +108,7 @@ class _Tools:
     def _answer(self, seconds: float | None, **fields: Any) -> dict[str, Any]:
         """The answer to a request with these fields, within the server's limits."""
         try:
-            return answers.answer(Request(**fields, gib=self.gib, seconds=min(seconds or self.seconds, self.seconds)))
+            limit = min(seconds or self.seconds, self.seconds)
+            return answers.answer(Request(**fields, gib=self.gib, seconds=limit, roots=self.roots))
         except (UserError, ValidationError) as error:
             raise ToolError(str(error)) from None

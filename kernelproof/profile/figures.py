@@ -16,7 +16,7 @@ VERSION: Literal[1] = 1
 ISSUED = "selected"  # the state of a warp in the cycle in which it issues
 Kind = TypeVar("Kind", bound=Schema)
 Cycles = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0)]  # a fraction, of which 1 is all
+Share = Annotated[float, Field(ge=0)]  # a fraction; 1 is all
 Count = Annotated[int, Field(ge=0)]
 Microseconds = Annotated[float, Field(ge=0)]
 

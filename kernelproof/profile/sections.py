@@ -48,7 +48,7 @@ def _overview(profile: Profile) -> Table:
     rows.append(
         (
             "registers",
-            f"{profile.registers} per thread, of which the main loop has at most {loop.live_registers} in use",
+            f"{profile.registers} per thread; the main loop has at most {loop.live_registers} in use",
         )
     )
     if profile.spill_bytes:
@@ -83,7 +83,7 @@ def _time(time: Time) -> Section:
                 (*parts, ("sum", microseconds(time.us), percent(1.0))),
             ),
             Table(
-                "Time that the main loop needs of each resource alone, µs: the largest is the bound",
+                "Bounds of the main loop, µs",
                 ("resource", "µs"),
                 tuple(bounds),
             ),

@@ -52,7 +52,7 @@ TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # limits of check_program
 class Settings:
     """Options of the mark.
 
-    ``device``: as for ``check --device``; None: the GPU that each kernel was compiled for. ``adverse``: another order
+    ``device``: as for ``check --gpu``; None: the GPU that each kernel was compiled for. ``adverse``: another order
     of events that hardware may choose. ``allow``: rules whose findings fail no test. ``counters``: count what launches
     do. ``triton``: take over launches of Triton kernels; None: if triton has been imported.
     """

@@ -94,7 +94,7 @@ def document(request: dict[str, Any]) -> Any:
 GOOD = json.dumps({"proposals": [{"base": "incumbent", "changes": {"stages": 3}, "why": ""}]})
 
 
-def race_trials(proposer: Any, store: Path) -> list[Trial]:
+def search_trials(proposer: Any, store: Path) -> list[Trial]:
     """A whole search in the model environment."""
     environment = Model(lambda _: incumbent(), seed=5)
     contest = search.Search(candidates(), incumbent())

@@ -1,4 +1,4 @@
-"""A server of the chat-completions protocol that says what a script says, on the loopback."""
+"""A server of the chat-completions protocol on the loopback, which answers as a script says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment for a process of its own: what becomes of a record follows from its stages."""
+"""An environment whose records hang or end the process, depending on their stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment for executors: the analytic model, slowed down, that logs who evaluates what, when and where."""
+"""An environment for executors: the analytic model, slowed down, which logs what is evaluated when and where."""
 
 from __future__ import annotations
 

@@ -397,9 +397,9 @@ def test_races_with_nothing_to_compare_come_to_an_end(
 ) -> None:
     begun: list[int] = []
     calls = 0
-    judges = contests.Contest.judges.fget
+    judges = contests.Contest.comparable.fget
     assert judges is not None
-    monkeypatch.setattr(contests.Contest, "judges", property(lambda each: (begun.append(calls), judges(each))[1]))
+    monkeypatch.setattr(contests.Contest, "comparable", property(lambda each: (begun.append(calls), judges(each))[1]))
     monkeypatch.setattr(races, "MAX_INCONCLUSIVE", 5)
     a, b, _ = drawn(device, (8, 5 * 24, 64))
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)

@@ -1,4 +1,4 @@
-"""Compilation ahead of measurements: each record once, in bounded batches, and no order depends on its speed."""
+"""Background compilation: each record is built once, in bounded batches, and its speed changes no order."""
 
 from __future__ import annotations
 

@@ -388,12 +388,12 @@ def test_missing_headers_say_what_installs_them(tmp_path: Path, monkeypatch: pyt
 
 
 def test_ninja_text_is_a_pure_function_of_its_jobs() -> None:
-    tools = Toolchain(Path("/n/nv cc"), Path("/n/ptxas"), Path("/i"), Path("/c$"), "13.0.88", "4.2.0")
+    tools = Toolchain(Path("/n/$nv cc"), Path("/n/ptxas"), Path("/i"), Path("/c c"), "13.0.88", "4.2.0")
     jobs = [compiler.job(record, tools) for record in RECORDS[:2]]
     text = compiler.ninja_text([jobs], tools, Path("/py"))
     assert text == compiler.ninja_text([jobs], tools, Path("/py"))
-    assert "command = '/n/nv cc' -std=c++17" in text
-    assert "-I'/c$$'" in text
+    assert "command = '/n/$$nv cc' '-std=c++17'" in text
+    assert "'-I/c c'" in text
     for item in jobs:
         assert f"build sm_80/{item.name}/kernel.cubin: ptxas sm_80/{item.name}/kernel.ptx" in text
     assert text.count(": nvcc ") == 1

@@ -1,4 +1,4 @@
-"""Many searches at a time under a virtual clock: GPUs stay busy, and nothing depends on which worker is fast."""
+"""Many searches at a time under a virtual clock: GPUs stay busy, and no result depends on the speed of workers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_threads_and_a_process_of_its_own_give_the_same_trials() -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
-def test_a_race_begins_after_the_lessons_that_it_is_promised_and_no_others(in_flight: int, plans: list[Plan]) -> None:
+def test_a_search_begins_after_the_lessons_that_it_is_promised_and_no_others(in_flight: int, plans: list[Plan]) -> None:
     events: list[tuple[str, int]] = []
 
     def begin(rank: int) -> RankedSearch | None:

@@ -1,4 +1,4 @@
-"""The cost model, its climbing, and recordings: what is learned, what is held out, what a replay may propose."""
+"""The cost model, climbing by it, and recordings: what is learned, what is held out, what a replay may propose."""
 
 from __future__ import annotations
 

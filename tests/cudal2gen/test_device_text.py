@@ -14,6 +14,7 @@ from cudal2gen.generation import catalog, compiler
 from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, device_text, parse, revise
 from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.sandbox import Sandbox
 from tests.cudal2gen import device_texts
 from tests.cudal2gen.device_texts import LAUNCH, PROBLEM, gemm
 from tests.cudal2gen.test_kernel import spelled
@@ -217,9 +218,7 @@ __device__ long bomb = f(1l << 40);
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_compiler_ends_within_its_limits(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        compiler, "TEXT_LIMITS", "ulimit -c 0 && ulimit -t 3 && ulimit -v 4194304 && ulimit -f 65536 &&"
-    )
+    monkeypatch.setattr(compiler, "TEXT_BOX", Sandbox(cpu_s=3, gib=4, file_mib=32))
     (outcome,) = compiler.attempt([device_texts.record(gemm() + BOMBS[bomb])], build_dir=tmp_path, jobs=1)
     assert isinstance(outcome, compiler.BuildError)
     assert len(str(outcome)) < 2000
@@ -232,7 +231,7 @@ def test_long_messages_of_a_compiler_are_cut(tmp_path: Path) -> None:
     (outcome,) = compiler.attempt([device_texts.record(text)], build_dir=tmp_path, jobs=1)
     assert isinstance(outcome, compiler.BuildError)
     assert len(str(outcome)) < 4000
-    assert sum(path.stat().st_size for path in (tmp_path / "failed").iterdir()) < compiler.TEXT_MESSAGES
+    assert sum(path.stat().st_size for path in (tmp_path / "failed").iterdir()) < compiler.TEXT_BOX.output_bytes
 
 
 def test_only_the_kernel_that_is_launched_is_compiled(tmp_path: Path) -> None:

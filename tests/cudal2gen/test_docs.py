@@ -108,7 +108,7 @@ def commands() -> dict[str, set[str]]:
                 if parameter.opts[0].startswith("-")
                 else (parameter.metavar,)
             )
-        }
+        } | {field.spelling for field in getattr(command, "shared_fields", ())}
     return options_by_command
 
 

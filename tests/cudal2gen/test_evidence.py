@@ -1,4 +1,4 @@
-"""The timing model against measurements: readers of published files, regrets, ranks and the split, on tiny files."""
+"""Evidence for the timing model, on tiny files: readers of published data, regrets, ranks, and the split in halves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TILES = [
 def recording_file(
     path: Path, us: Any, capability: tuple[int, int] = (8, 0), strides: tuple[int, int] = (0, 0)
 ) -> None:
-    """A file of all shapes and tiles, of which ``us(sizes, tile)`` gives the time; cuBLAS takes 10 us."""
+    """Writes a file with all shapes and tiles. ``us(sizes, tile)`` is the time of a tile; cuBLAS takes 10 us."""
     columns = "m,k,n,mat1_dtype,mat2_dtype,mat1_stride_0,mat1_stride_1,mat2_stride_0,mat2_stride_1,choice,feedback"
     lines = [json.dumps({"shared_memory": 1, "device_capa": capability, "name": "mm"}), columns]
     for m, n, k in SHAPES:
@@ -97,7 +97,7 @@ def test_halves_are_disjoint_and_fixed() -> None:
 
 
 def test_tritons_kernels_by_hand() -> None:
-    """128 x 128 x 32 with four stages and warps: three buffers, two loads under way; with wgmma four and three."""
+    """128 x 128 x 32 with four stages and warps has three buffers, two loads under way; with wgmma four and three."""
     sizes, tile = Sizes(4096, 4096, 4096), Tile(128, 128, 32, 4, 4)
     ampere = triton.kernel_of(triton.problem_of("a100", sizes), tile)
     assert (ampere.flight, ampere.work.instruction) == (2, "mma.sync")
@@ -114,7 +114,7 @@ def test_tritons_kernels_by_hand() -> None:
 
 
 def test_published_speedups_that_follow_the_model(tmp_path: Path) -> None:
-    """A table of the model's own speedups correlates fully, its reverse the other way round."""
+    """A table of the model's own speedups has correlation 1, and the reversed table -1."""
     require("nvMatmulHeuristics")
     heuristics = speedups.MatmulHeuristics()
     records = regenerated("a100", "f32", held_out=False)[::12]

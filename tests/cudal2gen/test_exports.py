@@ -1,4 +1,4 @@
-"""Training data of exchanges: the rewards are those of the trials, and TRL reads, and trains on, the files."""
+"""Training data from exchanges: rewards are those of the trials, and TRL reads the files and trains on them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.packages import require
 require("torch")
 
 from cudal2gen.operators.measuring import first_runs  # noqa: E402
-from cudal2gen.operators.measuring.first_runs import FirstRuns, Run  # noqa: E402
+from cudal2gen.operators.measuring.first_runs import FirstRuns, RunId  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -139,7 +139,7 @@ def test_rows_of_other_versions_and_cut_lines_hide_no_ban(file: Path) -> None:
         raise ZeroDivisionError
     text = file.read_text()
     later = text.replace('"new"', '"later"').replace('{"kind"', '{"clock": 1, "kind"')
-    (run,) = near.trials()
+    (run,) = near.entries()
     older = text.replace('"new"', '"older"').replace(f'"run":"{run.number}",', "").replace('"when"', '"before"')
     strange = text.replace('"new"', '"strange"').replace('"begun"', '"melted"')
     file.write_text(text + later + older + strange)
@@ -152,7 +152,7 @@ def test_rows_of_other_versions_and_cut_lines_hide_no_ban(file: Path) -> None:
     far = runs(file)
     with pytest.warns(UserWarning, match="skipped"):
         assert far.banned() == {"new", "later", "older", "strange", "last"}
-    assert Run("older", "") in far.trials()
+    assert RunId("older", "") in far.entries()
 
 
 def hammer(pipe: Any, file: Path, name: str, rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""What fusing costs by the machine code: instructions of a tile outside of its main loop, none in it, no spills."""
+"""Cost of fused operations in machine code: instructions outside of a tile's main loop, none in it, no spills."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TILES: dict[str, Record] = {
     "sm_90 128x128": wgmma(**SIZE, bn=128, atom_n=128),
     "sm_90 128x256": wgmma(**SIZE),
 }
-MOST = {"bias_n": 2.0, "bias_n+silu": 8.0}  # instructions per sum of a lane
-LOOP = 2  # by so many instructions ptxas lays out the same loop differently
-# Every tile with two more of what layers of models fuse, and each of those with tiles of both architectures.
+MOST = {"bias_n": 2.0, "bias_n+silu": 8.0}  # most instructions per sum of a lane
+LOOP = 2  # ptxas compiles the same loop with a difference of up to so many instructions
+# Every tile is tested with two of the fusions that layers of models have, and each fusion on both architectures.
 LAYERS = ("bias_n+relu", "bias_n+gelu", "bias_n+gelu_tanh", "silu+gate", "bias_n+silu+gate", "residual")
 UNSPILLED = {tile: (LAYERS[number % 6], LAYERS[(number + 2) % 6]) for number, tile in enumerate(TILES)}
 
@@ -40,7 +40,7 @@ BUILT_AHEAD = [fused(tile, fusion) for tile in COMPILED for fusion in ("none", *
 
 
 class Code(NamedTuple):
-    """Instructions of a warp that multiplies, on its longest way through a tile, and of a turn of its main loop."""
+    """Instructions of a warp with MMAs on its longest path through a tile, and in a turn of its main loop."""
 
     outside: int
     loop: int

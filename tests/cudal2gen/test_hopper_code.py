@@ -1,4 +1,4 @@
-"""What the kernels of sm_90a compile to: issue slots of a k-tile, boxes of D, overlap with other kernels."""
+"""Machine code of sm_90a kernels: issue slots per k-tile, boxes in which D is stored, overlap with other kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.cudal2gen.paths import PATHS
 from tests.cudal2gen.strategies import wgmma
 
 TIGHT: dict[str, Any] = {"registers": [24, 240], "stages": 3}
-# Tiles of 64 k, their cluster, and the issue slots of a k-tile at most. CUTLASS's cooperative 128 x 256 x 64 has 47.
+# Changes of a record whose k-tiles have 64 of k, and the most issue slots of a k-tile. CUTLASS's cooperative
+# 128 x 256 x 64 has 47.
 LOOPS: list[tuple[dict[str, Any], int]] = [
     ({}, 50),
     ({"cluster": [2, 1]}, 50),
@@ -26,14 +27,14 @@ LOOPS: list[tuple[dict[str, Any], int]] = [
     ({"bm": 64, "bn": 32, "atom_n": 32, "consumers": 1, "registers": None, "stages": 8}, 50),
     ({"bm": 16, "bn": 64, "atom_n": 16, "swap_ab": True, "consumers": 1, "registers": None, "stages": 8}, 50),
 ]
-# Tiles, and the boxes in which a warp stores its rows of D.
+# Changes of a record, and the number of boxes in which a warp stores its rows of D.
 BOXES: list[tuple[dict[str, Any], int]] = [
     ({}, 4),
     ({"bm": 256, "bn": 208, "atom_n": 208, **TIGHT}, 2 * (3 + 1)),
     ({"bm": 128, "bn": 160, "atom_n": 160}, 2 + 1),
     ({"bm": 128, "bn": 176, "atom_n": 176}, 2 + 3),
     ({"bm": 48, "bn": 128, "atom_n": 48, "swap_ab": True}, 1),
-    # No room for wider buffers beside four stages.
+    # Wider buffers do not fit beside four stages.
     ({"bm": 256, "bn": 176, "atom_n": 176}, 2 * 11),
 ]
 
@@ -50,7 +51,7 @@ def ptx(record: Record) -> str:
 
 
 def main_loop(record: Record) -> list[sass.Instruction]:
-    """The innermost loop with wgmmas, on its longest way: a wait that has to be repeated once."""
+    """The instructions of the innermost loop with wgmma, on its longest path, which repeats a wait once."""
     (function,) = sass.disassemble(compiler.build([record])[0].directory / "kernel.cubin")
     graph = sass.Graph(function)
     bodies = {

@@ -1,5 +1,5 @@
-"""A campaign beside a chat server with every fault that we could think of: its result arrives, and the model is used
-again as soon as the server recovers."""
+"""A campaign beside a server with every kind of fault: it ends with its result, and the model is used again when
+the server recovers."""
 
 from __future__ import annotations
 

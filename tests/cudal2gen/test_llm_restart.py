@@ -1,4 +1,4 @@
-"""A run that was ended goes on: answers that were paid are used and not asked again, and its budget is one budget."""
+"""A run that was interrupted continues: answers that were paid for are used and not asked again, within one budget."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         kept = results.trials(file) if file.is_file() else []
         model = Model(lambda _: incumbent(), seed=5)
         search.run(
-            search.Search(candidates(), incumbent(), kept), LlmProposer(talk(server, folder), Memory(), in_background=beside),
+            search.Search(candidates(), incumbent(), kept),
+            LlmProposer(talk(server, folder), Memory(), in_background=beside),
             executor.InProcess(model), store or (lambda trials: results.append(trials, file)),
             search.SearchLimits(evaluations=6, batch=2, prune=None), RUN,
         )  # fmt: skip

@@ -30,7 +30,7 @@ from tests.cudal2gen.asking import (
     incumbent,
     llm_proposer,
     question,
-    race_trials,
+    search_trials,
 )
 from tests.cudal2gen.chat_server import (
     Step,
@@ -48,7 +48,7 @@ require("openai")
 def test_a_search_goes_on_without_the_model(tmp_path: Path) -> None:
     warnings: list[str] = []
     with serving(fails(401), forever=True) as server:
-        trials = race_trials(Mixture([llm_proposer(server, warnings), Random(1)]), tmp_path)
+        trials = search_trials(Mixture([llm_proposer(server, warnings), Random(1)]), tmp_path)
     assert len([trial for trial in trials if trial.effort == "short"]) == 12
     assert {trial.proposer for trial in trials} == {"random"}
     assert len(warnings) == 1
@@ -95,8 +95,8 @@ def test_requests_run_beside_evaluations() -> None:
         talk = Chat(ServerWire(endpoint(server, seconds=60)))
         contest = search.Search(candidates(), incumbent())
         search.run(
-            contest, Mixture([LlmProposer(talk, Memory(), in_background=True), Random(1)]), executor.InProcess(environment),
-            lambda _: None, search.SearchLimits(evaluations=16, batch=4, prune=None),
+            contest, Mixture([LlmProposer(talk, Memory(), in_background=True), Random(1)]),
+            executor.InProcess(environment), lambda _: None, search.SearchLimits(evaluations=16, batch=4, prune=None),
         )  # fmt: skip
     assert contest.stop_reason == "16 evaluations"
     assert environment.overlaps == 3, "each batch but the last is evaluated while a question is under way"
@@ -200,7 +200,7 @@ def test_illegal_ideas_cost_no_evaluations() -> None:
     assert outcomes.count("illegal") == 4, "each is stored once, with its rule"
 
 
-def test_nothing_but_illegal_ideas_end_a_race() -> None:
+def test_nothing_but_illegal_ideas_end_a_search() -> None:
     ideas = (proposes(("incumbent", {"stages": 90 + number})) for number in itertools.count())
     with serving(*itertools.islice(ideas, 9), forever=True) as server:
         contest = search.Search(candidates(), incumbent())

@@ -26,7 +26,7 @@ from tests.cudal2gen.asking import (
     endpoint,
     llm_proposer,
     question,
-    race_trials,
+    search_trials,
 )
 from tests.cudal2gen.chat_server import (
     Step,
@@ -193,7 +193,7 @@ def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on(tmp_path: Path)
     warnings: list[str] = []
     with serving(proposes(("incumbent", {"stages": 3})), forever=True) as server:
         proposer = llm_proposer(server, warnings, tokens=6000)
-        trials = race_trials(Mixture([proposer, Random(1)]), tmp_path)
+        trials = search_trials(Mixture([proposer, Random(1)]), tmp_path)
         count = len(server.requests)
     assert 1 <= count <= 5
     assert proposer.usage.tokens == 1200 * count <= 6000

@@ -24,7 +24,7 @@ from tests.cudal2gen.asking import (
     endpoint,
     incumbent,
     question,
-    race_trials,
+    search_trials,
 )
 from tests.cudal2gen.chat_server import (
     fails,
@@ -56,10 +56,10 @@ def test_a_transcript_replays_bit_for_bit(tmp_path: Path) -> None:
     with serving(*script, forever=True) as server:
         wire = ServerWire(endpoint(server, price_in=1.0))
         online = LlmProposer(Chat(wire, first, pause=lambda _: None), Memory(), warn=str)
-        before = race_trials(online, tmp_path / "a")
+        before = search_trials(online, tmp_path / "a")
         assert server.requests[1]["response_format"] == {"type": "json_object"}
     replayed = LlmProposer(Chat(ReplayWire(first), second), Memory(), warn=str)
-    after = race_trials(replayed, tmp_path / "b")
+    after = search_trials(replayed, tmp_path / "b")
     assert [trial.model_dump_json() for trial in after] == [trial.model_dump_json() for trial in before]
     assert len([trial for trial in before if trial.measured]) > 8
     assert first.read_bytes() == second.read_bytes()

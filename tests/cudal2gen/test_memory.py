@@ -1,3 +1,5 @@
+"""Notes and lessons: which ones a problem recalls, what a campaign learns, and that damaged files are read safely."""
+
 from __future__ import annotations
 
 import json

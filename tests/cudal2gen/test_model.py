@@ -1,4 +1,4 @@
-"""The analytic model: its bounds by hand, its order where the order is known, and the catalog that follows from it."""
+"""The cheap form of the timing model: bounds worked out by hand, known orders, and the catalog that follows from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def modelled() -> ModuleType:
 
 
 def large(**changes: Any) -> Record:
-    """4096^3 in 128 x 256 tiles: 512 of them on 132 SMs, four to the busiest, 64 k-tiles each."""
+    """4096^3 in tiles of 128 x 256: 512 tiles on 132 SMs, four of them on the busiest, with 64 k-tiles each."""
     fields: dict[str, Any] = {
         "m": 4096, "n": 4096, "k": 4096, "acc": "f32", "bm": 128, "bn": 256, "bk": 64, "stages": 4, "atom_n": 256,
         "cluster": [1, 1], "consumers": 2, "registers": [40, 232], "raster_group": 8,
@@ -43,7 +43,7 @@ def large(**changes: Any) -> Record:
 
 
 def test_bounds_by_hand() -> None:
-    """Three waves of 132 CTAs and one of 116, each of 64 k-tiles; of the last one each SM has more of the L2."""
+    """Three waves of 132 CTAs and one of 116 have 64 k-tiles each. In the last one each SM gets more of the L2."""
     estimate = model.estimate(large())
     steps = 4 * 64
     flops = 2 * 128 * 256 * 64
@@ -75,7 +75,7 @@ def test_an_epilogue_behind_another_tiles_main_loop_takes_shared_memory_and_no_t
 
 
 def test_bounds_of_mma_sync_by_hand() -> None:
-    """2 x 2 warps on 128 x 128: each warp's row of A is read twice, each column of B twice, and both are written."""
+    """2 x 2 warps on 128 x 128 read each row of A and each column of B twice; both are written once."""
     record = multistage(padding="none", bm=128, bn=128, bk=64, mma_repeat=[2, 2, 1], stages=3, split_k=1)
     assert record.ctas_by_smem == 1
     estimate = model.estimate(record)
@@ -126,7 +126,7 @@ def test_an_sm_takes_its_share_of_the_l2_and_what_its_port_passes() -> None:
 
 
 def test_what_the_l2_forgets_between_waves_by_hand() -> None:
-    """16384 squared on an A100: 108 tiles of 128 x 128 at a time, in slices of 2048 columns and 16 tiles a row."""
+    """16384 squared on an A100: 108 tiles of 128 x 128 at a time, in slices of 2048 columns with 16 tiles per row."""
     record = multistage(m=16384, n=16384, k=16384, raster="zsplit", swizzle_stride=2048, padding="none", split_k=1)
     rows, columns = 7 * 128, 16 * 128
     per_wave = 2 * 16384 * (rows + columns)
@@ -137,8 +137,8 @@ def test_what_the_l2_forgets_between_waves_by_hand() -> None:
 
 
 def test_fragments_from_global_memory_by_hand() -> None:
-    """No ring; every warp asks the L2 for its own fragments, 16 bytes at a time: A once per column of warps, B per
-    row."""
+    """Without a ring every warp loads its own fragments from the L2, 16 bytes at a time: A once per column of warps,
+    and B once per row."""
     record = direct(m=64, n=128, k=128, bm=32, bn=64, mma_repeat=[2, 4, 1])
     estimate = model.estimate(record)
     fragments = (32 * 4 + 64 * 2) * 32 * 2
@@ -151,7 +151,7 @@ def sums_us(record: Record, together: int = 1) -> float:
 
 
 def test_partial_sums_by_hand() -> None:
-    """A launch that clears counters; three trips to the L2, one for every eight loads; what an SM keeps and reads."""
+    """They take a launch that clears counters, three trips to the L2, one more per eight loads, and the bytes moved."""
     # Four tiles in 16 slices: each of 64 CTAs keeps 128 x 256 floats and adds as many, 32 loads a thread.
     shared = large(m=128, n=1024, k=16384, split_k=16, reduce="workspace")
     expected = 1.6 + ((3 + 4) * 263 + 2 * 128 * 256 * 4 / 40) / 1700
@@ -169,7 +169,7 @@ def test_partial_sums_by_hand() -> None:
 
 
 def test_partial_sums_of_the_last_to_arrive_by_hand() -> None:
-    """Of four tiles each CTA keeps one slice; the last one reads all eight, 256 loads a thread."""
+    """Each CTA stores one slice of a tile. The last one reads all eight, with 256 loads per thread."""
     record = multistage(
         padding="none", bm=128, bn=128, bk=64, mma_repeat=[2, 2, 1], stages=3, split_k=8, m=256, n=256, k=8192
     )
@@ -202,7 +202,7 @@ def test_what_the_model_knows() -> None:
 
 
 def test_what_is_in_flight_by_family() -> None:
-    """A ring fills all stages but the one that is multiplied; a single shot asks for all of its k at once."""
+    """A ring loads all stages except the one that is multiplied. A single shot loads all of its k at once."""
     assert [large(stages=stages).steps_in_flight for stages in (2, 4)] == [1, 3]
     assert [multistage(stages=stages).steps_in_flight for stages in (1, 2, 3)] == [1, 1, 2]
     assert single_shot(k_chunks=4).steps_in_flight == 4
@@ -223,12 +223,12 @@ def test_every_family_has_an_estimate() -> None:
     ("gpu", "sources"), [("h200", {"timing model", "published H100 choice"}), ("b200", {"timing model"})]
 )
 def test_the_catalogs_records_are_the_models_choice(modelled: ModuleType, gpu: str, sources: set[str]) -> None:
-    """So that the origin that they carry is true; whoever changes the model or a chip writes them anew."""
+    """So their origin is true. If you change the model or a chip, write the records again by scripts/modelled.py."""
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
     records = [record for record in own if record.gpu == gpu and record.origin.structure == "modelled"]
     assert {record.origin.source for record in records} == sources
     for record in records[::37]:
-        assert record in modelled.even(record.problem)
+        assert record in modelled.near_best(record.problem)
 
 
 def test_both_accumulators_have_every_problem(modelled: ModuleType) -> None:
@@ -242,7 +242,7 @@ def test_both_accumulators_have_every_problem(modelled: ModuleType) -> None:
 
 
 def test_products_of_decoding_have_records_that_any_fewer_rows_take(modelled: ModuleType) -> None:
-    """Few rows of D run along the columns of a wgmma, short sums of a router along a cluster; kernels overlap."""
+    """Few rows of D lie along the columns of a wgmma, short sums of a router along a cluster; kernels overlap."""
     path = places.shipped("configs") / "kernels.jsonl"
     own = {(r.m, r.n, r.k): r for r in catalog.load(path) if (r.gpu, r.acc, r.layout) == ("h200", "f32", "tn")}
     for m, n, k in modelled.DECODE:
@@ -258,7 +258,7 @@ def test_products_of_decoding_have_records_that_any_fewer_rows_take(modelled: Mo
 
 
 def columns_first(record: Record) -> Record | None:
-    """The record with B stored (K,N); None where a producer has too few registers for its narrower boxes."""
+    """The record with B stored (K,N); None if its producer has too few registers for the narrower boxes."""
     try:
         return revise(record, layout="nn")
     except IllegalRecord:
@@ -267,12 +267,12 @@ def columns_first(record: Record) -> Record | None:
 
 @pytest.mark.slow
 def test_other_layouts_choose_alike(modelled: ModuleType) -> None:
-    """The model sees no difference between the layouts: where it is legal, the record of (N,K) is an offer of (K,N)."""
+    """The model treats both layouts alike: a record for (N,K) that is legal for (K,N) is a candidate there."""
     records = [record for record in catalog.load(places.shipped("configs") / "kernels.jsonl") if record.gpu == "h200"]
     forms = [form for record in records[::97] if (form := columns_first(record))]
     assert len(forms) > 16
     for form in forms:
-        assert form.code() in [offer.code() for offer in modelled.even(form.problem)]
+        assert form.code() in [offer.code() for offer in modelled.near_best(form.problem)]
 
 
 def test_variants_are_legal_and_many(modelled: ModuleType) -> None:
@@ -285,7 +285,7 @@ def test_variants_are_legal_and_many(modelled: ModuleType) -> None:
 
 
 def test_few_kernels_serve_many_problems(modelled: ModuleType) -> None:
-    """The kernel that most problems offer is taken first; one that is there already counts for two."""
+    """The kernel that most problems could use is taken first. A kernel that the catalog has already counts twice."""
     wide, narrow, split = large(), large(bn=128, atom_n=128), large(bn=192, atom_n=192)
     offers = [[narrow, wide], [narrow], [split, narrow]]
     assert modelled.cover(offers, set()) == [narrow, narrow, narrow]
@@ -295,10 +295,10 @@ def test_few_kernels_serve_many_problems(modelled: ModuleType) -> None:
 
 
 def test_published_choices_seed_their_problems(modelled: ModuleType) -> None:
-    """A clear published H100 configuration is taken where the model finds less than a tenth elsewhere."""
+    """A certain published H100 configuration is taken if the model gains less than a tenth with another one."""
     facts = next(facts for facts in modelled.hopper_choices().values() if (facts["bm"], facts["bn"]) == (128, 256))
     problem = Problem(gpu="h200", acc="f32", layout="tn", m=facts["m"], n=facts["n"], k=facts["k"])
-    offers = modelled.even(problem)
+    offers = modelled.near_best(problem)
     assert {offer.origin.source for offer in offers} == {"published H100 choice"}
     assert {(offer.bm, offer.bn, offer.cluster) for offer in offers} == {(128, 256, tuple(facts["cluster"][:2]))}
 
@@ -314,11 +314,11 @@ def test_published_choices_seed_their_problems(modelled: ModuleType) -> None:
 def test_large_products_take_the_tiles_of_published_kernels(
     modelled: ModuleType, gpu: str, family: str, area: int, cluster: int
 ) -> None:
-    offers = modelled.even(Problem(gpu=gpu, acc="f32", layout="tn", m=8192, n=8192, k=8192))
+    offers = modelled.near_best(Problem(gpu=gpu, acc="f32", layout="tn", m=8192, n=8192, k=8192))
     assert family in {offer.family for offer in offers}
     assert min(offer.bm * offer.bn for offer in offers) == area
     assert all(offer.split_k == 1 and offer.cluster_ctas == cluster for offer in offers)
-    few = modelled.even(Problem(gpu=gpu, acc="f32", layout="tn", m=64, n=64, k=16384))
+    few = modelled.near_best(Problem(gpu=gpu, acc="f32", layout="tn", m=64, n=64, k=16384))
     assert all(offer.split_k > 1 and offer.origin.source == "timing model" for offer in few)
 
 

@@ -1,4 +1,4 @@
-"""The gpu environment on a device that is not there: order of the stages, failures with reasons, paired timing."""
+"""The gpu environment with a stand-in for the device: order of stages, failures with reasons, paired timings."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_kernels_are_closed_and_the_card_is_named() -> None:
     assert {trial.on for trial in trials} == {"NVIDIA H200"}
 
 
-def test_a_race_on_the_device_finds_the_faster_record() -> None:
+def test_a_search_on_the_device_finds_the_faster_record() -> None:
     """The clock is a function of the record: the widest tile wins, and the gain is what the clock says."""
     device = FakeDevice()
     shop = Shop(device, lambda record: 20.0 - record.bn / 32)

@@ -1,4 +1,4 @@
-"""The policy: hand-computed advantages, gradients and divergences; masks; learning; checkpoints; speed."""
+"""The policy against values computed by hand: advantages, gradients, divergences and masks; and that it learns."""
 
 from __future__ import annotations
 

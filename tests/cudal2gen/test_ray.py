@@ -1,3 +1,5 @@
+"""The executor on a Ray cluster: lost workers and nodes cost nothing, and no trial depends on them."""
+
 from __future__ import annotations
 
 import json

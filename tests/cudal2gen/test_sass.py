@@ -1,9 +1,8 @@
-"""Machine code: what nvdisasm and the control words say of built kernels, and of small sequences with known answers."""
+"""Machine code of this catalog's kernels: main loops and epilogues, and cubins without source lines."""
 
 from __future__ import annotations
 
 import struct
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,14 @@ import pytest
 from cudal2gen.generation import compiler
 from cudal2gen.kernel import Sm80Multistage
 from kernelproof import sass
-from kernelproof.ground import toolchain
-from kernelproof.ground.errors import UserError
-from kernelproof.sass import Control, Function, Graph, Instruction, Liveness, Summary
+from kernelproof.sass import Graph, Summary
 from kernelproof.sass.elf import sections
-from kernelproof.sass.registers import unread
 from kernelproof.sass.stripping import EMPTIED, without_lines
-from kernelproof.sass.trips import trips
 from tests.cudal2gen.paths import PATHS
 from tests.cudal2gen.strategies import STRAIGHT, multistage
 from tests.draws import drawn_by
+from tests.kernelproof.test_sass_decoding import segments
 
-FREE = Control(stall=1, yields=False, write_barrier=None, read_barrier=None, waits=(), reuse=0)
 KINDS = ("single", "single_intra_tile", "none", "multi", "pingpong", "staggered")
 
 
@@ -54,18 +49,9 @@ def summaries() -> dict[str, Summary]:
     }
 
 
-def test_a_control_word_has_stall_yield_barriers_waits_and_reuse() -> None:
-    """Upper halves of MOV, of S2R with write barrier 1, of UIMAD that waits for it, of LDGSTS and of HMMA, of sm_80."""
-    assert Control.decode(0x000FE40000000F00) == replace(FREE, stall=2)
-    assert Control.decode(0x000E620000002700) == replace(FREE, write_barrier=1)
-    assert Control.decode(0x002FC6000F8E0204) == replace(FREE, stall=3, yields=True, waits=(1,))
-    assert Control.decode(0x0003E8000B901C46).read_barrier == 1
-    assert Control.decode(0x082FF00000000810) == replace(FREE, stall=8, waits=(1,), reuse=2)
-
-
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_main_loop_is_one_k_tile(name: str, summaries: dict[str, Summary]) -> None:
-    """As many MMAs, ldmatrix and copies as the tile asks for, in a loop, without spills."""
+    """It has the MMAs, ldmatrix and copies that the tile needs, in a loop, without spills."""
     record, summary = RECORDS[name], summaries[name]
     vectors = (record.bm + record.bn) * record.bk // 8
     copies = 0 if record.stages == 1 else vectors // record.threads
@@ -88,66 +74,9 @@ def test_predicated_copies_leave_the_main_loop_one_basic_block(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["direct", "direct in two rounds"])
 def test_a_direct_epilogue_computes_few_addresses(name: str, summaries: dict[str, Summary]) -> None:
-    """Four stores, a load and a store to D of an MMA tile; the rest is addresses and barriers, at most 60."""
+    """An MMA tile has four stores, a load, and a store to D. Addresses and barriers are at most 60 more."""
     record = RECORDS[name]
     assert summaries[name].epilogue <= 6 * record.mma_tiles + 60
-
-
-def test_a_function_is_chosen_by_name(tmp_path: Path) -> None:
-    source = tmp_path / "two.cu"
-    source.write_text("__global__ void first(int* p) { *p = 1; }\n__global__ void second(int* p) { *p = 2; }\n")
-    cubin = tmp_path / "two.cubin"
-    subprocess.run([toolchain.discover().nvcc, "-arch=sm_80", "-cubin", "-o", cubin, source], check=True)
-    functions = sass.disassemble(cubin)
-    assert {function.name for function in functions} == {"_Z5firstPi", "_Z6secondPi"}
-    assert all(any(code.name == "STG" for code in function.instructions) for function in functions)
-    with pytest.raises(sass.DisassemblyError, match="no function has an MMA"):
-        sass.summarise(cubin, tile_mmas=1)
-    text = tmp_path / "text.cubin"
-    text.write_text("no ELF file\n")
-    for wrong in (tmp_path / "none.cubin", text):
-        with pytest.raises(UserError, match=rf"{wrong.stem}\.cubin.*cuobjdump"):
-            sass.disassemble(wrong)
-
-
-INLINED = """__device__ __forceinline__ float inner(float x) { return x * x; }
-__device__ __forceinline__ float outer(float x) { return inner(x) + 2.0f; }
-__global__ void __launch_bounds__(96) kernel(float* p) {
-  __shared__ float s[500];
-  s[threadIdx.x] = outer(p[threadIdx.x]);
-  __syncthreads();
-  p[threadIdx.x] = s[95 - threadIdx.x];
-}
-"""
-
-
-def test_an_instruction_has_its_line_where_that_is_inlined_and_its_window(tmp_path: Path) -> None:
-    """The load, whose window nvdisasm does not print for sm_80, reads the pair that was loaded for it."""
-    source, cubin = tmp_path / "inlined.cu", tmp_path / "inlined.cubin"
-    source.write_text(INLINED)
-    command = [toolchain.discover().nvcc, "-lineinfo", "-fmad=false", "-arch=sm_80", "-cubin", "-o", cubin, source]
-    subprocess.run(command, check=True)
-    analysis = sass.analyse(cubin, "kernel")
-    codes = {item.name: item for item in analysis.function.instructions}
-    assert [line for _, line in codes["FMUL"].source] == [1, 2, 5]
-    assert [line for _, line in codes["FADD"].source] == [2, 5]
-    assert {Path(file).name for file, _ in codes["FMUL"].source} == {"inlined.cu"}
-    window = sass.register_names(sass.access(codes["ULDC"]).writes)
-    assert len(window) == 2
-    assert set(window) < set(sass.register_names(sass.access(codes["LDG"]).reads))
-    assert set(window) < set(sass.register_names(sass.access(codes["STG"]).reads))
-    assert unread(analysis.function.instructions, Liveness(analysis.graph), analysis.function.sm) == []
-    resources = analysis.function.resources
-    assert (resources.threads, resources.shared_bytes, resources.stack_bytes) == (96, 2000, 0)
-    assert resources.registers == analysis.function.registers > 0
-
-
-def segments(cubin: bytes) -> list[tuple[Any, ...]]:
-    """Of each segment: type, flags, addresses, sizes and alignment, and its bytes."""
-    (table,), (count,) = struct.unpack_from("<Q", cubin, 0x20), struct.unpack_from("<H", cubin, 0x38)
-    rows = [struct.unpack_from("<IIQQQQQQ", cubin, table + 56 * index) for index in range(count)]
-    # Those of the table of segments itself name their own offset.
-    return [(row[:2], row[3:], cubin[row[2] : row[2] + row[5]] if row[2] != table else b"") for row in rows]
 
 
 @pytest.mark.parametrize("arch", OF_ARCHITECTURES)
@@ -175,21 +104,6 @@ def test_a_cubin_without_lines_is_the_same_code(arch: str, tmp_path: Path) -> No
     assert bare == replace(function, instructions=tuple(replace(item, source=()) for item in function.instructions))
 
 
-def test_sections_that_are_the_same_bytes_stay_so(tmp_path: Path) -> None:
-    """The address of a variable of sm_120 is there twice: in a constant of the code, and of its other form."""
-    source, cubin = tmp_path / "counter.cu", tmp_path / "counter.cubin"
-    source.write_text("__device__ int counter;\n__global__ void kernel() { atomicAdd(&counter, threadIdx.x); }\n")
-    command = [toolchain.discover().nvcc, "-lineinfo", "-arch=sm_120a", "-cubin", "-o", cubin, source]
-    subprocess.run(command, check=True)
-    whole = cubin.read_bytes()
-    stripped = without_lines(whole)
-    assert len(stripped) < len(whole)
-    assert segments(stripped) == segments(whole)
-    constants = [section for section in sections(stripped) if "nv.constant" in section.name and section.size == 8]
-    assert len(constants) == 2
-    assert len({section.offset for section in constants}) == 1
-
-
 def test_a_file_of_another_layout_stays_as_it_is() -> None:
     (artifact,) = compiler.build([OF_ARCHITECTURES["sm_90a"]])
     whole = artifact.cubin.read_bytes()
@@ -205,60 +119,8 @@ def test_a_file_of_another_layout_stays_as_it_is() -> None:
         assert without_lines(other) == other
 
 
-def code(
-    opcode: str, *operands: str, guard: str | None = None, target: int | None = None, **control: Any
-) -> Instruction:
-    return Instruction(0, guard, opcode, operands, replace(FREE, **control), target)
-
-
-def placed(*instructions: Instruction) -> Function:
-    return Function("f", 0, tuple(replace(item, address=16 * at) for at, item in enumerate(instructions)))
-
-
-def test_loops_are_natural_loops() -> None:
-    jump = code("BRA", guard="P0", target=16)
-    graph = Graph(placed(code("MOV"), code("IADD3"), jump, code("EXIT")))
-    assert [(loop.header, loop.blocks) for loop in graph.loops] == [(1, {1})]
-    assert graph.blocks[1].successors == (2, 1)
-    nested = placed(
-        code("MOV"),
-        code("MOV"),
-        code("IADD3"),
-        code("BRA", "P0", target=32),
-        code("BRA", "P1", target=16),
-        code("EXIT"),
-    )
-    assert [len(loop.blocks) for loop in Graph(nested).loops] == [3, 1]
-    # ptxas also jumps by CALL, unless something returns.
-    assert len(Graph(placed(code("MOV"), code("CALL.REL.NOINC", guard="P0", target=0), code("EXIT"))).loops) == 1
-    called = placed(code("MOV"), code("CALL.REL.NOINC", target=48), code("EXIT"), code("RET.REL.NODEC"))
-    assert Graph(called).blocks[0].successors == ()[:1] or Graph(called).loops == []
-
-
-COUNTERS = [
-    (["MOV R0, RZ"], ["IADD3 R0, R0, 0x4, RZ", "ISETP.NE.AND P0, PT, R0, 0x20, PT"], "P0", 8),
-    (["IMAD.MOV.U32 R0, RZ, RZ, 0x5"], ["IADD3 R0, R0, -0x1, RZ", "ISETP.GT.AND P0, PT, R0, RZ, PT"], "P0", 5),
-    (["CS2R R0, SRZ"], ["IADD3 R1, R1, 0x1, RZ", "ISETP.GE.U32.AND P0, PT, R1, 0x7, PT"], "!P0", 7),
-    (["UMOV UR4, URZ"], ["UIADD3 UR4, UR4, 0x1, URZ", "UISETP.NE.AND UP0, UPT, UR4, 0x3, UPT"], "UP0", 3),
-    (["S2R R0, SR_TID.X"], ["IADD3 R0, R0, 0x4, RZ", "ISETP.NE.AND P0, PT, R0, 0x20, PT"], "P0", None),
-    (["MOV R0, RZ"], ["IADD3 R0, R0, R2, RZ", "ISETP.NE.AND P0, PT, R0, 0x20, PT"], "P0", None),
-]
-
-
-@pytest.mark.parametrize(("before", "body", "guard", "count"), COUNTERS)
-def test_a_loop_with_constant_bounds_has_its_number_of_turns(
-    before: list[str], body: list[str], guard: str, count: int | None
-) -> None:
-    def parsed(text: str) -> Instruction:
-        opcode, operands = text.split(" ", 1)
-        return code(opcode, *operands.split(", "))
-
-    turns = [*map(parsed, body), code("BRA", guard=guard, target=0)]
-    assert trips([parsed(text) for text in before], turns) == count
-
-
 def test_every_family_has_a_main_loop_and_an_epilogue() -> None:
-    """Hopper's too: one kernel of each path that has MMAs."""
+    """One kernel of each path of the templates that has MMAs, Hopper's included."""
     names = drawn_by(lambda name: PATHS[name].family, list(PATHS), 1000)
     for name, artifact in zip(names, compiler.build([PATHS[name] for name in names]), strict=True):
         summary = sass.summarise(artifact.cubin, tile_mmas=1)

@@ -24,7 +24,7 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators.measuring.first_runs import FirstRuns, Trial  # noqa: E402
+from cudal2gen.operators.measuring.first_runs import FirstRuns, RunEntry  # noqa: E402
 from cudal2gen.operators.measuring.tuned import MAX_US, Store  # noqa: E402
 from tests.cudal2gen.racing import A100, NAMES, Clock, Timed, drawn, measurements, process, store  # noqa: E402
 
@@ -88,7 +88,7 @@ def test_whatever_a_store_of_races_holds(data: st.DataObject, tmp_path: Path) ->
 
 
 TRIALS = [
-    Trial(card=A100.name, version="1", digest=digest, run=run, when=1.7e9, outcome=outcome).model_dump_json()
+    RunEntry(card=A100.name, version="1", digest=digest, run=run, when=1.7e9, outcome=outcome).model_dump_json()
     for digest, run, outcome in (("a", "1", "begun"), ("b", "2", "right"), ("c", "", "wrong"), ("d", "3", "later"))
 ]
 

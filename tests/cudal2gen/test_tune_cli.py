@@ -1,4 +1,4 @@
-"""``cudal2gen tune`` as a user meets it."""
+"""``tune``, ``train`` and ``compare`` as a user meets them."""
 
 from __future__ import annotations
 

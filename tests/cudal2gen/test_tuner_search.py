@@ -29,7 +29,7 @@ from tests import processes
 from tests.cudal2gen.searched import SMALL, Scripted, incumbent, timed_trial
 
 
-def test_a_race_stores_what_it_does_and_ends_with_a_paired_gain() -> None:
+def test_a_search_stores_what_it_does_and_ends_with_a_paired_gain() -> None:
     environment = Model(lambda _: incumbent(), seed=5)
     store: list[Trial] = []
     contest = search.Search(space.candidates(SMALL), incumbent())
@@ -93,7 +93,7 @@ def test_what_the_model_thinks_hopeless_is_not_compiled() -> None:
     assert (contest.trials, contest.pruned) == ([], 1)
 
 
-def test_patience_and_time_end_a_race() -> None:
+def test_patience_and_time_end_a_search() -> None:
     contest = search.Search(space.candidates(SMALL), None)
     search.run(
         contest,

@@ -1,4 +1,4 @@
-"""A scripted model that writes kernels: right ones, wrong ones, cheats, and attacks on the host."""
+"""A scripted model writes kernels: right ones, wrong ones, cheats, and attacks on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that are right wherever they are executed here, and cheat where they are timed: by sizes of no check."""
+"""Written kernels that are right in every execution here and would cheat on a GPU or at other sizes are refused."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kernelproof.checking.plan import LaunchEntry
 from kernelproof.emulator import RULES
 from kernelproof.ground.errors import WrongInput
 from kernelproof.mcp_server import pages
@@ -30,12 +31,12 @@ int main() { return not_declared(); }
 Call = Callable[..., Awaitable[tuple[bool, Any]]]
 
 
-def served(calls: Callable[[Call], Awaitable[None]]) -> None:
+def served(calls: Callable[[Call], Awaitable[None]], root: Path = GUIDE.parent) -> None:
     """Run calls on a server of their own. A call answers whether it failed, and its document or text."""
 
     async def run() -> None:
         variables = {name: os.environ[name] for name in ("PYTHONPATH", "KERNELPROOF_CACHE_DIR") if name in os.environ}
-        command = ["-m", "kernelproof", "mcp", "--seconds", str(SECONDS), "--memory", "2"]
+        command = ["-m", "kernelproof", "mcp", "--seconds", str(SECONDS), "--memory", "2", "--root", str(root)]
         parameters = mcp.StdioServerParameters(command=sys.executable, args=command, env=variables)
         async with mcp.Client(mcp.stdio_client(parameters)) as client:
 
@@ -99,7 +100,7 @@ def test_limits_and_bad_input_end_a_call_and_not_the_server(tmp_path: Path) -> N
         assert 'identifier "not_declared" is undefined' in answer
         for arguments, message in (
             ({}, "give source"),
-            ({"path": str(file), "nvcc_args": "-I/etc"}, "'-I/etc' is not allowed"),
+            ({"path": str(file), "nvcc_args": "-I/etc"}, "/etc is not below the folders that this server reads"),
             ({"source": '%:include "/etc/hosts"'}, "is not allowed here; put the text into source"),
             ({"path": str(tmp_path)}, "neither .cu nor .ptx"),
             ({"path": str(tmp_path / "no.cu")}, "no.cu: No such file"),
@@ -118,7 +119,7 @@ def test_limits_and_bad_input_end_a_call_and_not_the_server(tmp_path: Path) -> N
         assert failed
         assert "no rule in 'nothing'" in answer
 
-    served(calls)
+    served(calls, tmp_path)
 
 
 def test_pages_of_a_report() -> None:
@@ -134,13 +135,16 @@ def test_pages_of_a_report() -> None:
         pages.pages("a cluster of registers")
 
 
-def test_options_choose_device_code_only() -> None:
-    launch = {"entry": "f", "block": 1}
-    for word in ("-DN=5", "-Iinclude", "-std=c++20", "--use_fast_math", "-O2", "-arch=sm_90a"):
-        assert Request(launches=[launch], nvcc_args=word, seconds=1, gib=1).options() == word
+def test_options_choose_device_code_only(tmp_path: Path) -> None:
+    def options(word: str) -> str:
+        launch = LaunchEntry(entry="f", block=1)
+        return Request(launches=[launch], nvcc_args=word, seconds=1, gib=1, roots=[tmp_path]).options()
+
+    for word in ("-DN=5", "-std=c++20", "--use_fast_math", "-O2", "-arch=sm_90a", f"-I{tmp_path}"):
+        assert options(word) == word
     for word in ("-I/usr/include", "-Xcompiler x", "-ccbin=x", "--run", "-o x", "x.cu", "-include x", "-", "'"):
-        with pytest.raises(WrongInput, match="nvcc_args"):
-            Request(launches=[launch], nvcc_args=word, seconds=1, gib=1).options()
+        with pytest.raises(WrongInput, match=r"nvcc_args|not below"):
+            options(word)
 
 
 def test_the_guide_is_a_skill_and_the_sdk_is_optional() -> None:

@@ -48,6 +48,7 @@ def test_occupancy_names_every_limit_and_what_one_cta_more_takes() -> None:
     assert by_registers.most_smem_bytes == 40960  # enough already
     by_smem = occupancy(CAPABILITIES["8.0"], threads=256, registers=64, smem_bytes=100_000)
     assert (by_smem.ctas, by_smem.limits) == (1, ("shared memory",))
+    assert by_smem.most_registers == 64  # enough already
     assert by_smem.most_smem_bytes == 167936 // 2 - 1024
     assert CAPABILITIES["8.0"].ctas_by_smem(by_smem.most_smem_bytes) == 2
     assert CAPABILITIES["8.0"].ctas_by_smem(by_smem.most_smem_bytes + 128) == 1

@@ -61,7 +61,7 @@ def test_a_model_may_have_less_of_its_tensor_cores(gpu: str, text: str, cycles: 
 
 
 def test_operands_of_a_warpgroup_are_read_in_shared_memory() -> None:
-    """A of 64 x 16 and B of 128 x 16 halves by 128 bytes a cycle, a quarter for each warp."""
+    """A has 64 x 16 and B 128 x 16 halves, which are read at 128 bytes per cycle; each warp has a quarter."""
     both = pipe_use(code("HGMMA.64x128x16.F32 R24, gdesc[UR4], R24"), "sm_90a")
     only_b = pipe_use(code("HGMMA.64x128x16.F32 R24, R4, gdesc[UR4], R24"), "sm_90a")
     assert (both.data_cycles, only_b.data_cycles) == ((16 + 32) / 4, 32 / 4)

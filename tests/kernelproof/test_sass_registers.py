@@ -74,7 +74,7 @@ def test_an_instruction_reads_and_writes_whole_registers(text: str, reads: list[
 
 
 def test_registers_are_live_from_their_writer_to_their_last_reader() -> None:
-    """A loop keeps its counter and sums live; a result under a guard keeps the former one live."""
+    """A loop keeps its counter and sums live, and a guarded write keeps the former value live."""
     text = function(
         "MOV R2, 0x4",  # 0
         "CS2R R4, SRZ",  # 1
@@ -112,7 +112,7 @@ def test_results_that_nobody_reads_are_idle_slots() -> None:
 
 
 def test_operands_of_one_bank_wait_for_its_port() -> None:
-    """Three even registers take the even port for three cycles; sm_86 issues an FFMA a cycle, sm_80 one in two."""
+    """Three even registers take the even port for three cycles. sm_86 issues an FFMA per cycle, sm_80 one in two."""
     same, mixed = code("FFMA R11, R10, R12, R14"), code("FFMA R13, R16, R19, R21")
     assert port_uses([same, mixed]) == [(3, 0), (1, 2)]
     assert conflict_cycles([same, mixed], "sm_86") == [2, 1]

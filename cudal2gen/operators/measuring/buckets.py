@@ -1,14 +1,14 @@
 """Buckets of rows: one measurement for all products of few rows with one weight, as a server computes them.
 
-Up to ``LARGEST`` rows a product of a weight takes the time of reading that weight: a row is two operations for each of
-its 16-bit elements, and GPUs reach their peak at 153 (A100, 80 GB) to 295 (H100 SXM) operations a byte, by their data
-sheets. So the time is nearly the same for all rows of a bucket, (b/2, b] for a power of two b. It is measured at both
-of its ends; a kernel serves it that wins at both, a shape that is called ``HOT_CALLS`` times is measured by itself.
-More rows take time in proportion: these have measurements of their own.
+Up to ``LARGEST`` rows, a product takes the time of reading its weight. A row needs two operations for each 16-bit
+element of the weight, and GPUs reach their peak at 153 (A100, 80 GB) to 295 (H100 SXM) operations per byte, by their
+data sheets. So the time is nearly the same for all rows of a bucket (b/2, b], where b is a power of two. A bucket is
+measured at both ends, and a kernel serves it if it wins at both. A shape that is called ``HOT_CALLS`` times is measured
+by itself. More rows than ``LARGEST`` take time in proportion, so each number of them has a measurement of its own.
 
-Rows of groups, as a mixture of experts routes them, are counted together, up to ``LARGEST`` a group on average, where
-the last bucket ends: how many each group has is known on the device only, and differs from call to call. What few rows
-leave unread of the weights, a kernel and torch leave unread alike.
+The rows of groups, as in a mixture of experts, are counted together, and the last bucket ends at ``LARGEST`` rows per
+group on average: how many rows each group has is known on the device only, and differs from call to call. If groups
+without rows leave weights unread, they do so for a kernel and for torch alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOT_CALLS = 1000  # with products of tens of microseconds, this many calls take 
 
 
 class Bucket(NamedTuple):
-    """Rows from ``least`` to ``most``."""
+    """The rows from ``least`` to ``most``, both included."""
 
     least: int
     most: int
@@ -39,8 +39,8 @@ BUCKETS = tuple(_bucket(rows) for rows in range(1, LARGEST + 1))  # the bucket o
 
 
 def bucket(problem: Problem, products: int = 1) -> Bucket:
-    """The bucket of a problem's rows, of all its groups where it is grouped; of many rows, and of batches, these rows
-    alone. ``products``: of a launch, the groups of a grouped one."""
+    """The bucket of a problem's rows, counted over all groups. Many rows, and those of a strided batch, are a bucket of
+    their own. ``products``: of a launch; the number of groups if the problem is grouped."""
     largest = LARGEST * (products if problem.grouped else 1)
     if problem.m > largest or (problem.batched and not problem.grouped):
         return Bucket(problem.m, problem.m)
@@ -51,12 +51,12 @@ def bucket(problem: Problem, products: int = 1) -> Bucket:
 
 
 def at(problem: Problem, rows: int) -> Problem:
-    """The problem with so many rows."""
+    """The problem with another number of rows."""
     return problem if rows == problem.m else problem.model_copy(update={"m": rows})
 
 
 def measured(table: Table, problem: Problem, products: int = 1) -> tuple[Row, ...]:
-    """What was measured of a problem's bucket: its ends; where its most rows are lost, these alone. Empty where a
+    """What was measured of a problem's bucket: both ends, or the upper end alone if no kernel wins it. Empty if a
     measurement is missing."""
     least, most = bucket(problem, products)
     if (upper := table.measured(at(problem, most), products)) is None:
@@ -77,7 +77,7 @@ def wins(table: Table, problem: Problem, products: int = 1) -> bool:
 def choose(
     table: Table, problem: Problem, operands: Operands, extra_us: float = 0.0, products: int = 1
 ) -> Choice | None:  # fmt: skip
-    """The choice that the measurements of a bucket give a problem that was not measured itself; None without any.
+    """The choice for a problem that was not measured itself, by the measurements of its bucket; None without these.
     Arguments as of ``Table.choose``."""
     least, most = bucket(problem, products)
     if least == most or table.measured(problem, products) is not None:

@@ -1,4 +1,4 @@
-"""Contests: a call's product, or one with a bucket's rows, computed by kernels, by torch, and in fp64 to compare."""
+"""Contests: a call's product, or one with a bucket's rows, is computed by kernels, by torch, and in fp64 to compare."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Opened = Callable[[Kernel], OpenKernel]  # opens a kernel of the pack; raises By
 class Contest:
     """A product that kernels and torch compute in turns, into memory of their own.
 
-    ``problem``: the request's with its GPU; it may have other rows, for which those of A are repeated.
+    ``problem``: the request's with its GPU. If it has another number of rows, the rows of A are repeated.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Contest:
         )  # fmt: skip
 
     def by_torch(self) -> object:
-        """torch's own product of the whole request."""
+        """torch's own product, with everything that the request asks for."""
         import torch
 
         a, b, third = self._arguments
@@ -83,7 +83,8 @@ class Contest:
         return not problem.fusion.aux or kernel.record.launch.takes_aux(problem.n, Matrix(problem.n))
 
     def call(self, kernel: Kernel, use: Use, *, stale: bool = False) -> Callable[[], Any]:
-        """A kernel's call. ``stale``: in memory full of NaN, so that nothing left there passes for a result.
+        """A function that calls a kernel. ``stale``: its memory is full of NaN, so that nothing left there passes for a
+        result.
 
         Raises LaunchError, GpuError or OSError, and so does the call.
         """
@@ -98,7 +99,7 @@ class Contest:
 
     @cached_property
     def _references(self) -> list[Reference]:
-        """Of D, and of Z where a fusion stores it as well."""
+        """The references of D, and of Z if the fusion stores it as well."""
         problem, tensors = self.problem, self._tensors()
         references = [Reference(problem, tensors)]
         if problem.fusion.aux:
@@ -106,18 +107,18 @@ class Contest:
         return references
 
     @property
-    def judges(self) -> bool:
+    def comparable(self) -> bool:
         """Whether a result can be compared: all that is compared must be finite."""
         return all(reference.judges for reference in self._references)
 
     @property
     def computed(self) -> Problem:
-        """The problem that is computed: of groups without the rows that are in none."""
+        """The problem without rows of A that are in no group, which are not computed."""
         ends = self._tensors().ends
         return self.problem if ends is None else buckets.at(self.problem, max(1, int(ends[-1])))
 
     def compare(self, result: Any) -> tuple[float, str]:
-        """The largest error of a call's result, and its fault; "" if it is right."""
+        """The largest error of a call's result, and what is wrong with it; "" if it is right."""
         largest, wrong = 0.0, ""
         for reference, stored in zip(self._references, result if isinstance(result, tuple) else (result,), strict=True):
             several = self.problem.batched and not self.problem.grouped
@@ -127,7 +128,7 @@ class Contest:
         return largest, wrong
 
     def _tensors(self) -> Tensors:
-        """A, B (n,k) and what else is read, as the comparison takes them; it brings D by itself."""
+        """The operands as the comparison takes them: B as (n,k); D is a stand-in."""
         request, problem, (a, b, third) = self._request, self.problem, self._arguments
         if problem.batched and not problem.grouped:
             a = a.as_strided((self.products, problem.m, problem.k), (request.batches.a, request.operands.a.ld, 1))
@@ -157,8 +158,8 @@ class Contests:
 
 
 def _rows(device: Device, a: torch.Tensor, request: Request, rows: int, first: int) -> torch.Tensor:
-    """A's rows as a matrix; so many of them, the call's ``first`` ones in turns, in memory of their own where these are
-    others."""
+    """A as a matrix of this many rows. If the call has another number, the ``first`` of its rows in turns, in memory of
+    their own."""
     m, _, k = request.sizes
     matrix = a.as_strided((m, k), (request.operands.a.ld, 1))
     if rows == m:
@@ -171,8 +172,9 @@ def _rows(device: Device, a: torch.Tensor, request: Request, rows: int, first: i
 def _groups(
     device: Device, a: torch.Tensor, ends: torch.Tensor, request: Request, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """So many rows of A, those that are in a group in turns, and the groups' ends, which share them out as the call's
-    do, rounded up so that some group has rows where the call's has: what lies behind the last group may be anything."""
+    """A with this many rows, which are the call's grouped rows in turns, and the groups' ends in proportion to the
+    call's. These are rounded up, so that some group has rows if one of the call's has: rows after the last group may
+    hold anything."""
     m, scaled = request.sizes.m, device.empty(ends, len(ends))
     ends = ends.long().clamp(max=m)  # ends beyond A's rows would make torch fault on the device
     scaled.copy_((ends * rows + m - 1) // m)
@@ -180,7 +182,7 @@ def _groups(
 
 
 def _cols(b: torch.Tensor, request: Request) -> torch.Tensor:
-    """B, or each product's, as (n,k)."""
+    """B as (n,k), or (products,n,k)."""
     problem, (_, n, k), ld = request.problem, request.sizes, request.operands.b.ld
     assert problem is not None
     several, steps = ((request.batches.products,), (request.batches.b,)) if problem.batched else ((), ())
@@ -190,7 +192,7 @@ def _cols(b: torch.Tensor, request: Request) -> torch.Tensor:
 
 
 def _copies(device: Device, arguments: Arguments) -> Arguments:
-    """Copies in the device's memory that lie like a call's tensors, for a race that goes on when it has returned."""
+    """Copies in the device's memory with the same shapes, strides and gaps as a call's tensors."""
     a, b, third = arguments
     return Arguments(_copy(device, a), _copy(device, b), None if third is None else _copy(device, third))
 

@@ -1,10 +1,11 @@
 """First runs of kernels on a card, noted on disk: one that hangs, crashes or is wrong is tried by no process again.
 
-A kernel that is about to run is noted as begun, and what came of it after that. Such a note without an outcome bans the
-kernel unless its process still runs it: the process holds a byte lock of the run, which the system drops with the
-process however it ends, and keeps from a process of the same number. A run of more than ``MAX_SECONDS`` hangs, and
-bans although its process lives. Processes run a kernel for the first time side by side; what one finds wrong stays
-banned whatever others find. The file is compacted to the bans where it exceeds ``MAX_BYTES``.
+Before a kernel runs, a line says that the run has begun; another line says later how it ended. A beginning without an
+end bans the kernel unless its process is still running it. To show that, the process holds a byte lock of the run,
+which the system releases however the process ends, and which a later process of the same number does not have. A run of
+more than ``MAX_SECONDS`` hangs, and bans the kernel although its process lives. Several processes may run a kernel for
+the first time at once; if one finds it wrong, it stays banned whatever the others find. When the file exceeds
+``MAX_BYTES``, it is reduced to the bans.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ LOCKS = ".autotune-first-runs.lock"
 Outcome = Literal["right", "wrong", "not run"]
 
 
-class Trial(Line):
-    """A kernel's first run on a card. ``run``: which one, by chance; empty in rows of older versions. ``when``: in
-    seconds since 1970. ``outcome``: begun, right, wrong, or not run; ``reason``: of the last two."""
+class RunEntry(Line):
+    """A line of the file: a kernel's first run on a card. ``run``: its random number, empty in lines of older versions.
+    ``when``: seconds since 1970. ``outcome``: begun, right, wrong, or not run; ``reason``: of the last two."""
 
     kind: Literal["first run"] = "first run"
     card: str
@@ -51,37 +52,37 @@ class Trial(Line):
 
     @property
     def suspect(self) -> bool:
-        """Whether it did not end well, or not yet, or in a way that a later version knows."""
+        """Whether the run did not end well, has not ended, or ended in a way that only a later version knows."""
         return self.outcome not in ("right", "not run")
 
 
-_TRIALS = TypeAdapter(Trial)
+_ENTRIES = TypeAdapter(RunEntry)
 
 
-class Run(NamedTuple):
-    """A run of a kernel, as the file names it."""
+class RunId(NamedTuple):
+    """The name of a run: the kernel's digest and a random number."""
 
     digest: str
     number: str
 
 
 class FirstRuns:
-    """The first runs of a card's kernels; ``file``: shared by processes and cards."""
+    """The first runs of a card's kernels. ``file`` is shared by processes and cards."""
 
     def __init__(self, card: str, file: Path) -> None:
         self.card, self.file = card, file
-        self._trials: dict[Run, Trial] = {}
+        self._entries: dict[RunId, RunEntry] = {}
         self._state: tuple[int, ...] = ()  # state of the file when it was last read
         self._running: set[str] = set()  # numbers of this object's own runs
 
     @contextmanager
     def begun(self, digest: str) -> Iterator[Callable[[Outcome, str], None]]:
-        """A block in which a kernel runs for the first time; it is given a function that notes the outcome. A block
-        without an outcome leaves a ban. Raises OSError: what cannot be banned must not be tried."""
-        run = Run(digest, secrets.token_hex(8))
+        """A context in which a kernel runs for the first time. It gives a function that notes the outcome; without a
+        call of it the kernel is banned. Raises OSError: a kernel that cannot be banned must not be tried."""
+        run = RunId(digest, secrets.token_hex(8))
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        # The lock is held before the note is there and until the outcome is: who finds it free finds the outcome, or
-        # there is none.
+        # The lock is taken before the beginning is noted and released after the outcome is. So a process that finds it
+        # free reads the outcome if there is one, and else knows that there will be none.
         self._running.add(run.number)
         try:
             with self._locks.take(run.number):
@@ -92,33 +93,32 @@ class FirstRuns:
 
     def ban(self, digest: str, reason: str) -> None:
         """Bans a kernel that passed its first run."""
-        self._note(Run(digest, secrets.token_hex(8)), "wrong", reason)
+        self._note(RunId(digest, secrets.token_hex(8)), "wrong", reason)
 
     def banned(self) -> set[str]:
-        """Digests of kernels that began and did not end well, in this process or another. Raises WrongInput and
-        OSError."""
-        suspects = {run: row for run, row in self.trials().items() if row.suspect}
+        """Digests of kernels whose run, in this process or another, did not end well. Raises WrongInput and OSError."""
+        suspects = {run: row for run, row in self.entries().items() if row.suspect}
         ended = {run for run, row in suspects.items() if not self._goes_on(row)}
-        # A process may have noted the outcome since the file was read, and dropped its lock.
-        return {run.digest for run, row in self.trials().items() if run in ended and row.suspect}
+        # The file is read again: a process may have noted its outcome and released its lock since the first reading.
+        return {run.digest for run, row in self.entries().items() if run in ended and row.suspect}
 
-    def trials(self) -> dict[Run, Trial]:
-        """The last entry of each run on this card; the file is read again where it has changed. Raises WrongInput."""
+    def entries(self) -> dict[RunId, RunEntry]:
+        """The last line of each run on this card; the file is read again if it has changed. Raises WrongInput."""
         with reading(self.file):
             status = self.file.stat() if self.file.exists() else None
         state = () if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
         if state != self._state:
             rows = [row for _, row in self._rows()]
-            self._trials = {Run(row.digest, row.run): row for row in rows if row.card == self.card}
+            self._entries = {RunId(row.digest, row.run): row for row in rows if row.card == self.card}
             self._state = state
-        return self._trials
+        return self._entries
 
-    def _rows(self) -> Iterator[tuple[int, Trial]]:
+    def _rows(self) -> Iterator[tuple[int, RunEntry]]:
         end = results.end_of(self.file) if self.file.exists() else None
-        return results.read(_TRIALS, self.file, end=end)
+        return results.read(_ENTRIES, self.file, end=end)
 
-    def _goes_on(self, row: Trial) -> bool:
-        """Whether a run is under way: its process lives, and it does not hang."""
+    def _goes_on(self, row: RunEntry) -> bool:
+        """Whether a run is under way: its process lives, and the kernel does not hang."""
         if row.outcome != "begun" or not row.run or time.time() - row.when > MAX_SECONDS:
             return False
         return row.run in self._running or self._locks.held_elsewhere(row.run)
@@ -127,8 +127,8 @@ class FirstRuns:
     def _locks(self) -> Locks:
         return Locks(self.file.parent, LOCKS)
 
-    def _note(self, run: Run, outcome: Literal["begun", Outcome], reason: str = "") -> None:
-        row = Trial(
+    def _note(self, run: RunId, outcome: Literal["begun", Outcome], reason: str = "") -> None:
+        row = RunEntry(
             card=self.card, version=__version__, digest=run.digest, run=run.number, when=round(time.time(), 3),
             outcome=outcome, reason=reason,
         )  # fmt: skip
@@ -138,17 +138,16 @@ class FirstRuns:
                 self._compact()
 
     def _compact(self) -> None:
-        """Leaves the bans and the runs under way in the file, of all cards, as they are spelled, and lines that are not
-        understood.
+        """Removes all lines but bans and runs under way, of all cards, and lines that this version does not understand.
 
-        The new file takes the old one's place at once: a process that is killed meanwhile leaves either. Raises Failure
-        and OSError.
+        The new file replaces the old one in one step, so a process that is killed meanwhile leaves one of the two.
+        Raises Failure and OSError.
         """
         path = self.file
         with files.locked(path):
             for scratch in path.parent.glob(f".{path.name}.*"):  # left by killed processes: this one holds the lock
                 scratch.unlink(missing_ok=True)
-            rows = dict(results.read(_TRIALS, path))
+            rows = dict(results.read(_ENTRIES, path))
             last = {(row.card, row.digest, row.run): number for number, row in rows.items()}
             stay = {number for number in last.values() if rows[number].suspect}
             lines = path.read_bytes().splitlines(keepends=True)

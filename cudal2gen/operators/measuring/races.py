@@ -1,10 +1,12 @@
-"""Races: a call measures a few kernels of the pack against torch on its own operands.
+"""Races: a call times a few kernels of the pack against torch on its own operands, and the result is stored.
 
-Modes: ``off``, the default; ``once``: the first call of a problem that was never measured races before it returns;
-``background``: later calls race a little each while the device has nothing to do. A kernel runs only after a ban of it
-is on disk, counts only after its result was compared with an fp64 product, and is chosen only where it beats torch
-twice: among others, and in a race of two; for a bucket of rows at both of its ends. Nothing is compiled, and nothing is
-measured in a graph capture. No step begins that the budget does not cover.
+There are three modes. ``off`` is the default. ``once``: the first call of a problem that was never measured races
+before it returns. ``background``: each later call races a little while the device is idle.
+
+A kernel runs for the first time only after a ban of it is on disk, so that a crash leaves it banned. It counts only
+after its result was compared with an fp64 product. It is chosen only if it beats torch twice: among others, and in a
+race of two; for a bucket of rows, at both ends of it. Nothing is compiled, nothing is measured in a graph capture, and
+no step begins that the time budget does not cover.
 """
 
 from __future__ import annotations
@@ -40,18 +42,20 @@ from kernelproof.ground.errors import WrongInput
 Mode = Literal["off", "once", "background"]
 VARIABLE = "CUDAL2GEN_AUTOTUNE"
 SHAPE_SECONDS, PROCESS_SECONDS = 0.1, 60.0
-MODELLED = 5  # kernels that the timing model ranks first, raced beside the nearest one
-STAND_INS = 2  # further kernels of other sizes, the nearest ones
+MODELLED = 5  # kernels that race because the timing model expects them to be fastest
+STAND_INS = 2  # further kernels that race because their sizes are nearest
 FINALISTS = 3
 MIN_ROUNDS, MAX_ROUNDS = 6, 30  # rounds of two samples per contender
 SAMPLE_US = 30.0  # shorter samples would mostly measure the events around them
 STALE_SECONDS = 5.0  # seconds without calls after which a race in the background gives way to another
 MAX_MODELLED = 64  # most records, the nearest ones, that the timing model ranks
-MAX_INCONCLUSIVE = 10  # most races of a target that tell nothing of its other calls, each after twice as many calls
+# Races of a target that may tell nothing of its other calls; each comes after twice as many calls as the one before.
+MAX_INCONCLUSIVE = 10
 
 
 class Target(NamedTuple):
-    """What is measured: a problem of so many products; as the upper end of a bucket that begins at ``least`` rows."""
+    """What a race measures: a problem of ``products`` products. If ``least`` is below its rows, the problem stands for
+    the bucket of rows from ``least`` on."""
 
     problem: Problem
     products: int
@@ -59,19 +63,19 @@ class Target(NamedTuple):
 
     @property
     def is_bucket(self) -> bool:
-        """Whether the problem stands for others of fewer rows."""
+        """Whether the problem stands for others with fewer rows."""
         return self.least < self.problem.m
 
     @property
     def rows(self) -> str:
-        """The bucket in words; empty where there is none."""
+        """The bucket in words; empty if there is none."""
         return f", for {self.least} to {self.problem.m} rows" if self.is_bucket else ""
 
 
 @dataclass
 class Entrant:
-    """A kernel in a race. ``sample``: takes one, in microseconds a call; ``error``: of its first result; ``sample_us``:
-    time of one sample, 0 before the first."""
+    """A kernel in a race. ``sample`` takes one sample and returns microseconds per call; ``error`` is that of its first
+    result; ``sample_us``: time of one sample, 0 before the first."""
 
     kernel: Kernel
     sample: Callable[[], float]
@@ -81,7 +85,7 @@ class Entrant:
 
 
 def mode_of(value: str | None) -> Mode:
-    """A mode by its name; by ``CUDAL2GEN_AUTOTUNE`` for None. Raises WrongInput."""
+    """The mode of this name, or if it is None, of the variable ``CUDAL2GEN_AUTOTUNE``. Raises WrongInput."""
     name = os.environ.get(VARIABLE, "off") if value is None else value
     modes: tuple[Mode, ...] = get_args(Mode)
     for mode in modes:
@@ -91,7 +95,7 @@ def mode_of(value: str | None) -> Mode:
 
 
 class Autotuner:
-    """Races of one device, and what they found. ``seconds``: for each problem, and for the process."""
+    """The races of one device and their results. ``seconds``: the budget of each problem, and that of the process."""
 
     def __init__(
         self, meter: Meter, store: Store, seconds: tuple[float, float] = (SHAPE_SECONDS, PROCESS_SECONDS)
@@ -101,16 +105,17 @@ class Autotuner:
         self.failed: set[str] = set()  # digests of kernels that this process could not launch
         self.inconclusive: Counter[Target] = Counter()  # races that told nothing of a target's other calls
         self.halted = False  # whether nothing more is raced, because the store cannot be used
-        self.racing = threading.Lock()  # held by a thread that races to the end
-        self._turn = threading.Lock()  # guards the race in the background
+        # Two locks, never held together. ``racing``: held by the thread that races to the end; others do not wait for
+        # it but let torch compute. ``_turn``: guards the fields below, those of the race in the background.
+        self.racing = threading.Lock()
+        self._turn = threading.Lock()
         self._owner: object | None = None
         self._steps: Iterator[None] = iter(())
         self._stepped = 0.0
 
     def target(self, table: Table, problem: Problem, products: int, *, hot: bool = False) -> Target | None:
-        """What is still to be measured for a problem, while the process has time left: its bucket, or where it is
-        ``hot`` the problem itself. None where it was measured or tried. ``table``: the pack's with what was measured of
-        its kernels, `Raced.current`."""
+        """What is still to be measured for a problem: its bucket, or if it is ``hot`` the problem itself. None if it
+        was measured or tried, or if the process has no time left. ``table``: `Raced.current` of the pack's."""
         if self.halted or self.spent >= self.seconds[1] or table.measured(problem, products) is not None:
             return None
         least, most = buckets.bucket(problem, products)
@@ -123,10 +128,11 @@ class Autotuner:
         return None if target in self.tried else target
 
     def advance(self, owner: object, begin: Callable[[], Iterator[None]]) -> bool:
-        """A step of the owner's race in the background; whether it is at its end. Raises what ``race`` raises.
+        """Makes a step of the owner's race in the background and returns whether the race has ended. Raises what
+        ``race`` raises.
 
-        One race at a time, since each has copies of its operands: others wait, and one whose calls have stopped coming
-        is given up.
+        There is one race at a time, since each keeps copies of its operands. Others wait; a race whose calls have
+        stopped coming is given up.
         """
         if not self._turn.acquire(blocking=False):
             return False
@@ -156,34 +162,35 @@ class Autotuner:
         self._owner, self._steps = None, iter(())
 
     def race(self, table: Table, target: Target, contests: Contests) -> Iterator[None]:
-        """Races a problem step by step, and stores the result at the end; between steps the caller may do other work.
+        """Races a problem step by step and stores the result at the end. Between steps the caller may do other work.
 
         Kernels that fail in their first run stay banned. Raises OSError if the store cannot be written, and what torch
         or a launch raises later.
         """
         judged = True
         try:
-            judged = yield from self._raced(table, target, contests)
+            judged = yield from self._in_steps(table, target, contests)
         except GeneratorExit:  # given up for another race: later calls begin it anew
             judged = False
             raise
         finally:
-            # Not before: other threads' plans of it wait until there is something to know.
+            # Not before: a target that counts as tried gets plans at once, and those must know the result.
             if judged or self.inconclusive[target] >= MAX_INCONCLUSIVE:
                 self.tried.add(target)
 
     def pause(self, target: Target) -> int:
-        """Calls before a target is raced, more after each race that told nothing of its other calls."""
+        """How many calls come before a target is raced: twice as many after each race that told nothing of other
+        calls."""
         return (1 << self.inconclusive[target]) - 1
 
-    def _raced(self, table: Table, target: Target, contests: Contests) -> Generator[None, None, bool]:
-        """What the race's steps answer."""
+    def _in_steps(self, table: Table, target: Target, contests: Contests) -> Generator[None, None, bool]:
+        """Makes the race's steps, each outside of torch's modes and on the budget; returns what they return."""
         race: _Race | None = None
         steps: Generator[None, None, bool]
         while True:
             start = self.meter.now()
             try:
-                with _plainly():
+                with _without_modes():
                     if race is None:
                         race = _Race(self, table, target, contests)
                         steps = race.steps()
@@ -200,11 +207,11 @@ class Autotuner:
             yield
 
     def candidates(self, table: Table, target: Target, contest: Contest) -> list[tuple[Kernel, Use]]:
-        """Kernels to race: the nearest, those that the timing model expects to be fastest, the next nearest ones; each
-        binary once, none that is banned, of a bucket those that take its least rows as well."""
+        """The kernels to race: the nearest, those that the timing model expects to be fastest, and the next nearest.
+        Each binary races once, banned ones do not; for a bucket a kernel must take its least rows as well."""
         problem, banned = target.problem, self.store.first_runs.banned() | self.failed
-        alike = [kernel for kernel in table.kernels if kernel.computes(problem) and kernel.digest not in banned]
-        near = sorted(alike, key=lambda kernel: kernel.distance(problem))
+        computing = [kernel for kernel in table.kernels if kernel.computes(problem) and kernel.digest not in banned]
+        near = sorted(computing, key=lambda kernel: kernel.distance(problem))
         fast = sorted(near[:MAX_MODELLED], key=lambda kernel: _modelled_us(kernel, problem))
         chosen: dict[str, tuple[Kernel, Use]] = {}
         for count, order in ((1, near), (MODELLED, fast), (STAND_INS, near)):
@@ -218,7 +225,7 @@ class Autotuner:
 
 
 def _use(kernel: Kernel, target: Target, contest: Contest) -> Use | None:
-    """How a kernel computes the problem, and where it is a bucket's also its least rows; None where it does not."""
+    """How a kernel computes the target's problem; None if it does not, or not with the least rows of the bucket."""
     sizes = serving.sizes_of(target.problem)
     with suppress(IllegalRecord):
         least, most = (kernel.use(sizes._replace(m=rows), contest.operands) for rows in (target.least, sizes.m))
@@ -228,12 +235,12 @@ def _use(kernel: Kernel, target: Target, contest: Contest) -> Use | None:
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
-    """A context without gradients, without an autocast that would change torch's product, and outside of any inference
-    mode: a race's tensors outlive the call, and those made in it are none that others may change or follow."""
+def _without_modes() -> Iterator[None]:
+    """A context without gradients, without autocast, which would change torch's product, and outside of inference mode:
+    a race's tensors outlive the call, and a tensor that is made in that mode can later be neither changed nor saved."""
     import torch
 
-    # Leaving the inference mode allows gradients again, so it comes first.
+    # Leaving inference mode turns gradients on again, so it comes before no_grad.
     with (
         torch.inference_mode(False),
         torch.no_grad(),
@@ -244,7 +251,8 @@ def _plainly() -> Iterator[None]:
 
 
 class _Race:
-    """A race of one problem. ``spent``: seconds of its steps; ``began``: the last of them, by the meter."""
+    """The race of one target. ``spent``: seconds of its finished steps; ``began``: when the present step did, by the
+    meter."""
 
     def __init__(self, tuner: Autotuner, table: Table, target: Target, contests: Contests) -> None:
         self.tuner, self.meter, self.store = tuner, tuner.meter, tuner.store
@@ -253,16 +261,17 @@ class _Race:
         self.calls = 1  # calls in a sample
 
     def steps(self) -> Generator[None, None, bool]:
-        """First runs, a heat of the finalists, and a duel of the best with torch; of a bucket another at its least
-        rows. What was found is stored at the end, all of it or nothing. Whether it holds for other calls of the
-        target as well: not where nothing can be compared, or where copies decide that other operands spare."""
+        """The steps: first runs, a heat of the finalists, and a duel of the best kernel with torch, for a bucket
+        another one at its least rows. Everything found is stored at the end, or nothing. Returns whether the result
+        holds for other calls of the target: it does not if nothing can be compared, or if a kernel lost by copying
+        operands that other calls need not copy."""
         contest = self.contests.on(self.target.problem)
         candidates = self.tuner.candidates(self.table, self.target, contest)
         # Samples of torch and of one kernel in a heat and the duels.
         samples = 4 * MIN_ROUNDS * (2 + self.target.is_bucket)
         if not candidates or not self._covers(samples * self._floor_us(contest)):
             return True
-        if not contest.judges:
+        if not contest.comparable:
             return False
         yield
         contest.by_torch()
@@ -286,14 +295,14 @@ class _Race:
             if duels is None:
                 return True
             measurements = duels
-        if self._hindered(contest, best.kernel) and not all(_won(measurement) for measurement in measurements):
+        if self._copies_more(contest, best.kernel) and not all(_is_win(measurement) for measurement in measurements):
             return False
         self.store.add(measurements)
         return True
 
-    def _hindered(self, contest: Contest, kernel: Kernel) -> bool:
-        """Whether the kernel copies operands that it takes as they are where they are packed: its loss says nothing of
-        calls with packed ones, which a stored loss would serve."""
+    def _copies_more(self, contest: Contest, kernel: Kernel) -> bool:
+        """Whether the kernel copies operands here that it would take in place if they were packed. Its loss then says
+        nothing of calls with packed operands, to which a stored loss would apply."""
         problem, sizes = contest.problem, serving.sizes_of(contest.problem)
         packed = Operands.packed(problem.layout, problem.n, problem.k, problem.fusion)
         here, there = (kernel.use(sizes, operands) for operands in (contest.operands, packed))
@@ -302,8 +311,8 @@ class _Race:
     def _heat(
         self, contest: Contest, entrants: list[Entrant], vendor_us: float
     ) -> Generator[None, None, tuple[Entrant, list[float]] | None]:
-        """The fastest of as many finalists as the budget covers, and torch's samples beside its own; None where none
-        is. ``vendor_us``: a sample of torch."""
+        """The fastest of as many finalists as the budget covers, with torch's samples beside its own; None if there is
+        none. ``vendor_us``: time of one sample of torch."""
         for entrant in entrants:
             if not self._covers(0.0):
                 break
@@ -320,14 +329,14 @@ class _Race:
         samples: list[float] = []
         if not (yield from self._rounds(contest, finalists, samples, MIN_ROUNDS)):
             return None
-        sound = [entrant for entrant in finalists if self._possible(contest, entrant)]
+        sound = [entrant for entrant in finalists if self._is_possible(contest, entrant)]
         if not sound or min(samples) < self._floor_us(contest):
             return None
         return min(sound, key=lambda entrant: median(entrant.samples_us)), samples
 
     def _duels(self, contest: Contest, best: Entrant) -> Generator[None, None, list[Measurement] | None]:
-        """Measurements of the best kernel beside torch at the problem's rows, and where it wins there, at the bucket's
-        least; None where noise decides."""
+        """Measurements of the best kernel beside torch at the problem's rows, and if it wins there, at the bucket's
+        least; None if noise decides."""
         measurements: list[Measurement] = []
         for rows in range(1 + self.target.is_bucket):
             if rows:
@@ -340,10 +349,10 @@ class _Race:
                 best = lower
             samples: list[float] = []
             best.samples_us.clear()
-            later = 0 if rows else self.target.is_bucket
-            if not (yield from self._rounds(contest, [best], samples, MAX_ROUNDS, later)):
+            duels_after = 0 if rows else self.target.is_bucket
+            if not (yield from self._rounds(contest, [best], samples, MAX_ROUNDS, duels_after)):
                 return None
-            if not self._possible(contest, best) or min(samples) < self._floor_us(contest):
+            if not self._is_possible(contest, best) or min(samples) < self._floor_us(contest):
                 return None
             measurements.append(self._measurement(contest, best, samples))
             if not faster(samples, best.samples_us):
@@ -353,16 +362,17 @@ class _Race:
         return measurements
 
     def _rounds(
-        self, contest: Contest, entrants: Sequence[Entrant], samples: list[float], most: int, later: int = 0
+        self, contest: Contest, entrants: Sequence[Entrant], samples: list[float], most: int, duels_after: int = 0
     ) -> Generator[None, None, bool]:
-        """Two samples of torch and each entrant a round, forwards and backwards, up to ``most`` rounds; whether there
-        were enough. ``later``: duels that the budget is to cover as well."""
+        """Takes two samples of torch and of each entrant in a round, forwards and backwards so that drifts of the clock
+        cancel, in up to ``most`` rounds. Returns whether there were enough. ``duels_after``: duels for which the budget
+        must keep time."""
         by_torch = partial(self._sample, contest.by_torch)
         field: list[tuple[list[float], Callable[[], float]]] = [(samples, by_torch)]
         field += [(entrant.samples_us, entrant.sample) for entrant in entrants]
         round_us = 0.0
         for count in range(most if entrants else 0):
-            reserved = later * MIN_ROUNDS if count >= MIN_ROUNDS else 0
+            reserved = duels_after * MIN_ROUNDS if count >= MIN_ROUNDS else 0
             if not self._covers(round_us * (1 + reserved)):
                 break
             start = self.meter.now()
@@ -373,7 +383,8 @@ class _Race:
         return len(samples) >= 2 * MIN_ROUNDS
 
     def _covers(self, us: float) -> bool:
-        """Whether the budgets of the race and of the process have so much time left."""
+        """Whether the budgets of the race and of the process have this many microseconds left, after the present step
+        so far."""
         of_race, of_process = self.tuner.seconds
         step = self.meter.now() - self.began
         return us / 1e6 <= min(of_race - self.spent, of_process - self.tuner.spent) - step
@@ -384,8 +395,8 @@ class _Race:
     def _sample(self, call: Callable[[], object]) -> float:
         return self.meter.elapsed_us(call, self.calls) / self.calls
 
-    def _possible(self, contest: Contest, entrant: Entrant) -> bool:
-        """Whether no sample is faster than the card can be; else the kernel is banned."""
+    def _is_possible(self, contest: Contest, entrant: Entrant) -> bool:
+        """Whether every sample is as slow as the card's limits demand; if not, the kernel cheats, and is banned."""
         floor_us = self._floor_us(contest)
         if min(entrant.samples_us) >= floor_us:
             return True
@@ -393,7 +404,7 @@ class _Race:
         return False
 
     def _first_run(self, contest: Contest, kernel: Kernel, use: Use) -> Entrant | None:
-        """The kernel, run once and compared; None where it fails, which bans it."""
+        """Runs the kernel for the first time and compares its result; None if it fails, which bans it."""
         import torch
 
         with self.store.first_runs.begun(kernel.digest) as note:
@@ -415,7 +426,8 @@ class _Race:
         return Entrant(kernel, self._guarded(kernel, contest.call(kernel, use)), largest_error)
 
     def _guarded(self, kernel: Kernel, call: Callable[[], object]) -> Callable[[], float]:
-        """A sample of the kernel's calls in microseconds; where the device fails in it, the kernel is banned."""
+        """A function that takes a sample of the kernel's calls, in microseconds; if the device fails in it, the kernel
+        is banned."""
         import torch
 
         def sample() -> float:
@@ -464,22 +476,22 @@ class _Race:
 
 
 def faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
-    """Whether a kernel is faster than torch by paired samples, beyond noise and by a margin."""
+    """Whether a kernel is faster than torch in paired samples by more than noise and ``MARGIN``."""
     return paired(vendor, kernel).low >= 1 + MARGIN
 
 
-def _won(measurement: Measurement) -> bool:
+def _is_win(measurement: Measurement) -> bool:
     """Whether the kernel of a race's measurement was faster than torch."""
     kernel, vendor = measurement.timings
     return faster(vendor.event_us, kernel.event_us)
 
 
 def steadily_faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
-    """Whether the kernel won all pairs but one of twelve: intervals of few samples are at times narrow by chance."""
+    """Whether the kernel won all pairs but one in twelve: the interval of a few samples may be narrow by chance."""
     lost = sum(kernel_us >= vendor_us for vendor_us, kernel_us in zip(vendor, kernel, strict=True))
     return lost <= len(kernel) // 12
 
 
 def _modelled_us(kernel: Kernel, problem: Problem) -> float:
-    """What the timing model expects of a kernel on a problem, by its decisions."""
+    """The time that the model expects of a kernel's design on a problem."""
     return model.estimate(kernel.record.model_copy(update={"problem": problem})).us

@@ -1,7 +1,7 @@
 """The user's store of measurements made during calls, shared by processes, in the format of ``bench``.
 
-A measurement counts for the card, driver, clocks and versions that it was taken on, and where it says so for the
-kernels that there were to choose from (its ``offer``): where a pack has others, it counts until they have raced.
+A measurement counts on the card and with the driver, clocks and versions that it was taken with. Its ``offer`` names
+the kernels that the race could choose from; if a pack has others, it counts until these have raced.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_US = 1e5  # of a sample: a race ends after as long
 Key = tuple[tuple[Any, ...], Any, int]  # of a problem: its kind, its sizes, and how many products
 
 
-class Conditions(NamedTuple):
-    """What two measurements must share to be told together."""
+class StoreConditions(NamedTuple):
+    """What two measurements must share to be comparable."""
 
     name: str
     driver: str
@@ -34,13 +34,13 @@ class Conditions(NamedTuple):
     versions: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, environment: Environment) -> Conditions:
+    def of(cls, environment: Environment) -> StoreConditions:
         versions = tuple(sorted(environment.versions.items()))
         return cls(environment.name, environment.driver, environment.max_sm_mhz, environment.power_limit_w, versions)
 
 
 def _possible(measurement: Measurement, environment: Environment) -> bool:
-    """Whether a race on a card can have taken these times: a damaged line may state any."""
+    """Whether a race on this card can have taken these times: a damaged line may state any number."""
     problem, least = measurement.problem, MIN_US
     if not problem.grouped:  # of groups the rows of some are computed
         least = max(least, environment.floor_us(problem, cold=False, products=measurement.products))
@@ -50,8 +50,8 @@ def _possible(measurement: Measurement, environment: Environment) -> bool:
 
 
 class Raced(NamedTuple):
-    """A pack's table with what races measured. ``whole``: all of it; ``current``: without the measurements of races
-    that had other kernels to choose from."""
+    """A pack's table with measurements of races: ``whole`` has all, ``current`` those whose races had the pack's
+    kernels to choose from."""
 
     whole: Table
     current: Table
@@ -68,11 +68,11 @@ class Store:
         self._environments: dict[str, Environment] = {}
         self._measurements: list[Measurement] = []
         self._unstored: list[Measurement] = []  # what the file did not take
-        self._rows = _Rows(Table("", [], []))
+        self._rows = _RowsOfTable(Table("", [], []))
 
     def add(self, measurements: Sequence[Measurement]) -> None:
-        """Stores measurements with their environment; they are on disk when this returns. Raises OSError; then they
-        are kept in memory, and stored by the next call that can."""
+        """Stores measurements with their environment; they are on disk when this returns. If it raises OSError, they
+        are kept in memory and stored by the next call that can."""
         try:
             results.append([self.environment, *self._unstored, *measurements], self.file)
         except OSError:
@@ -82,47 +82,47 @@ class Store:
         self._unstored.clear()
 
     def measurements(self) -> Sequence[Measurement]:
-        """Those taken under this card's conditions, in their order. What was added to the file since the last call is
-        read; what was read stays where the file is gone. Raises WrongInput."""
+        """The measurements under this card's conditions, in their order. Reads what was added to the file since the
+        last call, by this process or another; if the file is gone, what was read stays. Raises WrongInput."""
         try:
             status = self.file.stat()
         except OSError:
             return self._measurements
         if status.st_ino != self._inode or status.st_size < self._end.bytes:  # another file
             self._inode, self._end, self._environments = status.st_ino, results.START, {}
-            self._measurements, self._rows = list(self._unstored), _Rows(self._rows.table)
+            self._measurements, self._rows = list(self._unstored), _RowsOfTable(self._rows.table)
         if status.st_size > self._end.bytes:
             end = results.end_of(self.file, self._end)
             stored = results.measurements(self.file, self._end, end, self._environments)
-            alike = Conditions.of(self.environment)
-            conditions = {name: Conditions.of(each) for name, each in stored.environments.items()}
+            alike = StoreConditions.of(self.environment)
+            conditions = {name: StoreConditions.of(each) for name, each in stored.environments.items()}
             rows = [row for row in stored.measurements if conditions[row.environment] == alike]
             self._measurements.extend(row for row in rows if _possible(row, self.environment))
             self._end, self._environments = end, stored.environments
         return self._measurements
 
     def raced(self, table: Table) -> Raced:
-        """A pack's table with the latest measurement of each problem whose kernel the pack has, those of races that had
-        all of the pack's kernels to choose from before others. Raises WrongInput."""
+        """A pack's table with the latest measurement of each problem whose kernel the pack has; races that could choose
+        from all of the pack's kernels come before others. Raises WrongInput."""
         measurements = self.measurements()
         return self._rows_of(table).read(measurements)
 
     def remembered(self, table: Table) -> Table:
-        """The same, whole, of what was read before."""
+        """``Raced.whole`` by what was read before, without the file."""
         return self._rows_of(table).read(self._measurements).whole
 
     def offer(self, table: Table, problem: Problem) -> str:
-        """What a race of a problem can choose from, as a measurement's ``offer``."""
+        """A digest of the kernels that a race of a problem can choose from, for a measurement's ``offer``."""
         return self._rows_of(table).offers[problem.kind]
 
-    def _rows_of(self, table: Table) -> _Rows:
+    def _rows_of(self, table: Table) -> _RowsOfTable:
         if self._rows.table is not table:
-            self._rows = _Rows(table)
+            self._rows = _RowsOfTable(table)
         return self._rows
 
 
-class _Rows:
-    """The rows of measurements for a pack's table, made once each: their intervals take a millisecond."""
+class _RowsOfTable:
+    """The rows that measurements give a pack's table. Each is made once, since its intervals take a millisecond."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -148,7 +148,7 @@ class _Rows:
         return numbers
 
     def read(self, measurements: Sequence[Measurement]) -> Raced:
-        """The table with all measurements; those that an earlier call had are the same."""
+        """The table with all measurements, of which those that an earlier call had come first."""
         if self._read == len(measurements):
             return self._raced
         for measurement in measurements[self._read :]:

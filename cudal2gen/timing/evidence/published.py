@@ -18,7 +18,7 @@ CLAIMS = ("exact", "nearest")  # structures of records that stand for a publishe
 def regenerated(gpu: str, acc: str, held_out: bool) -> list[Record]:
     """The records of the shipped catalog that regenerate the published kernels of a GPU and an accumulator.
 
-    ``held_out``: of which half of the problems.
+    ``held_out``: whether the problems are those of the half that is held out.
     """
     return [
         record

@@ -42,9 +42,9 @@ class Finding(NamedTuple):
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells of a table's row, under ``COLUMNS``."""
-        beside = ", ".join(f"{name} {value:.3f}" for name, value in self.baselines.items())
+        baselines = ", ".join(f"{name} {value:.3f}" for name, value in self.baselines.items())
         span = f"{self.low:.3f} to {self.high:.3f}"
-        return (self.subject, self.figure, str(self.problems), f"{self.value:.3f}", span, self.target or "", beside)
+        return (self.subject, self.figure, str(self.problems), f"{self.value:.3f}", span, self.target or "", baselines)
 
 
 def load(path: Path) -> list[Finding]:
@@ -70,8 +70,8 @@ def tables(rows: Sequence[Finding]) -> tuple[Table, ...]:
 def section(rows: Sequence[Finding]) -> Section:
     """The section: how well the timing model predicts what others measured."""
     text = (
-        "The timing model of kernels that nobody measured here, compared with what others published: an order of "
-        "problems (a), of candidates (b, d), of recorded tiles (c). Intervals are 95 % bootstraps over problems; "
-        "baselines are simpler predictors of the same figure."
+        "Predictions of the timing model are compared with measurements that others published: the order of problems "
+        "(a), of candidates (b, d) and of recorded tiles (c). Intervals are 95 % bootstraps over problems. Baselines "
+        "are simpler predictors of the same figure."
     )
     return Section("validation", "The timing model against others' measurements", (text,), (), tables(rows))

@@ -120,6 +120,7 @@ def estimate_code(record: Record, function: Function, resident: int | None = Non
     sm_us = cycles / rates.mhz
     main_us = min(sm_us, per_sm / together * turn * workload.turns / rates.mhz)
     dram_us = memory.dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us
+    # Stores overlap the part of the time in which the SMs do not multiply. Persistent CTAs store while others multiply.
     in_waves = not workload.ways.consumer.again
     stores_us = _stores_us(record) * min(1.0, main_us / sm_us) if in_waves else 0.0
     around = LAUNCH_US + memory.sums_us(record, work, rates, sms, together)

@@ -92,9 +92,9 @@ def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: float) -> flo
 
 
 def _sums_us(record: Record, work: Work, rates: Rates, sms: int, together: int) -> float:
-    """Time of the sums of a split k, within clusters or by way of the L2.
+    """Time of the sums of a split k, within clusters or through the L2.
 
-    By way of the L2, partial sums are written and read back, which takes round trips and bytes, and a launch clears the
+    Through the L2, partial sums are written and read back, which takes round trips and bytes, and a launch clears the
     counters.
     """
     if record.split_k > 1 and work.summed_by == "cluster":

@@ -9,7 +9,7 @@ from kernelproof.profile.occupancy import occupancy
 
 
 def of_record(record: Record, registers: int) -> Occupancy:
-    """The occupancy of a record's CTAs, whose threads have so many registers."""
+    """The occupancy of a record's CTAs. ``registers``: per thread, by ptxas."""
     smem = record.smem_bytes + record.smem_static_bytes
     return occupancy(record.target.capability, record.threads, registers, smem)
 

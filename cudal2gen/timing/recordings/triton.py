@@ -64,7 +64,10 @@ def uses_wgmma(gpu: str, tile: Tile) -> bool:
 
 
 def warps_of(tile: Tile) -> tuple[int, int]:
-    """How many warps mma.sync has along m and n: doubled along the extent of which each warp has more, m first."""
+    """How many warps mma.sync has along m and n.
+
+    They are doubled along the extent of which each warp has more MMA tiles, m first, until all warps have a place.
+    """
     along_m = along_n = 1
     while along_m * along_n < tile.warps:
         rows = tile.bm / MMA_ROWS / along_m

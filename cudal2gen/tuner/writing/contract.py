@@ -1,6 +1,6 @@
-"""The grading contract of a record's kernel: ``check_source``'s description of its launch, for all conventions.
+"""The grading contract of a record's kernel: the description of its launch for ``check_source``.
 
-What ``launcher.cpp`` does on a device, as expressions of m, n and k: grid, arguments, tensor maps, workspace.
+It says in expressions of m, n and k what ``launcher.cpp`` does on a device: grid, arguments, tensor maps, workspace.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from kernelproof.grading import Tolerance
 
 Array = NDArray[np.float64]
 
-RESIDENT = 2  # clusters of a persistent grid, few enough that each takes several tiles
+RESIDENT = 2  # clusters of a persistent grid: few, so that each takes several tiles
 POLICIES = (0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000)  # L2 cache policies, as in ``launch.h``
 
 
 def description(record: Record) -> dict[str, Any]:
-    """Keyword arguments of ``check_source`` beside source and limits: reference, shapes, buffers, launches, types."""
+    """The keyword arguments of ``check_source``, except source and limits."""
     launch = record.launch
     element, output = record.element.name, record.output.name
     shape_b = "n, k" if record.layout == "tn" else "k, n"
     buffers = {"a": f"in:{element}[m, k]", "b": f"in:{element}[{shape_b}]", "d": f"out:{output}[m, n]"}
     parts: list[int | str] = [0, 0]
     if _has_workspace(launch):
-        # stream_k keeps partial tiles of the last wave, at most two per cluster that runs.
+        # stream_k keeps partial tiles of the last wave: at most two for each cluster that runs.
         shared = isinstance(launch, Tma) and launch.stream_k
         tiles = f"{RESIDENT if shared else _tiles(launch)} * {_cluster(launch)}"
         parts_of_tile = 2 if shared else launch.split_k
@@ -62,14 +62,14 @@ def _has_workspace(launch: Launch) -> bool:
 
 
 def _cluster(launch: Launch) -> int:
-    """CTAs of a cluster."""
+    """The number of CTAs of a cluster."""
     if isinstance(launch, Cluster | Tma) and launch.reduce == "cluster":
         return launch.split_k
     return launch.cluster_m * launch.cluster_n if isinstance(launch, Tma) else 1
 
 
 def _tiles(launch: Launch) -> str:
-    """How many clusters of tiles D has."""
+    """The number of clusters of tiles that D has, as an expression."""
     along_m, along_n = (launch.cluster_m, launch.cluster_n) if isinstance(launch, Tma) else (1, 1)
     return f"ceil_div(m, {launch.bm * along_m}) * ceil_div(n, {launch.bn * along_n})"
 
@@ -101,7 +101,7 @@ def _launch(record: Record, launch: Launch, parts: list[int | str]) -> dict[str,
 
 
 def _grid(launch: Launch, options: dict[str, int]) -> str:
-    """The grid of the convention ``tiles``."""
+    """The grid of the convention ``tiles``, as an expression."""
     across, down = f"ceil_div(n, {launch.bn})", f"ceil_div(m, {launch.bm}) * {launch.split_k}"
     raster = launch.raster if isinstance(launch, Tiles) else "plain"
     if raster == "persistent":
@@ -113,7 +113,7 @@ def _grid(launch: Launch, options: dict[str, int]) -> str:
 
 
 def _maps(record: Record, launch: Tma) -> list[str]:
-    """Tensor maps of A, B and D; where no boxes of D are stored, its map is not read."""
+    """The tensor maps of A, B and D. If no boxes of D are stored, its map is not read."""
     nbytes = record.element.bytes
     d = _map("d", launch.box_d_rows, launch.box_d_cols, record.output.bytes) if launch.box_d_cols else "map:d[1, 8]"
     return [
@@ -124,28 +124,29 @@ def _maps(record: Record, launch: Tma) -> list[str]:
 
 
 def _map(name: str, rows: int, cols: int, nbytes: int) -> str:
-    """A tensor map whose boxes have these rows and columns, swizzled by the bytes of a row."""
+    """A tensor map whose boxes have these rows and columns. The swizzle is that of a row's bytes."""
     row = cols * nbytes
     return f"map:{name}[{rows}, {cols}]/{row if row in (64, 128) else 32}"
 
 
 def _shapes(record: Record) -> tuple[list[dict[str, int]], dict[str, tuple[int, int]]]:
-    """Some tiles with edges where the kernel takes such, one step and more than the ring holds; ranges to draw from."""
+    """Shapes to check, and ranges to draw more from. They have one step of k and more than the ring holds, and ragged
+    edges if the kernel allows them."""
     bm, bn, bk, launch = record.bm, record.bn, record.k_step, record.launch
     ring = record.ring_steps + 1
     steps = [max(record.split_k, count) for count in (1, ring)]
-    # Rows must start on 16 bytes where those of B run along n or D is stored in vectors.
+    # Rows of B along n, and rows of D that are stored in vectors, must start at a multiple of 16 bytes.
     vector = record.element.vector
-    whole = launch.d_vector if launch.stores_vectors else vector if record.layout == "nn" else 1
+    multiple_n = launch.d_vector if launch.stores_vectors else vector if record.layout == "nn" else 1
     if not record.predicated:
         sizes = [(bm, 2 * bn, bk * steps[0]), (2 * bm, bn, bk * steps[1])]
         draws: dict[str, tuple[int, int]] = {}
     else:
         sizes = [
-            (bm + 3, aligned(bn + 5, whole), bk * steps[0]),
-            (bm - 1, aligned(bn + 1, whole), bk * steps[1] - vector),
+            (bm + 3, aligned(bn + 5, multiple_n), bk * steps[0]),
+            (bm - 1, aligned(bn + 1, multiple_n), bk * steps[1] - vector),
         ]
-        draws = {"m": (1, bm + bm // 2)} | ({"n": (1, bn + bn // 2)} if whole == 1 else {})
+        draws = {"m": (1, bm + bm // 2)} | ({"n": (1, bn + bn // 2)} if multiple_n == 1 else {})
     most = record.most_k
     ks = [record.baked_k or (min(k, most) if most else k) for _, _, k in sizes]
     return [{"m": m, "n": n, "k": k} for (m, n, _), k in zip(sizes, ks, strict=True)], draws

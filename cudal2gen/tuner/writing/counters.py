@@ -1,6 +1,6 @@
-"""Nsight Compute's counters of one launch of a built kernel, where ncu is installed and permitted.
+"""Nsight Compute's counters of one launch of a built kernel, if ncu is installed and permitted.
 
-The launch runs in a process of its own, ``cudal2gen.validator.sanitizer``, under ``ncu``.
+``ncu`` runs ``cudal2gen.validator.sanitizer``, which launches the kernel, in a process of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cudal2gen.validator.problems import Shape
 from cudal2gen.validator.sanitizer import launch_of
 from kernelproof.ground import process_tree
 
-# Nsight Compute's names of metrics, and what a reader calls them.
+# Nsight Compute's names of metrics, and the names in the evidence.
 METRICS = {
     "gpu__time_duration.sum": "time under the profiler, cold",
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM throughput",
@@ -37,17 +37,17 @@ METRICS = {
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy",
 }
 NAME, UNIT, VALUE = "Metric Name", "Metric Unit", "Metric Value"  # columns of its CSV
-TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0  # seconds for the launch under the profiler
 
 
 def program() -> Path | None:
-    """Where ncu is; None where it is not installed."""
+    """The path of ncu; None if it is not installed."""
     path = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
     return Path(path) if os.access(path, os.X_OK) else None
 
 
 def lines(record: Record, device: int = 0, profiler: Path | None = None) -> list[str]:
-    """Its metrics of a record's kernel on its own problem, in a line; or why there are none."""
+    """The metrics of a record's kernel on its own problem, in a line; or why there are none."""
     profiler = profiler or program()
     if profiler is None:
         return ["Nsight Compute is not installed"]
@@ -74,7 +74,7 @@ def lines(record: Record, device: int = 0, profiler: Path | None = None) -> list
 
 
 def _metrics(output: str) -> Iterator[str]:
-    """The metrics in its output: a table behind lines of its own, with a row for each."""
+    """The metrics in ncu's output: a table of CSV, with a row for each metric, after other lines."""
     rows = csv.reader(line for line in output.splitlines() if line.startswith('"'))
     header = next(rows, [])
     if not {NAME, UNIT, VALUE} <= set(header):

@@ -1,4 +1,4 @@
-"""Evidence for the author of the next kernel: registers, main loop, stalls, bank conflicts and bytes of this one."""
+"""Evidence on a kernel for the author of the next one: registers, main loop, stalls, bank conflicts and bytes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping
 from cudal2gen.kernel import Record
 from kernelproof.profile import Profile
 
-MAX_LINES, MAX_ADVICE, MAX_PARTS = 14, 5, 6
-SHORTEST_WAIT = 1.0  # least stall cycles before an instruction that are worth a line
+MAX_LINES, MAX_ADVICE, MAX_PARTS = 14, 5, 6  # most instructions, pieces of advice, and shares in a line
+SHORTEST_WAIT = 1.0  # an instruction with fewer stall cycles before it has no line
 
 
 def lines(record: Record, profile: Profile | str, counters: Mapping[str, float]) -> list[str]:
-    """Evidence of a built kernel, a line each. ``counters``: of its verdict in the emulator, where there is one."""
+    """The evidence on a built kernel, in lines. ``counters``: those of its verdict in the emulator, if it has one."""
     if isinstance(profile, str):
         return [profile, *_counted(counters)]
     return [*_time(profile), *_resources(record, profile), *_loop(profile), *_counted(counters), *_advice(profile)]
 
 
 def listing(profile: Profile | str) -> list[str]:
-    """The main loop's instructions before which warps wait the most, with the lines of CUDA that they come of."""
+    """The main loop's instructions before which warps wait longest, with their lines of CUDA."""
     if isinstance(profile, str):
         return []
     waits = sorted(profile.lines, key=lambda line: -sum(line.stalls.values()))[:MAX_LINES]
@@ -68,7 +68,7 @@ def _loop(profile: Profile) -> Iterator[str]:
 
 
 def _counted(counters: Mapping[str, float]) -> Iterator[str]:
-    """Counters of the emulator, which are exact."""
+    """The emulator's counters, which are exact."""
     kept = ("bank_conflicts", "sectors_over_ideal", "bytes", "unique_bytes", "mma_", "wgmma_", "ldmatrix_", "mbarrier_")
     counted = [f"{name} {value:g}" for name, value in counters.items() if name.startswith(kept)]
     if counted:

@@ -1,4 +1,4 @@
-"""Replies of the model: whole texts or patches with the fields of their launch, and descriptions of faults."""
+"""Answers of a language model that writes kernels: whole texts or patches, with the fields of their launch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cudal2gen.tuner.writing import patches
 from kernelproof.ground.errors import brief
 
 CHANGEABLE = (*LAUNCHED, "padding", "options")
-LONGEST_WHY = 600  # most characters of a reason
+LONGEST_WHY = 600  # most characters of an idea's reason that are kept
 FORM = "the JSON object with kernels, or fenced code"
 _FENCE = re.compile(r"^```[ \t]*([\w+]*)[^\n]*\n(.*?)^```", re.M | re.S)
 _CODE = frozenset(("cuda", "cu", "cpp", "c++", "c"))
 
 
 class Idea(BaseModel):
-    """A kernel of a reply: a text (``source``), or a ``patch`` of that of ``base``; the fields of its launch that
-    differ from that of ``base``; and why it should be faster."""
+    """A kernel in an answer: a whole text (``source``) or a ``patch`` of the text of ``base``, the fields of its launch
+    that differ from the base's, and why it should be faster."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -36,14 +36,14 @@ class Idea(BaseModel):
 
 
 class Base(NamedTuple):
-    """A text to start from, and the fields of its launch."""
+    """A text to start from, with the fields of its launch."""
 
     text: str
     launch: Fields
 
 
 class Draft(NamedTuple):
-    """A text in normal form with its whole launch."""
+    """A text in normal form, with all fields of its launch."""
 
     base: str
     why: str
@@ -52,7 +52,7 @@ class Draft(NamedTuple):
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of an answer; what comes first is written first: reasons before kernels."""
+    """The JSON schema of an answer. Models write in this order, so reasons come before kernels."""
     text = {"type": "string"}
     values = {"anyOf": [{"type": "integer"}, text]}
     launch = {"type": "object", "properties": dict.fromkeys(CHANGEABLE, values), "additionalProperties": False}
@@ -71,7 +71,7 @@ def schema() -> dict[str, Any]:
 
 
 def drafts(reply: Reply, bases: Mapping[str, Base], most: int) -> tuple[list[Draft], list[str]]:
-    """At most ``most`` drafts of a reply, and the faults of its other ideas."""
+    """At most ``most`` drafts of an answer, and the faults of its other ideas."""
     text = answer_text.text_of(reply)
     ideas = answer_text.last_list(text, "kernels")
     if ideas is None:
@@ -106,7 +106,8 @@ def _draft(idea: Idea, bases: Mapping[str, Base]) -> Draft:
 
 
 def _of_prose(text: str) -> Iterator[Idea]:
-    """Fenced code as whole texts, fenced patches of the incumbent; a fenced object before one changes its launch."""
+    """The ideas of an answer in prose: fenced code is a whole text, a fenced patch one of the incumbent. A fenced JSON
+    object before them changes their launch."""
     launch: dict[str, int | str] = {}
     why = text.partition("```")[0].strip()
     for kind, content in _FENCE.findall(text):

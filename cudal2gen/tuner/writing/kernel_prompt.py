@@ -1,4 +1,4 @@
-"""The messages of a question to a kernel author, as one Markdown document."""
+"""The question to a language model that writes kernels, as one Markdown document."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cudal2gen.kernel import GPUS, Fields, Problem
 from cudal2gen.tuner.memory import Note
 
 LONGEST_TEXT = 40_000  # most characters of a kernel's text in a prompt
-LONGEST_DIFF, LONGEST_REPORT = 4_000, 2_500
-_PLACE = "writing"
-CONVENTIONS = ("tiles", "cluster", "tma")  # launch conventions; each has a page
+LONGEST_DIFF, LONGEST_REPORT = 4_000, 2_500  # most characters
+_FOLDER = "writing"  # of the templates
+CONVENTIONS = ("tiles", "cluster", "tma")  # launch conventions; each has a page of this name
 
 
 class Variant(NamedTuple):
-    """A right kernel in a prompt. ``seconds`` of it are in ``time``, in words; ``whole``: its text is given whole."""
+    """A right kernel in a prompt. ``time``: in words; ``whole``: its text is given whole, and not as a difference."""
 
     label: str
     time: str
@@ -35,7 +35,7 @@ class Variant(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A failure in a prompt; ``diff``: what its text changed of that of ``base``."""
+    """A failure in a prompt. ``diff``: what its text changes in the text of ``base``."""
 
     outcome: str
     reason: str
@@ -52,10 +52,10 @@ def _pages() -> Environment:
 
 
 def page(name: str, **values: Any) -> str:
-    """A page of this room, with a fence that no value can close."""
+    """A rendered template. Its fence is longer than any run of backticks in a value, so no value can end it."""
     runs = re.findall(r"`{3,}", repr(values))
     fence = "`" * (max(map(len, runs), default=2) + 1)
-    return _pages().get_template(f"{_PLACE}/{name}").render(fence=fence, **values)
+    return _pages().get_template(f"{_FOLDER}/{name}").render(fence=fence, **values)
 
 
 @cache
@@ -65,7 +65,7 @@ def system() -> str:
 
 
 def _static(name: str) -> str:
-    return (places.shipped("templates") / _PLACE / f"{name}.md").read_text(encoding="utf-8")
+    return (places.shipped("templates") / _FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 
 def question(
@@ -76,7 +76,7 @@ def question(
     clock: str,
     count: int,
 ) -> str:
-    """The user message. ``variants``: the fastest first; the text of the first one is what others differ from."""
+    """The user message. ``variants``: the fastest first; the others are shown by their differences from it."""
     first = variants[0]
     return page(
         "request.md.j2",
@@ -92,7 +92,7 @@ def question(
 
 
 def correction(faults: Sequence[str], count: int) -> str:
-    """The message that returns an answer with faults to the model."""
+    """The message that returns the faults of an answer, and asks for ``count`` kernels."""
     lines = "\n".join(f"- {fault}" for fault in faults[:8])
     return f"Refused:\n\n{lines}\n\nAnswer again in the same form, with {count} corrected kernels only."
 
@@ -104,7 +104,7 @@ def difference(before: str, after: str) -> str:
 
 
 def spelled(launch: Mapping[str, Any]) -> str:
-    """The fields of a launch in a line."""
+    """The fields of a launch in one line."""
     return ", ".join(f"{name}={value}" for name, value in launch.items() if value not in ("", None))
 
 

@@ -1,4 +1,4 @@
-"""Times of built kernels without a GPU: the timing model on their machine code, and what a profile of it shows."""
+"""Times and profiles of built kernels without a GPU: those that the timing model gives for their machine code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelproof.profile import Profile
 
 
 class Profiler:
-    """Profiles of built records, each made once."""
+    """The profiles of built records. Each profile is made once."""
 
     def __init__(self) -> None:
         self._profiles: dict[tuple[object, ...], Profile | str] = {}
@@ -37,13 +37,13 @@ class Profiler:
         except MissingTool:
             raise
         except (UserError, ValueError, ZeroDivisionError, LookupError) as error:
-            # The code of a text may be beyond the model: then it gets no time, which is no fault of the kernel.
+            # The model may not understand the code of a text. Then there is no time, which is not the kernel's fault.
             return f"no profile: {type(error).__name__}: {error}"
 
 
 def as_text(record: Record) -> Record:
-    """The record with its rendered text as a text of its own, so that the model knows as much of it as of written
-    texts, and their times compare."""
+    """The record with its rendered text as a written one. The model then knows no more of it than of written texts, so
+    their times can be compared."""
     text, launch = kernel.as_text(record, render(record))
     try:
         revised = kernel.of_text(record.problem, text, record.origin, launch)
@@ -54,7 +54,7 @@ def as_text(record: Record) -> Record:
 
 
 class ModelledTimes:
-    """``Environment``: the time that the model gives a kernel's machine code, beside the incumbent's as a text. Not
+    """``Environment`` whose times are the timing model's, of the kernel and of the incumbent as texts. Nothing is
     measured."""
 
     name: Source = "model"
@@ -64,7 +64,7 @@ class ModelledTimes:
         self._incumbent, self._profiler = incumbent, profiler
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
-        """See ``Environment``. A kernel whose machine code the model cannot simulate is a time-out with the reason."""
+        """See ``Environment``. If the model cannot simulate a kernel's machine code, its trial is a time-out."""
         trials = []
         for record in records:
             profiled = self._profiler.profile(record)

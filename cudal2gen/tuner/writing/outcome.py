@@ -1,4 +1,4 @@
-"""Outcomes of a session: the winner as a record of the catalog, or as a proposal for a reviewer."""
+"""The outcome of a session: its winner as a record of the catalog, and as a proposal for a reviewer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cudal2gen.tuner.writing.session import Attempt, Session
 
 
 def catalog_record(session: Session, winner: Attempt) -> Record:
-    """The winner with its origin: who wrote it, from what, and how its time is known."""
+    """The winner with an origin that says from which record it was written, and how its time is known."""
     assert winner.record is not None
     measured = session.executor.name == "gpu"
     how = f"measured on {winner.trial.on}" if measured else "its time modelled from machine code"
@@ -19,7 +19,7 @@ def catalog_record(session: Session, winner: Attempt) -> Record:
 
 
 def proposal(session: Session, winner: Attempt) -> str:
-    """A page: the diff of rendered texts, the launch, evidence before and after, the record's line, all attempts."""
+    """A page with the diff of the texts, the launch, evidence before and after, the record's line, and all attempts."""
     assert winner.record is not None
     ratio = winner.trial.faster_than("incumbent")
     timed = "measured" if session.executor.name == "gpu" else "modelled"
@@ -58,5 +58,5 @@ def _row(attempt: Attempt) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text in one line that ends no cell of a table."""
+    """The text as a cell of a Markdown table: in one line, without a bar."""
     return " ".join(text.split()).replace("|", "/")[:160]

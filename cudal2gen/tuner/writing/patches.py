@@ -1,4 +1,4 @@
-"""Patches of a text: blocks to search and replace, or a unified diff. One that does not apply is refused in words."""
+"""Patches of a text: blocks to search and replace, or a unified diff. A refusal explains why a patch does not apply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_CHARACTERS = 2 * device_text.MAX_CHARACTERS
 
 
 class PatchRefused(ValueError):
-    """A patch that does not apply; which part, and why."""
+    """A patch does not apply. The message says which part, and why."""
 
 
 def apply(text: str, patch: str) -> str:
@@ -39,7 +39,7 @@ def apply(text: str, patch: str) -> str:
 
 
 def _blocks(patch: str) -> list[tuple[list[str], list[str], int]]:
-    """Lines before and after of each block of SEARCH and REPLACE, in one pass over the lines; no place is stated."""
+    """For each block of SEARCH and REPLACE the lines before and after, and 0 because no place is stated."""
     blocks: list[tuple[list[str], list[str], int]] = []
     before: list[str] | None = None
     after: list[str] | None = None
@@ -60,7 +60,7 @@ def _blocks(patch: str) -> list[tuple[list[str], list[str], int]]:
 
 
 def _hunks(patch: str) -> list[tuple[list[str], list[str], int]]:
-    """Lines before, lines after, and the line where it says that they begin (0: it does not), of each hunk."""
+    """For each hunk the lines before and after, and the line at which it says that they begin (0: it does not say)."""
     heads = list(_HUNK.finditer(patch))
     ends = [*(head.start() for head in heads[1:]), len(patch)]
     hunks = []
@@ -74,7 +74,10 @@ def _hunks(patch: str) -> list[tuple[list[str], list[str], int]]:
 
 
 def _place(lines: list[str], before: list[str], at: int, number: int) -> int:
-    """Where lines begin, the nearest to line ``at`` (from 1) of several. Raises PatchRefused."""
+    """The index at which the lines begin; of several places the nearest to line ``at`` (from 1). Raises PatchRefused.
+
+    Lines that do not match exactly may differ in trailing blanks, then in all blanks.
+    """
     if not any(line.strip() for line in before):
         raise PatchRefused(f"part {number} has no lines to find: give some of those around the change")
     for form in (str, str.rstrip, _loose):
@@ -90,7 +93,10 @@ def _place(lines: list[str], before: list[str], at: int, number: int) -> int:
 
 
 def _occurrences(lines: list[str], pattern: list[str]) -> list[int]:
-    """Where a pattern of lines begins, overlaps included; by Knuth, Morris and Pratt, since many lines may be equal."""
+    """The indices at which a pattern of lines begins, overlaps included.
+
+    By Knuth, Morris and Pratt in linear time: a text of many equal lines would make a plain search quadratic.
+    """
     borders = [0]  # the KMP failure function: per prefix, the length of its longest proper prefix that is also a suffix
     for line in pattern[1:]:
         borders.append(_border(pattern, borders, borders[-1], line))
@@ -104,7 +110,7 @@ def _occurrences(lines: list[str], pattern: list[str]) -> list[int]:
 
 
 def _border(pattern: list[str], borders: list[int], length: int, line: str) -> int:
-    """The length of the longest prefix of the pattern that ends at this line of the text, given ``length`` at the line
+    """The length of the longest prefix of the pattern that ends at this line of the text. ``length``: that at the line
     before."""
     while length and pattern[length] != line:
         length = borders[length - 1]

@@ -1,7 +1,8 @@
-"""Proofs of written kernels: rules of texts, compiler, grades that catch cheats, and the emulator's verdict.
+"""Proofs of written kernels: the compiler, the grade that catches cheats, a review of the PTX, and the verdict.
 
-Stages in the order of their cost; the first that fails ends the proof. Nothing of a text runs on this machine: its
-device code is compiled within limits, and the emulator executes the PTX in processes with limits of time and memory.
+The stages are in the order of their cost, and the first that fails ends the proof. Nothing of a text runs on this
+machine's processor: its device code is compiled within limits, and the emulator executes the PTX in processes with
+limits of time and memory.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from kernelproof.ground import process_tree
 from kernelproof.ground.errors import Failure, brief
 from kernelproof.ground.workers import Worker
 
-ENDLESS = frozenset(("runaway", "time-limit", "deadlock"))  # rules broken by kernels that never end
+ENDLESS = frozenset(("runaway", "time-limit", "deadlock"))  # rules that a kernel breaks if it never ends
 LONGEST_REASON, LONGEST_REPORT = 400, 6000  # characters
 MAX_FINDINGS = 8  # most findings in a report
-STEP_S = 0.05
+STEP_S = 0.05  # seconds between two looks at a process and its limits
 # Special registers by which a kernel could tell the emulator from a GPU, or a check from a timed call.
 _MACHINE = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|current_graph_exec|pm\d)\w*")
 _LOG = re.compile(r"; all messages are in (\S+\.log)")
-_COMMAND = re.compile(r"\bulimit -|^FAILED:|^ninja:")
+_COMMAND = re.compile(r"\bsandbox\.py |^FAILED:|^ninja:")
 _SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu")
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits of each stage that executes a kernel. ``seed``: of drawn inputs and shapes, kept from the model."""
+    """Limits of each stage that executes a kernel. ``seed``: of drawn inputs and shapes; the model must not know it."""
 
     seconds: float = 120.0
     gib: float = 8.0
@@ -53,9 +54,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Proof:
-    """How a kernel's checks ended: ``outcome`` is measured for a right one, which may be timed.
+    """How a kernel's checks ended. The ``outcome`` of a right one is "measured": it may be timed.
 
-    ``reason``: in a line; ``report``: all findings with places and evidence, for the author of the text.
+    ``reason``: the fault in one line; ``report``: all findings with places and evidence, for the author of the text.
     """
 
     outcome: Outcome
@@ -63,7 +64,7 @@ class Proof:
     report: str = ""
     artifact: Artifact | None = None
     verdict: Verdict | None = None
-    counters: Mapping[str, float] = field(default_factory=dict)  # of the verdict
+    counters: Mapping[str, float] = field(default_factory=dict)  # what the emulator counted for the verdict
 
     @property
     def right(self) -> bool:
@@ -93,7 +94,7 @@ def prove(record: Record, bounds: Bounds) -> Proof:
 
 
 def reviewed(record: Record, ptx: str) -> list[str]:
-    """What the PTX of a written kernel shows to a reader, by ``review``."""
+    """The findings of ``review`` in the PTX of a written kernel."""
     arguments = [str(argument) for argument in description(record)["launches"][0]["args"]]
     buffers = ("a", "b", "d", "partials", "arrivals")
     pointers = [at for at, name in enumerate(arguments) if name in buffers or name.startswith("map:")]
@@ -101,14 +102,14 @@ def reviewed(record: Record, ptx: str) -> list[str]:
 
 
 def _offset(record: Record) -> int:
-    """Lines of the rendered source before the first line of its text."""
+    """The number of lines of the rendered source before the first line of its text."""
     (text,) = record.texts.values()
     source = render(record)
     return source.count("\n", 0, source.index(text))
 
 
 def _uncompiled(error: BuildError, offset: int) -> Proof:
-    """The compiler's errors without commands and paths of this machine, which tell a model nothing."""
+    """The compiler's errors, without this machine's commands and paths, which are of no use to the model."""
     reason = str(error)
     report = reason
     if (log := _LOG.search(reason)) is not None:
@@ -122,7 +123,7 @@ def _uncompiled(error: BuildError, offset: int) -> Proof:
 
 
 def _graded(record: Record, artifact: Artifact, bounds: Bounds) -> Proof | None:
-    """The grade's failure; None for a kernel that computes all of the product from all of its inputs, in its types."""
+    """The failure of the grade; None if the kernel computes the whole product from all of its inputs in its types."""
     limits = Limits(device=record.arch, seconds=bounds.seconds, gib=bounds.gib, seed=bounds.seed)
     grade = check_source(artifact.ptx.read_text(), **description(record), limits=limits)
     if grade.right:
@@ -137,7 +138,8 @@ def _graded(record: Record, artifact: Artifact, bounds: Bounds) -> Proof | None:
 
 
 def _causes(grade: Grade) -> list[Finding]:
-    """The first finding of each rule, causes before what follows from them: no end, the machine's rules, values."""
+    """The first finding of each rule, causes before consequences: kernels that never end, then rules of the machine,
+    then wrong values."""
     first: dict[str, Finding] = {}
     for item in grade.findings:
         first.setdefault(item.rule, item)
@@ -149,7 +151,7 @@ def _causes(grade: Grade) -> list[Finding]:
 
 
 def _report(findings: Sequence[Finding], not_checked: Sequence[str], offset: int) -> str:
-    """Findings with what shows them, for the author of the text, whose lines begin behind ``offset``."""
+    """The findings with their evidence, for the author of the text. The text begins after ``offset`` lines."""
     lines = []
     for item in findings[:MAX_FINDINGS]:
         details = {name: value for name, value in item.evidence.items() if value not in ("", [], None, 0)}
@@ -167,7 +169,7 @@ def _report(findings: Sequence[Finding], not_checked: Sequence[str], offset: int
 
 
 def _judged(record: Record, artifact: Artifact, library: Path, bounds: Bounds) -> Proof:
-    """By the problems that stress every record of the catalog."""
+    """The emulator's verdict on the problems that stress every record of the catalog."""
     answer = bounded(validator.emulated.validate, (record, artifact, library), bounds)
     if isinstance(answer, str):
         outcome: Outcome = "time-out" if answer.startswith("did not end") else "wrong result"
@@ -182,8 +184,10 @@ def _judged(record: Record, artifact: Artifact, library: Path, bounds: Bounds) -
 
 
 def bounded(function: Callable[..., Any], arguments: tuple[object, ...], bounds: Bounds) -> Any:
-    """The answer of a function of this package, called in a process of its own. If the process exceeds its limits or
-    dies, a string that says how, as the rest of a sentence."""
+    """Calls a function of this package in a process of its own, and returns its answer.
+
+    If the process exceeds its limits or dies, the answer is a string that says how, as the rest of a sentence.
+    """
     worker = Worker("fork", _serve, function, arguments)
     watch = process_tree.Watch(worker.pid, bounds.seconds, bounds.gib)
     try:

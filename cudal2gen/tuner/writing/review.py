@@ -1,8 +1,8 @@
-"""A written kernel's PTX, read for what no execution need show: branches that only a GPU takes, or large sizes.
+"""Reads a written kernel's PTX for cheats that an execution may not show, such as branches that only a GPU takes.
 
-A kernel that leaves D alone where it holds the result, that keeps something in a device variable, or that tells
-machines apart by addresses is right wherever it is executed here, and fast where it is timed. So these are read: which
-registers follow from which pointer, over all instructions, in whatever order they run.
+A kernel may leave D alone if D already holds the result, keep something in a device variable, or tell machines apart by
+addresses. It would be right whenever it is executed here, and fast when it is timed. Therefore the review finds out
+which registers follow from which pointer, over all instructions and whatever their order, and refuses such uses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand, PtxError, Reg
 from kernelproof.ground.errors import brief
 
 _ELSEWHERE = re.compile(r"\.(?:param|shared|local|const)\b")
-# Instructions without a destination: what follows their name are sources.
+# Instructions without a destination: all of their operands are sources.
 _WITHOUT_RESULT = (
     "st.",
     "red.",
@@ -34,8 +34,10 @@ _NULL = Imm(0)
 
 
 def findings(ptx: str, pointers: Collection[int], outputs: Collection[int]) -> list[str]:
-    """What a kernel must not do, a line each. ``pointers``: positions of parameters that are buffers or tensor maps,
-    ``outputs``: those of D among them."""
+    """What a kernel does that it must not do, a line each.
+
+    ``pointers``: the positions of parameters that are buffers or tensor maps; ``outputs``: those of D among them.
+    """
     try:
         module = parse(ptx)
     except PtxError as error:
@@ -55,7 +57,7 @@ def findings(ptx: str, pointers: Collection[int], outputs: Collection[int]) -> l
 
 
 def _read(item: Instr) -> Operand | None:
-    """The operand by which an instruction reads global memory; None where it does not."""
+    """The operand by which an instruction reads global memory; None if it does not."""
     if item.op.startswith(("ld.", "ldu.")) and not _ELSEWHERE.search(item.op):
         return item.operands[1]
     if item.op.startswith("atom."):
@@ -65,14 +67,14 @@ def _read(item: Instr) -> Operand | None:
 
 
 def _written(item: Instr) -> Operand | None:
-    """The operand by which an instruction writes global memory; None where it does not."""
+    """The operand by which an instruction writes global memory; None if it does not."""
     if item.op.startswith(("st.", "red.")):
         return None if _ELSEWHERE.search(item.op) else item.operands[0]
     return _read(item) if item.op.startswith("atom.") else None
 
 
 def _names(operand: object) -> Iterator[str]:
-    """Registers and symbols of an operand, of what it consists of too."""
+    """The registers and symbols of an operand and of its parts."""
     if isinstance(operand, Reg | Sym):
         yield operand.name
     elif isinstance(operand, tuple):
@@ -81,7 +83,10 @@ def _names(operand: object) -> Iterator[str]:
 
 
 def _origins(instructions: Collection[Instr], sources: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """By register and name: the pointers that its value follows from. A value that is loaded follows from none."""
+    """For each register and symbol the pointers that its value follows from. A loaded value follows from none.
+
+    The rule is applied to all instructions until nothing changes, so their order does not matter.
+    """
     origins = {name: frozenset((source,)) for name, source in sources.items()}
     loads = ("ld", "atom", "mma", "wgmma", "tcgen05", "shfl")
     grown = True

@@ -1,8 +1,8 @@
-"""Rounds on one problem: ask, take drafts, prove, time, reward; the next question shows what the round taught.
+"""A session of writing on one problem, in rounds: ask, read drafts, prove, time and reward them.
 
-The model's reply is data: a text that is compiled and executed as ``proof`` says, and numbers of its launch. What a
-reply gets wrong before any kernel exists (patches that do not apply, illegal launches) goes back in words
-(``conversation``), and costs no evaluation.
+The next question shows the results. The model's reply is data: a text that is compiled and executed as ``proof`` says,
+and numbers of its launch. Faults that appear before there is a kernel, such as a patch that does not apply or an
+illegal launch, go back with an explanation (``conversation``) and cost no evaluation.
 """
 
 from __future__ import annotations
@@ -38,15 +38,20 @@ from cudal2gen.tuner.writing.proof import Bounds, Proof
 from kernelproof.ground.errors import UserError
 
 PROPOSER = "writer"
-BEST, WORST, FAILED = 3, 2, 4  # most kernels and failures in a prompt
-WHOLE = 2  # most kernels in a prompt with their whole text
-MIN_GAIN = 1.01  # least gain of a modelled time that counts
+BEST, WORST, FAILED = 3, 2, 4  # most fast kernels, slow kernels and failures in a prompt
+WHOLE = 2  # most kernels in a prompt whose text is given whole
+MIN_GAIN = 1.01  # least gain of a modelled time that counts as faster
 
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """How long a session writes. ``kernels``: of an answer; ``patience``: rounds in a row without an answer or a new
-    kernel that end it; ``tokens``: of notes in a prompt."""
+    """When a session ends, and what bounds its questions.
+
+    - ``rounds``: answered questions, those of earlier starts included.
+    - ``patience``: so many rounds in a row without an answer or a new kernel end the session.
+    - ``kernels``: of an answer; ``tokens``: of the notes in a prompt.
+    - ``bounds``: limits of each check; ``weights``: the reward's.
+    """
 
     rounds: int = 4
     kernels: int = 3
@@ -58,7 +63,7 @@ class SessionLimits:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A draft and how it ended. ``record``: none of an illegal one; ``reward``: of CUDA-L2."""
+    """A draft and how it ended. ``record``: None for an illegal draft. ``reward``: CUDA-L2's."""
 
     draft: Draft
     trial: Trial
@@ -73,7 +78,7 @@ class Attempt:
 
 @dataclass
 class Session:
-    """One problem. ``executor`` times kernels that are proven right; ``store`` receives each trial when it ends."""
+    """A session on one problem. ``executor`` times kernels that are proven right; ``store`` receives each trial."""
 
     problem: Problem
     incumbent: Record
@@ -85,22 +90,22 @@ class Session:
     run_name: str = PROPOSER
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
     profiler: Profiler = field(default_factory=Profiler)
-    metrics: Callable[[Record], Sequence[str]] = lambda _: ()  # a device profiler's metrics of a record, as lines
-    pause: Callable[[float], None] = time.sleep  # waits while the model rests
+    metrics: Callable[[Record], Sequence[str]] = lambda _: ()  # lines with a device profiler's metrics of a record
+    pause: Callable[[float], None] = time.sleep  # waits so many seconds while the model rests
     attempts: list[Attempt] = field(default_factory=list)
-    unavailable: Unavailable | None = None  # why the model can be asked no more, until somebody mends it
+    unavailable: Unavailable | None = None  # why the model cannot be asked until something is changed
     _metrics: dict[object, Sequence[str]] = field(default_factory=dict, repr=False)
-    _answers: deque[Exchange] = field(default_factory=deque, repr=False)  # of earlier starts, not yet taken up
-    _ended_trials: dict[str, Trial] = field(default_factory=dict, repr=False)  # those of their kernels
+    _answers: deque[Exchange] = field(default_factory=deque, repr=False)  # of earlier starts, still to be replayed
+    _ended_trials: dict[str, Trial] = field(default_factory=dict, repr=False)  # trials of their kernels, by ``_key``
 
     @cached_property
     def base(self) -> Base:
-        """The incumbent as a text of its own."""
+        """The incumbent's text and launch."""
         return Base(*kernel.as_text(self.incumbent, render(self.incumbent)))
 
     @cached_property
     def incumbent_text(self) -> Record:
-        """The incumbent as a record whose kernel is a text of its own."""
+        """The incumbent as a record whose kernel is a text."""
         return as_text(self.incumbent)
 
     @property
@@ -110,8 +115,8 @@ class Session:
 
     @property
     def winner(self) -> Attempt | None:
-        """The fastest kernel that is beyond doubt faster than the incumbent: measured, its ratio's whole interval is;
-        modelled, by 1 %."""
+        """The fastest kernel, if it is beyond doubt faster than the incumbent: the whole interval of its measured ratio
+        is above 1, or its modelled time is 1 % less."""
         best = next(iter(self.ranked), None)
         ratio = best.trial.faster_than(INCUMBENT) if best else None
         if ratio is None or ratio.low <= (1.0 if self.executor.name == "gpu" else MIN_GAIN):
@@ -119,13 +124,15 @@ class Session:
         return best
 
     def restore(self, trials: Sequence[Trial]) -> None:
-        """Takes up the answers of the run's earlier starts, whose trials are not repeated, with the incumbent that they
-        began with; and adds the last attempt of each text from other sessions on this problem before the run's, where
-        its text still exists."""
+        """Restores what earlier starts of the run stored: their answers, whose trials are not repeated, and the
+        incumbent that they began with.
+
+        Before these come the stored attempts of other sessions on this problem, if their texts still exist.
+        """
         history = self.chat.history
         self._answers = deque(history.answers(self.problem))
         if fields := history.state(self.problem, INCUMBENT):
-            with suppress(UserError):  # illegal by now, or its text is gone
+            with suppress(UserError):  # it is illegal today, or its text is gone
                 self.incumbent = parse(fields)
         for trial in trials:
             if trial.problem != self.problem or trial.proposer != PROPOSER or trial.environment != self.executor.name:
@@ -141,19 +148,19 @@ class Session:
         try:
             record = parse(trial.record)
             draft = Draft("incumbent", "", *kernel.as_text(record, ""))
-        except UserError:  # illegal, or its text is gone
+        except UserError:  # it is illegal today, or its text is gone
             return
         self.attempts.append(self._of_stored(draft, trial, record))
 
     def _of_stored(self, draft: Draft, trial: Trial, record: Record | None) -> Attempt:
-        """The attempt of a stored trial."""
+        """The attempt that a stored trial belongs to."""
         state = self.chat.history.state(self.problem, _key(trial)) or {}
         report = state.get("report") or trial.reason
         proven = Proof(trial.outcome, trial.reason, report, counters=state.get("counters") or {})
         return Attempt(draft, trial, proven, record, reward.of_trials([trial], self.limits.weights))
 
     def run(self) -> list[Attempt]:
-        """All rounds; the attempts so far. An answered question is a round, also of an earlier start."""
+        """Runs all rounds and returns the attempts so far. A question that an earlier start got answered is a round."""
         if self.chat.history.state(self.problem, INCUMBENT) is None:
             self.chat.keep(self.problem, INCUMBENT, self.incumbent.model_dump(mode="json"))
         idle, number = 0, 1
@@ -175,7 +182,7 @@ class Session:
         return self.attempts
 
     def _waits(self) -> bool:
-        """Waits for a server that asked for time or is overloaded; whether it may be asked again."""
+        """Waits for a server that asked for time or is overloaded; whether it may be asked again now."""
         waiting = "waits {:.0f} s, after which the server may be asked again"
         return self.chat.wait_for_server(lambda: False, lambda seconds: self._say(waiting.format(seconds)))
 
@@ -206,7 +213,7 @@ class Session:
         ).hold(question, read)  # fmt: skip
 
     def _ask_again(self, error: Unavailable) -> bool:
-        """Waits where a server asks for time in the midst of a round."""
+        """Waits for a server that asks for time in the midst of a round; whether it may be asked again now."""
         if error.for_good or not self._waits():
             return False
         self._say(str(error))
@@ -222,7 +229,7 @@ class Session:
         self.say(f"writer: {text}")
 
     def _try(self, drafts: Sequence[Draft], number: int) -> list[str]:
-        """Attempts of the drafts; those that are no new kernel are faults."""
+        """Attempts the drafts. Returns the faults of those that are no new kernel."""
         faults = []
         for draft in drafts:
             texts = {(attempt.draft.text, str(attempt.draft.launch)) for attempt in self.attempts}
@@ -239,14 +246,15 @@ class Session:
         return faults
 
     def _keep(self, attempt: Attempt) -> None:
-        """Stores what a restart needs of an attempt; the trial last, since what has one is not tried again."""
+        """Stores what a restart needs of an attempt. The trial comes last, because a text that has one is not tried
+        again."""
         details = {"report": attempt.proof.report, "counters": attempt.proof.counters}
         if any(details.values()):
             self.chat.keep(self.problem, _key(attempt.trial), details)
         self.store([attempt.trial])
 
     def attempt(self, draft: Draft) -> Attempt:
-        """How a draft ends. Nothing of its text runs on this machine."""
+        """The attempt of a draft. Nothing of its text runs on this machine's processor."""
         if refusals := device_text.refusals(draft.text):
             return self._illegal(draft, "; ".join(refusals))
         origin = Origin(source="written by a language model", structure="modelled", changed=("text",))
@@ -280,7 +288,7 @@ class Session:
     # The question.
 
     def _bases(self) -> dict[str, Base]:
-        """The texts of a prompt by label: the fastest, the incumbent, the slowest."""
+        """The texts in a prompt by label: the incumbent, the fastest and the slowest."""
         named = {label: Base(attempt.draft.text, attempt.draft.launch) for label, attempt in self._contrast().items()}
         return {"incumbent": self.base} | named
 
@@ -300,7 +308,7 @@ class Session:
         return kernel_prompt.question(self.problem, ordered, failures, notes, clock, self.limits.kernels)
 
     def _variants(self) -> Iterator[tuple[float, kernel_prompt.Variant]]:
-        """The incumbent and the contrast with their costs, which sort them."""
+        """The incumbent and the contrast, with the costs by which they are sorted."""
         reference = next((attempt.trial.timing(INCUMBENT) for attempt in self.ranked), None)
         profiled = self.profiler.profile(self.incumbent_text)
         us = reference.median_us if reference else None
@@ -323,7 +331,7 @@ class Session:
 
     @cached_property
     def _counters(self) -> dict[str, float]:
-        """Counters of the incumbent from its stored verdict by the emulator."""
+        """The counters in the incumbent's stored verdict of the emulator."""
         artifact = compiler.attempt([self.incumbent])[0]
         if not isinstance(artifact, Artifact):
             return {}
@@ -331,7 +339,7 @@ class Session:
         return dict(verdict.counters) if verdict else {}
 
     def _measured(self, record: Record) -> Sequence[str]:
-        """The lines of a device's profiler, asked once for each record."""
+        """The lines of the device's profiler, which is run once for each record."""
         if record.kernel_key not in self._metrics:
             self._metrics[record.kernel_key] = self.metrics(record)
         return self._metrics[record.kernel_key]
@@ -353,7 +361,7 @@ class Session:
     # Lessons.
 
     def _learn(self) -> None:
-        """Writes a note on the winner, and one on each rule that an idea broke, so that it is not tried again."""
+        """Writes a note on the winner, and one on each recent failure, so that it is not tried again."""
         notes = [self._note(f"{_time(attempt.trial)}", attempt) for attempt in filter(None, [self.winner])]
         notes += [self._note(f"failed, {attempt.trial.outcome}", attempt) for attempt in self._failures()]
         for note in notes:
@@ -374,20 +382,20 @@ class Session:
 
 
 def _time(trial: Trial) -> str:
-    """A trial's time and how it compares, in words."""
+    """A trial's time, and how it compares with the incumbent's."""
     ratio = trial.faster_than(INCUMBENT)
     times = f", {ratio.value:.3f} times as fast as the incumbent" if ratio else ""
     return f"{trial.median_us:.2f} us{times}"
 
 
 def _line(attempt: Attempt) -> str:
-    """An attempt in a line."""
+    """An attempt in one line."""
     trial = attempt.trial
     how = _time(trial) if trial.measured else trial.reason
     return f"{trial.outcome}: {how}; reward {attempt.reward:.3f}"
 
 
 def _key(trial: Trial) -> str:
-    """Equal for trials of one text with one launch."""
+    """A key that trials of one text with one launch share."""
     fields = {name: value for name, value in trial.record.items() if name != "origin"}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:32]

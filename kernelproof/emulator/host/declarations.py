@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import stat
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ ELEMENT_BYTES = {
     "long long": 8, "unsigned long long": 8, "long": 8, "unsigned long": 8, "int64_t": 8, "uint64_t": 8, "size_t": 8,
     "double": 8, "float2": 8, "int2": 8, "uint2": 8, "float4": 16, "int4": 16, "uint4": 16, "double2": 16,
 }  # fmt: skip
+MAX_SOURCE = 1 << 24  # bytes
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _ALIGNMENT = re.compile(r"\b(?:alignas|__align__)\s*\([^()]*\)")
 _QUALIFIERS = re.compile(
@@ -46,10 +48,14 @@ class Declared(NamedTuple):
 
 
 def source_text(path: str) -> str:
-    """A source file without its comments and alignments; "" if there is no such file."""
+    """A source file without its comments and alignments; "" if there is no such file, or if it is not a plain file of a
+    source's size: the author of the PTX chose the name."""
     try:
-        return _version(path, Path(path).stat().st_mtime_ns)
-    except OSError:
+        status = Path(path).stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SOURCE:
+            return ""
+        return _version(path, status.st_mtime_ns)
+    except (OSError, ValueError):
         return ""
 
 

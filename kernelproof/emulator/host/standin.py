@@ -81,7 +81,12 @@ def stand_for(*libraries: str) -> None:
     stand-in runtime. Only for processes that load none of the real libraries."""
     standin()
     for library in libraries:
-        ctypes.CDLL(str(_compiled(library, "", f"-Wl,-soname,{library}")), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(stand_in_path(library)), mode=ctypes.RTLD_GLOBAL)
+
+
+def stand_in_path(library: str) -> Path:
+    """The file that is loaded in place of a library, built at the first call."""
+    return _compiled(library, "", f"-Wl,-soname,{library}")
 
 
 @cache

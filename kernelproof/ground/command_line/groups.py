@@ -69,7 +69,7 @@ class Shared:
     option: str = "--where"
 
 
-class _Setting(NamedTuple):
+class SharedField(NamedTuple):
     """A field that a verb offers in an option that fields share."""
 
     group: str  # the verb's parameter that is a group
@@ -79,6 +79,11 @@ class _Setting(NamedTuple):
     default: object
     repeatable: bool  # its value is a tuple of all that are given
     indexed: bool  # its value may have an index behind a colon, such as h200:1
+
+    @property
+    def spelling(self) -> str:
+        """How a user writes it, without its value: --acc, or --where ab."""
+        return f"--{self.shared.name}" if self.shared.short else f"{self.shared.option} {self.shared.name}"
 
     def value(self, text: str) -> object:
         """The value of its text. Raises BadParameter."""
@@ -91,8 +96,7 @@ class _Setting(NamedTuple):
                     return f"{value}{colon}{index}"
             raise ValueError(f"{text!r} is not one of {', '.join(map(repr, self.values))}")
         except ValueError as error:
-            flag = f"--{self.shared.name}" if self.shared.short else f"{self.shared.option} {self.shared.name}"
-            raise typer.BadParameter(str(error), param_hint=f"'{flag}'") from None
+            raise typer.BadParameter(str(error), param_hint=f"'{self.spelling}'") from None
 
 
 @dataclass(frozen=True)
@@ -150,15 +154,20 @@ class VerbCommand(TyperCommand):
 
     def _short_forms(self) -> dict[str, str]:
         """Options that are short for a field, and the option that the fields share."""
-        settings: tuple[_Setting, ...] = getattr(self.callback, SETTINGS, ())
-        return {f"--{setting.shared.name}": setting.shared.option for setting in settings if setting.shared.short}
+        return {field.spelling: field.shared.option for field in self.shared_fields if field.shared.short}
+
+    @property
+    def shared_fields(self) -> tuple[SharedField, ...]:
+        """The fields that share options."""
+        fields: tuple[SharedField, ...] = getattr(self.callback, SHARED_FIELDS, ())
+        return fields
 
     def _option(self, flag: str) -> Any:
         return next(option for option in self.params if flag in option.opts)
 
 
 COMPLETED = "kernelproof.completed_field"  # in a context's meta: the short form whose value a shell completes
-SETTINGS = "shared_settings"  # the attribute of a verb's function that holds its fields that share options
+SHARED_FIELDS = "shared_fields"  # the attribute of a verb's function that holds its fields that share options
 
 
 def verb(app: typer.Typer, name: str, kind: type[TyperCommand] = VerbCommand) -> Callable[[Verb], Verb]:
@@ -176,7 +185,7 @@ def expanded(function: Verb) -> Verb:
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, tuple[type[Any], list[str]]] = {}
     parameters: list[Parameter] = []
-    settings: list[_Setting] = []
+    settings: list[SharedField] = []
     for name, parameter in inspect.signature(function).parameters.items():
         kind, marks = _split(hints[name])
         if kind is typer.Context:
@@ -211,7 +220,7 @@ def expanded(function: Verb) -> Verb:
         function(**values)
 
     vars(call).update(
-        {SETTINGS: tuple(settings)},
+        {SHARED_FIELDS: tuple(settings)},
         __signature__=inspect.Signature(parameters),
         __annotations__={parameter.name: parameter.annotation for parameter in parameters},
     )
@@ -219,7 +228,7 @@ def expanded(function: Verb) -> Verb:
 
 
 def _position(
-    setting: _Setting, groups: Mapping[str, tuple[type[Any], list[str]]], parameters: Sequence[Parameter]
+    setting: SharedField, groups: Mapping[str, tuple[type[Any], list[str]]], parameters: Sequence[Parameter]
 ) -> int:
     """Where --help lists the option of a setting: behind the options of fields that come before it in its group."""
     kind, options = groups[setting.group]
@@ -232,10 +241,12 @@ def _parameter(option: str) -> str:
     return option.lstrip("-")
 
 
-def _shared_option(name: str, settings: Sequence[_Setting]) -> Parameter:
+def _shared_option(name: str, settings: Sequence[SharedField]) -> Parameter:
     """The one option that these fields share."""
-    described = "; ".join(
-        f"{setting.shared.name}={'|'.join(setting.values) or '...'}, {setting.shared.help}" for setting in settings
+    described = " ".join(
+        f"{setting.shared.name}: {setting.shared.help.rstrip('.')}"
+        f"{' (' + ', '.join(setting.values) + ')' if setting.values else ''}."
+        for setting in settings
     )
     short = [f"--{setting.shared.name}" for setting in settings if setting.shared.short]
     spelled = f" {', '.join(short)} also stand alone." if short else ""
@@ -251,14 +262,14 @@ def _shared_option(name: str, settings: Sequence[_Setting]) -> Parameter:
         metavar="FIELD=VALUE",
         callback=check,
         autocompletion=_completion(spellings),
-        help=f"Repeatable.{spelled} Fields: {described}.",
+        help=f"Repeatable.{spelled} Fields: {described}",
     )
     return Parameter(
         _parameter(name), Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[list[str] | None, option]
     )
 
 
-def _given(texts: Sequence[str], settings: Sequence[_Setting]) -> Iterator[tuple[_Setting, object]]:
+def _given(texts: Sequence[str], settings: Sequence[SharedField]) -> Iterator[tuple[SharedField, object]]:
     """The fields that share an option and their values: defaults first, then those that are given, in their order."""
     for setting in settings:
         if setting.default is not MISSING and not setting.repeatable:
@@ -271,10 +282,10 @@ def _given(texts: Sequence[str], settings: Sequence[_Setting]) -> Iterator[tuple
         yield known[name], known[name].value(value)
 
 
-def _settings(name: str, group: Any, offer: Offer) -> list[_Setting]:
+def _settings(name: str, group: Any, offer: Offer) -> list[SharedField]:
     """What a verb offers of a group in options that fields share."""
     hints = _field_hints(group)
-    settings: list[_Setting] = []
+    settings: list[SharedField] = []
     for member in fields(group):
         if offer.only and member.name not in offer.only:
             continue
@@ -291,7 +302,7 @@ def _settings(name: str, group: Any, offer: Offer) -> list[_Setting]:
         shared = replace(shared, help=offer.helps.get(member.name, shared.help))
         default = offer.defaults.get(member.name, member.default)
         settings.append(
-            _Setting(name, member.name, shared, values, default, _repeatable(kind), member.name in offer.indexed)
+            SharedField(name, member.name, shared, values, default, _repeatable(kind), member.name in offer.indexed)
         )
     return settings
 

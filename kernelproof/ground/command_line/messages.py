@@ -11,7 +11,8 @@ from typing import NoReturn
 from kernelproof.ground import places
 from kernelproof.ground.errors import LONGEST, MissingTool, UserError, WrongInput, brief, printable
 
-EXIT_FAILED, EXIT_USAGE, EXIT_TOOL = 1, 2, 3
+# The exit codes of both programs. A shell reads EXIT_SIGNAL + n where signal n ended a program.
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_TOOL, EXIT_SIGNAL = 0, 1, 2, 3, 128
 EXIT_CODES: tuple[tuple[type[UserError], int], ...] = (
     (WrongInput, EXIT_USAGE),
     (MissingTool, EXIT_TOOL),

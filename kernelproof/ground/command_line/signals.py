@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from kernelproof.ground.command_line.messages import EXIT_SIGNAL
+
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GRACE_S = 1.0  # for compilers to be ended, scratch folders removed and results closed
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
@@ -18,7 +20,7 @@ _received: list[int] = []  # the number of the signal that ends this process
 
 
 def handle() -> None:
-    """From here on a signal that ends raises SystemExit(128 + its number) in the main thread.
+    """From here on a signal that ends raises SystemExit(EXIT_SIGNAL + its number) in the main thread.
 
     Python raises between two of its instructions, so a call that never returns, such as a wait for a device that
     hangs, would go on: a thread ends the process after ``GRACE_S``. Signals that are ignored, as by nohup, stay so.
@@ -42,7 +44,7 @@ def exit_restored() -> Iterator[None]:
         yield
     except Exception:
         if _received:
-            sys.exit(128 + _received[0])
+            sys.exit(EXIT_SIGNAL + _received[0])
         raise
 
 
@@ -50,7 +52,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
     _received.append(number)
     for other in ENDING:
         signal.signal(other, signal.SIG_IGN)  # a second one would interrupt what tidies up
-    sys.exit(128 + number)
+    sys.exit(EXIT_SIGNAL + number)
 
 
 def _end(wakeups: int) -> None:
@@ -59,4 +61,4 @@ def _end(wakeups: int) -> None:
     time.sleep(GRACE_S)
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), SHOW_CURSOR.encode())
-    os._exit(128 + number)
+    os._exit(EXIT_SIGNAL + number)

@@ -10,6 +10,8 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO
 
+from kernelproof.ground.command_line.messages import EXIT_SIGNAL
+
 ENCODING = "utf-8"  # of every file that this program reads and writes
 
 
@@ -23,7 +25,7 @@ class _Output(io.FileIO):
             return super().write(data)
         except BrokenPipeError:
             discard(self.fileno())
-            sys.exit(128 + signal.SIGPIPE)
+            sys.exit(EXIT_SIGNAL + signal.SIGPIPE)
 
 
 def prepare() -> bool:

@@ -34,7 +34,7 @@ def modelled(built: compiler.Artifact) -> Profile:
 
 
 def test_a_record_has_the_bounds_that_follow_by_hand(modelled: Profile, built: compiler.Artifact) -> None:
-    """An MMA of 16x8x16 takes a tensor core of an A100 8 cycles; a scheduler has a quarter of a CTA's warps."""
+    """A tensor core of an A100 takes 8 cycles for 16x8x16; a scheduler has a quarter of a CTA's warps."""
     loop, time = modelled.loop, modelled.time
     mmas = RECORD.warp_m * RECORD.warp_n * RECORD.k_blocks
     assert loop.opcodes["HMMA"] == pytest.approx(mmas * loop.warps)
@@ -83,7 +83,7 @@ def test_advice_is_what_the_model_says_of_the_change(modelled: Profile) -> None:
 
 @pytest.mark.parametrize("record", [TENSOR_RECORD, PAIR_RECORD], ids=("alone", "pair"))
 def test_a_record_with_tensor_memory_is_counted_by_role(record: Sm100Tcgen05) -> None:
-    """By hand: bk / 16 products, one copy for each operand's 64 columns of k, a commit; 8192 FLOP a clock and SM."""
+    """By hand: bk / 16 MMAs, a copy per operand and 64 columns of k, and a commit; 8192 FLOP per clock and SM."""
     (artifact,) = compiler.build([record])
     content = profile.of_record(record, artifact.cubin, artifact.source)
     assert Profile.model_validate_json(content.model_dump_json()) == content
@@ -115,7 +115,7 @@ def test_the_page_of_a_record_with_tensor_memory_has_its_roles_and_no_picture() 
 
 
 def test_a_record_of_warps_beside_a_producer_multiplies_what_follows_by_hand() -> None:
-    """Two consumers: of each 64 rows a warp has 16, by instructions of 16 x 8 x 16; the GeForce sums f32 at half."""
+    """Two consumers: a warp multiplies 16 of each 64 rows by 16 x 8 x 16; a GeForce sums f32 at half the rate."""
     (artifact,) = compiler.build([WARP_RECORD])
     content = profile.of_record(WARP_RECORD, artifact.cubin, artifact.source)
     assert content.loop.opcodes["HMMA"] == 128 * 128 * 64 / (16 * 8 * 16) / 4

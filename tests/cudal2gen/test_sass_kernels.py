@@ -1,121 +1,19 @@
-"""Loops of small functions by what they are for, and whole kernels of this catalog and of Triton."""
+"""Loops, registers and pipes of this catalog's kernels; registers are compared with those that nvdisasm prints."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cudal2gen.generation import compiler
 from kernelproof import sass
 from kernelproof.ground.toolchain import find_nvdisasm
-from kernelproof.sass import Graph, Liveness, Loops, Pipe, Role, access, pipe_use, register_names
+from kernelproof.sass import Liveness, Pipe, access, pipe_use, register_names
 from kernelproof.sass.registers import unread
 from tests.cudal2gen.paths import PATHS
-from tests.kernelproof.test_sass_registers import code, function
-
-MMA = "HMMA.16816.F32 R4, R8, R12, R4"
-STORE = "STG.E desc[UR4][R2.64], R4"
-
-
-def loops(*lines: Any) -> Loops:
-    return Loops(Graph(function(*lines)))
-
-
-def test_a_loop_over_k_lies_in_one_over_tiles() -> None:
-    parts = loops(
-        "MOV R0, 0x0",  # 0
-        "CS2R R4, SRZ",  # 1: a tile
-        "LDGSTS.E.128 [R1], desc[UR4][R2.64]",  # 2: a step
-        MMA,
-        code("@P0 BRA", target=32),  # 4
-        STORE,  # 5
-        code("@P1 BRA", target=16),
-        "EXIT",
-    )
-    assert parts.main is not None
-    assert parts.tiles is not None
-    assert [item.opcode for item in parts.main.turn] == ["LDGSTS.E.128", "HMMA.16816.F32", "BRA"]
-    assert (parts.main.mmas, parts.tiles.mmas) == (1, 1)
-    assert [item.role for item in parts.all] == [Role.TILES, Role.MMA]
-    assert parts.producer is None
-
-
-def test_a_loop_that_stores_in_every_turn_is_one_over_tiles() -> None:
-    parts = loops("MOV R0, 0x0", MMA, MMA, STORE, code("@P1 BRA", target=16), "EXIT")
-    assert parts.main is None
-    assert parts.tiles is not None
-    assert parts.tiles.mmas == 2
-
-
-def test_a_loop_that_stores_in_some_turns_is_one_over_k() -> None:
-    """Triton makes one loop of both; the way of its turn leaves the store out."""
-    parts = loops(
-        "MOV R0, 0x0",
-        MMA,  # 1
-        code("@P0 BRA", target=96),
-        STORE,  # 3
-        STORE,
-        STORE,
-        code("@P1 BRA", target=16),  # 6
-        "EXIT",
-    )
-    assert parts.tiles is None
-    assert parts.main is not None
-    assert [item.opcode for item in parts.main.turn] == ["HMMA.16816.F32", "BRA", "BRA"]
-
-
-def test_producers_have_a_loop_and_waits_are_left_out() -> None:
-    parts = loops(
-        code("@P6 BRA", target=112),  # 0
-        "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR8], R2",  # 1: the consumers' loop
-        code("@P0 BRA", target=80),
-        "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR8], R2",  # 3: waits again
-        code("@!P0 BRA", target=48),
-        "HGMMA.64x64x16.F32 R24, gdesc[UR8], R24",  # 5
-        code("@P1 BRA", target=16),
-        "@UP3 UTMALDG.2D [UR8], [UR20]",  # 7: the producers' loop
-        code("@P2 BRA", target=112),
-        "EXIT",
-    )
-    assert parts.main is not None
-    assert parts.producer is not None
-    assert [item.opcode for item in parts.producer.turn] == ["UTMALDG.2D", "BRA"]
-    assert [item.name for item in parts.main.turn] == ["SYNCS", "BRA", "HGMMA", "BRA"]
-    assert parts.waits == {2}
-
-
-def test_a_loop_that_fills_the_ring_of_a_tile_belongs_to_no_producer() -> None:
-    copy = "LDGSTS.E.128 [R1], desc[UR4][R2.64]"
-    parts = loops(
-        "MOV R0, 0x0",
-        copy,  # 1: the ring
-        code("@P2 BRA", target=16),
-        MMA,  # 3: the main loop
-        code("@P0 BRA", target=48),
-        STORE,
-        code("@P1 BRA", target=0),
-        "EXIT",
-    )
-    assert [item.role for item in parts.all] == [Role.TILES, Role.COPY, Role.MMA]
-    assert parts.producer is None
-
-
-def test_the_turns_of_a_loop_with_constant_bounds_are_counted() -> None:
-    parts = loops(
-        "MOV R0, RZ",
-        "IADD3 R0, R0, 0x4, RZ",
-        MMA,
-        "ISETP.NE.AND P0, PT, R0, 0x20, PT",
-        code("@P0 BRA", target=16),
-        "EXIT",
-    )
-    assert parts.main is not None
-    assert parts.main.turns == 8
-
 
 KERNELS = ("wgmma", "single f32")
 
@@ -127,7 +25,7 @@ def kernels() -> dict[str, Path]:
 
 
 def live_ranges(cubin: Path) -> list[tuple[set[str], set[str]]]:
-    """What each instruction reads and writes, by nvdisasm: ``v`` and ``^`` in a column for each register."""
+    """Registers that each instruction reads and writes. nvdisasm prints ``v`` and ``^`` in a column per register."""
     command = [str(find_nvdisasm()), "-c", "-plr", "-lrm", "narrow", str(cubin)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     kinds: list[str] = []

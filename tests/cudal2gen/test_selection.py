@@ -1,0 +1,112 @@
+"""Options that choose problems resolve to the records that they name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cudal2gen.cli.selection import Selection
+from cudal2gen.generation import catalog
+from cudal2gen.kernel import parse
+from tests.commands import run
+from tests.cudal2gen.test_cli import error, own_catalog
+
+__all__ = ["own_catalog"]  # a fixture
+
+
+def test_list_filters(own_catalog: dict[str, str]) -> None:
+    assert len(run("list", "--gpu", "a100", "--acc", "f16").stdout.splitlines()) == 1000
+    direct = run("list", "--where", "family=sm80_direct", "--json").stdout.splitlines()
+    assert direct
+    assert all(json.loads(line)["family"] == "sm80_direct" for line in direct)
+    assert run("list", "--gpu", "a100", "--acc", "f16", "--where", "batch=strided").stdout == ""
+    of_size = [line.split()[:4] for line in run("list", "--mnk", "64_64_64", "--mnk", "64_64_128").stdout.splitlines()]
+    assert {(gpu, size) for gpu, *_, size in of_size} >= {("a100", "64_64_64"), ("b200", "64_64_128")}
+    assert {size for *_, size in of_size} == {"64_64_64", "64_64_128"}
+    tiny = run("list", "--gpu", "h200", "--acc", "f16", "--where", "class=tiny", "--json").stdout.splitlines()
+    assert 0 < len(tiny) < 1000
+    assert {parse(json.loads(line)).problem.size_class for line in tiny} == {"tiny"}
+    assert "--mnk 64x64: expected three sizes M_N_K" in run("list", "--mnk", "64x64").stderr
+    assert run("list", "--where", "fusion=bias_n").stdout == ""
+    assert "fusion=any: name its parts" in run("build", "--mnk", "64_64_64", "--where", "fusion=any").stderr
+    nothing = run("list", "--gpu", "l40s", env=own_catalog)
+    advice = "l40s has none of its own; those of rtx4090 stand in, see 'cudal2gen list --gpu rtx4090'"
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", f"note: no record matches: {advice}\n")
+    nothing = run("list", "--gpu", "h200", "--where", "family=sm80_direct", env=own_catalog)
+    have = "h200 has 2057, f16 tn, f32 tn, of sm90_small, sm90_wgmma, sm80_multistage"
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", f"note: no record matches: {have}\n")
+
+
+def test_any_selects_all(own_catalog: dict[str, str], tmp_path: Path) -> None:
+    kinds = [("a100", "f16"), ("a100", "f32"), ("h200", "f16"), ("h200", "f32")]
+    kept = [record for record in catalog.load() if record.mnk == "64_64_64" and (record.gpu, record.acc) in kinds]
+    catalog.save(kept, Path(own_catalog["CUDAL2GEN_CATALOG"]))
+    build = ("--build-dir", str(tmp_path / "b"), "build", "--all", "--json")
+    names = {
+        key: [json.loads(line)["name"] for line in run(*build, *options, env=own_catalog).stdout.splitlines()]
+        for key, options in {
+            "all": ("--gpu", "any", "--acc", "any"), "h200": ("--gpu", "h200", "--acc", "any"),
+            "f32": ("--gpu", "any", "--acc", "f32"),
+        }.items()
+    }  # fmt: skip
+    assert {key: len(values) for key, values in names.items()} == {"all": 4, "h200": 2, "f32": 2}
+    assert names["h200"] == [
+        record.name for record in sorted(kept, key=lambda record: record.key) if record.gpu == "h200"
+    ]
+    assert "no records for any f16 nn" in error("build", "--all", "--gpu", "any", "--layout", "nn", env=own_catalog)
+
+
+def test_choices_are_taken_in_any_case(own_catalog: dict[str, str]) -> None:
+    lower, upper = (
+        run("list", "--gpu", gpu, "--acc", acc, env=own_catalog) for gpu, acc in (("a100", "f16"), ("A100", "F16"))
+    )
+    assert upper.stdout == lower.stdout != ""
+
+
+@pytest.fixture
+def sizes(own_catalog: dict[str, str]) -> dict[str, str]:
+    """A catalog with six sizes, of all classes."""
+    mnks = {"64_64_64", "64_4096_64", "256_256_4096", "128_128_128", "4096_4096_64", "16384_16384_16384"}
+    records = [record for record in catalog.load() if record.mnk in mnks]
+    catalog.save(records, Path(own_catalog["CUDAL2GEN_CATALOG"]))
+    return own_catalog
+
+
+@pytest.mark.parametrize(
+    ("selection", "mnks"),
+    [
+        (Selection(size_class="small-m"), ["64_64_64", "64_4096_64"]),
+        (Selection(mnk=("64_64_64", "128_128_128")), ["64_64_64", "128_128_128"]),
+        (Selection(size_class="tiny", gpu="any", acc="f32"), ["128_128_128"] * 6),
+        (Selection(mnk=("64_64_64",), acc="any"), ["64_64_64"] * 2),
+    ],
+)
+def test_a_selection_resolves_to_records(
+    selection: Selection, mnks: list[str], sizes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", sizes["CUDAL2GEN_CATALOG"])
+    records = selection.records()
+    assert [record.mnk for record in records] == mnks
+    assert all(selection.admits(record) for record in records)
+    sampled = Selection(sample=4).records()
+    assert len({record.problem.size_class for record in sampled}) == len(sampled) == 4
+    assert [record.mnk for record in Selection(size_class="tiny", gpu="h100", acc="f32").records()] == [
+        "128_128_128"
+    ], "taken over from h200"
+
+
+def test_a_selection_of_a_list_is_fitted_to_its_sizes(
+    sizes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDAL2GEN_CATALOG", sizes["CUDAL2GEN_CATALOG"])
+    problems = [{"gpu": gpu, "acc": "f16", "layout": "tn", "m": 120, "n": 120, "k": 72} for gpu in ("a100", "h200")]
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    assert [record.mnk for record in Selection(listed=path).records()] == ["120_120_72"]
+    assert "note: 1 problems of" in capsys.readouterr().err
+    assert [(item.gpu, item.mnk) for item in Selection(listed=path, gpu="any").records()] == [
+        ("a100", "120_120_72"),
+        ("h200", "120_120_72"),
+    ]

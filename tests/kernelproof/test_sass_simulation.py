@@ -1,0 +1,156 @@
+"""Simulated warps of a sub-core: small streams of instructions whose cycles follow by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kernelproof import sass
+from kernelproof.ground.chips import TMA_CYCLES
+from kernelproof.sass import Instruction, Machine, Stall, Stream, Timeline, simulate
+from kernelproof.sass.decoding import FREE
+from kernelproof.sass.simulation import BARRIER_CYCLES, WAKE_CYCLES, steady_cycles
+
+SM80, SM90 = Machine("sm_80"), Machine("sm_90a")
+LDSM_CYCLES = 29  # to its result, arXiv 2206.02874
+
+
+def code(opcode: str, *operands: str, guard: str | None = None, **control: Any) -> Instruction:
+    return Instruction(0, guard, opcode, operands, replace(FREE, **control))
+
+
+MMA = code("HMMA.16816.F16")
+LDSM = code("LDSM.16.M88.4", write_barrier=0)
+
+
+def run(*warps: Sequence[Instruction], machine: Machine = SM80, turns: int = 1, ctas: Sequence[int] = ()) -> Timeline:
+    owners = ctas or [0] * len(warps)
+    return simulate(
+        [Stream(((warp, turns),), cta) for warp, cta in zip(warps, owners, strict=True)], machine, detail=True
+    )
+
+
+def cycles(timeline: Timeline, warp: int = 0) -> list[float]:
+    return [issue.cycle for issue in timeline.issues if issue.warp == warp]
+
+
+def test_one_warp_alone() -> None:
+    assert steady_cycles([MMA] * 5) == 40  # 8 cycles of a tensor core each
+    assert steady_cycles([code("HMMA.1688.F16")] * 5) == 20
+    assert steady_cycles([LDSM, code("HMMA.16816.F16", waits=(0,))]) == LDSM_CYCLES + 1
+    assert steady_cycles([code("IADD3", stall=4), code("MOV")]) == 4 + 2  # the ALU has 16 lanes
+
+
+def test_two_warps_share_a_tensor_core_and_the_one_that_issued_last_goes_on() -> None:
+    timeline = run([MMA] * 3, [MMA] * 3)
+    # The youngest starts, and stays: greedy, then youngest.
+    assert cycles(timeline, 1) == [0, 8, 16]
+    assert cycles(timeline, 0) == [24, 32, 40]
+    assert timeline.busy[sass.Pipe.TENSOR] == 48
+    throttled = timeline.issues[1].stalls
+    assert throttled == {Stall.SELECTED: 1, Stall.MATH_PIPE_THROTTLE: 7}
+
+
+def test_a_yielding_warp_lets_another_issue() -> None:
+    nop = code("NOP", yields=True)
+    assert cycles(run([nop] * 2, [nop] * 2), 1) == [0, 2]
+    assert cycles(run([code("NOP")] * 2, [code("NOP")] * 2), 1) == [0, 1]
+
+
+def test_a_scoreboard_is_free_when_its_result_is_there() -> None:
+    timeline = run([LDSM, code("MOV", waits=(0,))])
+    assert cycles(timeline) == [0, LDSM_CYCLES]
+    assert timeline.issues[1].stalls[Stall.SHORT_SCOREBOARD] == LDSM_CYCLES - 1
+    # Two loads on one scoreboard: the older may be done before the younger, 4 cycles of shared memory later.
+    pair = [LDSM, LDSM]
+    assert cycles(run([*pair, code("DEPBAR.LE", "SB0", "0x1")]))[-1] == LDSM_CYCLES
+    assert cycles(run([*pair, code("DEPBAR.LE", "SB0", "0x0")]))[-1] == LDSM_CYCLES + 4
+
+
+def test_a_full_memory_queue_holds_a_warp_back() -> None:
+    many = 24
+    at = cycles(run([LDSM] * many))
+    # One in 4 cycles is served, 512 bytes at 128 a cycle; five wait: the one of cycle 8 meets a full queue.
+    assert at == [*range(9), *range(12, 12 + 4 * (many - 9), 4)]
+    shared = run([LDSM] * many, machine=replace(SM80, sub_cores=4))
+    assert cycles(shared)[-1] - cycles(shared)[-2] == 16  # a quarter of it for each sub-core
+    assert shared.issues[-1].stalls[Stall.MIO_THROTTLE] == 15
+
+
+def test_warps_of_a_cta_wait_at_a_barrier_and_those_of_another_do_not() -> None:
+    barrier, late = code("BAR.SYNC.DEFER_BLOCKING", "0x0"), code("MOV", stall=15)
+    after = code("MOV")
+    together = run([barrier, after], [late] * 4 + [barrier, after])
+    assert cycles(together, 0)[-1] >= 60 + BARRIER_CYCLES
+    assert together.issues[-1].stalls.keys() >= {Stall.BARRIER}
+    apart = run([barrier, after], [late] * 4 + [barrier, after], ctas=(0, 1))
+    assert cycles(apart, 0)[-1] <= 2 + BARRIER_CYCLES
+    # A warp that has left is not awaited; a barrier of a quarter of the warps is a sub-core's one.
+    assert cycles(run([barrier, after], [late] * 4, [late] * 20, ctas=(0, 0, 1)), 0)[-1] <= 61 + BARRIER_CYCLES
+    named = code("BAR.SYNC.DEFER_BLOCKING", "0x1", "0x80")
+    assert cycles(run([named, after], [late] * 4 + [named, after]), 0)[-1] <= 2 + BARRIER_CYCLES
+
+
+def ring(stages: int, latency: float) -> float:
+    """Cycles per turn of a ring by cp.async with all stages but one in flight; its MMAs take 80 cycles."""
+    copy = [code("LDGSTS.E.BYPASS.LTC128B.128"), code("LDGDEPBAR", write_barrier=0)]
+    turn = [code("DEPBAR.LE", "SB0", hex(stages - 2), stall=4), *copy, *[MMA] * 10]
+    ends = simulate([Stream(((copy * (stages - 1), 1), (turn, 24)))], replace(SM80, l2_cycles=latency)).ends[0]
+    return (ends[-1] - ends[8]) / (len(ends) - 9)
+
+
+def test_a_ring_that_is_too_shallow_waits_for_its_copies() -> None:
+    assert ring(8, 300) == 80  # MMAs alone
+    # One stage in flight: a copy is issued 4 cycles behind the wait for the one before, and takes 300.
+    assert ring(2, 300) == pytest.approx(300 + 4, abs=6)
+    assert ring(3, 300) == pytest.approx(ring(2, 300) / 2, abs=3)
+    assert ring(4, 300) == pytest.approx(ring(2, 300) / 3, abs=3)
+
+
+def test_a_loaded_path_to_the_l2_bounds_copies() -> None:
+    copy = code("LDGSTS.E.BYPASS.LTC128B.128")
+    turn = [*[copy] * 4, code("LDGDEPBAR", write_barrier=0), code("DEPBAR.LE", "SB0", "0x3", stall=4)]
+    timeline = simulate([Stream(((turn, 40),))], replace(SM80, l2_bytes=16))
+    ends = timeline.ends[0]
+    assert (ends[-1] - ends[-11]) / 10 == pytest.approx(4 * 512 / 16, rel=0.01)
+
+
+def test_warpgroups_multiply_asynchronously_until_they_are_waited_for() -> None:
+    mma = code("HGMMA.64x256x16.F32", "R24", "gdesc[UR4]", "R24")
+    last = code("HGMMA.64x256x16.F32", "R24", "gdesc[UR4]", "R24", "gsb0")
+    wait = code("WARPGROUP.DEPBAR.LE", "gsb0", "0x0")
+    timeline = run([mma, last, wait], machine=SM90)
+    assert cycles(timeline) == [0, 1, 256]  # 128 cycles each, of which none keeps the warp from its next instruction
+    assert timeline.issues[-1].stalls[Stall.GMMA] == 254
+
+
+def roles(stages: int, turns: int = 12) -> float:
+    """Cycles per turn of a consumer that multiplies one MMA of 128 cycles, and waits for a producer with TMA."""
+    fills = range(turns)
+    consumer = [
+        code("SYNCS.PHASECHK.TRANS64.TRYWAIT", "P0", write_barrier=1),
+        code("BRA", guard="!P0", waits=(1,)),
+        code("HGMMA.64x256x16.F32", "R24", "gdesc[UR4]", "R24", "gsb0"),
+        code("WARPGROUP.DEPBAR.LE", "gsb0", "0x0"),
+        code("SYNCS.ARRIVE.TRANS64.A1T0", "RZ"),
+    ]
+    producer = [
+        code("SYNCS.PHASECHK.TRANS64.TRYWAIT", "P0", write_barrier=1),
+        code("BRA", guard="!P0", waits=(1,)),
+        code("UTMALDG.2D", "[UR8]"),
+    ]
+    machine = replace(SM90, stages=stages, l2_cycles=263, l2_bytes=64, fill_bytes=4096)
+    warps = [Stream(((consumer, turns),), fills=fills), Stream(((producer, turns),), fills=fills, produces=True)]
+    ends = simulate(warps, machine).ends[0]
+    return (ends[-1] - ends[4]) / (turns - 5)
+
+
+def test_a_producer_fills_what_consumers_hand_back() -> None:
+    alone = roles(1)
+    # One place: a load by TMA, an MMA, and two wakes in turn.
+    assert alone == pytest.approx(263 + TMA_CYCLES + 4096 / 64 + 128 + 2 * WAKE_CYCLES, rel=0.05)
+    assert roles(2) == pytest.approx(alone / 2, rel=0.1)
+    assert roles(8) == pytest.approx(128, rel=0.15)
