@@ -54,6 +54,7 @@ class TensorClocks(ClusterClocks):
         for warp in warps.tolist():
             row, index = divmod(warp, self.warps)
             members = lanes[lanes >> 5 == warp]
+            # All living lanes of the warp fence together: the fence counts for the warp.
             if counts[warp] >= alive[warp]:
                 np.maximum(self.fenced[row, index], self.knowledge(members), out=self.fenced[row, index])
                 continue

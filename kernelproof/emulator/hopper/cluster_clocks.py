@@ -195,6 +195,7 @@ class ClusterClocks(WarpClocks):
         warps = lanes >> 5
         starts = distinct(warps)
         if len(lanes) == 32 * len(starts):
+            # The usual case: whole warps. One row of the table per warp of the batch.
             table = self.ticks.reshape(-1, self.ticks.shape[2])
             table[starts] = np.maximum(table[starts], clock)
             return
@@ -217,6 +218,7 @@ class ClusterClocks(WarpClocks):
 
     def learn(self, row: int, warps: Array, column: int, tick: int) -> None:
         """Warps of a row learn that a column's accesses before a tick have ended."""
+        # A set, because the three are one where there are no clusters or no restricted fences.
         for at in {column, column + self.ended, column + self.device}:
             self.ticks[row, warps, at] = np.maximum(self.ticks[row, warps, at], tick)
 

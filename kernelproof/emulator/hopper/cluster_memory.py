@@ -91,6 +91,7 @@ class ClusterMemory(SharedMemory):
     def _split(self, tags: Array) -> tuple[Array, Array, Array]:
         """Tags -> (actors, ticks, columns of the clocks)."""
         actor = (tags & ACTOR).astype(np.int64)
+        # The tick of a tag counts from t0 and is one too large, because 0 and LONG_AGO are no ticks.
         ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
         return actor, ticks, self.column_of[actor]
 
@@ -257,6 +258,7 @@ class ClusterMemory(SharedMemory):
         has waited for."""
         self._follow_tick()
         tags = self.rows[16][0].take(places.at, axis=0)
+        # One tag in all elements means one phase of one mbarrier: its column and its tick.
         tag = int(tags.flat[0])
         source, tick = (tag & ACTOR) - PSEUDO, (tag >> self.BITS) - 1 + self.t0
         if source < 0 or tag >= self.IN_FLIGHT or self.recorded is not None or (tags != self.TAG(tag)).any():
@@ -281,6 +283,7 @@ class ClusterMemory(SharedMemory):
         warps, width = batch.warp[lanes], batch.width
         limit = self.proxy_fenced.reshape(-1, width)[rows]
         for i, (lane, row) in enumerate(zip(lanes.tolist(), rows.tolist(), strict=True)):
+            # A lane needs no synchronisation with itself, but its own proxy fence.
             own = int(limit[i, batch.thread[lane]])
             np.minimum(limit[i], np.repeat(clocks.of_lane(lane)[clocks.own(row)], 32)[:width], out=limit[i])
             limit[i, batch.thread[lane]] = own
@@ -288,6 +291,7 @@ class ClusterMemory(SharedMemory):
         thread = (tags & self.TAG(1023)).astype(np.int64)
         if (ticks >= np.take_along_axis(limit, thread, axis=1)).any():
             return False
+        # All is known to be right: only now may tags change.
         columns = clocks.bulk + batch.rank[rows] * clocks.warps + warps
         readers = clocks.groups + warps
         for reader in readers.tolist():

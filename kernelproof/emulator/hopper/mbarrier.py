@@ -144,6 +144,7 @@ class MBarriers:
             if lanes.size == 0:
                 return
         tokens = np.zeros(len(lanes), np.int64) if token is None else token[lanes].astype(np.int64)
+        # One number per (row, offset, token): offsets have at most 18 bits.
         key = rows << 40 | offset << 20 | (tokens & 0xFFFFF)
         if (key == key[0]).all():
             yield int(rows[0]), int(offset[0]), int(tokens[0]), lanes
@@ -284,6 +285,7 @@ class MBarriers:
             # All lanes release with the group's first arrival, because a phase that a lane of the group completes must
             # carry the release of all. If more arrive than are missing, the rest releases to the next phase.
             total = count * len(lanes) if isinstance(count, int) else int(count[lanes].astype(np.int64).sum())
+            # With one part, no phase can complete between the arrivals of the group.
             parts = 1 if total <= bar.pending else len(lanes)
             if parts == 1 and expected is None and not drop:
                 if self.hazards:
@@ -502,6 +504,7 @@ class MBarriers:
         if not self.hazards or bar.phase == 0:
             return np.ones(len(lanes), bool)
         batch, clocks = self.batch, self.clocks
+        # What the phase needed of every warp of the cluster: the first columns of the clock.
         arrived = bar.done_clocks[Scope.CTA][clocks.ended :][: clocks.wgmma]
         out = np.zeros(len(lanes), bool)
         for warp in distinct(lanes >> 5):
