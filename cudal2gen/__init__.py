@@ -31,7 +31,7 @@ _OPERATORS = (
 
 
 def __getattr__(name: str) -> Any:
-    # These need torch, which takes a second to import; nothing else here does.
+    # Operators need torch, which takes a second to import, so they are imported at their first use.
     if name not in _OPERATORS:
         raise AttributeError(f"module 'cudal2gen' has no attribute {name!r}")
     try:
@@ -50,8 +50,11 @@ def __dir__() -> list[str]:
 
 
 def _offer_operators(torch: Any) -> None:
-    """Lets ``torch.ops.cudal2gen`` register the operators when something first asks for one: what ``torch.export.load``
-    reads names them. Registering them at once would import half the package wherever torch is imported."""
+    """Makes ``torch.ops.cudal2gen`` register the operators at its first use.
+
+    Exported programs name operators in this way when ``torch.export.load`` reads them. Registering them as soon as
+    torch is imported would import half of the package.
+    """
 
     class Namespace(torch._ops._OpNamespace):  # type: ignore[misc]  # torch is not imported here
         def __getattr__(self, name: str) -> Any:

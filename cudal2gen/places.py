@@ -1,4 +1,4 @@
-"""Paths: the checkout or the installed package, the catalog, the build directory, the caches."""
+"""Paths of the checkout or the installed package, the catalog, the build directory, and the caches."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def catalog() -> Path:
 
 
 def editable_catalog() -> Path:
-    """The catalog to write: in an installed wheel the user's copy, so that the wheel's files stay unchanged."""
+    """The catalog to write. For an installed wheel it is the user's copy, so that the wheel's files stay unchanged."""
     if os.environ.get("CUDAL2GEN_CATALOG") or checkout() is not None:
         return catalog()
     return user_data() / "kernels.jsonl"
 
 
 def sources() -> tuple[Path, ...]:
-    """Folders of texts that records name: beside the catalogs, and the user's, where new ones go first."""
+    """The folders with texts that records name: those beside the catalogs, then the user's."""
     catalogs = (catalog(), editable_catalog(), shipped("configs") / "kernels.jsonl")
     return tuple(dict.fromkeys([*(path.parent / "sources" for path in catalogs), user_data() / "sources"]))
 
 
 def build_dir() -> Path:
-    """``CUDAL2GEN_BUILD_DIR``, ``build`` in a checkout, else the user's cache."""
+    """``CUDAL2GEN_BUILD_DIR``, or ``build`` in a checkout, or a folder in the user's cache."""
     if configured := os.environ.get("CUDAL2GEN_BUILD_DIR"):
         return Path(configured)
     root = checkout()
@@ -70,7 +70,7 @@ def results() -> Path:
     return (root if root is not None else user_data()) / "results"
 
 
-# In the order in which a message names them.
+# A message names them in this order.
 ground.FOLDERS.update(
     {
         "CUDAL2GEN_RESULTS": results,

@@ -1,6 +1,10 @@
-/* relu(A B + bias), then three products of one B in a launch, without Python. Kernels of a pack made with
-   cudal2gen pack --gpu h200 --also bias_n+relu --also strided --out pack
-   g++ fused.c -o fused -Ipack -I$CUDA/include -Lpack -lcudal2gen -L$CUDA/lib64 -lcudart && ./fused pack */
+/* Computes relu(A B + bias), and then three products with the same B in one launch, without Python. To build and run it:
+
+     cudal2gen pack --gpu h200 --mnk 64_64_128 --acc f32 --also bias_n+relu --also strided --out pack
+     g++ fused.c -o fused -Ipack -I$CUDA/include -Lpack -lcudal2gen -L$CUDA/lib64 -lcudart
+     ./fused pack
+
+   All elements of A and B are 1, those of the third A are 2; the bias is -127 and -129 by turns. */
 #include <cuda_runtime_api.h>
 #include <cudal2gen.h>
 #include <stdio.h>

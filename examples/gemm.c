@@ -1,6 +1,11 @@
-/* D = A B on a GPU without Python: a pack's kernel where it was measured faster, else what your program does today.
-   cudal2gen pack --gpu h200 --out pack
-   g++ gemm.c -o gemm -Ipack -I$CUDA/include -Lpack -lcudal2gen -L$CUDA/lib64 -lcudart && ./gemm pack */
+/* Computes D = A B on a GPU without Python, by a kernel of a pack. To build and run it:
+
+     cudal2gen pack --gpu h200 --mnk 64_64_128 --acc f32 --out pack
+     g++ gemm.c -o gemm -Ipack -I$CUDA/include -Lpack -lcudal2gen -L$CUDA/lib64 -lcudart
+     ./gemm pack
+
+   All elements of A and B are 1, so every element of D is k = 128. A program that wants a kernel only where it was
+   measured faster leaves `prefer` at 0, and calls its own library if the answer is CUDAL2GEN_VENDOR. */
 #include <cuda_runtime_api.h>
 #include <cudal2gen.h>
 #include <stdio.h>
@@ -8,8 +13,10 @@
 
 int main(int count, char** words) {
   char const *directory = count > 1 ? words[1] : "pack", *runtime = count > 2 ? words[2] : NULL;
-  static cudal2gen_problem problem; /* zeros: fp16, B stored (n,k), one plain product */
-  problem.acc = CUDAL2GEN_F32, problem.m = 64, problem.n = 64, problem.k = 128, problem.prefer = CUDAL2GEN_KERNEL;
+  /* Zeros mean fp16, B stored (n,k), and one product without fusion. */
+  static cudal2gen_problem problem;
+  problem.acc = CUDAL2GEN_F32, problem.m = 64, problem.n = 64, problem.k = 128;
+  problem.prefer = CUDAL2GEN_KERNEL; /* take a kernel even if none was measured */
   int const m = problem.m, n = problem.n, k = problem.k;
   cudal2gen_pack* pack;
   cudal2gen_answer answer;

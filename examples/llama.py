@@ -1,9 +1,9 @@
-"""A small model in Llama's style with random weights, its linear layers on cudal2gen's kernels.
+"""A small model in Llama's style, with random weights, whose linear layers run on cudal2gen's kernels.
 
-    python examples/llama.py                            what is replaced, and that the result stays; on a GPU speedups
-    cudal2gen tune-model examples/llama.py --gpu h200   the products that it asks for, to be measured
+    python examples/llama.py                            patches the model and compares its results before and after
+    cudal2gen tune-model examples/llama.py --gpu h200   lists the products that main() computes, to measure them
 
-Nothing is downloaded. On a GPU each layer is timed with and without its replacement.
+Nothing is downloaded. On a GPU the first command also times each layer with and without its replacement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import cudal2gen
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions; several heads share one of keys and values."""
+    """Causal self-attention with rotary positions. ``shared`` query heads use the same head of keys and values."""
 
     def __init__(self, width: int, heads: int, shared: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Pairs of features turned by angles that grow with the position."""
+    """x with rotary positions: each pair of features is turned by an angle that grows with the position."""
     half = x.shape[-1] // 2
     speeds = 10000 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * speeds
@@ -52,7 +52,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """Attention and a gated feed-forward network, each normalised before and added after."""
+    """Attention and a gated feed-forward network; each gets normalised input and is added to it."""
 
     def __init__(self, width: int, heads: int, shared: int, hidden: int) -> None:
         super().__init__()
@@ -84,13 +84,13 @@ class Llama(nn.Module):
 
 
 def main(batch: int = 1, length: int = 48, **sizes: int) -> torch.Tensor:
-    """One pass; what tune-model watches."""
+    """One forward pass of the model, which tune-model records."""
     model = Llama(**sizes).half().eval()
     return model(torch.zeros(batch, length, dtype=torch.long))
 
 
 def layer_us(layer: nn.Module, x: torch.Tensor, calls: int = 20) -> float:
-    """Median device time of a call, from a CUDA graph of several."""
+    """The median device time of a call in microseconds, from CUDA graphs of several calls."""
     graph = torch.cuda.CUDAGraph()
     layer(x)
     with torch.cuda.graph(graph):
@@ -108,7 +108,7 @@ def layer_us(layer: nn.Module, x: torch.Tensor, calls: int = 20) -> float:
 
 
 def speedups(model: nn.Module, tokens: torch.Tensor) -> None:
-    """Prints each replaced layer's time before and after, on its own input."""
+    """Prints the time of each layer before and after the patch, on the input that it has in the model."""
     inputs: dict[str, torch.Tensor] = {}
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     hooks = [
@@ -126,7 +126,7 @@ def speedups(model: nn.Module, tokens: torch.Tensor) -> None:
 
 
 def run(device: str, batch: int, length: int, **sizes: int) -> float:
-    """Patches a model, compares, takes it back; the largest difference of logits."""
+    """Patches a model, compares it, and undoes the patch; returns the largest difference of logits."""
     torch.manual_seed(0)
     model = Llama(**sizes).half().eval().to(device)
     tokens = torch.randint(0, sizes["words"], (batch, length), device=device)

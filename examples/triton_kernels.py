@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-"""Triton kernels of the usual kinds, for the emulator's tests and figures. Importing this module needs triton."""
+"""Triton kernels of the usual kinds, on which the emulator is tested and timed. Importing this module needs triton."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add(x_ptr, y_ptr, sum_ptr, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def add_unmasked(x_ptr, y_ptr, sum_ptr, BLOCK: tl.constexpr):
-    """``add`` without its mask: wrong where the number of elements is no multiple of BLOCK."""
+    """``add`` without its mask: wrong if the number of elements is no multiple of BLOCK."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(sum_ptr + index, tl.load(x_ptr + index) + tl.load(y_ptr + index))
 

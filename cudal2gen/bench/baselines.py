@@ -48,7 +48,7 @@ LATER = (results.UNFUSED, results.EPILOGUE, results.BATCHED, results.GROUPED)  #
 
 def usual(problem: Problem) -> tuple[str, ...]:
     """The default baselines of a problem of this kind."""
-    return results.rivals(problem) if problem.later else MEASURED
+    return results.rivals(problem) if problem.suffix else MEASURED
 
 
 class Baseline:

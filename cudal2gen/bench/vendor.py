@@ -16,7 +16,7 @@ def autotuned_vendor(card: Gpu, tuned: Path) -> Callable[[Problem], Contender]:
     contenders: dict[tuple[str, str], Contender] = {}
 
     def prepared(problem: Problem) -> Contender:
-        if problem.later:
+        if problem.suffix:
             raise Absent(f"{problem.title}: the vendor's product is one plain product")
         key = (problem.acc, problem.layout)
         if key not in contenders:

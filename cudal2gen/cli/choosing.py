@@ -110,7 +110,7 @@ def _table(selection: Selection, directory: Path | None, result_files: Sequence[
         return packed.table, f"the pack in {packed.directory}", other if match.record.name not in names else None
     records = {record.problem: record for record in answers.measured_records(match.record.problem, measured)}
     records[match.record.problem] = match.record
-    if match.record.problem.later:
+    if match.record.problem.suffix:
         # What the plain product takes, with this fusion or batch: a measurement of it may be all there is.
         plain = selection.problem().revised(fusion=PLAIN, batch=NONE)
         alone = answers.answer(plain, measured).record

@@ -73,7 +73,7 @@ class Additions:
         """The records, then the plain ones with these fusions and batches; a note counts those that are not legal."""
         from cudal2gen.results import choice
 
-        plain = [record for record in records if not record.problem.later]
+        plain = [record for record in records if not record.problem.suffix]
         variants, illegal = choice.variants(plain, self.fusions, self.batches)
         if illegal:
             note(f"{illegal} of {illegal + len(variants)} fused and batched kernels are not legal, and left out")

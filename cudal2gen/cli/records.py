@@ -89,7 +89,7 @@ def _line(record: Record) -> str:
     tile = f"{record.bm}x{record.bn}x{record.k_step}" if record.ring_steps > 1 else f"{record.bm}x{record.bn}"
     return (
         f"{record.gpu:8} {record.problem.types} {record.layout} {record.mnk:18} {record.family:16} {tile:12} "
-        f"{record.threads:4} threads  {record.smem_bytes:6} B  {record.origin.structure}{record.problem.later}"
+        f"{record.threads:4} threads  {record.smem_bytes:6} B  {record.origin.structure}{record.problem.suffix}"
     )
 
 

@@ -1,1 +1,1 @@
-"""From a record to a binary: the catalog of records, their texts, and the build."""
+"""From a record to a binary: the catalog of records, the rendered texts, and the build."""

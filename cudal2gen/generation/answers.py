@@ -1,4 +1,4 @@
-"""The record of the catalog that answers a problem: its own, one that measurements choose, or the nearest."""
+"""Which record of the catalog answers a problem: its own, one that measurements choose, or the nearest."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cudal2gen.results.choice import Table, tabulate
 
 
 class Answers:
-    """The records of the catalog that serve problems: what every command takes, and ``cudal2gen.matmul`` from a pack.
+    """Chooses the record of the catalog for a problem: every command uses it, and ``cudal2gen.matmul`` through a pack.
 
-    The table of a GPU and a kind of problems is made when it is first needed, and serves them all.
+    The table for a GPU and a kind of problems is built at its first use and then kept.
     """
 
     def __init__(self, measured: Measurements) -> None:
@@ -22,9 +22,9 @@ class Answers:
         self._tables: dict[tuple[Any, ...], Table] = {}
 
     def __call__(self, problem: Problem) -> catalog.Match:
-        """The problem's own record; else the one that measurements of its neighbours choose; else the nearest one.
+        """The problem's own record, or the one that measurements of its neighbours choose, or the nearest one.
 
-        Raises CatalogError where no record of the accumulator becomes legal.
+        Raises CatalogError if no record with this accumulator becomes legal.
         """
         if record := catalog.own(problem):
             return catalog.Match(record)
@@ -45,14 +45,14 @@ class Answers:
 
 
 def answer(problem: Problem, measured: Measurements) -> catalog.Match:
-    """The record of the catalog that serves one problem, see ``Answers``."""
+    """The record of the catalog for a single problem, see ``Answers``."""
     return Answers(measured)(problem)
 
 
 def measured_records(kind: Problem, measured: Measurements) -> list[Record]:
-    """Records of the problems that were measured of this GPU and kind.
+    """Records of the measured problems of this GPU and kind.
 
-    ``bench`` measured the nearest record of a problem that the catalog does not have: the same is found again here.
+    For a problem without a record ``bench`` measured the nearest record; this function finds the same one again.
     """
     every = {item.problem for item in measured.measurements}
     problems = {problem for problem in every if (problem.gpu, *problem.kind) == (kind.gpu, *kind.kind)}

@@ -1,6 +1,6 @@
-"""``kernels.jsonl`` and records: load, find, put, save.
+"""The catalog ``kernels.jsonl``: its records are loaded, found, put and saved here.
 
-One line is one record, sorted by problem; fields at their neutral value are left out.
+Each line is one record; lines are sorted by problem. Fields with their neutral value are left out.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from kernelproof.ground import files
 from kernelproof.ground.chips import GPUS, distance, related
 from kernelproof.ground.errors import Failure, WrongInput, parse_json
 
-GPU_FIRST = re.compile(r'\{"gpu":"(\w+)"')  # how a line in normal form starts
+GPU_FIRST = re.compile(r'\{"gpu":"(\w+)"')  # the start of a line in normal form
 SIZES_FIRST = re.compile(GPU_FIRST.pattern + r',"acc":"(\w+)","layout":"(\w+)","m":([0-9]+),"n":([0-9]+),"k":([0-9]+),')
 ANY_TILE = (MAX_EXTENT, MAX_EXTENT)  # one tile of it covers every problem
-FIRST_LINES = 64  # that a search for the nearest record parses before it looks further
+FIRST_LINES = 64  # a search for the nearest record parses this many lines first
 
 
 class CatalogError(WrongInput):
     """A catalog that cannot be read or written; the message gives file, line, field and rule."""
 
 
-Served = tuple[Record, Record, Use]  # the catalog's record, what becomes of it, and how that serves a problem
+Served = tuple[Record, Record, Use]  # the catalog's record, the same changed for a problem, and its use
 
 
 @dataclass(frozen=True)
 class Match:
-    """A record for a problem. ``note``: one line that says whose record it was and what changed, where it is not the
-    problem's own."""
+    """A record for a problem. ``note``: if it is not the problem's own, one line that says whose it is and what
+    changed."""
 
     record: Record
     note: str | None = None
@@ -57,16 +57,18 @@ def dump(record: Record) -> str:
 
 
 def load(path: Path | None = None, gpus: Iterable[str] | None = None) -> list[Record]:
-    """All records of a catalog, in its order, or those of some GPUs. Lines that start with another GPU's name are not
-    parsed; lines with a name that is no GPU's are. Raises CatalogError for an absent file, and with ``file:line:
-    field=value: rule`` for the first line that is truncated, illegal or a duplicate."""
+    """All records of a catalog in its order, or those for some GPUs.
+
+    With ``gpus``, lines that start with the name of another known GPU are not parsed. Raises CatalogError for an absent
+    file, and with ``file:line: field=value: rule`` for the first line that is truncated, illegal or a duplicate.
+    """
     path = path or places.catalog()
     return list(_parsed(path, _content(path), None if gpus is None else frozenset(gpus)))
 
 
 @lru_cache(maxsize=4)
 def _parsed(path: Path, content: bytes, gpus: frozenset[str] | None) -> tuple[Record, ...]:
-    """The records of a catalog's content; kept, since a command that names several problems asks for each."""
+    """The records of a catalog's content. They are cached, since a command may load the catalog once per problem."""
     lines = (
         (number, _parse(path, number, line))
         for number, line in _lines(path, content)
@@ -76,7 +78,7 @@ def _parsed(path: Path, content: bytes, gpus: frozenset[str] | None) -> tuple[Re
 
 
 def _unique(path: Path, records: Iterable[tuple[int, Record]]) -> dict[Problem, Record]:
-    """Records of numbered lines by their problems, in order. Raises CatalogError where two answer one problem."""
+    """Records of numbered lines by problem, in order. Raises CatalogError if two records have the same problem."""
     unique: dict[Problem, Record] = {}
     first_lines: dict[Problem, int] = {}
     for number, record in records:
@@ -90,8 +92,11 @@ def _unique(path: Path, records: Iterable[tuple[int, Record]]) -> dict[Problem, 
 
 
 def some(admits: Callable[[Problem], bool], path: Path | None = None) -> list[Record]:
-    """Records of a catalog, in its order, parsing only lines whose GPU, accumulator, layout and sizes are admitted, of
-    which no other field may be asked. Raises CatalogError as ``load``."""
+    """The records of a catalog whose problems are admitted, in its order.
+
+    Only lines with admitted GPU, accumulator, layout and sizes are parsed. ``admits`` is also called with problems that
+    have only these fields, so it may read no others. Raises CatalogError like ``load``.
+    """
     path = path or places.catalog()
     by_start = _by_start(path, _content(path))
     groups = [lines for lines in by_start.values() if not (start := lines[0].start) or admits(start)]
@@ -100,14 +105,14 @@ def some(admits: Callable[[Problem], bool], path: Path | None = None) -> list[Re
 
 
 class Entry(NamedTuple):
-    """A line of a catalog as it stands, its record not checked. ``structure``: of its origin."""
+    """The problem of a catalog's line and the ``structure`` of its origin. The record is not checked."""
 
     problem: Problem
     structure: str
 
 
 def entries(path: Path | None = None) -> list[Entry]:
-    """What a catalog has records for, in a tenth of the time of ``load``. Raises CatalogError."""
+    """The problems for which a catalog has records, in a tenth of the time of ``load``. Raises CatalogError."""
     path = path or places.catalog()
     rows = []
     for number, line in _lines(path, _content(path)):
@@ -122,8 +127,8 @@ def entries(path: Path | None = None) -> list[Entry]:
 
 
 class _Line(NamedTuple):
-    """A line of a catalog. ``start``: GPU, accumulator, layout and sizes, which a line in normal form shows without
-    being parsed; the problem's other fields are unknown.
+    """A line of a catalog. ``start``: its GPU, accumulator, layout and sizes, which are read from a line in normal form
+    without parsing it. The other fields of that problem have their defaults, not the record's values.
     """
 
     number: int
@@ -133,7 +138,7 @@ class _Line(NamedTuple):
 
 @lru_cache(maxsize=2)
 def _by_start(path: Path, content: bytes) -> dict[tuple[object, ...], list[_Line]]:
-    """The lines of a catalog by their start; those not in normal form at ()."""
+    """The lines of a catalog by their start. Lines that are not in normal form have the key ()."""
     lines: dict[tuple[object, ...], list[_Line]] = {}
     for number, text in _lines(path, content):
         match = SIZES_FIRST.match(text)
@@ -153,7 +158,7 @@ def _start(problem: Problem) -> tuple[object, ...]:
 
 
 def published(records: Iterable[Record], acc: Acc) -> list[Record]:
-    """The A100's records as they were published, those that tuning has replaced left out: what a policy imitates."""
+    """The A100's records as published, without those that tuning has replaced. A policy imitates these."""
     return [
         record for record in records
         if (record.gpu, record.acc) == ("a100", acc) and record.origin.structure != "tuned"
@@ -161,9 +166,9 @@ def published(records: Iterable[Record], acc: Acc) -> list[Record]:
 
 
 def find(problem: Problem, path: Path | None = None) -> Match:
-    """The record for a problem: its own, else the nearest one, changed so far that it computes this problem.
+    """The record for a problem: its own, or the nearest one with the changes that it needs to compute this problem.
 
-    Raises CatalogError where no record of the accumulator becomes legal.
+    Raises CatalogError if no record with this accumulator becomes legal.
     """
     path = path or places.catalog()
     if record := own(problem, path):
@@ -180,15 +185,17 @@ def find(problem: Problem, path: Path | None = None) -> Match:
 
 
 def no_records(path: Path | None = None) -> CatalogError:
-    """What is wrong with a catalog that is empty."""
+    """The error for an empty catalog."""
     return CatalogError(f"{path or places.catalog()} has no records; set --catalog, or restore configs/kernels.jsonl")
 
 
 def _outwards(
     problem: Problem, by_start: Mapping[tuple[object, ...], list[_Line]]
 ) -> Iterator[tuple[list[_Line], float]]:
-    """The lines of a problem's accumulator in parts, the nearest first, each with the distance of all later ones, at
-    least. Lines that are not in normal form come with the first part."""
+    """The lines with a problem's accumulator in parts, nearest first, each with a lower bound of the later distances.
+
+    Lines that are not in normal form come with the first part, since their distance is unknown.
+    """
     lines = [
         (serving.distance(problem, line.start, ANY_TILE), line)
         for line in chain(*by_start.values())
@@ -206,7 +213,7 @@ def _outwards(
 
 
 def own(problem: Problem, path: Path | None = None) -> Record | None:
-    """The problem's own record, if the catalog has one. Raises CatalogError."""
+    """The problem's own record, or None. Raises CatalogError."""
     path = path or places.catalog()
     # In normal form the problem comes first, so a record's own line is found without parsing all the others.
     content = _content(path)
@@ -221,10 +228,10 @@ def own(problem: Problem, path: Path | None = None) -> Record | None:
 
 
 def nearest(problem: Problem, records: Iterable[Record]) -> Match:
-    """The record for a problem: its own, else the nearest of these (``kernel.serving``), for exactly this problem.
+    """The record for exactly this problem: its own, or the nearest of ``records`` by ``kernel.serving``.
 
-    A tile that does not divide the sizes is predicated, or the caller pads; the note says whose record it is, and how
-    it serves. Raises CatalogError where no record of the accumulator becomes legal.
+    If the tile does not divide the sizes, it is predicated or the caller pads. The note says whose record it is and how
+    it serves. Raises CatalogError if no record with this accumulator becomes legal.
     """
     candidates = [record for record in records if record.acc == problem.acc]
     if exact := next(
@@ -237,7 +244,7 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Match:
 
 
 def _served(problem: Problem, candidates: Sequence[Record]) -> Served | None:
-    """The record of the problem's accumulator that serves it best, changed so far that it does."""
+    """The record that serves the problem best, with the changes that it needs. All candidates have its accumulator."""
     distances = (serving.distance(problem, record.problem, (record.bm, record.bn)) for record in candidates)
     pairs = zip(distances, candidates, strict=True)
     ranked = sorted(pairs, key=lambda pair: (pair[0], _other_types(pair[1], problem)))
@@ -259,9 +266,9 @@ def library(
 ) -> list[Record]:  # fmt: skip
     """Records of an accumulator for a GPU, a layout, types, fusion and batch, one for each size that has records.
 
-    A size's own record counts first, then the nearest one of other types, another layout or GPU, changed so far that it
-    is legal here; other compute capabilities stand in where no record of the GPU's own is. ``source``: the records of
-    this GPU only, even where ``gpu`` has its own. Raises CatalogError where nothing is left.
+    For each size its own record comes first, then the nearest one of other types, another layout or GPU, changed until
+    it is legal here. Other compute capabilities stand in only if the GPU's own has no record. ``source``: use only this
+    GPU's records, even if ``gpu`` has its own. Raises CatalogError if no record remains.
     """
     target = {"gpu": gpu, "layout": layout, "ab": ab, "d": d, "fusion": Fusion.model_validate(fusion), "batch": batch}
     for tier in _tiers(gpu, acc, source, path):
@@ -301,13 +308,13 @@ def _moved_distance(record: Record, target: Mapping[str, object]) -> tuple[float
 
 
 def _other_types(record: Record, problem: Problem) -> int:
-    """How many of types, fusion and batch differ: records with the fewest come first among equally distant ones."""
+    """How many of types, fusion and batch differ. Among equally distant records, those with the fewest come first."""
     of_record, of_problem = ((each.ab, each.d, each.fusion, each.batch) for each in (record, problem))
     return sum(feature != other for feature, other in zip(of_record, of_problem, strict=True))
 
 
 def _moved(record: Record, target: Mapping[str, object]) -> Record | None:
-    """The record on another GPU, in another layout and of other types; None where it is not legal there."""
+    """The record for another GPU, layout and types; None if it is not legal there."""
     if all(getattr(record, name) == value for name, value in target.items()):
         return record
     resized = serving.resized(record, record.problem.revised(**target))
@@ -315,7 +322,7 @@ def _moved(record: Record, target: Mapping[str, object]) -> Record | None:
 
 
 def load_problems(path: Path) -> list[Problem]:
-    """The problems of a list, one JSON object a line, each once; fields beside a problem's (``count``) are ignored.
+    """The distinct problems of a list with one JSON object per line. Other fields, such as ``count``, are ignored.
 
     Raises CatalogError with file, line and what is wrong.
     """
@@ -352,14 +359,15 @@ def put(record: Record, path: Path | None = None) -> Path:
 
 
 def _with(record: Record, path: Path) -> list[str]:
-    """The lines of a catalog with a record, sorted. Raises CatalogError where a line that must be parsed is illegal."""
+    """The sorted lines of a catalog with a record added. Raises CatalogError if a line that must be parsed is
+    illegal."""
     by_start = _by_start(path, _content(path))
     records = {line.number: _parse(path, line.number, line.text) for line in by_start.get((), ())}
     starts = {_start(each.problem) for each in (record, *records.values())}
     for line in chain(*(by_start.get(start, ()) for start in starts)):
         records[line.number] = _parse(path, line.number, line.text)
     parsed = _unique(path, sorted(records.items())) | {record.problem: record}
-    # A key begins with its start, so lines that share none with a parsed record need no further key.
+    # A key begins with the start of its line, so lines whose start no parsed record shares are sorted by that alone.
     keyed: list[tuple[tuple[object, ...], str]] = [(each.key, dump(each)) for each in parsed.values()]
     unparsed = [(start, lines) for start, lines in by_start.items() if start not in {(), *starts}]
     keyed += [(start, line.text.strip()) for start, lines in unparsed for line in lines]
@@ -367,7 +375,7 @@ def _with(record: Record, path: Path) -> list[str]:
 
 
 def keep_text(text: str, folder: Path, name: str) -> Path:
-    """Writes a text that records name by its digest; the file. Raises Failure."""
+    """Writes a text that records name by its digest, and returns the file. Raises Failure."""
     path = folder / f"{name}.cu"
     if not path.is_file():
         files.write(path, text)
@@ -381,7 +389,7 @@ def save(records: Iterable[Record], path: Path) -> None:
 
 @contextmanager
 def _exclusive_edit(path: Path) -> Iterator[None]:
-    """Locks a catalog from reading to writing it, against other edits by this process and others."""
+    """Locks a catalog from reading until writing, against other edits in this process and in others."""
     try:
         with files.locked(path.parent / f".{path.name}.lock"):
             yield
@@ -405,7 +413,7 @@ def _content(path: Path) -> bytes:
 
 
 def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
-    # Only a line feed ends a line: others that Unicode has may stand within a JSON text.
+    # Only a line feed ends a line: other line separators of Unicode may occur inside a JSON text.
     for number, line in enumerate(content.split(b"\n"), start=1):
         try:
             text = line.decode()
@@ -424,7 +432,7 @@ def _parse(path: Path, number: int, line: str) -> Record:
 
 
 def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
-    """Whose record serves the problem, and how, in a line."""
+    """One line that says whose record serves the problem, and how."""
     origin = source.problem
     differing = [
         getattr(origin, name) for name in ("gpu", "ab", "layout") if getattr(origin, name) != getattr(problem, name)

@@ -1,8 +1,8 @@
 """Records to compiled kernels: one ninja graph, a content-addressed build directory.
 
 ``build/<digest>/`` holds kernel.cu, kernel.ptx, kernel.cubin, ptxas.json and kernel.launch. The digest covers text,
-architecture, flags and the versions of nvcc and CUTLASS, and no path. The directory appears by one rename when all its
-files are complete, so its existence is its validity. Kernels are compiled to PTX in batches, the PTX is split per
+launch, architecture, flags and the versions of nvcc and CUTLASS, and no path. The directory appears by one rename when
+all its files are complete, so if it exists it is valid. Kernels are compiled to PTX in batches, the PTX is split per
 kernel, and each part is assembled alone: a batched build and a single one give the same files.
 
 Processes that build the same kernel compile it once: a process locks the digest (``build_folder.Locks``) while it
@@ -46,7 +46,7 @@ from kernelproof.ground.toolchain import (
     unread_by_shells,
 )
 
-Progress = Callable[[int, int], None]  # is called with how many are done, and how many there are
+Progress = Callable[[int, int], None]  # is called with the numbers of finished kernels and of all kernels
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
@@ -56,18 +56,18 @@ TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIB
 TORCH_SOURCES = ("torch_launcher.cpp",)
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
-BATCH = 16  # kernels per translation unit: beyond it the headers' share of the time is small
+BATCH = 16  # kernels per translation unit; with more, the headers' share of the time hardly shrinks
 LONGEST_MESSAGE = 1000
 TEXT_BOX = sandbox.Sandbox()  # limits of a compiler of untrusted text
 
 
 class BuildError(Failure):
-    """A kernel did not compile, or compiled to something that a catalog must not hold."""
+    """A kernel did not compile, or its binary must not be in a catalog."""
 
 
 @dataclass(frozen=True)
 class Ptxas:
-    """ptxas's report on one kernel: registers per thread, bytes of spills, stack frame and static shared memory.
+    """The report of ptxas on one kernel: registers per thread, bytes of spills, stack frame and static shared memory.
 
     ``losses``: its warnings of potential performance loss, by code. C7508: it ignores a setmaxnreg; C7510 to C7512: it
     serialises wgmma.
@@ -88,7 +88,7 @@ class Ptxas:
 
     @property
     def findings(self) -> list[str]:
-        """Reasons why a catalog must not hold this kernel; empty for a clean one."""
+        """Reasons why this kernel must not be in a catalog; empty for a clean one."""
         findings = []
         if self.spill_store_bytes or self.spill_load_bytes:
             findings.append(f"spills {self.spill_store_bytes} bytes ({self.registers} registers)")
@@ -130,7 +130,7 @@ class Job:
     text: str
     launch: str
     digest: str
-    alone: bool = False  # a text from elsewhere, whose macros must not reach others
+    alone: bool = False  # compiled in a unit of its own: the macros of an untrusted text must not reach other kernels
 
 
 def job(record: Record, tools: Toolchain) -> Job:
@@ -170,7 +170,7 @@ def build(
 
     Raises BuildError with a line for each kernel that does not compile (its text and the compiler's messages stay in
     ``build/failed``), after the others are built, and ToolchainError without a compiler. A spill or a stack frame
-    raises nothing, see ``Ptxas.findings``. ``progress`` receives the numbers of finished kernels and of all kernels.
+    does not raise, see ``Ptxas.findings``. ``progress`` receives the numbers of finished kernels and of all kernels.
     """
     outcomes = attempt(records, build_dir=build_dir, tools=tools, jobs=jobs, progress=progress)
     if failures := dict.fromkeys(str(outcome) for outcome in outcomes if isinstance(outcome, BuildError)):
@@ -186,9 +186,9 @@ def attempt(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Artifact | BuildError]:
-    """As ``build``, but a kernel that does not compile raises nothing: its BuildError stands in its place.
+    """``build``, but for a kernel that does not compile the list has its BuildError, which is not raised.
 
-    Raises BuildError where the build directory cannot be written, and ToolchainError without a compiler.
+    Raises BuildError if the build directory cannot be written, and ToolchainError without a compiler.
     """
     tools = tools or discover()
     root = build_dir or places.build_dir()
@@ -213,7 +213,7 @@ def attempt(
 
 
 def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -> Path:
-    """The shared library of the generic launcher and of packs, compiled at first use (some seconds)."""
+    """The shared library of the generic launcher and of packs, compiled at its first use, which takes seconds."""
     tools = tools or discover()
     flags = [*LAUNCHER_FLAGS, f"-I{tools.cuda_include}"]
     root = build_dir or places.build_dir()
@@ -225,7 +225,7 @@ def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -
 
 
 def torch_launcher(*, build_dir: Path | None = None) -> Path:
-    """The shared library of planned calls of torch, compiled at first use (a second) by g++ alone: no torch, no CUDA.
+    """The shared library of planned calls of torch, compiled at its first use in a second. It needs only g++.
 
     Raises BuildError, and ToolchainError without g++.
     """
@@ -250,7 +250,7 @@ def _digest(identity: object) -> str:
 
 
 def _shared(library: Path, name: str, sources: Sequence[str], flags: Sequence[str]) -> Path:
-    """A shared library of our own C++ sources, compiled where it is not there. Raises BuildError."""
+    """A shared library of our own C++ sources, compiled if it is absent. Raises BuildError."""
     if library.is_file():
         return library
     root = library.parent.parent
@@ -301,7 +301,7 @@ def _open(directory: Path) -> Artifact | None:
 def _build_missing(
     items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None
 ) -> dict[str, str]:
-    """Builds what no other process builds, then waits for the others; failures by digest."""
+    """Builds the kernels that no other process is building, then waits for the others. Returns failures by digest."""
     with Locks(root) as locks:
         locked: list[Job] = []
         contended: list[Job] = []
@@ -319,7 +319,7 @@ def _build_missing(
 
 
 def _run(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> dict[str, str]:
-    """Builds and publishes; returns digest -> message for failures. Retries a failed batch kernel by kernel."""
+    """Builds and publishes kernels. A batch that fails is retried kernel by kernel. Returns failures by digest."""
     with scratch_folder(root) as scratch:
         size = max(1, min(BATCH, -(-len(items) // jobs)))
         batches = _batches(items, size)
@@ -484,7 +484,7 @@ def parse_ptxas(log: str, arch: str) -> Ptxas:
 
 
 def _kept(messages: list[str], path: Path) -> str:
-    """Writes a compiler's messages to a file; the first error of them, and the file, as the rest of a sentence."""
+    """Writes a compiler's messages to a file. Returns the first error and the file, as the rest of a sentence."""
     path.parent.mkdir(exist_ok=True)
     messages = [brief(line, LONGEST_MESSAGE) for line in messages]
     path.write_text("\n".join(messages) + "\n")
@@ -494,7 +494,7 @@ def _kept(messages: list[str], path: Path) -> str:
 
 
 def _failure(item: Job, scratch: Path, root: Path) -> str:
-    """Why a kernel did not compile, in a line; its text and the compiler's messages are kept."""
+    """One line that says why a kernel did not compile. Its text and the compiler's messages are kept."""
     source = root / "failed" / f"{item.digest}.cu"
     source.parent.mkdir(exist_ok=True)
     source.write_text(item.text)
@@ -511,7 +511,7 @@ def _failure(item: Job, scratch: Path, root: Path) -> str:
 
 
 def _killed(item: Job, log: str) -> int:
-    """The signal that ended a compiler of this kernel, 0 for none: ninja gives the exit code, nvcc names the signal."""
+    """The signal that ended a compiler of this kernel, or 0. Ninja reports the exit code, nvcc names the signal."""
     commands = [command for command in log.split("FAILED: ") if item.name in command.partition("\n")[0]]
     for code, number in re.findall(r"\A\[code=(\d+)\]|died due to signal (\d+)", commands[-1] if commands else ""):
         signal_number = int(number or int(code) - 128)

@@ -1,6 +1,6 @@
-"""Batch PTX to one PTX file per kernel. Runs inside the ninja graph, so it imports only the standard library.
+"""Splits the PTX of a batch into one file per kernel. It runs in the ninja graph and imports only the standard library.
 
-Parts are normal forms: a kernel gives the same part whether it is compiled alone or in a batch.
+The parts are in normal form, so that a kernel has the same part whether it is compiled alone or in a batch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-# The brace that ends inline assembly also stands at the start of a line: the comment after it tells them apart.
+# A brace at the start of a line ends the entry or inline assembly, which is followed by this comment.
 _ENTRY = re.compile(r"^\.visible \.entry (\w+)\($.*?^}$(?!\n\t// end inline asm)", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r'^\t\.file\t(\d+) "([^"]*)"', re.MULTILINE)
 _LOC = re.compile(r"^\t\.loc\t(\d+) (\d+) (\d+).*\n", re.MULTILINE)

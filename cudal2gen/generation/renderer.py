@@ -1,4 +1,4 @@
-"""Record to CUDA source: the one Jinja environment."""
+"""Renders a record to CUDA source. The only Jinja environment for kernels is here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cudal2gen.kernel import Record
 
 
 def _cxx(value: Any) -> str | int:
-    """The value, if it is text or an integer: everything else prints as Python, not as C++. Raises TypeError."""
+    """The value if it is text or an integer; Jinja would print others in Python's spelling. Raises TypeError."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise TypeError(f"{value!r} has no C++ spelling: a template may print text and integers only")
     return value
@@ -36,20 +36,22 @@ SYNTAX = _Syntax(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=Tru
 
 
 class _CompiledTemplates(FileSystemBytecodeCache):
-    """Templates compiled to Python, in the user's cache: they are half of a cold start. Jinja compares their source;
-    the folder's name stands for the syntax."""
+    """Templates compiled to Python, in the user's cache; compiling them takes half of a cold start.
+
+    Jinja compares the source of a template with the cached one. The syntax is covered by the folder's name.
+    """
 
     def __init__(self) -> None:
         syntax = hashlib.sha256(repr(SYNTAX).encode()).hexdigest()[:16]
         super().__init__(str(places.user_cache() / "templates" / syntax), "%s")
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        """Load, where the cache can be read."""
+        """Loads a template if the cache can be read."""
         with suppress(OSError):
             super().load_bytecode(bucket)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        """Store; where the cache cannot be written, the next process compiles again."""
+        """Stores a template. If the cache cannot be written, the next process compiles it again."""
         with suppress(OSError):
             Path(self.directory).mkdir(parents=True, exist_ok=True)
             super().dump_bytecode(bucket)
@@ -57,7 +59,7 @@ class _CompiledTemplates(FileSystemBytecodeCache):
 
 @cache
 def _environment(folder: Path | None) -> Environment:
-    """Templates of the project, behind those of a family's own folder."""
+    """An environment with a family's own folder of templates, if it has one, before the project's."""
     folders = [places.shipped("templates")] if folder is None else [folder, places.shipped("templates")]
     return Environment(
         loader=FileSystemLoader(folders),
@@ -69,7 +71,7 @@ def _environment(folder: Path | None) -> Environment:
 
 
 def render(record: Record) -> str:
-    """The kernel's complete CuTe source; equal code fields give the same bytes.
+    """The kernel's complete CuTe source. Records with equal code fields give the same bytes.
 
     Raises jinja2.UndefinedError or TypeError for a fault in a template, never for a legal record.
     """

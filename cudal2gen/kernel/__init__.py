@@ -1,8 +1,8 @@
-"""Problems and records: ``Problem`` is the question, a frozen record of some kernel family the answer.
+"""Problems and records. A ``Problem`` is the question; the answer is a frozen record of some kernel family.
 
-A record is one line of ``configs/kernels.jsonl``. Every legality rule is written once, in the ``violations`` of its
-family; catalog, CLI, tuner and tests all go through it by validating a record. Sizes named ``bm bn bk`` are in
-elements, ``*_bytes`` in bytes; problems are always in m, n, k order. The list of families is here and nowhere else.
+A record is one line of ``configs/kernels.jsonl``. Each legality rule is written once, in the ``violations`` of its
+family; the catalog, the CLI, the tuner and the tests apply it by validating a record. Sizes named ``bm``, ``bn`` and
+``bk`` are in elements, ``*_bytes`` in bytes; sizes always come in the order m, n, k. Only this file lists the families.
 """
 
 from __future__ import annotations

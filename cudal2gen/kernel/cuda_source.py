@@ -1,4 +1,4 @@
-"""The family cuda_source: kernels whose CUDA text is not rendered, for example written by a language model."""
+"""The family cuda_source: kernels whose CUDA text is not rendered but was written, for example by a language model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from cudal2gen.kernel.work import Work
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.integers import ceil_div
 
-# Facts of launches that come from the record's own fields.
+# Facts of a launch that follow from the record's own fields.
 OWN_FACTS = frozenset(Launch.model_fields) | {"predicated", "baked_k", "baked_n"}
-# What the text was written for, beside padding by the kernel or by others.
+# Fields that the text was written for; padding comes on top, by the kernel or by the caller.
 LAUNCHED = ("bm", "bn", "bk", "stages", "split_k", "block", "dynamic_smem", "call", "baked")
 SEALED = ("text", "entry", "operation", *LAUNCHED)
-ENTRY = "gemm"  # the kernel's name in a text that comes of another record
+ENTRY = "gemm"  # the kernel's name in a text that was made from another record
 
 
 class CudaSource(Ring):
-    """A CUDA text in place of a template's, named by its digest: ``sources/<digest>.cu`` beside the catalog.
+    """A CUDA text in place of a rendered one, named by its digest: ``sources/<digest>.cu`` beside the catalog.
 
     The text has one kernel, ``entry``, with the parameters of its launch convention. ``seal`` covers the text and all
     that its launch depends on: neither can change alone.
@@ -127,7 +127,7 @@ class CudaSource(Ring):
 
     @property
     def source(self) -> str:
-        """The text. Raises WrongInput where its file is absent or changed, or has what texts may not have."""
+        """The text. Raises WrongInput if its file is absent or was changed, or contains a refused construct."""
         return device_text.load(self.text)
 
     @property
@@ -145,7 +145,7 @@ class CudaSource(Ring):
 
     @property
     def _own_facts(self) -> tuple[str, dict[str, str]]:
-        """The launch convention, and its facts as they are spelled."""
+        """The launch convention and its facts, as text."""
         convention, *facts = self.call.split() or [""]
         if convention not in CONVENTIONS:
             raise ValueError(f"must begin with one of {', '.join(CONVENTIONS)}")
@@ -154,7 +154,7 @@ class CudaSource(Ring):
 
     @property
     def launch(self) -> Launch:
-        """What the launcher must know. Raises ValueError of a record that is not validated."""
+        """The facts that the launcher needs. Raises ValueError if the record is not validated."""
         convention, own = self._own_facts
         if own_facts := sorted(own.keys() & OWN_FACTS):
             raise ValueError(f"{', '.join(own_facts)}: the record has fields for these")
@@ -164,7 +164,7 @@ class CudaSource(Ring):
 
     @property
     def launch_options(self) -> dict[str, int]:
-        """Those that the record spells; of others the launcher has defaults."""
+        """The options that the record states; the launcher has defaults for the others."""
         pairs = [option.partition("=") for option in self.options.split()]
         options = {name: int(value) for name, _, value in pairs}
         if unknown := options.keys() - {option.name for option in self.launch.options}:
@@ -227,7 +227,7 @@ class CudaSource(Ring):
 
     @property
     def accumulator_registers(self) -> int:
-        """Of threads that all multiply, but for a producer's warpgroup beside TMA."""
+        """As if all threads multiply, except one warpgroup that produces if TMA loads."""
         multiplying = self.threads - 128 if isinstance(self.launch, Tma) and self.threads > 128 else self.threads
         return ceil_div(self.bm * self.bn, multiplying) // (2 if self.acc == "f16" else 1)
 
@@ -246,7 +246,8 @@ class CudaSource(Ring):
 
     @property
     def work(self) -> Work:
-        """As its convention usually has it: TMA feeds wgmma or tcgen05, others read fragments of 16 x 8 tiles."""
+        """What is usual for its convention: with TMA wgmma or tcgen05 multiplies, otherwise mma.sync on 16 x 8
+        tiles."""
         launch, options = self.launch, self.launch_options
         if not isinstance(launch, Tma):
             stride = options.get("swizzle_stride", 0)
@@ -268,7 +269,7 @@ class CudaSource(Ring):
 def as_text(record: Record, rendered: str) -> tuple[str, Fields]:
     """A record's kernel as a text of its own, called ``ENTRY`` in it, and the fields of its launch, for ``of_text``.
 
-    ``rendered``: its source. Of a text its author's own.
+    ``rendered``: its source. A record of this family keeps its text and its fields.
     """
     if isinstance(record, CudaSource):
         names = ("entry", *LAUNCHED, "padding", "options")
@@ -299,7 +300,8 @@ def _seal(fields: Mapping[str, Any]) -> str:
 
 
 def _arch(problem: Problem) -> str:
-    """What texts for a problem's GPU are compiled for; ``a`` unlocks wgmma, tcgen05 and setmaxnreg."""
+    """The architecture for which texts for a problem's GPU are compiled; ``a`` unlocks wgmma, tcgen05 and
+    setmaxnreg."""
     capability = GPUS[problem.gpu].capability
     return f"{capability.sm}a" if capability.has_wgmma or capability.has_tcgen05 else capability.sm
 

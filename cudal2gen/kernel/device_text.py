@@ -1,9 +1,9 @@
 """Untrusted CUDA text: its normal form, its digest, and constructs that are refused.
 
-A record may name a text, which then is compiled like any other. Compiling runs none of it, but a preprocessor reads
-files, and the compiler takes what time and memory it is made to take: so includes are those of CUDA, CUTLASS and the
-C++ library, directives are few, and nothing spells a name that the rules here cannot see. Time and memory are limited
-where the compiler runs.
+A record may name a text, which is then compiled like a rendered one. Compiling does not run the text, but the
+preprocessor reads files, and a text can make the compiler use much time and memory. So a text may include only headers
+of CUDA, CUTLASS and the C++ library, it may use few directives, and it may not spell names in ways that the rules here
+cannot see. Time and memory are limited where the compiler runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADERS = (
     r"std(?:int|def)\.h|cooperative_groups\.h",
 )  # fmt: skip
 _INCLUDE = re.compile(rf"<(?:{'|'.join(_HEADERS)})>")
-# Tokens in which a quote begins no string.
+# Comments, strings and characters, so that a quote inside of one does not begin another. An unmatched quote comes last.
 _TOKEN = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'|[\"']", re.S)
 _SPLICE = re.compile(r"\\[ \t]*\n")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)[ \t]*(.*)$", re.M)
@@ -47,7 +47,8 @@ _CONSTRUCTS = {
 
 
 def normal(text: str) -> str:
-    """The text as it is stored and rendered: line feeds, no blanks at the end of lines, one empty line at most."""
+    """The text as it is stored and rendered: lines end with a line feed and without blanks, empty lines do not
+    repeat."""
     text = re.sub(r"\r\n?", "\n", text.removeprefix("\ufeff"))
     text = "\n".join(line.rstrip(" \t") for line in text.rstrip().split("\n")) + "\n"
     return re.sub(r"\n{3,}", "\n\n", text).lstrip("\n")
@@ -75,7 +76,7 @@ def load(name: str) -> str:
 
 
 def refusals(text: str) -> list[str]:
-    """Constructs that texts may not have, a line each with its line number; empty for an acceptable text."""
+    """The forbidden constructs in a text, each as one line with its line number; empty for an acceptable text."""
     return list(_refusals(text))[:8]
 
 
@@ -91,7 +92,7 @@ def _refusals(text: str) -> Iterator[str]:
     if unclosed is not None:
         yield f"line {_line(joined, unclosed)}: a comment, string or character that does not end"
         return
-    defined = False  # macros of a text could name the files that headers include by macros of their own
+    defined = False  # a macro of the text could change which files a header includes
     for match in _DIRECTIVE.finditer(bare):
         defined |= match[1] in ("define", "undef")
         fault = _fault(match[1], match[2].strip())
@@ -107,8 +108,8 @@ def _refusals(text: str) -> Iterator[str]:
 
 
 def _bare(text: str) -> tuple[str, int | None]:
-    """The text with blanks in place of comments and of what strings contain, so that positions stay; and where a
-    comment, a string or a character begins that does not end."""
+    """The text with blanks in place of comments and the content of strings, which keeps positions; and the position of
+    a comment, string or character that does not end, if there is one."""
     unclosed: list[int] = []
 
     def blank(match: re.Match[str]) -> str:
@@ -124,7 +125,7 @@ def _bare(text: str) -> tuple[str, int | None]:
 
 
 def _fault(directive: str, text: str) -> str:
-    """Why a directive is refused; empty where it is not."""
+    """Why a directive is refused; empty if it is allowed."""
     if directive == "":
         return "" if not text else "no directive"
     if directive not in DIRECTIVES:

@@ -1,4 +1,4 @@
-"""Edits of a record: field values set by a user, then either checked against the rules or fitted to them."""
+"""Edits of a record: a user sets field values, which are then checked against the rules or fitted to them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from cudal2gen.kernel.suggestions import unknown_field
 
 
 class Edit(NamedTuple):
-    """``fields``: the line of ``record`` with some fields set, legal or not. ``named``: those that a fit must keep; a
-    part of a field is ``prefetch.kind``."""
+    """A record with some of its fields set to other values.
+
+    ``fields``: the record's line with these values, legal or not. ``named``: the names of the fields that were set,
+    which a fit must keep; a part of a field is written ``prefetch.kind``.
+    """
 
     record: Record
     fields: Fields
     named: frozenset[str]
 
     def parsed(self) -> Record:
-        """The record of exactly these fields. Raises IllegalRecord."""
+        """The record with exactly these fields. Raises IllegalRecord."""
         return self._with_origin(parse(self.fields))
 
     def fitted(self) -> Fit:
@@ -44,7 +47,8 @@ class Edit(NamedTuple):
 def edit(record: Record, values: Mapping[str, Any]) -> Edit:
     """The edit that gives fields, or parts of them (``prefetch.kind``), these JSON values.
 
-    Another ``family`` starts from what both families share. Raises IllegalValue for a name that the family has not.
+    Another ``family`` starts from the fields that both families share. Raises IllegalValue for a name that the family
+    does not have.
     """
     fields = in_family(record, str(values.get("family", record.family)))
     family = FAMILIES.get(fields["family"])
@@ -59,7 +63,7 @@ def edit(record: Record, values: Mapping[str, Any]) -> Edit:
 
 
 def in_family(record: Record, family: str) -> Fields:
-    """A record's line to edit. For another family: what the two share, below that family's own plain decisions."""
+    """A record's line to edit. For another family: the fields that the two share, overridden by its plain decisions."""
     fields = record.model_dump(mode="json")
     if family == record.family or family not in FAMILIES:
         return fields | {"family": family}

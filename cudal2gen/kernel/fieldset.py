@@ -20,10 +20,10 @@ FIXED = frozenset({"problem", "family", "origin", *Problem.model_fields})
 
 @dataclass(frozen=True)
 class Fieldset:
-    """The fields that a family decides, flat: parts of a nested field are ``field.part``.
+    """The fields that a family decides, flat: a part of a nested field is named ``field.part``.
 
-    ``values``: of each the JSON values that its type allows; none where they are too many to list. ``parts``: the
-    schemas of nested fields. ``lists``: the fields whose values are lists, such as a cluster's.
+    ``values``: the JSON values that each field's type allows, or none if there are too many to list. ``parts``: the
+    schemas of nested fields. ``lists``: the fields whose values are lists, such as ``cluster``.
     """
 
     family: type[Record]
@@ -32,7 +32,7 @@ class Fieldset:
     lists: frozenset[str]
 
     def flat(self, fields: Fields) -> Fields:
-        """Decisions by flat name, those that ``fields`` has; a later field that is not spelled is neutral."""
+        """The decisions in ``fields`` by flat name. An optional field that is absent has its neutral value."""
         flat: Fields = {}
         for name in self.values:
             field, _, part = name.partition(".")
@@ -44,7 +44,7 @@ class Fieldset:
         return flat
 
     def nested(self, flat: Fields) -> Fields:
-        """Flat decisions as a line has them."""
+        """Flat decisions in the nested form of a line."""
         fields: Fields = {}
         for name, value in flat.items():
             field, _, part = name.partition(".")
@@ -55,7 +55,7 @@ class Fieldset:
         return fields
 
     def record(self, problem: Problem, origin: Origin, flat: Fields) -> Record:
-        """A record of values that their types allow, legal or not."""
+        """A record with values that their types allow; it may break rules."""
         fields: Fields = {
             name: self.parts[name].model_construct(**{part: _frozen(v) for part, v in value.items()})
             if name in self.parts
@@ -91,7 +91,7 @@ def _is_list(node: Mapping[str, Any]) -> bool:
 
 
 def _values(node: Mapping[str, Any]) -> list[Any]:
-    """The values of a type, from its JSON schema; none of a range or a tuple that has too many."""
+    """The values of a type, from its JSON schema; none for a range or a tuple with too many."""
     if "const" in node:
         return [node["const"]]
     if "enum" in node:
@@ -114,7 +114,8 @@ def _values(node: Mapping[str, Any]) -> list[Any]:
 
 
 def _integers(least: int, most: int, step: int) -> list[int]:
-    """All of a short range; of a long one the multiples of its least, as tiles are of 16; none of an endless one."""
+    """All numbers of a short range; the multiples of the least number of a long one, such as multiples of 16 for tiles;
+    none if these are too many as well."""
     numbers = range(-(-least // step) * step, most + 1, step)
     if len(numbers) > MAX_VALUES // 2:
         numbers = range(least, most + 1, least or most + 1)

@@ -1,8 +1,9 @@
 """Fitting: the nearest legal record in which the fields that a user sets keep their values.
 
-``fit`` searches among records of one family, the cheapest changes first. Which fields to move it learns by trying them:
-those that change which rules are broken. The values of a field come from its type and from the family's ``candidates``,
-which also stand in where that search ends without a legal record. No rule is repeated here, and no family is named.
+``fit`` searches among the records of one family, cheapest changes first. It finds out which fields to move by trying:
+a field matters if another value of it changes which rules are broken. The values of a field come from its type and from
+the family's ``candidates``. If the search ends without a legal record, ``fit`` tries the candidates themselves. This
+module repeats no rule and names no family.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from cudal2gen.kernel.schema import IllegalRecord, IllegalValue
 from cudal2gen.kernel.spelling import FAMILIES, QUESTION, parse
 from kernelproof.ground.chips import GPUS
 
-# Most records whose rules are evaluated: searching from the start, among candidates, and from the best candidates.
-# About 0.3 s.
+# Most records whose rules are evaluated: in the search from the start, among the candidates, and in the search from the
+# best candidates. Together they take about 0.3 s.
 SEARCH_PROBES, CANDIDATE_PROBES, SEED_PROBES = 2500, 500, 1500
 SEEDS = 8
 FIRST_PROBES = 3  # values of a field that are tried to see whether it affects the broken rules
@@ -41,7 +42,8 @@ MAX_CANDIDATES = 2000  # most candidates that are sorted by cost; where nothing 
 
 
 class Difference(NamedTuple):
-    """A field that followed: its name (a part is ``prefetch.distance``), JSON values, and the rule that moved it."""
+    """A field that the fit changed: its name (a part is ``prefetch.distance``), JSON values, and the rule that required
+    it."""
 
     field: str
     before: Any
@@ -53,12 +55,12 @@ class Difference(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """As a user sets it: ``FIELD=VALUE``."""
+        """The new value as a user would set it: ``FIELD=VALUE``."""
         return f"{self.field}={spell(self.after)}"
 
 
 class Fit(NamedTuple):
-    """A legal record, and the fields in which it differs from the one that was asked for."""
+    """A legal record, and the fields in which it differs from the requested one."""
 
     record: Record
     differences: tuple[Difference, ...]
@@ -67,9 +69,9 @@ class Fit(NamedTuple):
 def fit(record: Record, named: Mapping[str, Any], problem: Problem | None = None) -> Fit:
     """The legal record nearest to ``record`` in which the ``named`` fields have these JSON values, for ``problem``.
 
-    A name may be that of a part, ``prefetch.kind``. Without ``problem`` it is the record's own. A fit takes at most
-    6500 looks at the rules, half a second. Raises IllegalValue for a value that its field never takes, IllegalRecord
-    where the rules leave no legal record near.
+    A name may be that of a part, such as ``prefetch.kind``. ``problem`` defaults to the record's own. A fit evaluates
+    the rules at most 6500 times, which takes half a second. Raises IllegalValue for a value that its field never takes,
+    and IllegalRecord if there is no legal record near.
     """
     fields: Fields = record.model_dump(mode="json") | (problem or record.problem).model_dump(mode="json")
     for name, value in named.items():
@@ -81,7 +83,7 @@ def fit(record: Record, named: Mapping[str, Any], problem: Problem | None = None
 
 
 def fit_fields(fields: Fields, named: Collection[str]) -> Fit:
-    """As ``fit``, of a line's fields; those in ``named`` keep their values, and decisions may be missing."""
+    """``fit`` for the fields of a line, where decisions may be missing. Those in ``named`` keep their values."""
     if family := FAMILIES.get(str(fields.get("family"))):
         fields = family.NEUTRAL | fields
     try:
@@ -102,9 +104,9 @@ def fit_fields(fields: Fields, named: Collection[str]) -> Fit:
 
 
 def _search(fields: Fields, named: frozenset[str], refusal: IllegalRecord) -> _Search:
-    """A search that starts from a line's fields; absent decisions are those of the nearest candidate.
+    """A search that starts from a line's fields. Absent decisions are taken from the nearest candidate.
 
-    Raises the refusal where the fields name no family or no problem, or decisions are absent and there are no
+    Raises the refusal if the fields name no family or no problem, or if decisions are absent and the family has no
     candidates.
     """
     family = FAMILIES.get(str(fields.get("family")))
@@ -128,7 +130,8 @@ def _search(fields: Fields, named: frozenset[str], refusal: IllegalRecord) -> _S
 
 @dataclass
 class _Search:
-    """One fit. ``start``: flat decisions, named values included; a set of moves gives some of them other values."""
+    """One fit. ``start``: flat decisions, the named values among them. A set of moves gives some fields other
+    values."""
 
     fieldset: Fieldset
     problem: Problem
@@ -153,7 +156,7 @@ class _Search:
         return sum(self._weight(name) * (1 + _distance(self.start[name], value)) for name, value in moves.items())
 
     def legal_cost(self, moves: Fields) -> float:
-        """As ``cost`` for a legal set, and more for a record that is likely to spill."""
+        """The cost of a legal set of moves; a record that is likely to spill costs more."""
         return self.cost(moves) + (SPILL_COST if self.record(moves).spill_remarks else 0.0)
 
     def _weight(self, name: str) -> float:
@@ -162,7 +165,8 @@ class _Search:
         return TILE_WEIGHT if name in TILE else 1.0
 
     def nearest(self) -> Fields | None:
-        """The cheapest legal set of moves within the probes that there are; every one of them is needed."""
+        """The cheapest legal set of moves that the probes find. The record is not legal without any one of its
+        moves."""
         if not self.broken({}):  # absent decisions were all that was wrong
             return {}
         moves = self._best_first([{}], SEARCH_PROBES)
@@ -175,7 +179,7 @@ class _Search:
         return min(legal, key=self.legal_cost, default=None)
 
     def _best_first(self, seeds: list[Fields], probes: int) -> Fields | None:
-        """The cheapest set of moves that breaks no rule, or the cheapest of those that the probes sufficed for.
+        """The cheapest set of moves that breaks no rule, among those that the probes reach.
 
         The search starts from each of some sets of moves.
         """
@@ -200,10 +204,10 @@ class _Search:
     def _children(
         self, seed: Fields, moves: Fields, broken: list[str], most: float
     ) -> Iterator[tuple[Fields, list[str]]]:
-        """One move more, of each field that touches what is broken, and the rules that are broken then.
+        """Sets with one more move, of fields that affect the broken rules, and the rules that each set breaks.
 
-        A field moves once from the seed. Moves that mend nothing are left out, as are those that cost more than
-        ``most``; of those that lead to the same broken rules the nearest few stay.
+        A field moves only once from the seed. Moves that mend no rule are left out, and so are moves that cost more
+        than ``most``. Of moves that lead to the same broken rules, only the nearest few are kept.
         """
         before = _outcome(broken)
         for name in self.start:
@@ -224,7 +228,7 @@ class _Search:
 
     @cached_property
     def candidates(self) -> list[Fields]:
-        """What the family proposes for the problem, flat; where that is nothing, what it proposes on a stand-in GPU."""
+        """The family's flat proposals for the problem; if there are none, its proposals for a stand-in GPU."""
         for gpu in (self.problem.gpu, *GPUS[self.problem.gpu].stand_ins):
             if fields := list(self.fieldset.family.candidates(self.problem.revised(gpu=gpu))):
                 return list(map(self.fieldset.flat, fields))
@@ -232,7 +236,7 @@ class _Search:
 
     @cached_property
     def values(self) -> dict[str, list[Any]]:
-        """Other values of every field, the nearest first; those of a type with too many are the candidates'."""
+        """Other values of each field, nearest first. If its type has too many, they are those of the candidates."""
         free = list(chain(*self.fieldset.family.free_fields(self.problem).values()))
         values: dict[str, list[Any]] = {}
         for name, old in self.start.items():
@@ -245,7 +249,7 @@ class _Search:
 
     @cached_property
     def _by_candidates(self) -> list[Fields]:
-        """Sets of moves to candidates, the cheapest first. Named and free fields are the start's."""
+        """Sets of moves to candidates, cheapest first. Named and free fields keep the values of the start."""
         family = self.fieldset.family
         fixed = {name: value for name, value in self.start.items() if self.is_named(name) or name in family.FREE_FIELDS}
         named = [name for name in fixed if self.is_named(name)]
@@ -263,12 +267,12 @@ class _Search:
 
     @property
     def _seeds(self) -> list[Fields]:
-        """The sets of moves to candidates that break the fewest rules, the cheapest of them first."""
+        """The sets of moves to candidates that break the fewest rules, cheapest first."""
         return sorted(self._by_candidates[:CANDIDATE_PROBES], key=lambda moves: len(self.broken(moves)))[:SEEDS]
 
     def _needed(self, moves: Fields) -> Fields:
-        """A legal set of moves without those, alone or in pairs, that it can do without; the others are as near as
-        they can be."""
+        """A legal set of moves, reduced: moves that are not needed, alone or in pairs, are dropped, and the others are
+        as small as possible."""
         for fewer in chain(combinations(moves, 1), combinations(moves, 2)):
             less = {name: value for name, value in moves.items() if name not in fewer}
             if self._better(less, moves):
@@ -283,7 +287,7 @@ class _Search:
         return self.legal_cost(moves) < self.legal_cost(legal) and not self.broken(moves)
 
     def reason(self, moves: Fields, name: str) -> str:
-        """A rule that is broken without one of the moves: not one that only ties a field that follows to it."""
+        """A rule that is broken without one of the moves, preferably not one that only ties a following field to it."""
         followers = [follower for follower in moves if follower in self.fieldset.family.FOLLOWING - {name}]
         rules: list[str] = []
         for without in ((name,), *((name, follower) for follower in followers)):
@@ -295,12 +299,12 @@ class _Search:
 
 
 def _field(rule: str) -> str:
-    """The field that a broken rule starts with."""
+    """The field with which the text of a broken rule starts."""
     return re.split(r"[.=:]", rule, maxsplit=1)[0]
 
 
 def _outcome(rules: Collection[str]) -> frozenset[str]:
-    """Which rules are broken, whatever their numbers."""
+    """Which rules are broken, regardless of the numbers in them."""
     return frozenset(re.sub(r"\d+", "#", rule) for rule in rules)
 
 
@@ -309,7 +313,7 @@ def _changes_cost(shared: Fields, flat: Fields) -> float:
 
 
 def _distance(old: Any, new: Any) -> float:
-    """How far a value is from another: the logarithm of a ratio of numbers, 1 for what has no order."""
+    """The distance of two values: the logarithm of the ratio of numbers, 1 for values without an order."""
     if old == new:
         return 0.0
     if old is None or new is None:
@@ -322,5 +326,5 @@ def _distance(old: Any, new: Any) -> float:
 
 
 def _odd(value: Any) -> float:
-    """Cost of a number of warps or threads that is no power of two."""
+    """The cost of a number of warps or threads that is not a power of two."""
     return 0.25 if isinstance(value, int) and value & (value - 1) else 0.0

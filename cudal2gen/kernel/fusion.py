@@ -1,12 +1,12 @@
 """Fusions: operations on the sums of a product before they are rounded and stored, as data of the problem.
 
-D = activation(Z), Z = alpha A B + bias + beta C, in fp32, then one rounding to D's type. ``Fusion`` says which of these
-parts there are: they are code of the kernel. alpha and beta, and where bias and C lie, are data of a launch: with
-beta = 0 the kernel reads C all the same, so that NaN or infinity in C makes D NaN. BLAS leaves C unread there; who
-wants that takes the fusion without ``residual``.
+D = activation(Z), where Z = alpha A B + bias + beta C is computed in fp32 and D is rounded once, to its type.
+``Fusion`` says which of these parts a kernel has; they are compiled in. alpha, beta and the addresses of bias and C are
+arguments of a launch. If beta is 0 the kernel still reads C, so NaN or infinity in C makes D NaN, whereas BLAS does not
+read C. To leave C unread, use the fusion without ``residual``.
 
-``gate`` makes D half as wide as Z, whose columns are pairs interleaved by 8: with Z1 the columns 16 j to 16 j + 7 and
-Z3 the columns 16 j + 8 to 16 j + 15, D = activation(Z1) Z3. ``aux`` stores Z beside D, whole and in D's type.
+``gate`` makes D half as wide as Z, whose columns are pairs interleaved by 8: Z1 has the columns 16 j to 16 j + 7, Z3
+the columns 16 j + 8 to 16 j + 15, and D = activation(Z1) Z3. ``aux`` also stores all of Z, in D's type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Activation = Literal["none", "relu", "gelu_tanh", "gelu", "silu"]
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 NONE = "none"
-# Each part as a text spells it, in the order in which texts have them: the order of application.
+# The name of each part in a text, in the order of a text, which is the order of application.
 PARTS: dict[str, dict[str, Any]] = {
     "alpha": {"scale": True},
     "bias_n": {"bias": "n"},
@@ -32,17 +32,17 @@ PARTS: dict[str, dict[str, Any]] = {
     "gate": {"gate": True},
 }
 ALPHA, BETA = 1.5, -0.5  # for tests and measurements: exact in every type, not neutral, not opposite
-GATE_COLS = 16  # columns of Z that make 8 of D: n is a multiple of it
+GATE_COLS = 16  # columns of Z that give 8 of D; n is a multiple of it
 
 
 class Fusion(BaseModel):
-    """The parts of a fused product; without any it is the plain product.
+    """The parts of a fused product. Without any part it is the plain product.
 
-    ``scale``: the sums are multiplied by alpha. ``bias``: a vector that is added, of n elements, one for each column of
-    Z, or of m, one for each row; in the type of A and B. ``residual``: beta C is added, C (m,n) in the type of D.
-    ``aux``: Z (m,n) is stored as well, rounded to D's type. ``activation``: gelu is by the error function, gelu_tanh
-    the usual approximation of it. ``gate``: columns of Z are pairs, D (m,n/2) the product of activated and other half.
-    A text spells the parts that there are, in this order, such as ``bias_n+silu``; it is also how JSON has a fusion.
+    ``scale``: the sums are multiplied by alpha. ``bias``: a vector is added, in the type of A and B; it has n elements,
+    one for each column of Z, or m, one for each row. ``residual``: beta C is added, C (m,n) in the type of D. ``aux``:
+    Z (m,n) is also stored, rounded to D's type. ``activation``: gelu uses the error function, gelu_tanh the usual
+    approximation of it. ``gate``: columns of Z are pairs, and D (m,n/2) is the activated half times the other half.
+    The text of a fusion has the names of its parts in this order, such as ``bias_n+silu``; JSON uses this text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -84,7 +84,7 @@ class Fusion(BaseModel):
 
     @cached_property
     def text(self) -> str:
-        """The parts joined by +, ``none`` where there are none."""
+        """The parts joined by +, or ``none``."""
         parts = [part for part, fields in PARTS.items() if all(getattr(self, name) == fields[name] for name in fields)]
         return "+".join(parts) or NONE
 
@@ -94,7 +94,7 @@ class Fusion(BaseModel):
         return Fusion(scale=self.scale, bias=self.bias, residual=self.residual)
 
     def d_cols(self, n: int) -> int:
-        """Columns of D where those of the product are n."""
+        """Columns of D if the product has n columns."""
         return n // 2 if self.gate else n
 
     def __str__(self) -> str:

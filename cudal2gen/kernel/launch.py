@@ -1,8 +1,8 @@
 """Launches: the facts of a built kernel, a caller's matrices, and which of them a kernel takes without a copy.
 
-The contract of Python, templates and the C++ launcher. ``Launch`` is what a record says of its kernel; beside a cubin
-it is the file ``kernel.launch``, a line ``name=value`` per fact, which ``write`` and ``read`` spell and ``launch.h``
-reads. A fact at its neutral value, its default here, is left out of the file. Leading dimensions count elements.
+This is the contract between Python, the templates and the C++ launcher. A record describes its kernel by a ``Launch``.
+Beside the cubin lies the file ``kernel.launch`` with one line ``name=value`` per fact; ``Launch.write`` writes it, and
+``read`` and ``launch.h`` read it. Facts with their default value are left out. Leading dimensions count elements.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class Sizes(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Products of a launch, and elements from the matrices of one to those of the next; 0 shares A, B, bias or C."""
+    """The number of products of a launch, and the distances from one product's matrices to the next one's, in elements.
+
+    Distance 0 means that all products share A, B, bias or C.
+    """
 
     products: int = 1
     a: int = 0
@@ -52,9 +55,9 @@ class Batches(NamedTuple):
 class Groups(NamedTuple):
     """Groups of rows of A and D, each times its own B.
 
-    ``ends``: device address of as many ascending int32 as ``products``, the row behind each group's last; the first
-    group starts at row 0, rows behind the last group are not computed. ``b``: elements from a group's B to the next
-    one's, 0 shares it; ``bias``: the same of a bias along n. A bias along m and C go by rows, as D.
+    ``ends``: the device address of one int32 per group, ascending: the row after the group's last one. The first group
+    starts at row 0; rows after the last group are not computed. ``b``: elements from one group's B to the next one's, 0
+    if they share it; ``bias``: the same for a bias along n. A bias along m and C have rows like D.
     """
 
     ends: int
@@ -64,19 +67,20 @@ class Groups(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """How a caller's matrix lies: leading dimension, and whether its address, each one's of a batch, is a multiple of
-    16 bytes."""
+    """The leading dimension of a caller's matrix, and whether its address is a multiple of 16 bytes (for a batch, the
+    addresses of all its matrices)."""
 
     ld: int
     aligned: bool = True
 
     def in_vectors(self, element: Element) -> bool:
-        """Whether every row starts on 16 bytes."""
+        """Whether every row starts at a multiple of 16 bytes."""
         return self.aligned and self.ld % element.vector == 0
 
 
 class Operands(NamedTuple):
-    """The matrices of a product as a caller has them: A (m,k), B as the layout stores it, D (m,n), or (m,n/2) gated."""
+    """The matrices of a product as a caller has them: A (m,k), B as the layout stores it, D (m,n), or (m,n/2) if
+    gated."""
 
     a: Matrix
     b: Matrix
@@ -89,8 +93,8 @@ class Operands(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A data field of records that the launcher takes when it opens a kernel, as a number: the place among ``values``,
-    or the field itself where there are none."""
+    """A data field of records that the launcher takes as a number when it opens a kernel: the index in ``values``, or
+    the field itself if there are no ``values``."""
 
     name: str
     values: tuple[Any, ...] = ()
@@ -103,7 +107,7 @@ class Option(NamedTuple):
 
 
 class Launch(Schema):
-    """What the launcher must know of any kernel; a subclass per calling convention adds its own facts.
+    """The facts that the launcher needs about any kernel. Each calling convention has a subclass with more facts.
 
     ``entry``: the kernel's name in the cubin. ``smem_bytes``: dynamic shared memory of a CTA. ``bk``: elements of k per
     step; a kernel needs as many steps as it has slices.
@@ -132,18 +136,18 @@ class Launch(Schema):
 
     @property
     def stores_vectors(self) -> bool:
-        """Whether D is stored in vectors, so that its rows must start on 16 bytes."""
+        """Whether D is stored in vectors, so that its rows must start at multiples of 16 bytes."""
         return False
 
     @property
     def packed_k(self) -> bool:
-        """Whether rows along k must be packed, since their length is compiled in."""
+        """Whether rows along k must be packed, because their length is compiled in."""
         return False
 
     def takes(self, sizes: Sizes, operands: Operands) -> tuple[bool, bool, bool]:
-        """Which of A, B and D a launch of these sizes takes where they lie; the launcher refuses all others.
+        """For A, B and D, whether a launch of these sizes takes the matrix where it lies. The launcher refuses others.
 
-        Rows of A and B start on 16 bytes, and so do those of D where it is stored in vectors.
+        Rows of A and B must start at multiples of 16 bytes, and so must rows of D if it is stored in vectors.
         """
         along_k = self.layout == "tn"
         row_b = sizes.k if along_k else sizes.n
@@ -154,11 +158,11 @@ class Launch(Schema):
         )
 
     def takes_c(self, n: int, c: Matrix) -> bool:
-        """Whether a launch of n columns takes the C that a fused kernel adds where it lies: as it takes D."""
+        """Whether a launch of n columns takes this C of a fused kernel where it lies. The rule is that of D."""
         return self.fusion.d_cols(n) <= c.ld <= MAX_EXTENT and (self._in_vectors(c) or not self.stores_vectors)
 
     def takes_aux(self, n: int, aux: Matrix) -> bool:
-        """Whether a launch of n columns takes the matrix (m,n) that a fused kernel stores beside D where it lies."""
+        """Whether a launch of n columns takes this aux (m,n) of a fused kernel where it lies."""
         return n <= aux.ld <= MAX_EXTENT and self._in_vectors(aux)
 
     def _in_vectors(self, d: Matrix) -> bool:
@@ -172,7 +176,7 @@ class Launch(Schema):
         )
 
     def spaced(self, n: int, k: int, vectors: int = 1) -> Operands:
-        """Matrices with so many vectors between their rows where the kernel takes such: what a test launches with."""
+        """Matrices for a test, with this many vectors between their rows if the kernel takes that."""
         vector = ELEMENTS[self.element].vector
         gap = vectors * vector
         rows_k = Matrix(aligned(k, vector) + (0 if self.packed_k else gap))
@@ -191,7 +195,8 @@ PDL = Option("pdl", (False, True))
 
 
 class Tiles(Launch):
-    """The kernel is handed matrices; its grid is tiles of D. Slices of k, if any, are summed in a workspace."""
+    """The kernel's arguments are pointers to matrices, and its grid is the tiles of D. Slices of k are summed in a
+    workspace."""
 
     convention: ClassVar[str] = "tiles"
     options: ClassVar[tuple[Option, ...]] = (Option("swizzle_stride"),)
@@ -213,9 +218,10 @@ class Tiles(Launch):
 
 
 class Cluster(Launch):
-    """The kernel is handed matrices; clusters along x, the CTAs of one share the k of a tile.
+    """The kernel's arguments are pointers to matrices. Clusters lie along x, and the CTAs of a cluster share a tile's
+    k.
 
-    ``steps``: of ``bk``, what a CTA holds of k at most.
+    ``steps``: how many steps of ``bk`` a CTA holds at most.
     """
 
     convention: ClassVar[str] = "cluster"
@@ -226,12 +232,12 @@ class Cluster(Launch):
 
 
 class Tma(Launch):
-    """The kernel is handed tensor maps of A, B and, where boxes of D are stored, D; clusters along x.
+    """The kernel's arguments are tensor maps of A, B and, if D is stored in boxes, D. Clusters lie along x.
 
-    A cluster has ``cluster_m`` x ``cluster_n`` tiles, or all slices of one where ``reduce`` is cluster. Boxes are given
-    as columns, which are contiguous, and rows. ``box_d_rest_cols``: columns of the boxes in which the rest of a row of
-    D is stored where ``box_d_cols`` does not divide it, 0 where it does. ``stream_k``: the tiles of the last wave are
-    shared out among all clusters by steps of k, and their sums meet in the workspace.
+    A cluster has ``cluster_m`` x ``cluster_n`` tiles, or all slices of one tile if ``reduce`` is cluster. A box has
+    columns, which are contiguous, and rows. ``box_d_rest_cols``: columns of the boxes that store the rest of a row of
+    D, 0 if ``box_d_cols`` divides the row. ``stream_k``: all clusters share the tiles of the last wave by steps of k,
+    and add their partial sums in the workspace.
     """
 
     convention: ClassVar[str] = "tma"
@@ -265,11 +271,11 @@ CONVENTIONS: dict[str, type[Launch]] = {kind.convention: kind for kind in (Tiles
 
 
 class LaunchFileError(WrongInput):
-    """A ``kernel.launch`` that this version does not understand; the message names the fact."""
+    """A file ``kernel.launch`` that this version does not understand; the message names the fact."""
 
 
 def read(text: str) -> Launch:
-    """The launch of a file ``kernel.launch``. Raises LaunchFileError."""
+    """The launch that the text of a file ``kernel.launch`` describes. Raises LaunchFileError."""
     facts: dict[str, str] = {}
     for token in text.split():
         name, separator, value = token.partition("=")

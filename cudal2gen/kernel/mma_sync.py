@@ -1,4 +1,4 @@
-"""Shared parts of the mma.sync families: tiles, warps, baked k, padding."""
+"""What the mma.sync families share: tiles, warps, baked k, padding."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Padding = Literal["none", "predicate", "pad"]
 MMA_M, MMA_N = 16, 8  # of mma.sync
 MAX_GRID_YZ = 65535
 SPLITS = (1, 2, 4)  # slices of k that the tuner tries
-# Registers of a thread in the catalog's records, none of which spills: most accumulators, fewest others.
+# Of the catalog's records, none of which spills: the most accumulator registers of a thread, and the fewest others.
 MAX_ACCUMULATORS, MIN_OTHER_REGISTERS = 160, 24
 MAX_UNROLLED = 64  # steps; code and compile time grow with them
 
 
 class MmaTiles(Record):
-    """A CTA tile shared out among warps that multiply by mma.sync."""
+    """A CTA tile that is divided among warps, which multiply by mma.sync."""
 
     @property
     def warps(self) -> tuple[int, int]:
@@ -42,7 +42,7 @@ class MmaTiles(Record):
 
     @property
     def warp_n(self) -> int:
-        """8-column MMA blocks of one warp; always even, ldmatrix.x4 brings two."""
+        """8-column MMA blocks of one warp; always even, because ldmatrix.x4 loads two."""
         return self.bn // (MMA_N * self.warps[1])
 
     @property
@@ -51,13 +51,12 @@ class MmaTiles(Record):
 
     @property
     def loads_fused_early(self) -> bool:
-        """Whether a bias is loaded before the main loop; it is not where slices are summed first or registers are
-        short."""
+        """Whether a bias is loaded before the main loop; not if slices are summed first or registers are short."""
         return self.split_k == 1
 
 
 class MmaSyncKernel(MmaTiles):
-    """Shared parts of the sm_80 families: warps as a decision, baked k, tiles predicated by hand."""
+    """What the sm_80 families share: the number of warps is a decision, k may be baked, and tiles may be predicated."""
 
     mma_repeat: Annotated[
         tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, le=8)], Literal[1]],
@@ -134,7 +133,7 @@ class MmaSyncKernel(MmaTiles):
 
     @property
     def smem_static_bytes(self) -> int:
-        """Shared memory that a split of k adds: the last arrival's flag, padded to the alignment of what follows."""
+        """Shared memory that split k adds: the flag of the last arrival, padded to the alignment of what follows."""
         return 16 if self.split_k > 1 else 0
 
     @property
@@ -144,7 +143,7 @@ class MmaSyncKernel(MmaTiles):
 
     @property
     def spill_remarks(self) -> list[str]:
-        """Warns of more accumulators than in any kernel known to compile without spills."""
+        """A warning if the record has more accumulators than any kernel that is known to compile without spills."""
         most = self.register_limit
         if self.accumulator_registers <= min(MAX_ACCUMULATORS, most - MIN_OTHER_REGISTERS):
             return []
@@ -167,12 +166,12 @@ class MmaSyncKernel(MmaTiles):
 
     @property
     def baked_k(self) -> int:
-        """The k that is compiled in, as the kernel is handed it: padded where the caller pads; 0 for none."""
+        """The k that is compiled in, 0 for none. If the caller pads, it is the padded k."""
         k = aligned(self.k, self.k_step) if self.caller_pads else self.k
         return k if self.bake else 0
 
     def tiles_launch(self, raster: Raster) -> Tiles:
-        """The launch of a kernel that is handed matrices and a grid of tiles."""
+        """The launch of a kernel with pointers to matrices and a grid of tiles."""
         return Tiles(
             **self.launch_facts, raster=raster, predicated=int(self.predicated), baked_n=0, baked_k=self.baked_k
         )
@@ -181,7 +180,7 @@ class MmaSyncKernel(MmaTiles):
 
     @classmethod
     def serves(cls, chip: Chip) -> bool:
-        """Not where there is wgmma, of whose rate mma.sync has two thirds."""
+        """Not on GPUs with wgmma, because mma.sync reaches two thirds of its rate."""
         return not chip.capability.has_wgmma
 
     @classmethod

@@ -34,8 +34,10 @@ def types(ab: str, acc: str, d: str) -> str:
 
 
 class Problem(Schema):
-    """The question: D(m,n) = A(m,k) B, on one GPU, with what ``fusion`` says applied before D is stored; of a strided
-    batch the sizes of each product, of a grouped one m of all groups together."""
+    """The question: D(m,n) = A(m,k) B on one GPU, with the operations of ``fusion`` applied before D is stored.
+
+    In a strided batch the sizes are those of each product; in a grouped one m is the sum over all groups.
+    """
 
     KIND: ClassVar[tuple[str, ...]] = ("ab", "d", "acc", "layout", "batch")
 
@@ -76,7 +78,7 @@ class Problem(Schema):
 
     @staticmethod
     def exists(ab: ElementName, d: str, acc: str) -> bool:
-        """Whether types go together; a sum in fp16 has nothing to store in fp32."""
+        """Whether kernels exist for this combination of types. A sum in fp16 is not stored in fp32."""
         element = ELEMENTS[ab]
         return d in element.outputs and (acc == "f32" or (element.half_sums and d == "same"))
 
@@ -114,37 +116,37 @@ class Problem(Schema):
 
     @property
     def d_cols(self) -> int:
-        """Columns of D: n, or half of it where pairs of columns are gated."""
+        """Columns of D: n, or n / 2 if pairs of columns are gated."""
         return self.fusion.d_cols(self.n)
 
     @property
     def types(self) -> str:
-        """The accumulator; the type of A and B before it, and of D behind it, where they are not all fp16."""
+        """The accumulator type; if they are not fp16, preceded by the type of A and B and followed by that of D."""
         return types(self.ab, self.acc, self.d)
 
     @property
     def title(self) -> str:
         """The problem in a line."""
-        return f"{self.gpu} {self.types} {self.layout} {self.mnk}{self.later}"
+        return f"{self.gpu} {self.types} {self.layout} {self.mnk}{self.suffix}"
 
     @property
-    def later(self) -> str:
-        """Fusion and batch as text, each behind a space; empty for one plain product."""
+    def suffix(self) -> str:
+        """Fusion and batch as text, each after a space; empty for a single plain product."""
         return f"{f' {self.fusion}' if self.fusion else ''}{f' {BATCH_TITLES[self.batch]}' if self.batched else ''}"
 
     @property
     def batched(self) -> bool:
-        """Whether a launch computes several products, as many as it says."""
+        """Whether a launch computes several products; their number is an argument of the launch."""
         return self.batch != "none"
 
     @property
     def grouped(self) -> bool:
-        """Whether these products share out the rows of one A, by offsets on the device."""
+        """Whether these products are groups of rows of one A, whose offsets lie on the device."""
         return self.batch == "grouped"
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Types, layout, batch and fusion: a kernel computes other sizes than its own, but of its kind only."""
+        """Types, layout, batch and fusion. A kernel may compute other sizes than its own, but only of its kind."""
         return (*(getattr(self, name) for name in self.KIND), str(self.fusion))
 
     @classmethod
@@ -167,7 +169,8 @@ class Problem(Schema):
         return 2 * self.m * self.n * self.k
 
     def flops_of(self, products: int) -> int:
-        """Operations of a launch of so many products. Groups share out m, so a grouped launch has ``flops``."""
+        """Operations of a launch of this many products. Groups divide m among them, so a grouped launch has
+        ``flops``."""
         return self.flops if self.grouped else products * self.flops
 
     def elements_of(self, products: int) -> int:
@@ -175,18 +178,18 @@ class Problem(Schema):
         return self.k * ((self.m if self.grouped else products * self.m) + products * self.n)
 
     def traffic_of(self, products: int) -> int:
-        """Least bytes between device memory and the chip for such a launch: each operand once."""
+        """The least device-memory traffic of such a launch, in bytes: each operand once."""
         stored = self.output.bytes * self.m * self.d_cols * (1 if self.grouped else products)
         return self.element.bytes * self.elements_of(products) + stored
 
     @property
     def traffic_bytes(self) -> int:
-        """Each operand once between device memory and the chip: the least that any kernel moves."""
+        """The least device-memory traffic of one product, in bytes: each operand once."""
         return self.traffic_of(1)
 
     @property
     def size_class(self) -> SizeClass:
-        """The class of a problem by what limits it; tuning and benchmarks are spread over these classes."""
+        """The class of the problem by what limits its speed; tuning and benchmarks sample all classes."""
         if self.m <= 64:
             return "small-m"
         if self.m * self.n <= 1 << 20 and self.k >= 2048:

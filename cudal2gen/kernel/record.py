@@ -42,8 +42,10 @@ class Origin(Schema):
 
 
 class Record(Schema):
-    """The answer to a problem: the decisions that all families share, and facts derived from them. A line spells it
-    flat: the problem's fields, then the decisions."""
+    """The answer to a problem: the decisions that all families share, and facts derived from them.
+
+    A line of the catalog is flat: it has the problem's fields, then the decisions.
+    """
 
     problem: Annotated[Problem, Field(description="the question")]
     family: Annotated[str, FAMILY]
@@ -56,7 +58,7 @@ class Record(Schema):
     OPERAND_BYTES: ClassVar[tuple[int, ...]] = (2,)  # widths of elements of A and B that the family's text multiplies
     TEXTUAL: ClassVar[bool] = False  # whether records name untrusted texts, which are compiled within limits
     CONVENTION: ClassVar[type[Launch]] = Launch  # how the launcher calls kernels of the family
-    # Decisions with which a tile serves sizes that it does not divide, the faster ones first.
+    # Decisions with which a tile serves sizes that it does not divide, fastest first.
     SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = ({},)
 
     if TYPE_CHECKING:  # a field of every family, each with bounds and a place in the line of its own
@@ -64,7 +66,7 @@ class Record(Schema):
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:  # noqa: ARG003
-        """Decisions to start from where another family's say nothing, as JSON values; sensible, not tuned."""
+        """Decisions to start from if another family's do not carry over, as JSON values; sensible, but not tuned."""
         return {}
 
     def at(self, problem: Problem, **decisions: Any) -> Self:
@@ -155,12 +157,13 @@ class Record(Schema):
         return self
 
     def broken_rules(self) -> list[str]:
-        """Every rule that fields of the right types break, as ``field=value: rule``; none of a validated record."""
+        """Every broken rule as ``field=value: rule``; none for a validated record. The types of the fields must be
+        right."""
         # Shared rules first: a family's own rules divide by fields that these keep positive.
         return list(self.shared_violations()) or list(self.violations())
 
     def shared_violations(self) -> Iterator[str]:
-        """Broken rules that a family's own build on, as ``field=value: rule``, in the record's own names."""
+        """Broken rules that all families share, as ``field=value: rule``. A family's own rules rely on these."""
         if self.gpu not in GPUS:
             yield f"gpu={self.gpu}: must be one of {', '.join(GPUS)}"
         if (width := self.element.bytes) not in self.OPERAND_BYTES:
@@ -172,31 +175,31 @@ class Record(Schema):
         raise NotImplementedError
 
     def count_violations(self) -> Iterator[str]:
-        """Rules on how much work there is: slices of k and CTA tiles."""
+        """Rules on the amount of work: slices of k and CTA tiles."""
         if self.split_k > (steps := ceil_div(self.k, self.k_step)):
             yield f"split_k={self.split_k}: exceeds the {steps} k-steps of {self.k_step}"
         if self.ctas > 2**30:
             yield f"bm={self.bm}: {self.ctas} CTA tiles exceed the {2**30} that are counted"
 
     def group_violations(self) -> Iterator[str]:
-        """Whether sums over slices of k stay within a CTA where the tiles of groups are counted on the device."""
+        """Rules for groups, whose tiles are counted on the device: one CTA must compute the whole k of a tile."""
         if self.grouped and self.split_k > 1:
             yield f"split_k={self.split_k}: must be 1 for batch=grouped, whose tiles the host does not know"
 
     def vector_violations(self, *extents: str) -> Iterator[str]:
-        """Rows along these extents of the problem must be whole 16-byte vectors, for cp.async as for tensor maps."""
+        """Rows along these extents must be whole 16-byte vectors, as cp.async and tensor maps require."""
         for name in extents:
             if (extent := getattr(self, name)) % (vector := self.element.vector):
                 yield f"{name}={extent}: must be a multiple of {vector}, rows along {name} start on 16 bytes"
 
     def smem_violations(self, cause: str) -> Iterator[str]:
-        """Whether a CTA's shared memory exceeds what the GPU gives to one; ``cause``: the field that makes it so."""
+        """The rule that a CTA's shared memory fits the GPU. ``cause``: the field that the message blames."""
         if (needed := self.smem_bytes + self.smem_static_bytes) > (most := self.target.capability.smem_block_bytes):
             yield f"{cause}: {needed} bytes of shared memory exceed the {most} of {self.gpu}"
 
     @property
     def arch(self) -> str:
-        """What nvcc and ptxas compile for."""
+        """The architecture for which nvcc and ptxas compile."""
         return self.target.capability.sm
 
     @property
@@ -206,16 +209,16 @@ class Record(Schema):
 
     @property
     def ring_steps(self) -> int:
-        """k-steps in shared memory at a time, 1 without a ring. Tests take values of k around it."""
+        """k-steps that shared memory holds at a time, 1 without a ring. Tests use values of k around it."""
         return 1
 
     @property
     def steps_in_flight(self) -> int:
-        """k-steps being loaded while another is multiplied; a stage becomes free when its own step is done."""
+        """k-steps that are loaded while another is multiplied. A stage becomes free when its step is done."""
         return max(1, self.ring_steps - 1)
 
     def k_order(self, k: int) -> list[list[list[int]]]:
-        """The k of every partial sum in the order in which MMAs add them: slices of k, each of groups of up to 8.
+        """The order in which MMAs add up k: a list of groups of up to 8 for each slice of k.
 
         A group is half an MMA, the smallest step after which an accumulator may be rounded.
         """
@@ -225,7 +228,8 @@ class Record(Schema):
 
     @property
     def launch(self) -> Launch:
-        """What the launcher must know of the compiled kernel; data fields come at ``open``."""
+        """The facts about the compiled kernel that the launcher needs. Data fields are passed when it opens the
+        kernel."""
         raise NotImplementedError
 
     @property
@@ -247,37 +251,38 @@ class Record(Schema):
         }
 
     def output_fields(self, problem: Problem) -> Fields:  # noqa: ARG002
-        """Decisions that change with the type of D where the record serves this problem."""
+        """Decisions that must change with the type of D if the record serves this problem."""
         return {}
 
     @property
     def launch_options(self) -> dict[str, int]:
-        """Data fields that the launcher takes when it opens the kernel, as its numbers; those that are given."""
+        """The data fields that are set, as the numbers that the launcher takes when it opens the kernel."""
         fields = {option: getattr(self, option.name, None) for option in self.CONVENTION.options}
         return {option.name: option.number(value) for option, value in fields.items() if value is not None}
 
     def launched_with(self, options: dict[str, int]) -> Self:
-        """The record whose ``launch_options`` are these where they differ: data fields, so the binary is the same."""
+        """The record with these launch options in place of its own. They are data fields, so the binary stays the
+        same."""
         declared = {option.name: option for option in self.CONVENTION.options}
         return self.model_copy(update={name: declared[name].value(number) for name, number in options.items()})
 
     @property
     def other_options(self) -> list[dict[str, int]]:
-        """Values of the launch options that a test should try beside the record's own."""
+        """Values of the launch options that tests try besides the record's own."""
         return []
 
     def other_strides(self, n: int) -> list[int]:  # noqa: ARG002
-        """Values of the launch option ``swizzle_stride`` that a test of n columns tries beside the record's own."""
+        """Values of the launch option ``swizzle_stride`` that tests of n columns try besides the record's own."""
         return []
 
     @property
     def waits_by_mbarriers(self) -> bool:
-        """Whether warpgroups wait for each other by mbarriers, so that their order is worth a test."""
+        """Whether warpgroups wait for each other at mbarriers; then tests also execute them in an adverse order."""
         return False
 
     @property
     def shares_last_wave(self) -> bool:
-        """Whether all CTAs share the tiles of the last wave, so that a last wave behind a whole one is worth a test."""
+        """Whether all CTAs share the tiles of the last wave; then tests have a last wave after a whole one."""
         return False
 
     @property
@@ -288,7 +293,8 @@ class Record(Schema):
 
     @property
     def grid_is_tiles(self) -> bool:
-        """Whether a CTA's place in the grid is its tile's place in D, so that a part of a grid is a part of D."""
+        """Whether a CTA's index in the grid is its tile's index in D, so that executing a part of the grid gives a part
+        of D."""
         return False
 
     @property
@@ -298,12 +304,12 @@ class Record(Schema):
 
     @property
     def cluster_ctas(self) -> int:
-        """CTAs that are launched together, 1 where there are no clusters."""
+        """CTAs of a cluster, 1 without clusters."""
         return 1
 
     @property
     def facts(self) -> dict[str, int | str]:
-        """Facts for readers of the record, beside those that all families derive."""
+        """Facts for readers of the record, besides those that all families have."""
         return {}
 
     @property
@@ -329,7 +335,7 @@ class Record(Schema):
 
     @property
     def padding_waste(self) -> float:
-        """Work on padding, as a fraction of the useful work."""
+        """Wasted work on padding, as a fraction of the useful work."""
         return self.tiles_m * self.bm * self.tiles_n * self.bn / (self.m * self.n) - 1
 
     @property
@@ -344,7 +350,7 @@ class Record(Schema):
 
     @property
     def step_bytes(self) -> int:
-        """One k-step of A and of B, as shared memory holds it."""
+        """Bytes of one k-step of A and B in shared memory."""
         return (self.bm + self.bn) * self.k_step * self.element.bytes
 
     @property
@@ -353,7 +359,7 @@ class Record(Schema):
         return self.target.capability.ctas_by_smem(self.smem_bytes + self.smem_static_bytes)
 
     def residency(self, registers: int) -> Residency:
-        """CTAs that an SM has room for at ``registers`` per thread, by limit."""
+        """How many CTAs fit on an SM at ``registers`` per thread, by each limit."""
         smem = self.smem_bytes + self.smem_static_bytes
         return self.target.capability.residency(self.threads, registers, smem)
 
@@ -362,7 +368,7 @@ class Record(Schema):
         return self.residency(registers).ctas
 
     def waves(self, registers: int) -> float:
-        """How often the GPU is filled; infinite where no CTA fits."""
+        """How many times the CTAs fill the GPU; infinite if no CTA fits."""
         resident = self.ctas_per_sm(registers) * self.target.sms
         return self.ctas / resident if resident else float("inf")
 
@@ -373,7 +379,7 @@ class Record(Schema):
 
     @property
     def estimated_registers(self) -> int:
-        """Registers of a thread, a rough guide for pruning; ptxas decides."""
+        """A rough estimate of a thread's registers, for pruning; ptxas decides."""
         raise NotImplementedError
 
     @property
@@ -383,16 +389,16 @@ class Record(Schema):
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons why a legal record is slow or fails its build: registers that spill, work that misses SMs."""
+        """Why a legal record may be slow or fail its build: spilled registers, idle SMs."""
         busy, sms = self.ctas, self.target.sms
-        # Tiles of 64 x 64 would give every SM one.
+        # The problem is large enough that tiles of 64 x 64 would give every SM one.
         if 4 * busy <= sms and self.m * self.n >= 64 * 64 * sms:
             return [*self.spill_remarks, f"{busy} CTAs leave {sms - busy} of {sms} SMs idle"]
         return self.spill_remarks
 
     @property
     def remarks(self) -> list[str]:
-        """Notes for the author of a legal record: warnings, then settings without effect."""
+        """Notes for the author of a legal record: warnings, and settings without effect."""
         return self.warnings
 
     @property
@@ -402,34 +408,35 @@ class Record(Schema):
 
     @property
     def caller_pads(self) -> bool:
-        """Whether the caller hands over wider matrices, filled up with zeros; False without a field ``padding``."""
+        """Whether the caller passes wider matrices, padded with zeros; False for families without a field
+        ``padding``."""
         return getattr(self, "padding", "none") == "pad"
 
     def padded(self, sizes: Sizes) -> Sizes:
-        """The extents that the kernel is launched with for these: the same, or what the caller pads them to."""
+        """The extents with which the kernel is launched: these, or the ones to which the caller pads."""
         return self.wider(sizes) if self.caller_pads else sizes
 
     def wider(self, sizes: Sizes) -> Sizes:
-        """The least extents that a kernel takes whose caller pads these."""
+        """The least extents to which a caller must pad these."""
         return sizes
 
     @classmethod
     def line_fields(cls) -> dict[str, FieldInfo]:
-        """All fields as a line spells them: the problem's, then the record's own."""
+        """All fields of a line: the problem's, then the record's own."""
         own = {name: field for name, field in cls.model_fields.items() if name != "problem"}
         return Problem.model_fields | own
 
     def decisions(self) -> dict[str, Any]:
-        """The fields without problem and origin, as JSON values; equal decisions are the same answer."""
+        """The fields without problem and origin, as JSON values. Records with equal decisions are the same answer."""
         return self.model_dump(mode="json", exclude={"problem", "origin"})
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """Texts that the record names by their digests, which lie beside the catalog; none of most families."""
+        """Texts that the record names by digest, which lie beside the catalog. Most families have none."""
         return {}
 
     def code(self) -> dict[str, Any]:
-        """The fields that the rendered text depends on, as JSON values; records with equal code share one text."""
+        """The fields on which the rendered text depends, as JSON values. Records with equal code share one text."""
         fields = self.model_dump(mode="json", exclude={"origin"})
         return {name: value for name, value in fields.items() if name not in self.DATA_FIELDS}
 
@@ -449,9 +456,9 @@ class Record(Schema):
 
     @property
     def kernel_key(self) -> tuple[str, tuple[tuple[str, int], ...]]:
-        """What a run of a record depends on beside its problem: the binary, and how it is launched.
+        """The binary and its launch options: together with the problem, they determine a run.
 
-        Records of one key are the same kernel in every respect.
+        Records with the same key are the same kernel in every respect.
         """
         return self.name, tuple(sorted(self.launch_options.items()))
 
@@ -468,30 +475,33 @@ class Record(Schema):
 
     @classmethod
     def serves(cls, chip: Chip) -> bool:  # noqa: ARG003
-        """Whether the tuner proposes this family on a GPU: it is legal there, and no other family is always faster."""
+        """Whether the tuner proposes this family on a GPU: it must be legal there, and no other family always
+        faster."""
         return True
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Decisions that are worth a trial, as JSON values; some may break a rule, ``parse`` tells which."""
+        """Decisions that are worth trying, as JSON values. Some may break a rule; ``parse`` refuses those."""
         if fields := cls.plain(problem):
             yield fields
 
     @classmethod
     def free_fields(cls, problem: Problem) -> Mapping[str, Sequence[Fields]]:  # noqa: ARG003
-        """Decisions that no rule ties to others, so that any combination is legal: alternatives by name. Every
-        alternative sets the same fields, and all of them together set ``FREE_FIELDS``. The tuner chooses them beside a
-        candidate, so they do not multiply the candidates."""
+        """Alternatives for decisions that no rule ties to others, by name; any combination of them is legal.
+
+        All alternatives of a name set the same fields, and all names together set ``FREE_FIELDS``. The tuner chooses
+        them independently of the candidate, so that they do not multiply the candidates.
+        """
         return {}
 
     @property
     def work(self) -> Work:
-        """The work of a CTA, for the cost model; by default mma.sync on operands that come from the L2 once."""
+        """The work of a CTA, for the cost model; by default mma.sync on operands that are loaded from the L2 once."""
         return Work("mma.sync", self.step_bytes)
 
 
 class Ring(Record):
-    """A record that takes k in tiles of ``bk``, up to ``stages`` of them in shared memory at a time."""
+    """A record that loads k in tiles of ``bk``, of which shared memory holds up to ``stages`` at a time."""
 
     if TYPE_CHECKING:
         bk: int

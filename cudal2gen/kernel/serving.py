@@ -1,7 +1,7 @@
-"""Serving of problems without a record: the nearest record, the fields that change, and the matrices that are copied.
+"""How a problem without a record is served: the nearest record, which of its fields change, which matrices are copied.
 
-Everything that chooses a kernel asks here: the command line and packs by way of ``catalog``, ``cudal2gen.matmul`` by
-way of ``choice``. Distances count octaves, 1 for a factor of two.
+The command line and packs use this module through ``catalog``, ``cudal2gen.matmul`` uses it through ``choice``.
+Distances are in octaves: 1 for a factor of two.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ COPY = 1.0
 
 
 class Use(NamedTuple):
-    """How a kernel computes a product: the sizes launched, and which of A, B and D are copied to or from padded
-    ones."""
+    """How a kernel computes a product: the sizes of the launch, and which of A, B and D are copied to or from padded
+    matrices."""
 
     launched: Sizes
     copied: Copied
 
     def copied_bytes(self, sizes: Sizes, widths: tuple[int, int, int]) -> int:
-        """Bytes that the copies move: the matrix once read, the wide one filled with zeros and written. ``widths``:
-        of a problem."""
-        writes = (2, 2, 1)  # D is not filled before
+        """Bytes that the copies move: each matrix is read, and its padded one is filled with zeros and written.
+        ``widths``: those of the problem."""
+        writes = (2, 2, 1)  # the padded D is not filled with zeros first
         matrices = zip(_shapes(sizes), _shapes(self.launched), writes, widths, self.copied, strict=True)
         return sum(
             width * (math.prod(own) + times * math.prod(wide)) for own, wide, times, width, copied in matrices if copied
@@ -44,7 +44,7 @@ class Use(NamedTuple):
 
     @property
     def matrices(self) -> str:
-        """The matrices that are copied, in words; empty where there are none."""
+        """The matrices that are copied, in words; empty if there are none."""
         names = [name for name, copied in zip("ABD", self.copied, strict=True) if copied]
         return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
@@ -55,15 +55,15 @@ def sizes_of(problem: Problem) -> Sizes:
 
 
 def own_use(record: Record, sizes: Sizes, operands: Operands) -> Use:
-    """What is launched and copied where the record's own padding serves the sizes; the launcher refuses all others."""
+    """The launch and the copies if the record's own padding serves the sizes; the launcher refuses other sizes."""
     launched = record.padded(sizes)
     return Use(launched, _copied(record, sizes, launched, operands))
 
 
 def use(record: Record, sizes: Sizes, operands: Operands) -> Use | None:
-    """How a record's binary computes a product, with as few copies as it can; None where it does not.
+    """How a record's binary computes a product with the fewest copies; None if it cannot.
 
-    Other sizes than the record's own are computed where they are legal and leave the binary as it is.
+    A binary computes other sizes than the record's own if these are legal and do not change the binary.
     """
     problem = record.problem.model_copy(update=sizes._asdict())
     vector = record.element.vector
@@ -81,10 +81,10 @@ def use(record: Record, sizes: Sizes, operands: Operands) -> Use | None:
 
 
 def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> tuple[Record, Use] | None:
-    """The record for another problem, and its use on packed operands; None where the rules allow none.
+    """The record changed for another problem, and its use on packed operands; None if the rules allow none.
 
-    Of the family's variants (tiles predicated, operands padded) it is the one with the fewest copies; with
-    ``same_binary`` only of those that leave the binary as it is. The origin names what changed.
+    Among the family's variants (predicated tiles, padded operands) the one with the fewest copies is chosen, with
+    ``same_binary`` only among variants with the record's binary. The origin names the fields that changed.
     """
     sizes, operands = sizes_of(problem), Operands.packed(problem.layout, problem.n, problem.k, problem.fusion)
     pairs: list[tuple[Record, Use]] = []
@@ -104,7 +104,7 @@ def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> t
 
 
 def changed_fields(record: Record, other: Record) -> tuple[str, ...]:
-    """The fields in which a record differs from the one that it comes from, but for its origin."""
+    """The fields in which a record differs from the one that it was made from, except the origin."""
     before, after = (item.model_dump(mode="json", exclude={"origin"}) for item in (record, other))
     return tuple(sorted(name for name in before | after if before.get(name) != after.get(name)))
 
@@ -112,13 +112,12 @@ def changed_fields(record: Record, other: Record) -> tuple[str, ...]:
 def distance(problem: Problem, other: Problem, tile: tuple[int, int]) -> float:
     """How far the record of another problem is from serving this one; ``tile``: its bm and bn.
 
-    The sum over m, n and k of the octaves between the sizes, since the best tile, split and order follow the ratio of
-    sizes, not their difference. A record of a smaller size counts three times its octaves, and the tiles that it needs
-    more of count as well: a kernel for a larger problem leaves a part of its last tiles empty, while one for a smaller
-    problem was chosen to spread little work (small tiles, split k), and a second tile reads an operand a second time.
-    So 4097 rows take the record of 4096, but 5 rows that of 8. Another layout stores B otherwise and changes how it is
-    loaded, not the tile. Types count nothing: tensor cores multiply bf16 at the rate of fp16. GPUs: see
-    ``chips.distance``.
+    It is the sum of the octaves between the sizes over m, n and k, because the best tile, split and order depend on the
+    ratio of sizes, not on their difference. If the record is for a smaller size, its octaves count three times, and the
+    additional tiles count as well: a kernel for a larger problem leaves part of its last tiles empty, but one for a
+    smaller problem was chosen to spread little work (small tiles, split k), and a second tile reads an operand again.
+    So 4097 rows use the record for 4096, but 5 rows the one for 8. Another layout changes how B is loaded, not the
+    tile. Types do not count, because tensor cores multiply bf16 at the rate of fp16. For GPUs see ``chips.distance``.
     """
     pairs = ((problem.m, other.m, tile[0]), (problem.n, other.n, tile[1]), (problem.k, other.k, None))
     total = chips.distance(problem.gpu, other.gpu) + (OTHER_LAYOUT if problem.layout != other.layout else 0.0)
@@ -134,11 +133,10 @@ def nearest(
     ranked: Iterable[tuple[float, Item]],
     serve: Callable[[Item], tuple[Served, Use] | None],
 ) -> tuple[Item, Served, Use] | None:
-    """The item that serves a problem best, what ``serve`` makes of it, and its use; None where none serves.
+    """The item that serves a problem best, what ``serve`` returns for it, and its use; None if no item serves.
 
-    ``ranked``: items by their distance, the nearest first. Best is the least distance, each matrix that is copied
-    counted as an octave: a copy reads and writes a whole operand beside the product. An item at distance 0 comes
-    before all others.
+    ``ranked``: items with their distances, nearest first. The best item has the least distance, plus one octave for
+    each matrix that is copied, since a copy reads and writes a whole operand. An item at distance 0 always wins.
     """
     best: tuple[Item, Served, Use] | None = None
     least = math.inf
@@ -156,7 +154,7 @@ def nearest(
 
 
 def cost(problem: Problem, source: Record, use: Use) -> float:
-    """What ``nearest`` compares: the distance of a record and its copies, in octaves."""
+    """The cost that ``nearest`` compares, in octaves: the distance of a record plus its copies."""
     return distance(problem, source.problem, (source.bm, source.bn)) + COPY * sum(use.copied)
 
 
@@ -177,7 +175,7 @@ def _shapes(sizes: Sizes) -> tuple[tuple[int, int], ...]:
 
 
 def _copied(record: Record, sizes: Sizes, launched: Sizes, operands: Operands) -> Copied:
-    """Which of A, B and D are copied: those that are launched larger, and those that the kernel does not take."""
+    """Which of A, B and D are copied: those that are padded, and those that the kernel does not take where they lie."""
     launch = record.launch
     unchanged = [before == after for before, after in zip(_shapes(sizes), _shapes(launched), strict=True)]
     takes = launch.takes(launched, operands)

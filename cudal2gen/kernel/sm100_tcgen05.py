@@ -1,4 +1,4 @@
-"""The family sm100_tcgen05: TMA into a ring, tcgen05.mma of one thread into tensor memory, four warps that store."""
+"""The family sm100_tcgen05: TMA loads into a ring, one thread multiplies into tensor memory, four warps store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MMA_M, MMA_N = 128, 256
 TENSOR_COLUMNS, MIN_COLUMNS = 512, 32
 STORE_WARPS = 4  # warp i of a warpgroup can read lanes 32 i to 32 i + 31 of tensor memory
 LOOP_CLOCKS = 40  # clocks of the issuing thread per k-tile: an assumption
-# What the tuner tries: columns of a tile, the last one's in a pair alone; clusters, pairs among them; slices of k.
+# What the tuner tries: columns of a tile (the last one only in a pair); clusters, some of them pairs; slices of k.
 WIDTHS = (32, 64, 96, 128, 160, 192, 224, 256, TENSOR_COLUMNS)
 CLUSTERS: tuple[tuple[list[int], bool], ...] = (
     ([1, 1], False),
@@ -49,17 +49,17 @@ CLUSTERS: tuple[tuple[list[int], bool], ...] = (
 )
 WIDE_CLUSTER = CLUSTERS[1]  # the cluster of tiles that are wider than an instruction
 SPLITS = (1, 2, 4, 8)
-# A response, its mbarrier, two slots (an item of work and two mbarriers each), the mbarrier that throttles claims.
+# A response and its mbarrier, two slots of an item of work and two mbarriers, and the mbarrier that throttles claims.
 CLAIM_BYTES = 80
 
 
 class Sm100Tcgen05(TmaRing):
-    """TMA into a ring of mbarriers, tcgen05.mma of one thread into tensor memory, four warps store; for sm_100f.
+    """TMA loads into a ring, one thread multiplies by tcgen05.mma into tensor memory, four warps store; for sm_100f.
 
-    Accumulators of up to two tiles lie in tensor memory, so that one is stored while the other is multiplied. In a
-    ``pair`` one thread multiplies for two CTAs (cta_group::2): each has 128 rows of the instruction's 256 and brings
-    half of the columns' operand. The rows of the instruction are 128 for each CTA, its columns 16 to 256; a tile of up
-    to 512 columns is two instructions wide.
+    Tensor memory holds the accumulators of up to two tiles, so that one is stored while the other is multiplied. In a
+    ``pair`` one thread multiplies for two CTAs (cta_group::2): each CTA has 128 of the instruction's 256 rows and loads
+    half of the operand on the column side. The instruction has 128 rows per CTA and 16 to 256 columns; a tile of up to
+    512 columns is two instructions wide.
     """
 
     family: Annotated[Literal["sm100_tcgen05"], FAMILY]
@@ -99,7 +99,8 @@ class Sm100Tcgen05(TmaRing):
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
-        """A 128-row tile, as wide as the problem feeds; few rows of D become columns of the instruction."""
+        """A tile of 128 rows, wide if the problem is large. If D has few rows, they become columns of the
+        instruction."""
         swap_ab = problem.m <= MMA_M // 2
         bm = ceil_div(problem.m, 16) * 16 if swap_ab else MMA_M
         wide = ceil_div(problem.m, bm) * ceil_div(problem.n, MMA_N) >= GPUS[problem.gpu].sms // 2
@@ -169,12 +170,12 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def threads(self) -> int:
-        """Warps that load, multiply, allocate, and rest or claim tiles; then the warpgroup that stores."""
+        """Four warps, which load, multiply, allocate, and rest or claim tiles; then the warpgroup that stores."""
         return 256
 
     @property
     def arch(self) -> str:
-        """The ``f`` unlocks tcgen05, on this and on later architectures of its family: the code that ``a`` gives."""
+        """The suffix ``f`` unlocks tcgen05 on this and later architectures of its family; the code is that of ``a``."""
         return "sm_100f"
 
     @property
@@ -271,8 +272,8 @@ class Sm100Tcgen05(TmaRing):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, pairs and clusters, splits of k; as many stages as fit, first, then one and two fewer. Where the tiles
-        of whole k are more than run at once, clusters that claim theirs too."""
+        """Tiles, pairs and clusters, splits of k; as many stages as fit, then one and two fewer. If there are more
+        tiles than run at once and k is not split, also clusters that claim tiles."""
         tiles = [(False, MMA_M, bn) for bn in WIDTHS if bn < 2 * problem.n or bn == WIDTHS[0]]
         if problem.m <= MMA_M // 2:
             # Few rows: D^T = B^T A^T, whose rows are many.
@@ -299,9 +300,9 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def work(self) -> Work:
-        """A pair's CTAs share the columns' operand, those of a cluster along n A, along m B.
+        """The CTAs of a pair share the operand on the column side; a cluster's CTAs share A along n and B along m.
 
-        Every panel reads the rows' operand anew.
+        Every panel reads the operand on the row side again.
         """
         cluster_m, cluster_n = self.cluster
         rows_again = (self.panels - 1) * self.rows * self.k_step * self.element.bytes

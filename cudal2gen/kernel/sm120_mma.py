@@ -1,4 +1,4 @@
-"""The family sm120_mma: TMA into a ring of mbarriers, mma.sync in warpgroups beside a producer; for sm_120f."""
+"""The family sm120_mma: a producer loads by TMA into a ring, consumer warpgroups multiply by mma.sync; for sm_120f."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kernelproof.ground.chips import Chip
 from kernelproof.ground.integers import ceil_div
 
 GROUP_M = 64  # rows of four warps, 16 each
-# Least registers by ptxas 13.0: of a consumer beside its accumulators, of a producer.
+# The least registers that ptxas 13.0 needs: for a consumer besides its accumulators, and for a producer.
 LIVE_REGISTERS = 32
 PRODUCER_REGISTERS = 24
 # What the tuner tries: bm, bn, schedule, consumers and registers; slices of k.
@@ -45,10 +45,11 @@ SPLITS = (1, 2, 4, 8)
 
 
 class Sm120Mma(Warpgroups):
-    """TMA into a ring of mbarriers, ldmatrix and mma.sync in warpgroups beside a producer, persistent; for sm_120f.
+    """A persistent kernel: a producer loads by TMA into a ring, consumers multiply by ldmatrix and mma.sync; for
+    sm_120f.
 
-    Tensor cores of 12.0 have no wgmma and no tensor memory, TMA no multicast. A warp of a warpgroup multiplies 16 of
-    each 64 rows with all columns of the tile, whose fragments serve all its rows.
+    Compute capability 12.0 has neither wgmma nor tensor memory, and its TMA has no multicast. Each warp of a warpgroup
+    multiplies 16 of every 64 rows by all columns of the tile; fragments of the columns serve all its rows.
     """
 
     family: Annotated[Literal["sm120_mma"], FAMILY]
@@ -79,7 +80,7 @@ class Sm120Mma(Warpgroups):
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
-        """128 x 128 by two warpgroups; few rows of D become columns."""
+        """A 128 x 128 tile for two warpgroups. If D has few rows, they become columns of the instruction."""
         swap_ab = problem.m <= GROUP_M
         bm = ceil_div(problem.m, 16) * 16 if swap_ab else 128
         return {
@@ -124,13 +125,13 @@ class Sm120Mma(Warpgroups):
 
     @property
     def live_registers(self) -> int:
-        """Registers of a consumer beside its accumulators."""
+        """Registers that a consumer needs besides its accumulators."""
         fusion, width = self.fusion, self.output.bytes
         live = LIVE_REGISTERS + 8 * fusion.gate + (40 if fusion.residual or fusion.aux else 0)
         if not self.swap_ab:
             return live + (8 * width if fusion.residual and fusion.aux else 0)
-        # Across the accumulators' rows, each 8 columns are another row of D, whose address and bias are kept; elements
-        # of C come one by one, and ptxas has all of a share in flight, a register each.
+        # If operands are swapped, every 8 columns belong to another row of D, whose address and bias take registers.
+        # Elements of C are loaded one by one, and ptxas keeps all of a share in flight, in a register each.
         live += self.cols // 8 if fusion.bias == "m" else 0
         if fusion.aux and not fusion.residual:
             live += self.cols // 8 * width
@@ -145,7 +146,7 @@ class Sm120Mma(Warpgroups):
 
     @property
     def arch(self) -> str:
-        """The ``f`` unlocks setmaxnreg, on this and on later architectures of its family."""
+        """The suffix ``f`` unlocks setmaxnreg on this and later architectures of its family."""
         return "sm_120f"
 
     @property
@@ -168,7 +169,7 @@ class Sm120Mma(Warpgroups):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, splits of k; as many stages as fit, first, then one fewer."""
+        """Tiles, splits of k; as many stages as fit, then one fewer."""
         tiles = [(False, tile) for tile in TILES] + [(True, tile) for tile in cls.swapped_tiles(problem)]
         for (swap_ab, tile), split_k, bk in product(tiles, SPLITS, cls.depths(problem)):
             bm, bn, schedule, consumers, registers = tile
@@ -187,7 +188,7 @@ class Sm120Mma(Warpgroups):
 
     @property
     def work(self) -> Work:
-        """Every warp reads 16 of each 64 rows and all columns of its warpgroup's share."""
+        """Every warp reads 16 of every 64 rows and all columns of its warpgroup's share."""
         warps = 4 * self.sharers
         read = (self.rows + warps * self.cols) * self.k_step * self.element.bytes
         return Work(

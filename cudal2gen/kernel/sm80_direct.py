@@ -1,4 +1,4 @@
-"""The family sm80_direct: fragments straight from global memory, for problems too small to fill a ring."""
+"""The family sm80_direct: fragments are loaded directly from global memory, for problems too small to fill a ring."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from kernelproof.ground.integers import ceil_div
 
 
 class Sm80Direct(MmaSyncKernel):
-    """Fragments straight from global memory, no shared memory: for problems too small to fill a ring."""
+    """Fragments are loaded directly from global memory, without shared memory: for problems too small to fill a
+    ring."""
 
     family: Annotated[Literal["sm80_direct"], FAMILY]
 
@@ -25,11 +26,11 @@ class Sm80Direct(MmaSyncKernel):
 
     @property
     def k_step(self) -> int:
-        """Two MMAs: a 16-byte vector of a row per lane feeds both."""
+        """The k of two MMAs: each lane loads a 16-byte vector per row, which is enough for both."""
         return 2 * self.element.mma_k
 
     def k_order(self, k: int) -> list[list[list[int]]]:
-        """As in the base; of a lane's eight k, each half of a step's two MMAs takes two."""
+        """As in the base class, except that each half of a step's two MMAs takes two of a lane's eight k."""
         halves = [[lane * self.element.vector + pair + e for lane in range(4) for e in (0, 1)] for pair in (0, 2, 4, 6)]
         return [
             [
@@ -42,7 +43,7 @@ class Sm80Direct(MmaSyncKernel):
 
     @property
     def estimated_registers(self) -> int:
-        """Accumulators, two generations of fragments and addressing; a rough guide for pruning."""
+        """Accumulators, two sets of fragments and addressing; a rough estimate for pruning."""
         return self.accumulator_registers + 2 * (8 * self.warp_m + 4 * self.warp_n) + 32
 
     @property
@@ -71,7 +72,7 @@ class Sm80Direct(MmaSyncKernel):
 
     @property
     def work(self) -> Work:
-        """No shared memory: every warp asks the L2 for its own fragments."""
+        """Every warp loads its own fragments from the L2."""
         warps_m, warps_n = self.warps
         fragments = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
         return Work("mma.sync", fragments, lines=fragments // VECTOR_BYTES)

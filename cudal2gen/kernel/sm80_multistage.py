@@ -37,13 +37,13 @@ PREFETCHES: tuple[Fields, ...] = (
     {"kind": "multi", "distance": 2},
 )
 STRIDES = (512, 1024, 2048, 4096)
-# D straight from registers.
+# D is stored directly from registers.
 UNSTAGED: Fields = {"epilogue": "global", "c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None}
 BESIDE_ESTIMATE = 16  # registers beyond the estimate that kernels of the catalog take for predicated copies
 
 
 class Prefetch(Schema):
-    """Order of shared-to-register loads and MMAs in a k-tile."""
+    """The order of loads from shared memory to registers and of MMAs in a k-tile."""
 
     kind: Annotated[
         Literal["single", "single_intra_tile", "none", "multi", "pingpong", "staggered"],
@@ -183,7 +183,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def prefetch_distance(self) -> int:
-        """k-blocks by which a fragment is loaded ahead of its MMA; inside one tile for single_intra_tile."""
+        """How many k-blocks ahead of its MMA a fragment is loaded; within one k-tile for single_intra_tile."""
         kind = self.prefetch.kind
         return 0 if kind == "none" else self.prefetch.distance or 1
 
@@ -198,7 +198,8 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def copies_in_slot(self) -> bool:
-        """Whether the next copy is issued by k-block alone; else it precedes the wait, or there is one stage."""
+        """Whether the next copy is issued in its own k-block; otherwise it comes just before the wait, or there is one
+        stage."""
         return self.stages > 1 and not (self.across_tiles and self.g2s_slot == self.last_slot)
 
     @property
@@ -224,8 +225,9 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def staging_tiles(self) -> int:
-        """MMA tiles of a warp in a round through shared memory; of direct as few and even rounds as the ring allows."""
-        # Tiles too small to be legal have no MMA tile, and their rules are stated all the same.
+        """MMA tiles of a warp in one round through shared memory. Epilogue direct has as few and as even rounds as
+        fit."""
+        # A tile that is too small to be legal has no MMA tile, but its rules are evaluated too: avoid division by zero.
         rounds = max(1, ceil_div(self.mma_tiles, max(1, self.ring_bytes // (16 * self.threads))))
         return {"staged": self.c_batch or 0, "direct": ceil_div(self.mma_tiles, rounds), "global": 0}[self.epilogue]
 
@@ -278,13 +280,13 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
     def loads_at_end(self) -> bool:
         """Whether single_intra_tile loads a k-tile's first fragments at the end of the k-tile before.
 
-        ptxas lays them between MMAs there, which it does not do behind the loop's turn; it takes more registers, too.
+        There ptxas places them between MMAs, which it does not do at the start of a loop turn. It takes more registers.
         """
         return self.estimated_registers <= self.register_limit + BESIDE_ESTIMATE
 
     @property
     def remarks(self) -> list[str]:
-        """What its author should know of a legal record."""
+        """Notes for the author of a legal record."""
         remarks = super().remarks
         reachable = self.ctas_per_sm(1)
         if self.min_blocks > reachable:
@@ -309,18 +311,19 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
         return self.tiles_launch(self.raster)
 
     def output_fields(self, problem: Problem) -> Fields:
-        """D of fp32 leaves straight from registers: four lanes fill a sector with a row's pairs."""
+        """D of fp32 is stored directly from registers, because four lanes fill a sector with pairs of a row."""
         return UNSTAGED if problem.d == "f32" else {}
 
     def other_strides(self, n: int) -> list[int]:
-        """Slices of one tile and of 3/2: the record's own stride usually covers the small problems of a test."""
+        """Slices of one tile and of 3/2 tiles, because the record's own stride usually covers a test's small
+        problems."""
         return [self.bn, self.bn * 3 // 2] if self.swizzle_stride is not None and n > self.bn else []
 
     # For the tuner and the cost model.
 
     @property
     def work(self) -> Work:
-        """CTAs advance along n first, within a slice of columns where there are slices."""
+        """CTAs advance along n first, within a slice of columns if there are slices."""
         band = ceil_div(self.swizzle_stride, self.bn) if self.swizzle_stride else self.tiles_n
         return super().work._replace(raster_band=band, raster_along="n")
 
@@ -336,10 +339,10 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, warps, ring, order of loads, splits of k; how to copy and to stage D follows from them.
+        """Tiles, warps, ring, order of loads, splits of k; how operands are copied and D is staged follows from them.
 
-        Beside wgmma, of which mma.sync has two thirds of the rate, for narrow problems: tiles of other heights than 64
-        and 128 rows may fill the GPU better.
+        On GPUs with wgmma, where mma.sync reaches two thirds of the rate, only for narrow problems: there, tiles of
+        other heights than 64 and 128 rows may fill the GPU better.
         """
         beside_wgmma = GPUS[problem.gpu].capability.has_wgmma
         if beside_wgmma and (min(problem.m, problem.n) > 128 or problem.k > 1024 or problem.k % problem.element.vector):

@@ -1,4 +1,4 @@
-"""Shared parts of the families for compute capability 9.0 and later."""
+"""What the families for compute capability 9.0 and later share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ Overlap = Annotated[bool, Field(description="programmatic dependent launch: star
 
 
 class Sm90Kernel(Record):
-    """Shared parts of the families from compute capability 9.0 on: GPUs, architecture, alignment of rows. Copies of 16
-    bytes and tensor maps need rows that start on 16 bytes; tiles may reach beyond the problem."""
+    """What the families from compute capability 9.0 on share: GPUs, architecture, alignment of rows.
+
+    Copies of 16 bytes and tensor maps need rows that start at multiples of 16 bytes. Tiles may reach beyond the
+    problem.
+    """
 
     padding: Annotated[
         Literal["none", "pad"],
@@ -37,11 +40,11 @@ class Sm90Kernel(Record):
 
     @property
     def vector_rows(self) -> tuple[str, ...]:
-        """Extents along which rows start on 16 bytes."""
+        """Extents along which rows must start at multiples of 16 bytes."""
         return ("k", "n") if self.layout == "nn" else ("k",)
 
     def row_violations(self) -> Iterator[str]:
-        """Whether rows start on 16 bytes, unless the caller pads them."""
+        """The rule that rows start at multiples of 16 bytes, unless the caller pads them."""
         if not self.caller_pads:
             yield from self.vector_violations(*self.vector_rows)
 
@@ -50,14 +53,14 @@ class Sm90Kernel(Record):
         return sizes._replace(**{name: aligned(getattr(sizes, name), self.element.vector) for name in self.vector_rows})
 
     def sum_violations(self, field: str, place: str, place_bytes: int) -> Iterator[str]:
-        """Whether fp32 partial sums of a tile fit into the shared memory of its operands; the message blames
+        """The rule that fp32 partial sums of a tile fit into the shared memory of its operands; the message blames
         ``field``."""
         if (size := self.bm * self.bn * 4) > place_bytes:
             yield f"{field}: {size} bytes of partial sums exceed the {place} {place_bytes}"
 
     @property
     def arch(self) -> str:
-        """The ``a`` unlocks wgmma and setmaxnreg, on exactly this architecture."""
+        """The suffix ``a`` unlocks wgmma and setmaxnreg, for exactly this architecture."""
         return "sm_90a"
 
     @property

@@ -1,4 +1,4 @@
-"""The family sm90_small: all k of a CTA in shared memory at once, for problems whose time is latency; for sm_90a."""
+"""The family sm90_small: a CTA loads all of its k at once, for problems that are limited by latency; for sm_90a."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_ACCUMULATORS = 128  # registers of a thread, which leave room for fragments
 
 
 class Sm90Small(SmemTiles, Sm90Kernel):
-    """All of a CTA's k is asked for at once by cp.async, no ring; up to four warps multiply by mma.sync as it arrives.
+    """A CTA requests all of its k at once by cp.async, without a ring; up to four warps multiply it as it arrives.
 
-    For problems whose time is latency, on sm_90a. ``k_chunks`` of 64 are what a CTA holds; ``split_k`` CTAs of a
-    cluster share the k of a tile.
+    For problems that are limited by latency, on sm_90a. A CTA holds ``k_chunks`` chunks of 64 k; the ``split_k`` CTAs
+    of a cluster share the k of a tile.
     """
 
     family: Annotated[Literal["sm90_small"], FAMILY]
@@ -36,7 +36,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
-        """A 32 x 32 tile, or 16 rows where D has no more; slices of k of up to 8 chunks, at most 8 of them."""
+        """A 32 x 32 tile, or 16 rows if D has no more; up to 8 slices of k of up to 8 chunks each."""
         chunks = ceil_div(problem.k, problem.element.chunk)
         split_k = next((split for split in (1, *CLUSTER_SPLITS) if ceil_div(chunks, split) <= 8), CLUSTER_SPLITS[-1])
         return {
@@ -79,7 +79,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
 
     @property
     def steps_in_flight(self) -> int:
-        """All of them."""
+        """All chunks."""
         return self.k_chunks
 
     @property
@@ -104,7 +104,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
 
     @property
     def smem_bytes(self) -> int:
-        """All operands."""
+        """Bytes of all operands."""
         return self.k_chunks * self.step_bytes
 
     @property
@@ -117,7 +117,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
 
     @property
     def estimated_registers(self) -> int:
-        """Accumulators, fragments and addressing; a rough guide for pruning."""
+        """Accumulators, fragments and addressing; a rough estimate for pruning."""
         return self.accumulator_registers + 4 * self.warp_m + 2 * self.warp_n + 32
 
     @property
@@ -130,14 +130,14 @@ class Sm90Small(SmemTiles, Sm90Kernel):
 
     @property
     def other_options(self) -> list[dict[str, int]]:
-        """Overlap."""
+        """Overlap with the previous kernel."""
         return [{"pdl": 1}]
 
     # For the tuner and the cost model.
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """For problems whose time is latency: powers of two of chunks, the k of a tile shared among up to 8 CTAs."""
+        """For problems limited by latency: a power of two of chunks, and up to 8 CTAs that share the k of a tile."""
         if problem.m * problem.n > 1 << 20:
             return
         chunks = ceil_div(problem.k, problem.element.chunk)

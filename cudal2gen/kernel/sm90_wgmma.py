@@ -1,4 +1,4 @@
-"""The family sm90_wgmma: TMA into a ring of mbarriers, wgmma in consumer warpgroups beside a producer; for sm_90a."""
+"""The family sm90_wgmma: a producer loads by TMA into a ring, consumer warpgroups multiply by wgmma; for sm_90a."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from kernelproof.ground.integers import ceil_div
 
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
 WGMMA_N = 256  # most columns of one
-# Registers that ptxas needs beside the accumulators: at entry (C7602), and live in the main loop (C7511, spills).
+# Registers that ptxas needs besides the accumulators: at entry (else C7602), and in the main loop (else C7511, spills).
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
-# The same for an epilogue that stores by itself, with bounds.
+# The same for an epilogue that stores directly, with bounds; the second if operands are swapped.
 LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48
 # Stall counts of the main loop's machine code in one k-tile: around its wgmmas, and for each (ptxas 13.0).
 LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12
@@ -77,9 +77,9 @@ MIN_SHARED_STEPS = 8  # least k-steps of a tile that are worth sharing out
 
 
 class Sm90Wgmma(Warpgroups):
-    """TMA into a ring of mbarriers, wgmma in consumer warpgroups beside a producer, persistent; for sm_90a.
+    """A persistent kernel: a producer loads by TMA into a ring, consumer warpgroups multiply by wgmma; for sm_90a.
 
-    The rows of a wgmma are 64, of its columns there may be as few as 16.
+    A wgmma has 64 rows and 16 to 256 columns.
     """
 
     family: Annotated[Literal["sm90_wgmma"], FAMILY]
@@ -116,7 +116,7 @@ class Sm90Wgmma(Warpgroups):
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:
-        """A 128-row tile, as wide as the problem feeds; few rows of D become columns of the wgmma."""
+        """A tile of 128 rows, wide if the problem is large. If D has few rows, they become columns of the wgmma."""
         swap_ab = problem.m <= WGMMA_M
         bm = ceil_div(problem.m, 16) * 16 if swap_ab else 128
         bn = 256 if not swap_ab and ceil_div(problem.m, bm) * ceil_div(problem.n, 256) >= 66 else 128
@@ -196,21 +196,22 @@ class Sm90Wgmma(Warpgroups):
 
     @property
     def live_registers(self) -> int:
-        """Registers of a consumer beside its accumulators."""
+        """Registers that a consumer needs besides its accumulators."""
         if self.stores_tiles != "direct" or self.reduces_in_cluster:
             return LIVE_REGISTERS
-        # Across the accumulators' rows, each 8 columns are another row of D: its address is kept.
+        # If operands are swapped, every 8 columns belong to another row of D, whose address takes registers.
         return LIVE_REGISTERS_ACROSS + self.cols // 4 if self.swap_ab else LIVE_REGISTERS_DIRECT
 
     @property
     def producer_registers(self) -> int:
-        """Registers that the producer needs at least, or it spills."""
+        """The least registers with which the producer does not spill."""
         narrow = self.cluster != (1, 1) and self.layout == "nn" and self.chunk_b == 16
         return PRODUCER_REGISTERS[narrow]
 
     @property
     def chunk_b(self) -> int:
-        """Columns of a box of B whose rows run along n: as many as one swizzle covers, and no wgmma straddles."""
+        """Columns of a box of B whose rows run along n: as many as one swizzle covers, so that no wgmma straddles
+        boxes."""
         return WGMMA_M if self.swap_ab else widest(self.atom_n, self.element)
 
     @property
@@ -239,7 +240,7 @@ class Sm90Wgmma(Warpgroups):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, clusters, splits of k; as many stages as fit, first, then one and two fewer."""
+        """Tiles, clusters, splits of k; as many stages as fit, then one and two fewer."""
         tiles = [(False, tile) for tile in TILES[problem.acc]] + [(True, tile) for tile in cls.swapped_tiles(problem)]
         choices = product(tiles, CLUSTERS, SPLITS, cls.depths(problem))
         for (swap_ab, tile), cluster, (split_k, reduce, stream_k), bk in choices:
@@ -264,14 +265,14 @@ class Sm90Wgmma(Warpgroups):
 
     @classmethod
     def _shares_last_wave(cls, problem: Problem, bm: int, bn: int, bk: int, cluster: list[int]) -> bool:
-        """Whether fp32 sums of a last wave that does not fill the GPU have enough of k to share out."""
+        """Whether the last wave does not fill the GPU, and its fp32 sums have enough steps of k to share."""
         tiles = ceil_div(ceil_div(problem.m, bm), cluster[0]) * ceil_div(ceil_div(problem.n, bn), cluster[1])
         last_wave = tiles % (GPUS[problem.gpu].sms // (cluster[0] * cluster[1]))
         return problem.acc == "f32" and last_wave > 0 and ceil_div(problem.k, bk) >= MIN_SHARED_STEPS
 
     @property
     def work(self) -> Work:
-        """CTAs of a cluster along n share A, along m B: the L2 is asked for each part once, by one of them."""
+        """CTAs of a cluster share A along n and B along m, so each part is loaded from the L2 once."""
         cluster_m, cluster_n = self.cluster
         atoms = self.rows // WGMMA_M * (self.cols // self.atom_n)
         read = atoms * (WGMMA_M + self.atom_n) * self.k_step * self.element.bytes

@@ -1,4 +1,4 @@
-"""k-tiles of A and B in shared memory, as cp.async writes and ldmatrix reads them: swizzles, copies, constant steps."""
+"""k-tiles of A and B in shared memory, which cp.async writes and ldmatrix reads: swizzles, copies, constant steps."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le
 
 
 class SmemTiles(MmaTiles):
-    """Tiles for mma.sync whose operands lie in shared memory: rows of 16-byte vectors, permuted by a swizzle.
+    """Tiles for mma.sync with operands in shared memory, in rows of 16-byte vectors that a swizzle permutes.
 
-    Rows of A run along k, those of B too for layout tn, else along n. A swizzle is CuTe's ``Swizzle<bits, base,
-    shift>`` on elements.
+    Rows of A run along k; rows of B run along k for layout tn and along n for nn. A swizzle is CuTe's ``Swizzle<bits,
+    base, shift>`` on elements.
     """
 
     @property
@@ -37,7 +37,7 @@ class SmemTiles(MmaTiles):
 
     @property
     def swizzle_b(self) -> Swizzle:
-        """B's swizzle: as A's for tn; for nn the one whose source bits are the low bits of the row."""
+        """The swizzle of B: that of A for tn; for nn the one whose source bits are the low bits of the row."""
         if self.layout == "tn":
             return self.swizzle_a
         vectors = self.bn // self.element.vector
@@ -45,7 +45,7 @@ class SmemTiles(MmaTiles):
 
     @property
     def copy_cols_b(self) -> int:
-        """Threads along a row of B: as A's for tn; for nn as many as a 128-byte line serves."""
+        """Threads along a row of B in a copy: as for A if tn; for nn as many as one line of 128 bytes serves."""
         if self.layout == "tn":
             return self.copy_cols_a
         vectors = self.bn // self.element.vector
@@ -53,7 +53,7 @@ class SmemTiles(MmaTiles):
 
     @property
     def swizzle_period(self) -> int:
-        """16-byte vectors after which both swizzles repeat: steps by its multiples are plain additions."""
+        """16-byte vectors after which both swizzles repeat, so that steps by multiples of it are plain additions."""
         return max(1 << (bits + base - 3 + shift) for bits, base, shift in (self.swizzle_a, self.swizzle_b))
 
     @property
@@ -64,7 +64,7 @@ class SmemTiles(MmaTiles):
 
     @property
     def static_steps_b(self) -> bool:
-        """The same for B; for nn its rows run along n, and a step is of k."""
+        """The same for B. For nn its rows run along n, and a step advances along k."""
         if self.layout == "nn":
             return self.element.mma_k * (self.bn // self.element.vector) % self.swizzle_period == 0
         vectors = self.k_step // self.element.vector
@@ -72,7 +72,8 @@ class SmemTiles(MmaTiles):
 
     @property
     def work(self) -> Work:
-        """A warp reads the rows and columns that it multiplies: A once per column of warps, B once per row of them."""
+        """Each warp reads the rows and columns that it multiplies: A is read by every column of warps, B by every
+        row."""
         warps_m, warps_n = self.warps
         read = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
         along_k = ceil_div(self.k_step * self.element.bytes, LINE)
@@ -86,12 +87,12 @@ class SmemTiles(MmaTiles):
 
 
 def power_of_two(extent: int) -> bool:
-    """Whether a positive extent has one bit."""
+    """Whether a positive extent is a power of two."""
     return extent & (extent - 1) == 0
 
 
 def swizzle_violations(field: str, swizzle: Swizzle, sizes: dict[str, int]) -> Iterator[str]:
-    """Whether a swizzle permutes 16-byte vectors within blocks that the sizes, in elements, are multiples of."""
+    """The rule that a swizzle permutes 16-byte vectors within blocks that divide the sizes, which are in elements."""
     bits, base, shift = swizzle
     if shift < bits:
         yield f"{field}={list(swizzle)}: the shift must not be below the bits, or the permutation is not one"

@@ -1,8 +1,8 @@
-"""The search space of a problem: legal structures, and free fields that are chosen beside them.
+"""The search space of a problem: legal structures, and free fields that are chosen independently of them.
 
-Families propose decisions (``Record.candidates``); ``candidates`` keeps those that the record's own rules pass, each a
-structure. Fields that no rule ties to others (``Record.free_fields``) are chosen beside the structure, so that they do
-not multiply the list. Nothing here repeats a rule or knows a family.
+Families propose decisions (``Record.candidates``). ``candidates`` keeps those that pass the record's own rules; each is
+a structure. Fields that no rule ties to others (``Record.free_fields``) are chosen in addition to the structure, so
+that they do not multiply the list. This module repeats no rule and knows no family.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cudal2gen.kernel import (
     parse,
 )
 
-# Fields that are no decisions: those of the problem, and the origin.
+# Fields that are not decisions: those of the problem, and the origin.
 NO_DECISION = frozenset({"problem", *Problem.model_fields, "origin"})
 
 
@@ -41,7 +41,7 @@ def decisions(record: Record) -> Fields:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The legal structures of one problem. ``fields`` and ``records`` belong together, one by one."""
+    """The legal structures of one problem. ``fields`` and ``records`` have the same order."""
 
     problem: Problem
     fields: Sequence[Fields]
@@ -49,12 +49,12 @@ class Candidates:
 
     @cached_property
     def heads(self) -> dict[str, Mapping[str, Sequence[Fields]]]:
-        """The free fields of every family that is here."""
+        """The free fields of every family of these structures."""
         return {name: FAMILIES[name].free_fields(self.problem) for name in self.families}
 
     @cached_property
     def families(self) -> dict[str, Fields]:
-        """The families of the structures here, and of each its first one."""
+        """The families of these structures, with the first structure of each."""
         first: dict[str, Fields] = {}
         for fields in self.fields:
             first.setdefault(fields["family"], fields)
@@ -62,7 +62,7 @@ class Candidates:
 
     @cached_property
     def index(self) -> list[dict[str, int]]:
-        """For each structural field (``columns``), its values here as JSON, numbered."""
+        """For each structural field (``columns``), the numbers of its values, which are given as JSON."""
         values: list[dict[str, int]] = [{} for _ in self.columns]
         for fields in self.fields:
             for numbers, name in zip(values, self.columns, strict=True):
@@ -71,40 +71,40 @@ class Candidates:
 
     @cached_property
     def columns(self) -> list[str]:
-        """The structural fields that the families here have."""
+        """The structural fields of these families."""
         names = dict.fromkeys(name for fields in self.families.values() for name in fields)
         free = {name for family in self.families for name in FAMILIES[family].FREE_FIELDS}
         return [name for name in names if name not in NO_DECISION | free]
 
     @cached_property
     def codes(self) -> NDArray[np.int16]:
-        """The structures as numbers of ``index``: a row each, a column per structural field."""
+        """The structures as numbers of ``index``: a row per structure, a column per structural field."""
         rows = [self.code(fields) for fields in self.fields]
         return np.array(rows, np.int16)
 
     def code(self, fields: Mapping[str, Any]) -> list[int]:
-        """One record's structure in numbers of ``index``; -1 for a value that no candidate has."""
+        """A record's structure as numbers of ``index``; -1 for a value that no candidate has."""
         pairs = zip(self.index, self.columns, strict=True)
         return [numbers.get(json.dumps(fields.get(name)), -1) for numbers, name in pairs]
 
     def distances(self, fields: Mapping[str, Any]) -> NDArray[np.int64]:
-        """How many structural fields each candidate has in which it differs from a record."""
+        """For each candidate, in how many structural fields it differs from a record."""
         distances: NDArray[np.int64] = (self.codes != np.array(self.code(fields), np.int16)).sum(axis=1)
         return distances
 
     def compose(self, row: int, chosen: Mapping[str, int], source: str) -> Record:
-        """A structure with its free fields chosen, by index; validated as every record is. Raises IllegalRecord."""
+        """A structure with its free fields chosen by index, validated like every record. Raises IllegalRecord."""
         fields = dict(self.fields[row])
         for head, index in chosen.items():
             fields |= self.heads[fields["family"]][head][index]
         return parse(fields | {"origin": tuned(source)})
 
     def refusal(self, record: Record) -> str:  # noqa: ARG002
-        """Why a legal record is no candidate; empty where it is one, as every legal record is of an open space."""
+        """Why a legal record is not a candidate; empty if it is one. In an open space every legal record is one."""
         return ""
 
     def draw(self, rng: random.Random, source: str) -> Record:
-        """Any of them, all equally likely."""
+        """A random candidate, all equally likely."""
         row = rng.randrange(len(self.records))
         heads = self.heads[self.records[row].family]
         return self.compose(row, {head: rng.randrange(len(values)) for head, values in heads.items()}, source)
@@ -112,16 +112,16 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Recorded(Candidates):
-    """The recorded candidates of a problem; free fields stay as they were recorded."""
+    """The recorded candidates of a problem; free fields keep their recorded values."""
 
     @cached_property
     def heads(self) -> dict[str, Mapping[str, Sequence[Fields]]]:
-        """No free field is free here."""
+        """Recorded candidates have no free fields."""
         return {name: {} for name in self.families}
 
     @cached_property
     def columns(self) -> list[str]:
-        """All fields that the families here have."""
+        """All fields of these families."""
         names = dict.fromkeys(name for fields in self.families.values() for name in fields)
         return [name for name in names if name not in NO_DECISION]
 
@@ -130,7 +130,7 @@ class Recorded(Candidates):
         return frozenset(record.kernel_key for record in self.records)
 
     def refusal(self, record: Record) -> str:
-        """Why a record cannot be replayed; empty where it was recorded."""
+        """Why a record cannot be replayed; empty if it was recorded."""
         return "" if record.kernel_key in self._keys else f"{record.name}: was not recorded for {self.problem.mnk}"
 
 
@@ -143,9 +143,12 @@ def recorded(records: Iterable[Record]) -> Recorded:
 
 
 def adopt(record: Record, structures: Candidates, source: str) -> Record:
-    """Another problem's decisions applied to this problem: unchanged where that is legal, else the nearest legal
-    record. Decisions for another GPU are replaced by the most similar candidate, because a record of the wrong
-    generation has no good legal neighbour."""
+    """Another problem's decisions applied to this problem: unchanged if that is legal, otherwise the nearest legal
+    record.
+
+    Decisions for another GPU are replaced by the most similar candidate if they have no legal neighbour, because a
+    record of the wrong generation has no good one.
+    """
     problem = structures.problem
     if isinstance(structures, Recorded):
         return structures.compose(int(structures.distances(decisions(record)).argmin()), {}, source)
@@ -170,7 +173,7 @@ def tuned(source: str) -> Fields:
 def candidates(problem: Problem, most: int | None = None, seed: int = 0) -> Candidates:
     """Every legal structure for a problem, or about ``most`` drawn ones.
 
-    Raises IllegalRecord where none is legal.
+    Raises IllegalRecord if none is legal.
     """
     proposed = list(proposals(problem))
     if most is not None and len(proposed) > most:
@@ -191,7 +194,7 @@ def candidates(problem: Problem, most: int | None = None, seed: int = 0) -> Cand
 
 
 def proposals(problem: Problem) -> Iterator[Fields]:
-    """What the families that serve the problem's GPU propose, in the order in which they are listed."""
+    """The proposals of all families that serve the problem's GPU, in the order of ``FAMILIES``."""
     for name, family in FAMILIES.items():
         if family.serves(GPUS[problem.gpu]):
             start = base(problem, name)
@@ -199,13 +202,13 @@ def proposals(problem: Problem) -> Iterator[Fields]:
 
 
 def base(problem: Problem, family: str) -> Fields:
-    """Problem, family and origin of a record that is still to be decided."""
+    """Problem, family and origin of a record whose decisions are still open."""
     origin = {"source": "candidate", "structure": "modelled", "changed": []}
     return problem.model_dump(mode="json") | {"family": family, "origin": origin}
 
 
 def differing(old: Record, new: Record) -> dict[str, tuple[Any, Any]]:
-    """Decisions in which two records differ: old and new value, None where a family has no such field."""
+    """Decisions in which two records differ, with the old and the new value; None if a family has no such field."""
     before, after = (record.decisions() for record in (old, new))
     names: Iterable[str] = dict.fromkeys([*before, *after])
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}

@@ -18,16 +18,16 @@ FAMILIES: dict[str, type[Record]] = {}
 
 
 def register(family: type[Record]) -> type[Record]:
-    """Adds a family; ``parse`` takes records of the families that were added."""
+    """Adds a family, whose records ``parse`` then accepts."""
     (name,) = get_args(family.model_fields["family"].annotation)
     FAMILIES[name] = family
     return family
 
 
 def parse(fields: dict[str, Any] | str | bytes) -> Record:
-    """A record from a JSON line or from its fields; raises IllegalRecord with every broken rule in one line.
+    """A record from a JSON line or from its fields. Raises IllegalRecord with every broken rule in one line.
 
-    It is IllegalValue where a field is unknown or takes no such value, whatever the others are.
+    The exception is IllegalValue if a field is unknown or never takes such a value, whatever the other fields are.
     """
     try:
         values = fields if isinstance(fields, dict) else parse_json(fields, _unrepeated)
@@ -43,7 +43,7 @@ def parse(fields: dict[str, Any] | str | bytes) -> Record:
     decisions = dict(values)
     problem = {name: decisions.pop(name) for name in QUESTION if name in decisions}
     try:
-        # By way of JSON: there lists may stand for tuples, and a number is never text or truth.
+        # Validated as JSON: there a list may stand for a tuple, and a number is never taken for text or a truth value.
         text = json.dumps({"problem": problem, **decisions})
     except (ValueError, RecursionError, TypeError) as error:
         raise IllegalRecord(f"not JSON: {brief(str(error))}") from None
@@ -72,7 +72,7 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def revise(record: Record, **changes: Any) -> Record:
-    """The record with fields changed, as JSON values, and validated anew (``model_copy`` skips the rules)."""
+    """The record with fields changed to JSON values. It is validated again, which ``model_copy`` would not do."""
     if changes.keys() <= Problem.model_fields.keys():
         return record.at(record.problem.revised(**changes))
     return parse(record.model_dump(mode="json") | changes)

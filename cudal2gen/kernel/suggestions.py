@@ -10,7 +10,8 @@ from cudal2gen.kernel.spelling import FAMILIES
 
 
 def unknown_field(family: type[Record], name: str) -> str:
-    """An error for ``name``, with the nearest field, the field that has it as a value, or the family that has it."""
+    """An error message for ``name`` that suggests the nearest field, the field with this value, or the family with
+    it."""
     own = family.line_fields()
     title = _title(family)
     if near := [name.lower()] if name.lower() in own else get_close_matches(name.lower(), own, n=2):

@@ -1,4 +1,4 @@
-"""Shared parts of the families with a ring of TMA stages: boxes, stores of D, sums over k, raster."""
+"""What the families with a ring of TMA stages share: boxes, stores of D, sums over k, raster."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ SummedIn = Literal["none", "cluster", "workspace", "stream"]
 
 
 class TmaRing(Ring, Sm90Kernel):
-    """Stages of A and B that TMA fills and tensor cores read; warps that store D by themselves.
+    """TMA fills stages of A and B, tensor cores read them, and each warp stores its part of D.
 
-    ``swap_ab`` computes D^T = B^T A^T: n runs along the rows of the instruction and m along its columns. The tile keeps
-    its meaning: bm rows and bn columns of D.
+    ``swap_ab`` computes D^T = B^T A^T: n runs along the rows of the instruction and m along its columns. ``bm`` and
+    ``bn`` remain the rows and columns of D.
     """
 
     if TYPE_CHECKING:  # fields that each of these families declares, with bounds and a place in the line of its own
@@ -62,7 +62,7 @@ class TmaRing(Ring, Sm90Kernel):
     CONVENTION: ClassVar[type[Launch]] = Tma
     DATA_FIELDS: ClassVar[frozenset[str]] = Sm90Kernel.DATA_FIELDS | {option.name for option in Tma.options}
 
-    # Accumulators as a lane has them: a warp's first row of the instruction, and rows from one group of 16 to the next.
+    # Where a warp's accumulators lie: rows from one warp to the next, and rows from one group of 16 to the next.
     warp_rows: ClassVar[int]
     atom_rows: ClassVar[int]
     holds_tile: ClassVar[bool]  # whether a lane holds the accumulators of all columns of its tile at once
@@ -79,7 +79,8 @@ class TmaRing(Ring, Sm90Kernel):
         return ("k", "n") if self.layout == "nn" or self.epilogue == "tma" else ("k",)
 
     def gate_violations(self, field: str, cols: int) -> Iterator[str]:
-        """Whether gated columns of D fill the boxes in which ``cols`` columns of a product, ``field``'s, are stored."""
+        """The rule that gated columns of D fill the boxes in which ``cols`` columns of a product are stored; the
+        message blames ``field``."""
         if self.fusion.gate and self.stores_tiles == "tma":
             if self.swap_ab:
                 yield "epilogue=tma: must be direct for gate with swap_ab, a warp has 8 columns of D at a time"
@@ -87,7 +88,7 @@ class TmaRing(Ring, Sm90Kernel):
                 yield f"{field}={cols}: must be a multiple of 32 for gate in epilogue tma, D by 16 columns"
 
     def stream_violations(self) -> Iterator[str]:
-        """Rules of ``stream_k`` on sums."""
+        """Rules of ``stream_k``: how k is split, and in which type it is summed."""
         if self.stream_k and self.split_k > 1:
             yield f"split_k={self.split_k}: must be 1 for stream_k, which itself shares out k"
         if self.stream_k and self.acc != "f32":
@@ -134,7 +135,8 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def panels(self) -> int:
-        """Instructions side by side along a tile's columns, each with its own part of the columns' operand."""
+        """Instructions side by side along a tile's columns, each with its own part of the operand on the column
+        side."""
         return 1
 
     @property
@@ -144,12 +146,12 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def sharers_a(self) -> int:
-        """CTAs that share a stage's tile of A; each brings a part of it to all."""
+        """CTAs that share a stage's tile of A; each loads a part of it for all."""
         return self.cluster[1]
 
     @property
     def sharers_b(self) -> int:
-        """The same of B."""
+        """The same for B."""
         return self.cluster[0]
 
     @property
@@ -168,7 +170,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def boxes_b(self) -> int:
-        """The same of B where its rows run along k."""
+        """The same for B if its rows run along k."""
         return ceil_div(self.panel_b // self.sharers_b, MAX_BOX)
 
     @property
@@ -178,7 +180,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def atom_cols(self) -> int:
-        """Columns of the instruction of which a warp has the accumulators at a time."""
+        """Columns of the instruction whose accumulators a warp holds at a time."""
         raise NotImplementedError
 
     @property
@@ -188,12 +190,12 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def stored_n(self) -> int:
-        """These as they are stored: half of them where they are gated, rows of D where it is swapped."""
+        """How many of these columns are stored: half of them if gated; if operands are swapped, they are rows of D."""
         return self.atom_cols if self.swap_ab else self.fusion.d_cols(self.atom_cols)
 
     @property
     def store_group(self) -> int:
-        """Accumulator columns that a warp stores at a time: as many as a box takes and shared memory has room for."""
+        """Accumulator columns that a warp stores at a time: as many as fit into a box and into shared memory."""
         if self.swap_ab:
             return next(rows for rows in (64, 48, 32, 16) if self.atom_cols % rows == 0)
         widest_group, chunk = widest(self.stored_n, self.output), self.output.chunk
@@ -204,7 +206,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def store_rest(self) -> int:
-        """Columns left over by ``store_group``, stored by themselves; 0 if there are none."""
+        """The columns that ``store_group`` leaves over and that are stored separately; 0 if there are none."""
         return widest(remainder, self.output) if (remainder := self.stored_n % self.store_group) else 0
 
     @property
@@ -213,7 +215,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def store_bytes(self) -> int:
-        """Buffers of the epilogue: two per warp, of 16 rows or columns of D."""
+        """Bytes of the epilogue's buffers: two per warp, each for 16 rows or columns of D."""
         return self._buffer_bytes(self.store_group) if self.stores_tiles == "tma" else 0
 
     def _buffer_bytes(self, group: int) -> int:
@@ -221,27 +223,29 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def barrier_bytes(self) -> int:
-        """Mbarriers, and what is kept beside them."""
+        """Bytes of the mbarriers and of the words beside them."""
         raise NotImplementedError
 
     @property
     def smem_bytes(self) -> int:
-        """Ring, epilogue buffers, barriers."""
+        """Bytes of ring, epilogue buffers and barriers."""
         return self.ring_bytes + self.store_bytes + self.barrier_bytes
 
     @property
     def summed_in(self) -> SummedIn:
-        """Where partial sums over k meet: of slices in shared or device memory, of the last wave in device memory."""
+        """Where partial sums over k are added: those of slices in shared or device memory, those of the last wave in
+        device memory."""
         return "stream" if self.stream_k else "workspace" if self.split_k > 1 else "none"
 
     @property
     def keeps_parts(self) -> bool:
-        """Whether partial sums are kept in device memory until all CTAs add them, an equal share each."""
+        """Whether partial sums are written to device memory, where all CTAs then add equal shares of them."""
         return self.summed_in in ("workspace", "stream")
 
     @property
     def stores_tiles(self) -> Literal["tma", "direct", "parts"]:
-        """How a CTA stores a tile of whose k it computes all: by its epilogue, or ``parts`` where no tile is whole."""
+        """How a CTA stores a tile whose whole k it computes: by its epilogue; ``parts`` if no CTA computes a whole
+        tile."""
         return "parts" if self.summed_in == "workspace" else self.epilogue
 
     @property
@@ -250,13 +254,13 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def ctas(self) -> int:
-        """CTA tiles of the problem, those of clusters that reach beyond it and slices of k included."""
+        """CTA tiles of the problem, including slices of k and tiles of clusters that reach beyond the problem."""
         clusters = ceil_div(self.tiles_m, self.cluster[0]) * ceil_div(self.tiles_n, self.cluster[1])
         return clusters * self.cluster[0] * self.cluster[1] * self.split_k
 
     @property
     def remarks(self) -> list[str]:
-        """What its author should know of a legal record."""
+        """Notes for the author of a legal record."""
         remarks = super().remarks
         if self.summed_in == "workspace" and self.epilogue == "tma":
             remarks.append("epilogue=tma: sums of the workspace leave straight from registers, as with direct")
@@ -270,7 +274,7 @@ class TmaRing(Ring, Sm90Kernel):
         return remarks
 
     def cluster_warnings(self) -> Iterator[str]:
-        """Clusters that reach beyond the problem, or leave SMs idle."""
+        """Warnings of clusters that reach beyond the problem or leave SMs idle."""
         if self.tiles_m % self.cluster[0] or self.tiles_n % self.cluster[1]:
             yield f"cluster={list(self.cluster)} reaches beyond the {self.tiles_m} x {self.tiles_n} tiles"
         if self.target.sms % self.cluster_ctas:
@@ -287,8 +291,10 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def claims_tiles(self) -> bool:
-        """Whether the grid has a cluster for each tile, and running ones claim those of clusters that have not started;
-        otherwise a persistent grid has as many as the GPU holds."""
+        """Whether the grid has one cluster per tile, and running clusters claim tiles of those that have not started.
+
+        Otherwise the grid is persistent and has as many clusters as the GPU holds.
+        """
         return False
 
     @property
@@ -323,8 +329,8 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def other_options(self) -> list[dict[str, int]]:
-        """Launch options that tests try: both axes, bands of one tile and of more than there are, all L2 hints,
-        overlap."""
+        """Launch options that tests try: both axes, bands of one tile and of more tiles than exist, all L2 hints, and
+        overlap with the previous kernel."""
         return [
             {"raster_axis": 1, "raster_group": 1, "hint_a": 1, "hint_b": 2, "pdl": 1},
             {"raster_axis": 0, "raster_group": 2, "hint_a": 2, "hint_b": 0},
@@ -343,7 +349,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @classmethod
     def depths(cls, problem: Problem) -> tuple[int, int]:
-        """The k of a stage that the tuner tries."""
+        """The values of ``bk`` that the tuner tries."""
         chunk = problem.element.chunk
         return chunk, 2 * chunk
 
@@ -369,6 +375,6 @@ def deepest_ring(problem: Problem, extent: int, bk: int, store_warps: int) -> in
 
 
 def widest(extent: int, element: Element) -> int:
-    """The widest swizzled row, in elements, that divides a multiple of 32 bytes."""
+    """The widest swizzled row, in elements, that divides ``extent``, whose bytes are a multiple of 32."""
     chunk = element.chunk
     return next(row for row in (chunk, chunk // 2, chunk // 4) if extent % row == 0)

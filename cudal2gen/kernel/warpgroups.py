@@ -1,4 +1,4 @@
-"""Shared parts of the families with a producer and consumer warpgroups: threads, setmaxnreg, turns at tiles."""
+"""What the families with a producer and consumer warpgroups share: threads, setmaxnreg, turns at tiles."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MinBlocks = Annotated[Literal[1, 2], Field(description="CTAs per SM that the com
 
 
 class Warpgroups(TmaRing):
-    """A producer warpgroup, one lane of which loads, and up to three consumers; a consumer's warp multiplies 16 of each
-    64 rows."""
+    """A producer warpgroup, in which one lane loads, and up to three consumers, whose warps multiply 16 of every 64
+    rows."""
 
     if TYPE_CHECKING:
         consumers: Literal[1, 2, 3]
@@ -41,7 +41,7 @@ class Warpgroups(TmaRing):
     holds_tile: ClassVar[bool] = True
 
     def share_violations(self) -> Iterator[str]:
-        """Rules of consumers that take tiles in turns, and of those that share the rows of a tile."""
+        """Rules for consumers that take tiles in turns, and for consumers that share the rows of a tile."""
         if self.schedule == "pingpong" and self.consumers != 2:
             yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
         if self.rows % (unit := self.atom_rows * self.sharers):
@@ -50,7 +50,7 @@ class Warpgroups(TmaRing):
             yield f"{'bn' if self.swap_ab else 'bm'}={self.rows}: must be a multiple of {unit}, {shares}"
 
     def consumer_violations(self) -> Iterator[str]:
-        """Whether a consumer thread has registers for its accumulators."""
+        """The rule that a consumer thread has enough registers for its accumulators."""
         consumer = self.registers[1] if self.registers else self.entry_registers
         if self.accumulator_registers + self.live_registers > consumer:
             yield (
@@ -65,7 +65,7 @@ class Warpgroups(TmaRing):
         yield from super().stream_violations()
 
     def room_violations(self) -> Iterator[str]:
-        """Whether the CTAs that ``min_blocks`` promises have shared memory."""
+        """The rule that shared memory suffices for the CTAs that ``min_blocks`` promises."""
         if broken := list(self.smem_violations(f"stages={self.stages}")):
             yield from broken
         elif self.min_blocks > self.ctas_by_smem:
@@ -75,7 +75,7 @@ class Warpgroups(TmaRing):
             )
 
     def pool_violations(self, producer: int, consumer: int) -> Iterator[str]:
-        """Rules of setmaxnreg, which moves registers from the producer to the consumers."""
+        """Rules for setmaxnreg, which moves registers from the producer to the consumers."""
         field = f"registers={[producer, consumer]}"
         entry, consumers = self.entry_registers // 8 * 8, self.consumers  # moved in units of 8
         needed, pool = producer + consumers * consumer, (consumers + 1) * entry
@@ -97,12 +97,12 @@ class Warpgroups(TmaRing):
 
     @property
     def producer_registers(self) -> int:
-        """Registers that the producer needs at least, or it spills."""
+        """The least registers with which the producer does not spill."""
         raise NotImplementedError
 
     @property
     def live_registers(self) -> int:
-        """Registers of a consumer beside its accumulators."""
+        """Registers that a consumer needs besides its accumulators."""
         raise NotImplementedError
 
     @property
@@ -144,7 +144,7 @@ class Warpgroups(TmaRing):
 
     @property
     def warnings(self) -> list[str]:
-        """Work that misses warpgroups or SMs."""
+        """Warnings of idle warpgroups or SMs."""
         warnings = super().warnings
         tiles = self.tiles_m * self.tiles_n * self.split_k
         if self.schedule == "pingpong" and tiles <= self.target.sms:
@@ -159,7 +159,7 @@ class Warpgroups(TmaRing):
 
     @classmethod
     def swapped_tiles(cls, problem: Problem) -> list[Tile]:
-        """Tiles of D^T = B^T A^T, whose rows are many where those of D are few; none where they are not."""
+        """Tiles of D^T = B^T A^T, which has many rows if D has few; none if D has many."""
         if problem.m > cls.atom_rows:
             return []
         bm = ceil_div(problem.m, 16) * 16
@@ -167,5 +167,5 @@ class Warpgroups(TmaRing):
 
     @classmethod
     def wastes_tile(cls, problem: Problem, bm: int, bn: int) -> bool:
-        """Whether half of a tile or more lies beyond the problem, and a smaller one is tried."""
+        """Whether half of a tile or more lies beyond the problem and the tuner also tries a smaller tile."""
         return bm >= 2 * problem.m > 2 * cls.atom_rows or (bn >= 2 * problem.n and bn > cls.atom_rows)

@@ -1,6 +1,6 @@
-"""A compiled kernel on the GPU: the device, its facts and its state, and kernels bound to torch tensors.
+"""GPUs and the kernels on them: a device, its facts and its state, and kernels bound to torch tensors.
 
-``Device`` is what validation and benchmarks ask of a GPU; ``Gpu`` is the real one. Times are in microseconds.
+``Device`` is the interface that validation and benchmarks need; ``Gpu`` implements it. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ HOLD_CYCLES = 40_000_000  # about 20 ms at any clock of a GPU
 
 
 class GpuError(MissingTool):
-    """There is no GPU to use, or not the one that is needed; the message says what to do."""
+    """No usable GPU, or not the one that is needed; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The card at one moment, from NVML; 0 for what NVML does not report."""
+    """The state of the card at one moment, from NVML; 0 for values that NVML does not report."""
 
     sm_mhz: int
     memory_mhz: int
@@ -80,23 +80,23 @@ class Reading:
 
 
 class Contender(Protocol):
-    """Something that computes D = A B, fused or batched where the problem is: our kernel, or a baseline."""
+    """Something that computes D = A B, fused or batched if the problem is: our kernel, or a baseline."""
 
     @property
     def name(self) -> str: ...
 
     def prepare(self, problem: Problem, race: Race) -> None:
-        """What is done once per problem, off the clock, such as choosing an algorithm. Raises Absent."""
+        """Does what is needed once per problem and not timed, such as choosing an algorithm. Raises Absent."""
         ...
 
     def bind(self, operands: Operands) -> Call:
-        """A call that enqueues one product, or one batch, on the device's current stream. Raises Absent where it
+        """A call that enqueues one product, or one batch, on the device's current stream. Raises Absent if it
         cannot."""
         ...
 
     @property
     def detail(self) -> str:
-        """The library, algorithm or kernel that runs the problem prepared last, as text."""
+        """The library, algorithm or kernel that computes the problem that was prepared last, as text."""
         ...
 
 
@@ -105,7 +105,7 @@ class Staged(Protocol):
     """A contender that may compute on padded copies of the operands."""
 
     def stages(self, operands: Operands) -> tuple[Call, Call | None]:
-        """The whole call, and the part of it that copies to and from padded matrices, if there is any."""
+        """The complete call, and the part of it that copies to and from padded matrices, or None."""
         ...
 
 
@@ -114,29 +114,30 @@ class Absent(Exception):
 
 
 class Device(Protocol):
-    """What a measurement needs of a GPU. Work is enqueued on one stream, in order."""
+    """The interface of a GPU that measurements need. Work is enqueued on one stream, in order."""
 
     @property
     def environment(self) -> Environment: ...
 
     def stream(self) -> int:
-        """The handle of the stream that calls are to use."""
+        """The handle of the stream on which calls must enqueue their work."""
         ...
 
     def empty(self, *shape: int) -> torch.Tensor:
-        """Memory of this shape for 16-bit elements, of undefined content."""
+        """Memory of this shape for 16-bit elements, with undefined content."""
         ...
 
     def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
-        """Sets of random normal matrices, each matrix at an address of its own; of a batch of so many products."""
+        """Sets of random normal matrices, each at its own address, for a batch of this many products."""
         ...
 
     def capture(self, calls: Sequence[Call]) -> Call:
-        """One call that enqueues all of these, without their host work: a CUDA graph."""
+        """One call that enqueues all these calls without their work on the host: a CUDA graph."""
         ...
 
     def elapsed_us(self, run: Call, before: Call) -> float:
-        """Device time of ``run``, enqueued behind ``before`` so that the device does not wait for the host."""
+        """The device time of ``run``, which is enqueued after ``before`` so that the device does not wait for the
+        host."""
         ...
 
     def evict(self) -> None:
@@ -155,9 +156,9 @@ class Device(Protocol):
 
 
 def runtime() -> Path:
-    """The CUDA 13 runtime library: the one that torch has loaded, else one in a PyPI package or the system's folder.
+    """The CUDA 13 runtime library: the one that torch has loaded, or one of a PyPI package or of the system's folder.
 
-    Raises GpuError. LD_LIBRARY_PATH has no part in it.
+    Raises GpuError. LD_LIBRARY_PATH is not searched.
     """
     name = "libcudart.so.13"
     with contextlib.suppress(OSError):
@@ -175,7 +176,7 @@ def runtime() -> Path:
 
 @contextlib.contextmanager
 def alone(index: int) -> Iterator[None]:
-    """Keeps a device to this process's measurements. Raises GpuError where another process has it."""
+    """Reserves a device for the measurements of this process. Raises GpuError if another process has reserved it."""
     path = places.user_cache() / f"device-{index}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -187,10 +188,11 @@ def alone(index: int) -> Iterator[None]:
 
 
 class Kernel:
-    """A built kernel on one device; a ``Contender``. ``stream`` answers the stream to launch on, at every call.
+    """A built kernel on one device; a ``Contender``.
 
-    ``runtime_library`` stands in for the CUDA runtime in the emulator. ``empty`` gives 16-bit memory of a shape, for
-    workspaces and padded matrices; by default it is torch's. Raises LaunchError where the runtime refuses.
+    ``stream`` is called at every launch and returns the stream to use. ``runtime_library`` is the CUDA runtime, or the
+    emulator's. ``empty`` allocates 16-bit memory of a shape, for workspaces and padded matrices; by default torch does.
+    Raises LaunchError if the runtime refuses.
     """
 
     name = "cudal2gen"
@@ -212,20 +214,20 @@ class Kernel:
         self._kernel = OpenKernel(library, directory, record.launch_options, runtime_library or runtime())
 
     def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
-        """Nothing to choose: tuning is done before, into the record."""
+        """Notes the padding. There is nothing to choose: the record was tuned before."""
         operands = LaunchOperands.packed(problem.layout, problem.n, problem.k, problem.fusion)
         use = serving.own_use(self.record, serving.sizes_of(problem), operands)
         how = f"padded to {use.launched.text}" if use.launched.text != problem.mnk else f"copies of {use.matrices}"
         self.detail = f"{how}, in the timing" if any(use.copied) else ""
 
     def bind(self, operands: Operands) -> Call:
-        """One product, or one batch, of these tensors. Raises ValueError where the kernel does not compute them."""
+        """A call that computes one product, or one batch, of these tensors. Raises ValueError if the kernel cannot."""
         launched, _ = self.stages(operands)
         return launched
 
     def stages(self, operands: Operands) -> tuple[Call, Call | None]:
-        """The whole call, and the part of it that copies to and from padded matrices, if there is any. Raises
-        ValueError as ``bind``."""
+        """The complete call, and the part of it that copies to and from padded matrices, or None. Raises ValueError
+        like ``bind``."""
         record = self.record
         problem = check(record, operands)
         use = serving.own_use(record, serving.sizes_of(problem), matrices(operands, record.layout))
@@ -276,7 +278,7 @@ class Kernel:
         return call
 
     def close(self) -> None:
-        """Unloads the kernel; its calls are of no use afterwards."""
+        """Unloads the kernel. Its calls must not be used afterwards."""
         self._kernel.close()
 
     def __enter__(self) -> Kernel:
@@ -289,7 +291,7 @@ class Kernel:
 
 
 def _fused(operands: Operands) -> Fused:
-    """What a fused kernel reads beside A and B, and stores beside D, by address."""
+    """The addresses of a fused kernel's operands besides A, B and D."""
     bias, c, aux = operands.bias, operands.c, operands.aux
     return Fused(
         0 if bias is None else bias.data_ptr(),
@@ -301,13 +303,13 @@ def _fused(operands: Operands) -> Fused:
 
 
 def _apart(tensor: torch.Tensor | None, dimensions: int) -> int:
-    """Elements from one product's part of a tensor to the next one's; 0 where it has no dimension of products."""
+    """Elements from one product's part of a tensor to the next one's; 0 if products share the tensor."""
     return tensor.stride(0) if tensor is not None and tensor.ndim == dimensions else 0
 
 
 def _batches(operands: Operands) -> Batches:
     """The products of a strided batch, and how far apart they lie."""
-    if operands.products == 1:  # of one product torch says any stride
+    if operands.products == 1:  # for a single product torch may report any stride
         return Batches()
     a, b, d, c, aux = (_apart(tensor, 3) for tensor in (operands.a, operands.b, operands.d, operands.c, operands.aux))
     return Batches(operands.products, a, b, d, _apart(operands.bias, 2), c, aux)
@@ -320,7 +322,7 @@ def _groups(operands: Operands) -> Groups:
 
 
 def card_facts(properties: Any) -> CardFacts:
-    """From torch's properties of a device; older versions do not tell its shared memory."""
+    """The facts in torch's properties of a device. Older versions do not report its shared memory."""
     smem = int(getattr(properties, "shared_memory_per_block_optin", 0))
     return CardFacts.of(
         str(properties.name), (properties.major, properties.minor), properties.multi_processor_count, smem
@@ -328,7 +330,7 @@ def card_facts(properties: Any) -> CardFacts:
 
 
 class Card:
-    """A CUDA device as torch and NVML describe it. Raises GpuError where there is none."""
+    """A CUDA device as torch and NVML describe it. Raises GpuError if there is none."""
 
     def __init__(self, index: int = 0) -> None:
         try:
@@ -350,7 +352,7 @@ class Card:
 
     @property
     def model(self) -> str:
-        """The model in ``GPUS``, else the device's own name."""
+        """The model in ``GPUS``, or the device's own name."""
         return self.facts.model or self.name
 
     @property
@@ -363,13 +365,12 @@ class Card:
 
     @property
     def facts(self) -> CardFacts:
-        """What decides which kernels run here."""
+        """The facts that decide which kernels run here."""
         return card_facts(self._properties)
 
     @property
     def records_of(self) -> str:
-        """The model whose records serve here: the card's own, else the nearest one. Raises GpuError where there is
-        none."""
+        """The model whose records serve here: the card's own, or the nearest one. Raises GpuError if there is none."""
         if models := self.facts.stand_ins(GPUS):
             return models[0]
         raise GpuError(
@@ -432,14 +433,14 @@ class Card:
 
     @cached_property
     def _reasons(self) -> dict[str, int]:
-        """Bits of what holds the clocks down, by name, idleness left out."""
+        """The bits of the reasons that lower the clocks, by name, except idleness."""
         nvml, _ = self._nvml
         prefix = "nvmlClocksEventReason"
         bits = {name.removeprefix(prefix): getattr(nvml, name) for name in dir(nvml) if name.startswith(prefix)}
         return {name: bit for name, bit in bits.items() if name not in ("All", "None", "GpuIdle")}
 
     def _ask(self, function: Callable[..., int], *arguments: int) -> int:
-        """NVML's answer for this device; 0 where this card or this host has none."""
+        """NVML's answer for this device; 0 if this card or this host does not support the question."""
         nvml, handle = self._nvml
         try:
             return function(handle, *arguments)
@@ -459,7 +460,7 @@ class Card:
 
 
 class Gpu(Card):
-    """A device that measures. It becomes the process's current device, with a stream of its own."""
+    """A device for measurements. It becomes the process's current device, with a new stream."""
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)
@@ -474,7 +475,7 @@ class Gpu(Card):
         torch.backends.cuda.matmul.allow_tf32 = False
 
     def stream(self) -> int:
-        # Called for every launch; torch.cuda.current_stream would create an object, which is too slow.
+        # This is called for every launch, and torch.cuda.current_stream is too slow because it creates an object.
         return int(self._torch._C._cuda_getCurrentRawStream(self.device.index))
 
     def empty(self, *shape: int) -> torch.Tensor:
@@ -487,8 +488,11 @@ class Gpu(Card):
         self._torch.cuda._sleep(HOLD_CYCLES)
 
     def wait(self) -> None:
-        """Waits for this stream alone. Raises RuntimeError for an error of the device. A kernel that hangs ends the
-        process, with a traceback, because no further call to its device returns, not even one that would unload it."""
+        """Waits for this stream only. Raises RuntimeError for an error of the device.
+
+        A kernel that hangs ends the process, with a traceback: no further call to its device returns, not even one that
+        would unload the kernel.
+        """
         faulthandler.dump_traceback_later(HANG_S, exit=True, file=TRACEBACK_FD)
         try:
             self._torch.cuda.current_stream(self.device).synchronize()
@@ -542,7 +546,7 @@ class Gpu(Card):
 
 
 def _driver() -> ctypes.CDLL | None:
-    """The library of NVIDIA's driver, where it is there."""
+    """The library of NVIDIA's driver, or None."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -550,12 +554,12 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def has_driver() -> bool:
-    """Whether the library of NVIDIA's driver is there."""
+    """Whether the library of NVIDIA's driver is installed."""
     return _driver() is not None
 
 
 def cards() -> list[CardFacts]:
-    """The CUDA devices as the driver describes them, without torch; none where there is no driver, or it fails."""
+    """The CUDA devices as the driver describes them, without torch; none if there is no driver or it fails."""
     driver, count = _driver(), ctypes.c_int()
     if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return []
@@ -575,8 +579,10 @@ def cards() -> list[CardFacts]:
 
 
 def connect(index: int = 0) -> Gpu:
-    """The CUDA device with this number. Raises GpuError. ``CUDAL2GEN_GPU`` names a stand-in as ``module:class``: a
-    ``Gpu`` for rehearsals on machines without a device."""
+    """The CUDA device with this number. Raises GpuError.
+
+    ``CUDAL2GEN_GPU`` may name a stand-in as ``module:class``: a subclass of ``Gpu`` for rehearsals without a device.
+    """
     if not (stand_in := os.environ.get(STAND_IN)):
         if find_spec("torch") and not has_driver():  # torch takes seconds to say so
             raise GpuError(NO_DEVICE)

@@ -1,5 +1,5 @@
-// The contract with kernel/launch.py: the facts of a built kernel as its file kernel.launch has them, the options that
-// it is opened with, and which sizes and matrices the launcher refuses.
+// The contract with kernel/launch.py: the facts of a built kernel in its file kernel.launch, the options with which it is
+// opened, and the sizes and matrices that the launcher refuses.
 #ifndef CUDAL2GEN_LAUNCH_H
 #define CUDAL2GEN_LAUNCH_H
 
@@ -18,9 +18,9 @@
 #include <vector>
 
 extern "C" {
-// What a fused kernel reads beside A and B, and stores beside D; the struct of its last parameter. Only what its parts need
-// counts: `bias` in the type of A and B; C and aux (m,n) by rows in that of D, ldc and ldaux in elements. A later member
-// goes behind these.
+// The operands of a fused kernel besides A, B and D; its last parameter has this struct. Members that its parts do not need are
+// ignored. `bias` has the type of A and B; C and aux are (m,n), row-major, in the type of D; ldc and ldaux count elements. New
+// members must come after these.
 struct cudal2gen_fused {
   void const *bias, *c;
   int ldc;
@@ -34,7 +34,7 @@ namespace cudal2gen {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Why something is refused; none where the code is 0.
+// Why something is refused. Code 0 means that it is accepted.
 struct Refusal {
   cudaError_t code = cudaSuccess;
   char const* why = "";
@@ -42,15 +42,15 @@ struct Refusal {
   explicit operator bool() const { return code != cudaSuccess; }
 };
 
-// What a kernel applies to its sums, as kernel/fusion.py's `Fusion`; of the activation the launcher needs to know nothing.
+// The operations that a kernel applies to its sums, see `Fusion` in kernel/fusion.py. The launcher need not know the activation.
 struct Fusion {
   bool any = false, bias_n = false, bias_m = false, residual = false, aux = false, gate = false;
 
   bool bias() const { return bias_n || bias_m; }
 };
 
-// Parts joined by +, in the order of application, at most one of each kind, that go together; "none" for no parts. False if
-// it is neither.
+// Reads parts joined by +, in the order of application, at most one of each kind, in a legal combination; or "none". Returns
+// false if the text is neither.
 inline bool parse_fusion(std::string const& text, Fusion& fusion) {
   static constexpr std::pair<char const*, int> kParts[] = {
       {"alpha", 0}, {"bias_n", 1}, {"bias_m", 1}, {"residual", 2},
@@ -74,10 +74,10 @@ inline bool parse_fusion(std::string const& text, Fusion& fusion) {
   return !(fusion.residual && fusion.gate) && !(fusion.aux && last < 4);
 }
 
-// `name=value` tokens separated by white space. Remembers which were read, and the first fault.
+// Tokens `name=value`, separated by white space. The class remembers which ones were read, and the first fault.
 class Tokens {
  public:
-  // noun: what messages call a token.
+  // noun: the word for a token in messages.
   Tokens(std::istream& text, std::string noun) : noun_(std::move(noun)) {
     for (std::string token; text >> token;) {
       auto const split = token.find('=');
@@ -98,7 +98,7 @@ class Tokens {
     return value;
   }
 
-  // The place of a word among those that it may be.
+  // Returns the index of a word in the list of legal ones.
   int choice(std::string const& name, std::vector<char const*> const& words) {
     std::string const value = word(name);
     auto const place = std::find(words.begin(), words.end(), value);
@@ -118,7 +118,7 @@ class Tokens {
     return int(parsed);
   }
 
-  // A fusion, by its text.
+  // Returns the fusion that the text of a token names.
   Fusion fusion(std::string const& name) {
     std::string const value = word(name);
     Fusion fusion;
@@ -128,7 +128,7 @@ class Tokens {
 
   bool has(std::string const& name) const { return values_.count(name) != 0; }
 
-  // The first fault, in words; empty where there is none and all tokens were read.
+  // The first fault, in words; empty if there is none and all tokens were read.
   std::string fault() const {
     if (fault_.empty() && !values_.empty()) return "unknown " + noun_ + " " + values_.begin()->first;
     return fault_;
@@ -150,11 +150,11 @@ struct Element {
   CUtensorMapDataType map_type;
 };
 
-// Of A and B, as element.py has them; and that of D where it is not theirs.
+// The types of A and B, as in element.py, and the type of D if it is another.
 constexpr Element kElements[] = {{"f16", 2, CU_TENSOR_MAP_DATA_TYPE_FLOAT16}, {"bf16", 2, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16}};
 constexpr Element kF32 = {"f32", 4, CU_TENSOR_MAP_DATA_TYPE_FLOAT32};
 
-// A box of `cols` x `rows` elements of a matrix; its swizzle is as wide as its columns. Without columns there is none.
+// A box of `cols` x `rows` elements of a matrix; its swizzle is as wide as its columns. cols = 0 means that there is no box.
 struct Box {
   int cols = 0, rows = 0;
 };
@@ -163,7 +163,7 @@ enum class Convention { kTiles, kTma, kCluster };
 enum class Raster { kPlain, kZsplit, kPersistent };
 enum class Reduce { kNone, kWorkspace, kCluster };
 
-// A matrix as a caller has it, `cols` elements from row to row of it used; ld in elements.
+// A matrix of the caller. Each row has `cols` elements, and rows are `ld` elements apart.
 struct Matrix {
   void const* address;
   int64_t ld, cols;
@@ -249,7 +249,7 @@ struct Launch {
   Refusal refuse_groups(Groups const& groups, int m, int n) const;
 };
 
-// What a launch needs of the workspace, where `resident` clusters run at once: of tiles whose sums are kept in parts.
+// The scratch memory of a launch, for tiles whose sums are stored in parts. `resident`: clusters that run at once.
 inline Scratch Launch::scratch(int m, int n, int k, int count, int64_t resident) const {
   if (!workspace()) return {};
   int64_t const tiles = cluster_tiles(m, n) * count;
@@ -322,7 +322,7 @@ inline Refusal Launch::refuse_sizes(int m, int n, int k) const {
   return {};
 }
 
-// Refuses matrices that the kernel does not take where they lie: the rule of `Launch.takes` in kernel/launch.py.
+// Refuses matrices that the kernel does not take where they lie, by the rule of `Launch.takes` in kernel/launch.py.
 inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const {
   if (a.ld > kMostRows || b.ld > kMostRows || d.ld > kMostRows)
     return {cudaErrorInvalidValue, "leading dimensions must not exceed 16777216: offsets within a tile are 32-bit"};
@@ -337,7 +337,7 @@ inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix 
   return {};
 }
 
-// Refuses a bias, C or aux that the kernel does not take where they lie: C must lie as D must.
+// Refuses a bias, C or aux that the kernel does not take where it lies. The rule for C is that of D.
 inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c, Matrix const& aux) const {
   if (fusion.bias() && (!bias || reinterpret_cast<uintptr_t>(bias) % 16))
     return {cudaErrorMisalignedAddress, "this kernel adds a bias, which must be aligned to 16 bytes"};
@@ -353,7 +353,7 @@ inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c, Matrix co
   return {};
 }
 
-// Refuses batches that the kernel does not take: products of D must not overlap, and start where single ones may.
+// Refuses batches that the kernel does not take: matrices D must not overlap, and each matrix must be aligned like a single one.
 inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int64_t ldd) const {
   if (batches.count < 1) return {cudaErrorInvalidValue, "a launch computes at least one product"};
   if (tiles(m, n) * split_k * batches.count > (1 << 30))
@@ -375,7 +375,7 @@ inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int6
   return {};
 }
 
-// Refuses groups that the kernel does not take. What `ends` holds is on the device: no launch sees it.
+// Refuses groups that the kernel does not take. The values of `ends` lie on the device, so a launch cannot check them.
 inline Refusal Launch::refuse_groups(Groups const& groups, int m, int n) const {
   if (batch != Batch::kGrouped)
     return {cudaErrorInvalidValue, "this kernel computes no groups; one of batch=grouped does"};
@@ -393,7 +393,7 @@ inline Refusal Launch::refuse_groups(Groups const& groups, int m, int n) const {
 // L2 eviction priorities, as createpolicy.fractional encodes them: normal, first, last.
 constexpr uint64_t kPolicies[] = {0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000};
 
-// Data that is not in the binary; the options of each convention in kernel/launch.py.
+// Data that is not compiled in: the options of each convention in kernel/launch.py.
 struct Options {
   int64_t swizzle_stride = 0;
   int along_n = 0, band = 1;
@@ -404,7 +404,7 @@ struct Options {
     if (launch.convention == Convention::kTiles && options.has("swizzle_stride"))
       swizzle_stride = options.number("swizzle_stride", 1);
     if (launch.convention == Convention::kTiles) return;
-    // A kernel with a workspace follows the clearing of its counters: there is no kernel to overlap with.
+    // A kernel with a workspace comes after the clearing of its counters, so it has no previous kernel to overlap with.
     if (options.has("pdl")) overlaps = options.choice("pdl", {"0", "1"}) && !launch.workspace();
     if (launch.convention == Convention::kCluster) return;
     if (options.has("raster_axis")) along_n = options.choice("raster_axis", {"0", "1"});

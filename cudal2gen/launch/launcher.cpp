@@ -1,9 +1,9 @@
-// The generic launcher: opens a built kernel and launches it. One binary for every kernel, every CUDA 13 runtime and
-// the emulator's stand-in: the runtime is found by name when a kernel is opened, nothing is linked at build time.
+// The generic launcher opens a built kernel and launches it. One binary serves every kernel, every CUDA 13 runtime and the
+// emulator's runtime: nothing is linked at build time, and the runtime is loaded by name when a kernel is opened.
 //
-// All functions return a cudaError_t as int; cudal2gen_message() says in words what the last one of this thread
-// refused. A kernel is opened, and loaded, for the current device. A launch waits for nothing; it encodes the tensor
-// maps of operands that it has not seen, and keeps them.
+// All functions return a cudaError_t as int; cudal2gen_message() returns the message of this thread's last error. A kernel is
+// opened and loaded for the current device. A launch does not wait; it encodes the tensor maps of new operands and keeps
+// them.
 #include "launch.h"
 
 #include <cuda.h>
@@ -48,16 +48,16 @@ struct Runtime {
   decltype(&cudaLaunchKernelExC) launch;
   decltype(&cudaGetErrorString) error_string;
   decltype(&cudaGetLastError) last_error;
-  // Of kernels with clusters and tensor maps.
+  // Used only by kernels with clusters and tensor maps.
   decltype(&cudaGetDriverEntryPointByVersion) driver_entry;
   cudaError_t (*max_clusters)(int*, void const*, cudaLaunchConfig_t const*);
-  // Of kernels that overlap with the one before.
+  // Used only by kernels that overlap with the previous one.
   decltype(&cudaStreamIsCapturing) is_capturing;
   decltype(&cudaStreamGetCaptureInfo) capture_info;
   decltype(&cudaGraphNodeGetType) node_type;
 
-  // The process shares this runtime, and its last error: a failure that is reported here is taken out of it, or the
-  // next launch check of torch would report it once more, as its own.
+  // The process shares this runtime and its last error. A failure that is reported here is cleared there, because torch's
+  // next check of a launch would report it again as its own.
   int refuse(cudaError_t error, std::string const& what = "") const {
     last_error();
     return ::refuse(error, what.empty() ? error_string(error) : what + ": " + error_string(error));
@@ -96,15 +96,15 @@ bool connect_capture(void* library, Runtime& runtime) {
 
 // ---- tensor maps ----
 
-// Tensor maps by what they describe: address, columns, rows, elements from row to row, box, type; of a batch also how many
-// matrices there are, at least one, and elements from one to the next. Encoding takes a
-// microsecond, so that of operands that come again is kept; a caller with ever new ones costs no memory.
+// A cache of tensor maps by what they describe: address, columns, rows, leading dimension, box, type, and for a batch the number of
+// matrices, at least one, and the elements from one to the next. Encoding takes a microsecond, so the map of operands that come
+// again is kept. The cache has a fixed size: a caller with ever new operands does not use more memory.
 class MapCache {
  public:
   using Key = std::array<uint64_t, 9>;
   decltype(&cuTensorMapEncodeTiled) encode = nullptr;
 
-  // depth: 0 for a map of two dimensions.
+  // depth: the third extent; 0 for a map of two dimensions.
   bool find(Matrix const& matrix, int64_t rows, int depth, int64_t stride, Box box, Element const& element, CUtensorMap& map) {
     Key const key = {reinterpret_cast<uint64_t>(matrix.address), uint64_t(matrix.cols), uint64_t(rows), uint64_t(matrix.ld),
                      uint64_t(box.cols), uint64_t(box.rows), uint64_t(element.map_type), uint64_t(depth),
@@ -144,7 +144,7 @@ struct cudal2gen_kernel {
   Runtime runtime = {};
   cudaLibrary_t library = nullptr;
   cudaKernel_t kernel = nullptr;
-  int64_t resident = 0;  // of a persistent kernel: clusters, or CTAs without, that the device holds at once
+  int64_t resident = 0;  // for a persistent kernel: how many clusters (or CTAs without clusters) the device holds at once
   mutable MapCache maps;
 
   cudal2gen_kernel(Launch launch, Options options) : launch(std::move(launch)), options(options) {}
@@ -163,7 +163,7 @@ cudaLaunchAttribute cluster_of(int ctas) {
   return attribute;
 }
 
-// How many clusters, or CTAs without, the device holds at once. Clusters do not straddle its groups of SMs.
+// How many clusters (or CTAs without clusters) the device holds at once. A cluster must lie in one group of SMs.
 cudaError_t count_resident(cudal2gen_kernel& own, int device) {
   Launch const& launch = own.launch;
   int number = 0;
@@ -195,7 +195,7 @@ int connect_runtime(char const* name, cudal2gen_kernel& own) {
   return cudaSuccess;
 }
 
-// Of a loaded library: finds the kernel, raises its limits, and asks what a launch must know of device and driver.
+// In a loaded library: finds the kernel, raises its limits, and queries the facts of device and driver that launches need.
 int prepare(cudal2gen_kernel& own, std::string const& cubin) {
   Runtime const& cuda = own.runtime;
   Launch const& launch = own.launch;
@@ -206,7 +206,7 @@ int prepare(cudal2gen_kernel& own, std::string const& cubin) {
   if (error) return cuda.refuse(error, "cudaGetDevice");
   error = cuda.set_attribute(own.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.smem_bytes, device);
   if (error) return cuda.refuse(error, std::to_string(launch.smem_bytes) + " bytes of shared memory");
-  // Libraries load lazily; asked for its attributes, the kernel is loaded here, and not in the first launch.
+  // Libraries load kernels lazily. Asking for its attributes loads this one now instead of in the first launch.
   cudaFuncAttributes loaded;
   error = cuda.attributes(&loaded, own.kernel);
   if (error) return cuda.refuse(error, "loading " + cubin);
@@ -227,7 +227,7 @@ int prepare(cudal2gen_kernel& own, std::string const& cubin) {
 
 // ---- launching ----
 
-// Clears the arrival counters, which come first in the workspace; the partial sums follow them.
+// Clears the arrival counters, which are at the start of the workspace. The partial sums follow them.
 int clear_counters(cudal2gen_kernel const& own, Scratch const& scratch, void* workspace, cudaStream_t stream) {
   if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 256)
     return invalid("this kernel needs a workspace, aligned to 256 bytes");
@@ -259,8 +259,8 @@ int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int
   return cudaSuccess;
 }
 
-// Whether the kernel may start while what is before it on the stream ends. While a stream is captured only kernels can
-// be the earlier side of such an edge: after a copy or a memset, the caller's too, the launch is an ordinary one.
+// Whether the kernel may start while the previous work on the stream ends. In a captured stream only a kernel can be the earlier
+// side of such an edge, so after a copy or a memset, even one by the caller, the launch is an ordinary one.
 int may_overlap(cudal2gen_kernel const& own, cudaStream_t stream, bool& allowed) {
   Runtime const& cuda = own.runtime;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -284,8 +284,8 @@ extern "C" {
 
 char const* cudal2gen_message() { return message.c_str(); }
 
-// directory: a built kernel's. options: data that is not in the binary, as "swizzle_stride=2048", or null.
-// runtime: the CUDA runtime library's file name or path, null for "libcudart.so.13".
+// directory: that of a built kernel. options: data that is not compiled in, such as "swizzle_stride=2048", or null.
+// runtime: the file name or path of the CUDA runtime library; null for "libcudart.so.13".
 int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out) {
   message.clear();
   *out = nullptr;
@@ -323,7 +323,7 @@ int cudal2gen_close(cudal2gen_kernel* kernel) {
   return error ? own->runtime.refuse(error) : cudaSuccess;
 }
 
-// Bytes of workspace, aligned to 256, that a launch of `count` products of this size needs; 0 where none.
+// The bytes of workspace, aligned to 256, that a launch of `count` products of this size needs; may be 0.
 int64_t cudal2gen_batch_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k, int count) {
   Launch const& launch = kernel->launch;
   Scratch const scratch = launch.scratch(m, n, k, count, kernel->resident);
@@ -336,7 +336,7 @@ int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, 
 
 namespace {
 
-// The several products of a launch: evenly spaced, or groups of rows, of which there is at least one.
+// The products of a launch: evenly spaced, or groups of rows. There is at least one.
 struct Several {
   Batches batches;
   Groups groups;
@@ -349,7 +349,7 @@ Refusal refuse_several(Launch const& launch, Several const& several, int m, int 
   return launch.refuse_batches(several.batches, m, n, ldd);
 }
 
-// D(m,n) = A(m,k) * B on the given stream, of each product of a batch or of groups, or fused.
+// Enqueues D(m,n) = A(m,k) * B on the given stream, for each product of a batch or of groups, and fused if the kernel is.
 int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd, int m, int n, int k,
             Several several, cudal2gen_fused const* fused, void* workspace, void* stream) {
   message.clear();
@@ -396,7 +396,7 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
   CUtensorMap map_a = {}, map_b = {}, map_d = {}, map_rest = {};
-  // Arguments are read as far as a kernel takes some; behind those of all: of what it does beside one plain product.
+  // The arguments that all kernels take, then those for a fusion and for several products. A kernel reads only its own.
   void* more[3] = {};
   int count = 0;
   if (launch.box_rest.cols) more[count++] = &map_rest;
@@ -410,7 +410,7 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   int const depths = groups.count ? groups.count : batches.count;
   auto const map = [&](Matrix const& matrix, int64_t rows, int64_t stride, Box box, Element const& element, CUtensorMap& to) {
     int const depth = launch.batch == Batch::kNone ? 0 : stride ? depths : 1;
-    // Where there is one matrix its stride is of no meaning; the driver wants one.
+    // A single matrix has no meaningful stride, but the driver requires one.
     return own.maps.find(matrix, rows, depth, depth > 1 ? stride : matrix.ld, box, element, to);
   };
   if (tma && !(map(in_a, m, batches.a, launch.box_a, launch.element, map_a) &&
@@ -424,23 +424,24 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
 
 }  // namespace
 
-// D(m,n) = activation(alpha A(m,k) * B + bias + beta C), as far as the kernel has these parts; of a kernel that has none
-// `fused` may be null. D of a gated kernel has n / 2 columns. On the given stream; leading dimensions in elements; workspace: cudal2gen_workspace_bytes().
+// Enqueues D(m,n) = activation(alpha A(m,k) * B + bias + beta C) on the given stream, with those parts that the kernel has; `fused`
+// may be null if it has none. D of a gated kernel has n / 2 columns. Leading dimensions count elements. workspace:
+// cudal2gen_workspace_bytes().
 int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                            int m, int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream) {
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {}, fused, workspace, stream);
 }
 
-// The same of several products, evenly spaced; workspace: cudal2gen_batch_workspace_bytes().
+// The same for several products, evenly spaced; workspace: cudal2gen_batch_workspace_bytes().
 int cudal2gen_launch_batched(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                              int m, int n, int k, Batches const* batches, cudal2gen_fused const* fused, void* workspace,
                              void* stream) {
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {*batches, {}}, fused, workspace, stream);
 }
 
-// The same of groups of rows: A (m,k) and D (m,n) of all groups, B of the first. A group ends where `groups->ends` says on
-// the device when the kernel runs; the host waits for nothing. Rows behind the last group keep their values in D. Ends that
-// descend or exceed m give rows of D undefined values, and nothing outside of D.
+// The same for groups of rows: A (m,k) and D (m,n) have the rows of all groups, B is that of the first. The kernel reads the ends of
+// groups, `groups->ends`, on the device when it runs; the host does not wait. Rows of D after the last group keep their values. If
+// ends descend or exceed m, rows of D get undefined values, but nothing outside of D is written.
 int cudal2gen_launch_grouped(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                              int m, int n, int k, Groups const* groups, cudal2gen_fused const* fused, void* stream) {
   message.clear();
@@ -448,14 +449,14 @@ int cudal2gen_launch_grouped(cudal2gen_kernel const* kernel, void const* a, int 
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {{}, *groups}, fused, nullptr, stream);
 }
 
-// The same of a kernel that has no such parts.
+// The same for a kernel without fused parts.
 int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                      int m, int n, int k, void* workspace, void* stream) {
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {}, nullptr, workspace, stream);
 }
 
-// A launch whose sizes are known beforehand, for callers to whom each argument of a call costs time; also of a batch, whose
-// workspace is cudal2gen_batch_workspace_bytes().
+// A launch with fixed sizes, for callers to whom each argument of a call costs time; also for a batch, whose workspace is
+// cudal2gen_batch_workspace_bytes().
 struct cudal2gen_sized {
   cudal2gen_kernel const* kernel;
   int lda, ldb, ldd, m, n, k;

@@ -1,4 +1,4 @@
-"""The generic launcher from Python: opens a built kernel, launches it on device pointers. Source: launcher.cpp."""
+"""The generic launcher in Python: it opens a built kernel and launches it on device pointers. See launcher.cpp."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ class _Sized(ctypes.Structure):
 
 
 class Fused(ctypes.Structure):
-    """``cudal2gen_fused`` of launcher.cpp: what a fused kernel reads beside A and B, and stores beside D. ``bias``,
-    ``c`` and ``aux`` are addresses, 0 where the kernel has no such part; leading dimensions count elements."""
+    """``cudal2gen_fused`` of launch.h: the operands of a fused kernel besides A, B and D.
+
+    ``bias``, ``c`` and ``aux`` are addresses, 0 if the kernel has no such part. Leading dimensions count elements.
+    """
 
     _fields_ = [
         *(("bias", _POINTER), ("c", _POINTER), ("ldc", _INT), ("alpha", _FLOAT), ("beta", _FLOAT)),
@@ -111,10 +113,10 @@ class OpenKernel:
         batches: Batches = ALONE,
         groups: Groups | None = None,
     ) -> None:
-        """D = A B on the stream, with what ``fused`` says of a fused kernel's operands; of each product of a batch, or
-        of ``groups`` of rows of A. Pointers are device addresses, leading dimensions count elements.
+        """Enqueues D = A B on the stream, for each product of a batch or for ``groups`` of rows of A.
 
-        Raises LaunchError for what the kernel or the runtime refuses, and for numbers that no C int holds.
+        ``fused``: the further operands of a fused kernel. Pointers are device addresses, leading dimensions count
+        elements. Raises LaunchError if the kernel or the runtime refuses, and for numbers that do not fit a C int.
         """
         self._check_extents(lda, ldb, ldd, m, n, k)
         operands = (self._handle, a, lda, b, ldb, d, ldd, m, n, k)
@@ -134,7 +136,7 @@ class OpenKernel:
         self, a: int, lda: int, b: int, ldb: int, d: int, ldd: int, m: int, n: int, k: int, workspace: int = 0,
         fused: Fused | None = None,
     ) -> Callable[[int], int]:  # fmt: skip
-        """``launch`` with fixed operands: a function that takes a stream and returns a code for ``check``."""
+        """``launch`` with fixed operands, as a function that takes a stream and returns a code for ``check``."""
         self._check_extents(lda, ldb, ldd, m, n, k)
         values = (self._handle.value or 0, a, lda, b, ldb, d, ldd, m, n, k)
         # Converted once: ctypes would do it at every call.
@@ -155,9 +157,12 @@ class OpenKernel:
     def sized(
         self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches = ALONE
     ) -> Callable[[int, int, int, int, int], int]:
-        """``launch`` with fixed sizes: a function of a, b, d, workspace (addresses) and stream that returns a code for
-        ``check``. Sizes are converted once, because ctypes takes time for every argument. ``batches``: products of
-        these sizes, evenly spaced in a, b and d."""
+        """``launch`` with fixed sizes, as a function of a, b, d, workspace (addresses) and stream that returns a code
+        for ``check``.
+
+        Sizes are converted only once, because ctypes takes time for every argument. ``batches``: products of these
+        sizes, evenly spaced in a, b and d.
+        """
         sizes = self._sizes(lda, ldb, ldd, m, n, k, batches)
         call = self._api.cudal2gen_launch_sized
         call.argtypes = (_POINTER,) * 6
@@ -171,20 +176,23 @@ class OpenKernel:
     def sized_call(
         self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches = ALONE
     ) -> tuple[int, bytes]:
-        """``sized`` for callers in C++: the address of the C function, and the bytes that its first argument points
-        to. Both serve while the kernel is open."""
+        """``sized`` for callers in C++: the address of the C function, and the bytes to which its first argument
+        points.
+
+        Both are valid while the kernel is open.
+        """
         function = ctypes.cast(self._api.cudal2gen_launch_sized, _POINTER).value
         assert function is not None
         return function, bytes(self._sizes(lda, ldb, ldd, m, n, k, batches))
 
     def _sizes(self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches) -> _Sized:
-        """Raises LaunchError for numbers that no C int holds."""
+        """Raises LaunchError for numbers that do not fit a C int."""
         self._check_extents(lda, ldb, ldd, m, n, k)
         self._check_several("products", *batches)
         return _Sized(self._handle.value, lda, ldb, ldd, m, n, k, _Batches(*batches))
 
     def close(self) -> None:
-        """Unloads the kernel; the object is of no use afterwards."""
+        """Unloads the kernel, which must not be used afterwards."""
         if self._handle:
             self.check(self._api.cudal2gen_close(self._handle))
             self._handle = ctypes.c_void_p()
@@ -200,6 +208,6 @@ class OpenKernel:
             self.close()
 
     def check(self, code: int) -> None:
-        """Raises LaunchError for a code that is not 0."""
+        """Raises LaunchError if the code is not 0."""
         if code:
             raise LaunchError(code, self._api.cudal2gen_message().decode())

@@ -1,6 +1,6 @@
-"""Operands: the torch tensors of a product, drawn at random, checked against a record, and padded where needed.
+"""The torch tensors of a product: they are drawn at random, checked against a record, and padded if needed.
 
-Leading dimensions and shapes count elements. A batch has matrices of three dimensions, its products first.
+Leading dimensions and shapes count elements. Tensors of a batch have three dimensions; the first counts its products.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 Empty = Callable[..., "torch.Tensor"]
 
-ALIGNMENT = 256  # bytes that torch's allocator aligns to
+ALIGNMENT = 256  # bytes to which torch's allocator aligns
 
 
 def typed(empty: Empty, dtype: torch.dtype) -> Empty:
-    """``empty``, whose elements have 16 bits, for tensors of this type."""
+    """``empty`` for tensors of this type; ``empty`` itself counts elements of 16 bits."""
 
     def of_type(*shape: int) -> torch.Tensor:
         count = math.prod(shape)
@@ -38,11 +38,11 @@ def typed(empty: Empty, dtype: torch.dtype) -> Empty:
 class Operands:
     """One set of matrices, row-major: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n).
 
-    Of a strided batch these are (products,m,k) and so on; a B that all products share is expanded along the products.
-    Of a grouped one only B is: (groups,n,k), and ``ends`` has for each group the row behind its last, int32, ascending,
-    on the device. What a fused record reads besides: ``bias`` (n) or (m) in the type of A and B, or one for each
-    product or, along n, for each group; ``c`` as D; ``alpha`` and ``beta``. What it stores besides: ``aux`` (m,n) in
-    D's type, of a strided batch (products,m,n). D of a gated record is (m,n/2).
+    In a strided batch the shapes are (products,m,k) and so on; a B that all products share is expanded along the
+    products. In a grouped batch only B has a third dimension, (groups,n,k), and ``ends`` has the row after each group's
+    last one, int32, ascending, on the device. A fused record also reads ``bias``, (n) or (m) in the type of A and B, or
+    one per product or, along n, per group; ``c``, which has the shape and type of D; ``alpha`` and ``beta``. It also
+    stores ``aux``, (m,n) or (products,m,n) in D's type. D of a gated record is (m,n/2).
     """
 
     a: torch.Tensor
@@ -57,23 +57,23 @@ class Operands:
     ends: torch.Tensor | None = None
 
     def stored(self, layout: Layout) -> torch.Tensor:
-        """B as the layout has it."""
+        """B in the form that the layout has."""
         return self.b if layout == "tn" else self.b_nn
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
-        """The tensors that are read, by their field."""
+        """The tensors that a kernel reads, by field."""
         tensors = {"a": self.a, "b": self.b, "b_nn": self.b_nn, "bias": self.bias, "c": self.c, "ends": self.ends}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     @property
     def products(self) -> int:
-        """Products of a batch, or groups; 1 of a single product."""
+        """The number of products of a batch or of groups; 1 for a single product."""
         return self.b.shape[0] if self.b.ndim == 3 else 1
 
 
 def check(record: Record, operands: Operands) -> Problem:
-    """The problem that these tensors pose. Raises ValueError if the record's kernel does not compute it."""
+    """The problem of these tensors. Raises ValueError if the record's kernel does not compute it."""
     a, b, d = operands.a, operands.stored(record.layout), operands.d
     grouped = record.grouped
     strided = record.batched and not grouped
@@ -106,7 +106,7 @@ def _check_matrix(name: str, tensor: torch.Tensor, element: Element, several: bo
 
 
 def _check_ends(problem: Problem, operands: Operands) -> None:
-    """Raises ValueError unless there are ends for groups, and for nothing else."""
+    """Raises ValueError unless groups, and only groups, have ends."""
     import torch
 
     ends, groups = operands.ends, operands.products
@@ -120,7 +120,7 @@ def _check_ends(problem: Problem, operands: Operands) -> None:
 
 
 def _check_fused(problem: Problem, operands: Operands) -> None:
-    """Raises ValueError for a part of the fusion that is absent or of another shape or type, and for one too many."""
+    """Raises ValueError if a part of the fusion is absent, superfluous, or of another shape or type."""
     fusion, ab, d = problem.fusion, problem.element, problem.output
     m, n, width, products = problem.m, problem.n, problem.d_cols, operands.products
     of_each = (products,) if problem.batched and not problem.grouped else ()
@@ -195,8 +195,11 @@ def _extents(record: Record, use: Use) -> _Extents:
 
 
 def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) -> Launched:
-    """The operands, checked before, as the record's kernel takes them: wide matrices of zeros, of memory that ``empty``
-    gives (torch's own without), in the place of those that it does not take where they lie."""
+    """The operands as the record's kernel takes them; they must have been checked before.
+
+    Matrices that it does not take where they lie are replaced by padded ones, filled with zeros, in memory from
+    ``empty`` (from torch if it is None).
+    """
     extents, launch, vector = _extents(record, use), record.launch, record.element.vector
     stored, n = operands.stored(record.layout), use.launched.n
     ready = Launched(replace(operands, b=stored, b_nn=stored))
@@ -231,22 +234,24 @@ def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) 
 
 
 def _starts_on_vectors(bias: torch.Tensor) -> bool:
-    """Whether a bias, each one's of several, is on 16 bytes."""
+    """Whether a bias, or each of several, starts at a multiple of 16 bytes."""
     apart = bias.stride(0) * bias.element_size() if bias.ndim == 2 else 0
     return bool(bias.data_ptr() % 16 == 0 and apart % 16 == 0)
 
 
 def _zeros(like: torch.Tensor, shape: tuple[int, ...], vector: int, empty: Empty | None) -> torch.Tensor:
-    """Zeros of this shape, whose rows are whole vectors of so many elements apart."""
+    """Zeros of this shape. The distance of rows is a multiple of ``vector`` elements."""
     padded = (*shape[:-1], aligned(shape[-1], vector))
     matrix = like.new_empty(padded) if empty is None else typed(empty, like.dtype)(*padded)
     return matrix.zero_()[..., : shape[-1]]
 
 
 def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, products: int = 1) -> list[Operands]:
-    """``count`` sets of standard normal operands, of so many products; every matrix, bias and C starts at a multiple of
-    256 bytes. Groups are of equally many rows. D and aux are NaN; alpha and beta of a fusion that has them are those of
-    its tests."""
+    """``count`` sets of standard normal operands for this many products.
+
+    Every matrix, bias and C starts at a multiple of 256 bytes. Groups have equally many rows. D and aux are NaN. alpha
+    and beta, if the fusion has them, are ``ALPHA`` and ``BETA``.
+    """
     import torch
 
     fusion, ab, output = problem.fusion, problem.element, problem.output
@@ -267,7 +272,7 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, 
     if fusion.residual:
         more["c"] = tensors(output, problem.m, problem.d_cols)
     for matrix in (a, b, *more.values()):
-        # torch draws no type of 8 bits.
+        # torch cannot draw types of 8 bits, so they are drawn in fp32 and rounded.
         wide = torch.empty_like(matrix, dtype=F32.torch_dtype) if matrix.element_size() < F16.bytes else matrix
         for product in wide:
             product.normal_(generator=generator)
@@ -289,7 +294,7 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, 
 
 
 def _sets(element: Element, shape: tuple[int, ...], device: Any) -> torch.Tensor:
-    """Memory of this shape, ``shape[0]`` sets, each of which starts at a multiple of 256 bytes."""
+    """Memory of this shape. ``shape[0]`` counts the sets; each starts at a multiple of 256 bytes."""
     import torch
 
     count, inside = shape[0], shape[1:]

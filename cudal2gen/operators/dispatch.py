@@ -187,7 +187,7 @@ class Dispatcher:
         choice = self._choose(device, pack, problem, request)
         if choice.kernel is None or choice.use is None:
             raise ByTorch(choice.short, choice.reason)
-        alone = request.problem.later.strip()
+        alone = request.problem.suffix.strip()
         if alone and any(choice.use.copied):
             raise ByTorch(
                 f"{alone}: a kernel would copy operands", f"{choice.reason}: {choice.use.matrices} would be copied"

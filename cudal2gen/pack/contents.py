@@ -117,7 +117,7 @@ def _table_for_c(table: Table, files: dict[str, bytes]) -> bytes:
     lines = [f"pack format={FORMAT} gpu={table.gpu} sms={gpu.sms} title={title} others={others}"]
     lines += [f"file path={name} sha256={sha256(content)}" for name, content in sorted(files.items())]
     by_decisions = {
-        _decisions(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.later
+        _decisions(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.suffix
     }
     lines += [_kernel_line(kernel, by_decisions.get(_decisions(kernel))) for kernel in table.kernels]
     lines += [
@@ -149,7 +149,7 @@ def _kernel_line(kernel: Kernel, plain: int | None) -> str:
         "last": last,
         "smem": kernel.smem_bytes,
     }
-    if kernel.record.problem.later and plain is not None:
+    if kernel.record.problem.suffix and plain is not None:
         tokens["plain"] = plain
     if options := kernel.record.launch_options:
         tokens["options"] = ",".join(f"{name}={value}" for name, value in options.items())

@@ -88,7 +88,7 @@ def workloads(table: Table) -> list[Workload]:
     plain = {
         Workload(problem.m, problem.n, problem.k, ELEMENTS[problem.ab].dtype, problem.layout == "tn", problem.acc)
         for problem in problems
-        if not problem.later and problem.d == "same"
+        if not problem.suffix and problem.d == "same"
     }
     ordered = sorted(plain, key=lambda workload: (workload.m * workload.n * workload.k, workload))
     step = max(1, len(ordered) // WORKLOADS)

@@ -213,7 +213,7 @@ class Table:
             reason = f"an extent or leading dimension exceeds {MAX_EXTENT}"
             return Choice(None, None, f"{problem.mnk}: {reason}", reason)
         if problem.kind not in self.kinds:
-            reason = f"no kernels for {self.gpu} {problem.types} {problem.layout}{problem.later}"
+            reason = f"no kernels for {self.gpu} {problem.types} {problem.layout}{problem.suffix}"
             return Choice(None, None, reason, reason)
         if prefer == "kernel":
             return self._nearest(problem, sizes, operands)
@@ -221,7 +221,7 @@ class Table:
         if row is not None:
             return self.by_row(row, row.sizes, operands, extra_us)
         near = self._near(problem, sizes, products)
-        if near or not problem.later:
+        if near or not problem.suffix:
             return self._estimated(near, sizes, products, operands, extra_us)
         return self._inferred(problem, sizes, operands, prefer, extra_us)
 
@@ -249,7 +249,7 @@ class Table:
     def _inferred(self, problem: Problem, sizes: Sizes, operands: Operands, prefer: Prefer, extra_us: float) -> Choice:
         """A fused or batched problem of which nothing was measured: the kernel of its plain product, with its fusion
         or batch, where that was measured faster and the caller takes such a kernel."""
-        unmeasured = f"{sizes.text}{problem.later} was not measured"
+        unmeasured = f"{sizes.text}{problem.suffix} was not measured"
         plain = self.choose(problem.revised(fusion=PLAIN, batch="none"), operands, "measured", extra_us)
         if plain.kernel is None:
             reason = f"{unmeasured}; the plain product: {plain.reason}"
@@ -266,7 +266,7 @@ class Table:
         number = next(same, None)
         use = None if number is None else self.kernels[number].use(sizes, operands)
         if number is None or use is None:
-            reason = f"{unmeasured}, and {source.name}, which the plain product takes, is not here{problem.later}"
+            reason = f"{unmeasured}, and {source.name}, which the plain product takes, is not here{problem.suffix}"
             return Choice(None, None, reason, "no kernel with this fusion or batch")
         reason = f"{unmeasured}; the plain product: {plain.reason}"
         if prefer != "inferred":
@@ -362,7 +362,7 @@ class Table:
             number
             for number, kernel in enumerate(self.kernels)
             if number in won
-            or (kernel.record.problem.later and (kernel.sizes, str(kernel.record.decisions())) in alike)
+            or (kernel.record.problem.suffix and (kernel.sizes, str(kernel.record.decisions())) in alike)
         ]
         numbers = {old: new for new, old in enumerate(winners)}
         rows = [row._replace(kernel=None if row.kernel is None else numbers.get(row.kernel)) for row in self.rows]

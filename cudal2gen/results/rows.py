@@ -322,7 +322,7 @@ class Measurement(Posed):
     def types(self) -> str:
         """Types, fusion and batch in words."""
         of_batch = f" x{self.products}" if self.problem.batched else ""
-        return f"{self.problem.types}{self.problem.later}{of_batch}"
+        return f"{self.problem.types}{self.problem.suffix}{of_batch}"
 
     @property
     def flops(self) -> int:

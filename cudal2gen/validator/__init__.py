@@ -1,12 +1,12 @@
-"""Verdicts on built kernels: PTX executed by the emulator, or the binary on a device, on problems that stress it.
+"""Verdicts on built kernels. The emulator executes PTX, or a device the binary, on problems that stress the kernel.
 
-- ``problems``: which shapes and inputs a record is executed with, and how its matrices are stored.
-- ``emulated``: the emulator's verdict. Its names are also this package's: ``validator.validate`` and its parts.
-- ``matrices``, ``device``: the verdict of a device, in guarded memory.
-- ``sanitizer``: compute-sanitizer over one launch; ``agreement``: a device against the emulator, bit for bit.
-- ``judgement``: a device's verdict, with the sanitizer's and the emulator's answers on request.
+- ``problems``: the shapes and inputs with which a record is executed, and how its matrices are stored.
+- ``emulated``: the emulator's verdict; this package also exports its names, such as ``validator.validate``.
+- ``matrices``, ``device``: a device's verdict, with matrices in guarded memory.
+- ``sanitizer``: compute-sanitizer on one launch. ``agreement``: compares a device with the emulator, bit for bit.
+- ``judgement``: a device's verdict, optionally with the sanitizer and the comparison with the emulator.
 
-``cudal2gen.validator.correctness`` defines a right product.
+- ``correctness``: the definition of a right product.
 """
 
 from cudal2gen.validator.correctness import INPUTS as INPUTS

@@ -1,4 +1,4 @@
-"""A device against the emulator: the same binary on the same numbers, bit for bit."""
+"""Compares a device with the emulator, bit for bit: the same binary computes the same numbers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-LENGTHS = (32, 256, 2048)  # values of k: few and many steps
+LENGTHS = (32, 256, 2048)  # values of k, for few and for many steps
 EXACT_INPUTS = ("binary", "integers")  # sums are exact in any order: of 0/1 up to 2048 also in fp16
 
 
 def against_emulator(device: Device, built: BuiltKernel) -> tuple[list[Case], list[Rounding]]:
-    """One tile for several k. Inputs whose sums are exact in any order must agree: cases. Others show how the device
-    rounds: one line each."""
+    """Compares one tile for several k.
+
+    Inputs whose sums are exact in any order must agree; they give the cases. Every kind of inputs gives a line that
+    shows how the device rounds.
+    """
     record, artifact = built.record, built.artifact
     contender = built.open(device)
     cases, lines = [], []
@@ -38,7 +41,7 @@ def against_emulator(device: Device, built: BuiltKernel) -> tuple[list[Case], li
             emulated = execute(record, artifact, built.library, shape, inputs, hazards=False, seed=k)
             d = product(device, record, contender, emulated)
             apart = ulps(d, emulated.d)
-            # The approximations of other activations may differ in their last bits.
+            # Other activations are approximations, which may differ in their last bits.
             exact = inputs in EXACT_INPUTS and record.fusion.activation in ("none", "relu")
             differing, predicts = int((apart != 0).sum()), not (exact or record.fusion)
             if exact:
@@ -68,7 +71,8 @@ def against_emulator(device: Device, built: BuiltKernel) -> tuple[list[Case], li
 
 
 def lengths(record: Record) -> list[int]:
-    """The k to compare at: ``LENGTHS`` in whole steps, as far as the kernel takes them, or the one compiled in."""
+    """The values of k to compare: ``LENGTHS`` in whole steps, up to the kernel's limit, or the k that is compiled
+    in."""
     if record.baked_k:
         return [record.baked_k]
     step, least = record.k_step, record.k_step * record.split_k
@@ -77,14 +81,14 @@ def lengths(record: Record) -> list[int]:
 
 
 def product(device: Device, record: Record, contender: Contender, emulated: Execution) -> Array:
-    """D (m,n) of what the emulator was given, computed on the device; of a batch the first product's."""
+    """D (m,n) of the emulator's operands, computed on the device; for a batch, that of the first product."""
     import torch
 
     m, n, k = len(emulated.a), len(emulated.b), emulated.a.shape[1]
-    matrices = Matrices(device.empty, record, Shape(m, n, k).of(record))
+    matrices = Matrices(device.empty, record, Shape(m, n, k).problem(record))
 
     def tensor(values: Array, element: Element) -> torch.Tensor:
-        # Copied as bits: torch and NumPy lack some of each other's types.
+        # Copied as bits, because torch and NumPy do not have all of each other's types.
         bits = np.ascontiguousarray(values).view(f"i{element.bytes}")
         return torch.from_numpy(bits).view(element.torch_dtype)
 

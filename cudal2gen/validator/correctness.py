@@ -1,15 +1,15 @@
-"""What a right product is: kinds of inputs, the comparison with the fp64 product, and the error bound.
+"""The definition of a right product: kinds of inputs, the comparison with the fp64 product, and the error bound.
 
-For NumPy arrays and torch tensors alike: ``Array`` below stands for either, in one call for one of them. D (m,n) is
-the product of A (m,k) and B (n,k), in their ``Element`` or in fp32. What is compared follows from the inputs:
+All functions take NumPy arrays or torch tensors; ``Array`` stands for either, but a call must not mix them. D (m,n) is
+the product of A (m,k) and B (n,k), in their ``Element`` or in fp32. The kind of inputs decides the comparison:
 
-- ``binary``, 0 and 1: equality up to ``Element.exact``, above it an fp32 accumulator gives the reference rounded to D's
-  type, an fp16 accumulator at least its own last exact integer. ``sparse``: the same with so few ones that the
+- ``binary``, 0 and 1: equality up to ``Element.exact``. Above it, an fp32 accumulator must give the reference rounded
+  to D's type, and an fp16 accumulator at least its last exact integer. ``sparse``: the same with so few ones that the
   reference stays exact.
 - ``integers``, -2 to 2: equality. All partial sums stay below 2048, where an fp16 accumulator is exact.
-- ``normal``: an error bound from the accumulator, see ``error_bound``. ``cancelling``: the same where the sum is zero,
-  so that D shows the errors of rounding alone.
-- ``special``: NaN and infinities in A and B reach exactly the elements of D that the reference says.
+- ``normal``: an error bound that depends on the accumulator, see ``error_bound``. ``cancelling``: the same with sums
+  that are zero, so that D shows only the errors of rounding.
+- ``special``: NaN and infinities in A and B must appear in exactly those elements of D where the reference has them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ INPUTS = ("binary", "sparse", "integers", "normal", "cancelling", "special")
 BOUNDED = ("normal", "cancelling")
 BOUND = "error bound of the accumulator"
 CHUNK = 1 << 27  # elements of D that are compared at a time, in fp64
-# m n k up to which an fp16 accumulator's bound is computed for every element: each 8 of k pass over all of D, in fp64.
+# m n k up to which the bound of an fp16 accumulator is computed for every element: it takes a pass over all of D in
+# fp64 for every 8 of k.
 SAMPLED = 1 << 33
 
 
@@ -57,13 +58,13 @@ class Library(Protocol[Array]):
         ...
 
     def product(self, a: Array, b: Array) -> Array:
-        """A B^T in the type of A and B, without warnings about NaN and infinities."""
+        """A B^T in the type of A and B, without warnings for NaN and infinities."""
         ...
 
     def where(self, condition: Array, values: Array, others: Array) -> Array: ...
 
     def nan(self, values: Array) -> Array:
-        """Where values are NaN."""
+        """Which values are NaN."""
         ...
 
     def zeros(self, like: Array) -> Array: ...
@@ -83,7 +84,7 @@ class Draws(Protocol[Drawn_co]):
         ...
 
     def integers(self, low: int, high: int, rows: int, cols: int) -> Drawn_co:
-        """From low up to high, both included."""
+        """Integers from ``low`` to ``high``, both included."""
         ...
 
     def normal(self, rows: int, cols: int) -> Drawn_co:
@@ -92,7 +93,7 @@ class Draws(Protocol[Drawn_co]):
 
 
 class _NumPy:
-    """NumPy's spelling."""
+    """The operations in NumPy."""
 
     def wide(self, values: NDArray[Any]) -> NDArray[Any]:
         return values.astype(np.float64, copy=False)
@@ -130,7 +131,7 @@ class _NumPy:
 
 
 class _Torch:
-    """Torch's spelling, on the tensors' device."""
+    """The operations in torch, on the tensors' device."""
 
     def wide(self, values: torch.Tensor) -> torch.Tensor:
         return values.double()
@@ -165,7 +166,7 @@ def library(values: NDArray[Any]) -> Library[NDArray[Any]]: ...
 @overload
 def library(values: torch.Tensor) -> Library[torch.Tensor]: ...
 def library(values: NDArray[Any] | torch.Tensor) -> Library[NDArray[Any]] | Library[torch.Tensor]:
-    """The library whose array this is."""
+    """The library of an array."""
     return _NumPy() if isinstance(values, np.ndarray) else _Torch()
 
 
@@ -231,7 +232,7 @@ def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array], element: El
         return draws.integers(-2, 2, m, k), draws.integers(-2, 2, n, k)
     a, b = draws.normal(m, k), draws.normal(n, k)
     if inputs == "cancelling":
-        # The second half of k is the first one mirrored, with A negated; in fp32, as torch has no arithmetic of 8 bits.
+        # The second half of k is the mirrored first half with A negated. In fp32, since torch has no 8-bit arithmetic.
         arrays, half = library(a), k // 2
         a, b = arrays.single(a), arrays.single(b)
         mirrored = list(reversed(range(half)))
@@ -241,7 +242,7 @@ def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array], element: El
     if inputs == "special":
         a[0, k // 2], a[m - 1, k - 1] = float("inf"), float("nan")
         b[n - 1, 0], b[n // 2, k // 3] = float("-inf"), float("nan")
-        # NaN in each 8 rows and columns of D, so that every sum of a lane is NaN somewhere.
+        # NaN in every 8 rows and every 8 columns of D, so that each of a lane's sums is NaN somewhere.
         a[3::7, k // 2] = b[5::7, k // 3] = float("nan")
     return a, b
 
@@ -250,9 +251,10 @@ def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array], element: El
 class Comparison:
     """D compared with its reference.
 
-    ``compared``: the criterion, in words. ``max_error``: the largest |D - reference| where equality is demanded; with
-    an error bound the error of the element that is nearest to its bound, and that bound in ``allowed``; the number of
-    misplaced NaN and infinities for ``special``. ``wrong`` of ``size`` elements break the criterion, ``first`` first.
+    ``compared``: the criterion, in words. ``max_error``: if the criterion is equality, the largest |D - reference|; if
+    it is an error bound, the error of the element that is nearest to its bound, which is ``allowed``; for ``special``,
+    the number of misplaced NaN and infinities. ``wrong``: how many of ``size`` elements break the criterion; ``first``
+    describes the first of them.
     """
 
     compared: str
@@ -261,7 +263,7 @@ class Comparison:
     allowed: float | None = None
     wrong: int = 0
     first: str = ""
-    largest_error: float = 0.0  # with an error bound, of all elements
+    largest_error: float = 0.0  # the largest error of all elements, if there is an error bound
     _nearest: float = field(default=-1.0, repr=False)  # the largest error in units of what is allowed
 
     @property
@@ -269,7 +271,7 @@ class Comparison:
         return [f"wrong-value: {self.wrong} of {self.size} elements, first at {self.first}"] if self.wrong else []
 
     def count(self, rows: range, wrong: Array, reference: Array, d: Array) -> None:
-        """Counts the wrong elements of these rows of D; keeps the first."""
+        """Counts the wrong elements of these rows of D and remembers the first one."""
         if (count := int(wrong.sum())) and not self.wrong:
             row, column = first_place(wrong)
             value, expected = float(d[row, column]), float(reference[row, column])
@@ -277,7 +279,7 @@ class Comparison:
         self.wrong += count
 
     def bound(self, errors: Array, allowed: Array) -> None:
-        """Keeps the element nearest to its bound, of these errors and the ones before."""
+        """Remembers the element nearest to its bound, among these errors and earlier ones."""
         self.largest_error = max(self.largest_error, float(errors.max()))
         ratios = (errors / allowed).reshape(-1)
         nearest = int(ratios.argmax())
@@ -293,8 +295,8 @@ def first_place(wrong: Array) -> tuple[int, int]:
 
 
 class Bounds(Generic[Array]):
-    """The fp64 product of A (m,k) and B (n,k), and the error that each of its elements allows: for many D of type
-    ``output``."""
+    """The fp64 product of A (m,k) and B (n,k), and the error allowed for each element. It serves to compare many D of
+    type ``output``."""
 
     def __init__(self, acc: Acc, a: Array, b: Array, order: Order, output: Element) -> None:
         arrays = library(a)
@@ -304,7 +306,7 @@ class Bounds(Generic[Array]):
 
     @property
     def result(self) -> Array:
-        """The reference, as fused products name it."""
+        """The reference, by the name that fused products use."""
         return self.reference
 
     def compare(self, d: Array) -> Comparison:
@@ -315,20 +317,22 @@ class Bounds(Generic[Array]):
         return comparison
 
     def add(self, comparison: Comparison, rows: range, d: Array) -> None:
-        """Adds the comparison of D's ``rows``, which are all of the bounds' rows."""
+        """Adds the comparison of these rows of D to another comparison; they must be all rows of the bounds."""
         errors = _errors(d, self.reference)
         comparison.bound(errors, self.allowed)
         comparison.count(rows, errors > self.allowed, self.reference, d)
 
 
 def in_order(k: int) -> Order:
-    """k added up from first to last, in groups of 8: half an MMA, the smallest step that an accumulator rounds."""
+    """The plain order of k, in groups of 8: half an MMA, the smallest step after which an accumulator is rounded."""
     return [[range(start, min(start + 8, k)) for start in range(0, k, 8)]]
 
 
 def compare(acc: Acc, inputs: str, a: Array, b: Array, d: Array, order: Order) -> Comparison:
-    """Compares D (m,n) with the product of A (m,k) and B (n,k) by the criterion of the inputs. ``order``: a record's
-    ``k_order``."""
+    """Compares D (m,n) with the product of A (m,k) and B (n,k), by the criterion for the inputs.
+
+    ``order``: a record's ``k_order``.
+    """
     wide_b = library(b).wide(b)
     if inputs == "special":
         return _compare_places(a, wide_b, d)
@@ -338,7 +342,7 @@ def compare(acc: Acc, inputs: str, a: Array, b: Array, d: Array, order: Order) -
 
 
 def _blocks(a: Array, wide_b: Array, d: Array) -> Iterator[tuple[range, Array, Array, Array]]:
-    """Some rows at a time: their numbers, A's in fp64, D's, and the fp64 product's."""
+    """Blocks of rows: their numbers, the rows of A in fp64, those of D, and those of the fp64 product."""
     arrays = library(a)
     m, n = d.shape
     step = max(1, CHUNK // n)
@@ -363,9 +367,9 @@ def _compare_places(a: Array, wide_b: Array, d: Array) -> Comparison:
 def _compare_exact(acc: Acc, a: Array, wide_b: Array, d: Array) -> Comparison:
     arrays = library(a)
     comparison, element = Comparison("equality", d.shape[0] * d.shape[1]), output_of(d)
-    # A sum in fp16 may stay at the last integer that it reaches by steps of one.
+    # A sum in fp16 may stop growing at the last integer that it reaches by steps of one.
     last = min(element.exact, F16.exact) if acc == "f16" else element.exact
-    # The largest error of elements that must be exact; where there are none, of all.
+    # The largest error of the elements that must be exact, or of all elements if none must be.
     largest, largest_exact = 0.0, -1.0
     for rows, _, part, reference in _blocks(a, wide_b, d):
         exact = abs(reference) <= last
@@ -383,8 +387,11 @@ def _compare_exact(acc: Acc, a: Array, wide_b: Array, d: Array) -> Comparison:
 
 
 def _compare_bounded(acc: Acc, a: Array, wide_b: Array, d: Array, order: Order) -> Comparison:
-    """The bound of an fp16 accumulator on a large problem is computed for some rows; elsewhere twice its largest holds:
-    a bound varies by less among elements that are sums of as many products."""
+    """Compares with an error bound.
+
+    For an fp16 accumulator on a large problem the bound is computed for some rows. Twice the largest of these bounds is
+    allowed elsewhere: bounds vary by less among elements that are sums of equally many products.
+    """
     (m, k), n = a.shape, wide_b.shape[0]
     comparison = Comparison(BOUND, m * n)
     ceiling: float | None = None
@@ -411,7 +418,7 @@ def _infinite(values: Array) -> Array:
 
 
 def _errors(d: Array, reference: Array) -> Array:
-    """|D - reference| in fp64; infinite where it is NaN."""
+    """|D - reference| in fp64, with infinity in place of NaN."""
     arrays = library(d)
     errors: Array = abs(arrays.wide(d) - reference)
     errors[arrays.nan(errors)] = float("inf")
@@ -419,13 +426,13 @@ def _errors(d: Array, reference: Array) -> Array:
 
 
 def error_bound(acc: Acc, a: Array, b: Array, reference: Array, order: Order, element: Element = F16) -> Array:
-    """Largest |D - reference| that rounding explains, elementwise. a (m,k), b (n,k), reference (m,n), all fp64.
+    """The largest |D - reference| that rounding explains, elementwise. a (m,k), b (n,k), reference (m,n), all fp64.
 
-    ``element``: the type of D. ``order``: the k of each partial sum, a record's ``k_order``. fp32 accumulator: k
-    additions, each with a relative error of 2^-24 of the sum of magnitudes; then one rounding to the element. fp16
-    accumulator: a partial sum is rounded to fp16 after every 8 of k at most (mma.sync may take its 16 in two steps),
-    which costs 2^-11 of the sum so far and of the error it carries; what is added between two roundings has at least
-    fp32's precision, and so has the sum of slices.
+    ``element``: the type of D. ``order``: the k of each partial sum, a record's ``k_order``. An fp32 accumulator makes
+    k additions, each with an error of 2^-24 of the sum of magnitudes, and the result is rounded once to the element. An
+    fp16 accumulator is rounded to fp16 after every 8 of k at most (mma.sync may add its 16 in two steps), which costs
+    2^-11 of the sum so far and of the error that it carries. Sums between two roundings, and sums of slices, have at
+    least the precision of fp32.
     """
     error: Array = sum_error(acc, a, b, reference, order)
     if acc == "f32" or len(order) > 1:
@@ -434,7 +441,7 @@ def error_bound(acc: Acc, a: Array, b: Array, reference: Array, order: Order, el
 
 
 def sum_error(acc: Acc, a: Array, b: Array, reference: Array, order: Order) -> Array:
-    """The part of ``error_bound`` that the sum has before it is rounded to the type of D."""
+    """The part of ``error_bound`` for the sum, before it is rounded to the type of D."""
     arrays = library(a)
     error: Array = a.shape[1] * SINGLE_ERROR * arrays.product(abs(a), abs(b))
     if acc == "f32":
@@ -450,19 +457,19 @@ def sum_error(acc: Acc, a: Array, b: Array, reference: Array, order: Order) -> A
 
 
 def rounding_error(value: Array, error: Array, element: Element) -> Array:
-    """What rounding to an element adds to the error of a value."""
+    """The error that rounding to an element adds to a value with an error."""
     rounding: Array = element.unit_roundoff * (abs(value) + error) + element.least_error
     return rounding
 
 
 def _columns(group: Sequence[int]) -> slice | list[int]:
-    """Neighbouring columns as a slice: a list would be copied to the device each time."""
+    """Columns as a slice if they are neighbours, because a list would be copied to the device each time."""
     neighbours = bool(group) and group[-1] - group[0] + 1 == len(group)
     return slice(group[0], group[-1] + 1) if neighbours else list(group)
 
 
 def errors_of_single(a: Array, b: Array, d: Array) -> tuple[float, float]:
-    """|D - fp32 product|, infinite for a NaN: the largest, and the root mean square."""
+    """The largest |D - fp32 product| and its root mean square; NaN counts as an infinite error."""
     arrays = library(a)
     m, n = d.shape
     single_b, step = arrays.single(b), max(1, CHUNK // n)

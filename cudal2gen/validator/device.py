@@ -38,32 +38,32 @@ DRAWS = 3  # draws of normal inputs for the published criterion
 # Relative margins by which the largest error and the root mean square error may exceed the baseline's. Which of two
 # orders of sums has the larger maximum is chance: on 64x64 it varies by a sixth, the root mean square by 2 %.
 SLACK, SLACK_RMS = 2.0**-6, 2.0**-4
-DEVICE_ERROR = "device-error"  # beginning of a finding after which the device does not work any more
+DEVICE_ERROR = "device-error"  # a finding that begins so means that the device no longer works
 
 
 class Device(Protocol):
-    """What a verdict needs of a device; ``gpu.Gpu`` is one."""
+    """The interface of a device that verdicts need; ``gpu.Gpu`` implements it."""
 
     @property
     def model(self) -> str: ...
 
     @property
     def runtime_library(self) -> Path:
-        """The CUDA runtime that launches there."""
+        """The CUDA runtime library that launches on the device."""
         ...
 
     def stream(self) -> int: ...
 
     def empty(self, *shape: int) -> torch.Tensor:
-        """Memory of its own for elements of 16 bits, NaN-filled or the like, so that stale results cannot pass."""
+        """New memory for elements of 16 bits, filled with NaN or the like, so that stale results cannot pass."""
         ...
 
     def hold(self) -> None:
-        """Delays what is enqueued on the stream from now on."""
+        """Delays the work that is enqueued on the stream after this call."""
         ...
 
     def wait(self) -> None:
-        """Until the stream, and no other, is done. Raises RuntimeError for what went wrong on the device."""
+        """Waits for this stream only. Raises RuntimeError for an error of the device."""
         ...
 
 
@@ -76,7 +76,7 @@ class BuiltKernel:
     library: Path
 
     def open(self, device: Device, record: Record | None = None) -> Kernel:
-        """The kernel on a device; a ``record`` in place of its own differs in data fields only. Raises LaunchError."""
+        """The kernel on a device, as its own record or as one that differs only in data fields. Raises LaunchError."""
         record = record or self.record
         return Kernel(
             record, self.artifact.directory, self.library, device.stream, device.runtime_library, device.empty
@@ -86,7 +86,8 @@ class BuiltKernel:
 def run_case(
     device: Device, record: Record, contender: Contender, shape: Shape, inputs: str, seed: int = 0
 ) -> tuple[Case, bool]:
-    """One problem with one kind of inputs, three times; and whether the same numbers gave the same bits."""
+    """Runs one problem with one kind of inputs three times. Also returns whether the same numbers gave the same
+    bits."""
     comparison, findings, same_bits = Comparison("nothing", 0), list[str](), True
     nan, number = record.output.poisons
     with _refusals(findings):
@@ -101,7 +102,7 @@ def run_case(
 
         _finish(device, contender.bind(second.operands))
         same_bits = second.holds(bits)
-        # The second poison is an ordinary number: the comparison shows where it was left.
+        # The second poison is an ordinary number, so the comparison finds elements where it remains.
         elsewhere = [finding for finding in second.findings(number) if not finding.startswith("unwritten")]
         elsewhere += [] if same_bits else second.compare(inputs).findings
         findings += [f"in other memory: {finding}" for finding in elsewhere]
@@ -116,8 +117,8 @@ def run_case(
 
 
 def matrices_of(device: Device, record: Record, shape: Shape) -> Matrices:
-    """A shape's matrices, of all its products, in the device's memory."""
-    return Matrices(device.empty, record, shape.of(record), shape.batch, shape.shared_b, shape.groups)
+    """The matrices of all products of a shape, in the device's memory."""
+    return Matrices(device.empty, record, shape.problem(record), shape.batch, shape.shared_b, shape.groups)
 
 
 @contextmanager
@@ -132,7 +133,7 @@ def _refusals(findings: list[str]) -> Iterator[None]:
 
 
 def _finish(device: Device, call: Callable[[], None]) -> None:
-    """Makes a call and waits for it."""
+    """Makes a call and waits for the device."""
     call()
     device.wait()
 
@@ -145,8 +146,8 @@ def _case(record: Record, shape: Shape, inputs: str, comparison: Comparison, fin
 def stream_case(device: Device, record: Record, contender: Contender, shape: Shape) -> Case:
     """Whether a kernel works on its stream, in order.
 
-    The stream is held; behind that A and B are written, the kernel is called, D and aux are read. A kernel elsewhere
-    reads too early or writes too late.
+    The stream is held. Behind the delay A and B are written, the kernel is called, and D and aux are read. A kernel on
+    another stream reads too early or writes too late.
     """
     findings: list[str] = []
     comparison = Comparison("nothing", 0)
@@ -155,7 +156,7 @@ def stream_case(device: Device, record: Record, contender: Contender, shape: Sha
         matrices.draw("normal", 0, record.output.poisons[0])
         operands = matrices.operands
         call = contender.bind(operands)
-        _finish(device, call)  # what the first call alone does is not waited for below
+        _finish(device, call)  # so that work of the first call only, such as loading, is done
         matrices.draw("normal", 1, record.output.poisons[0])
         inputs = list(operands.inputs.values())
         copies = [matrix.clone() for matrix in inputs]
@@ -178,9 +179,10 @@ def stream_case(device: Device, record: Record, contender: Contender, shape: Sha
 
 
 def accuracy_case(device: Device, record: Record, contender: Contender, baseline: Contender, shape: Shape) -> Case:
-    """The published criterion: no larger error than the baseline, against fp32. Raises Absent as the baseline does.
+    """The published criterion: the error against fp32 must not exceed the baseline's. Raises Absent if the baseline
+    does.
 
-    Where the largest is larger, the root mean square decides whether that was chance.
+    If the largest error is larger, the root mean square error decides whether that was chance.
     """
     largest, squares = {contender: 0.0, baseline: 0.0}, {contender: 0.0, baseline: 0.0}
     for seed in range(DRAWS):
@@ -203,7 +205,7 @@ def accuracy_case(device: Device, record: Record, contender: Contender, baseline
 
 
 class _Openings:
-    """Contenders of one binary, opened once for each set of launch options."""
+    """The contenders of one binary, each opened once per set of launch options."""
 
     def __init__(self, record: Record, open_kernel: Open) -> None:
         self._record, self._open = record, open_kernel
@@ -227,10 +229,11 @@ class _Openings:
 def validate(
     device: Device, record: Record, digest: str, open_kernel: Open, baseline: Baseline | None = None
 ) -> Verdict:
-    """The verdict on one built kernel, from a device: the emulator's problems, and the record's own in full.
+    """A device's verdict on one built kernel: it runs the emulator's problems and all of the record's own problem.
 
-    ``open_kernel`` gives the contender of a record; records differ in launch options only. ``baseline`` gives one that
-    is ready for the record's own problem, or raises Absent. After an error of the device nothing else is tried on it.
+    ``open_kernel`` returns the contender of a record; it is called with records that differ only in launch options.
+    ``baseline`` returns a contender that is ready for the record's own problem, or raises Absent. After an error of the
+    device nothing else is run on it.
     """
     own = Shape(record.m, record.n, record.k, record.launch_options.get("swizzle_stride"))
     openings = _Openings(record, open_kernel)
@@ -274,7 +277,7 @@ def validate(
 
 
 def _plan(record: Record, own: Shape) -> Iterator[tuple[Shape, str]]:
-    """The shapes, each in full and once, with their kinds of inputs."""
+    """The distinct shapes, each with its kinds of inputs."""
     stress = stress_shapes(record)
     thorough = (thorough_shape(record, stress).mnk, own.mnk)
     for shape in dict.fromkeys([*stress, own]):

@@ -1,8 +1,8 @@
-"""The emulator's verdict: a built kernel's PTX executed on the CPU, through the launcher, and compared.
+"""The emulator's verdict: a built kernel's PTX is executed on the CPU, through the launcher, and D is compared.
 
-Every problem is executed once with hazard detection; the largest of a kernel whose warpgroups wait for each other by
-mbarriers once more, in an order that is adverse to it. Leading dimensions are longer than the rows where nothing is
-compiled in, and what lies between is NaN in A and B, forbidden in D.
+Every problem is executed once with hazard detection. If warpgroups wait for each other at mbarriers, the largest
+problem is executed again in an adverse order. Leading dimensions are longer than rows unless sizes are compiled in; the
+elements between rows are NaN in A and B, and must not be written in D.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kernelproof.ground.workers import Lost, Task
 
 Array = NDArray[Any]
 
-LOOP_ROOM = 10_000  # backward branches allowed for copies and stores, beside those for steps of k
+LOOP_ROOM = 10_000  # backward branches allowed for copies and stores, in addition to those for steps of k
 
 
 class Product(NamedTuple):
-    """Operands of one product, as far as it was computed, and its D. ``fused``: what is read beside A and B; ``aux``:
-    what is stored beside D."""
+    """The computed part of one product: its operands and its D. ``fused``: operands besides A and B; ``aux``: the
+    output besides D."""
 
     a: Array
     b: Array
@@ -47,8 +47,10 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Execution:
-    """What one launch gave: of each product the part of D that was computed, and the operands of that part, as long in
-    k as the launch. ``findings`` are errors, ``remarks`` what else the emulator lists."""
+    """The result of one launch: the computed part of each product, with operands that have the k of the launch.
+
+    ``findings`` are errors, ``remarks`` the emulator's other reports.
+    """
 
     products: tuple[Product, ...]
     ctas: int
@@ -76,7 +78,7 @@ class Execution:
 
 
 def device_of(record: Record, sms: int = CLUSTERS) -> emulator.Device:
-    """The record's GPU with few SMs, each of which holds one CTA: a persistent kernel's CTAs take several tiles."""
+    """The record's GPU with few SMs that hold one CTA each, so that a persistent kernel's CTAs take several tiles."""
     return replace(emulator.Device.of(record.target), sm_count=sms, threads_per_sm=record.threads)
 
 
@@ -93,8 +95,8 @@ class Modes(TypedDict, total=False):
 class _Matrices:
     """A launch's matrices in the emulator's memory; only ``rows`` and ``cols`` of D are computed.
 
-    Where the launch is larger than the problem, the rest of A and B is zero, as a caller pads them. ``packed``: leading
-    dimensions as a user has them.
+    If the launch is larger than the problem, the rest of A and B is zero, as a caller pads them. ``packed``: leading
+    dimensions are as short as possible, as users have them.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class _Matrices:
             wide_b = [b.T for b in wide_b]
             ldb, address_b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, wide_b, self.batches.b)
         self._d_shape = (m, ldd)
-        # A kernel that stores no vectors takes a D, and a C, whose address is aligned to an element only.
+        # A kernel that stores no vectors must take a D and a C that are aligned only to an element.
         self._odd = 1 if shape.m % 2 and not (packed or record.launch.stores_vectors) else 0
         starts = [self._odd + number * self.batches.d for number in range(len(products))]
         self._places_d = [slice(start, start + m * ldd) for start in starts]
@@ -142,8 +144,8 @@ class _Matrices:
         self.fused_arguments = self._fused_arguments(record, (m, n, ldd), rows, cols) if record.fusion else None
 
     def _by_rows(self, values: list[Array], rows: Array) -> list[Array]:
-        """Values that go by rows of D, as they lie: of each product, with zeros below, as a caller pads; of groups one
-        behind the other, with NaN below."""
+        """Values with a row per row of D, as they lie in memory: for each product with zeros below, as a caller pads;
+        for groups one after the other, with NaN below."""
         if self._grouped:
             stacked = np.concatenate(values)
             behind = np.full((len(rows) - len(stacked), stacked.shape[1]), np.nan, stacked.dtype)
@@ -151,12 +153,12 @@ class _Matrices:
         return [_widened(value, len(rows), value.shape[1]) for value in values]
 
     def _output(self, name: str, written: Array) -> emulator.Buffer:
-        """A matrix of which the kernel is to store these elements, and no others."""
+        """A matrix in which the kernel must write exactly the elements of the mask."""
         zeros = np.broadcast_to(self._type_d.type(0), written.shape)
         return self.memory.upload(zeros, "output", region=written, name=name)
 
     def _written(self, n: int) -> Array:
-        """Mask of the elements of D that the products write."""
+        """The mask of the elements of D that the products write."""
         (m, ldd), last = self._d_shape, self._places_d[-1]
         written = np.zeros(last.stop, bool)
         for place, rows in zip(self._places_d, self._rows, strict=True):
@@ -165,14 +167,14 @@ class _Matrices:
         return written.reshape(self._d_shape) if len(written) == m * ldd else written
 
     def _several(self, shape: Shape) -> dict[str, Any]:
-        """How the launcher is told of several products."""
+        """The launcher's arguments for several products."""
         if not shape.groups:
             return {"batches": self.batches}
         ends = self.memory.upload(np.cumsum(shape.groups).astype(np.int32), name="ends")
         return {"groups": Groups(ends.address, len(shape.groups), self.batches.b, self.batches.bias)}
 
     def _fused_arguments(self, record: Record, extents: tuple[int, int, int], rows: Array, cols: Array) -> Fused:
-        """Bias and C in the emulator's memory, where the caller pads with zeros; NaN where no CTA that runs reads."""
+        """Bias and C in the emulator's memory, padded with zeros by the caller; NaN where no executed CTA may read."""
         m, n, ld = extents
         bias, c = 0, 0
         vectors = [operands.bias for operands in self._fused if operands.bias is not None]
@@ -199,9 +201,11 @@ class _Matrices:
         stride: int = 0,
         of_d: bool = False,
     ) -> int:
-        """The address of inputs, one for each of the values, so far apart: these are in some rows and columns; the
-        rest of those rows, and of a batch what lies between its matrices, is NaN. ``of_d``: in the type and at the
-        alignment of D."""
+        """Uploads inputs, one matrix for each of ``values``, ``stride`` elements apart, and returns their address.
+
+        The values lie in the given rows and columns. The rest of those rows is NaN, and so is the space between the
+        matrices of a batch. ``of_d``: the matrices have the type and the alignment of D.
+        """
         dtype, odd = (self._type_d, self._odd) if of_d else (self._type, 0)
         elements = odd + (len(values) - 1) * stride + size[0] * size[1]
         buffer = self.memory.allocate(elements * dtype.itemsize, "inout", name=name)
@@ -242,7 +246,7 @@ def execute(
     rounding: emulator.RoundingName = "model",
     seed: int = 0,
 ) -> Execution:
-    """Launches a built kernel on one problem in the emulator. Never raises for a faulty kernel: that is a finding.
+    """Launches a built kernel on one problem in the emulator. A faulty kernel raises nothing; it gives findings.
 
     ``hazards``, ``counters``, ``adverse``, ``rounding``: see ``emulator.Options``.
     """
@@ -252,7 +256,7 @@ def execute(
     matrices = _Matrices(record, shape, rows, cols, inputs, seed, packed=counters)
     options = record.launch_options | shape.launch_options
     corners = partial(_corner_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
-    # No loop of a right kernel turns more often than the steps of all tiles together.
+    # In a right kernel no loop has more turns than all tiles together have steps.
     row_tiles = ceil_div(m, record.bm) * shape.batch + len(shape.groups)
     turns = LOOP_ROOM + 16 * row_tiles * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
     modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse, rounding=rounding)
@@ -264,7 +268,8 @@ def execute(
             with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
                 size = kernel.workspace_bytes(m, n, k, matrices.batches.products)
                 workspace = memory.allocate(size, "scratch", name="workspace").address if size else 0
-                # What the launcher gave to another stream than the caller's would race with the kernel.
+                # If the launcher used another stream than the caller's, its work would race with the kernel, which is a
+                # finding.
                 stream = session.streams.own() if size else 0
                 kernel.launch(
                     *matrices.arguments, workspace, stream, fused=matrices.fused_arguments, **matrices.several
@@ -287,7 +292,7 @@ def execute(
 
 
 def _executed_tiles(shape: Shape, record: Record) -> tuple[list[int], list[int]]:
-    """Rows and columns of tiles that are executed: all of them, or the first and last of the grid and of its slices."""
+    """The rows and columns of executed tiles: all of them, or the first and last ones of the grid and of its slices."""
     tiles_m, tiles_n = ceil_div(shape.m, record.bm), ceil_div(shape.n, record.bn)
     if not shape.corners:
         return list(range(tiles_m)), list(range(tiles_n))
@@ -299,7 +304,7 @@ def _executed_tiles(shape: Shape, record: Record) -> tuple[list[int], list[int]]
 
 
 def _corner_ctas(grid: tuple[int, int, int], tiles_m: list[int], tiles_n: list[int], split_k: int) -> Array:
-    """Linear numbers of the CTAs of these tiles, with all their slices of k, and of the grid's last CTA."""
+    """The linear indices of the CTAs of these tiles, with all their slices of k, and of the grid's last CTA."""
     x_size, y_size, z_size = grid
     rows = [tile * split_k + part for tile in tiles_m for part in range(split_k)]
     numbers = {(tile // x_size * y_size + y) * x_size + tile % x_size for tile in tiles_n for y in rows}
@@ -315,13 +320,13 @@ def _drawn(record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.G
 def _fused_drawn(
     record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.Generator
 ) -> fused.FusedOperands[Array]:
-    """What is read beside these."""
+    """The fused operands for these."""
     operands = fused.draw(record.fusion, inputs, max(1, m), n, rng, record.element, record.output, k=k)
     return operands.of_rows(record.fusion, slice(m))
 
 
 def _cols_of_d(record: Record, cols: Array) -> Array:
-    """The columns of D computed from some columns of the product: all, or one of each gated pair."""
+    """The columns of D that follow from some columns of the product: all of them, or one for each gated pair."""
     if not record.fusion.gate:
         return cols
     half = GATE_COLS // 2
@@ -338,7 +343,7 @@ def _columns(shape: tuple[int, int], n: int) -> Array:
 
 
 def _widened(matrix: Array, rows: int, cols: int) -> Array:
-    """The matrix with zeros below and beside it."""
+    """The matrix, padded with zeros below and to the right."""
     return np.pad(matrix, [(0, rows - matrix.shape[0]), (0, cols - matrix.shape[1])])
 
 
@@ -387,7 +392,7 @@ def validate(
     shapes = stress_shapes(record)
     largest = thorough_shape(record, shapes)
     for shape in shapes:
-        # Hazards do not depend on data: one kind of inputs finds them.
+        # Hazards do not depend on data, so one kind of inputs is enough to find them.
         for number, inputs in enumerate(kinds(shape, shape == largest, record.output.exact)):
             case, execution = run_case(
                 record, artifact, library, shape, inputs,
@@ -408,8 +413,10 @@ def validate(
 
 
 def summary(record: Record, execution: Execution) -> dict[str, float]:
-    """What a launch counted, as one flat table, without instructions that it does not have. Figures per k-tile are per
-    warp, those of wgmma, tcgen05 and mbarriers per CTA. Empty without counters."""
+    """The counters of a launch as one flat table, without instructions that the kernel does not have.
+
+    Figures per k-tile are per warp; those of wgmma, tcgen05 and mbarriers are per CTA. Empty without counters.
+    """
     counters = execution.counters
     if counters is None:
         return {}

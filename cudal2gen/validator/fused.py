@@ -122,7 +122,7 @@ def _as(values: Array | None, element: Element) -> Array | None:
 
 
 def apply(activation: Activation, z: Array) -> Array:
-    """The activation in fp64. It gives NaN for minus infinity where 0 times infinity does, as torch's."""
+    """The activation in fp64. For minus infinity it gives NaN if the formula has 0 times infinity, like torch."""
     arrays = library(z)
     result = z
     with np.errstate(all="ignore"):
@@ -139,7 +139,7 @@ def apply(activation: Activation, z: Array) -> Array:
 
 
 def own_error(activation: Activation, z: Array, result: Array) -> Array:
-    """Error of the kernel's evaluation of an activation, beyond that of its argument."""
+    """The error of the kernel's evaluation of an activation, in addition to that of its argument."""
     error: Array = library(z).zeros(z)
     if activation == "gelu":
         error = NORMAL_ERROR * abs(z) + 4 * SINGLE_ERROR * abs(result) + FLUSHED
@@ -152,12 +152,13 @@ def own_error(activation: Activation, z: Array, result: Array) -> Array:
 
 @dataclass(frozen=True)
 class Reference(Generic[Array]):
-    """The fused product in fp64, and what each element of D may differ by."""
+    """The fused product in fp64, and by how much each element of D may differ."""
 
     result: Array
     allowed: Array
     exact: bool  # whether D must equal the reference rounded once
-    # Where infinity is gated by nothing but error: NaN, or infinite of either sign.
+    # Elements in which infinity is multiplied by a value that may be 0 within its error: NaN or infinity of any sign is
+    # right.
     undetermined: Array | bool = False
 
 
@@ -231,7 +232,7 @@ class FusedProduct(Generic[Array]):
         return comparison
 
     def compare_stored(self, d: Array, aux: Array | None) -> Comparison:
-        """D compared, and the Z that ``aux`` stores beside it; of a wrong Z its own comparison."""
+        """Compares D, and the Z that ``aux`` stores. If Z is wrong, its comparison is returned."""
         comparison = self.compare(d)
         if aux is None:
             return comparison
@@ -240,7 +241,7 @@ class FusedProduct(Generic[Array]):
 
 
 def _activated(fusion: Fusion, z: Array, error: Array) -> tuple[Array, Array, Array | bool]:
-    """Activation and gate: their result of Z, its error from that of Z, and where it is undetermined."""
+    """The result of activation and gate for Z, its error given that of Z, and which elements are undetermined."""
     first, first_error = _half(fusion, z, 0), _half(fusion, error, 0)
     result = apply(fusion.activation, first)
     result_error = SLOPES[fusion.activation] * first_error + own_error(fusion.activation, first, result)
@@ -255,7 +256,7 @@ def _activated(fusion: Fusion, z: Array, error: Array) -> tuple[Array, Array, Ar
 
 
 def _half(fusion: Fusion, z: Array, half: int) -> Array:
-    """Z1 or Z3 of columns that are interleaved by 8, where they are gated; else all."""
+    """Z1 or Z3, whose columns are interleaved by 8, if D is gated; otherwise all columns."""
     if not fusion.gate:
         return z
     m, n = z.shape
@@ -263,7 +264,7 @@ def _half(fusion: Fusion, z: Array, half: int) -> Array:
 
 
 def _added(fusion: Fusion, fused: FusedOperands[Array]) -> Iterator[Array]:
-    """The parts that are added to the product, to be broadcast over D."""
+    """The parts that are added to the product, in shapes that broadcast over D."""
     if fused.bias is not None:
         bias = library(fused.bias).wide(fused.bias)
         yield bias[None, :] if fusion.bias == "n" else bias[:, None]
@@ -280,7 +281,7 @@ def _add(
     output: Element,
     ceiling: float | None,
 ) -> None:
-    """Adds the comparison of these rows of D. ``ceiling``: what all errors may be, in place of a bound for each."""
+    """Adds the comparison of these rows of D. ``ceiling``: one bound for all errors, in place of a bound for each."""
     arrays = library(d)
     wide = arrays.wide(d)
     with np.errstate(all="ignore"):
@@ -294,7 +295,7 @@ def _add(
             comparison.max_error = float(comparison.wrong)
             return
         errors[arrays.nan(errors)] = math.inf
-        # Values beyond the output's range are stored as infinity.
+        # Values beyond the range of the output are right if they are stored as infinity.
         errors[(abs(wide) == math.inf) & (wide == rounded)] = 0.0
         if ceiling is not None:
             comparison.count(rows, errors > ceiling, bounds.result, d)

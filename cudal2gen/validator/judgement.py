@@ -1,4 +1,4 @@
-"""A device's verdict on a built kernel; on request with compute-sanitizer and the comparison with the emulator."""
+"""A device's verdict on a built kernel, optionally with compute-sanitizer and a comparison with the emulator."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def judge(
     sanitize: int | None = None,
     emulator: bool = False,
 ) -> tuple[Verdict, list[Rounding]]:
-    """``validate``, and how the device rounds where ``emulator``. ``sanitize``: the CUDA device's number, for
-    compute-sanitizer."""
+    """``validate``, and with ``emulator`` how the device rounds.
+
+    ``sanitize``: the number of the CUDA device on which compute-sanitizer runs; None to leave it out.
+    """
     digest = built.artifact.digest
     verdict = validate(device, built.record, digest, lambda record: built.open(device, record), baseline)
     cases, tools = list(verdict.cases), dict(verdict.tools)
@@ -43,7 +45,8 @@ def judge_all(
     sanitize: int | None = None,
     emulator: bool = False,
 ) -> Iterator[tuple[Verdict, list[Rounding]]]:
-    """``judge`` of kernels one after the other. Raises Failure where one has stopped the device, after its verdict."""
+    """``judge`` for one kernel after the other. Raises Failure after the verdict on a kernel that stopped the
+    device."""
     for kernel in kernels:
         yield judge(device, kernel, baseline=baseline, sanitize=sanitize, emulator=emulator)
         try:
@@ -55,8 +58,11 @@ def judge_all(
 def sanitized(
     device: Device, built: BuiltKernel, number: int, timeout_s: float = 120
 ) -> tuple[list[Case], dict[str, str]]:
-    """compute-sanitizer over one small launch on CUDA device ``number``: a case for each tool that ran, and the answer
-    of each. Kernels whose copies land by mbarriers have no racecheck, which does not follow bulk copies."""
+    """Runs compute-sanitizer on one small launch on CUDA device ``number``.
+
+    Returns a case for each tool that ran, and the answer of each tool. Kernels that wait at mbarriers are not
+    run under racecheck, which does not follow bulk copies.
+    """
     record = built.record
     shapes = stress_shapes(record)
     ragged = [shape for shape in shapes if shape.m % record.bm] or shapes

@@ -1,8 +1,8 @@
-"""Matrices in guarded memory, which reveals reads and writes outside of them.
+"""Matrices in guarded memory, which reveals accesses outside of them.
 
-All matrices lie inside larger allocations, and their rows are longer than what is computed unless sizes are compiled
-in: what lies around A, B, bias and C is NaN, what lies around D and aux must stay as it was, the inputs too. Products
-of a batch lie one behind the other, with room between them. D and aux are poisoned before a run.
+Every matrix lies inside a larger allocation, and its rows are longer than needed unless sizes are compiled in. The
+elements around A, B, bias and C are NaN. The elements around D and aux, and all inputs, must not change. The products
+of a batch lie one after the other, with space between them. D and aux are poisoned before a run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ GUARD = 4096  # guard elements before and after each matrix
 class Guarded:
     """A matrix of ``rows`` by ``cols`` elements inside a larger allocation, filled with the bits of ``around``.
 
-    ``count``: so many of them, of three dimensions, with ``gap`` elements from the end of one to the next; None for one
-    of two dimensions.
+    ``count``: this many matrices, as a tensor of three dimensions, with ``gap`` elements between them; None for one
+    matrix of two dimensions.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Guarded:
         self._bits_before: torch.Tensor | None = None
 
     def keep(self) -> None:
-        """Remembers the content, which must not change from now on."""
+        """Remembers the content, which must not change afterwards."""
         self._bits_before = self.bits.clone()
 
     def changes(self) -> Iterator[str]:
-        """Describes forbidden writes."""
+        """Descriptions of forbidden writes."""
         if self._bits_before is not None and (places := _places(self.bits != self._bits_before)):
             yield f"input-changed: {places} of {self.name}"
         for place, bits in (
@@ -83,7 +83,7 @@ class Guarded:
 
 
 class _Part(NamedTuple):
-    """One product of a launch: its number, its tensors, what it reads besides, and stores beside D."""
+    """One product of a launch: its number, its matrices, its further inputs, and its aux."""
 
     number: int
     a: torch.Tensor
@@ -95,10 +95,10 @@ class _Part(NamedTuple):
 
 
 class Matrices:
-    """A problem's guarded matrices: inputs are drawn into them, and what a run stores, D and aux, is compared.
+    """The guarded matrices of a problem. Inputs are drawn into them, and the outputs of a run, D and aux, are compared.
 
-    ``count``: products of a strided batch; ``shared_b``: all of one B. ``groups``: of a grouped one the rows of each
-    group, from the first row on; rows of D behind them must stay as they were.
+    ``count``: the products of a strided batch; ``shared_b``: they share one B. ``groups``: for a grouped batch the rows
+    of each group, from the first row on. Rows of D after the last group must not change.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Matrices:
 
         self.a, self.b = guarded("A", m, k, stride.a), guarded("B", n, k, stride.b_tn, several_b, 2)
         self.b_nn = guarded("B", k, n, stride.b_nn, several_b, 2)
-        # What lies around D is a third pattern beside the poisons.
+        # The pattern around D differs from both poisons.
         gap_d = 0 if several is None else 3 * (vector if record.launch.stores_vectors else 1)
         self.d = Guarded(empty, output, "D", m, problem.d_cols, stride.d, output.canary, count=several, gap=gap_d)
         self._read = {"A": self.a, "B": self.b, "B as (k,n)": self.b_nn}
@@ -154,7 +154,7 @@ class Matrices:
         self.operands = Operands(self.a.matrix, *self._expanded(), self.d.matrix, **more)
 
     def _expanded(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """B in both layouts, one for each product."""
+        """B in both layouts, one matrix for each product."""
         b, b_nn = self.b.matrix, self.b_nn.matrix
         if not self._record.batched:
             return b, b_nn
@@ -162,11 +162,11 @@ class Matrices:
 
     @property
     def stored(self) -> tuple[torch.Tensor, ...]:
-        """What a run stores: D, and aux of a fusion that has it."""
+        """The outputs of a run: D, and aux if the fusion has it."""
         return tuple(matrix.matrix for matrix in self._written)
 
     def _parts(self, d: torch.Tensor, aux: torch.Tensor | None = None) -> list[_Part]:
-        """The products, those of no rows left out; ``d`` and ``aux``: what they stored, or copies of it."""
+        """The products that have rows. ``d`` and ``aux``: their outputs, or copies of these."""
         operands, record = self.operands, self._record
         if not record.batched:
             return [_Part(0, operands.a, operands.b, d, operands.bias, operands.c, aux)]
@@ -200,12 +200,12 @@ class Matrices:
         return [part for part in parts if part.d.shape[0]]
 
     def draw(self, inputs: str, seed: int, poison: int) -> None:
-        """Draws A and B of one kind of inputs, with bias and C of a fused product, and poisons D and aux, with one of
-        the element's poisons."""
+        """Draws A and B of one kind of inputs, and bias and C of a fused product. Fills D and aux with one of the
+        element's poisons."""
         record = self._record
         n, k = self.b.matrix.shape[-2:]
         generator = self._generator(seed)
-        # Rows behind the last group stay NaN.
+        # Rows after the last group stay NaN.
         self.a.matrix.fill_(float("nan"))
         for number, part in enumerate(self._parts(self.d.matrix)):
             rows = part.a.shape[0]
@@ -233,8 +233,8 @@ class Matrices:
         bias: torch.Tensor | None = None,
         c: torch.Tensor | None = None,
     ) -> None:
-        """Copies A (m,k) and B (n,k), of a batch (products,m,k) and so on, into place, and bias and C of a fused
-        product; poisons D and aux."""
+        """Copies A (m,k), B (n,k), and bias and C of a fused product into place, and poisons D and aux. For a batch the
+        shapes are (products,m,k) and so on."""
         self.a.matrix.copy_(a)
         self.b.matrix.copy_(b)
         self.b_nn.matrix.copy_(b.transpose(-2, -1))
@@ -244,15 +244,15 @@ class Matrices:
         self._begin(poison)
 
     def _begin(self, poison: int) -> None:
-        """Poisons D and aux; from now on inputs must not change."""
+        """Poisons D and aux. Inputs must not change afterwards."""
         for matrix in self._written:
             matrix.bits.fill_(poison)
         for matrix in self._read.values():
             matrix.keep()
 
     def findings(self, poison: int) -> list[str]:
-        """Faults of a run beside its values: changed inputs, writes outside of D and aux, elements of them left
-        unwritten."""
+        """Faults of a run other than wrong values: changed inputs, writes outside of D and aux, and elements of these
+        that were not written."""
         findings = list(chain.from_iterable(matrix.changes() for matrix in (*self._read.values(), *self._written)))
         behind = self.d.bits[sum(self._groups) :] if self._groups else self.d.bits[:0]
         if places := _places(behind != poison):
@@ -264,19 +264,19 @@ class Matrices:
 
     @property
     def computed_bits(self) -> tuple[torch.Tensor, ...]:
-        """The bits of what a run stores, of groups without the rows behind them."""
+        """The bits of a run's outputs, without rows after the last group."""
         rows = slice(sum(self._groups)) if self._groups else slice(None)
         return tuple(matrix.bits[rows] for matrix in self._written)
 
     def holds(self, bits: Sequence[torch.Tensor]) -> bool:
-        """Whether the run's outputs have these bits."""
+        """Whether the outputs of the run have these bits."""
         return all(
             bool((current == expected).all()) for current, expected in zip(self.computed_bits, bits, strict=True)
         )
 
     def compare(self, inputs: str, stored: Sequence[torch.Tensor] | None = None) -> Comparison:
-        """What a run stored, or copies of it, compared with the product; of a batch the worst product, whose number it
-        names."""
+        """Compares the outputs of a run, or copies of them, with the product. For a batch the worst product is
+        returned, with its number."""
         parts = self._parts(*(self.stored if stored is None else stored))
         if not parts:
             return Comparison("nothing", 0)
@@ -296,7 +296,7 @@ class Matrices:
 
 
 def _ends(empty: Empty, groups: tuple[int, ...]) -> torch.Tensor:
-    """The row behind each group's last, in the device's memory."""
+    """The row after each group's last one, in the device's memory."""
     import torch
 
     ends = empty(2 * len(groups)).view(torch.int32)
@@ -304,7 +304,10 @@ def _ends(empty: Empty, groups: tuple[int, ...]) -> torch.Tensor:
 
 
 def _places(wrong: torch.Tensor) -> str:
-    """How many elements, and the first; empty for none. ``wrong``: bool, two dimensions, or three of products."""
+    """How many elements are wrong, and where the first one is; empty for none.
+
+    ``wrong``: bool, with two dimensions, or three if the first counts products.
+    """
     count = int(wrong.sum()) if wrong.numel() else 0
     if not count:
         return ""

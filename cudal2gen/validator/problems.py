@@ -1,4 +1,4 @@
-"""The problems that stress a record: their shapes, the inputs they are executed with, and how matrices are stored."""
+"""The problems that stress a record: their shapes, their kinds of inputs, and how their matrices are stored."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cudal2gen.results import Case
 Array = NDArray[Any]
 
 SMALL_PROBLEM = 1 << 24  # largest m * n * k of a record's own problem that is executed as a whole
-CLUSTERS = 2  # resident clusters of the executing device; a CTA without a cluster counts as one
+CLUSTERS = 2  # clusters that the emulated device holds at once; a CTA without a cluster counts as one
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A problem to execute; where its record has the caller pad, the launch is larger and the rest of A and B is zero.
+    """A problem to execute. If the record's caller pads, the launch is larger and the rest of A and B is zero.
 
-    ``swizzle_stride`` and ``options``: launch options in place of the record's own.
-    ``corners``: the corner CTAs of the grid only. ``batch``: products of one launch; ``shared_b``: of one B.
-    ``groups``: of a grouped kernel the rows of each group, from the first row on; rows behind them are in no group.
+    ``swizzle_stride`` and ``options``: launch options in place of the record's own. ``corners``: execute only the
+    corner CTAs of the grid. ``batch``: the products of one launch; ``shared_b``: they share one B. ``groups``: for a
+    grouped kernel the rows of each group, from the first row on; rows after them belong to no group.
     """
 
     m: int
@@ -44,7 +44,7 @@ class Shape:
         return self.m, self.n, self.k
 
     def launched(self, record: Record) -> Sizes:
-        """The extents that the kernel is launched with."""
+        """The extents with which the kernel is launched."""
         return record.padded(Sizes(*self.mnk))
 
     @property
@@ -55,25 +55,26 @@ class Shape:
 
     @property
     def products(self) -> dict[str, int]:
-        """What a case says of a batch: nothing where there is one product; of groups also the rows in any."""
+        """What a case states about a batch: nothing for a single product; for groups also the rows that belong to
+        one."""
         several = {"batch": self.batch} if self.batch > 1 else {}
         grouped = {"groups": len(self.groups), "rows": sum(self.groups)} if self.groups else {}
         return several | grouped | ({"shared_b": 1} if self.shared_b else {})
 
     def rows(self, executed: Array) -> list[Array]:
-        """The rows of D that each product computes, of those that are ``executed``: each group its own."""
+        """For each product its rows of D among the ``executed`` ones; a group has rows of its own."""
         if not self.groups:
             return [executed[executed < self.m]] * self.batch
         ends = np.cumsum(self.groups)
         return [np.arange(end - size, end) for size, end in zip(self.groups, ends, strict=True)]
 
     def ctas(self, record: Record) -> int:
-        """CTA tiles of the whole problem, slices of k included."""
+        """CTA tiles of the whole problem, including slices of k."""
         tiles_m = sum(ceil_div(rows, record.bm) for rows in self.groups or (self.m,))
         return tiles_m * ceil_div(self.n, record.bn) * record.split_k * self.batch
 
-    def of(self, record: Record) -> Problem:
-        """The record's problem in this size."""
+    def problem(self, record: Record) -> Problem:
+        """The record's problem with these sizes."""
         return record.problem.model_copy(update={"m": self.m, "n": self.n, "k": self.k})
 
     def case(
@@ -86,7 +87,7 @@ class Shape:
         allowed: float | None = None,
         remarks: tuple[str, ...] = (),
     ) -> Case:
-        """An execution of this shape, as it is stored; ``compared`` and ``allowed`` as in ``Comparison``."""
+        """The stored form of an execution of this shape. ``compared`` and ``allowed`` are those of a ``Comparison``."""
         return Case(
             m=self.m,
             n=self.n,
@@ -104,7 +105,7 @@ class Shape:
 
 
 class Strides(NamedTuple):
-    """Elements from one row to the next: of A (m,k), B (n,k), the same B as (k,n), and D (m,n)."""
+    """The leading dimensions of A (m,k), B (n,k), the same B as (k,n), and D (m,n), in elements."""
 
     a: int
     b_tn: int
@@ -113,16 +114,20 @@ class Strides(NamedTuple):
 
 
 def strides(record: Record, n: int, k: int, packed: bool = False) -> Strides:
-    """Leading dimensions that a record's kernel takes: with room between rows unless they are compiled in, or as short
-    as alignment allows where ``packed``. Rows of D are aligned only where the kernel stores vectors."""
+    """Leading dimensions that a record's kernel takes, longer than rows unless they are compiled in.
+
+    ``packed``: as short as alignment allows. Rows of D are aligned only if the kernel stores vectors.
+    """
     a, _, d = record.launch.spaced(n, k, 0 if packed else 1)
     vector = record.element.vector
     return Strides(a.ld, a.ld, aligned(n, vector) + (0 if packed else vector), d.ld)
 
 
 def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
-    """The products of a launch: one behind the other, with room between them unless ``packed``. Groups have their rows
-    of one A, C and D; their stride is that of B and of a bias along n."""
+    """The products of a launch, one after the other, with space between them unless ``packed``.
+
+    Groups are rows of the same A, C and D, so only B and a bias along n have a stride.
+    """
     if shape.batch == 1 and not shape.shared_b and not shape.groups:
         return Batches()
     m, n, k = shape.launched(record)
@@ -130,7 +135,7 @@ def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
     vector = record.element.vector
     gap = 0 if packed else vector
     size_b = n * ldb_tn if record.layout == "tn" else k * ldb_nn
-    # Where D is stored in vectors its matrices start on them.
+    # If D is stored in vectors, its matrices must start at multiples of them.
     gap_d = gap if packed or record.launch.stores_vectors else 1
     stride_b = 0 if shape.shared_b else size_b + 2 * gap
     bias = aligned(m if record.fusion.bias == "m" else n, vector) + gap
@@ -142,8 +147,9 @@ def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
 def stress_shapes(record: Record) -> list[Shape]:
     """Problems that exercise a record.
 
-    One and several CTAs in each direction; k below, at and above the ring, and the most that the kernel takes; ragged
-    edges where they are predicated; slices of several widths; the record's own problem where it is small.
+    One and several CTAs in each direction; k below, at and above the length of the ring, and the largest k that the
+    kernel takes; sizes that are no multiple of the tile if the kernel allows them; slices of several widths; and the
+    record's own problem if it is small.
     """
     bm, bn, bk = record.bm, record.bn, record.k_step
     sizes = [(m, n, record.baked_k or k) for m, n, k in _stress_sizes(record)]
@@ -163,7 +169,7 @@ def stress_shapes(record: Record) -> list[Shape]:
         for m, n, k in legal
         for stride in [record.launch_options.get("swizzle_stride"), *record.other_strides(n)]
     ]
-    # Other orders of tiles than the record's own.
+    # Other launch options than the record's own, such as orders of tiles.
     m, n, k = 2 * bm, 3 * bn, record.baked_k or bk * record.split_k
     shapes += [Shape(m, n, k, options=tuple(options.items())) for options in record.other_options]
     more = {"none": [], "strided": shapes + list(_batches(record, shapes)), "grouped": list(_groups(record, shapes))}
@@ -171,8 +177,8 @@ def stress_shapes(record: Record) -> list[Shape]:
 
 
 def _groups(record: Record, shapes: list[Shape]) -> Iterator[Shape]:
-    """The rows of each problem in groups; then empty ones alone, sizes around a tile, many small ones,
-    and several of one B."""
+    """Each problem with its rows cut into groups; then only empty groups, groups around the size of a tile, many small
+    groups, and groups that share one B."""
     for number, shape in enumerate(shapes):
         yield replace(shape, groups=cut(shape.m, number))
     ragged = max(shapes, key=lambda shape: (shape.n % record.element.vector > 0, shape.m * shape.n))
@@ -186,13 +192,14 @@ def _groups(record: Record, shapes: list[Shape]) -> Iterator[Shape]:
 
 
 def cut(m: int, number: int) -> tuple[int, ...]:
-    """Rows in groups, by turns in one, in some, with empty groups first, between or last, and with rows behind them."""
+    """Cuts rows into groups in one of four ways: one group, two groups, with empty groups, or with rows left over."""
     third, quarter = m // 3, m // 4
     return [(m,), (third, m - third), (0, m - quarter, 0, quarter), (m // 2, 0, quarter, 0)][number % 4]
 
 
 def _batches(record: Record, shapes: list[Shape]) -> Iterator[Shape]:
-    """Batches of two and three: of the smallest problem, of a ragged one, and of the one with the longest sums."""
+    """Batches of two and three products: of the smallest problem, of a ragged one, and of the one with the longest
+    sums."""
     smallest = min(shapes, key=lambda shape: shape.m * shape.n * shape.k)
     ragged = max(shapes, key=lambda shape: (shape.n % record.element.vector > 0, shape.m * shape.n))
     yield replace(smallest, batch=3)
@@ -201,10 +208,10 @@ def _batches(record: Record, shapes: list[Shape]) -> Iterator[Shape]:
 
 
 def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
-    """m, n, k around the tile and the ring, whatever is compiled in."""
+    """Sizes m, n, k around the tile and the ring; a compiled-in k is not yet applied."""
     bm, bn, bk = record.bm, record.bn, record.k_step
     stages, least = record.ring_steps, record.split_k
-    # More steps than the ring holds, so that the loop itself copies the last one.
+    # More steps than the ring holds, so that the last one is copied inside the loop.
     in_loop = min(stages, ceil_div(record.most_k, bk) - least) if record.most_k else stages
     below, at, above = (bk * max(least, steps) for steps in (stages - 1, stages, stages + 2))
     sizes = [(bm, bn, bk * least), (2 * bm, bn, below), (bm, 2 * bn, at), (2 * bm, 3 * bn, above)]
@@ -213,7 +220,8 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
     if record.most_k:
         sizes.append((bm, bn, record.most_k))
     if (places := record.tiles_at_once) > 1 and not record.grouped:  # groups have shapes of many tiles anyway
-        # Three tiles of a CTA in its first place: the third waits for a phase of the first one's parity.
+        # A CTA computes three tiles with the same accumulators: the third waits for a phase with the parity of the
+        # first one's.
         tiles = ceil_div(CLUSTERS * (2 * places + 1), record.split_k)
         sizes.append((bm * record.cluster_ctas, bn * tiles, bk * least))
     if record.shares_last_wave:
@@ -221,8 +229,8 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
     if record.predicated:
         vector, eighth = record.element.vector, 8 * record.element.vector
         sizes += [(2 * bm - 3, 2 * bn - 5, above - vector), (bm + 1, bn + 8, bk * least - vector)]
-        # A last k-tile of one vector, wherever in the loop it comes; every remainder of n; edges all over the tile, and
-        # of k all over the first k-tile of a slice, and all over one that the loop copies.
+        # A last k-tile of one vector, at several places of the loop; every remainder of n; edges everywhere in the
+        # tile; and ends of k everywhere in the first k-tile of a slice and in one that the loop copies.
         sizes += [(1, 1, bk * steps + vector) for steps in sorted({least - 1, least, least + stages + 1})]
         sizes += [(bm - e, bn * e // 64 * 8 + e, bk * least - bk * e // eighth * vector) for e in range(2, 8)]
         sizes += [(bm * e // 8 + 1, bn, bk * (least + in_loop) - bk * e // eighth * vector) for e in range(2, 8)]
@@ -230,11 +238,11 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
 
 
 def own_shape(record: Record) -> Shape:
-    """The record's own problem; only the corners of its grid where it is too large to execute as a whole.
+    """The record's own problem, or only the corners of its grid if it is too large to execute completely.
 
-    Where CTAs of the grid are not tiles of the problem, a large one shrinks to three tiles in each direction. Rows of a
-    grouped record are three quarters and a quarter, behind an empty group each; a strided one computes two products
-    where they are executed as a whole.
+    If CTAs of the grid are not tiles of the problem, a large problem shrinks to three tiles in each direction. The rows
+    of a grouped record are cut into three quarters and a quarter, each after an empty group. A strided record computes
+    two products if they are executed completely.
     """
     m, n, k = record.m, record.n, record.k
     large = m * n * k > SMALL_PROBLEM
@@ -247,8 +255,10 @@ def own_shape(record: Record) -> Shape:
 
 
 def thorough_shape(record: Record, shapes: list[Shape]) -> Shape:
-    """The shape that is executed with every kind of inputs: of those beyond a tile, ragged where the record takes such,
-    that of the longest sums, and of those the largest."""
+    """The shape that is executed with every kind of inputs.
+
+    Preferred are shapes larger than a tile, then ragged ones, then those with the longest sums, then the largest.
+    """
 
     def worth(shape: Shape) -> tuple[bool, bool, int, int]:
         m = sum(shape.groups) if shape.groups else shape.m
@@ -260,7 +270,7 @@ def thorough_shape(record: Record, shapes: list[Shape]) -> Shape:
 
 
 def kinds(shape: Shape, thorough: bool, exact: int) -> Iterator[str]:
-    """The kinds of inputs that a problem is executed with; ``exact``: of its element."""
+    """The kinds of inputs with which a problem is executed. ``exact``: that of its element."""
     yield "binary"
     if shape.k > 2 * exact:
         yield "sparse"

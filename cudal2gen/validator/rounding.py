@@ -1,9 +1,9 @@
-"""Models of how a tensor core may round, and how often each predicts a device's results.
+"""Models of how a tensor core may round, and how often each model predicts a device's results.
 
-A tensor core adds up a product of matrices in steps: an instruction's 16 of k at once or in parts. In a step it
-adds the products and the sum so far exactly, or first aligns them to the largest and cuts them off some bits below it;
-then it rounds the new sum to the accumulator's type, to nearest or toward zero. NVIDIA documents none of this: the
-models are compared with measurements.
+A tensor core adds up a product of matrices in steps: the 16 k of an instruction at once or in parts. In a step it adds
+the products and the sum so far exactly, or it first aligns them to the largest one and cuts them off some bits below
+it. Then it rounds the new sum to the accumulator's type, to nearest or toward zero. NVIDIA documents none of this, so
+the models are compared with measurements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ ALIGNED_BITS = (23, 24, 25, 26)  # candidates: bits kept below the largest expon
 
 
 class Model(NamedTuple):
-    """``width``: of k in a step, None for all of it; ``bits``: kept below the largest exponent, None for all."""
+    """``width``: the k of a step, None for all k. ``bits``: how many are kept below the largest exponent, None for
+    all."""
 
     width: int | None
     bits: int | None
@@ -41,7 +42,7 @@ class Model(NamedTuple):
 
 
 def models(acc: Acc) -> Iterator[Model]:
-    """The candidates; of an fp16 accumulator also one that is fp32 until it is stored."""
+    """The candidates. For an fp16 accumulator there is also one that sums in fp32 until it stores."""
     for width in (4, 8, 16):
         yield Model(width, None, False)
         yield Model(width, None, True)
@@ -52,8 +53,7 @@ def models(acc: Acc) -> Iterator[Model]:
 
 
 def predict(model: Model, acc: Acc, a: Array, b: Array, order: Order, output: np.dtype[Any] | None = None) -> Array:
-    """D (m,n) of A (m,k) and B (n,k), in their type or ``output``, as the model has it. ``order``: a record's
-    ``k_order``."""
+    """The model's D (m,n) for A (m,k) and B (n,k), in their type or ``output``. ``order``: a record's ``k_order``."""
     slices = [_accumulate(model, acc, a.astype(np.float64), b.astype(np.float64), part) for part in order]
     total = slices[0]
     for more in slices[1:]:  # the reduction of a split k is in fp32
@@ -73,7 +73,7 @@ def _accumulate(model: Model, acc: Acc, a: Array, b: Array, part: list[list[int]
 
 
 def _steps(part: list[list[int]], width: int | None) -> Iterator[list[int]]:
-    """The k of each step; a part is given in groups of up to 8, half an MMA."""
+    """The k of each step. ``part`` has groups of up to 8 k, half an MMA."""
     if width is None:
         yield [k for group in part for k in group]
     elif width == 16:
@@ -85,7 +85,8 @@ def _steps(part: list[list[int]], width: int | None) -> Iterator[list[int]]:
 
 
 def _aligned(products: Array, a: Array, b: Array, total: Array, bits: int) -> tuple[Array, Array]:
-    """Products and sum, cut off ``bits`` below the largest exponent; a product's is the sum of its factors'."""
+    """Products and sum, cut off ``bits`` below the largest exponent. A product's exponent is the sum of its
+    factors'."""
     none = -10_000
     factors = [np.where(values == 0, none, np.frexp(values)[1] - 1) for values in (a, b)]
     exponents = factors[0][:, None, :] + factors[1][None, :, :]
@@ -105,20 +106,20 @@ def _rounded(values: Array, kind: np.dtype[Any], toward_zero: bool) -> Array:
 
 
 def ulps(values: Array, others: Array) -> Array:
-    """Distances in units of the last place between numbers of 16 or 32 bits; NaN agrees with NaN only."""
+    """Distances of numbers of 16 or 32 bits in units of the last place. NaN agrees only with NaN."""
     apart: Array = np.abs(_place(values) - _place(others))
     nan, other_nan = np.isnan(values), np.isnan(others)
     return np.where(nan | other_nan, np.where(nan & other_nan, 0, 1 << 8 * values.itemsize), apart)
 
 
 def _place(values: Array) -> Array:
-    """Numbers counted from zero: neighbours differ by one."""
+    """Numbers as integers, counted from zero, so that neighbours differ by one."""
     bits = values.view(f"i{values.itemsize}").astype(np.int64)
     return np.where(bits < 0, -(bits & (1 << 8 * values.itemsize - 1) - 1), bits)
 
 
 def agreement(acc: Acc, a: Array, b: Array, d: Array, order: Order) -> dict[str, float]:
-    """For each model the share of elements at D's corner that it predicts."""
+    """For each model the share of elements in D's first rows and columns that it predicts."""
     first = np.s_[:SAMPLE]
     corner = d[first, first]
     return {

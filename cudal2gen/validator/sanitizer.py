@@ -1,8 +1,8 @@
-"""compute-sanitizer over one launch of a built kernel, in a process of its own: memcheck and racecheck.
+"""Runs compute-sanitizer, memcheck and racecheck, on one launch of a built kernel in a separate process.
 
-``python -m cudal2gen.validator.sanitizer`` is that process: it takes a ``Launch`` as JSON, allocates exactly what the
-problem needs through the CUDA runtime, and launches once. It needs no torch, whose own kernels the tool would watch as
-well.
+``python -m cudal2gen.validator.sanitizer`` is that process. It takes a ``SingleLaunch`` as JSON, allocates exactly what
+the problem needs through the CUDA runtime, and launches once. It does not use torch, because the tool would also check
+torch's kernels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernelproof.ground.element import ELEMENTS, ElementName, OutputName, stored
 TOOLS = ("memcheck", "racecheck")
 # Lines that the process prints before the launch, and after the kernel has run.
 STARTED, DONE = "launching", "launched once"
-REFUSED = "not supported"  # the tool's words for a device that it does not support
+REFUSED = "not supported"  # how the tool reports a device that it does not support
 CLEAN = "0 errors"
 NOT_RUN = "not run: "
 NO_LAUNCH = "the tool reports no launch"
@@ -38,10 +38,12 @@ BANNER = re.compile(r"COMPUTE-SANITIZER|SUMMARY")
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A built kernel and a problem. ``element`` of A and B, ``output`` of D. ``rows_b``: of B as it is stored; ``lda``,
-    ``ldb``, ``ldd``: elements from one row to the next. ``missing_d``: bytes by which D's allocation is too small, to
-    see that a tool sees."""
+class SingleLaunch:
+    """A built kernel and a problem.
+
+    ``element``: the type of A and B; ``output``: that of D. ``rows_b``: rows of B in memory. ``lda``, ``ldb`` and
+    ``ldd`` count elements. ``missing_d``: bytes by which D's allocation is too small, to test that a tool notices.
+    """
 
     library: str
     directory: str
@@ -59,26 +61,26 @@ class Launch:
     missing_d: int = 0
 
 
-def launch_of(record: Record, shape: Shape, directory: Path, library: Path, runtime: Path) -> Launch:
-    """One launch of a record's kernel, of matrices that are packed as far as it allows."""
+def launch_of(record: Record, shape: Shape, directory: Path, library: Path, runtime: Path) -> SingleLaunch:
+    """A launch of a record's kernel with matrices that are as packed as it allows."""
     m, n, k = shape.launched(record)
     lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed=True)
     rows_b, ldb = (n, ldb_tn) if record.layout == "tn" else (k, ldb_nn)
     sizes = (m, n, k, rows_b, lda, ldb, ldd)
     types = (record.ab, record.d)
-    return Launch(str(library), str(directory), str(runtime), record.launch_options, *sizes, *types)
+    return SingleLaunch(str(library), str(directory), str(runtime), record.launch_options, *sizes, *types)
 
 
 def program() -> Path | None:
-    """Where compute-sanitizer is; None where it is not installed."""
+    """The path of compute-sanitizer, or None if it is not installed."""
     path = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     return Path(path) if os.access(path, os.X_OK) else None
 
 
 def check(
-    launch: Launch, tool: str, device: int = 0, timeout_s: float = 120, sanitizer: Path | None = None
+    launch: SingleLaunch, tool: str, device: int = 0, timeout_s: float = 120, sanitizer: Path | None = None
 ) -> tuple[str, list[str]]:
-    """A tool's answer on a launch (``0 errors``, ``3 errors``, or ``not run:`` and why), and the errors it reports."""
+    """A tool's answer (``0 errors``, ``3 errors``, or ``not run:`` and the reason), and the errors that it reports."""
     sanitizer = sanitizer or program()
     if sanitizer is None:
         return NOT_RUN + "compute-sanitizer is not installed", []
@@ -99,8 +101,8 @@ def check(
 
 
 def answer(output: str) -> tuple[str, list[str]]:
-    """The tool's answer, read from its output. It counts only if the tool printed a summary and the process reported
-    its launch."""
+    """The tool's answer, read from its output. An answer counts only if the tool printed a summary and the process
+    reported its launch."""
     lines = [line.strip() for line in output.splitlines()]
     summaries = [match for match in map(SUMMARY.search, lines) if match]
     counts = [sum(int(count) for count in match.groups() if count) for match in summaries]
@@ -116,8 +118,8 @@ def answer(output: str) -> tuple[str, list[str]]:
     return NOT_RUN + next(iter([*refused, *errors, *reports, NO_LAUNCH])), []
 
 
-def run(launch: Launch, device: int = 0) -> None:
-    """Launches the kernel once, A and B full of ones, and waits. Raises LaunchError, also for a wrong product."""
+def run(launch: SingleLaunch, device: int = 0) -> None:
+    """Launches the kernel once, with A and B full of ones, and waits. Raises LaunchError, also for a wrong product."""
     cuda = ctypes.CDLL(launch.runtime)
     cuda.cudaGetErrorString.restype = ctypes.c_char_p
 
@@ -152,9 +154,9 @@ def run(launch: Launch, device: int = 0) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The process under the tool."""
+    """The process that the tool checks."""
     try:
-        run(Launch(**json.loads(arguments[0])), int(os.environ.get("CUDAL2GEN_DEVICE", "0")))
+        run(SingleLaunch(**json.loads(arguments[0])), int(os.environ.get("CUDAL2GEN_DEVICE", "0")))
     except LaunchError as error:
         sys.exit(f"error: {error}")
     print(DONE)

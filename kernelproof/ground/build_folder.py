@@ -1,8 +1,8 @@
 """The build directory under concurrency: byte locks, scratch folders, and publication by one rename.
 
-A process that builds holds a byte of ``build/.lock``, chosen by the kernel's digest. It works in a scratch folder
-``build/.tmp-<token>``, locked likewise. The system drops the locks of a killed process, so the next build recognises
-its scratch folder as abandoned and removes it.
+A process that builds a kernel locks a byte of ``build/.lock``, which the kernel's digest selects. It works in a scratch
+folder ``build/.tmp-<token>``, which it locks in the same way. The system releases the locks of a killed process, so the
+next build sees that its scratch folder is abandoned and removes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 
 def publish(built: Path, target: Path) -> None:
-    """Renames a finished directory to its place; replaces an incomplete one that stands there."""
+    """Renames a finished directory to its target, and replaces an incomplete directory there."""
     try:
         built.rename(target)
     except OSError as error:
@@ -48,10 +48,10 @@ def scratch_folder(root: Path) -> Iterator[Path]:
 
 
 class Locks:
-    """Advisory locks on single bytes of one file, chosen by name.
+    """Advisory locks on single bytes of one file, which names select.
 
-    They belong to the open file, so threads of one process exclude each other too. The file is closed with the block,
-    or where there is none with this object.
+    The locks belong to the open file, so threads of one process exclude each other too. The file is closed at the end
+    of a ``with`` block, or with this object.
     """
 
     # Linux's F_OFD_GETLK, F_OFD_SETLK and F_OFD_SETLKW, which the fcntl module names only where libc does.
@@ -85,7 +85,7 @@ class Locks:
             self._call(self.SET, fcntl.F_UNLCK, name)
 
     def held_elsewhere(self, name: str) -> bool:
-        """Whether another holder has the lock of ``name``; it is not touched."""
+        """Whether another holder has the lock of ``name``. The lock does not change."""
         (kind,) = struct.unpack_from("h", self._call(self.GET, fcntl.F_WRLCK, name))
         return bool(kind != fcntl.F_UNLCK)
 
@@ -101,7 +101,7 @@ class Locks:
 
 
 def writable(folder: Path) -> tuple[bool, str]:
-    """Whether kernels can be built into a folder; its path, or the reason and the option to change."""
+    """Whether kernels can be built into a folder, and its path, or else the reason and the option to change."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with scratch_folder(folder):

@@ -1,7 +1,7 @@
-"""Facts of GPUs: every number and name that belongs to a GPU model or to a compute capability is here.
+"""Facts of GPUs: all numbers and names that belong to a GPU model or to a compute capability are in this module.
 
-``CAPABILITIES`` has what all models of a compute capability share, ``GPUS`` the models that records may be for, by the
-name that ``gpu`` has in a record.
+``CAPABILITIES`` has what all models of a compute capability share. ``GPUS`` has the models for which there may be
+records, by the name that a record's ``gpu`` has.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 REGISTERS_SM = 65536  # 32-bit registers of an SM; on all capabilities here
-REGISTERS_THREAD = 255  # of them that a thread can address
-SUB_CORES = 4  # of an SM, each with a scheduler and a quarter of the registers
-TMA_CYCLES = 170  # of a load by TMA beyond a plain one: arXiv 2501.12084, of an H800
-MIN_SMEM_BLOCK_BYTES = 99 << 10  # of shared memory that a CTA gets on every capability since 8.0, at least
-MMA_FLOPS_BYTES = 2  # of an element of A and B where rates are stated; those of half the width have twice the rate
-L2_PORT = 64  # bytes a clock that one SM takes from the L2 at most: NVIDIA's white paper of GA100
+REGISTERS_THREAD = 255  # registers that a thread can address
+SUB_CORES = 4  # sub-cores of an SM; each has a scheduler and a quarter of the registers
+TMA_CYCLES = 170  # clocks that a load by TMA takes longer than a plain load (H800, arXiv 2501.12084)
+MIN_SMEM_BLOCK_BYTES = 99 << 10  # shared memory that a CTA can have on every capability since 8.0
+MMA_FLOPS_BYTES = 2  # bytes per element of A and B for the stated rates; half as many bytes have twice the rate
+L2_PORT = 64  # the most bytes per clock that an SM loads from the L2 (NVIDIA's white paper for GA100)
 
 
 class Residency(NamedTuple):
-    """CTAs that an SM has room for by each of its limits; as many as the least of them are resident."""
+    """How many CTAs fit on an SM by each of its limits. The least of these numbers is resident."""
 
     by_registers: int
     by_smem: int
@@ -36,17 +36,16 @@ class Residency(NamedTuple):
 class Capability(NamedTuple):
     """What all GPUs of one compute capability share.
 
-    ``sm``: the architecture that nvcc compiles for. ``smem_block_bytes``, ``smem_sm_bytes``: shared memory of a CTA at
-    most, and of an SM. ``threads_sm``, ``blocks_sm``: resident threads and CTAs of an SM at most. Source: CUDA C++
-    Programming Guide, table "Technical Specifications per Compute Capability".
+    ``sm``: the architecture for which nvcc compiles. ``smem_block_bytes``: the most shared memory of a CTA;
+    ``smem_sm_bytes``: that of an SM. ``threads_sm``, ``blocks_sm``: the most resident threads and CTAs of an SM.
+    Source: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
 
     ``mma_flops``: dense fp16 FLOP per clock and SM of the tensor cores with their best instruction and fp16
     accumulators; NVIDIA's peak rates divided by SMs and boost clocks give it (A100 312 TFLOP/s, RTX 3090 142, L40S
-    362, RTX 4090 330, H100 989, B200 2250, RTX 5090 419). ``mma_sync_share``: the share of it that mma.sync reaches,
-    measured by users of such cards; of 10.0, where no such measurement is known, the rate of 8.0 is assumed.
-    ``has_wgmma``: whether warpgroups multiply (wgmma, with TMA, mbarriers and clusters beside it), which binds code to
-    this capability; ``has_tcgen05``: the same of tensor cores that one thread starts, with accumulators in a memory of
-    their own.
+    362, RTX 4090 330, H100 989, B200 2250, RTX 5090 419). ``mma_sync_share``: the share of this rate that mma.sync
+    reaches, measured by users of such cards; for 10.0, where no measurement is known, the rate of 8.0 is assumed.
+    ``has_wgmma``: whether warpgroups multiply by wgmma, which binds code to this capability. ``has_tcgen05``: the same
+    for tcgen05, where one thread starts the tensor cores and accumulators lie in tensor memory.
     """
 
     sm: str
@@ -61,22 +60,23 @@ class Capability(NamedTuple):
 
     @property
     def number(self) -> tuple[int, int]:
-        """Its major and minor number."""
+        """The major and the minor number."""
         major, minor = divmod(int(self.sm.removeprefix("sm_")), 10)
         return major, minor
 
     @property
     def has_tma(self) -> bool:
-        """Whether bulk copies of tensors (TMA) land in shared memory and count on mbarriers: from 9.0 on."""
+        """Whether there are TMA and mbarriers that count its bytes: from 9.0 on."""
         return self.number >= (9, 0)
 
     def ctas_by_smem(self, smem_bytes: int) -> int:
-        """CTAs for which an SM has shared memory: each takes whole units of 128 bytes, and 1 KiB for the system."""
+        """How many CTAs an SM's shared memory holds. Each takes whole units of 128 bytes, and 1 KiB for the system."""
         return self.smem_sm_bytes // (-(-smem_bytes // 128) * 128 + 1024)
 
     def residency(self, threads: int, registers: int, smem_bytes: int) -> Residency:
-        """Room on an SM for CTAs of whole warps at ``registers`` per thread, by NVIDIA's occupancy calculator."""
-        # A sub-core gives its registers to whole warps in units of 256.
+        """How many CTAs of whole warps fit on an SM at ``registers`` per thread, as NVIDIA's occupancy calculator
+        counts."""
+        # A sub-core allocates registers to whole warps, in units of 256.
         register_warps = REGISTERS_SM // SUB_CORES // (-(-registers * 32 // 256) * 256) * SUB_CORES
         return Residency(
             by_registers=register_warps // (threads // 32),
@@ -97,14 +97,14 @@ CAPABILITIES: dict[str, Capability] = {
 
 
 class Rates(NamedTuple):
-    """What the cost model takes a GPU to do: data sheets, and what users measured on such cards where these are silent.
+    """The rates of a GPU for the cost model, from data sheets, or measured by users of such cards if these are silent.
 
-    ``mhz``: clock under load (measured). ``smem_bytes``, ``l2_bytes``: bytes per clock and SM that shared memory hands
-    over (32 banks of 4 bytes), and the L2 (measured). ``dram_bytes_us``: bytes per microsecond of device memory that a
-    copy reaches (data sheet, less 10 to 17 %). ``l2_size``: bytes of the L2, as devices report it. ``latency_us``: of a
-    load from device memory, in microseconds (measured). ``l2_clocks``: the same of a load that the L2 has, in clocks
-    (measured: arXiv 2402.13499, 2501.12084; nothing is published of the RTX 3090, which has the RTX 4090's here, and
-    of H20 and B200, which have the H200's).
+    ``mhz``: clock under load (measured). ``smem_bytes``: bytes per clock and SM from shared memory (32 banks of 4
+    bytes); ``l2_bytes``: the same from the L2 (measured). ``dram_bytes_us``: bytes per microsecond of a copy in device
+    memory (data sheet, less 10 to 17 %). ``l2_size``: bytes of the L2, as devices report it. ``latency_us``:
+    microseconds of a load from device memory (measured). ``l2_clocks``: clocks of a load that hits the L2 (measured:
+    arXiv 2402.13499, 2501.12084; nothing is published for the RTX 3090, for which the RTX 4090's number is used, and
+    for H20 and B200, for which the H200's is used).
     """
 
     mhz: int
@@ -120,9 +120,9 @@ class Chip(NamedTuple):
     """One GPU model.
 
     ``title``: its name without the vendor, as the driver spells it. ``sms``: multiprocessors (data sheet).
-    ``stand_ins``: models of other capabilities whose records to try where this one has none, nearest first.
-    ``heuristics``: its name in ``NvMatmulHeuristicsNvidiaGpu`` of nvidia-matmul-heuristics. ``mma_share``: of its
-    capability's ``mma_flops``, what the model is sold with.
+    ``stand_ins``: models of other capabilities whose records are tried if this model has none, nearest first.
+    ``heuristics``: its name in ``NvMatmulHeuristicsNvidiaGpu`` of nvidia-matmul-heuristics. ``mma_share``: the share of
+    its capability's ``mma_flops`` that this model has.
     """
 
     title: str
@@ -134,23 +134,23 @@ class Chip(NamedTuple):
     mma_share: float = 1.0
 
     def tensor_flops(self, fp32_sums: bool, operand_bytes: float) -> float:
-        """Dense FLOP per clock and SM of the tensor cores with their best instruction, on elements of A and B of so
+        """Dense FLOP per clock and SM of the tensor cores with their best instruction, for elements of A and B of this
         many bytes."""
         flops = _with_sums(self.capability.mma_flops * self.mma_share, self.title, fp32_sums)
         return flops * MMA_FLOPS_BYTES / operand_bytes
 
     def mma_sync_flops(self, fp32_sums: bool, operand_bytes: float) -> float:
-        """The same with mma.sync."""
+        """The same rate with mma.sync."""
         most = self.capability.mma_flops * self.capability.mma_sync_share * MMA_FLOPS_BYTES / operand_bytes
         return min(self.tensor_flops(fp32_sums, operand_bytes), most)
 
     def mma_sync_share(self, fp32_sums: bool) -> float:
-        """That as a share of the best instruction's."""
+        """The rate of mma.sync as a share of the best instruction's rate."""
         return self.mma_sync_flops(fp32_sums, MMA_FLOPS_BYTES) / self.tensor_flops(fp32_sums, MMA_FLOPS_BYTES)
 
     @property
     def limits(self) -> dict[str, str | int]:
-        """What a kernel must keep within, as JSON values."""
+        """The limits for kernels, as JSON values."""
         kind = self.capability
         return {
             "title": self.title,
@@ -209,7 +209,7 @@ GPUS: dict[str, Chip] = {
     ),
 }  # fmt: skip
 
-# Octaves, see distance.
+# In octaves, see ``distance``.
 OTHER_MODEL, FURTHEST_RELATIVE = 0.1, 0.95
 OTHER_CAPABILITY, FURTHER_STAND_IN, WITHOUT_WGMMA = 1.0, 0.5, 4.0
 
@@ -218,8 +218,10 @@ VARIANTS = frozenset({"ti", "super", "laptop", "max", "d", "nvl", "pcie", "mig",
 
 
 def model_of(name: str, sms: int | None = None) -> str | None:
-    """The model in ``GPUS`` of a device name such as ``NVIDIA H200``; None for a model or a variant not there, and with
-    ``sms`` also for a part or a cut-down card of the same name, which has other SMs."""
+    """The model in ``GPUS`` for a device name such as ``NVIDIA H200``; None if the model or variant is not in it.
+
+    With ``sms``, also None for a cut-down card or a part of a card, which has the same name but fewer SMs.
+    """
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     for gpu, chip in GPUS.items():
         title = set(chip.title.lower().split())
@@ -228,16 +230,16 @@ def model_of(name: str, sms: int | None = None) -> str | None:
     return None
 
 
-LAST_OF_FAMILY = {10: 103, 11: 110, 12: 121}  # by the major number
+LAST_OF_FAMILY = {10: 103, 11: 110, 12: 121}  # the last capability of a family, by the major number
 
 
 def capability_range(arch: str) -> tuple[int, int]:
-    """The first and the last compute capability, as 90 for 9.0, that run a cubin for an architecture such as sm_90a.
+    """The first and the last compute capability (90 for 9.0) that run a cubin for an architecture such as sm_90a.
 
-    Plain code runs on its capability and on later ones of the same major number. With ``a`` it runs on exactly one
-    capability, with ``f`` on it and on later ones of its family, as far as the family is known. Source: CUDA C++
-    Programming Guide, "Compute Capabilities", family- and architecture-specific features; ptxas 13.0 assembles sm_100f
-    for sm_103 and sm_120f for sm_121, and sm_100f neither for sm_110 nor for sm_120.
+    Plain code runs on its capability and on later ones with the same major number. Code with the suffix ``a`` runs on
+    exactly one capability, code with ``f`` also on later ones of its family, as far as the family is known. Source:
+    CUDA C++ Programming Guide, "Compute Capabilities", family- and architecture-specific features; ptxas 13.0 assembles
+    sm_100f for sm_103 and sm_120f for sm_121, and sm_100f neither for sm_110 nor for sm_120.
     """
     number, suffix = re.fullmatch(r"sm_(\d+)([af]?)", arch).groups()  # type: ignore[union-attr]
     first = int(number)
@@ -254,7 +256,7 @@ def runs(arch: str, capability: tuple[int, int]) -> bool:
 class CardFacts(NamedTuple):
     """A card as its driver describes it, whether it is a model of ``GPUS`` or not.
 
-    ``model``: in ``GPUS``, None for another, see ``model_of``. ``smem_block_bytes``: shared memory of a CTA at most.
+    ``model``: its name in ``GPUS``, or None, see ``model_of``. ``smem_block_bytes``: the most shared memory of a CTA.
     """
 
     name: str
@@ -265,7 +267,8 @@ class CardFacts(NamedTuple):
 
     @classmethod
     def of(cls, name: str, capability: tuple[int, int], sms: int, smem_block_bytes: int = 0) -> CardFacts:
-        """From the driver's answers; where it does not say how much shared memory there is, the capability does."""
+        """A card by the driver's answers. If the driver does not report shared memory, the capability's limit is
+        used."""
         kind = CAPABILITIES.get(".".join(map(str, capability)))
         smem = smem_block_bytes or (kind.smem_block_bytes if kind else MIN_SMEM_BLOCK_BYTES)
         return cls(name, model_of(name, sms), capability, sms, smem)
@@ -280,13 +283,15 @@ class CardFacts(NamedTuple):
         return f"{self.name} ({self.sm}, {self.sms} SMs)"
 
     def takes(self, arch: str, smem_bytes: int) -> bool:
-        """Whether a kernel runs here: by its cubin's architecture and by the shared memory of its CTA. Clusters are of
-        portable sizes, and the grids of persistent kernels are computed from what the device says."""
+        """Whether a kernel runs here, by its cubin's architecture and the shared memory of its CTA.
+
+        Clusters have portable sizes, and grids of persistent kernels follow from the device, so these need no check.
+        """
         return runs(arch, self.capability) and smem_bytes <= self.smem_block_bytes
 
     def stand_ins(self, models: Iterable[str]) -> list[str]:
-        """Which of these models of ``GPUS`` have records for this card, the nearest first: its own, then those of its
-        capability by the ratio of SMs, then those of earlier capabilities whose plain code runs here as well."""
+        """Those of the models whose records serve this card, nearest first: its own model, then those of its capability
+        by the ratio of SMs, then those of earlier capabilities whose plain code runs here too."""
 
         def order(model: str) -> tuple[bool, int, float]:
             chip = GPUS[model]
@@ -298,14 +303,14 @@ class CardFacts(NamedTuple):
 
 
 def distance(gpu: str, other: str) -> float:
-    """Distance of another GPU's records from serving a GPU, in octaves: 1 is the distance of a size from its double.
+    """How far another GPU's records are from serving a GPU, in octaves; a size and its double are one octave apart.
 
-    Models of one capability run the same code. With half the SMs each SM has twice the work, as for a problem of twice
-    the size, so the distance is the logarithm of the ratio of SMs, plus a little so that a model's own records come
-    first; it stays below that of any other capability. Another capability has other shared memory and rates, for which
-    tiles and stages are tuned: the GPU's first stand-in is one octave away, each further one half an octave more.
-    Records without wgmma on a GPU that has it lose a third of the rate, and come after all own sizes but the most
-    distant ones.
+    Models of one capability run the same code. With half the SMs each SM has twice the work, like for a problem of
+    twice the size. So the distance is the logarithm of the ratio of SMs, plus a little so that a model's own records
+    come first; it stays below the distance of any other capability. Tiles and stages are tuned for the shared memory
+    and the rates of a capability, so the first stand-in of another capability is one octave away, and each further one
+    half an octave more. Records without wgmma on a GPU that has it lose a third of the rate, so they come after all but
+    the most distant sizes of the GPU's own records.
     """
     if gpu == other:
         return 0.0
@@ -318,12 +323,13 @@ def distance(gpu: str, other: str) -> float:
 
 
 def related(gpu: str, other: str) -> bool:
-    """Whether two models have the same compute capability; of one that is not in ``GPUS`` only itself has."""
+    """Whether two models have the same compute capability. A model that is not in ``GPUS`` is related only to
+    itself."""
     return gpu == other or (gpu in GPUS and other in GPUS and GPUS[gpu].capability == GPUS[other].capability)
 
 
 def tensor_flops(capability: str, title: str, fp32_sums: bool, operand_bytes: float) -> float:
-    """As ``Chip.tensor_flops``, of a device by its name; 0 for a capability not in ``CAPABILITIES``."""
+    """``Chip.tensor_flops`` for a device by its name; 0 for a capability that is not in ``CAPABILITIES``."""
     if model := model_of(title):
         return GPUS[model].tensor_flops(fp32_sums, operand_bytes)
     flops = CAPABILITIES[capability].mma_flops if capability in CAPABILITIES else 0
@@ -331,5 +337,5 @@ def tensor_flops(capability: str, title: str, fp32_sums: bool, operand_bytes: fl
 
 
 def _with_sums(flops: float, title: str, fp32_sums: bool) -> float:
-    """GeForce cards halve the rate where sums are fp32 (NVIDIA's white papers for GA102, AD102 and GB202)."""
+    """The rate with fp32 sums: GeForce cards halve it (NVIDIA's white papers for GA102, AD102 and GB202)."""
     return flops / 2 if fp32_sums and "GeForce" in title else flops

@@ -1,7 +1,7 @@
-"""The type of the numbers in A, B and D: every fact of it, for all who name, store, draw, copy or bound them.
+"""The types of the numbers in A, B and D, with all facts about them: names, storage, precision.
 
-The type in which a kernel sums is another matter: ``Problem.acc``. A new type of A and B is an entry of ``ELEMENTS``
-here and of ``kElements`` in ``launch.h``, and a name in ``cudal2gen.h``; D has the type of A and B, or is fp32.
+D has the type of A and B, or is fp32. The type in which a kernel sums is another: ``Problem.acc``. To add an operand
+type, add an entry to ``ELEMENTS`` here and to ``kElements`` in ``launch.h``, and a name in ``cudal2gen.h``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 ElementName = Literal["f16", "bf16"]  # of A and B
 OutputName = Literal["same", "f32"]  # of D; same: as A and B
 
-VECTOR_BYTES = 16  # what cp.async, a row of ldmatrix and stores to global memory move; tensor maps need rows of them
-SINGLE_ERROR = 2.0**-24  # relative, of rounding to the nearest fp32 number
+VECTOR_BYTES = 16  # moved by cp.async, by a row of ldmatrix and by a store; tensor maps need rows of whole vectors
+SINGLE_ERROR = 2.0**-24  # the relative error of rounding to the nearest fp32 number
 CHUNK_BYTES = 128  # a row of the widest swizzle
-MMA_BYTES = 32  # of a row of A or B in one MMA of any tensor core (PTX ISA: k16 of 16 bits, k32 of 8 bits)
+MMA_BYTES = 32  # bytes of a row of A or B in one MMA of any tensor core (PTX ISA: k16 of 16 bits, k32 of 8 bits)
 
 
 @dataclass(frozen=True)
 class Element:
-    """A binary floating-point type of IEEE 754's form.
+    """A binary floating-point type in the form of IEEE 754.
 
-    ``name``: of PTX. ``title``: in prose. ``dtype``: of NumPy arrays, by ``ml_dtypes`` where NumPy lacks it,
-    and torch tensors. ``significand``: bits, the implicit one among them; ``exponent``: bits. ``poisons``: the bits, as
-    signed integers, of a NaN that no arithmetic makes and of a number; ``canary``: of another number.
+    ``name``: its name in PTX; ``title``: its name in prose; ``dtype``: its name in torch and in NumPy, where it may
+    come from ``ml_dtypes``. ``significand``: its bits, including the implicit one; ``exponent``: its bits. ``poisons``:
+    the bits, as signed integers, of a NaN that no arithmetic produces and of a number; ``canary``: those of another
+    number.
     """
 
     name: str
@@ -41,8 +42,8 @@ class Element:
     exponent: int
     poisons: tuple[int, int]
     canary: int
-    # C++: the header, the type, a pair of it; functions from two floats or a float2 to a pair, and from that to float2,
-    # empty where there are none.
+    # In C++: the header, the type, and a pair of it; the functions from two floats or a float2 to a pair, and from a
+    # pair to a float2, which are empty if there are none.
     header: str
     cpp: str
     pair: str
@@ -50,10 +51,10 @@ class Element:
     from_float2: str
     to_float2: str
     cuda_type: str  # cudaDataType, for cuBLAS
-    heuristics: str  # letter of nvMatmulHeuristics
-    half_sums: bool = False  # whether tensor cores sum its products in fp16 too
-    outputs: tuple[OutputName, ...] = ("same", "f32")  # types of D that kernels store of such A and B
-    tcgen05: int = 0  # code of A and B in the instruction descriptor of tcgen05.mma kind::f16 (PTX ISA)
+    heuristics: str  # its letter in nvMatmulHeuristics
+    half_sums: bool = False  # whether tensor cores can also sum its products in fp16
+    outputs: tuple[OutputName, ...] = ("same", "f32")  # types of D that kernels can store for such A and B
+    tcgen05: int = 0  # its code in the instruction descriptor of tcgen05.mma kind::f16 (PTX ISA)
 
     @property
     def bytes(self) -> int:
@@ -61,7 +62,7 @@ class Element:
 
     @property
     def vector(self) -> int:
-        """Elements that are moved at a time."""
+        """Elements of a vector, which are moved at a time."""
         return VECTOR_BYTES // self.bytes
 
     @property
@@ -76,7 +77,7 @@ class Element:
 
     @property
     def exact(self) -> int:
-        """The last integer up to which the type has them all."""
+        """The integer up to which the type represents all integers."""
         return 1 << self.significand
 
     @property
@@ -86,23 +87,23 @@ class Element:
 
     @property
     def least_error(self) -> float:
-        """The largest absolute error of rounding to a subnormal number: half of the least one."""
+        """The largest absolute error of rounding to a subnormal number: half of the smallest one."""
         return 2.0 ** (1 - self._bias - self.significand)
 
     @property
     def nan(self) -> int:
-        """Bits of a quiet NaN that differs from the one of arithmetic."""
+        """The bits of a quiet NaN that differs from the NaN that arithmetic produces."""
         infinity = ((1 << self.exponent) - 1) << (self.significand - 1)
         return infinity | 1 << (self.significand - 2) | 1
 
     @property
     def bits(self) -> str:
-        """The signed integer, of NumPy and torch, that has the same bits."""
+        """The name in NumPy and torch of the signed integer with as many bits."""
         return f"int{8 * self.bytes}"
 
     @property
     def packed_pair(self) -> str:
-        """C++: a pair as registers hold it until it is stored, one register wide for elements of 16 bits."""
+        """The C++ type of a pair in registers until it is stored: one register for elements of 16 bits."""
         return "uint32_t" if self.bytes == 2 else self.pair
 
     @property
@@ -110,7 +111,7 @@ class Element:
         import numpy as np
 
         if not hasattr(np, self.dtype):
-            import ml_dtypes  # noqa: F401  # from then on NumPy knows its types by name
+            import ml_dtypes  # noqa: F401  # the import adds its types to NumPy by name
 
         return np.dtype(self.dtype)
 
@@ -122,7 +123,7 @@ class Element:
         return dtype
 
     def spell(self, number: float) -> builtins.bytes:
-        """A positive normal number that the type has exactly, as it lies in memory."""
+        """The bytes in memory of a positive normal number, which the type must represent exactly."""
         fraction, exponent = math.frexp(number)
         stored = int(math.ldexp(fraction, self.significand)) - (1 << (self.significand - 1))
         return (stored | (exponent - 1 + self._bias) << (self.significand - 1)).to_bytes(self.bytes, "little")
@@ -158,13 +159,13 @@ ELEMENTS: dict[ElementName, Element] = {"f16": F16, "bf16": BF16}  # of A and B
 
 
 def name_of(dtype: object) -> ElementName | None:
-    """The name of the element of a NumPy or torch type; None where it is no element's."""
+    """The name of the element for a NumPy or torch type; None if there is none."""
     element = element_or_none(dtype)
     return next((name for name, item in ELEMENTS.items() if item is element), None)
 
 
 def stored(ab: ElementName, d: OutputName) -> Element:
-    """The element of D, by the names of a problem's types."""
+    """The element of D, given the names of a problem's types."""
     return F32 if d == "f32" else ELEMENTS[ab]
 
 
@@ -176,25 +177,25 @@ class Typed(Protocol):
 
 
 def element_of(array: Typed) -> Element:
-    """The element of A or B. Raises TypeError where the type of the array or tensor is none of theirs."""
+    """The element of A or B. Raises TypeError if the array or tensor has another type."""
     if (element := element_or_none(array.dtype)) is None:
         raise TypeError(f"expected {dtypes(array)}, got {array.dtype}")
     return element
 
 
 def output_of(array: Typed) -> Element:
-    """The element of D, which may be fp32. Raises TypeError."""
+    """The element of D, which may be fp32. Raises TypeError for another type."""
     return F32 if str(array.dtype).removeprefix("torch.") == F32.dtype else element_of(array)
 
 
-@cache  # asked at every call of an operator
+@cache  # called at every call of an operator
 def element_or_none(dtype: object) -> Element | None:
-    """The element of a NumPy or torch type; None where it is no element's."""
+    """The element for a NumPy or torch type; None if there is none."""
     name = str(dtype).removeprefix("torch.")
     return next((element for element in ELEMENTS.values() if element.dtype == name), None)
 
 
 def dtypes(array: Typed) -> str:
-    """The types of elements, as the array's library names them."""
+    """The types of all elements, by their names in the array's library."""
     prefix = "torch." if str(array.dtype).startswith("torch.") else ""
     return " or ".join(prefix + element.dtype for element in ELEMENTS.values())

@@ -1,7 +1,7 @@
-"""Errors that a user can mend. A message: what is wrong, where (``file:line:`` in a file), what to do next.
+"""Errors that a user can fix. A message says what is wrong, where (``file:line:`` in a file), and what to do next.
 
-A room's own errors derive from the three below; the command line prints them and turns the class into an exit code. Any
-other exception is a defect of this program and shows its traceback.
+Each package derives its errors from the three classes below. The command line prints their message, and the class
+decides the exit code. Any other exception is a defect of this program and shows its traceback.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _GAP = " ... "
 
 
 class UserError(Exception):
-    """What is wrong, where, and what to do next. Several errors stand on a line each."""
+    """Base of the errors that a user can fix. If there are several, the message has one per line."""
 
 
 class WrongInput(UserError, ValueError):
-    """An option, a file or its content is wrong."""
+    """An option, a file, or the content of a file is wrong."""
 
 
 class Failure(UserError, RuntimeError):
@@ -31,7 +31,7 @@ class Failure(UserError, RuntimeError):
 
 
 class MissingTool(UserError, RuntimeError):
-    """A compiler, a library or a device is not there."""
+    """A compiler, a library or a device is missing."""
 
 
 class MissingLibrary(MissingTool):
@@ -39,11 +39,11 @@ class MissingLibrary(MissingTool):
 
 
 class SkippedLine(UserWarning):
-    """A damaged line of a store that is left out: where, and why."""
+    """A damaged line of a store was skipped. The message says where and why."""
 
 
 def brief(text: str, longest: int = LONGEST_VALUE) -> str:
-    """The text without its middle where it is longer than ``longest`` characters."""
+    """The text, shortened in its middle if it is longer than ``longest`` characters."""
     if len(text) <= longest:
         return text
     tail = (longest - len(_GAP)) // 3
@@ -51,13 +51,13 @@ def brief(text: str, longest: int = LONGEST_VALUE) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with escapes in place of control characters and of code points that are no characters, such as half of a
-    surrogate pair."""
+    """The text with escapes in place of control characters and of code points that are not characters, such as half of
+    a surrogate pair."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text from outside. ``pairs`` makes objects, as in ``json.loads``. Raises WrongInput."""
+    """The value of an untrusted JSON text. ``pairs`` builds objects, as in ``json.loads``. Raises WrongInput."""
     try:
         return json.loads(text.decode() if isinstance(text, bytes) else text, object_pairs_hook=pairs)
     except UserError:
@@ -75,7 +75,8 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Context that turns an OSError, or a file that is no text, into WrongInput: the user can name another file."""
+    """A context that turns an OSError, or a file that is not text, into WrongInput, because the user can name another
+    file."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Files and folders that users name appear and change by one rename, so readers see either the old or the new one.
+"""Files and folders are written by one rename, so that readers see either the old or the new content.
 
-A write that fails or is interrupted leaves the old one as it was and nothing beside it.
+A write that fails or is interrupted leaves the old content unchanged, and no temporary files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernelproof.ground.errors import Failure
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Writes a file and the folders above it; a link stays one, a device or pipe is written to as it is.
+    """Writes a file and creates the folders above it. A link stays a link; a device or a pipe is written directly.
 
     Raises Failure.
     """
@@ -44,8 +44,10 @@ def write(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def folder(path: Path) -> Iterator[Path]:
-    """A scratch folder that replaces ``path`` at the end of the block; only nothing or an empty folder may be there.
-    Raises Failure, also for an OSError of the block."""
+    """A scratch folder that replaces ``path`` at the end of the block.
+
+    ``path`` must be absent or an empty folder. Raises Failure, also for an OSError in the block.
+    """
     path = path.resolve()
     with _failures(path):
         path.parent.mkdir(parents=True, exist_ok=True)

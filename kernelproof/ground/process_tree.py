@@ -1,8 +1,8 @@
-"""Child programs that end, with everything they start, when a block ends or this process dies, even by SIGKILL.
+"""Child programs that end, with all processes they started, when a block ends or this process dies, even by SIGKILL.
 
-Between the two stands a supervisor, which is this file run by itself (standard library only). It leads a session of its
-own, in which the program and whatever that starts run. Its standard input is a pipe that only this process writes to:
-when the pipe closes, or at SIGTERM, the supervisor kills the session.
+Between this process and the program there is a supervisor: this file, run as a script with the standard library only.
+It leads a new session, in which the program and all processes that it starts run. Its standard input is a pipe whose
+other end only this process holds. When the pipe closes, or at SIGTERM, the supervisor kills the session.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import Popen
 
-NOT_STARTED = 127  # exit code of a program that cannot be started, as a shell's
+NOT_STARTED = 127  # exit code for a program that cannot be started, as in a shell
 GIB = 1 << 30
 LOOK_S = 0.2  # seconds between looks at the memory of a session
 
@@ -30,9 +30,9 @@ LOOK_S = 0.2  # seconds between looks at the memory of a session
 def started(
     command: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Iterator[Popen[str]]:
-    """Runs a program for the length of the block; its output and errors are one text stream, ``stdout``.
+    """Runs a program during the block. Its output and errors are one text stream, ``stdout``.
 
-    Its exit code is 128 plus the signal's number where a signal ended it, and ``NOT_STARTED`` where it does not run.
+    Its exit code is 128 plus the signal's number if a signal ended it, and ``NOT_STARTED`` if it cannot be started.
     """
     import subprocess
 
@@ -46,7 +46,7 @@ def started(
         try:
             yield process
         finally:
-            # A process forked since may hold the pipe open too, so this does not wait for it to close.
+            # A process that was forked meanwhile may also hold the pipe open, so closing the pipe would not be enough.
             process.terminate()
             process.wait()
             if process.stdout:
@@ -69,13 +69,13 @@ def output(
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Runs a program in this session until it ends, or until stdin is closed or SIGTERM comes; then kills the session.
+    """Runs a program in this session until it ends, stdin is closed, or SIGTERM arrives; then kills the session.
 
-    Answers the program's exit code.
+    Returns the program's exit code.
     """
     wakeups, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup)  # first, so that no signal is missed
+    signal.set_wakeup_fd(wakeup)  # before the handlers and the fork, so that no signal is missed
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     child = os.fork()
@@ -108,9 +108,11 @@ def _execute(command: Sequence[str]) -> None:
 
 
 class Watch:
-    """Limits of a process that this one has just forked and that leads a session: of its time, of the memory that it
-    and all that it starts add to what it inherited, which a large parent has much of, and of ``processes`` (0: none)
-    that it starts."""
+    """Limits of time, memory and processes for a process that this one has just forked and that leads a session.
+
+    The memory is that which the process and all processes that it starts add to what the fork inherited. A large
+    parent passes on much memory, which does not count. ``processes``: how many it may start; 0: no limit.
+    """
 
     def __init__(self, leader: int, seconds: float, gib: float, processes: int = 0) -> None:
         self._leader, self._nbytes, self._processes = leader, gib * GIB, processes
@@ -120,7 +122,7 @@ class Watch:
         self._excessive = False  # whether the last look found too much memory
 
     def passed(self) -> Literal["", "time", "memory", "processes"]:
-        """The limit that is exceeded, "" for none. Cheap: memory is read every ``LOOK_S`` seconds only."""
+        """The exceeded limit, or "". It is cheap, because memory is read only every ``LOOK_S`` seconds."""
         now = time.perf_counter()
         if now > self._end:
             return "time"
@@ -135,8 +137,8 @@ class Watch:
         members |= {*session(self._leader)}
         resident = resident_bytes(members) - self._inherited
         excessive = resident > self._nbytes and added_bytes(members) > self._nbytes
-        # Two looks in a row must agree: a process that ends during a look hands its shared pages to those read later,
-        # which then count them a second time.
+        # Two looks in a row must agree. If a process ends during a look, processes that are read later count its shared
+        # pages a second time.
         twice, self._excessive = self._excessive and excessive, excessive
         return "memory" if twice else ""
 
@@ -147,9 +149,9 @@ def resident_bytes(processes: Iterable[int]) -> int:
 
 
 def added_bytes(processes: Iterable[int]) -> int:
-    """The memory that some processes have and this one has not, in bytes: pages that they share count once. Slow.
+    """The memory, in bytes, that some processes have and this one does not. Shared pages count once. It is slow.
 
-    Where further processes share this one's memory, it is a lower bound: no less than what each has for itself.
+    If further processes share this one's memory it is a lower bound, but at least the private memory of the processes.
     """
     maps = [_rollup(pid) for pid in processes]
     parent = _rollup(os.getpid())
@@ -160,8 +162,11 @@ def added_bytes(processes: Iterable[int]) -> int:
 
 
 def _rollup(pid: int) -> Counter[str]:
-    """Sizes of a process's memory by kind, in bytes; none of a process that has ended. One that may not be looked at,
-    for which a process can see by itself, has all that it has resident for itself: no limit is evaded so."""
+    """The sizes of a process's memory by kind, in bytes; empty if it has ended.
+
+    A process can forbid others to read this file. Then all its resident memory counts as private, so that it cannot
+    evade a limit.
+    """
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:  # noqa: PTH123
             lines = [line.split() for line in file.readlines()[1:]]
@@ -172,13 +177,13 @@ def _rollup(pid: int) -> Counter[str]:
 
 
 def _anonymous_bytes(pid: int) -> int:
-    """Memory that a fork inherits at once: the resident pages that are of no file and not shared."""
+    """Memory that a fork inherits: the resident pages that belong to no file and are not shared."""
     resident, shared = _pages(pid)
     return resident - shared
 
 
 def _pages(pid: int) -> tuple[int, int]:
-    """The bytes that a process has resident, and those of files and shared memory among them; none if it has ended."""
+    """The resident bytes of a process, and those among them that are shared or of files; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123
             _, resident, shared = map(int, file.read().split()[:3])
@@ -189,7 +194,7 @@ def _pages(pid: int) -> tuple[int, int]:
 
 
 def kill_session(leader: int) -> None:
-    """Kills all processes of a session but its leader, those too that they start meanwhile."""
+    """Kills all processes of a session except its leader, including those that they start meanwhile."""
     while members := [pid for pid in session(leader) if pid != leader]:
         for pid in members:
             try:

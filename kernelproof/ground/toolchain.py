@@ -32,7 +32,7 @@ _COMPLETE = re.compile(r"-[DIU].+|-O\d?|--?[\w-]+=.+|[^-].*")
 
 
 class ToolchainError(MissingTool):
-    """A part of the toolchain is missing; the message says which, and what installs it."""
+    """A part of the toolchain is missing. The message says which one, and how to install it."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def discover(nvcc: Path | None = None) -> Toolchain:
 
 @cache
 def _elsewhere(nvcc_version: str, cutlass_version: str, nvcc: Path | None, *variables: str | None) -> Toolchain:
-    """This machine's toolchain if it has these versions, else one that compiles nothing and has them."""
+    """This machine's toolchain if it has these versions, otherwise one with these versions that compiles nothing."""
     try:
         tools = _installed(nvcc, *variables)
     except ToolchainError:
@@ -146,7 +146,8 @@ def _elsewhere(nvcc_version: str, cutlass_version: str, nvcc: Path | None, *vari
 
 @cache
 def _installed(nvcc: Path | None, *_variables: str | None) -> Toolchain:
-    """The first toolchain found; ``_variables``: those of the environment that the search reads."""
+    """The first toolchain found. ``_variables``: the environment variables that the search reads, as a key of the
+    cache."""
     cutlass = find_cutlass()
     if cutlass is None or not (cutlass / "cute" / "layout.hpp").is_file():
         raise ToolchainError("the CuTe headers are missing; install them: pip install nvidia-cutlass==4.2.0.0")
@@ -178,7 +179,7 @@ def _installed(nvcc: Path | None, *_variables: str | None) -> Toolchain:
 
 
 def _interrogate(nvcc: Path) -> tuple[Path, str]:
-    """The root of an nvcc's toolkit, also behind a wrapper script, and its version."""
+    """The root of an nvcc's toolkit, even if nvcc is a wrapper script, and its version."""
 
     def output(*arguments: str) -> str:
         command = [str(nvcc), *arguments]
@@ -193,8 +194,10 @@ def _interrogate(nvcc: Path) -> tuple[Path, str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of compilers without variables that change their output: the digest does not cover them. Their
-    temporary folder exists, and no shell changes its name: nvcc fails where TMPDIR does not."""
+    """The environment for compilers, without variables that change their output, which the digest does not cover.
+
+    TMPDIR is set to a folder that exists and whose name a shell leaves unchanged, because nvcc fails otherwise.
+    """
     variables = {"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"}
     kept = {name: value for name, value in os.environ.items() if name not in variables}
     return kept | {"TMPDIR": temporary_folder()}
@@ -233,13 +236,13 @@ def toolchain_folders(tools: Toolchain) -> list[Path]:
 
 
 def temporary_folder() -> str:
-    """Where compilers put temporary files: Python's folder, or /tmp where nvcc would misread its path."""
+    """The folder for compilers' temporary files: Python's, or /tmp if nvcc would misread its path."""
     folder = tempfile.gettempdir()
     return "/tmp" if _misread(Path(folder)) else folder
 
 
 def accept(path: Path, remedy: str) -> None:
-    """Raises WrongInput, with the remedy, for a path that nvcc would misread."""
+    """Raises WrongInput, with the remedy, if nvcc would misread the path."""
     if reason := _misread(path):
         raise WrongInput(f"{reason}; {remedy}")
 

@@ -1,5 +1,7 @@
-"""Processes that answer tasks. They end with the thread that started them, even by SIGKILL, and one that dies costs
-its own task only: a ``Lost`` names it, another process takes its place, and the other tasks are answered.
+"""Processes that compute answers to tasks.
+
+They end when the thread that started them ends, even by SIGKILL. If a process dies, only its task is lost: a ``Lost``
+names the task, another process takes its place, and the other tasks are answered.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-PR_SET_PDEATHSIG = 1  # prctl: the signal that this process gets when the thread that started it ends
+PR_SET_PDEATHSIG = 1  # of prctl: sets the signal that this process gets when the thread that started it ends
 # oom_score_adj of workers: when memory runs out, the system kills a worker rather than the process that waits for it.
 # A limit of address space would not do, because the emulator reserves far more than it touches.
 FIRST_VICTIM = "500"
@@ -26,14 +28,14 @@ A = TypeVar("A")
 
 
 class Task(NamedTuple):
-    """Arguments of a function, and the name by which users know the task."""
+    """The arguments of a function, and the name of the task in messages."""
 
     name: str
     arguments: tuple[object, ...]
 
 
 class Lost(NamedTuple):
-    """A task without an answer: its process died, or the function raised."""
+    """A task without an answer, because its process died or the function raised."""
 
     name: str
     reason: str
@@ -54,17 +56,17 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The number of the process."""
         assert self._process.pid is not None
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Does the process run? What it started may live on."""
+        """Whether the process runs. Processes that it started may outlive it."""
         return self._process.is_alive()
 
     def exit_code(self) -> int | None:
-        """Of a process whose pipe is closed; minus the signal that ended it, None where it does not end."""
+        """The exit code of a process whose pipe is closed: minus the signal that ended it, None if it does not end."""
         end = time.monotonic() + JOIN_S
         while self.alive and time.monotonic() < end:  # join does not wait for a process that has closed all its files
             self._process.join(0.1)
@@ -72,13 +74,13 @@ class Worker:
         return self._process.exitcode
 
     def end(self) -> None:
-        """Ends the process, at once."""
+        """Kills the process."""
         self._process.kill()
         self._process.join()
         self.pipe.close()
 
     def death(self) -> str:
-        """How a process with a closed pipe ended, as the rest of a sentence."""
+        """How a process whose pipe is closed has ended, as the rest of a sentence."""
         code = self.exit_code()
         if code is None or code >= 0:
             return f"ended (exit code {code})"
@@ -87,9 +89,9 @@ class Worker:
 
 
 def answers(function: Callable[..., A], tasks: Iterable[Task], jobs: int) -> Generator[A | Lost, None, None]:
-    """The function's answers as they come, from ``jobs`` processes at a time.
+    """The function's answers in the order in which they arrive, from up to ``jobs`` processes at a time.
 
-    Closing the iterator ends the processes, at once: see ``contextlib.closing``.
+    Closing the iterator kills the processes; use ``contextlib.closing``.
     """
     pool = _Pool(function)
     waiting = iter(tasks)
@@ -105,7 +107,7 @@ def answers(function: Callable[..., A], tasks: Iterable[Task], jobs: int) -> Gen
 
 
 class _Pool(Generic[A]):
-    """Processes of one function, idle and busy ones."""
+    """Idle and busy processes that call one function."""
 
     def __init__(self, function: Callable[..., A]) -> None:
         self._function = function
@@ -116,11 +118,11 @@ class _Pool(Generic[A]):
         """Sends a task to an idle process, or to a new one."""
         worker = self._idle.pop() if self._idle else Worker("fork", _serve, self._function)
         self.busy[worker.pipe] = worker, task
-        with suppress(OSError):  # the process died while idle, which is seen when its answer is awaited
+        with suppress(OSError):  # the process died while idle; ``collect`` will notice
             worker.pipe.send(task.arguments)
 
     def collect(self) -> list[A | Lost]:
-        """Waits until a process has answered or died; the answers of all that have."""
+        """Waits until a process has answered or died. Returns the answers of all processes that have."""
         answers: list[A | Lost] = []
         for pipe in wait(list(self.busy)):
             assert isinstance(pipe, Connection)
@@ -143,7 +145,7 @@ class _Pool(Generic[A]):
 
 
 def _serve(pipe: Connection, function: Callable[..., object]) -> None:
-    """Answers until the function raises: then the state of this process is undefined."""
+    """Answers tasks until the function raises; after that the state of this process is undefined."""
     while True:
         arguments: Sequence[object] = pipe.recv()
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, get_args
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -178,46 +179,28 @@ SMALL: dict[str, Any] = {
 }
 
 
-def multistage(**changes: Any) -> Sm80Multistage:
-    """The plain 128x128x64 record with fields changed."""
-    record = parse(MULTISTAGE | changes)
-    assert isinstance(record, Sm80Multistage)
-    return record
+Made = TypeVar("Made", bound=Record)
 
 
-def direct(**changes: Any) -> Sm80Direct:
-    """The plain 32x32 record of the direct family with fields changed."""
-    record = parse(DIRECT | changes)
-    assert isinstance(record, Sm80Direct)
-    return record
+@dataclass(frozen=True)
+class Maker(Generic[Made]):
+    """Makes records of a family: a plain one, with fields changed to JSON values."""
+
+    family: type[Made]
+    fields: dict[str, Any]
+
+    def __call__(self, **changes: Any) -> Made:
+        record = parse(self.fields | changes)
+        assert isinstance(record, self.family)
+        return record
 
 
-def wgmma(**changes: Any) -> Sm90Wgmma:
-    """The plain 128x256x64 record of the Hopper family with fields changed."""
-    record = parse(WGMMA | changes)
-    assert isinstance(record, Sm90Wgmma)
-    return record
-
-
-def tcgen05(**changes: Any) -> Sm100Tcgen05:
-    """The plain 128x256x64 record of the Blackwell family with fields changed."""
-    record = parse(TENSOR | changes)
-    assert isinstance(record, Sm100Tcgen05)
-    return record
-
-
-def warp_mma(**changes: Any) -> Sm120Mma:
-    """The plain 128x128x64 record of the family for 12.0 with fields changed."""
-    record = parse(WARPS | changes)
-    assert isinstance(record, Sm120Mma)
-    return record
-
-
-def single_shot(**changes: Any) -> Sm90Small:
-    """The plain 32x64 record of the small Hopper family with fields changed."""
-    record = parse(SINGLE_SHOT | changes)
-    assert isinstance(record, Sm90Small)
-    return record
+multistage = Maker(Sm80Multistage, MULTISTAGE)
+direct = Maker(Sm80Direct, DIRECT)
+wgmma = Maker(Sm90Wgmma, WGMMA)
+tcgen05 = Maker(Sm100Tcgen05, TENSOR)
+warp_mma = Maker(Sm120Mma, WARPS)
+single_shot = Maker(Sm90Small, SINGLE_SHOT)
 
 
 def prefetch(kind: str, distance: int | None = None) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def once(device: EmulatedDevice, opened: pack.Pack, clock: Clock) -> Iterator[di
 
 def summary() -> list[str]:
     """What was measured, each with its rival."""
-    return [f"{row.mnk}{row.problem.later} x{row.products} {row.timings[1].contender}" for row in measurements()]
+    return [f"{row.mnk}{row.problem.suffix} x{row.products} {row.timings[1].contender}" for row in measurements()]
 
 
 @pytest.mark.parametrize("mode", ["once", "background"])

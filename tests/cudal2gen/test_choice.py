@@ -283,7 +283,7 @@ def test_an_unmeasured_fusion_claims_no_speed(record: Record) -> None:
     won = table({0: 1.5}, WITH_FUSED)
     answer = ask_fused(won, record)
     assert (answer.kernel, answer.short) == (None, "fusion or batch not measured")
-    assert f"64_64_128{record.problem.later} was not measured; the plain product: 64_64_128 was measured: 1.5" in (
+    assert f"64_64_128{record.problem.suffix} was not measured; the plain product: 64_64_128 was measured: 1.5" in (
         answer.reason
     )
     allowed = ask_fused(won, record, prefer="inferred")
@@ -293,7 +293,7 @@ def test_an_unmeasured_fusion_claims_no_speed(record: Record) -> None:
     absent = ask_fused(table({0: 1.5}, [PREDICATED, WHOLE.at(WHOLE.problem.revised(fusion="bias_n+silu"))]), FUSED)
     assert absent.short == "no kernel with this fusion or batch"
     assert ask_fused(table({0: 1.5}), record, prefer="inferred").reason == (
-        f"no kernels for a100 f32 tn{record.problem.later}"
+        f"no kernels for a100 f32 tn{record.problem.suffix}"
     )
     assert ask_fused(won, record, prefer="kernel").kernel == number
     assert ask_fused(won, record, prefer="vendor").kernel is None

@@ -95,6 +95,11 @@ def test_pictures_have_words(site: Path) -> None:
     assert (site / "ring.svg").is_file()
 
 
+def test_every_block_of_code_is_one(site: Path) -> None:
+    """Markdown takes a block for text if its first line has more than a language; then the fence is on the page."""
+    assert [path for path in site.rglob("*.html") if "```" in path.read_text()] == []
+
+
 def commands() -> dict[str, set[str]]:
     """Options and arguments of each command, as a user reads them."""
     group = typer.main.get_command(cli.app)

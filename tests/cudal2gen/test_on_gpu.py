@@ -293,7 +293,7 @@ def test_the_runtime_refuses_what_the_emulators_does(
 
 
 @pytest.fixture
-def small_launch(card: gpu.Gpu, subject: Any) -> sanitizer.Launch:
+def small_launch(card: gpu.Gpu, subject: Any) -> sanitizer.SingleLaunch:
     it = subject(small())
     shape = Shape(64, 96, 320)
     return sanitizer.launch_of(it.record, shape, it.artifact.directory, it.library, card.runtime_library)
@@ -336,7 +336,7 @@ def test_compute_sanitizer_finds_nothing(name: str, answers: dict[str, Future[Sa
 
 
 @pytest.mark.card
-def test_compute_sanitizer_finds_a_short_d(small_launch: sanitizer.Launch) -> None:
+def test_compute_sanitizer_finds_a_short_d(small_launch: sanitizer.SingleLaunch) -> None:
     answer, findings = sanitizer.check(replace(small_launch, missing_d=64 * 96), "memcheck")
     if answer.startswith(sanitizer.NOT_RUN):
         pytest.skip(answer)
@@ -345,7 +345,9 @@ def test_compute_sanitizer_finds_a_short_d(small_launch: sanitizer.Launch) -> No
 
 
 @pytest.mark.card
-def test_the_sanitizers_process_runs_alone(small_launch: sanitizer.Launch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sanitizers_process_runs_alone(
+    small_launch: sanitizer.SingleLaunch, capsys: pytest.CaptureFixture[str]
+) -> None:
     sanitizer.run(small_launch)
     assert capsys.readouterr().out == f"{sanitizer.STARTED}\n"
 

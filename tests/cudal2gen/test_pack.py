@@ -442,7 +442,7 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     variants = ("--also", "bias_n", "--also", "bias_n+silu", "--also", "strided", "--out", str(tmp_path / "more"))
     more = run("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", *variants, env=env)
     assert "4 kernels, 4 binaries" in more.stdout, more.stderr
-    kinds = [kernel.record.problem.later for kernel in pack.open_pack(tmp_path / "more").table.kernels]
+    kinds = [kernel.record.problem.suffix for kernel in pack.open_pack(tmp_path / "more").table.kernels]
     assert kinds == ["", " bias_n", " bias_n+silu", " batched"]
     assert "--also 'silly' is no part of a fusion" in error(
         "pack", "--mnk", "64_64_64", "--also", "silly", "--out", str(tmp_path / "x"), env=env

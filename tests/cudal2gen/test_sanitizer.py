@@ -27,7 +27,7 @@ REFUSED = (
 )
 
 
-def launch(record: Record) -> sanitizer.Launch:
+def launch(record: Record) -> sanitizer.SingleLaunch:
     m, n, k = (2 * record.bm, 2 * record.bn, 2 * record.k_step * record.split_k)
     shape = Shape(m, n, record.baked_k or k)
     directory = compiler.build([record])[0].directory

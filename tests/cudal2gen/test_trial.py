@@ -519,7 +519,7 @@ class TestTheCommand:
     def test_a_tools_finding_is_a_wrong_kernel(
         self, catalogued: Path, card: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def check(launch: sanitizer.Launch, tool: str, *_: object) -> tuple[str, list[str]]:
+        def check(launch: sanitizer.SingleLaunch, tool: str, *_: object) -> tuple[str, list[str]]:
             return ("2 errors", ["2 errors, first: a race"]) if tool == "racecheck" else ("0 errors", [])
 
         monkeypatch.setattr(sanitizer, "check", check)

@@ -84,7 +84,7 @@ def choose(
         return None
     if not (rows := measured(table, problem, products)):
         return None
-    scope = f"{problem.mnk}{problem.later} is in the bucket of {least} to {most} rows"
+    scope = f"{problem.mnk}{problem.suffix} is in the bucket of {least} to {most} rows"
     sizes, reasons = serving.sizes_of(problem), []
     choice = Choice(None, None, "", "")
     for row in rows:

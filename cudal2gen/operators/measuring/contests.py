@@ -78,7 +78,7 @@ class Contest:
     def takes(self, kernel: Kernel, use: Use) -> bool:
         """Whether a plan would accept this use of a kernel."""
         problem = self.problem
-        if problem.later and any(use.copied):
+        if problem.suffix and any(use.copied):
             return False
         return not problem.fusion.aux or kernel.record.launch.takes_aux(problem.n, Matrix(problem.n))
 

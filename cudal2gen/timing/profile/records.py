@@ -172,6 +172,6 @@ class _SimulatedKernel:
             self.function, self.listing, self.loop, self.occupancy, self.time, self._advice(),
             arch=record.arch,
             gpu=record.gpu,
-            problem=f"{record.mnk} {record.problem.types} {record.layout}{record.problem.later}",
+            problem=f"{record.mnk} {record.problem.types} {record.layout}{record.problem.suffix}",
             source=self.source,
         )  # fmt: skip

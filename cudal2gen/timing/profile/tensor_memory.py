@@ -196,7 +196,7 @@ class TensorMemoryKernel:
             edits(record),
             arch=record.arch,
             gpu=record.gpu,
-            problem=f"{record.mnk} {record.problem.types} {record.layout}{record.problem.later}",
+            problem=f"{record.mnk} {record.problem.types} {record.layout}{record.problem.suffix}",
             source=self.source,
         )  # fmt: skip
         busy = self.tensor_cycles / count(self.products, MMA)
