@@ -35,7 +35,7 @@ class Parameters:
         self.metadata, self.tensors = metadata, tensors
         self.maps = list(getattr(metadata, "tensordesc_meta", None) or ())
 
-    def of(self, args: Sequence[object], read_only: frozenset[int] = frozenset()) -> list[KernelArgument]:
+    def arguments(self, args: Sequence[object], read_only: frozenset[int] = frozenset()) -> list[KernelArgument]:
         """One argument for each parameter of the PTX, without the scratch memory. ``read_only``: the numbers of
         parameters through which nothing is written."""
         types = _flat(expand_signature(self.signature.values(), self.maps, MAP))

@@ -206,7 +206,7 @@ class TritonSession:
         (kernel,) = program.kernels
         programs, ctas = grid[0] * grid[1] * grid[2], metadata.num_ctas
         read_only = program.read_only(kernel, self.options.counters)
-        values = Parameters(source, metadata, tensors).of(args, read_only)
+        values = Parameters(source, metadata, tensors).arguments(args, read_only)
         values += scratch(metadata, tensors.memory, programs * ctas)
         return self._emulated.run(
             program,

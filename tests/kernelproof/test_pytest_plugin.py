@@ -144,7 +144,7 @@ def test_no_device(): pass
             "allowed error: shared-race in reversed at *",
             "*allow: no rule 'shared-rac'; the rules are *shared-race*",
             "*no option 'devices'; there are device, adverse, allow, counters, triton*",
-            "*sm_12: one of *sm_80*",
+            "*sm_12*sm_80*",
         ]
     )
 

@@ -54,6 +54,7 @@ def f64_to_f8(x: Array, kind: str) -> Array:
     one (``.satfinite``); NaN becomes 0x7F."""
     magnitude = np.abs(x)
     middles = _MIDDLES[kind]
+    # The number of middles below a magnitude is the code of the nearest number; on a middle, the even code wins.
     code = np.searchsorted(middles, magnitude)
     tie = (code < len(middles)) & (middles[np.minimum(code, len(middles) - 1)] == magnitude)
     code = code + (tie & (code & 1 == 1))

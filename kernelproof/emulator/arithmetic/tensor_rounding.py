@@ -47,6 +47,7 @@ def _group(a: Array, b: Array, total: Array, rounding: TensorRounding) -> Array:
     products = a[..., :, None, :] * b[..., None, :, :]
     exponents = _exponent(a)[..., :, None, :] + _exponent(b)[..., None, :, :]
     largest = np.maximum(np.maximum(exponents.max(-1), _exponent(total)), rounding.floor)
+    # Scaled by 2**unit, the integer part is what is kept of a term.
     unit = rounding.bits - largest
     kept = np.trunc(np.ldexp(products, unit[..., None])).sum(-1) + np.trunc(np.ldexp(total, unit))
     plain = products.sum(-1) + total

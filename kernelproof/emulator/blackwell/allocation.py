@@ -145,6 +145,7 @@ class Allocation:
         """The first column of a free block of the size requested, -1 if there is none."""
         owned = self.owned[request.row]
         request.free = int((~owned).sum())
+        # Blocks are aligned to their size.
         starts = range(0, COLUMNS, request.columns)
         return next((at for at in starts if not owned[at : at + request.columns].any()), -1)
 

@@ -57,6 +57,7 @@ class AccumulatorPlace(NamedTuple):
 
     def region(self, row: int) -> Region:
         """The cells in a row of the batch."""
+        # A halved D occupies every second group of 16 lanes.
         groups = slice(0, GROUPS) if not self.halved else slice(self.lane // 16, GROUPS, 2)
         return Region(row, groups, self.column, self.column + self.width)
 
@@ -346,8 +347,9 @@ class TensorProducts:
             return clocks.empty()
         row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
         column = self._column(lane)
-        present = clocks.of(lane)
+        present = clocks.of_lane(lane)
         clock = clocks.only_ended(present)
+        # Without clusters the columns of asynchronous work have no second entry: pass them on as they are.
         if not clocks.ended:
             clock[clocks.wgmma :] = present[clocks.wgmma :]
         others = [tick for other, tick in self.open.get(lane >> 5, {}).items() if other != lane]

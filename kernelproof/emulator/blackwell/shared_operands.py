@@ -129,6 +129,6 @@ class SharedOperands:
         own = int(self.clocks.first[issuer.row]) + issuer.warp
         if column in (own, -1) or tick < self.clocks.fenced_of(issuer.lane)[column]:
             return
-        if tick < self.clocks.of(issuer.lane)[column]:
+        if tick < self.clocks.of_lane(issuer.lane)[column]:
             text = "tcgen05.mma reads an operand: no tcgen05.fence::after_thread_sync follows the wait that shows it"
             self.batch.report_lane("tcgen05-fence", text, site, issuer.lane)

@@ -54,11 +54,12 @@ class TensorClocks(ClusterClocks):
         for warp in warps.tolist():
             row, index = divmod(warp, self.warps)
             members = lanes[lanes >> 5 == warp]
+            # All living lanes of the warp fence together: the fence counts for the warp.
             if counts[warp] >= alive[warp]:
                 np.maximum(self.fenced[row, index], self.knowledge(members), out=self.fenced[row, index])
                 continue
             for lane in members.tolist():
-                self.alone[lane] = self.of(lane).copy()
+                self.alone[lane] = self.of_lane(lane).copy()
 
     def fenced_of(self, lane: int) -> Array:
         """The clock of one lane at its last fence; do not change it."""

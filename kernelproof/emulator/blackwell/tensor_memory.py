@@ -200,6 +200,8 @@ class TensorMemory:
         for slot in range(self.slots):
             ticks = self.load_ticks[row, slot][cells[1:]]
             if ticks.any():
+                # Warp w may touch lanes 32 * (w % 4) and the next 31, two groups of 16: so slot and group give the
+                # warp.
                 warps = np.minimum(4 * slot + groups // 2, self.batch.warps_per_cta - 1)
                 columns = self.clocks.access_column(row, 0) + warps
                 sites = self.load_sites[row, slot][cells[1:]]
@@ -228,7 +230,7 @@ class TensorMemory:
                 name = ("ld", "st")[prior.kind]
                 text = f"tcgen05.mma {verb} what its warp's tcgen05.{name} touches: no tcgen05.wait::{name} follows it"
                 self._report(region, prior, bad, issuer.lane, site, text)
-        fenced, present = clocks.fenced_of(issuer.lane), clocks.of(issuer.lane)
+        fenced, present = clocks.fenced_of(issuer.lane), clocks.of_lane(issuer.lane)
         self._check(region, prior, ~own, fenced, present, issuer.lane, site, f"tcgen05.mma {verb}")
 
     def _check(
@@ -245,6 +247,7 @@ class TensorMemory:
         """Report ``foreign`` accesses that have not ended by what the lane knew at its last fence (``fenced``).
         ``present``: what it knows now."""
         clocks = self.clocks
+        # After a load it is enough that it has ended; what was written must be visible.
         ended = clocks.ended if prior.kind == LOAD else 0
         bad = foreign & (prior.ticks > 0) & (prior.ticks >= fenced[prior.columns + ended])
         if not bad.any():
@@ -268,6 +271,7 @@ class TensorMemory:
             return False, "no wait for an mbarrier on which its tcgen05.commit arrives comes between"
         rank, index = divmod(column - self.clocks.wgmma, self.clocks.groups)
         warp = index - self.clocks.warps
+        # The warp's own column says whether its wait has been passed on, though without the fence of tcgen05.
         plain = rank * self.clocks.warps + warp
         if tick < present[plain + ended] and tick < self.waited[self._row(row, rank), warp, kind]:
             return True, "no tcgen05.fence::before_thread_sync comes before the synchronisation between"
@@ -298,7 +302,7 @@ class TensorMemory:
 
     def is_over(self, row: int, low: int, high: int, lane: int) -> bool:
         """Does a lane know that all accesses to the columns have ended?"""
-        present, clocks = self.clocks.of(lane), self.clocks
+        present, clocks = self.clocks.of_lane(lane), self.clocks
         region = Region(row, slice(0, GROUPS), low, high)
         for prior in (self._writes(region), *self._reads(region)):
             late = (prior.ticks > 0) & (prior.ticks >= present[prior.columns + clocks.ended])

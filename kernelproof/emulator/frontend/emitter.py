@@ -127,6 +127,7 @@ class Emitter:
 
     def bind(self, prefix: str, value: object) -> str:
         """Make a Python object visible to the kernel's function; returns its name there."""
+        # An object is bound once, however many instructions use it.
         for name, old in self.scope.items():
             if old is value:
                 return name

@@ -201,6 +201,7 @@ class _Translator:
         out = []
         for name in self.unset:
             bits = e.bits(name)
+            # Times the unspecified byte, this repeats it in every byte of the register.
             ones = sum(1 << i for i in range(0, bits, 8)) if bits > 1 else 1
             value = f"M.launch.unspecified * {ones}" if bits > 1 else "M.launch.unspecified & 1"
             if name not in self.uncertain:
@@ -232,6 +233,7 @@ class _Translator:
     def _block(self, block: Block) -> None:
         """Write the code of a block. ``w`` says that other lanes are elsewhere; only then do registers need a merge."""
         e = self.emitter
+        # Registers are saved only while other lanes are elsewhere (``w``): the usual case pays nothing.
         merged = self._merged_registers(block)
         saved = {name: f"o_{e.variable(name)}" for name in merged}
         if merged:
@@ -370,6 +372,7 @@ class _Translator:
                 e.line(f"b, m, w = R.spin({target}, m)")
                 self._blocked()
                 return
+        # Alone, the group simply goes on; otherwise the scheduler picks the block that comes first.
         e.line(f"b = {target}")
         e.line("if w: b, m, w = R.next(b, m)")
 

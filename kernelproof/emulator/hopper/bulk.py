@@ -302,6 +302,7 @@ class Bulk:
             self.counters.bulk_delivered_bytes += nbytes * len(ranks)
         places = self._swizzled(offset, nbytes, span)
         for rank in ranks:
+            # Within the receiver's pair, the mbarrier's address says which CTA is signalled.
             signalled = rank & ~1 | signal & 1 if to.paired else rank
             self._deliver_to((rank, signalled), data, offset, places, bar_offset, lane, site, origin)
 
@@ -412,6 +413,7 @@ class Bulk:
         apart = len(corners) == len(boxes) and all(
             at % extent == 0 for corner in corners for at, extent in zip(corner, map_.box, strict=True)
         )
+        # Corners at multiples of the box, and rows that do not overlap: then no two boxes share a byte.
         apart = apart and len(map_.dims) == 2 and map_.strides[0] >= map_.dims[0] * map_.item
         extents = [place_inside(map_, box.at, arena) for box in boxes] if apart else [None]
         sources = [box.source - WINDOW_START for box in boxes]

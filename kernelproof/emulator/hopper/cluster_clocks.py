@@ -136,7 +136,7 @@ class ClusterClocks(WarpClocks):
         column = self.first[other_row] + other_warp + (self.ended if read else self.device)
         return bool(self.ticks[row, warp, column] > tick)
 
-    def of(self, lane: int) -> Array:
+    def of_lane(self, lane: int) -> Array:
         """The clock of one lane; do not change it."""
         batch = self.batch
         row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
@@ -195,6 +195,7 @@ class ClusterClocks(WarpClocks):
         warps = lanes >> 5
         starts = distinct(warps)
         if len(lanes) == 32 * len(starts):
+            # The usual case: whole warps. One row of the table per warp of the batch.
             table = self.ticks.reshape(-1, self.ticks.shape[2])
             table[starts] = np.maximum(table[starts], clock)
             return
@@ -217,6 +218,7 @@ class ClusterClocks(WarpClocks):
 
     def learn(self, row: int, warps: Array, column: int, tick: int) -> None:
         """Warps of a row learn that a column's accesses before a tick have ended."""
+        # A set, because the three are one where there are no clusters or no restricted fences.
         for at in {column, column + self.ended, column + self.device}:
             self.ticks[row, warps, at] = np.maximum(self.ticks[row, warps, at], tick)
 

@@ -91,6 +91,7 @@ class ClusterMemory(SharedMemory):
     def _split(self, tags: Array) -> tuple[Array, Array, Array]:
         """Tags -> (actors, ticks, columns of the clocks)."""
         actor = (tags & ACTOR).astype(np.int64)
+        # The tick of a tag counts from t0 and is one too large, because 0 and LONG_AGO are no ticks.
         ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
         return actor, ticks, self.column_of[actor]
 
@@ -257,11 +258,12 @@ class ClusterMemory(SharedMemory):
         has waited for."""
         self._follow_tick()
         tags = self.rows[16][0].take(places.at, axis=0)
+        # One tag in all elements means one phase of one mbarrier: its column and its tick.
         tag = int(tags.flat[0])
         source, tick = (tag & ACTOR) - PSEUDO, (tag >> self.BITS) - 1 + self.t0
         if source < 0 or tag >= self.IN_FLIGHT or self.recorded is not None or (tags != self.TAG(tag)).any():
             return None
-        if tick >= int(self.cluster_clocks.of(lane)[source]):
+        if tick >= int(self.cluster_clocks.of_lane(lane)[source]):
             return None
         for reader in places.readers:
             self.async_reads.add(*reader)
@@ -281,13 +283,15 @@ class ClusterMemory(SharedMemory):
         warps, width = batch.warp[lanes], batch.width
         limit = self.proxy_fenced.reshape(-1, width)[rows]
         for i, (lane, row) in enumerate(zip(lanes.tolist(), rows.tolist(), strict=True)):
+            # A lane needs no synchronisation with itself, but its own proxy fence.
             own = int(limit[i, batch.thread[lane]])
-            np.minimum(limit[i], np.repeat(clocks.of(lane)[clocks.own(row)], 32)[:width], out=limit[i])
+            np.minimum(limit[i], np.repeat(clocks.of_lane(lane)[clocks.own(row)], 32)[:width], out=limit[i])
             limit[i, batch.thread[lane]] = own
         ticks = (tags >> self.TAG(self.BITS)).astype(np.int64) - 1 + self.t0
         thread = (tags & self.TAG(1023)).astype(np.int64)
         if (ticks >= np.take_along_axis(limit, thread, axis=1)).any():
             return False
+        # All is known to be right: only now may tags change.
         columns = clocks.bulk + batch.rank[rows] * clocks.warps + warps
         readers = clocks.groups + warps
         for reader in readers.tolist():
@@ -310,7 +314,7 @@ class ClusterMemory(SharedMemory):
             if (tags != last[:, None]).any():
                 return False
             late = ticks >= clocks.ticks[rows, warps, columns]
-            return all(int(ticks[i]) < int(clocks.of(int(lanes[i]))[columns[i]]) for i in np.flatnonzero(late))
+            return all(int(ticks[i]) < int(clocks.of_lane(int(lanes[i]))[columns[i]]) for i in np.flatnonzero(late))
         if clocks.cluster > 1 or (tags & self.TAG(SEVERAL | PSEUDO)).any():
             return False
         width = self.batch.width
@@ -322,7 +326,7 @@ class ClusterMemory(SharedMemory):
         """Report what is wrong with an asynchronous read of elements that were written under these tags."""
         tags, at_of = self._writers_of(tags, at, lane, site, reader_name)
         actor, ticks, columns = self._split(tags)
-        clock = self.cluster_clocks.of(lane)
+        clock = self.cluster_clocks.of_lane(lane)
         bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
         self._report_race(f"{reader_name} reads", READ_AFTER_WRITE, bad, tags, at_of, lane, row, site)
         generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
@@ -397,7 +401,7 @@ class ClusterMemory(SharedMemory):
         for warp in distinct(lanes >> 5):
             row, index = divmod(int(warp), self.batch.warps_per_cta)
             first = int(lanes[lanes >> 5 == warp][0])
-            self.proxy_horizon[(row, index)] = self.cluster_clocks.of(first).copy()
+            self.proxy_horizon[(row, index)] = self.cluster_clocks.of_lane(first).copy()
 
     def _check_proxy(self, tags: Array, lane: int, at: Array, site: int, event: str, row: int) -> None:
         """Report writes of threads that an asynchronous access follows without a fence.proxy.async between, executed by
@@ -458,7 +462,7 @@ class ClusterMemory(SharedMemory):
         """Is a copy into elements that were written under these tags right at a glance? It is if they are new, or were
         written by one bulk copy that the lane has waited for; if no thread has read them; and if the lane knows that
         all matrix products and bulk stores that read them have ended."""
-        last, clock = int(tags.max()), self.cluster_clocks.of(lane)
+        last, clock = int(tags.max()), self.cluster_clocks.of_lane(lane)
         ended = self.cluster_clocks.ended
         at = to.at
         if int(tags.min()) != last or width != 16:
@@ -509,7 +513,7 @@ class ClusterMemory(SharedMemory):
         if plain.size:
             tags, where = tags[plain], where[plain]
             actor, ticks, columns = self._split(tags)
-            horizon = self.cluster_clocks.of(lane)[self._degree(actor, columns, WRITE_AFTER_WRITE)]
+            horizon = self.cluster_clocks.of_lane(lane)[self._degree(actor, columns, WRITE_AFTER_WRITE)]
             bad = (ticks >= horizon) & (actor != int(self.actor[lane]))
             self._report_race("a bulk copy starts", WRITE_AFTER_WRITE, bad, tags, where, lane, row, site)
             generic = (actor < SEVERAL) & ~bad
@@ -519,7 +523,7 @@ class ClusterMemory(SharedMemory):
     def _check_reads(self, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
         """Report a bulk copy that overwrites what was read under these tags too early."""
         actor, ticks, columns = self._split(tags)
-        horizon = self.cluster_clocks.of(lane)[self._degree(actor, columns, WRITE_AFTER_READ)]
+        horizon = self.cluster_clocks.of_lane(lane)[self._degree(actor, columns, WRITE_AFTER_READ)]
         bad = (tags != 0) & (ticks >= horizon) & (actor != int(self.actor[lane]))
         self._report_race("a bulk copy starts", WRITE_AFTER_READ, bad, tags, at, lane, row, site)
 
@@ -532,7 +536,7 @@ class ClusterMemory(SharedMemory):
         i = int(np.flatnonzero(bad)[0])
         _, ticks, columns = self._split(tags[i : i + 1])
         clocks = self.cluster_clocks
-        narrow = bool(clocks.ended) and int(ticks[0]) < int(clocks.of(lane)[columns[0] + clocks.ended])
+        narrow = bool(clocks.ended) and int(ticks[0]) < int(clocks.of_lane(lane)[columns[0] + clocks.ended])
         kind, why = ("memory-scope", f": {NARROW}") if narrow else ("shared-race", " without synchronisation between")
         other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, hazard == WRITE_AFTER_READ)
         self._report_element(kind, f"{event}: {hazard}{why}", site, lane, int(at[i]), other=other)

@@ -72,7 +72,7 @@ class MapProxy:
     def _is_acquired(self, lane: int, at: int, tick: int, reach: Scope) -> bool:
         """Has an acquire fence of this scope come after the tick, and before the lane's present?"""
         row, own = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
-        clock, first = self.clocks.of(lane), int(self.clocks.first[row])
+        clock, first = self.clocks.of_lane(lane), int(self.clocks.first[row])
         return any(
             fenced > tick and scope >= reach and (warp == own or clock[first + warp] > fenced)
             for (warp, scope), fenced in self.acquired.get((row, at), {}).items()

@@ -144,6 +144,7 @@ class MBarriers:
             if lanes.size == 0:
                 return
         tokens = np.zeros(len(lanes), np.int64) if token is None else token[lanes].astype(np.int64)
+        # One number per (row, offset, token): offsets have at most 18 bits.
         key = rows << 40 | offset << 20 | (tokens & 0xFFFFF)
         if (key == key[0]).all():
             yield int(rows[0]), int(offset[0]), int(tokens[0]), lanes
@@ -207,7 +208,7 @@ class MBarriers:
         bar.trusted.add(lane >> 5)
         origin = int(batch.row_of[bar.init_lane])
         column = int(clocks.first[origin] + batch.warp[bar.init_lane])
-        horizon = clocks.of(lane)
+        horizon = clocks.of_lane(lane)
         # A relaxed cluster barrier passes on what fence.mbarrier_init has released. The last column is that barrier's.
         if lane == bar.init_lane or horizon[column] > bar.init_tick or 0 < bar.fenced < horizon[-1]:
             return
@@ -284,6 +285,7 @@ class MBarriers:
             # All lanes release with the group's first arrival, because a phase that a lane of the group completes must
             # carry the release of all. If more arrive than are missing, the rest releases to the next phase.
             total = count * len(lanes) if isinstance(count, int) else int(count[lanes].astype(np.int64).sum())
+            # With one part, no phase can complete between the arrivals of the group.
             parts = 1 if total <= bar.pending else len(lanes)
             if parts == 1 and expected is None and not drop:
                 if self.hazards:
@@ -502,11 +504,12 @@ class MBarriers:
         if not self.hazards or bar.phase == 0:
             return np.ones(len(lanes), bool)
         batch, clocks = self.batch, self.clocks
+        # What the phase needed of every warp of the cluster: the first columns of the clock.
         arrived = bar.done_clocks[Scope.CTA][clocks.ended :][: clocks.wgmma]
         out = np.zeros(len(lanes), bool)
         for warp in distinct(lanes >> 5):
             lane = int(lanes[lanes >> 5 == warp][0])
-            horizon = clocks.of(lane)
+            horizon = clocks.of_lane(lane)
             unknown = arrived > horizon[clocks.ended :][: clocks.wgmma]
             unknown[int(clocks.first[batch.row_of[lane]] + batch.warp[lane])] = False
             is_known = horizon[bar.column] >= bar.done_tick or not (bar.done_copies or unknown.any())

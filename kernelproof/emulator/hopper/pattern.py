@@ -43,12 +43,14 @@ def pattern(strides: Strides, rows: int, along: bool) -> Pattern:
     address, leading, stride, base, span = strides
     wide = span // 16
     if along:
+        # M- or N-major: a 16-byte element holds 8 rows of one k.
         k, chunk = np.arange(16)[:, None], np.arange(rows // 8)[None, :]
         if wide == 1:
             linear = chunk * stride + k % 8 * 16 + k // 8 * leading
         else:
             linear = chunk % wide * 16 + chunk // wide * leading + k % 8 * span + k // 8 * stride
     else:
+        # K-major: a 16-byte element holds half of the 32 bytes along k of one row.
         r, chunk = np.arange(rows)[:, None], np.arange(2)[None, :]
         if wide == 1:
             linear = r % 8 * 16 + r // 8 * stride + chunk * leading

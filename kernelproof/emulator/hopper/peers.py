@@ -106,7 +106,7 @@ class Peers:
         event = f"touches the shared memory of CTA {batch.cta_index(row)}"
         some = lanes if len(lanes) == 1 else lanes[np.unique(lanes >> 5, return_index=True)[1]]
         for lane in some.tolist():
-            horizon = clocks.of(lane)
+            horizon = clocks.of_lane(lane)
             its_warps = slice(clocks.own(row).start + clocks.ended, clocks.own(row).stop + clocks.ended)
             if not horizon[clocks.started] and not horizon[its_warps].any():
                 text = f"{event} before a cluster barrier says that it has started"

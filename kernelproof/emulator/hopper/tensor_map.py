@@ -126,6 +126,7 @@ class Box(NamedTuple):
 
 def place(map_: TensorMap, coordinates: list[int], memory: Memory) -> Box:
     """The rows of a box; the outermost dimension varies slowest."""
+    # Every turn multiplies the rows by the extent of one dimension; a row is valid if it is inside in all of them.
     rows: Array = np.full(1, map_.address - memory.base, np.int64)
     valid: Array = np.ones(1, bool)
     for d in range(len(map_.dims) - 1, 0, -1):
@@ -133,6 +134,7 @@ def place(map_: TensorMap, coordinates: list[int], memory: Memory) -> Box:
         rows = (rows[:, None] + index * map_.strides[d - 1]).reshape(-1)
         valid = (valid[:, None] & (index >= 0) & (index < map_.dims[d])).reshape(-1)
     first, inner = coordinates[0] * map_.item, map_.box[0] * map_.item
+    # The part of a row that lies inside of the tensor: negative coordinates cut its beginning, large ones its end.
     low = min(max(0, -first), inner)
     high = max(low, min(inner, map_.dims[0] * map_.item - first))
     return Box(np.where(valid, rows + first, -1), inner, low, high)

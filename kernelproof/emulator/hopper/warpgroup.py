@@ -266,6 +266,8 @@ class Warpgroups:
             places = self.places[key] = self._place(first, starts, rows, along, groups)
         at, slot_of, inside, extent = places
         if inside and bool((descriptors[starts[:, None] + np.arange(128)] == first[:, None]).all()):
+            # All threads of each warpgroup name the same operand: its elements can be checked for all warpgroups at
+            # once.
             own, readers = starts // self.batch.width, np.array(groups) % self.per_row
             if not self.hazards or self.shared.wgmma_read(at, extent, starts, own, readers, site):
                 return at, slot_of
@@ -332,6 +334,7 @@ class Warpgroups:
                 continue
             row, index = divmod(q, self.per_row)
             warps = distinct(batch.warp[lanes[groups == q]])
+            # A wait covers only the warps that execute it.
             self.retired[warps & 3, q] = np.maximum(self.retired[warps & 3, q], done)
             if self.hazards:
                 column = self.clocks.wgmma_column(row, index)

@@ -45,10 +45,13 @@ def entries(address: int) -> list[Entry]:
         magic = int.from_bytes(ctypes.string_at(address, 4), "little")
     if magic != _HEADER:
         raise LaunchRefused(INVALID_IMAGE, "a registered image is no fat binary")
+    # Header: magic (4 bytes), version (2), its own size (2), bytes of all entries (8).
     header, size = struct.unpack("<HQ", ctypes.string_at(address + 6, 10))
     at, end = address + header, address + header + size
     parts = []
     while at < end:
+        # Entry: kind (2 bytes), version (2), size of its head (4), size of its payload (8); more fields at fixed
+        # offsets.
         kind, _, head, payload = struct.unpack("<HHIQ", ctypes.string_at(at, 16))
         sm = int.from_bytes(ctypes.string_at(at + 28, 4), "little")
         flags = int.from_bytes(ctypes.string_at(at + 40, 8), "little")

@@ -291,6 +291,7 @@ def _open(path: str) -> int:
         version = path, stat.st_ino, stat.st_mtime_ns, stat.st_size
         owner = _owner_of_version.get(version)
         if owner is None:
+            # 0 is the number of kernels that no launcher of ours registered.
             owner = len(_owner_of_version) + 1
             older = any(file == path for file, *_ in _owner_of_version)
             _libraries[owner] = _opened(path, owner, renamed=older)

@@ -132,6 +132,7 @@ class Streams:
     def _issue(self, stream: int) -> Clock:
         """The clock of a stream on which new work begins."""
         clock = self.clocks[stream]
+        # The host gives work in order, so the stream knows all that the host knows.
         _join(clock, self.clocks[HOST])
         if stream == DEFAULT:
             for other in self.blocking:
@@ -151,6 +152,7 @@ class Streams:
                 text = f"{first} and {second} touch {self.state.memory.describe(address)}, and nothing orders them"
                 self.state.reports.append(Report("stream-race", text, access.name, place=placed("global", address)))
                 break
+        # Work that the host knows to be over is ordered before all work to come.
         earlier[:] = [other for other in earlier if other.tick > self.clocks[HOST].get(other.stream, 0)]
         earlier.append(access)
         del earlier[:-LONGEST_HISTORY]

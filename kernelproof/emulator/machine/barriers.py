@@ -164,6 +164,7 @@ class Barriers:
             if early.any():
                 exited = ~batch.alive & (batch.thread < batch.threads) & early[batch.row_of]
                 self._report_early(number, arrived, exited)
+                # Exited threads count as participants: what they did is ordered before what follows.
                 participants, done = arrived | exited, done | early
         if done.any():
             finished = done[batch.row_of]

@@ -122,6 +122,7 @@ class Warps:
         """elect.sync: (the leader's lane, predicate: this lane is the leader). The leader is the lowest member."""
         self._require_members(members, m, site)
         bits = self.batch.words(members).reshape(-1).astype(np.int64)
+        # The lowest set bit of the member mask.
         lowest = bits & -bits
         leader = np.zeros(self.batch.size, np.int64)
         some = lowest > 0

@@ -117,6 +117,7 @@ class Scheduler:
         self.steps += 1
         if not self.pend:
             return self._idle()
+        # The order of blocks decides where groups meet again; see ``Graph``.
         block, mask = self._last_warpgroup() if self.launch.options.adverse else self._first_block()
         others = not self.alone
         if others and self.has_clobbers:
@@ -160,6 +161,7 @@ class Scheduler:
             return self.go(no, m)
         if not f.any():
             return self.go(yes, m)
+        # Both sides can run; whichever comes first in the order of blocks does.
         self.park(yes, t)
         self.park(no, f)
         return self.pick()
@@ -174,6 +176,7 @@ class Scheduler:
     def exit(self, m: Mask) -> Step:
         """The running lanes have exited."""
         batch = self.batch
+        # Masks never change in place, because batches keep the last one by identity: so ``alive`` is a new array.
         exiting = batch.alive if m is None else m
         batch.alive = batch.alive & ~exiting
         self.complete = False

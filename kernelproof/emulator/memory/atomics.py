@@ -190,8 +190,10 @@ def _modify_sums(
     combine, take_back = operations
     values = value[groups.order]
     sums = combine.accumulate(values, dtype=values.dtype)
+    # Running sum of the elements before this one, over all places.
     ahead = take_back(sums, values)
     before = view[groups.places]
+    # Each place's old value, less what elements of other places have added to the running sum.
     base = take_back(before, ahead[groups.starts])
     earlier = combine(ahead, np.repeat(base, groups.sizes))
     view[groups.places] = combine(base, sums[groups.starts + groups.sizes - 1])

@@ -72,6 +72,7 @@ class GlobalOrder:
         thread, what the CTA's own clocks order before this warp. Accesses of the present tick are included."""
         self.active = True
         row = horizon.copy()
+        # Accesses of the present tick are part of what is released.
         row[lanes] = tick + 1
         return merged(self.view(cta, warp).acquired, {cta: row})
 

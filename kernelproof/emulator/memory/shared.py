@@ -78,6 +78,7 @@ class SharedMemory(SharedTags):
         batch = self.batch
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
         ticks = (tags >> self.BITS).astype(np.int64) - 1 + self.t0
+        # A tag of several lanes may also be of other lanes, so only the tag of a single thread counts as own.
         several = actor >= SEVERAL
         warp_of = np.where(several, actor - SEVERAL, actor >> 5)
         own: Array = (actor == batch.thread[lanes]) & ~several
@@ -188,6 +189,7 @@ class SharedMemory(SharedTags):
         last_reads = readers[at[which]].reshape(-1, self.columns)
         recent = last_reads >= fresh
         # A thread does not race with its own reads, which are in its own column.
+        # The entry of each granule in the column of the lane that writes it.
         own = np.arange(0, recent.size, self.columns) + self.reader_column[lane]
         recent.reshape(-1)[own] &= (last_reads.reshape(-1)[own] & ((1 << self.BITS) - 1)) != self.actor[lane]
         for column in np.flatnonzero(recent.any(axis=0)) if recent.any() else ():

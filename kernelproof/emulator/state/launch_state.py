@@ -186,6 +186,7 @@ class LaunchState:
     def cluster_of(self, cta: int) -> int:
         """The first CTA of the cluster that a CTA belongs to, by linear numbers."""
         (gx, gy, _), (cx, cy, cz) = self.geometry.grid, self.geometry.cluster
+        # Each coordinate is rounded down to a multiple of the extent of a cluster.
         x, y, z = self.cta_index(cta)
         return x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz))
 

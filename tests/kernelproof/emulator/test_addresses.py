@@ -156,7 +156,7 @@ def test_bytes_that_a_phase_can_wait_for() -> None:
       mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%bar], 1048575;
       mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%bar], 1048576; out:"""
     _, result = run(body, np.zeros(1), np.zeros(1, np.uint32), check_outputs=False)
-    assert [r.message.split(" at ")[0] for r in result.reports] == ["1048576 bytes expected"]
+    assert [(r.kind, r.message.split()[0]) for r in result.reports] == [("mbarrier", "1048576")]
 
 
 def test_descriptors_that_keep_the_rank_are_noticed() -> None:

@@ -67,6 +67,7 @@ def build(module: Module, kernel: Function, conservative: bool = False) -> Graph
     # Where there may be clusters, an address of shared memory contains the rank of the CTA, so it varies.
     ranked = frozenset(v.name for v in variables if v.space == "shared") if hopper else frozenset()
     blocks, reducible, back, liveness, heads = _flow(with_waits(items) if hopper else items, ranked)
+    # Lanes of a warp may be apart when a loop polls, so its collectives need meetings, too.
     if heads and not hopper:
         blocks, reducible, back, liveness, heads = _flow(with_waits(items), ranked)
     constant = launch_constants(liveness.sites)

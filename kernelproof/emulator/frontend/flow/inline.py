@@ -107,6 +107,7 @@ class Inliner:
                     accesses.setdefault(name, set()).add((offset, width))
                     if store:
                         written.setdefault(name, set()).add((offset, width))
+        # Registers can only stand for parts that are written exactly as they are read.
         in_memory = {name for name, parts in accesses.items() if parts != written.get(name) or _overlap(parts)}
         for name in in_memory:
             size = max(offset + width for offset, width in accesses[name])

@@ -27,6 +27,7 @@ def dominators(successors: list[list[int]], root: int) -> list[int]:
     everything = (1 << n) - 1
     dom = [0] * n
     for node in order:
+        # Start from "dominated by all" and intersect over predecessors until nothing changes.
         dom[node] = everything
     dom[root] = 1 << root
     changed = True
@@ -156,6 +157,7 @@ def _arrange(blocks: list[Block], loops: dict[int, int], nodes: int, head: int) 
     left = set(items)
     while left:
         ready = [i for i in left if indegree[i] == 0]
+        # Of several, the first one in the text.
         pick = min(ready) if ready else min(left)
         left.discard(pick)
         for t in edges[pick]:
