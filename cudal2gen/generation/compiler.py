@@ -50,6 +50,7 @@ Progress = Callable[[int, int], None]  # is called with the numbers of finished 
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
+SPLITTER = Path(__file__).with_name("ptx_split.py")  # run by ninja, for each batch
 SOURCES = places.PACKAGE / "launch"  # of the host launchers
 LAUNCHER_SOURCES = ("launch.h", "launcher.cpp", "pack.cpp", "cudal2gen.h")
 TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIBRARY}")
@@ -387,7 +388,7 @@ def _temporary_files() -> Iterator[dict[str, str]]:
 
 def _walls(scratch: Path, tools: Toolchain) -> list[str]:
     """Words before a command of ninja's that put it into a sandbox, with nothing but the toolchain to read."""
-    views = (*toolchain_folders(tools), sys.prefix, sys.base_prefix, places.PACKAGE / "ptx_split.py")
+    views = (*toolchain_folders(tools), sys.prefix, sys.base_prefix, SPLITTER)
     box = TEXT_BOX._replace(readable=tuple(map(str, views)), writable=(str(scratch),))
     return sandbox.command(box, [])
 
@@ -418,7 +419,7 @@ def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path, walls: 
     words = unread_by_shells([*NVCC_FLAGS, f"-I{tools.cutlass_include}", "-I."])
     rules = {
         "nvcc": f"{paths['nvcc']} {' '.join(map(_quote, words))} -arch=$arch -ptx $in -o $out",
-        "split": f"{_quote(python)} -I -S {_quote(Path(__file__).with_name('ptx_split.py'))} $in $arch",
+        "split": f"{_quote(python)} -I -S {_quote(SPLITTER)} $in $arch",
         "ptxas": f"{paths['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
     }
     lines = ["ninja_required_version = 1.8"]
