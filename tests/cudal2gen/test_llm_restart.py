@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -135,6 +136,10 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         return results.trials(file)
 
     def end(_: object) -> None:
+        """An exchange in the background ends first: its thread would outlive this stand-in for a process that ends."""
+        for thread in threading.enumerate():
+            if thread.name == "llm":
+                thread.join()
         raise Ended
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
