@@ -272,7 +272,7 @@ def _compile(
         if missing := dict.fromkeys(_NOT_FOUND.findall(output)):
             raise MissingLibraries(list(missing), folder)
         lines = [line for line in output.splitlines() if line.strip()]
-        if foreign is not None and sandbox.lack():  # messages may quote any file, since none is hidden
+        if foreign is not None and sandbox.namespace_obstacle():  # messages may quote any file, since none is hidden
             lines = [line for line in lines if line.startswith(tuple(map(str, sources)))] or ["it does not compile"]
         faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined|multiple definition", line)]
         raise Failure("nvcc failed:\n" + "\n".join((faults or lines)[:12]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kernelproof.checking import compilation, devices
-from kernelproof.checking.execution import STOOD_FOR
+from kernelproof.checking.execution import REPLACED_LIBRARIES
 from kernelproof.emulator import LaunchRefused, Report
 from kernelproof.emulator.host.standin import stand_for
 from kernelproof.grading.contract import Buffer, Contract, HostCall
@@ -63,7 +63,7 @@ class HostCalls(MemoryCalls):
         self.host_call: HostCall = agreement.call
         names = [item for item in self.host_call.args if isinstance(item, str) and item in agreement.buffers]
         super().__init__(agreement, shape, device, dict.fromkeys(names))
-        stand_for(*STOOD_FOR)
+        stand_for(*REPLACED_LIBRARIES)
         self.entry: Callable[..., int] = ctypes.CDLL(str(path)).kernelproof_entry
 
     def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:

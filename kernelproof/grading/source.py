@@ -130,8 +130,8 @@ def _factory(
 ) -> DeviceFactory | None:
     """Makes the factory of fresh memory for calls; None, and a finding, for a source that is refused. Raises
     WrongInput."""
-    if (agreement.call or not is_ptx(text)) and (reason := sandbox.lack()):
-        verdict.remarks.append(f"compiled and run with limits alone, since no namespaces are to be had: {reason}")
+    if (agreement.call or not is_ptx(text)) and (reason := sandbox.namespace_obstacle()):
+        verdict.remarks.append(f"{sandbox.NO_NAMESPACES}: {reason}")
     try:
         module = _taken_apart(text, limits) if "load_inline" in text else None
     except Failure as error:
@@ -307,13 +307,13 @@ def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int, box: san
     try:
         cache = str(places.user_cache())
         if box:
-            sandbox.enter(box, (pipe.fileno(),), KERNELPROOF_CACHE_DIR=cache)
+            sandbox.confine(box, (pipe.fileno(),), KERNELPROOF_CACHE_DIR=cache)
         else:
-            sandbox.forget(HOME=os.environ.get("HOME", ""), KERNELPROOF_CACHE_DIR=cache)
+            sandbox.erase_variables(HOME=os.environ.get("HOME", ""), KERNELPROOF_CACHE_DIR=cache)
         answer = graded(task, verdict, stated).model_dump_json()
     except WrongInput as error:
         answer = f"!{error}"
-    except sandbox.Unconfined as error:
+    except sandbox.ConfinementError as error:
         answer = f"?{error}"
     data = answer.encode()
     while data:
@@ -326,7 +326,7 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
         return graded(task, verdict, stated)
     host_code = isinstance(task.factory, partial) and task.factory.func is launcher.HostCalls
     box = (
-        execution.box([task.factory.args[0]], limits.seconds)
+        execution.program_sandbox([task.factory.args[0]], limits.seconds)
         if isinstance(task.factory, partial) and host_code
         else None
     )
@@ -350,7 +350,7 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
                 verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))
                 return verdict
         return _read_answer(answer)
-    except sandbox.Unconfined as error:
+    except sandbox.ConfinementError as error:
         verdict.not_checked.append(f"its host code was not run, because the sandbox fails: {error}")
         return verdict
     except (OSError, ValidationError):
@@ -373,5 +373,5 @@ def _read_answer(answer: bytes) -> Verdict:
     if text.startswith("!"):
         raise WrongInput(text[1:])
     if text.startswith("?"):
-        raise sandbox.Unconfined(text[1:])
+        raise sandbox.ConfinementError(text[1:])
     return Verdict.model_validate_json(text)

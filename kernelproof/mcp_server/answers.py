@@ -71,10 +71,10 @@ def run(request: Request) -> dict[str, Any]:
         device, ptx=(ptx,), launches=launches, buffers=buffers, counters=request.counters, adverse=request.adverse,
         sample=request.sample, quiet=True,
     )  # fmt: skip
-    box = execution.box([ptx, *request.roots], request.seconds)
+    box = execution.program_sandbox([ptx, *request.roots], request.seconds)
     result = supervision.run(program, request.path or NAME, request.seconds, request.gib, box=box)
-    if reason := sandbox.lack():
-        result.notes.append(f"compiled and run with limits alone, since no namespaces are to be had: {reason}")
+    if reason := sandbox.namespace_obstacle():
+        result.notes.append(f"{sandbox.NO_NAMESPACES}: {reason}")
     return result.document()
 
 

@@ -110,7 +110,7 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
         end.close()
 
 
-pytestmark = pytest.mark.skipif(bool(sandbox.lack()), reason=f"no namespaces: {sandbox.lack()}")
+pytestmark = pytest.mark.skipif(bool(sandbox.namespace_obstacle()), reason=f"no namespaces: {sandbox.namespace_obstacle()}")
 
 
 def definitions(trap: Trap) -> str:
@@ -376,7 +376,7 @@ def test_a_daemon_of_a_program_is_of_its_session(tmp_path: Path) -> None:
 def test_variables_of_the_start_are_erased_from_memory() -> None:
     """Those that the first call of a program was given, which the system goes on to show."""
     statement = (
-        "import os\nfrom kernelproof.ground import sandbox\nsandbox.forget(KEPT='kept')\n"
+        "import os\nfrom kernelproof.ground import sandbox\nsandbox.erase_variables(KEPT='kept')\n"
         "print(open('/proc/self/environ').read().strip('\\0'), sorted(set(os.environ) - {'LC_CTYPE'}))\n"
         "print(os.popen('echo $DOORS_SECRET$KEPT').read())"
     )
