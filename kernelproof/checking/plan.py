@@ -1,7 +1,7 @@
 """Describes what a check runs, and on which device: a program's main, one of its functions, or single launches.
 
-Users write arguments and launches as text (``in:f32[64,32]=random``, ``add<<<4,256>>>``) or as a JSON file; the functions
-here parse them.
+Users write arguments and launches as text (``in:f32[64,32]=random``, ``add<<<4,256>>>``) or as a JSON file; the
+functions here parse them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ Argument = BufferSpec | str | int | float | np.generic
 
 
 def argument(text: str | int | float, buffers: Mapping[str, BufferSpec]) -> Argument:
-    """Parse an argument, such as ``7``, ``f64:0.5``, ``out:f32[64]`` or the name of a shared buffer. Raises WrongInput."""
+    """Parse an argument, such as ``7``, ``f64:0.5``, ``out:f32[64]`` or a shared buffer's name. Raises WrongInput."""
     if not isinstance(text, str):
         return text
     if text in buffers:

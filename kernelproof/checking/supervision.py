@@ -1,7 +1,7 @@
 """Runs a plan in a child process with limits of time and memory, and collects its messages into a ``Result``.
 
-The program runs as native code in the child, so it may crash, exit, hang or fork at any time. The result therefore counts
-as clean only if the child said that it had finished, or if the program's own main ended with exit code 0.
+The program runs as native code in the child, so it may crash, exit, hang or fork at any time. The result therefore
+counts as clean only if the child said that it had finished, or if the program's own main ended with exit code 0.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kernelproof.ground.sandbox import Sandbox
 from kernelproof.ground.workers import Worker
 
 STEP_S = 0.2  # how often the limits are looked at
-# Signals by which a faulty program ends. Others come from outside, such as SIGKILL if the system runs out of memory, and
-# leave the program unchecked.
+# Signals by which a faulty program ends. Others come from outside, such as SIGKILL if the system runs out of memory,
+# and leave the program unchecked.
 _FAULT_SIGNALS = frozenset(
     (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP)
 )
@@ -40,8 +40,8 @@ def run(
 ) -> Result:
     """Run a plan, inside ``box`` if one is given, and return its result.
 
-    ``target`` is the program's name in the result. ``seconds`` and ``gib`` (of memory) end the run; the result then says
-    so. Raises WrongInput for what the child process refuses, such as a missing kernel or a wrong argument.
+    ``target`` is the program's name in the result. ``seconds`` and ``gib`` (of memory) end the run; the result then
+    says so. Raises WrongInput for what the child process refuses, such as a missing kernel or a wrong argument.
     """
     result = Result(target, devices.device(plan.device).name)
     start = time.perf_counter()
@@ -89,8 +89,8 @@ def run(
 
 
 class _Running(NamedTuple):
-    """A launch that has begun and not ended: its kernel, its grid as text, its start in seconds, and the loop in which it
-    was last seen, as text."""
+    """A launch that has begun and not ended: its kernel, its grid as text, its start in seconds, and, as text, the loop
+    in which it was last seen."""
 
     kernel: str
     grid: str
