@@ -196,10 +196,10 @@ def launch(text: str, arguments: tuple[Argument, ...]) -> LaunchSpec:
     if "<<<" not in text:
         return LaunchSpec(text, (1,), (32,), arguments=arguments)
     match = _LAUNCH.fullmatch(text.strip())
-    extents = [tuple(map(int, re.findall(r"\d+", part))) for part in match.group(2, 3)] if match else []
-    if match is None or min(map(min, extents)) < 1:
+    grid, block = (tuple(map(int, re.findall(r"\d+", part))) for part in (match.group(2, 3) if match else ("0", "0")))
+    if match is None or min(grid + block) < 1:
         raise WrongInput(f"--launch {text!r}: expected KERNEL<<<GRID,BLOCK,SMEM>>>, such as 'add<<<4,256>>>'")
-    return LaunchSpec(match[1].strip(), *extents, smem=int(match[4] or 0), arguments=arguments)
+    return LaunchSpec(match[1].strip(), grid, block, smem=int(match[4] or 0), arguments=arguments)
 
 
 @dataclass(frozen=True)

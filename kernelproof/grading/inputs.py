@@ -27,9 +27,9 @@ FACTORS = (1.0, -1.0, 64.0, -64.0, 1024.0)
 INTEGERS = 100  # integer inputs without a range are drawn from 0 to this, excluded
 
 
-def draw(agreement: Contract, kind: str, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
+def draw(contract: Contract, kind: str, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
     """The bits of every input."""
-    return {item.name: item.format.bits(_values(item, kind, shape, rng)) for item in agreement.inputs}
+    return {item.name: item.format.bits(_values(item, kind, shape, rng)) for item in contract.inputs}
 
 
 def _values(item: Buffer, kind: str, shape: Shape, rng: np.random.Generator) -> Array:
@@ -61,11 +61,11 @@ class Change(NamedTuple):
 
 
 def changes(
-    agreement: Contract, bits: Mapping[str, Array], shape: Shape, rng: np.random.Generator, places: int
+    contract: Contract, bits: Mapping[str, Array], shape: Shape, rng: np.random.Generator, places: int
 ) -> list[Change]:
     """Elements to change, one at a time: of each input the last element, the first one, and drawn ones."""
     out = []
-    for item in agreement.inputs:
+    for item in contract.inputs:
         size = int(np.prod(item.shape(shape)))
         indices = [size - 1, 0, *(int(n) for n in rng.integers(0, size, max(0, places - 2)))][:places]
         for flat in dict.fromkeys(indices):
@@ -87,11 +87,11 @@ def _other(item: Buffer, before: float, shape: Shape, rng: np.random.Generator) 
     return 24.0 if before <= 0 else -24.0
 
 
-def changed(agreement: Contract, bits: Mapping[str, Array], change: Change, factor: float) -> dict[str, Array]:
+def changed(contract: Contract, bits: Mapping[str, Array], change: Change, factor: float) -> dict[str, Array]:
     """Inputs with one element changed to its value times ``factor``, which leaves ranges and integers alone."""
     out = dict(bits)
     array = bits[change.buffer].copy()
-    item = agreement.buffers[change.buffer]
+    item = contract.buffers[change.buffer]
     value = factor * change.value if item.format.is_float and not item.low else change.value
     array[change.place] = item.format.bits(np.array(value))
     out[change.buffer] = array
