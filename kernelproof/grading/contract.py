@@ -16,7 +16,7 @@ from kernelproof.grading.formats import FORMATS, Format
 from kernelproof.ground.errors import WrongInput, brief
 
 ROLES = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}
-FORM = "in|out|inout|scratch:TYPE[EXTENTS], with =LOW..HIGH or =zeros behind it"
+FORM = "in|out|inout|scratch:TYPE[EXTENTS], then optionally =LOW..HIGH or =zeros"
 _BUFFER = re.compile(r"(in|out|inout|scratch):(\w+)\[([^\]]*)\](?:=(.+))?")
 _TYPED = re.compile(r"(\w+):(.+)")
 _MAP = re.compile(r"map:(\w+)\[([^\]]+)\](?:/(\d+))?")

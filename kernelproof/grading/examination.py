@@ -1,7 +1,7 @@
 """Examines a source on one shape: it is called on many inputs, and every output is compared with the reference.
 
-All calls of a shape use the same memory at the same addresses, as in a program that reuses its buffers. Only so does a
-kernel show that remembers results by pointer, or that leaves state behind. Outputs are poisoned before each call.
+All calls of a shape use the same memory at the same addresses, as in a program that reuses its buffers. That exposes
+kernels that remember results by pointer or keep other state. Outputs are poisoned before each call.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Examination:
             if call.globals_changed:
                 names = ", ".join(f"{name} ({count} bytes)" for name, count in call.globals_changed.items())
                 self._add(
-                    "state-kept", f"device variables differ behind a call from before it: {names}",
+                    "state-kept", f"a call changes device variables: {names}",
                     variables=dict(call.globals_changed),
                 )  # fmt: skip
                 break
@@ -262,7 +262,7 @@ class Examination:
         counts = {name: int(wrong.sum()) for name, wrong in answer.wrong.items()}
         self._add(
             "state-kept",
-            f"the same {answer.kind} inputs are answered rightly as the first call and wrongly behind "
+            f"the same {answer.kind} inputs give right results in the first call and wrong ones after "
             f"{len(self.answers)} others: {sum(counts.values())} elements",
             wrong=counts, calls=len(self.answers), inputs=before.kind,
         )  # fmt: skip
@@ -276,7 +276,7 @@ class Examination:
             if differ and len(outputs) > 1 and all(np.array_equal(outputs[0], other) for other in outputs[1:]):
                 self._add(
                     "constant-output",
-                    f"{item.name} holds the same bytes behind {len(outputs)} calls on different inputs",
+                    f"{item.name} holds the same bytes after {len(outputs)} calls on different inputs",
                     output=item.name, calls=len(outputs),
                 )  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""Programs of this folder's ``checked`` run by their own main on the emulated device, and are reported on."""
+"""``kernelproof check`` finds the planted errors of whole programs, and reports none for right ones.
+
+The programs in the folder ``checked`` run by their own main on the emulated device.
+"""
 
 from __future__ import annotations
 
