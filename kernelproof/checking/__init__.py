@@ -1,6 +1,9 @@
-"""Any CUDA program, executed and checked without a GPU: compiled once, run in a process of its own, findings collected.
+"""``kernelproof check``: compile a CUDA program, run it on an emulated GPU and collect the errors that are found.
 
-``compilation`` makes a library of sources; ``plan`` says what to run; ``supervision`` runs a plan in a process with
-limits and collects what it reports; ``execution`` is that process; ``result`` is the outcome, which ``document``,
-``sarif``, ``annotations`` and ``page`` write down.
+- ``compilation`` compiles the sources into a library of host code and PTX, and caches it.
+- ``plan`` describes what to run: the program's main, one function, or single launches.
+- ``supervision`` runs a plan in a child process with limits of time and memory, and collects its messages.
+- ``execution`` is the code of that child process.
+- ``result`` is the outcome, as text for a terminal and as JSON; ``writing`` writes it as SARIF, as annotations for
+  GitHub and as an HTML page.
 """

@@ -1,9 +1,12 @@
-"""From CUDA sources to a library that holds host code and PTX: compiled once per content.
+"""Compiles CUDA sources into a shared library of host code and PTX, and caches what nvcc made.
 
-Each source is one nvcc call (the PTX is embedded beside the host code, no machine code is made), and the objects are
-linked into a library, so that a program's own ``main`` can be called. Relocatable device code (``-rdc=true``) stays
-PTX: nvcc's device linker, which makes machine code, is left out, and the stand-in runtime links the modules. The cache
-in the user's cache folder is asked by the compiler's version, the flags, the source and every header that it included.
+nvcc is called once for each source and embeds PTX, without machine code, in the object file. The objects are linked
+into a shared library rather than a program, so that the check can call the program's ``main`` in its own process.
+Relocatable device code (``-rdc=true``) stays PTX as well: nvcc's device linker would make machine code and is left out;
+the emulated runtime links the modules instead.
+
+The cache lies in the user's cache folder. An object is found there if the compiler's version, the flags, the source and
+all headers that it included are unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from kernelproof.ground import build_folder, files, places, process_tree, sandbo
 from kernelproof.ground.errors import Failure, WrongInput, reading
 from kernelproof.ground.toolchain import Toolchain, accept, environment, nvcc_command, toolchain_folders
 
-# Folders that a text of somebody else may include files from; None: it is the user's own, and compiled as such.
+# For an untrusted source, the folders from which it may include files; its compiler then runs in a sandbox. None for
+# the user's own source.
 Foreign = Sequence[Path] | None
 
 # Options that this module sets itself, each with the number of words that follow it.
@@ -33,13 +37,14 @@ _OWN = {
     "-lcudadevrt": 0, "-lcudart_static": 0, "-lineinfo": 0, "--generate-line-info": 0, "-dlto": 0,
     "--dlink-time-opt": 0,
 }  # fmt: skip
-# Headers of libraries that are not emulated, with what programs need to compile.
+# Substitutes for the headers of libraries that are not emulated: just enough for programs to compile.
 _STAND_INS = Path(__file__).parent / "include"
 _RELOCATABLE = frozenset(("-dc", "--device-c", "-rdc=true", "--relocatable-device-code=true"))
 _RDC = "-rdc=true"
-# What nvcc's device linker defines: called by each relocatable object's constructor, to register its device code.
+# Functions that nvcc's device linker would define. The constructor of each relocatable object calls one of them to
+# register its device code.
 _REGISTRATION = re.compile(rb"__cudaRegisterLinkedBinary_\w+")
-# What linkers print of a library without a file: GNU ld and gold, lld.
+# The messages of GNU ld and gold, and of lld, about a library that they cannot find.
 _NOT_FOUND = re.compile(r"(?:cannot find|unable to find library) -l:?([^\s:]+)")
 # The CUDA runtime and the driver, in the forms in which programs link them.
 _OF_RUNTIME = re.compile(r"(?:lib)?(?:cuda|cudart|cudart_static|cudadevrt)(?:\.(?:a|so[\d.]*))?")
@@ -48,17 +53,17 @@ _OF_RUNTIME = re.compile(r"(?:lib)?(?:cuda|cudart|cudart_static|cudadevrt)(?:\.(
 class MissingLibraries(Failure):
     """The linker finds no file of some libraries.
 
-    ``libraries``: their names as behind ``-l``. ``stood_for``: those among them that a check replaces, so that a
-    program needs no file of them.
+    ``libraries`` are their names, as after ``-l``. ``replaced`` are those among them that the emulated runtime
+    replaces, so that the program can be linked without them.
     """
 
     def __init__(self, libraries: Sequence[str], folder: Path) -> None:
         self.libraries = tuple(libraries)
-        self.stood_for = tuple(name for name in libraries if _OF_RUNTIME.fullmatch(name))
-        others = [name for name in libraries if name not in self.stood_for]
+        self.replaced = tuple(name for name in libraries if _OF_RUNTIME.fullmatch(name))
+        others = [name for name in libraries if name not in self.replaced]
         remedies = []
-        if self.stood_for:
-            remedies.append(f"leave {', '.join(self.stood_for)} out: the check brings a CUDA runtime and a driver")
+        if self.replaced:
+            remedies.append(f"leave {', '.join(self.replaced)} out: the check brings a CUDA runtime and a driver")
         if others:
             remedies.append(f"install {', '.join(others)}, or name the folder by --nvcc-args -LFOLDER")
         super().__init__(
@@ -68,8 +73,11 @@ class MissingLibraries(Failure):
 
 
 def split_arguments(text: str) -> tuple[list[str], str | None]:
-    """nvcc's arguments without those that choose architecture, output and runtime; and the architecture that they
-    name, such as ``sm_90a``. Raises WrongInput."""
+    """Split the user's arguments for nvcc.
+
+    Returns the arguments without those that choose the architecture, the output and the runtime, which this module sets
+    itself, and the newest architecture that they named, such as ``sm_90a``, or None. Raises WrongInput.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -98,8 +106,10 @@ def library(
     sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None,
     *, foreign: Foreign = None,
 ) -> Path:  # fmt: skip
-    """The library of some sources. Raises MissingLibraries, Failure with the compiler's errors, and where one
-    takes longer than ``seconds``. ``foreign``: see ``ptx``."""
+    """Compile sources and link them into a shared library. ``foreign`` is explained at ``ptx``.
+
+    Raises MissingLibraries, and Failure with the compiler's errors or if one compiler takes longer than ``seconds``.
+    """
     objects = [_object(source, arguments, sm, tools, seconds, foreign) for source in sources]
     of_objects = re.sub(r"\0(?:-x|--x)\0[^\0]*", "", "\0".join(["", *arguments])).split("\0")[1:]
     own = [argument for argument in of_objects if argument != _RDC]
@@ -122,7 +132,10 @@ def library(
 
 @contextmanager
 def _workplace(key: str) -> Iterator[Path]:
-    """A folder in which one compiler works. Raises WrongInput where the cache is at a path that nvcc misreads."""
+    """A temporary folder for one compiler, on the same file system as the cache, so that results move there atomically.
+
+    Raises WrongInput if the cache lies at a path that nvcc misreads.
+    """
     accept(_folder(), "name another folder by KERNELPROOF_CACHE_DIR")
     _folder().mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory("", f"{key}.", _folder(), ignore_cleanup_errors=True) as name:
@@ -130,7 +143,7 @@ def _workplace(key: str) -> Iterator[Path]:
 
 
 def _registration(objects: Sequence[Path]) -> str:
-    """C text that registers the device code of relocatable objects as one group."""
+    """C text that registers the device code of relocatable objects as one group, in place of the device linker."""
     names = sorted({name.decode() for path in objects for name in _REGISTRATION.findall(path.read_bytes())})
     head = "static char group;\nvoid kernelproof_register_linked(void (*)(void **), void *, const void *);\n"
     return head + "".join(
@@ -141,7 +154,7 @@ def _registration(objects: Sequence[Path]) -> str:
 
 
 def text_file(text: str, suffix: str) -> Path:
-    """A file of some text, in the cache: the same one for the same text."""
+    """Store a text in the cache and return its file, which is the same one for the same text."""
     path = _folder() / "texts" / f"{_digest(text)}{suffix}"
     if not path.exists():
         files.write(path, text)
@@ -156,11 +169,11 @@ def ptx(
     source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None,
     *, foreign: Foreign = None,
 ) -> Path:  # fmt: skip
-    """The PTX of a source's kernels; nothing of its host code is compiled. Raises Failure with the compiler's
-    errors, and where it takes longer than ``seconds``.
+    """Compile a source's kernels to PTX; its host code is not compiled.
 
-    ``foreign``: of a text that somebody else wrote, the folders that it may include files from, besides those of
-    ``arguments``; its compiler works in a sandbox.
+    For an untrusted source, ``foreign`` lists the folders from which it may include files, besides those that
+    ``arguments`` name; its compiler then runs in a sandbox. Raises Failure with the compiler's errors, or if the
+    compiler takes longer than ``seconds``.
     """
     options = ["-ptx", "-lineinfo", *_includes(tools), f"-arch={sm}", *arguments]
     return _translated(source, options, ".ptx", tools, seconds, foreign)
@@ -169,7 +182,7 @@ def ptx(
 def _object(
     source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None, foreign: Foreign
 ) -> Path:
-    """A compiled source."""
+    """The object file of a source."""
     number = sm.removeprefix("sm_")
     options = [
         "-c", "-lineinfo", "--no-compress", "-Xcompiler=-fPIC", *_includes(tools),
@@ -192,8 +205,12 @@ def _includes(tools: Toolchain) -> list[str]:
 def _translated(
     source: Path, options: Sequence[str], suffix: str, tools: Toolchain, seconds: float | None, foreign: Foreign
 ) -> Path:
-    """What nvcc makes of a source, from the cache if neither the source nor a header of it has changed. Processes that
-    need the same at a time compile it once."""
+    """Compile a source, or take the result from the cache if neither the source nor any of its headers has changed.
+
+    The headers are known only after a compilation. So the key of the cache covers the source alone and leads to a
+    manifest, which names the object and the digests of all headers. A lock on the key makes processes that need the
+    same object at the same time compile it once.
+    """
     with reading(source):
         content = source.read_bytes()
     where = source.resolve()
@@ -210,7 +227,8 @@ def _translated(
             headers = _headers(rule.read_text() if rule.exists() else "", tools)
             if foreign is not None:
                 _within(headers, [where, *_named(options), *foreign])
-            # A path with a backslash is no file in the rule: then nobody could ask whether the header has changed.
+            # The dependency rule cannot express a path with a backslash. Such a header is missing from the digests, its
+            # changes would go unnoticed, and therefore no manifest is written below.
             digests = {str(path): _digest(path.read_bytes()) for path in headers if path.is_file()}
             final = _folder() / f"{_digest(key, target.read_bytes())}{suffix}"
             target.replace(final)
@@ -220,7 +238,7 @@ def _translated(
 
 
 def _current(manifest: Path) -> Path | None:
-    """The object that a manifest names, if it exists and no header has changed since."""
+    """The object that a manifest names, or None if it does not exist or a header has changed since."""
     try:
         record = json.loads(manifest.read_text())
         target = _folder() / str(record["object"])
@@ -231,7 +249,8 @@ def _current(manifest: Path) -> Path | None:
 
 
 def _headers(rule: str, tools: Toolchain) -> list[Path]:
-    """The files of a dependency rule, without those whose version enters the key already."""
+    """The files in a dependency rule, without those of the toolkit and the system, which the compiler's version
+    covers."""
     text = rule.partition(":")[2].replace("\\\n", " ")
     paths = [Path(word.replace("\\ ", " ")).resolve() for word in re.findall(r"(?:\\ |\S)+", text)]
     toolkit = (tools.cuda_include.resolve(), tools.cutlass_include.resolve(), Path("/usr/include"), Path("/usr/lib"))
@@ -239,7 +258,7 @@ def _headers(rule: str, tools: Toolchain) -> list[Path]:
 
 
 def _named(options: Sequence[str]) -> list[Path]:
-    """Folders of headers that options of nvcc name, resolved."""
+    """The folders of headers that options of nvcc name, with links resolved."""
     words = [*options, ""]
     names = [
         match[1] or after for word, after in pairwise(words) if (match := re.fullmatch(r"(?:-I|-isystem=?)(.*)", word))
@@ -248,7 +267,7 @@ def _named(options: Sequence[str]) -> list[Path]:
 
 
 def _within(headers: Sequence[Path], places: Sequence[Path]) -> None:
-    """Raises Failure for a header that lies elsewhere, as it can where no sandbox hides it."""
+    """Raise Failure for a header outside of ``places``. A sandbox hides such files, but not every system has one."""
     for path in headers:
         if not any(path.is_relative_to(place) for place in places):
             raise Failure(f"{path}: a file outside of the folders that may be read is included")
@@ -258,8 +277,11 @@ def _compile(
     tools: Toolchain, arguments: Sequence[str], sources: Sequence[Path], target: Path, folder: Path,
     seconds: float | None, foreign: Foreign,
 ) -> None:  # fmt: skip
-    """Run nvcc in a folder. Raises MissingLibraries, Failure with nvcc's first errors or behind ``seconds``, and
-    WrongInput for an argument that its shell would read."""
+    """Run nvcc in a folder, in a sandbox if ``foreign`` is not None.
+
+    Raises MissingLibraries, Failure with nvcc's first errors or after ``seconds``, and WrongInput for an argument that
+    nvcc's shell would interpret.
+    """
     command = nvcc_command(tools.nvcc, arguments, sources, target)
     if foreign is not None:
         views = [*toolchain_folders(tools), _STAND_INS, *sources, *_named(arguments), *foreign]
@@ -272,7 +294,8 @@ def _compile(
         if missing := dict.fromkeys(_NOT_FOUND.findall(output)):
             raise MissingLibraries(list(missing), folder)
         lines = [line for line in output.splitlines() if line.strip()]
-        if foreign is not None and sandbox.lack():  # messages may quote any file, since none is hidden
+        # Without a sandbox, an untrusted text may have included any file, and messages about that file would quote it.
+        if foreign is not None and sandbox.namespace_obstacle():
             lines = [line for line in lines if line.startswith(tuple(map(str, sources)))] or ["it does not compile"]
         faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined|multiple definition", line)]
         raise Failure("nvcc failed:\n" + "\n".join((faults or lines)[:12]))

@@ -1,4 +1,4 @@
-"""The devices that a check can emulate."""
+"""The GPUs that a check can emulate, and the names by which users choose them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernelproof.ground.chips import GPUS
 from kernelproof.ground.errors import WrongInput
 
 DEFAULT = "sm_80"
-# The chip that stands for a capability; every chip also goes by its own name.
+# The chip that is emulated for a compute capability. Every chip can also be chosen by its own name.
 _CHIPS = {
     "sm_80": "a100",
     "sm_86": "rtx3090",
@@ -21,12 +21,12 @@ _CHIPS = {
 
 
 def names() -> list[str]:
-    """The values of ``--gpu``."""
+    """The values that ``--gpu`` accepts."""
     return [*_CHIPS, "sm_90a", *GPUS]
 
 
 def device(name: str) -> Device:
-    """The device of a capability (sm_90a is sm_90) or chip. Raises WrongInput."""
+    """The device for a compute capability (sm_90a means sm_90) or a chip. Raises WrongInput."""
     base = re.sub(r"^(?:compute|sm)_(\d+)[af]?$", r"sm_\1", name.casefold())
     chip = GPUS.get(_CHIPS.get(base, base))
     if chip is None:
@@ -35,13 +35,13 @@ def device(name: str) -> Device:
 
 
 def target(name: str) -> str:
-    """The architecture to compile for: with every instruction of the device."""
+    """The architecture to compile for, with the suffix that enables every instruction of the device."""
     major, minor = device(name).capability
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def nearest(sm: str) -> str:
-    """The device that runs code of an architecture: the first of its capability or later ones."""
+    """The device to run code of an architecture on: the first whose capability is that one or a later one."""
     number = int(re.sub(r"\D", "", sm) or 80)
     later = [name for name in _CHIPS if int(name[3:]) >= number]
     return later[0] if later else list(_CHIPS)[-1]

@@ -1,7 +1,7 @@
-"""The process of a check: it opens the program, runs it on the emulated device, and reports while it runs.
+"""The child process of a check: it loads the program, runs it on the emulated device, and reports while it runs.
 
-It ends by the program's own exit, so every report is on its way before: findings go to standard output beside what the
-program prints, and as messages to the process that waits.
+The program may call ``exit`` at any time, so nothing is kept for the end: each finding is printed at once, next to what
+the program prints, and sent as a message to the parent process.
 """
 
 from __future__ import annotations
@@ -44,30 +44,37 @@ from kernelproof.emulator.host.standin import runtime_path, stand_for, stand_in_
 from kernelproof.emulator.state.sites import Site
 from kernelproof.ground import places
 from kernelproof.ground.errors import UserError, WrongInput
-from kernelproof.ground.sandbox import Sandbox, enter, views_of_python
+from kernelproof.ground.sandbox import Sandbox, confine, views_of_python
 
-# Libraries whose functions the stand-in runtime has.
-STOOD_FOR = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
+# Libraries that a program may be linked with and that the emulated CUDA runtime replaces.
+REPLACED_LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 
-
-# Descriptors of the check begin here: programs close low ones, and get their numbers for files of their own.
+# The check's own file descriptors start at this number. Programs close low numbers, or reopen them as their own files.
 FIRST_DESCRIPTOR = 512
-PROGRESS_S = 1.0
-PROCESSES = 32  # of a program in a sandbox
+PROGRESS_S = 1.0  # least time between two messages of progress
+PROCESSES = 32  # most processes of a program in a sandbox
 
 
-def box(files: Iterable[Path], seconds: float) -> Sandbox:
-    """The sandbox of a process that runs what somebody else wrote: it sees some files and folders, this package, the
-    stand-in runtime, and what Python has installed."""
-    stand_ins = [runtime_path(), *map(stand_in_path, STOOD_FOR)]
+def program_sandbox(files: Iterable[Path], seconds: float) -> Sandbox:
+    """The sandbox for a process that runs untrusted code for at most ``seconds``.
+
+    The process sees ``files`` (files and folders), this package, the emulated runtime, and the installed packages of
+    Python.
+    """
+    stand_ins = [runtime_path(), *map(stand_in_path, REPLACED_LIBRARIES)]
     views = (*views_of_python(), *map(str, [*stand_ins, *files]))
     return Sandbox(views, cpu_s=int(seconds * (os.cpu_count() or 1)) + 10, gib=0.0, processes=PROCESSES)
 
 
 class Message(NamedTuple):
-    """From the process of a check: ``kind`` is begin, progress (``ctas``: ended, and all), loop, launch, repeated,
-    finding, refused, unsupported, note, wrong, ended, failed (the check itself: why), main (the program's own code runs
-    from here), or complete (all is done)."""
+    """A message from the process of a check to its parent.
+
+    ``kind`` is one of: "begin" (a launch starts), "progress" (``ctas``: how many have ended, and how many there are),
+    "loop" (a loop runs for long), "launch" (a launch has run), "repeated" (it was skipped, since its effect is known),
+    "finding", "refused" (a launch cannot be emulated), "unsupported" (a CUDA function is missing), "note", "wrong" (the
+    user's input), "ended" (a called function returned), "main" (the program's own main is called next), "complete"
+    (all is done) or "failed" (the check itself failed).
+    """
 
     kind: str
     kernel: str = ""
@@ -78,36 +85,36 @@ class Message(NamedTuple):
 
 
 class Reporter:
-    """Sends messages to the waiting process, and prints what users should see at once."""
+    """Sends messages to the parent process, and prints what users should see at once."""
 
     def __init__(self, pipe: Connection, quiet: bool, longest: float = inf) -> None:
-        self.pipe = Connection(_moved(pipe.fileno()))
+        self.pipe = Connection(_high_copy(pipe.fileno()))
         pipe.close()
-        self.quiet, self.output = quiet, _moved(1)
-        self.unprinted = longest  # bytes that may still be printed
+        self.quiet, self.output = quiet, _high_copy(1)
+        self.bytes_left = longest  # how much may still be printed
         self.progress_sent = 0.0
         self.printed: set[Cause] = set()
         self.libc = ctypes.CDLL(None)
 
     def send(self, message: Message) -> None:
-        """Send a message; a receiver that has gone is no error."""
+        """Send a message. If the parent process no longer exists, end this process."""
         try:
             self.pipe.send(message)
         except OSError:
             os._exit(1)
 
     def write(self, words: str) -> None:
-        """Print behind what the program has printed so far."""
-        self.libc.fflush(None)
+        """Print ``words`` after everything that the program has printed so far."""
+        self.libc.fflush(None)  # the program's own output may still wait in the buffers of the C library
         data = words.encode(errors="replace")
-        data = data[: int(min(self.unprinted, len(data)))]
-        self.unprinted -= len(data)
-        with suppress(OSError):  # standard output is closed; messages go on
+        data = data[: int(min(self.bytes_left, len(data)))]
+        self.bytes_left -= len(data)
+        with suppress(OSError):  # If standard output is closed, findings still reach the parent as messages.
             while data:
                 data = data[os.write(self.output, data) :]
 
     def progress(self, finished: int, total: int) -> None:
-        """How many CTAs of a launch have ended: sent at most once a second."""
+        """Send how many CTAs of a launch have ended, at most once a second."""
         if time.perf_counter() - self.progress_sent > PROGRESS_S:
             self.progress_sent = time.perf_counter()
             self.send(Message("progress", ctas=(finished, total)))
@@ -118,7 +125,7 @@ class Reporter:
         self.send(Message("loop", text=f"in the loop at {place} ({turns} turns and more)"))
 
     def finding(self, finding: Report) -> None:
-        """Report a finding: printed the first time, counted always."""
+        """Send a finding; print it only the first time that its cause is seen."""
         if finding.cause not in self.printed:
             self.printed.add(finding.cause)
             if not self.quiet:
@@ -126,13 +133,13 @@ class Reporter:
         self.send(Message("finding", finding.kernel, finding=finding))
 
 
-def _moved(descriptor: int) -> int:
-    """A copy of a descriptor that the program's own closing does not reach."""
+def _high_copy(descriptor: int) -> int:
+    """A copy of a descriptor with a number so high that the program's own ``close`` calls do not hit it."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
 
 
 def check_session(plan: Plan, reporter: Reporter) -> Session:
-    """The emulated device of a check: findings are reported at once, and outputs checked where all CTAs ran."""
+    """The emulated device of a check. It reports each finding at once."""
     memory = Memory()
     options = Options(
         counters=plan.counters,
@@ -145,7 +152,7 @@ def check_session(plan: Plan, reporter: Reporter) -> Session:
         devices.device(plan.device),
         options,
         sampling.sampler(plan.sample, plan.seed) if plan.sample else None,
-        check_outputs=False,  # the program's main may never return: ``serve`` checks them where it can
+        check_outputs=False,  # a program's main may never return; calls and launches check their outputs themselves
         refusals_are_findings=True,
         hooks=CheckHooks(memory, reporter, plan.sample),
     )
@@ -153,23 +160,23 @@ def check_session(plan: Plan, reporter: Reporter) -> Session:
 
 
 class CheckHooks(SessionHooks):
-    """Reports what a check's session does while it does it, and skips launches whose effect is known."""
+    """Reports what the emulated device does, while it does it, and skips launches whose effect is known."""
 
     def __init__(self, memory: Memory, reporter: Reporter, sample: int) -> None:
         self.memory, self.reporter, self.sample, self.incomplete = memory, reporter, sample, False
         self.repetitions, self.dependences = Repetitions(memory), sampling.MemoryDependences()
 
     def unsupported(self, function: str) -> None:
-        """Tell of a function that the emulator lacks."""
+        """Report a CUDA function that the emulator lacks."""
         self.reporter.send(Message("unsupported", text=function))
 
     def refused(self, call: str, refused: LaunchRefused, first: bool) -> None:
-        """Tell why a tensor map was not made: the kernel that gets it only finds none."""
+        """Report why a tensor map was not encoded: the kernel that uses it could only say that it is missing."""
         if call == "tensor_map" and first:
             self.reporter.send(Message("note", text=str(refused)))
 
     def report(self, reports: list[Report], launches: list[LaunchResult]) -> None:
-        """Report what the machine has found since the last time."""
+        """Report what the emulator has found since the last call."""
         for report in reports:
             if report.kind == CANNOT:
                 kernel = report.kernel
@@ -182,7 +189,7 @@ class CheckHooks(SessionHooks):
         launches.clear()
 
     def execute(self, launch: KernelLaunch) -> LaunchResult:
-        """Execute a launch, unless its effect is known."""
+        """Execute a launch, or apply its effect if that is known."""
         if self.repetitions.repeat(launch):
             self.reporter.send(Message("repeated", launch.kernel))
             geometry = launch.geometry
@@ -193,6 +200,7 @@ class CheckHooks(SessionHooks):
             result = launch.execute()
         if self.incomplete:
             self.dependences.excuse(launch, result.reports)
+        # A partial launch leaves memory unwritten, and a launch that prints has an effect besides memory.
         given_up = any(report.kind == CANNOT for report in result.reports)
         if given_up or (self.sample and prod(launch.geometry.grid) > self.sample):
             self._assume_written()
@@ -204,7 +212,7 @@ class CheckHooks(SessionHooks):
         return result
 
     def _assume_written(self) -> None:
-        """CTAs that were left out, or given up, may have written anywhere, so no later read is of undefined memory."""
+        """Treat all memory as initialised from now on, since CTAs that did not run might have written anywhere."""
         if not self.incomplete:
             self.incomplete = True
             text = "not all CTAs ran to their end: what may follow from values that later launches lack is benign"
@@ -214,13 +222,15 @@ class CheckHooks(SessionHooks):
 
 
 def serve(pipe: Connection, plan: Plan, box: Sandbox | None) -> None:
-    """Run a plan, in a sandbox if there is one; never returns where the program's own main runs."""
+    """Run a plan in this process, inside ``box`` if one is given. It never returns if the program's own main runs."""
+    # The order matters. The new session lets the parent kill this process with all that it started; the sandbox comes
+    # before any foreign code is loaded, and the reporter's descriptors before the program can close or reuse any.
     os.setsid()
-    faulthandler.disable()  # a crash is the program's
+    faulthandler.disable()  # If the program crashes, Python's traceback would only confuse.
     if plan.output_to_stderr:
         os.dup2(2, 1)
     if box:
-        enter(box, (1, 2, pipe.fileno()), KERNELPROOF_CACHE_DIR=str(places.user_cache()))
+        confine(box, (1, 2, pipe.fileno()), KERNELPROOF_CACHE_DIR=str(places.user_cache()))
     _cut_exit_handlers()
     reporter = Reporter(pipe, plan.quiet, box.output_bytes if box else inf)
     try:
@@ -243,24 +253,29 @@ def serve(pipe: Connection, plan: Plan, box: Sandbox | None) -> None:
 
 
 def _cut_exit_handlers() -> None:
-    """Makes exit run only the handlers registered after this call, flush, and end the process. Handlers that libraries
-    registered before the fork (Ray, gRPC) wait for threads that do not exist in the child."""
+    """Make ``exit`` run only the handlers that are registered from now on, flush the streams, and end the process.
+
+    Libraries such as Ray and gRPC registered handlers before the fork. Those wait for threads that do not exist in this
+    child process, so they would never return. Handlers run in reverse order of registration: the ``_exit`` that is
+    registered first here runs after the flushes below and before all older handlers.
+    """
     libc = ctypes.CDLL(None)
-    libc.on_exit(libc._exit, None)  # exit handlers run in reverse order of registration
+    libc.on_exit(libc._exit, None)
     libc.__cxa_atexit(libc.fflush, None, None)
     with suppress(OSError):
         streams = ctypes.CDLL("libstdc++.so.6")
-        streams._ZNSt8ios_base4InitC1Ev(
-            ctypes.create_string_buffer(8)
-        )  # constructs std::cout and std::clog, which are raw memory before
+        # std::ios_base::Init constructs std::cout and std::clog; until then they are uninitialised memory.
+        streams._ZNSt8ios_base4InitC1Ev(ctypes.create_string_buffer(8))
         for stream in ("_ZSt4cout", "_ZSt4clog"):
             libc.__cxa_atexit(streams._ZNSo5flushEv, ctypes.byref(ctypes.c_char.in_dll(streams, stream)), None)
 
 
-def open_library(path: Path, stood_for: Iterable[str], remedy: str = "") -> ctypes.CDLL:
-    """A library with host code, bound to the stand-in runtime, which has the functions of the libraries ``stood_for``.
-    Raises WrongInput, with a ``remedy``."""
-    stand_for(*stood_for)
+def open_library(path: Path, replaced: Iterable[str], remedy: str = "") -> ctypes.CDLL:
+    """Load a library with host code. The emulated runtime takes the place of the libraries named in ``replaced``.
+
+    Raises WrongInput if the library cannot be loaded; its message ends with ``remedy``.
+    """
+    stand_for(*replaced)
     try:
         return ctypes.CDLL(str(path.resolve()))
     except OSError as error:
@@ -272,9 +287,9 @@ def open_library(path: Path, stood_for: Iterable[str], remedy: str = "") -> ctyp
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """The program's library, bound to the stand-in runtime. Raises WrongInput."""
+    """Load the program's library. Raises WrongInput, also if its kernels are invisible to the emulated runtime."""
     before = image_count()
-    library = open_library(path, STOOD_FOR, "; name missing sources on the command line")
+    library = open_library(path, REPLACED_LIBRARIES, "; name missing sources on the command line")
     if image_count() == before and b".nv_fatbin" in path.read_bytes():
         raise WrongInput(
             f"{path.name} holds kernels and does not register them: it is linked with the static CUDA runtime; link it "
@@ -284,7 +299,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kernels: Iterable[str]) -> NoReturn:
-    """Call main, and leave as a program does: destructors, handlers of exit, flushed streams."""
+    """Call main, then exit as a program does: with destructors, exit handlers and flushed streams."""
     libc = reporter.libc
     if library is None or (main := getattr(library, "main", None)) is None:
         names = ", ".join(short_names(kernels).values()) or "none"
@@ -293,7 +308,7 @@ def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kerne
     words = [os.fsencode(word) for word in plan.main]
     argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
     stdout = ctypes.c_void_p.in_dll(libc, "stdout")
-    libc.setvbuf(stdout, None, 1, 0)  # lines, so that findings stand between them
+    libc.setvbuf(stdout, None, 1, 0)  # buffered by line (_IOLBF), so that findings are printed between whole lines
     main.restype = ctypes.c_int
     reporter.send(Message("main"))
     code = main(len(words), argv)
@@ -302,7 +317,7 @@ def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kerne
 
 
 def _call(library: ctypes.CDLL | None, plan: Plan, session: Session, reporter: Reporter) -> None:
-    """Call a function of the library."""
+    """Call the function of the library that the plan names."""
     assert plan.call is not None
     name, arguments = plan.call
     if library is None or getattr(library, name, None) is None:
@@ -314,7 +329,7 @@ def _call(library: ctypes.CDLL | None, plan: Plan, session: Session, reporter: R
 
 
 def _launch_all(plan: Plan, session: Session) -> None:
-    """Launches that the user describes."""
+    """Run the launches of the plan, in order and on the same memory."""
     owners = session.kernels()
     shared: dict[str, Buffer] = {}
     for spec in plan.launches:

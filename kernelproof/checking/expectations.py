@@ -1,7 +1,7 @@
-"""Expected findings: a file lists those that a project accepts, and only others count.
+"""Expected findings: a project lists in a file which findings it accepts, and only others count as errors.
 
-A line is ``RULE``, ``RULE KERNEL`` or ``RULE KERNEL FILE:LINE``; a star stands for any kernel, the line number may be
-missing, and a # begins a comment.
+Each line of the file is ``RULE``, ``RULE KERNEL`` or ``RULE KERNEL FILE:LINE``. A star as the kernel matches every
+kernel, the line number may be omitted, and a # begins a comment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernelproof.ground.errors import WrongInput, reading
 
 
 class Expectation(NamedTuple):
-    """A finding that is expected; empty parts match everything."""
+    """One line of the file; empty parts, and line 0, match everything."""
 
     rule: str
     kernel: str
@@ -40,7 +40,7 @@ class Expectation(NamedTuple):
 
 
 def read(path: Path) -> tuple[Expectation, ...]:
-    """The expectations of a file. Raises WrongInput."""
+    """Read the expectations in a file. Raises WrongInput."""
     with reading(path):
         lines = path.read_text().splitlines()
     expectations = []
@@ -60,7 +60,7 @@ def read(path: Path) -> tuple[Expectation, ...]:
 
 
 def apply(result: Result, expectations: Sequence[Expectation]) -> None:
-    """Take expected findings out of those that count; a note for each expectation that matches none."""
+    """Move expected findings to ``result.expected``, and add a note for each expectation that no finding matches."""
     used: set[Expectation] = set()
     for key, finding in list(result.findings.items()):
         match = next((item for item in expectations if item.matches(finding)), None)

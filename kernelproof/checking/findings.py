@@ -1,4 +1,4 @@
-"""The kernels that a check ran, and how its findings are told apart."""
+"""The kernels that a check ran, the source lines of a finding, and counters of launches."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 from kernelproof.emulator import LaunchResult, Report
 from kernelproof.emulator.state.sites import Frame
 
-# The emulator refuses a launch: no fault of the program, but the launch is not checked.
+# The kind of a report by which the emulator refuses a launch. It is no error of the program; the launch is not checked.
 CANNOT = "launch-error"
 
-# Two findings with the same key are the same finding.
+# Two findings with equal causes are the same finding and are counted together.
 Cause = tuple[object, ...]
 
 
 def frames(report: Report) -> tuple[Frame, ...]:
-    """The lines to show: the user's own first, then those that lead from it to the instruction, then its callers."""
+    """The source lines of a finding: first the user's own line, then the lines inlined into it, down to the
+    instruction, then its callers."""
     site = report.access.site
     if site.home is None:
         return ()
@@ -26,15 +27,19 @@ def frames(report: Report) -> tuple[Frame, ...]:
 
 
 def local(frame: Frame) -> Frame:
-    """The line, with its file as seen from the working directory where it lies below."""
+    """The line, with a relative file name if the file lies below the working directory."""
     path, folder = Path(frame.file), Path.cwd()
     return frame._replace(file=str(path.relative_to(folder))) if path.is_relative_to(folder) else frame
 
 
 @dataclass
 class Kernel:
-    """A kernel and its launches: how many ran, how many more were repetitions on the same data and so were not run
-    again, the CTAs executed, and counters summed over launches."""
+    """A kernel and its launches.
+
+    ``launches`` is how many were executed, ``repetitions`` how many more were skipped because they repeated a launch on
+    the same data. ``ctas``, ``seconds`` and ``counters`` are sums over the executed launches; ``grids`` counts each
+    geometry.
+    """
 
     name: str
     launches: int = 0
@@ -45,7 +50,7 @@ class Kernel:
     counters: dict[str, int] = field(default_factory=dict)
 
     def add(self, run: Run) -> None:
-        """Count a launch that ran."""
+        """Add a launch that was executed."""
         self.launches += 1
         self.ctas += run.ctas
         self.seconds += run.seconds
@@ -56,7 +61,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Run:
-    """A launch that ran: grid and block as text, CTAs executed, its time and counters."""
+    """A launch that was executed: its grid and block as text, executed CTAs, seconds, and counters."""
 
     grid: str
     ctas: int
@@ -65,20 +70,23 @@ class Run:
 
 
 def run_of(result: LaunchResult, seconds: float) -> Run:
-    """The run of a launch, from its result."""
+    """The ``Run`` of a launch, from the emulator's result."""
     spelled = f"{extents(result.grid)} of {extents(result.block)}"
     counters = numbers(result.counters.summary()) if result.counters is not None else {}
     return Run(spelled, 0 if result.ctas is None else len(result.ctas), seconds, counters)
 
 
 def extents(dims: tuple[int, int, int]) -> str:
-    """A grid or a block as users write it."""
+    """A grid or a block as text, such as ``8x4``; trailing extents of 1 are left out."""
     x, y, z = dims
     return f"{x}x{y}x{z}" if z > 1 else f"{x}x{y}" if y > 1 else str(x)
 
 
 def numbers(counters: dict[str, Any]) -> dict[str, int]:
-    """Counters without opcodes, and bank conflicts, sectors and bytes by kind; bytes of bulk copies."""
+    """The emulator's counters as flat names and integers, without the table of opcodes and without most zeros.
+
+    Bank conflicts are the shared-memory wavefronts beyond the fewest possible.
+    """
     out = {name: value for name, value in counters.items() if isinstance(value, int) and value}
     out |= {f"bulk {name}": value for name, value in counters["bulk"].items() if value}
     for kind, banks in counters["shared"].items():

@@ -1,16 +1,21 @@
-"""Includes of an untrusted text, which may only be those of the compiler and its libraries."""
+"""Finds includes in an untrusted text that could reveal files of this machine.
+
+A compiler's message may quote a file that the text includes, and ``__has_include`` reveals whether a file exists. So
+only headers of the compiler and its libraries may be included. The text is read by regular expressions, not by a
+compiler, and each doubtful case counts as an include.
+"""
 
 from __future__ import annotations
 
 import re
 
-# It matches in one way only, so that no text takes long.
+# A comment or white space. The expression can match a text in one way only, so no text makes it backtrack for long.
 _COMMENT = r"(?:\s|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
-# Directives within comments and strings match too, because the author of the text decides where those end.
+# Directives inside comments and strings match too, because a hostile text can make their ends hard to recognise.
 _INCLUDE = re.compile(rf"(?:^|\*/){_COMMENT}(?:#|%:|\?\?=){_COMMENT}(?:include|include_next|import|embed)\b(.*)$", re.M)
 _ALLOWED = re.compile(rf"{_COMMENT}(?:<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\")")
-# Tests whether a file exists, directly or by a macro of a header or of the text. Testing whether the name itself is
-# defined as a macro is allowed.
+# Expressions that ask whether a file exists, directly or through a macro. Asking whether ``__has_include`` itself is
+# defined is allowed.
 _TEST = rf"(?:\bdefined{_COMMENT}(?:\({_COMMENT})?|(?:#|%:|\?\?=){_COMMENT}ifn?def\b{_COMMENT})"
 _QUESTION = re.compile(rf"({_TEST})?\b\w*(?i:has_(?:include|embed))\w*{_COMMENT}(?=(.*))")
 _NEWLINE = re.compile(r"\r\n|[\r\v\f]")
@@ -18,7 +23,10 @@ _SPLICE = re.compile(r"(?:\\|\?\?/)[ \t]*\n")
 
 
 def outside(source: str) -> list[str]:
-    """Lines that include a file by an absolute path, a path upwards or a macro, or that ask whether a file exists."""
+    """The lines that include a file by an absolute path, by a path upwards or by a macro, or ask whether it exists.
+
+    Lines that end with a backslash are joined first, as a compiler does, since they could split a directive.
+    """
     joined = _SPLICE.sub("", _NEWLINE.sub("\n", source.removeprefix("\ufeff")))
     included = [match[0].strip() for match in _INCLUDE.finditer(joined) if not _ALLOWED.match(match[1])]
     names = [match for match in _QUESTION.finditer(joined) if not match[1]]

@@ -1,4 +1,4 @@
-"""Names of kernels as people write them: demangled, and as short as stays unambiguous."""
+"""Names of kernels as people write them: demangled, and as short as possible without being ambiguous."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _demangler() -> ctypes._NamedFuncPointer | None:
 
 @cache
 def demangled(name: str) -> str:
-    """A C++ name with its types, such as ``void add<float>(float*, int)``; other names as they are."""
+    """The C++ name of a mangled one, such as ``void add<float>(float*, int)``; other names are returned unchanged."""
     function, name = _demangler(), without_file(name)
     if function is None or not name.startswith("_Z"):
         return name
@@ -56,8 +56,11 @@ def qualified(name: str) -> str:
 
 
 def plain(name: str) -> str:
-    """The name without scopes and template arguments: ``add``. Also of a name that libstdc++ does not demangle: nvcc
-    writes such names for kernels whose template arguments are CuTe's layouts and atoms."""
+    """The name without scopes and template arguments: ``add``.
+
+    It also works for names that libstdc++ cannot demangle. nvcc writes such names for kernels whose template arguments
+    are CuTe's layouts and atoms.
+    """
     text = qualified(name)
     if text.startswith("_Z"):
         return plain_name(text)
@@ -65,7 +68,7 @@ def plain(name: str) -> str:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """For each mangled name the shortest form that no other of them has."""
+    """For each mangled name, its shortest form that none of the other names shares."""
     everything = list(dict.fromkeys(names))
     forms: tuple[Callable[[str], str], ...] = (plain, qualified, demangled)
     counts = [Counter(form(name) for name in everything) for form in forms]
@@ -76,7 +79,8 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def resolved(text: str, names: Iterable[str]) -> str:
-    """The mangled name that a user means. Raises WrongInput, which lists the names, for none or several."""
+    """The mangled name that a user means by ``text``. Raises WrongInput, with the possible names, for none or
+    several."""
     everything = list(dict.fromkeys(names))
     if text in everything:
         return text
@@ -90,7 +94,7 @@ def resolved(text: str, names: Iterable[str]) -> str:
 
 
 def fitted(names: dict[str, str], width: int) -> dict[str, str]:
-    """Short names for people: one that is longer than ``width`` becomes its plain name and a number."""
+    """Short names, in which one that is longer than ``width`` is replaced by its plain name and a number."""
     counts: Counter[str] = Counter()
     out = {}
     for name, short in names.items():

@@ -1,4 +1,8 @@
-"""What a check runs: a program's main, a function of it, or launches that the user describes; and on which device."""
+"""Describes what a check runs, and on which device: a program's main, one of its functions, or single launches.
+
+Users write arguments and launches as text (``in:f32[64,32]=random``, ``add<<<4,256>>>``) or as a JSON file; the
+functions here parse them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ DTYPES = {
     "u32": "u4", "i64": "i8", "u64": "u8",
 }  # fmt: skip
 ROLES = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}
-GENERATED = ("zeros", "ones", "iota", "random")  # contents that come from no file
+GENERATED = ("zeros", "ones", "iota", "random")  # contents that are computed; any other content names a file
 _BUFFER = re.compile(r"(in|out|inout|scratch):(\w+)\[([\d, x]+)\](?:=(.+))?")
 _TYPED = re.compile(r"(\w+):(-?[\d.][\w.+-]*)")
 FORM = "a number, i64:5, f64:0.5, or in|out|inout|scratch:f32[64,32]=zeros|ones|iota|random|FILE.npy"
@@ -27,7 +31,7 @@ FORM = "a number, i64:5, f64:0.5, or in|out|inout|scratch:f32[64,32]=zeros|ones|
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """An array that a launch takes: role, type and shape, and what it holds at first."""
+    """An array argument of a launch: its role, NumPy type and shape, and its initial content."""
 
     role: str
     dtype: str
@@ -35,11 +39,11 @@ class BufferSpec:
     content: str
 
     def placed(self, place: Callable[[str], Path]) -> BufferSpec:
-        """The same with the file that it names, if it does, as ``place`` makes it."""
+        """This buffer with its file name, if it has one, replaced by the path that ``place`` returns for it."""
         return self if self.content in GENERATED else replace(self, content=str(place(self.content)))
 
     def array(self, seed: int) -> NDArray[np.generic]:
-        """Its content. Raises WrongInput for a file that does not fit."""
+        """The initial content. Raises WrongInput if a file cannot be read or has another size in bytes."""
         kind, count = np.dtype(self.dtype), int(np.prod(self.shape))
         if self.content == "zeros":
             return np.zeros(self.shape, kind)
@@ -62,12 +66,13 @@ class BufferSpec:
         return loaded
 
 
-# A buffer's specification, the name of a shared one, a number of the parameter's own size, or one of a type.
+# A buffer, the name of a buffer that several launches share, a number that takes the size of its parameter, or a number
+# with a type of its own.
 Argument = BufferSpec | str | int | float | np.generic
 
 
 def argument(text: str | int | float, buffers: Mapping[str, BufferSpec]) -> Argument:
-    """An argument as a user writes it. Raises WrongInput."""
+    """Parse an argument, such as ``7``, ``f64:0.5``, ``out:f32[64]`` or a shared buffer's name. Raises WrongInput."""
     if not isinstance(text, str):
         return text
     if text in buffers:
@@ -88,7 +93,7 @@ def argument(text: str | int | float, buffers: Mapping[str, BufferSpec]) -> Argu
 
 
 def buffer(text: str) -> BufferSpec:
-    """A buffer as a user writes it. Raises WrongInput."""
+    """Parse a buffer, such as ``in:f32[64,32]=random``. Raises WrongInput."""
     match = _BUFFER.fullmatch(text)
     if match is None:
         raise WrongInput(f"buffer {text!r}: write {FORM.partition('or ')[2]}")
@@ -105,7 +110,7 @@ def _buffer(match: re.Match[str]) -> BufferSpec:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """A launch: the kernel as the user names it, its geometry and arguments."""
+    """A launch: the kernel by the name that the user wrote, its geometry, bytes of shared memory, and arguments."""
 
     entry: str
     grid: tuple[int, ...]
@@ -120,7 +125,7 @@ _Extents = Annotated[list[_Extent], Field(min_length=1, max_length=3)] | _Extent
 
 
 class LaunchEntry(BaseModel):
-    """A launch, as users describe it."""
+    """A launch in a JSON file or in a request to the MCP server."""
 
     model_config = ConfigDict(extra="forbid")
     entry: Annotated[str, Field(description="The kernel: its plain name where unambiguous, else add<float>.")]
@@ -135,7 +140,7 @@ class LaunchEntry(BaseModel):
 
 
 class LaunchFile(BaseModel):
-    """The file of ``--launch``: launches in order, and buffers that they share, by name."""
+    """The JSON file of ``--launch``: launches in order, and the buffers that they share, by name."""
 
     model_config = ConfigDict(extra="forbid")
     launches: Annotated[list[LaunchEntry], Field(min_length=1)]
@@ -144,7 +149,7 @@ class LaunchFile(BaseModel):
     def specifications(
         self, place: Callable[[str], Path] = Path
     ) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpec]]:
-        """The launches and shared buffers, with the files that they name as ``place`` makes them. Raises WrongInput."""
+        """The launches and shared buffers. ``place`` turns each file name in them into a path. Raises WrongInput."""
 
         def placed(item: Argument) -> Argument:
             return item.placed(place) if isinstance(item, BufferSpec) else item
@@ -165,7 +170,7 @@ class LaunchFile(BaseModel):
 
 
 def launch_file(path: Path) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpec]]:
-    """The launches and shared buffers of a file. Raises WrongInput."""
+    """Read the launches and shared buffers of a JSON file. Raises WrongInput."""
     with reading(path):
         text = path.read_text()
     try:
@@ -187,7 +192,7 @@ _LAUNCH = re.compile(rf"(.+?)<<<{_EXTENTS},{_EXTENTS}(?:,\s*(\d{{1,10}})\s*)?>>>
 
 
 def launch(text: str, arguments: tuple[Argument, ...]) -> LaunchSpec:
-    """A launch as CUDA spells it, ``add<<<4,256>>>``; a name alone launches one warp. Raises WrongInput."""
+    """Parse a launch in CUDA's notation, ``add<<<4,256>>>``; a name alone launches one warp. Raises WrongInput."""
     if "<<<" not in text:
         return LaunchSpec(text, (1,), (32,), arguments=arguments)
     match = _LAUNCH.fullmatch(text.strip())
@@ -199,10 +204,11 @@ def launch(text: str, arguments: tuple[Argument, ...]) -> LaunchSpec:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that the process of a check needs. ``library``: host code and PTX; ``ptx``: texts of their own.
+    """Everything that the process of a check needs to know.
 
-    Exactly one of ``main`` (its arguments, behind the name), ``call`` (a function, with its arguments) and ``launches``
-    is set. ``sample``: CTAs of a launch to run, 0: all. ``device``: a capability or chip, as ``devices`` spells them.
+    ``device`` is a capability or a chip, as in ``devices``. ``library`` holds host code and PTX; ``ptx`` are files of
+    PTX without host code. Exactly one of ``main`` (the program's name and its arguments), ``call`` (a function and its
+    arguments) and ``launches`` is set. ``sample`` is how many CTAs of each launch run; 0 runs all.
     """
 
     device: str
@@ -221,7 +227,7 @@ class Plan:
 
 
 def target_of(files: Sequence[Path]) -> str | None:
-    """The newest architecture that PTX files are for, None without files. Raises WrongInput."""
+    """The newest architecture among those that PTX files name, or None without files. Raises WrongInput."""
     targets = []
     for path in files:
         with reading(path):

@@ -1,8 +1,9 @@
-"""Launches on the same data: programs that measure time launch the same kernel many times.
+"""Skips launches whose effect is already known. Programs that measure time launch the same kernel many times.
 
-The machine is deterministic, so the same launch (kernel, geometry, parameters) on the same contents of memory has the
-same effect. If it left every byte as it was, it changes nothing again until something else does; if it changed some, as
-behind a memset that resets its outputs, they are put there again.
+The emulator is deterministic, so the same launch (kernel, geometry and parameters) on the same contents of memory has
+the same effect. There are two cases. A launch that left every byte as it was changes nothing again until something else
+changes memory. A launch that changed bytes, for example after a memset that resets its outputs, is repeated by writing
+those bytes again.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from kernelproof.emulator.host.execution import KernelLaunch, Snapshot
 from kernelproof.emulator.memory.arena import Memory
 
 _Key = tuple[int, str, object, bytes]
-# Bytes of device memory that the effects of launches keep, in all.
+# Most bytes that all stored effects together may hold.
 EFFECTS_LIMIT = 1 << 29
 
 
 class _Effect(NamedTuple):
-    """All of memory before a launch, and what the launch changed."""
+    """The contents of all memory before a launch, and of what the launch changed."""
 
     before: Snapshot
     changed: Snapshot
@@ -37,15 +38,16 @@ class Repetitions:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self._modules: dict[int, Module] = {}  # kept alive, so that their ids are not reused
-        # Launches that left memory as it was, and the version of memory that they saw.
+        # Keys contain the id of a module. A module that were freed could leave its id to another one.
+        self._modules: dict[int, Module] = {}
+        # Launches that left memory unchanged, each with the version of memory on which it ran.
         self._fixed: dict[_Key, tuple[int, int]] = {}
         # The last effect of each launch that changed memory, the latest last.
         self._effects: dict[_Key, _Effect] = {}
         self._changes = 0
 
     def repeat(self, launch: KernelLaunch) -> bool:
-        """Applies a launch's known effect without executing it; False if it is not known."""
+        """Apply a launch's effect without executing it. Returns False, and does nothing, if the effect is not known."""
         key = _key(launch)
         fixed = self._fixed.get(key)
         if fixed is not None and fixed == self._version():
@@ -59,7 +61,7 @@ class Repetitions:
 
     @contextmanager
     def observed(self, launch: KernelLaunch) -> Iterator[None]:
-        """Around an execution: notes whether it changes memory."""
+        """Surround the execution of a launch and store its effect on memory."""
         key = _key(launch)
         before = launch.before = Snapshot.of(self.memory)
         self._modules[key[0]] = launch.module
@@ -74,7 +76,7 @@ class Repetitions:
             self._keep(key, _Effect(before, Snapshot(changed)))
 
     def _keep(self, key: _Key, effect: _Effect) -> None:
-        """Keep an effect, and forget the oldest ones beyond the limit."""
+        """Store an effect, and drop the oldest ones while all together exceed the limit."""
         self._effects[key] = effect
         total = sum(item.nbytes for item in self._effects.values())
         for old in list(self._effects):
@@ -83,17 +85,17 @@ class Repetitions:
             total -= self._effects.pop(old).nbytes
 
     def forget(self, launch: KernelLaunch) -> None:
-        """Marks a launch as never to be repeated, because it also prints."""
+        """Drop a launch's effect. It is called for launches that print, because memory is not all that they change."""
         self._fixed.pop(_key(launch), None)
         self._effects.pop(_key(launch), None)
 
     def _version(self) -> tuple[int, int]:
-        """Changes with every execution that changes memory, and with what the host writes."""
+        """A number that changes whenever a launch or the host has changed memory."""
         return self._changes, self.memory.writes + _written_by_host(self.memory)
 
 
 def _written_by_host(memory: Memory) -> int:
-    """A checksum of memory that the host writes without a runtime call."""
+    """A checksum of the memory that the host can write directly, which no count of runtime calls would show."""
     total = 0
     for buffer in memory.buffers:
         if buffer.written is None and buffer.role == "inout":

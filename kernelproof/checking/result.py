@@ -1,4 +1,4 @@
-"""The outcome of a check: what ran, what it found, how the program ended, and what could not be checked."""
+"""The outcome of a check: what ran, what was found, how the program ended, and what could not be checked."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from kernelproof.emulator.state.findings_json import finding_fields
 from kernelproof.ground.pages import counted
 
 SCHEMA = 1
-LONGEST_NAME = 80  # of a kernel, in the summary
+LONGEST_NAME = 80  # most characters of a kernel's name in the summary
+# Exit codes of ``kernelproof check``.
 CLEAN, ERRORS, NOT_CHECKED = 0, 1, 2
 
 
 @dataclass
 class Result:
-    """``expected`` are findings that a list of expectations names; ``refusals``: kernel or "", and why it cannot be
-    executed; ``unsupported``: functions of CUDA that were called and answered "not supported"; ``ending``: how the
-    program ended if not by itself with exit code 0; ``limited``: the kernel, or "" of the host, that ran when a limit
-    of time or memory ended it, None without one."""
+    """What a check found.
+
+    - ``findings``: each distinct finding, with its count. ``expected``: those that the user's list accepts.
+    - ``refusals``: a kernel ("" for host code) and the reason why it could not be checked, with a count.
+    - ``unsupported``: CUDA functions that the program called and that returned "not supported".
+    - ``ending``: how the program ended, as the rest of a sentence; empty if it ended by itself with exit code 0.
+    - ``limited``: the kernel ("" for host code) that was running when a limit of time or memory ended the program; None
+      if no limit was reached.
+    """
 
     target: str
     device: str
@@ -39,7 +45,7 @@ class Result:
     seconds: float = 0.0
 
     def add(self, finding: Report) -> None:
-        """Count a finding."""
+        """Add a finding, or its count to an earlier one of the same cause."""
         earlier = self.findings.get(finding.cause)
         if earlier is None:
             self.findings[finding.cause] = finding
@@ -47,12 +53,12 @@ class Result:
             earlier.count += finding.count
 
     def refuse(self, kernel: str, reason: str) -> None:
-        """Count what could not be checked of a kernel, "" of the host."""
+        """Count a reason why a kernel, or "" for host code, could not be checked."""
         self.refusals[kernel, reason] = self.refusals.get((kernel, reason), 0) + 1
 
     @property
     def ordered(self) -> list[Report]:
-        """Errors first."""
+        """All findings, errors first."""
         return sorted(self.findings.values(), key=lambda item: item.order)
 
     @property
@@ -61,8 +67,11 @@ class Result:
 
     @property
     def code(self) -> int:
-        """The exit code: 1 for errors or a program that fails, 2 for what could not be checked, or not within the
-        limits."""
+        """The exit code: 1 for errors or a failing program, 2 if something could not be checked, 0 otherwise.
+
+        Errors count most: they were found, whatever else remains unchecked. A program that fails after an unsupported
+        function may fail because of it, which says nothing about the program.
+        """
         if self.errors:
             return ERRORS
         if self.refusals or self.limited is not None or (self.ending and self.unsupported):
@@ -97,13 +106,13 @@ class Result:
 
     @property
     def _not_checked(self) -> dict[tuple[str, str], int]:
-        """Refusals, and what did not end within the limits."""
+        """The refusals, and the kernel that a limit ended."""
         if self.limited is None:
             return self.refusals
         return {**self.refusals, (self.limited, f"the program {self.ending}"): 1}
 
     def summary(self) -> str:
-        """The end of the text output."""
+        """The last part of the text output: every kernel, what was not checked, notes, and the counts."""
         names = fitted(short_names(self.kernels), LONGEST_NAME)
         lines = []
         for symbol, kernel in self.kernels.items():

@@ -1,4 +1,8 @@
-"""The CTAs that ``--sample`` runs, and findings of launches that read what a partial launch left unwritten."""
+"""Chooses the CTAs that ``--sample`` runs, and excuses findings that may follow from those that did not run.
+
+After a partial launch, memory lacks what the other CTAs would have written. A later launch may read such values, and a
+finding that depends on them is no proof of an error, so it becomes benign.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from kernelproof.emulator.frontend.flow.graph import build
 from kernelproof.emulator.host.execution import KernelLaunch
 from kernelproof.emulator.state.rules import Severity
 
-# Rules that are broken because something else did not happen: a write, an arrival, a way out of a loop.
+# Rules that are broken because something did not happen, such as a write, an arrival at a barrier, or the end of a
+# loop. A branch on a wrong value may be the cause, so these depend on loaded values even if their own line does not.
 OMISSIONS = frozenset((
     "uninitialised-shared", "uninitialised-local", "uninitialised-global", "in-flight", "deadlock", "runaway",
     "barrier-divergence", "barrier-count", "mbarrier",
@@ -21,7 +26,7 @@ OMISSIONS = frozenset((
 
 
 def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]]:
-    """A function from a grid to the CTAs to run: the corners, and random ones up to ``count``."""
+    """A function that chooses the CTAs of a grid to run: its corners, and ``count`` random ones."""
 
     def chosen(grid: tuple[int, int, int]) -> list[int]:
         gx, gy, gz = grid
@@ -36,14 +41,13 @@ def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]
 
 
 class MemoryDependences:
-    """By kernel, the findings that loaded values decide: after a partial launch these may be those of values that CTAs
-    which did not run would have written."""
+    """Which instructions of each kernel depend on values loaded from memory. The analysis of a kernel is cached."""
 
     def __init__(self) -> None:
         self._dependences: dict[tuple[str, str], Dependence] = {}
 
     def excuse(self, launch: KernelLaunch, reports: Iterable[Report]) -> None:
-        """Makes such errors of a launch benign."""
+        """Make the errors of a launch benign that may follow from values which other CTAs would have written."""
         for report in reports:
             if report.is_error and report.kind != CANNOT and _follows(report, self._dependence(launch)):
                 report.severity = Severity.BENIGN
@@ -58,7 +62,7 @@ class MemoryDependences:
 
 
 def _follows(report: Report, dependence: Dependence) -> bool:
-    """Does a finding follow from loaded values?"""
+    """Whether a finding may depend on loaded values."""
     if not report.line or report.kind in OMISSIONS:
         return dependence.writes or report.line in dependence.lines
     other_line = report.other.site.line if report.other is not None else 0

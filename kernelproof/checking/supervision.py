@@ -1,4 +1,8 @@
-"""Runs a plan in a process of its own, with limits of time and memory, and collects what it reports."""
+"""Runs a plan in a child process with limits of time and memory, and collects its messages into a ``Result``.
+
+The program runs as native code in the child, so it may crash, exit, hang or fork at any time. The result therefore
+counts as clean only if the child said that it had finished, or if the program's own main ended with exit code 0.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +23,26 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.sandbox import Sandbox
 from kernelproof.ground.workers import Worker
 
-STEP_S = 0.2
-# By these signals a program ends itself: it fails. Others come from outside, as where memory runs out.
-_OWN_SIGNALS = frozenset(
+STEP_S = 0.2  # how often the limits are looked at
+# Signals by which a faulty program ends. Others come from outside, such as SIGKILL if the system runs out of memory,
+# and leave the program unchecked.
+_FAULT_SIGNALS = frozenset(
     (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP)
 )
 
-# Called while a kernel runs: its name, seconds since it began, CTAs that have ended, and CTAs in all.
+# A function that is called while a kernel runs, with the kernel's name, the seconds since it began, the number of CTAs
+# that have ended, and the number of all CTAs.
 Progress = Callable[[str, float, int, int], None]
 
 
 def run(
     plan: Plan, target: str, seconds: float, gib: float, progress: Progress | None = None, box: Sandbox | None = None
 ) -> Result:
-    """The result of a plan, run in a sandbox if there is one. Raises WrongInput for what the process refuses: a missing
-    kernel, a wrong argument."""
+    """Run a plan, inside ``box`` if one is given, and return its result.
+
+    ``target`` is the program's name in the result. ``seconds`` and ``gib`` (of memory) end the run; the result then
+    says so. Raises WrongInput for what the child process refuses, such as a missing kernel or a wrong argument.
+    """
     result = Result(target, devices.device(plan.device).name)
     start = time.perf_counter()
     worker = Worker("fork", serve, plan, box)
@@ -56,7 +65,9 @@ def run(
                 if message.kind in ("complete", "failed", "main"):
                     stage = message.kind
                 _take(result, message)
-            elif not alive:  # its children may hold the pipe
+            # The pipe alone does not show that the child has ended, because processes that it started may hold the pipe
+            # open. ``alive`` was read before the poll, so every message that the child sent has been received by now.
+            elif not alive:
                 raise EOFError
             if progress and running:
                 progress(running.kernel, time.perf_counter() - running.start, *ctas)
@@ -69,6 +80,7 @@ def run(
     except (EOFError, ConnectionResetError):
         _ending(result, worker.exit_code(), stage, running)
     finally:
+        # The session, rather than the process alone: the program may have started others.
         with suppress(ProcessLookupError):
             process_tree.kill_session(worker.pid)
         worker.end()
@@ -77,8 +89,8 @@ def run(
 
 
 class _Running(NamedTuple):
-    """A launch that has begun: its kernel, its grid as text, when it began, and the loop that it was last seen in, as
-    text."""
+    """A launch that has begun and not ended: its kernel, its grid as text, its start in seconds, and, as text, the loop
+    in which it was last seen."""
 
     kernel: str
     grid: str
@@ -87,14 +99,17 @@ class _Running(NamedTuple):
 
 
 def expected(seconds: float, done: int, ctas: int) -> str:
-    """The time of a launch, by that of its CTAs so far: the rest of a sentence. Empty before one has ended."""
+    """The time that a whole launch is expected to take, extrapolated from the CTAs that have ended in ``seconds``.
+
+    It is the rest of a sentence, and empty as long as no CTA has ended.
+    """
     whole = seconds * ctas / done if done else 0.0
     amount = f"{whole:.0f} s" if whole < 120 else f"{whole / 60:.0f} min" if whole < 7200 else f"{whole / 3600:.0f} h"
     return f", all of them in about {amount}" if done else ""
 
 
 def _launch(result: Result, running: _Running, done: int, ctas: int) -> str:
-    """A launch that has begun: the rest of a sentence."""
+    """How far the running launch has come, as the rest of a sentence."""
     kernel = result.kernels.get(running.kernel)
     number = 1 + (kernel.launches + kernel.repetitions if kernel else 0)
     seconds = time.perf_counter() - running.start
@@ -104,7 +119,7 @@ def _launch(result: Result, running: _Running, done: int, ctas: int) -> str:
 
 
 def _excess(limit: Literal["time", "memory", "processes"], seconds: float, gib: float, launch: str) -> str:
-    """A limit that is passed, and in which ``launch``: the rest of a sentence about the program."""
+    """Which limit was exceeded, and in which ``launch``, as the rest of a sentence about the program."""
     if limit == "processes":
         return "starts too many processes"
     if limit == "memory":
@@ -114,7 +129,7 @@ def _excess(limit: Literal["time", "memory", "processes"], seconds: float, gib: 
 
 
 def _take(result: Result, message: Message) -> None:
-    """Enter a message into the result."""
+    """Add what a message says to the result. Raises WrongInput for a message of that kind."""
     kernel = message.kernel
     match message.kind:
         case "finding":
@@ -138,8 +153,11 @@ def _take(result: Result, message: Message) -> None:
 
 
 def _ending(result: Result, code: int | None, stage: str, running: _Running | None) -> None:
-    """Enter how the process ended. It answers by its last stage: all is done, or the program's main ended by itself;
-    every other end leaves something unchecked."""
+    """Add to the result how the child process ended.
+
+    Two ends are answers: the child said that it had finished and exited with code 0, or the program's own main ran and
+    ended by itself. Every other end, even with exit code 0, leaves something unchecked.
+    """
     result.exit_code = code
     if stage == "failed" or (stage == "complete" and code == 0):
         return
@@ -148,7 +166,7 @@ def _ending(result: Result, code: int | None, stage: str, running: _Running | No
         if code is not None and code < 0
         else f"ended with exit code {code}"
     )
-    if stage == "main" and code is not None and (code >= 0 or -code in _OWN_SIGNALS):
+    if stage == "main" and code is not None and (code >= 0 or -code in _FAULT_SIGNALS):
         if code:
             result.ending = ended
         if running:

@@ -1,4 +1,4 @@
-"""Findings and results as text for a terminal."""
+"""Formats findings and kernels as text for a terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kernelproof.emulator import Report
 from kernelproof.emulator.state.sites import Frame
 from kernelproof.ground.pages import counted
 
-LONGEST_LIST = 8  # grids
+LONGEST_LIST = 8  # most grids listed for a kernel
 
 
 def finding(item: Report) -> str:
-    """A finding when it is first seen: what, where, who, the other side, and what to do."""
+    """A finding in full: what is wrong, where, by which threads, the other side of a race, and what to do."""
     lines = frames(item)
     at = [f" in {plain(item.kernel)}"] if item.kernel else []
     at += [f" at {local(lines[0]).file}:{lines[0].line}"] if lines else []
@@ -37,7 +37,8 @@ def finding(item: Report) -> str:
 
 
 def _ways(lines: Sequence[Frame]) -> Iterator[str]:
-    """The program's own lines, and of libraries' headers between them the names and lines alone, joined."""
+    """The program's own lines in full; consecutive lines of library headers are joined and shortened to
+    ``file:line``."""
     for is_library, group in groupby(lines, lambda frame: frame.is_library):
         if is_library:
             yield " > ".join(f"{PurePosixPath(frame.file).name}:{frame.line}" for frame in group)
@@ -46,7 +47,7 @@ def _ways(lines: Sequence[Frame]) -> Iterator[str]:
 
 
 def kernel_lines(name: str, kernel: Kernel, findings: list[Report]) -> list[str]:
-    """A kernel in the summary."""
+    """The lines of a kernel in the summary."""
     grids = [f"{spelled}{f' x{count}' if count > 1 else ''}" for spelled, count in kernel.grids.items()]
     more = f", {len(grids) - LONGEST_LIST} more" if len(grids) > LONGEST_LIST else ""
     outcome = ", ".join(f"{item.severity} {item.kind} x{item.count}" for item in findings) or "no findings"

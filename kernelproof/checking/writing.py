@@ -1,4 +1,4 @@
-"""Findings for other programs: SARIF, GitHub annotations, and a page of source lines."""
+"""Writes findings for other programs: as SARIF, as annotations for GitHub, and as an HTML page with source lines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kernelproof.ground import files
 from kernelproof.ground.version import __version__
 
 LEVELS = {"error": "error", "benign": "note", "lint": "note"}
-CONTEXT = 4  # lines around a finding
+CONTEXT = 4  # source lines shown before and after that of a finding
 
 
 def sarif(result: Result, path: Path) -> None:
-    """Write SARIF 2.1.0. Raises Failure."""
+    """Write the findings as a SARIF 2.1.0 file. Raises Failure."""
     rules = sorted({item.kind for item in result.findings.values()})
     run: dict[str, Any] = {
         "tool": {
@@ -36,7 +36,7 @@ def sarif(result: Result, path: Path) -> None:
             }
         },
         "results": [_sarif_result(item, rules) for item in result.ordered],
-        # What tells the runs of several programs apart, where they are shown together.
+        # The id distinguishes the runs of several programs if a viewer shows them together.
         "automationDetails": {"id": f"kernelproof/{result.target}/"},
     }  # fmt: skip
     document = {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
@@ -62,7 +62,7 @@ def _sarif_result(item: Report, rules: list[str]) -> dict[str, Any]:
 
 
 def github(result: Result) -> Iterator[str]:
-    """Workflow commands that GitHub shows beside the lines."""
+    """One workflow command per finding; GitHub shows each beside its source line."""
     return map(annotation, result.ordered)
 
 
@@ -77,7 +77,7 @@ def annotation(item: Report) -> str:
 
 
 def page(result: Result, path: Path) -> None:
-    """Write a page: the summary, and every source line that has findings, with its neighbours. Raises Failure."""
+    """Write an HTML page with the summary and every source line that has findings, in its context. Raises Failure."""
     by_place: dict[Frame | None, list[Report]] = {}
     for item in result.ordered:
         by_place.setdefault(item.access.site.home, []).append(item)

@@ -1,4 +1,4 @@
-"""Grades of model-written kernels without a GPU: values, dependence on every input, work, types, state, floors.
+"""Grades kernels that a language model wrote, without a GPU: are they right, and do they really do the work?
 
     from kernelproof.grading import Limits, check_source
 
@@ -11,8 +11,14 @@
     )
     verdict.right, verdict.findings, verdict.model_dump_json()
 
-``contract`` says what is launched, ``device`` executes calls of it, ``examination`` judges those of a shape by
-``tolerance``, ``inputs`` and ``arithmetic``, ``floor`` bounds times, ``source`` puts a verdict together.
+A wrong kernel has wrong values. A cheating one may give right values for the inputs it expects: it ignores some inputs,
+keeps results of earlier calls, does less work, computes in a narrower type, or claims an impossible time. ``rules``
+lists all that a grade looks for.
+
+``contract`` describes what is launched. ``device`` executes device code, ``launcher`` host code. ``examination`` calls
+the kernels of one shape many times and compares them with the ``reference``; ``inputs``, ``tolerance`` and
+``arithmetic`` say on which values, how exactly, and with how many operations. ``floor`` is the least time that a GPU
+needs. ``source`` does all of this for a text and returns a ``verdict``.
 """
 
 from kernelproof.grading.contract import Launch

@@ -1,4 +1,4 @@
-"""What instructions amount to: floating-point operations, and the types that they multiply, sum and convert in."""
+"""Counts the floating-point operations of PTX instructions, and finds those that compute in a too narrow type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 WARP = 32
-# More bits of the significand, a higher rank; integers and the like below all floats.
+# Types by the number of bits in the significand: more bits, a higher rank. Integers and types that are missing here
+# rank 0.
 RANKS = {"f64": 7, "f32": 6, "tf32": 5, "f16": 4, "bf16": 3, "e4m3": 2, "e5m2": 1}
 _TILE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _TYPE = re.compile(
@@ -19,7 +20,7 @@ _INTEGER = re.compile(r"\.(s16|u16|s32|u32|s64|u64)$")
 
 
 class Matrix(NamedTuple):
-    """A matrix instruction of a warp: its operations, the types of operands (the narrower one) and accumulator."""
+    """A matrix instruction: operations per warp, the narrower of its operand types, and the accumulator's type."""
 
     flops: int
     operands: str
@@ -27,12 +28,12 @@ class Matrix(NamedTuple):
 
 
 def rank(name: str) -> int:
-    """How precise a type is; 0 for integers and types of less than 8 bits."""
+    """How precise a type is; 0 for integers and for types of less than 8 bits."""
     return RANKS.get(name, 0)
 
 
 def matrix(opcode: str) -> Matrix | None:
-    """The facts of mma, wmma.mma and wgmma; None of other instructions."""
+    """Describe an mma, wmma.mma or wgmma instruction; None for all others."""
     if not opcode.startswith(("mma.", "wmma.mma.", "wgmma.mma_async")):
         return None
     tile = _TILE.search(opcode)
@@ -41,13 +42,13 @@ def matrix(opcode: str) -> Matrix | None:
         return None
     m, n, k = map(int, tile.groups())
     accumulator = types[0]
-    # wmma of fp16 names the types of D and C alone.
+    # The names of fp16 wmma instructions contain only the types of D and C.
     operands = ["f16"] if opcode.startswith("wmma") and len(types) < 4 else types[1:3]
     return Matrix(2 * m * n * k, min(operands, key=rank, default="f16"), accumulator)
 
 
 def scalar_flops(opcode: str, integers: bool) -> int:
-    """Operations of one lane; ``integers``: those on integers count too."""
+    """The operations of one lane. Those on integers count only if ``integers`` is True."""
     if _ATOMIC_ADD.match(opcode):
         return 2 if "x2" in opcode else 1
     if (match := _ARITHMETIC.match(opcode)) is None:
@@ -60,7 +61,8 @@ def scalar_flops(opcode: str, integers: bool) -> int:
 
 
 def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple[int, int]:
-    """The operations of executed instructions (per warp) at most, all lanes counted: all, and by matrix units."""
+    """The most operations that executed instructions (counted per warp) can amount to: all of them, and those of matrix
+    units. Every lane counts as active, so the numbers are upper bounds."""
     by_matrix, by_cores = wgmma_flops, 0
     for opcode, runs in opcodes.items():
         if opcode.startswith("wgmma."):
@@ -74,7 +76,8 @@ def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple
 
 
 class Downgrade(NamedTuple):
-    """An instruction of lower precision than asked: what about it, its type and the one required."""
+    """An instruction of lower precision than required: what is imprecise about it, its type, the required type, and how
+    often it ran."""
 
     opcode: str
     what: str
@@ -86,10 +89,12 @@ class Downgrade(NamedTuple):
 def downgrades(
     opcodes: Mapping[str, int], operands: str | None, accumulator: str | None, flops_needed: float, products: bool
 ) -> list[Downgrade]:
-    """Instructions that multiply, sum or convert in a narrower type than asked (None: any is right).
+    """The instructions that multiply, sum or convert in a narrower type than required; None allows any type.
 
-    Sums outside of matrix units count where they amount to a quarter of ``flops_needed``: a scale or an epilogue in
-    fp16 is no accumulator. So do ``products`` that are rounded before they are summed, unless weights are unpacked."""
+    Sums outside of matrix units count only if they amount to a quarter of ``flops_needed``, because a scale or an
+    epilogue in fp16 is no accumulator. If ``products`` is True, multiplications count in the same way: they round
+    products before these are summed. Kernels that unpack weights multiply in narrow types for a good reason.
+    """
     out, halves = [], 0.0
     narrow = ("", "")
     for opcode, runs in opcodes.items():
@@ -116,8 +121,10 @@ def downgrades(
 
 
 def _converted(opcode: str) -> str:
-    """The float type that a conversion of a float rounds to; "" of other instructions and of conversions to wider
-    ones. Conversions of floats to 8-bit integers are quantisation."""
+    """The narrower type to which a conversion rounds a float; "" for all other instructions.
+
+    Integers of at most 8 bits count as such a type, since converting to them is quantisation; wider integers do not.
+    """
     if not opcode.startswith("cvt."):
         return ""
     types = [match[1].removesuffix("x2") for match in _TYPE.finditer(opcode)]
@@ -132,7 +139,7 @@ def _converted(opcode: str) -> str:
 
 
 def _rounded_type(opcode: str, products: bool) -> str:
-    """The type that an fma or add of floats rounds to; of a mul too where ``products`` count."""
+    """The float type to which an addition or fma rounds, or a multiplication if ``products`` is True; else ""."""
     if not opcode.startswith(("fma.", "add.", "sub.", "mad.", *(["mul."] if products else []))):
         return ""
     types = [match[1].removesuffix("x2") for match in _TYPE.finditer(opcode)]

@@ -1,4 +1,4 @@
-"""What a kernel is launched with: buffers with roles, types and shapes, and launches; all as functions of the shape."""
+"""The contract of a kernel: its buffers, with roles, types and extents, and its launches, as functions of the shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelproof.grading.formats import FORMATS, Format
 from kernelproof.ground.errors import WrongInput, brief
 
 ROLES = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}
-FORM = "in|out|inout|scratch:TYPE[EXTENTS], with =LOW..HIGH or =zeros behind it"
+FORM = "in|out|inout|scratch:TYPE[EXTENTS], then optionally =LOW..HIGH or =zeros"
 _BUFFER = re.compile(r"(in|out|inout|scratch):(\w+)\[([^\]]*)\](?:=(.+))?")
 _TYPED = re.compile(r"(\w+):(.+)")
 _MAP = re.compile(r"map:(\w+)\[([^\]]+)\](?:/(\d+))?")
@@ -24,8 +24,11 @@ _MAP = re.compile(r"map:(\w+)\[([^\]]+)\](?:/(\d+))?")
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer of every call. ``low`` and ``high``: the range that its numbers are drawn from (``high`` excluded), for
-    indices and the like; ``zeroed``: scratch memory that is zero before each call."""
+    """A buffer of every call.
+
+    ``low`` and ``high`` (excluded) bound the random numbers of an input, for example of indices. ``zeroed`` marks
+    scratch memory that is set to zero before each call.
+    """
 
     name: str
     role: str
@@ -44,7 +47,7 @@ class Buffer:
         return self.role in ("out", "inout")
 
     def shape(self, shape: Shape) -> tuple[int, ...]:
-        """Its extents. Raises WrongInput."""
+        """The buffer's extents for a problem shape. Raises WrongInput."""
         result = value(f"({self.extents},)", shape)
         if not all(isinstance(extent, int) and extent > 0 for extent in result):
             raise WrongInput(
@@ -57,7 +60,7 @@ class Buffer:
 
 
 def buffer(name: str, text: str) -> Buffer:
-    """A buffer as a user writes it, such as ``in:f16[m, k]``. Raises WrongInput."""
+    """Parse a buffer, such as ``in:f16[m, k]``. Raises WrongInput."""
     match = _BUFFER.fullmatch(text.strip())
     if match is None or not match[3].strip():
         raise WrongInput(f"buffer {name}: {text!r}: write {FORM}")
@@ -71,11 +74,13 @@ def buffer(name: str, text: str) -> Buffer:
 
 
 class Launch(BaseModel):
-    """A launch. ``entry``: the kernel as people write it. ``grid``, ``block``, ``cluster``: one to three numbers,
-    ``smem``: bytes of dynamic shared memory. ``args``: names of buffers, and numbers for the other parameters, which
-    give type and size; ``"i64: m * n"`` gives them itself, ``"map:a[64, 32]/64"`` is the tensor map of a buffer with
-    boxes of 64 rows by 32 columns and a swizzle of 64 bytes. Numbers are constants, expressions or functions of the
-    shape."""
+    """A launch of a kernel. Its numbers are constants, expressions in names of the shape, or functions of them.
+
+    ``entry`` is the kernel's name as people write it. ``grid``, ``block`` and ``cluster`` are one to three numbers;
+    ``smem`` is bytes of dynamic shared memory. ``args`` has one entry per parameter: the name of a buffer, a number
+    that takes the parameter's type, a number with a type of its own (``"i64: m * n"``), or the tensor map of a buffer.
+    ``"map:a[64, 32]/64"`` has boxes of 64 rows by 32 columns and a swizzle of 64 bytes.
+    """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     entry: str
@@ -94,20 +99,23 @@ class Launch(BaseModel):
         return extents(self.grid, shape), extents(self.block, shape), extents(self.cluster, shape), smem
 
     def scalar(self, argument: Number, shape: Shape) -> int | float | np.generic:
-        """An argument that is no buffer. Raises WrongInput."""
+        """The value of an argument that is no buffer. Raises WrongInput."""
         return _scalar(argument, shape, f"launch of {self.entry}")
 
 
 class HostCall(BaseModel):
-    """A call of host code. ``function``: of C++; ``args``: names of buffers, which are tensors, numbers as in
-    ``Launch``, and ``"None"``. Outputs that are no arguments are what it returns, in the order of the buffers."""
+    """A call of a C++ function of the host code.
+
+    ``args`` are names of buffers, which are passed as tensors, numbers as in ``Launch``, and ``"None"``. The function
+    returns the outputs that are no arguments, in the order of the buffers.
+    """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     function: str
     args: Annotated[list[Number], Field(default_factory=list)]
 
     def scalar(self, argument: Number, shape: Shape) -> int | float:
-        """An argument that is no buffer. Raises WrongInput."""
+        """The value of an argument that is no buffer. Raises WrongInput."""
         number = _scalar(argument, shape, f"call of {self.function}")
         return number.item() if isinstance(number, np.generic) else number
 
@@ -126,7 +134,7 @@ def _scalar(argument: Number, shape: Shape, place: str) -> int | float | np.gene
 
 
 class Box(NamedTuple):
-    """A tensor map: its buffer, the extents of a box (outermost first), bytes of the swizzle (0: none)."""
+    """A tensor map: its buffer, the extents of a box (outermost first), and the swizzle in bytes (0: none)."""
 
     buffer: str
     extents: tuple[int, ...]
@@ -134,7 +142,7 @@ class Box(NamedTuple):
 
 
 def box(argument: Number, shape: Shape) -> Box | None:
-    """The tensor map that an argument is; None for others. Raises WrongInput."""
+    """Parse an argument that is a tensor map; None for all others. Raises WrongInput."""
     match = _MAP.fullmatch(argument) if isinstance(argument, str) else None
     if match is None:
         return None
@@ -162,12 +170,12 @@ class Contract:
 
     @property
     def narrowest(self) -> Format | None:
-        """The float type of fewest bits among inputs and outputs; None without floats."""
+        """The float type with the shortest significand among inputs and outputs; None without floats."""
         floats = [item.format for item in self.buffers.values() if item.role != "scratch" and item.format.is_float]
         return min(floats, key=lambda item: item.significand, default=None)
 
     def traffic(self, shape: Shape) -> int:
-        """Bytes that a call has to read and write at least: every input and output once."""
+        """The fewest bytes that a call reads and writes: every input and output once."""
         return sum(item.nbytes(shape) * (item.is_input + item.is_output) for item in self.buffers.values())
 
 
@@ -176,7 +184,7 @@ def contract(
     launches: Sequence[Launch | Mapping[str, Any]],
     call: HostCall | Mapping[str, Any] | None = None,
 ) -> Contract:
-    """What a user describes, checked. Raises WrongInput."""
+    """Parse and check the user's description of buffers and launches, or of a call. Raises WrongInput."""
     if bool(launches) == (call is not None):
         raise WrongInput("describe either launches or a call of host code")
     parsed = {name: buffer(name, text) for name, text in buffers.items()}
@@ -195,7 +203,7 @@ def contract(
 
 
 def named_shapes(shapes: Sequence[Shape | Sequence[int]], names: Sequence[str]) -> list[dict[str, int]]:
-    """Shapes as dictionaries; tuples take ``names``. Raises WrongInput."""
+    """All shapes as dictionaries; the values of tuples get the ``names``. Raises WrongInput."""
     out = []
     for shape in shapes:
         if isinstance(shape, Mapping):

@@ -1,4 +1,4 @@
-"""What is graded, as a file: the arguments of ``check_source`` as names of a Python file, or as a JSON object."""
+"""Reads the arguments of ``check_source`` from a file: from the names of a Python file, or from a JSON object."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ NEEDED = ("source", "reference", "shapes", "buffers")
 
 
 def arguments(path: Path, source: Path | None = None) -> dict[str, Any]:
-    """The arguments of ``check_source`` that a file describes; ``source`` takes the place of its own. A Python file is
-    executed; the reference of a JSON file is ``FILE.py:FUNCTION``. File names are relative to the file. Raises
-    WrongInput."""
+    """Read the arguments of ``check_source``; ``source``, if given, replaces the source that the file names.
+
+    A Python file is executed, so it must be trusted. In a JSON file, the reference is written as ``FILE.py:FUNCTION``.
+    File names are relative to the file. Raises WrongInput.
+    """
     if path.suffix not in (".py", ".json"):
         raise WrongInput(f"{path}: describe in .py or .json what is graded; docs/kernelproof/grading.md says how")
     values = _of_python(path) if path.suffix == ".py" else _of_json(path)
@@ -75,7 +77,7 @@ def _function(path: Path, text: object) -> Callable[..., Any]:
 
 
 def _executed(path: Path) -> dict[str, Any]:
-    """The names of a Python file, which may import its neighbours. Raises WrongInput for what it raises."""
+    """Execute a Python file, which may import its neighbours, and return its names. Raises WrongInput if it fails."""
     with reading(path):
         path.read_bytes()
     sys.path.insert(0, str(path.parent.resolve()))

@@ -1,4 +1,4 @@
-"""Device code: its PTX, and calls of it in one memory, whose pointers stay while contents change."""
+"""Compiles device code to PTX and calls it on the emulator, always in the same memory at the same addresses."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from kernelproof.grading.formats import Array
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.toolchain import discover
 
-# CUtensorMapDataType.
+# The values of the CUDA driver's enum CUtensorMapDataType.
 MAP_TYPES = {"u8": 0, "u16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
 POISON = 0xFF  # in every byte: NaN in all floats, -1 in integers
 LANES = 8192  # threads that the emulator executes as one vector
 
 
 def is_ptx(source: str) -> bool:
-    """Is the source PTX rather than CUDA?"""
+    """Whether the source is PTX rather than CUDA C++."""
     return (
         re.search(r"^\s*\.version\s", source, re.M) is not None
         and re.search(r"^\s*\.target\s", source, re.M) is not None
@@ -50,7 +50,7 @@ def is_ptx(source: str) -> bool:
 
 
 def ptx(source: str, device: str, arguments: tuple[str, ...], seconds: float) -> str:
-    """The PTX of CUDA text; nvcc makes no host code of it. Raises Failure with the compiler's errors."""
+    """Compile CUDA text to PTX, without its host code. Raises Failure with the compiler's errors."""
     if is_ptx(source):
         return source
     path = compilation.text_file(source, ".cu")
@@ -69,9 +69,11 @@ class WrongSignature(Exception):
 
 @dataclass
 class Call:
-    """What one call did. ``outputs``: bits, by buffer; ``globals_changed``: device variables that hold other bytes
-    than before; ``opcodes``: executions per warp, by kernel, and ``wgmma_flops`` (of wgmma and tcgen05), where
-    counters were on."""
+    """What one call did.
+
+    ``outputs`` are bits by buffer. ``globals_changed`` counts the changed bytes of each device variable. ``opcodes``
+    (executions per warp, by kernel) and ``wgmma_flops`` (operations of wgmma and tcgen05) are empty without counters.
+    """
 
     outputs: dict[str, Array]
     reports: list[Report] = field(default_factory=list)
@@ -92,37 +94,40 @@ class Call:
 
     @property
     def instructions(self) -> int:
-        """Of all warps; 0 where counters were off."""
+        """The executed instructions of all warps; 0 without counters."""
         return sum(counter.total() for counter in self.opcodes.values())
 
 
 class MemoryCalls:
-    """Calls of one shape, all in the same memory, at the same addresses. Before each call outputs and scratch memory
-    are poisoned and inputs are written anew. ``written``: addresses of outputs that are no buffers of the contract."""
+    """Calls of one shape, all in the same memory at the same addresses.
 
-    def __init__(self, agreement: Contract, shape: Shape, device: str, names: Iterable[str]) -> None:
-        self.contract, self.shape, self.device = agreement, shape, devices.device(device)
+    Before each call, inputs are written again, and outputs and scratch memory are poisoned, so that no earlier result
+    can pass for a new one. ``written`` masks, for outputs that host code allocated itself, the elements that it wrote.
+    """
+
+    def __init__(self, contract: Contract, shape: Shape, device: str, names: Iterable[str]) -> None:
+        self.contract, self.shape, self.device = contract, shape, devices.device(device)
         self.memory = Memory()
         self.buffers: dict[str, Buffer] = {}
         self.written: dict[str, Array] = {}
         for name in names:
-            item = agreement.buffers[name]
+            item = contract.buffers[name]
             zeros = np.zeros(item.shape(shape), item.format.dtype)
             role = "inout" if item.zeroed else ROLES[item.role]
             self.buffers[name] = self.memory.upload(zeros, role, name=name)
         self.count = 0
 
     def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
-        """One call on some inputs (bits)."""
+        """Make one call on inputs, which are given as bits."""
         raise NotImplementedError
 
     def session(self, counters: bool, hazards: bool, lanes: int | None = None) -> Session:
-        """The emulated device of one call, which looks at outputs itself when it is over."""
+        """The emulated device for one call."""
         options = Options(hazards=hazards, counters=counters, lanes=lanes)
         return Session(SessionPolicy(self.device, options), self.memory)
 
     def fill(self, inputs: Mapping[str, Array]) -> None:
-        """Write inputs, poison the rest."""
+        """Write the inputs, zero the buffers that have to be zero, and poison all others."""
         self.memory.writes += 1
         for name, buffer in self.buffers.items():
             item = self.contract.buffers[name]
@@ -134,7 +139,7 @@ class MemoryCalls:
                 buffer.written[:] = 0
 
     def places_written(self, name: str) -> Array:
-        """Where the last call wrote an output."""
+        """A mask of the elements of an output that the last call wrote."""
         extents = self.contract.buffers[name].shape(self.shape)
         if name in self.written:
             return self.written[name]
@@ -145,18 +150,18 @@ class MemoryCalls:
 
 
 class DeviceCalls(MemoryCalls):
-    """Calls by the launches of the contract."""
+    """Calls that run the launches of the contract."""
 
-    def __init__(self, text: str, agreement: Contract, shape: Shape, device: str) -> None:
-        super().__init__(agreement, shape, device, agreement.buffers)
+    def __init__(self, text: str, contract: Contract, shape: Shape, device: str) -> None:
+        super().__init__(contract, shape, device, contract.buffers)
         self.program = program(text)
         try:
-            self.kernels = [resolved(launch.entry, self.program.kernels) for launch in agreement.launches]
+            self.kernels = [resolved(launch.entry, self.program.kernels) for launch in contract.launches]
         except WrongInput as error:
             raise WrongSignature(str(error)) from None
 
     def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
-        """All launches of the contract. Raises LaunchRefused, EmulatorError."""
+        """Run all launches of the contract, in order. Raises LaunchRefused, EmulatorError."""
         self.fill(inputs)
         before = {key: buffer.bytes().copy() for key, buffer in self.memory.globals.items()}
         result = Call({})
@@ -167,7 +172,7 @@ class DeviceCalls(MemoryCalls):
         session.check_outputs()
         result.reports += session.reports
         for key, buffer in self.memory.globals.items():
-            if key[1] == GRID_WORKSPACE:  # the driver's own: the barrier of cooperative grids
+            if key[1] == GRID_WORKSPACE:  # It belongs to the driver: the barrier of cooperative grids lies there.
                 continue
             previous = before.get(key)
             changed = buffer.bytes() != (_initial(self.program, key[1], buffer) if previous is None else previous)
@@ -215,7 +220,7 @@ class DeviceCalls(MemoryCalls):
 
 
 def _initial(code: Program, name: str, buffer: Buffer) -> Array:
-    """What a device variable holds before the first launch."""
+    """The bytes of a device variable before the first launch."""
     variable = code.module.variables.get(name)
     start = np.zeros(buffer.nbytes, np.uint8)
     if variable is not None and variable.pointers:

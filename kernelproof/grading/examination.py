@@ -1,4 +1,8 @@
-"""A source on one shape: calls on many inputs at the same addresses, each compared with the reference."""
+"""Examines a source on one shape: it is called on many inputs, and every output is compared with the reference.
+
+All calls of a shape use the same memory at the same addresses, as in a program that reuses its buffers. That exposes
+kernels that remember results by pointer or keep other state. Outputs are poisoned before each call.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +21,28 @@ from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Expected, Precision, Tolerance
 from kernelproof.grading.verdict import Evidence, Finding, Kernel
 
-# Least share of the instructions for normal numbers that another kind of inputs takes; fewer show a shortcut for it.
+# A kind of inputs that takes less than this share of the instructions for normal numbers shows a shortcut for its
+# values.
 MIN_WORK = 0.5
-# Least share of the stated operations that a kernel executes; below 1 because stated formulas round.
+# A source has to execute at least this share of the stated operations. It is below 1 because stated formulas round.
 MIN_FLOPS = 0.98
-# Share of wrong elements equal to those of an earlier call from which a result counts as stale.
+# A wrong result counts as stale if at least this share of its wrong elements equals those of the call before.
 STALE_SHARE = 0.5
-# Least share of an output's largest change that is looked for: less may vanish in sums or scales that elements share.
+# Elements whose reference changes by less than this share of the largest change are not looked at: so small a change
+# may vanish in sums or scales that elements share.
 VISIBLE_SHARE = 0.1
-# Least share of the reference's change that an output has to show.
+# An output has to change by at least this share of the reference's change.
 MIN_RESPONSE = 0.1
-# A change of the reference is looked for where it exceeds so many allowed errors.
+# A change of the reference counts as visible if it is larger than this many allowed errors.
 VISIBLE_ERRORS = 20.0
 
-
-# Makes fresh memory for calls of a shape.
+# A function that makes fresh memory for the calls of a shape.
 DeviceFactory = Callable[[Shape], MemoryCalls]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a source is graded by, apart from its shapes."""
+    """All that a source is graded by, except for the shapes."""
 
     factory: DeviceFactory
     contract: Contract
@@ -52,7 +57,7 @@ class Task:
     seed: int = 0
 
     def flops_of(self, shape: Shape) -> float:
-        """The operations that the problem needs; 0 where nothing is stated."""
+        """The number of operations that the problem needs for a shape; 0 if the user stated nothing about it."""
         if self.flops is not None:
             return float(value(self.flops, shape))
         if self.tolerance.terms is None:
@@ -61,7 +66,7 @@ class Task:
         return 2 * terms * float(np.prod(self.contract.outputs[0].shape(shape))) if self._multiplies(shape) else 0.0
 
     def _multiplies(self, shape: Shape) -> bool:
-        """Are terms products of inputs? If so, doubling all inputs more than doubles the reference."""
+        """Whether the terms are products of inputs: then doubling all inputs more than doubles the reference."""
         bits = inputs.draw(self.contract, "normal", shape, np.random.default_rng(self.seed))
         arrays = [(item, item.format.values(bits[item.name])) for item in self.contract.inputs]
         simple = self.reference({item.name: array for item, array in arrays}, shape)
@@ -70,14 +75,15 @@ class Task:
 
     @property
     def counts_integers(self) -> bool:
-        """Does integer arithmetic count as the problem's? It may with 8-bit inputs, even beside scales in floats."""
+        """Whether integer arithmetic counts as work: without float inputs, or with 8-bit inputs besides float
+        scales."""
         formats = [item.format for item in self.contract.inputs]
         return not any(item.is_float for item in formats) or any(item.dtype.itemsize == 1 for item in formats)
 
 
 @dataclass
 class Answer:
-    """A call with its inputs, the expected outputs, and a mask of the wrong elements of each output."""
+    """A call with the kind and bits of its inputs, the expected outputs, and a mask of each output's wrong elements."""
 
     kind: str
     bits: dict[str, Array]
@@ -91,7 +97,7 @@ class Answer:
 
 
 class Examination:
-    """All calls of one shape, and their findings. ``remarks``: notes that are no errors."""
+    """All calls of one shape, and their findings. ``drawn`` tells that the shape is a random one."""
 
     def __init__(self, task: Task, shape: Shape, drawn: bool) -> None:
         self.task, self.shape, self.drawn = task, shape, drawn
@@ -108,31 +114,34 @@ class Examination:
         return self.device.count
 
     def run(self) -> None:
-        """Execute and judge. Raises LaunchRefused, EmulatorError, and WrongInput for a reference that does not fit."""
-        first = self._answer("normal", counters=True, hazards=True)
+        """Execute all calls and compare them. Drawn shapes get only two calls.
+
+        Raises LaunchRefused, EmulatorError, and WrongInput if the reference does not fit the contract.
+        """
+        first = self._call("normal", counters=True, hazards=True)
         if not first.call.launches:
             self._add("no-kernel", "the call launches no kernel", launches=0)
-        self._account(first)
+        self._check_work_and_types(first)
         if self.drawn:
-            self._compare(self._answer("integers"))
+            self._compare(self._call("integers"))
             return
-        self._later_calls(first)
-        self._dependence(first)
+        self._check_later_calls(first)
+        self._check_dependence(first)
 
     def _add(self, rule: str, message: str, kernel: str = "", **evidence: Evidence) -> None:
         self.findings.append(Finding.of(rule, message, kernel, self.shape, **evidence))
 
     # One call.
 
-    def _answer(self, kind: str, counters: bool = False, hazards: bool = False) -> Answer:
+    def _call(self, kind: str, counters: bool = False, hazards: bool = False) -> Answer:
         bits = inputs.draw(self.task.contract, kind, self.shape, self.rng)
         call = self.device.call(bits, counters, hazards)
-        answer = self._judged(kind, bits, call)
+        answer = self._judge(kind, bits, call)
         self.machine += call.reports
         self.answers.append(answer)
         return answer
 
-    def _judged(self, kind: str, bits: dict[str, Array], call: Call) -> Answer:
+    def _judge(self, kind: str, bits: dict[str, Array], call: Call) -> Answer:
         answer = Answer(kind, bits, call, self.expected(kind, bits))
         for name, item in answer.expected.items():
             wrong = item.wrong(call.outputs[name])
@@ -140,15 +149,15 @@ class Examination:
         return answer
 
     def expected(self, kind: str, bits: Mapping[str, Array]) -> dict[str, Expected]:
-        """What the reference says of some inputs."""
-        task, agreement = self.task, self.task.contract
-        values = {item.name: item.format.values(bits[item.name]) for item in agreement.inputs}
+        """The outputs that the reference computes for some inputs, with the errors that the tolerance allows."""
+        task, contract = self.task, self.task.contract
+        values = {item.name: item.format.values(bits[item.name]) for item in contract.inputs}
         results = task.reference(values, self.shape)
         magnitudes: list[Array] | None = None
         if task.tolerance.terms is not None:
             magnitudes = task.reference({name: np.abs(array) for name, array in values.items()}, self.shape)
         out = {}
-        for number, item in enumerate(agreement.outputs):
+        for number, item in enumerate(contract.outputs):
             magnitude = magnitudes[number] if magnitudes is not None else None
             item_expected = tolerance.expected(
                 results[number], magnitude, item.format, task.tolerance, task.precision, self.shape
@@ -162,12 +171,12 @@ class Examination:
     # Wrong values.
 
     def _compare(self, answer: Answer) -> None:
-        """Findings of a call whose outputs differ from the reference."""
+        """Report each output of a call that differs from the reference."""
         for name, wrong in answer.wrong.items():
             if wrong.any():
-                self._wrong(answer, name, wrong)
+                self._report_wrong_values(answer, name, wrong)
 
-    def _wrong(self, answer: Answer, name: str, wrong: Array) -> None:
+    def _report_wrong_values(self, answer: Answer, name: str, wrong: Array) -> None:
         item, expected = self.task.contract.buffers[name], answer.expected[name]
         values = item.format.values(answer.call.outputs[name])
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -186,40 +195,43 @@ class Examination:
 
     # Later calls.
 
-    def _later_calls(self, first: Answer) -> None:
-        """New data at the same addresses, every kind of values, and the first data again."""
+    def _check_later_calls(self, first: Answer) -> None:
+        """Call with new data at the same addresses, with every kind of values, and with the first data again."""
         self._compare(first)
-        second = self._answer("normal")
-        self._follow(first, second)
+        second = self._call("normal")
+        self._compare_with_previous(first, second)
         for kind in self.task.kinds:
             if kind == "normal":
                 continue
-            answer = self._answer(kind, counters=kind in ("zeros", "ones"))
+            answer = self._call(kind, counters=kind in ("zeros", "ones"))
             if kind in ("zeros", "ones"):
-                self._special(first, answer)
-            self._follow(self.answers[-2], answer)
-        self._constant()
+                self._check_shortcut(first, answer)
+            self._compare_with_previous(self.answers[-2], answer)
+        self._check_constant_outputs()
         third = self.device.call(first.bits)
-        repeated = self._judged("normal", first.bits, third)
+        repeated = self._judge("normal", first.bits, third)
         if first.is_right and not repeated.is_right:
-            self._kept(first, repeated)
+            self._report_kept_state(first, repeated)
         for call in (first.call, second.call, third):
             if call.globals_changed:
                 names = ", ".join(f"{name} ({count} bytes)" for name, count in call.globals_changed.items())
                 self._add(
-                    "state-kept", f"device variables differ behind a call from before it: {names}",
+                    "state-kept", f"a call changes device variables: {names}",
                     variables=dict(call.globals_changed),
                 )  # fmt: skip
                 break
 
-    def _follow(self, before: Answer, answer: Answer) -> None:
-        """Compare a call behind another one; a wrong answer that is the earlier one's is stale."""
+    def _compare_with_previous(self, before: Answer, answer: Answer) -> None:
+        """Compare a call with the reference, and find out why it is wrong: its result may be that of the call before.
+
+        A call that is wrong here but right as the first call in fresh memory shows that state was kept.
+        """
         if answer.is_right:
             return
         for name, wrong in answer.wrong.items():
             if not wrong.any():
                 continue
-            stale = wrong & self._same(before, answer, name) & ~before.wrong[name]
+            stale = wrong & self._unchanged_elements(before, answer, name) & ~before.wrong[name]
             if stale.sum() >= STALE_SHARE * wrong.sum():
                 self._add(
                     "stale-result",
@@ -227,36 +239,36 @@ class Examination:
                     "on other inputs at the same addresses",
                     output=name, stale=int(stale.sum()), wrong=int(wrong.sum()), size=int(wrong.size),
                 )  # fmt: skip
-        if before.is_right and not self._right_afresh(answer):
+        if before.is_right and not self._is_right_in_fresh_memory(answer):
             before = answer
         elif before.is_right:
-            self._kept(before, answer)
+            self._report_kept_state(before, answer)
         self._compare(answer)
 
     @staticmethod
-    def _same(before: Answer, answer: Answer, name: str) -> Array:
-        """Where an output is that of a call before, though the reference is another."""
+    def _unchanged_elements(before: Answer, answer: Answer, name: str) -> Array:
+        """Where an output has the bits of the call before although the reference has changed."""
         old, new = before.call.outputs[name], answer.call.outputs[name]
         differs = before.expected[name].values != answer.expected[name].values
         return np.asarray((old.view(f"u{old.itemsize}") == new.view(f"u{new.itemsize}")) & differs)
 
-    def _right_afresh(self, answer: Answer) -> bool:
-        """Are the same inputs answered rightly as the first call in fresh memory?"""
+    def _is_right_in_fresh_memory(self, answer: Answer) -> bool:
+        """Whether the outputs for the same inputs are right if it is the first call in fresh memory."""
         fresh = self.task.factory(self.shape)
         call = fresh.call(answer.bits)
         return not any(item.wrong(call.outputs[name]).any() for name, item in answer.expected.items())
 
-    def _kept(self, before: Answer, answer: Answer) -> None:
+    def _report_kept_state(self, before: Answer, answer: Answer) -> None:
         counts = {name: int(wrong.sum()) for name, wrong in answer.wrong.items()}
         self._add(
             "state-kept",
-            f"the same {answer.kind} inputs are answered rightly as the first call and wrongly behind "
+            f"the same {answer.kind} inputs give right results in the first call and wrong ones after "
             f"{len(self.answers)} others: {sum(counts.values())} elements",
             wrong=counts, calls=len(self.answers), inputs=before.kind,
         )  # fmt: skip
 
-    def _constant(self) -> None:
-        """Outputs that no input moves."""
+    def _check_constant_outputs(self) -> None:
+        """Report outputs that are the same for all inputs although the reference changes."""
         for item in self.task.contract.outputs:
             outputs = [answer.call.outputs[item.name] for answer in self.answers]
             results = [answer.expected[item.name].values for answer in self.answers]
@@ -264,14 +276,14 @@ class Examination:
             if differ and len(outputs) > 1 and all(np.array_equal(outputs[0], other) for other in outputs[1:]):
                 self._add(
                     "constant-output",
-                    f"{item.name} holds the same bytes behind {len(outputs)} calls on different inputs",
+                    f"{item.name} holds the same bytes after {len(outputs)} calls on different inputs",
                     output=item.name, calls=len(outputs),
                 )  # fmt: skip
 
     # Work and types.
 
-    def _account(self, first: Answer) -> None:
-        """Operations and types of the first call against what the problem needs."""
+    def _check_work_and_types(self, first: Answer) -> None:
+        """Compare the operations and types of the first call with what the problem needs."""
         task, call = self.task, first.call
         integers = not any(item.format.is_float for item in task.contract.inputs)
         needed, total = task.flops_of(self.shape), 0
@@ -299,7 +311,8 @@ class Examination:
             )  # fmt: skip
 
     def _downgrades(self, opcodes: Mapping[str, int], needed: float) -> list[arithmetic.Downgrade]:
-        """Instructions of lower precision than required; an operation with 8-bit buffers may quantise."""
+        """The instructions of lower precision than required. Integers are allowed if a buffer has 8-bit elements, since
+        the kernel may quantise."""
         task = self.task
         operands = task.precision.operands if task.checks_operands else None
         accumulator = task.precision.accumulator if task.checks_accumulator else None
@@ -308,8 +321,8 @@ class Examination:
         items = arithmetic.downgrades(opcodes, operands, accumulator, needed, products=not unpacks)
         return [item for item in items if arithmetic.rank(item.type) or not quantises]
 
-    def _special(self, first: Answer, answer: Answer) -> None:
-        """Less work for special values."""
+    def _check_shortcut(self, first: Answer, answer: Answer) -> None:
+        """Report a call that executes far fewer instructions because its values are special."""
         executed, usual = answer.call.instructions, first.call.instructions
         if executed < MIN_WORK * usual:
             self._add(
@@ -320,8 +333,12 @@ class Examination:
 
     # Dependence.
 
-    def _dependence(self, first: Answer) -> None:
-        """Change single elements and see whether the output follows the reference."""
+    def _check_dependence(self, first: Answer) -> None:
+        """Change single elements of the inputs and check that the outputs change as the reference does.
+
+        The factors grow until the reference moves visibly; only then can an unchanged output be held against the
+        source.
+        """
         if not first.is_right:
             return
         changes = inputs.changes(self.task.contract, first.bits, self.shape, self.rng, self.task.places)
@@ -329,13 +346,16 @@ class Examination:
             for factor in inputs.FACTORS:
                 bits = inputs.changed(self.task.contract, first.bits, change, factor)
                 results = self.expected("normal", bits)
-                if moved := self._moved(first, results):
-                    self._watch(first, bits, results, moved, change)
+                if moved := self._visible_changes(first, results):
+                    self._check_response(first, bits, results, moved, change)
                     break
 
-    def _moved(self, first: Answer, results: Mapping[str, Expected]) -> dict[str, Array]:
-        """Where the reference moves most and visibly, by output: beyond the stated tolerance of the first inputs, and
-        beyond rounding of the changed ones, whose scale may be another."""
+    def _visible_changes(self, first: Answer, results: Mapping[str, Expected]) -> dict[str, Array]:
+        """For each output, the elements whose reference changes visibly; outputs without any are left out.
+
+        A change is visible if it exceeds the tolerance for the first inputs and the rounding for the changed inputs,
+        whose scale may differ.
+        """
         moved = {}
         for name, item in results.items():
             rounding = tolerance.noise(item)
@@ -348,7 +368,7 @@ class Examination:
                 moved[name] = visible
         return moved
 
-    def _watch(
+    def _check_response(
         self,
         first: Answer,
         bits: dict[str, Array],
@@ -362,15 +382,15 @@ class Examination:
             old, new = item.values(first.call.outputs[name]), item.values(call.outputs[name])
             by = np.abs(results[name].values - first.expected[name].values)
             with np.errstate(invalid="ignore"):
-                deaf = places & (np.abs(new - old) < MIN_RESPONSE * by)
-            if deaf.any():
-                index = tuple(int(i) for i in np.argwhere(deaf)[0])
+                unresponsive = places & (np.abs(new - old) < MIN_RESPONSE * by)
+            if unresponsive.any():
+                index = tuple(int(i) for i in np.argwhere(unresponsive)[0])
                 self._add(
                     "input-ignored",
-                    f"{change.buffer}{list(change.place)} changes and {int(deaf.sum())} of {int(places.sum())} "
+                    f"{change.buffer}{list(change.place)} changes and {int(unresponsive.sum())} of {int(places.sum())} "
                     f"elements of {name} that depend on it do not follow, first {list(index)}: the reference moves by "
                     f"{float(by[index]):.4g}, the output by {float(np.abs(new - old)[index]):.4g}",
-                    input=change.buffer, index=list(change.place), output=name, count=int(deaf.sum()),
+                    input=change.buffer, index=list(change.place), output=name, count=int(unresponsive.sum()),
                     dependent=int(places.sum()), first=list(index), reference_change=float(by[index]),
                     output_change=float(np.abs(new - old)[index]),
                 )  # fmt: skip

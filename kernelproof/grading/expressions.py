@@ -1,4 +1,7 @@
-"""Numbers that follow from a problem's shape: constants, expressions of its names, or functions of them."""
+"""Evaluates numbers that depend on a problem's shape: constants, expressions in its names, or functions of them.
+
+Expressions are evaluated by walking their syntax tree, which allows only arithmetic: ``eval`` would execute any code.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Shape = Mapping[str, int]
 # 128, "ceil_div(m, 16)", or a function whose parameters are names of the shape.
 Number = int | float | str | Callable[..., Any]
 
-LARGEST_EXPONENT = 64
+LARGEST_EXPONENT = 64  # so that no expression makes an integer of astronomical size
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ceil_div": ceil_div,
     "min": min,
@@ -35,7 +38,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 def value(number: Number, shape: Shape) -> Any:
-    """What a number is for a shape: int or float, a tuple where an expression says so. Raises WrongInput."""
+    """Evaluate a number for a shape. The result is an int, a float, or a tuple of them. Raises WrongInput."""
     if isinstance(number, int | float):
         return number
     try:

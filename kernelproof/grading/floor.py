@@ -1,4 +1,4 @@
-"""The least time that a GPU needs: what no kernel can be faster than."""
+"""The least time that a GPU needs for a problem. A kernel that claims to be faster did not do the work."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from kernelproof.grading.arithmetic import rank
 from kernelproof.ground.chips import GPUS, Chip
 from kernelproof.ground.errors import WrongInput
 
-# Rates in ``chips`` are what GPUs reach under load: boost clocks and data-sheet bandwidths are up to a fifth above.
+# The rates in ``chips`` are those that GPUs reach under load. Boost clocks and data-sheet bandwidths are up to a fifth
+# higher; the factor makes sure that no honest time falls below the floor.
 HEADROOM = 1.25
 
 
 class Floor(NamedTuple):
-    """Microseconds that each of them takes alone: arithmetic at the tensor cores' peak, the L2, device memory for what
-    the L2 cannot hold, and one load from device memory."""
+    """The microseconds that each part takes alone: arithmetic at the tensor cores' peak rate, traffic of the L2,
+    traffic of device memory beyond what the L2 holds, and the latency of one load from device memory."""
 
     arithmetic: float
     l2: float
@@ -31,7 +32,7 @@ class Floor(NamedTuple):
 
 
 def chip(name: str) -> Chip:
-    """A GPU by its name. Raises WrongInput."""
+    """Find a GPU by its name. Raises WrongInput."""
     if name not in GPUS:
         raise WrongInput(f"gpu {name!r}: one of {', '.join(GPUS)}")
     return GPUS[name]
@@ -40,9 +41,10 @@ def chip(name: str) -> Chip:
 def floor(target: Chip, flops: float, nbytes: int, operands: str) -> Floor:
     """The least time of a problem of ``flops`` operations that reads and writes ``nbytes``.
 
-    Every choice is the kernel's: the fastest instruction with fp16 sums, all that fits in the L2 already there."""
+    All doubts are decided in the kernel's favour: it uses the fastest instruction, with sums in fp16, and all that fits
+    into the L2 is there already."""
     rates = target.rates
-    operand_bytes = 1 if rank(operands) < rank("bf16") else 2  # at least of narrower ones, at most of tf32
+    operand_bytes = 1 if rank(operands) < rank("bf16") else 2  # one byte also for narrower types, two also for tf32
     rate = target.tensor_flops(False, operand_bytes) * target.sms * rates.mhz * HEADROOM  # per microsecond
     return Floor(
         arithmetic=flops / rate,

@@ -1,4 +1,4 @@
-"""The types of numbers in buffers: their bits, their values in fp64 (or int64), and how they round."""
+"""The number types of buffers: how their bits are converted to fp64 or int64 and back, and how they round."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ Array = NDArray[Any]
 
 
 class Format(NamedTuple):
-    """A type: its name, NumPy's type that holds its bits, and of floats the bits of the significand (0: integers) and
-    the exponent of the least normal number."""
+    """A number type.
+
+    ``dtype`` is the NumPy type that holds the bits. For floats, ``significand`` is the number of its bits (0 for
+    integers) and ``least_exponent`` the exponent of the smallest normal number.
+    """
 
     name: str
     dtype: np.dtype[Any]
@@ -37,7 +40,7 @@ class Format(NamedTuple):
         return 2.0 ** (self.least_exponent - self.significand) if self.significand else 0.0
 
     def values(self, bits: Array) -> Array:
-        """The numbers that an array of this type holds: fp64, of integers int64 (uint64 of u64)."""
+        """Convert an array of bits to numbers: fp64 for floats, int64 for integers, and uint64 for u64."""
         if self.name == "bf16":
             return bf16_to_f32(np.ascontiguousarray(bits)).astype(np.float64)
         return bits.astype(np.float64 if self.is_float else np.uint64 if self.name == "u64" else np.int64)

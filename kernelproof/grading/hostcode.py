@@ -1,4 +1,7 @@
-"""What the C++ text of a launcher shows against it: libraries, streams, threads, caches, files."""
+"""Searches the C++ text of a launcher for suspicious names: of libraries, streams, threads, caches and files.
+
+The search is by regular expressions. It finds careless cheats and proves nothing about a text in which it finds none.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator
 
 from kernelproof.grading.verdict import Finding
 
-# Operations of torch that compute; others allocate, reshape or describe.
+# The operations of torch that compute. Others only allocate, reshape or describe tensors and are allowed.
 _OPERATIONS = """
     matmul mm bmm addmm baddbmm addmv mv dot einsum linear bilinear conv1d conv2d conv3d conv_transpose1d
     conv_transpose2d conv_transpose3d convolution softmax log_softmax layer_norm rms_norm group_norm batch_norm
@@ -49,14 +52,13 @@ _TOKENS = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.S)
 
 
 def bare(text: str) -> str:
-    """C++ text with blanks in place of comments and the contents of strings: positions stay."""
+    """C++ text with comments and strings replaced by blanks, so that positions and line numbers stay the same."""
     return _TOKENS.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def findings(text: str) -> Iterator[Finding]:
-    """What host code does besides launching kernels of its own."""
+    """A finding for everything suspicious that host code does besides launching its own kernels."""
     plain = bare(text)
-    # Device code may have static variables and functions named like those of torch.
     for rule, patterns in _PATTERNS.items():
         for pattern in patterns:
             for match in re.finditer(pattern, plain):
@@ -70,7 +72,7 @@ def findings(text: str) -> Iterator[Finding]:
 
 
 def _globals(plain: str) -> Iterator[tuple[str, int]]:
-    """Tensors and maps of them that live outside of functions."""
+    """The names and lines of tensors that are global variables."""
     depth, start = 0, 0
     for number, char in enumerate(plain):
         depth += (char == "{") - (char == "}")

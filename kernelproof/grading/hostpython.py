@@ -1,4 +1,7 @@
-"""Findings in the Python text of a module: results computed by torch, patched timers, threads, caches."""
+"""Searches the Python text of a module for cheats: results computed by torch, patched timers, threads, caches.
+
+The text is parsed, not executed.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ _CALLERS = frozenset(("gc", "inspect", "ctypes", "importlib", "traceback", "buil
 _REACHING = frozenset(("open", "exec", "eval", "compile", "__import__", "globals", "vars"))
 _STREAMS = frozenset(("Stream", "ExternalStream", "stream", "set_stream", "CUDAGraph", "graph"))
 _LAZY = frozenset(("__torch_dispatch__", "__torch_function__", "_make_subclass", "_make_wrapper_subclass"))
-# What a module may not assign to.
+# The modules whose attributes a source may not replace.
 _ROOTS = frozenset(("torch", "time", "nn", "F", "functional"))
 
 
 def findings(tree: ast.Module) -> Iterator[Finding]:
-    """Findings of a module's text."""
+    """A finding for everything suspicious in a module's text."""
     yield from _everywhere(tree)
     models = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == MODEL]
     if not models:
@@ -34,7 +37,7 @@ def _of(rule: str, node: ast.AST, text: str) -> Finding:
 
 
 def _name(node: ast.AST) -> str:
-    """``torch.cuda.Stream`` of an expression of names; "" of others."""
+    """The dotted name of an expression, such as ``torch.cuda.Stream``; "" if it is not one."""
     match node:
         case ast.Name(id=name):
             return name
@@ -76,14 +79,14 @@ def _import(node: ast.AST, module: str) -> Iterator[Finding]:
 
 
 def _patch(target: ast.expr) -> Iterator[Finding]:
-    """Attributes of torch and time that are replaced; settings of backends are none."""
+    """Report an assignment that replaces an attribute of torch or time. Settings of torch's backends are allowed."""
     name = _name(target)
     if isinstance(target, ast.Attribute) and name.split(".")[0] in _ROOTS and ".backends." not in name:
         yield _of("timer-patch", target, f"{name} = ...")
 
 
 def _extensions(tree: ast.Module) -> set[str]:
-    """Names that ``load_inline`` is assigned to."""
+    """The names to which results of ``load_inline`` are assigned."""
     return {
         ast.unparse(target)
         for node in ast.walk(tree)
@@ -105,9 +108,9 @@ def _functions(tree: ast.Module) -> dict[str, list[ast.FunctionDef]]:
 
 
 def _reached(methods: list[ast.FunctionDef], functions: dict[str, list[ast.FunctionDef]]) -> list[ast.FunctionDef]:
-    """Methods, and all functions of the module that they name, or those in turn."""
+    """The methods, and all functions of the module that they name, directly or through each other."""
     out, unreached = list(methods), dict(functions)
-    for function in out:  # grows
+    for function in out:  # The list grows during the loop.
         for node in ast.walk(function):
             out += unreached.pop(_name(node).split(".")[0], [])
     return out
@@ -128,7 +131,7 @@ def _model(model: ast.ClassDef, extensions: set[str], functions: dict[str, list[
 
 
 def _assignments(constructor: ast.FunctionDef | None) -> Iterator[tuple[str, ast.expr]]:
-    """Names that a constructor assigns, and what; pairs of tuples one by one."""
+    """The names that a constructor assigns, each with its value; assignments of tuples are taken apart."""
     for node in ast.walk(constructor) if constructor is not None else iter(()):
         if not isinstance(node, ast.Assign):
             continue
@@ -157,7 +160,7 @@ def _layers(constructor: ast.FunctionDef | None) -> set[str]:
 
 
 def _computing(method: ast.FunctionDef, layers: set[str], extensions: set[str]) -> Iterator[Finding]:
-    """torch that computes in place of the kernels."""
+    """Report operations of torch that compute in place of the kernels."""
     for node in ast.walk(method):
         match node:
             case ast.BinOp(op=ast.MatMult()):
@@ -178,13 +181,13 @@ def _computing(method: ast.FunctionDef, layers: set[str], extensions: set[str]) 
 
 
 def _own(func: ast.Attribute, extensions: set[str]) -> bool:
-    """Is this a call of an extension or of math, rather than of torch or a tensor?"""
+    """Whether a call is one of an extension, of math or of the model itself, rather than of torch or a tensor."""
     owner = _name(func.value)
     return owner in {"math", "np", *extensions} or owner.startswith("self.")
 
 
 def _cached(method: ast.FunctionDef) -> Iterator[Finding]:
-    """Attributes that a call both sets and reads, globals, and functions that remember."""
+    """Report what may keep results: attributes that a method both sets and reads, globals, and caching decorators."""
     for decorator in method.decorator_list:
         name = _name(decorator.func if isinstance(decorator, ast.Call) else decorator).rpartition(".")[2]
         if name in ("lru_cache", "cache"):

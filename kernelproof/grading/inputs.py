@@ -1,8 +1,7 @@
-"""Input values of a grade: the kinds of random draws, and single-element changes that outputs must follow.
+"""Draws the input values of a grade, and changes single elements of them, which the outputs must follow.
 
-The kinds are those of ``correctness`` where a product has them: ``normal``; ``integers``, -2 to 2, and ``binary``, 0
-and 1, whose products are exact. Others are ``zeros``, ``ones`` and ``adversarial``: normal numbers of many magnitudes
-and both signs.
+The kinds of values are: ``normal`` (normally distributed); ``integers`` from -2 to 2 and ``binary`` (0 and 1), for
+which sums of products are exact; ``adversarial`` (normal numbers of many magnitudes); ``zeros`` and ``ones``.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ KINDS = ("normal", "integers", "binary", "adversarial", "zeros", "ones")
 # Kinds for which an operation may be undefined, such as a division by zero or a logarithm.
 SPECIAL = ("adversarial", "zeros", "ones")
 EXACT = ("integers", "binary", "zeros", "ones")
-# Factors of a changed element, tried in turn until the reference moves by more than any tolerance: the other sign where
-# it saturates, larger ones where a tolerance is loose.
+# Factors for the value of a changed element. They are tried in turn until the reference changes visibly: the other sign
+# in case the function saturates, larger values in case the tolerance is loose.
 FACTORS = (1.0, -1.0, 64.0, -64.0, 1024.0)
 INTEGERS = 100  # integer inputs without a range are drawn from 0 to this, excluded
 
 
-def draw(agreement: Contract, kind: str, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
-    """The bits of every input."""
-    return {item.name: item.format.bits(_values(item, kind, shape, rng)) for item in agreement.inputs}
+def draw(contract: Contract, kind: str, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
+    """Draw values of a kind for every input and return their bits."""
+    return {item.name: item.format.bits(_values(item, kind, shape, rng)) for item in contract.inputs}
 
 
 def _values(item: Buffer, kind: str, shape: Shape, rng: np.random.Generator) -> Array:
@@ -53,7 +52,7 @@ def _values(item: Buffer, kind: str, shape: Shape, rng: np.random.Generator) -> 
 
 
 class Change(NamedTuple):
-    """One element of an input that holds another value: where, and the value."""
+    """A change of one element: its buffer, its index, and the new value."""
 
     buffer: str
     place: tuple[int, ...]
@@ -61,11 +60,11 @@ class Change(NamedTuple):
 
 
 def changes(
-    agreement: Contract, bits: Mapping[str, Array], shape: Shape, rng: np.random.Generator, places: int
+    contract: Contract, bits: Mapping[str, Array], shape: Shape, rng: np.random.Generator, places: int
 ) -> list[Change]:
-    """Elements to change, one at a time: of each input the last element, the first one, and drawn ones."""
+    """Changes to try one at a time: the last, the first, and random elements of each input, ``places`` in all."""
     out = []
-    for item in agreement.inputs:
+    for item in contract.inputs:
         size = int(np.prod(item.shape(shape)))
         indices = [size - 1, 0, *(int(n) for n in rng.integers(0, size, max(0, places - 2)))][:places]
         for flat in dict.fromkeys(indices):
@@ -76,7 +75,7 @@ def changes(
 
 
 def _other(item: Buffer, before: float, shape: Shape, rng: np.random.Generator) -> float:
-    """Another value, larger than its neighbours, so that no tolerance hides it."""
+    """Another value for an element: within its range if it has one, else large enough to be visible in a sum."""
     if item.low:
         low, high = expressions.value(item.low, shape), expressions.value(item.high, shape)
         if item.format.is_float:
@@ -87,11 +86,12 @@ def _other(item: Buffer, before: float, shape: Shape, rng: np.random.Generator) 
     return 24.0 if before <= 0 else -24.0
 
 
-def changed(agreement: Contract, bits: Mapping[str, Array], change: Change, factor: float) -> dict[str, Array]:
-    """Inputs with one element changed to its value times ``factor``, which leaves ranges and integers alone."""
+def changed(contract: Contract, bits: Mapping[str, Array], change: Change, factor: float) -> dict[str, Array]:
+    """Copy inputs with one element changed. The new value is multiplied by ``factor`` only for floats without a
+    range."""
     out = dict(bits)
     array = bits[change.buffer].copy()
-    item = agreement.buffers[change.buffer]
+    item = contract.buffers[change.buffer]
     value = factor * change.value if item.format.is_float and not item.low else change.value
     array[change.place] = item.format.bits(np.array(value))
     out[change.buffer] = array

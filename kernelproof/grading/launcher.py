@@ -1,5 +1,8 @@
-"""Host code of inline extensions: compiled against a small stand-in for torch's C++ face, and called on the emulated
-device. Only for a process of its own: the code is executed as it is."""
+"""Compiles the host code of inline extensions against a small substitute for torch's C++ headers, and calls it.
+
+The host code runs natively in this process; only its kernels run on the emulated device. So this module must be used
+only in a child process, which is confined by a sandbox.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from kernelproof.checking import compilation, devices
-from kernelproof.checking.execution import STOOD_FOR
+from kernelproof.checking.execution import REPLACED_LIBRARIES
 from kernelproof.emulator import LaunchRefused, Report
 from kernelproof.emulator.host.standin import stand_for
 from kernelproof.grading.contract import Buffer, Contract, HostCall
@@ -26,9 +29,10 @@ MAX_DIMS, MAX_RESULTS = 8, 16
 
 
 class HostFailure(Exception):
-    """Host code threw an exception, or returned something else than the contract states."""
+    """Host code threw an exception, or returned something that does not fit the contract."""
 
 
+# The layouts of Value and Results in include/kernelproof_tensor.h.
 class _Value(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int), ("dtype", ctypes.c_int), ("dims", ctypes.c_int),
@@ -42,8 +46,10 @@ class _Results(ctypes.Structure):
 
 
 def library(text: str, function: str, device: str, arguments: tuple[str, ...], seconds: float) -> Path:
-    """The library of an extension's text with an entry for ``function``. Raises Failure with the compiler's errors:
-    among them what launchers use of torch and the stand-in lacks."""
+    """Compile an extension's text into a library with an entry point that calls ``function``.
+
+    Raises Failure with the compiler's errors, also if the text uses a part of torch that the substitute lacks.
+    """
     whole = (
         f"#include <kernelproof_tensor.h>\n{text}\n"
         f'extern "C" int kernelproof_entry(const kernelproof_torch::Value* values, int count, '
@@ -58,16 +64,17 @@ def library(text: str, function: str, device: str, arguments: tuple[str, ...], s
 class HostCalls(MemoryCalls):
     """Calls of a function of host code, whose tensors are buffers of the contract."""
 
-    def __init__(self, path: Path, agreement: Contract, shape: Shape, device: str) -> None:
-        assert agreement.call is not None
-        self.host_call: HostCall = agreement.call
-        names = [item for item in self.host_call.args if isinstance(item, str) and item in agreement.buffers]
-        super().__init__(agreement, shape, device, dict.fromkeys(names))
-        stand_for(*STOOD_FOR)
+    def __init__(self, path: Path, contract: Contract, shape: Shape, device: str) -> None:
+        assert contract.call is not None
+        self.host_call: HostCall = contract.call
+        names = [item for item in self.host_call.args if isinstance(item, str) and item in contract.buffers]
+        super().__init__(contract, shape, device, dict.fromkeys(names))
+        stand_for(*REPLACED_LIBRARIES)
         self.entry: Callable[..., int] = ctypes.CDLL(str(path)).kernelproof_entry
 
     def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
-        """One call. Raises HostFailure, LaunchRefused for a launch that CUDA refuses, EmulatorError."""
+        """Call the function once. Raises HostFailure, LaunchRefused for a launch that CUDA refuses, and
+        EmulatorError."""
         self.fill(inputs)
         values = [self._value(argument) for argument in self.host_call.args]
         results, result = _Results(), Call({})
@@ -107,7 +114,7 @@ class HostCalls(MemoryCalls):
         return _Value(NUMBER, integer=int(number), number=float(number))
 
     def _collect(self, results: _Results, result: Call) -> None:
-        """Outputs: those that were arguments, and what the function returned, in the order of the others."""
+        """Collect the outputs: those that were arguments, and returned tensors for the others, in order."""
         arguments = {argument for argument in self.host_call.args if isinstance(argument, str)}
         values = iter(results.values[: results.count])
         for item in self.contract.outputs:
@@ -119,7 +126,10 @@ class HostCalls(MemoryCalls):
             result.outputs[item.name] = self._returned(value, item, result)
 
     def _returned(self, value: _Value, item: Buffer, result: Call) -> Array:
-        """A returned tensor. Raises HostFailure for another type, number of elements, or foreign memory."""
+        """The bits of a returned tensor. The tensor comes from untrusted code, so all of it is checked.
+
+        Raises HostFailure for a wrong type or number of elements, or memory that does not belong to the device.
+        """
         kind, sizes = DTYPES[value.dtype], tuple(value.sizes[: value.dims])
         extents = item.shape(self.shape)
         if kind != item.format.name or int(np.prod(sizes)) != int(np.prod(extents)):

@@ -1,4 +1,4 @@
-"""Python modules that hold CUDA text for ``load_inline``, taken apart without executing anything."""
+"""Extracts the CUDA and C++ texts from a Python module that calls ``load_inline``, without executing the module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEVICE = re.compile(r"__global__|__device__")
 
 @dataclass(frozen=True)
 class HostLaunch:
-    """A ``<<<...>>>`` of host code: the text of the kernel, between the brackets, and of the arguments."""
+    """A launch in host code, as text: the kernel, the values between ``<<<`` and ``>>>``, and the arguments."""
 
     kernel: str
     configuration: tuple[str, ...]
@@ -31,7 +31,7 @@ class HostLaunch:
 
 @dataclass(frozen=True)
 class Extension:
-    """The texts of a ``load_inline`` call: C++ and CUDA as they are, and the names of functions that Python calls."""
+    """The arguments of a ``load_inline`` call: the C++ and CUDA texts, and the functions that Python may call."""
 
     name: str
     cpp: str
@@ -40,7 +40,7 @@ class Extension:
 
     @property
     def device_text(self) -> str:
-        """The CUDA text without what needs torch: its includes, and host functions that name it."""
+        """The CUDA text without torch's includes and without the host functions that use torch."""
         text = re.sub(r"^[ \t]*#[ \t]*include[ \t]*[<\"](?:torch|ATen|c10|pybind11)/.*$", "", self.cuda, flags=re.M)
         return "".join(part for part in parts(text) if _DEVICE.search(part) or not _HOST.search(hostcode.bare(part)))
 
@@ -59,7 +59,7 @@ class Extension:
 
 @dataclass(frozen=True)
 class Module:
-    """A Python module with ``class ModelNew`` and its extensions. ``findings``: rules that its text breaks."""
+    """The extensions of a Python module, and findings about the rules that its text breaks."""
 
     extensions: tuple[Extension, ...]
     findings: tuple[Finding, ...]
@@ -86,8 +86,10 @@ def is_module(source: str) -> bool:
 
 
 def take_apart(source: str) -> Module:
-    """The extensions of a module and findings of its text; nothing is executed. Raises WrongInput where the text of an
-    extension is not written down as constants."""
+    """Parse a module and find its extensions; nothing is executed.
+
+    Raises WrongInput if the text of an extension is not an expression of constants.
+    """
     tree = ast.parse(source)
     texts = dict(_texts(tree))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == "load_inline"]
@@ -109,7 +111,7 @@ def _called(call: ast.Call) -> str:
 
 
 def _texts(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Names and what they are assigned, at any depth; the last one wins."""
+    """All assigned names of the module, at any depth, with their values. If a name is repeated, the last one counts."""
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -132,8 +134,8 @@ def _extension(call: ast.Call, names: Mapping[str, ast.expr]) -> Extension:
 
 
 def _constant(node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> str | tuple[str, ...]:
-    """A text or several that an expression of constants is. Raises WrongInput."""
-    if depth > 20:
+    """Evaluate an expression of constants to a text or several texts. Raises WrongInput for anything else."""
+    if depth > 20:  # names may refer to themselves
         raise WrongInput("load_inline: a text is defined by itself")
     match node:
         case ast.Constant(value=str() as text):
@@ -169,7 +171,7 @@ def _text(node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> str:
 
 
 def parts(text: str) -> list[str]:
-    """C++ text cut behind every definition and declaration of its outermost level, preprocessor lines by themselves."""
+    """Split C++ text after each definition and declaration of its outermost level, and after each preprocessor line."""
     plain = hostcode.bare(text)
     out, start, depth = [], 0, 0
     for number, char in enumerate(plain):
@@ -189,7 +191,7 @@ def _directive(line: str) -> bool:
 
 
 def _split(text: str) -> tuple[str, ...]:
-    """Arguments, split at commas that no brackets enclose."""
+    """Split arguments at the commas that are not inside brackets."""
     out, depth = [""], 0
     for char in text:
         depth += char in "([{"

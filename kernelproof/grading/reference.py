@@ -15,19 +15,21 @@ from kernelproof.ground.errors import WrongInput
 
 
 class Reference:
-    """Calls a function by the names of its parameters, which are inputs and names of the shape; where it has other
-    parameters, it gets all inputs in order. It returns an array, or several in the order of the outputs, or a
-    dictionary of them."""
+    """Calls the user's function.
+
+    If all of its parameters are names of inputs or of the shape, it is called with these; otherwise it receives all
+    inputs in order. It may return an array, several arrays in the order of the outputs, or a dictionary of outputs.
+    """
 
     def __init__(
-        self, function: Callable[..., Any], agreement: Contract, arrays: Literal["numpy", "torch"] = "numpy"
+        self, function: Callable[..., Any], contract: Contract, arrays: Literal["numpy", "torch"] = "numpy"
     ) -> None:
         if arrays not in ("numpy", "torch"):
             raise WrongInput(f"arrays {arrays!r}: numpy or torch")
-        self.function, self.contract, self.arrays = function, agreement, arrays
+        self.function, self.contract, self.arrays = function, contract, arrays
 
     def __call__(self, values: Mapping[str, Array], shape: Shape) -> list[Array]:
-        """The outputs for some inputs (fp64, integers int64), in the order of the contract. Raises WrongInput."""
+        """Compute the outputs (fp64, or int64 for integers) in the order of the contract. Raises WrongInput."""
         if self.arrays == "torch":
             import torch
 
@@ -56,7 +58,7 @@ class Reference:
     def _call(self, prepared: Mapping[str, Any], shape: Shape) -> Any:
         try:
             names = list(inspect.signature(self.function).parameters)
-        except (TypeError, ValueError):  # of C functions
+        except (TypeError, ValueError):  # Functions written in C may have no signature.
             names = []
         usable = {**shape, **prepared}
         if names and all(name in usable for name in names):

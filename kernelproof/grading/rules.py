@@ -1,4 +1,4 @@
-"""The rules of a grade beside the emulator's: stable ids, what is wrong, and what to do."""
+"""The rules of a grade: for each stable id, what is wrong and what to do. The emulator has further rules of its own."""
 
 from __future__ import annotations
 
@@ -8,60 +8,63 @@ from kernelproof.emulator import RULES as MACHINE_RULES
 
 
 class Rule(NamedTuple):
-    """What is wrong, and what to do."""
+    """What a source that breaks the rule does wrong, and what to do."""
 
     meaning: str
     hint: str
 
 
 RULES = {
-    "does-not-compile": Rule("nvcc refuses the source", "mend what the compiler names"),
+    "does-not-compile": Rule("nvcc refuses the source", "correct what the compiler names"),
     "outside-file": Rule(
         "the source includes a file that belongs to neither CUDA, CUTLASS nor the C++ library",
-        "put the text into the source",
+        "copy the needed text into the source",
     ),
     "wrong-signature": Rule(
-        "the source lacks a kernel that is launched, or it has other parameters", "keep the name and the parameters"
+        "the source lacks a kernel that is launched, or the kernel has other parameters",
+        "keep the name and the parameters",
     ),
     "wrong-value": Rule(
         "an output differs from the reference by more than rounding explains",
-        "look at the first wrong element: its index says which tile, row or edge is concerned",
+        "look at the first wrong element: its index shows which tile, row or edge is wrong",
     ),
     "shape-special-case": Rule(
-        "right for the stated shapes, wrong for drawn ones",
+        "the outputs are right for the stated shapes and wrong for randomly drawn ones",
         "compute from the shape's arguments; guard the edges of tiles",
     ),
     "constant-output": Rule(
-        "the same output for inputs whose results differ", "compute the output from the inputs"
+        "the output is the same for inputs whose results differ", "compute the output from the inputs"
     ),
     "input-ignored": Rule(
-        "an element of an input changes, the reference follows, the output does not",
-        "use every element of every input: the whole of k, all rows, the last block too",
+        "an element of an input changes and with it the reference, but not the output",
+        "use every element of every input: all of k, all rows, and the last block too",
     ),
     "stale-result": Rule(
         "a call answers with results of an earlier call", "compute in every call; keep nothing by pointer or by shape"
     ),
     "state-kept": Rule(
-        "a call leaves something behind that the next one can read",
+        "a call stores something that the next call can read",
         "reset device variables before the kernel ends, or pass a scratch buffer",
     ),
     "value-special-case": Rule(
-        "special values, such as zeros, take less than half of the instructions of others",
+        "special values, such as zeros, take less than half of the instructions that other values take",
         "do the same work for all values",
     ),
     "less-work": Rule(
-        "fewer multiplications and additions than the problem needs", "multiply all of k for all outputs"
+        "the kernels execute fewer multiplications and additions than the problem needs",
+        "multiply all of k for all outputs",
     ),
     "lower-precision": Rule(
-        "numbers are multiplied, summed or converted in a narrower type than asked",
-        "use instructions of the asked operand and accumulator types",
+        "numbers are multiplied, summed or converted in a narrower type than required",
+        "use instructions with the required operand and accumulator types",
     ),
     "below-floor": Rule(
-        "a claimed time below what the GPU needs at its peak rates", "measure again: the work is not in the time"
+        "the claimed time is below what the GPU needs at its peak rates",
+        "measure again: the measured interval does not contain the work",
     ),
-    "time-limit": Rule("the check does not end within its limits", "give smaller shapes, or a longer limit"),
+    "time-limit": Rule("the check does not end within its limits", "use smaller shapes or a longer limit"),
     "library-call": Rule(
-        "host code has a library, torch or the reference compute", "compute in the source's own kernels"
+        "host code lets a library, torch or the reference compute the result", "compute in the source's own kernels"
     ),
     "timer-patch": Rule("host code replaces functions that measure or synchronise", "leave timers as they are"),
     "extra-stream": Rule("host code launches on a stream of its own", "launch on the current stream"),
@@ -73,15 +76,15 @@ RULES = {
         "host code keeps results or tensors for later calls", "compute in every call; keep parameters only"
     ),
     "grader-access": Rule(
-        "host code reaches for its caller: frames, garbage collector, modules, files", "use the arguments alone"
+        "host code accesses its caller: frames, garbage collector, modules or files", "use only the arguments"
     ),
     "no-kernel": Rule("no kernel of the source is executed", "launch the kernel of the source"),
-    "host-failure": Rule("host code fails, or is refused in words", "mend what the message names"),
+    "host-failure": Rule("host code fails or throws an exception", "correct what the message names"),
 }  # fmt: skip
 
 
 def rule(name: str) -> Rule:
-    """A rule of the grade or of the emulator."""
+    """The rule with an id, of the grade or of the emulator. Raises KeyError for an unknown id."""
     if name in RULES:
         return RULES[name]
     machine = MACHINE_RULES[name]
@@ -89,5 +92,5 @@ def rule(name: str) -> Rule:
 
 
 def page(name: str) -> str:
-    """The documentation of a rule, relative to the site."""
+    """The page that documents a rule, as a path relative to the root of the documentation."""
     return f"grading/#{name}" if name in RULES else f"rules/{name}/"

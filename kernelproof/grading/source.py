@@ -1,4 +1,9 @@
-"""``check_source``: a verdict on model-written device code, from its text, a reference and shapes."""
+"""``check_source``: grades a source text that nobody has read, given a reference and shapes.
+
+The steps are: read the text (a Python module is parsed, never executed), refuse it if its includes could reveal files,
+compile it in a sandbox, and run all shapes in a child process with limits. Host code runs in that child process too, if
+the caller allows it; then the child is confined, and its answer is read as untrusted data.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +39,21 @@ from kernelproof.ground import places, process_tree, sandbox
 from kernelproof.ground.errors import Failure, WrongInput
 from kernelproof.ground.workers import Worker
 
-STEP_S = 0.05
-MAX_BYTES, PART = 1 << 24, 1 << 16  # of an answer, and of what is read of it at a time
-LIMIT = 40  # findings in a verdict
+STEP_S = 0.05  # how often limits are looked at while waiting for a child process
+MAX_ANSWER_BYTES, READ_BYTES = 1 << 24, 1 << 16  # most bytes of an answer, and of one read
+MAX_FINDINGS = 40  # in a verdict
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How a source is checked. ``device``: what is emulated, a capability or a GPU. ``seconds`` and ``gib`` end the
-    check, which runs in a process of its own unless ``isolated`` is off; ``compile_s`` ends nvcc. ``places``:
-    elements of each input that are changed one by one. ``seed``: of all draws; keep it secret where sources are
-    optimised against this check."""
+    """How, and for how long, a source is checked.
+
+    - ``device``: the emulated capability or GPU.
+    - ``seconds``, ``gib``: limits of time and memory for the check, which runs in a process of its own unless
+      ``isolated`` is False. ``compile_s``: the limit of nvcc.
+    - ``places``: how many elements of each input are changed, one at a time.
+    - ``seed``: the seed of all random draws. Keep it secret if sources are optimised against this check.
+    """
 
     device: str = devices.DEFAULT
     seconds: float = 120.0
@@ -80,15 +89,17 @@ def check_source(
 ) -> Verdict:
     """Grade device code (CUDA text or PTX) without a GPU: run it on an emulated one and compare it with ``reference``.
 
-    Nothing of the source runs on this machine but, by ``call`` with ``run_host``, C++ host code. A Python module with
-    ``load_inline`` is taken apart by its syntax, and its host code read for anything it does besides launching.
+    Device code runs only on the emulator. C++ host code runs on this machine only if ``call`` and ``run_host`` are
+    given. A Python module with ``load_inline`` is parsed rather than executed, and its host code is searched for
+    anything that it does besides launching kernels.
 
-    - ``shapes``: dictionaries, or tuples for ``names``. ``draws``: ranges of names of the shape (ends included), from
-      which two more shapes are drawn at random; other names keep their values of the first shape.
+    - ``shapes``: dictionaries, or tuples of values for ``names``. ``draws``: a range (both ends included) for each name
+      that varies; two more shapes are drawn at random from these ranges. Other names keep the first shape's values.
     - ``buffers``: name to ``in|out|inout|scratch:TYPE[EXTENTS]``, followed by ``=LOW..HIGH`` for inputs or ``=zeros``
       for scratch memory. ``launches``: see ``Launch``; one call consists of all of them.
-    - ``reference`` gets inputs (fp64 of the rounded values, integers as int64) and names of the shape by the names of
-      its parameters, as ``arrays`` of NumPy or torch. It returns the outputs in the order of ``buffers``.
+    - ``reference`` receives inputs and values of the shape by the names of its parameters. Inputs are arrays of NumPy
+      or torch (``arrays``) with the rounded values in fp64, or integers in int64. It returns the outputs in the order
+      of ``buffers``.
     - ``tolerance``: see ``Tolerance``. ``flops``: operations needed; by default 2 * (terms - 1) per output if the
       tolerance has terms and inputs are multiplied. ``host_calls``: operations of torch that host code may call.
     - ``operands``: the least precise type to multiply in (f32, tf32, f16, bf16, e4m3, ..., "any"), by default the
@@ -102,46 +113,50 @@ def check_source(
     if claimed_us is not None and gpu is None:
         raise WrongInput("claimed_us: name the gpu that it was measured on")
     if call is not None and not (run_host and limits.isolated):
-        raise WrongInput("call: it executes the source's host code; allow it by run_host=True, in a process of its own")
+        raise WrongInput("call executes the source's host code: allow that by run_host=True, with limits.isolated True")
     verdict = Verdict(right=False, outcome="not checked", device=devices.device(limits.device).name)
-    if (factory := _factory(read(source), agreement, host_calls, limits, verdict)) is not None:
+    if (factory := _compiled_factory(read(source), agreement, host_calls, limits, verdict)) is not None:
         precision = Precision.of(operands, accumulator, agreement.narrowest)
         sums = accumulator is not None or flops is not None or (tolerance is not None and tolerance.terms is not None)
         task = Task(
             factory, agreement, Reference(reference, agreement, arrays), tolerance or Tolerance(), precision,
-            operands != "any", sums and accumulator != "any", flops, _checked(kinds), limits.places, limits.seed,
+            operands != "any", sums and accumulator != "any", flops, _input_kinds(kinds), limits.places, limits.seed,
         )  # fmt: skip
-        verdict.shapes = [*stated, *_drawn(stated[0], draws or {}, limits.seed)]
-        verdict = _supervised(task, verdict, len(stated), limits)
+        verdict.shapes = [*stated, *_drawn_shapes(stated[0], draws or {}, limits.seed)]
+        verdict = _grade_in_process(task, verdict, len(stated), limits)
         _compare_times(verdict, task, stated, claimed_us, gpu)
     verdict.seconds = round(time.perf_counter() - start, 3)
-    return _closed(verdict)
+    return _with_outcome(verdict)
 
 
-def _checked(kinds: Sequence[str]) -> tuple[str, ...]:
-    """Kinds of inputs. Raises WrongInput."""
+def _input_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
+    """The kinds of inputs, as a tuple. Raises WrongInput for an unknown kind."""
     if unknown := sorted(set(kinds) - set(inputs.KINDS)):
         raise WrongInput(f"kinds {', '.join(unknown)}: of {', '.join(inputs.KINDS)}")
     return tuple(kinds)
 
 
-def _factory(
+def _compiled_factory(
     text: str, agreement: Contract, host_calls: Sequence[str], limits: Limits, verdict: Verdict
 ) -> DeviceFactory | None:
-    """Makes the factory of fresh memory for calls; None, and a finding, for a source that is refused. Raises
-    WrongInput."""
-    if (agreement.call or not is_ptx(text)) and (reason := sandbox.lack()):
-        verdict.remarks.append(f"compiled and run with limits alone, since no namespaces are to be had: {reason}")
+    """Compile a source and return the function that makes fresh memory for its calls.
+
+    Returns None and adds a finding to the verdict if the source is refused or does not compile. Raises WrongInput.
+    """
+    if (agreement.call or not is_ptx(text)) and (reason := sandbox.namespace_obstacle()):
+        verdict.remarks.append(f"{sandbox.NO_NAMESPACES}: {reason}")
     try:
-        module = _taken_apart(text, limits) if "load_inline" in text else None
+        module = _parsed_module(text, limits) if "load_inline" in text else None
     except Failure as error:
         verdict.findings.append(Finding.of("does-not-compile", str(error), error="Failure"))
         return None
+    # Operations of torch that the caller allows are no findings; the last word of a finding's text names the operation.
     for item in module.findings if module else ():
         last = re.split(r"\W+", str(item.evidence.get("text", "")).removesuffix("("))[-1]
         if item.rule != "library-call" or last not in host_calls:
             verdict.findings.append(item)
     translated = module.host_text if module else text
+    # Includes are checked before any compiler sees the text, for systems whose compiler runs without a sandbox.
     if (agreement.call or not is_ptx(text)) and (lines := includes.outside(translated)):
         verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:5]))
         return None
@@ -162,10 +177,13 @@ def _factory(
     return partial(DeviceCalls, code, agreement, device=limits.device)
 
 
-def _taken_apart(text: str, limits: Limits) -> modules.Module | None:
-    """A Python module, None for another text; read in a process of its own, since texts can be made to take a parser's
-    stack or an expression's time. Raises WrongInput, and Failure where reading does not end."""
-    worker = Worker("fork", _take_apart, text)
+def _parsed_module(text: str, limits: Limits) -> modules.Module | None:
+    """Parse a Python module in a process of its own; None if the text is no Python module.
+
+    A hostile text can overflow the parser's stack or make a regular expression run for hours, hence the process and its
+    limits. Raises WrongInput, and Failure if the process exceeds a limit or dies.
+    """
+    worker = Worker("fork", _serve_parser, text)
     watch = process_tree.Watch(worker.pid, limits.compile_s, limits.gib)
     try:
         while not worker.pipe.poll(STEP_S):
@@ -182,8 +200,8 @@ def _taken_apart(text: str, limits: Limits) -> modules.Module | None:
     return answer
 
 
-def _take_apart(pipe: Connection, text: str) -> None:
-    faulthandler.disable()  # an end by a text is said
+def _serve_parser(pipe: Connection, text: str) -> None:
+    faulthandler.disable()  # If the text crashes this process, the parent reports it.
     try:
         pipe.send(modules.take_apart(text) if modules.is_module(text) else None)
     except WrongInput as error:
@@ -193,13 +211,13 @@ def _take_apart(pipe: Connection, text: str) -> None:
 
 
 def _with_templates(text: str, entries: Sequence[str]) -> str:
-    """Device code with the templates that only the host code, left out of it, would instantiate."""
+    """Device code that also instantiates the kernel templates in ``entries``, as the removed host code would."""
     uses = "".join(f"    use((void*){entry});\n" for entry in dict.fromkeys(entries) if "<" in entry)
     return text + (f"\nstatic void use(void*);\nvoid kernelproof_uses() {{\n{uses}}}\n" if uses else "")
 
 
-def _drawn(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int) -> list[dict[str, int]]:
-    """Two further shapes: one anywhere in the ranges, one of odd numbers."""
+def _drawn_shapes(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int) -> list[dict[str, int]]:
+    """Draw two more shapes from the ranges: one with any numbers, and one with odd numbers, which no tile divides."""
     if not ranges:
         return []
     if unknown := sorted(set(ranges) - set(first)):
@@ -211,12 +229,16 @@ def _drawn(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int) -> li
 
 
 def _odd(number: int, low: int, high: int) -> int:
-    """An odd number close to ``number`` within [low, high], if there is one."""
+    """The odd number next to ``number`` within [low, high], or ``number`` if there is none."""
     return next((n for n in (number | 1, number - 1) if n % 2 and low <= n <= high), number)
 
 
-def graded(task: Task, verdict: Verdict, stated: int) -> Verdict:
-    """The verdict on a task, ``verdict.shapes`` its shapes, the first ``stated`` of them stated ones."""
+def grade(task: Task, verdict: Verdict, stated: int) -> Verdict:
+    """Examine all of ``verdict.shapes`` and add the findings. The first ``stated`` shapes are the user's, others are
+    drawn.
+
+    A wrong value on a drawn shape counts as a special case for stated shapes only if all stated shapes were right.
+    """
     machine: list[Report] = []
     largest = max(verdict.shapes[:stated], key=lambda shape: prod(shape.values()))
     stated_right = True
@@ -226,7 +248,7 @@ def graded(task: Task, verdict: Verdict, stated: int) -> Verdict:
             examination = Examination(task, shape, number >= stated and stated_right)
             examination.run()
         except (LaunchRefused, HostFailure, WrongSignature, PtxError, EmulatorError) as error:
-            _unchecked(error, shape, verdict)
+            _record_error(error, shape, verdict)
         if examination is None:
             break
         verdict.findings += examination.findings
@@ -237,14 +259,14 @@ def graded(task: Task, verdict: Verdict, stated: int) -> Verdict:
         stated_right = stated_right and not examination.findings
     for report in by_cause(machine):
         if report.is_error:
-            verdict.findings.append(_of_machine(report))
+            verdict.findings.append(_emulator_finding(report))
         else:
             verdict.remarks.append(f"{report.severity} {report.kind}: {report.message}")
     return verdict
 
 
-def _unchecked(error: Exception, shape: Shape, verdict: Verdict) -> None:
-    """A launch that CUDA refuses is wrong; what the emulator lacks is not checked."""
+def _record_error(error: Exception, shape: Shape, verdict: Verdict) -> None:
+    """Record why a shape could not be executed: as a finding if CUDA would refuse it too, else as not checked."""
     rules = {LaunchRefused: "launch-refused", HostFailure: "host-failure", WrongSignature: "wrong-signature"}
     if (rule := rules.get(type(error))) is not None:
         verdict.findings.append(Finding.of(rule, str(error), shape=shape, error=type(error).__name__))
@@ -252,8 +274,8 @@ def _unchecked(error: Exception, shape: Shape, verdict: Verdict) -> None:
         verdict.not_checked.append(f"{type(error).__name__}: {error}")
 
 
-def _of_machine(report: Report) -> Finding:
-    """A finding of the emulator."""
+def _emulator_finding(report: Report) -> Finding:
+    """The finding for a report of the emulator."""
     site = report.access.site
     place = report.place
     return Finding.of(
@@ -267,7 +289,10 @@ def _of_machine(report: Report) -> Finding:
 def _compare_times(
     verdict: Verdict, task: Task, shapes: Sequence[Shape], claimed: float | Sequence[float] | None, gpu: str | None
 ) -> None:
-    """Compares claimed times with the least time that a GPU needs. Raises WrongInput."""
+    """Compare claimed times with the least time that the GPU needs, and add the latter to the verdict.
+
+    Raises WrongInput.
+    """
     if gpu is None:
         return
     target = floor.chip(gpu)
@@ -288,12 +313,12 @@ def _compare_times(
             )  # fmt: skip
 
 
-def _closed(verdict: Verdict) -> Verdict:
-    """The verdict with its outcome; one finding per rule, kernel and shape."""
+def _with_outcome(verdict: Verdict) -> Verdict:
+    """Set the outcome of a verdict, and keep one finding per rule, kernel and shape."""
     distinct: dict[tuple[str, str, str], Finding] = {}
     for item in verdict.findings:
         distinct.setdefault((item.rule, item.kernel, str(item.shape)), item)
-    verdict.findings = list(distinct.values())[:LIMIT]
+    verdict.findings = list(distinct.values())[:MAX_FINDINGS]
     verdict.not_checked = list(dict.fromkeys(verdict.not_checked))
     verdict.outcome = "wrong" if verdict.findings else "not checked" if verdict.not_checked else "right"
     verdict.right = verdict.outcome == "right"
@@ -301,45 +326,47 @@ def _closed(verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _serve(pipe: Connection, task: Task, verdict: Verdict, stated: int, box: sandbox.Sandbox | None) -> None:
-    os.setsid()
-    faulthandler.disable()  # a crash is the source's
+def _serve_grade(pipe: Connection, task: Task, verdict: Verdict, stated: int, box: sandbox.Sandbox | None) -> None:
+    """Grade in a child process and write the verdict to the pipe as JSON, or an error after "!" or "?"."""
+    os.setsid()  # The parent ends this process with all that host code starts, by killing the session.
+    faulthandler.disable()  # If host code crashes, Python's traceback would only confuse.
     try:
         cache = str(places.user_cache())
         if box:
-            sandbox.enter(box, (pipe.fileno(),), KERNELPROOF_CACHE_DIR=cache)
+            sandbox.confine(box, (pipe.fileno(),), KERNELPROOF_CACHE_DIR=cache)
         else:
-            sandbox.forget(HOME=os.environ.get("HOME", ""), KERNELPROOF_CACHE_DIR=cache)
-        answer = graded(task, verdict, stated).model_dump_json()
+            sandbox.erase_variables(HOME=os.environ.get("HOME", ""), KERNELPROOF_CACHE_DIR=cache)
+        answer = grade(task, verdict, stated).model_dump_json()
     except WrongInput as error:
         answer = f"!{error}"
-    except sandbox.Unconfined as error:
+    except sandbox.ConfinementError as error:
         answer = f"?{error}"
     data = answer.encode()
     while data:
         data = data[os.write(pipe.fileno(), data) :]
 
 
-def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
-    """``graded`` in a process with limits, where host code runs in a sandbox. Raises WrongInput."""
+def _grade_in_process(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
+    """Call ``grade`` in a child process with limits, and in a sandbox if host code runs. Raises WrongInput."""
     if not limits.isolated:
-        return graded(task, verdict, stated)
+        return grade(task, verdict, stated)
     host_code = isinstance(task.factory, partial) and task.factory.func is launcher.HostCalls
     box = (
-        execution.box([task.factory.args[0]], limits.seconds)
+        execution.program_sandbox([task.factory.args[0]], limits.seconds)
         if isinstance(task.factory, partial) and host_code
         else None
     )
-    worker = Worker("fork", _serve, task, verdict, stated, box)
+    worker = Worker("fork", _serve_grade, task, verdict, stated, box)
     watch = process_tree.Watch(worker.pid, limits.seconds, limits.gib, box.processes if box else 0)
     answer = b""
     try:
-        # Its end is the answer's. Limits hold whatever comes by the pipe, and how slowly; nothing of it is unpickled,
-        # because host code may write there too.
+        # The answer ends where the pipe is closed. Host code may write to the pipe too, so nothing that comes from it
+        # is unpickled, its length is limited, and the limits are checked however slowly bytes arrive. Host code can
+        # still forge a whole verdict; docs/kernelproof/threat-model.md says so.
         while True:
-            part = os.read(worker.pipe.fileno(), PART) if worker.pipe.poll(STEP_S) else None
+            part = os.read(worker.pipe.fileno(), READ_BYTES) if worker.pipe.poll(STEP_S) else None
             answer += part or b""
-            if part == b"" or len(answer) > MAX_BYTES:
+            if part == b"" or len(answer) > MAX_ANSWER_BYTES:
                 break
             if limit := watch.passed():
                 excess = f"the check did not end within {limits.seconds:g} s"
@@ -350,7 +377,7 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
                 verdict.findings.append(Finding.of("time-limit", excess, seconds=limits.seconds, gib=limits.gib))
                 return verdict
         return _read_answer(answer)
-    except sandbox.Unconfined as error:
+    except sandbox.ConfinementError as error:
         verdict.not_checked.append(f"its host code was not run, because the sandbox fails: {error}")
         return verdict
     except (OSError, ValidationError):
@@ -367,11 +394,13 @@ def _supervised(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Ve
 
 
 def _read_answer(answer: bytes) -> Verdict:
-    """The verdict of the process of a check. Raises WrongInput and Unconfined for what it says, ValidationError for
-    what is no answer."""
+    """Parse the answer of the child process.
+
+    Raises WrongInput or ConfinementError if the answer is such an error, and ValidationError if it is no verdict.
+    """
     text = answer.decode(errors="replace")
     if text.startswith("!"):
         raise WrongInput(text[1:])
     if text.startswith("?"):
-        raise sandbox.Unconfined(text[1:])
+        raise sandbox.ConfinementError(text[1:])
     return Verdict.model_validate_json(text)

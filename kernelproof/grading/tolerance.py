@@ -1,4 +1,4 @@
-"""How far an output may be from the reference, and the comparison."""
+"""How far an output may differ from the reference, and the comparison."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from kernelproof.grading.expressions import Number, Shape, value
 from kernelproof.grading.formats import Array, Format
 from kernelproof.ground.element import F16, SINGLE_ERROR
 
-# Default tolerances, relative to the value and to the output's root mean square. They leave room for another order of
-# sums and for CUDA's fast functions, not for operands of fewer bits.
+# Default tolerances, relative to the value and to the output's root mean square. They allow another order of sums and
+# CUDA's fast functions, but no operands with fewer bits.
 DEFAULTS = {"f64": 1e-11, "f32": 2e-5, "f16": 2.0**-10, "bf16": 2.0**-7}
-# The unit roundoff of operands that a kernel may round to before it multiplies.
+# The unit roundoff of the types to which a kernel may round operands before it multiplies.
 OPERANDS = {"tf32": 2.0**-11, "f16": 2.0**-11, "bf16": 2.0**-8}
 SINGLE_EXACT = 1 << 24
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """``terms``: each output is a sum of so many products (or a sum of so many inputs) and the reference is right for
-    magnitudes too, ``reference(|a|, |b|) >= sum |a_i b_i|``: then whole numbers must be exact and others within the
-    bound of rounding after every addition, as ``correctness.error_bound``. Otherwise ``relative`` to the value plus
-    ``absolute`` in units of the output's root mean square, by default those of the output's type."""
+    """How much an output may differ from the reference.
+
+    If ``terms`` is given, each output is a sum of that many products or inputs, and the reference must bound the sum of
+    their magnitudes when it is called on magnitudes: ``reference(|a|, |b|) >= sum |a_i b_i|``. Then results on whole
+    numbers must be exact, and others within the bound for rounding after every addition. Otherwise the allowed error is
+    ``relative`` times the value plus ``absolute`` times the output's root mean square; the defaults depend on its type.
+    """
 
     relative: float | None = None
     absolute: float | None = None
@@ -33,8 +36,11 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Expected:
-    """An output as the reference computes it: fp64 values, and the error allowed for each (0: bits must be equal).
-    ``open``: any value is right where the reference is NaN, because it is not defined for special inputs."""
+    """An output as the reference computes it, in fp64, and the allowed error of each element.
+
+    If ``exact`` is True, the output must be the reference rounded once. If ``open`` is True, any value is right where
+    the reference is NaN, because the operation may be undefined for special inputs.
+    """
 
     values: Array
     allowed: Array
@@ -43,7 +49,7 @@ class Expected:
     open: bool = False
 
     def wrong(self, bits: Array) -> Array:
-        """Where an output differs by more than is allowed."""
+        """A mask of the elements that differ by more than is allowed."""
         undefined = np.isnan(self.values) if self.open and self.format.is_float else np.zeros(bits.shape, bool)
         return self._wrong(bits) & ~undefined
 
@@ -56,7 +62,7 @@ class Expected:
             near = np.abs(values - self.values) <= self.allowed
             spill = np.abs(self.values) + self.allowed
         equal = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
-        # Close to the largest number of the type both the number and infinity are right.
+        # If the allowed range reaches beyond the largest number of the type, infinity of the same sign is right too.
         overflow = np.isinf(values) & np.isinf(self.format.values(self.format.bits(spill)))
         overflow &= np.sign(values) == np.sign(self.values)
         return np.asarray(~(near | equal | overflow))
@@ -64,21 +70,24 @@ class Expected:
 
 @dataclass(frozen=True)
 class Precision:
-    """What a kernel may compute in: ``operands`` of multiplications and ``accumulator``, names of types."""
+    """The least precise types in which a kernel may multiply (``operands``) and sum (``accumulator``), by name."""
 
     operands: str
     accumulator: str
 
     @classmethod
     def of(cls, operands: str | None, accumulator: str | None, narrowest: Format | None) -> Precision:
-        """The stated precision; by default the narrowest type of inputs and outputs, and sums in fp32 (fp64 for
-        fp64)."""
+        """The stated types. By default, operands have the narrowest type of inputs and outputs, and sums are in fp32,
+        or in fp64 if that type is fp64."""
         name = narrowest.name if narrowest is not None else "f32"
         return cls(operands or name, accumulator or ("f64" if name == "f64" else "f32"))
 
     def error(self, terms: int, magnitude: Array) -> Array:
-        """Largest error from rounding operands and every sum, for sums of ``terms`` products with a total
-        ``magnitude``."""
+        """The largest error from rounding operands and partial sums.
+
+        Each output is a sum of ``terms`` products whose magnitudes sum to ``magnitude``. Tensor cores with an fp16
+        accumulator round once per 8 products.
+        """
         error = terms * SINGLE_ERROR * magnitude
         if self.accumulator == "f16":
             error = error + -(-terms // 8) * F16.unit_roundoff * magnitude
@@ -91,7 +100,8 @@ class Precision:
 def expected(
     values: Array, magnitude: Array | None, output: Format, tolerance: Tolerance, precision: Precision, shape: Shape
 ) -> Expected:
-    """What an output has to be. ``magnitude``: the reference of absolute values, where ``tolerance`` has terms."""
+    """Combine reference values with the tolerance. ``magnitude`` is the reference of the inputs' absolute values; it is
+    needed only if the tolerance has terms."""
     if not output.is_float:
         return Expected(np.asarray(values), np.zeros(np.shape(values)), output, exact=True)
     values = np.asarray(values, np.float64)
@@ -110,12 +120,15 @@ def expected(
 
 
 def noise(item: Expected) -> Array:
-    """Error that rounding alone may cause in an output, whatever the tolerance."""
+    """The error that rounding alone may cause in an output, whatever the user's tolerance."""
     return expected(item.values, None, item.format, Tolerance(), Precision("f32", "f32"), {}).allowed
 
 
 def is_exact(bits: Mapping[str, Array], magnitude: Array, precision: Precision, output: Format) -> bool:
-    """Are all sums of whole numbers exact in the accumulator, so that an output is the reference rounded once?"""
+    """Whether all inputs are whole numbers and all sums are exact in the accumulator.
+
+    Then every order of sums gives the same result, and the output must be the reference rounded once.
+    """
     limit = F16.exact if precision.accumulator == "f16" else SINGLE_EXACT
     integers = all(np.all(np.mod(array, 1) == 0) for array in bits.values() if array.dtype.kind == "f")
     return integers and output.is_float and bool(np.all(np.abs(magnitude) <= limit))

@@ -1,4 +1,4 @@
-"""The grade of a source: right or not, and the evidence."""
+"""The result of a grade: whether a source is right, which rules it breaks, and the evidence for each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ Evidence = int | float | str | bool | list[int] | list[str] | dict[str, int] | N
 
 
 class Finding(BaseModel):
-    """A broken rule. ``kernel``: the kernel concerned, if any; ``shape``: the problem that shows it; ``evidence``:
-    numbers by name, which docs/kernelproof/grading.md lists for each rule."""
+    """A broken rule.
+
+    ``kernel`` is the kernel that breaks it, if it is a single one, and ``shape`` the problem size that shows it.
+    ``evidence`` are numbers by name; docs/kernelproof/grading.md lists them for each rule.
+    """
 
     model_config = ConfigDict(frozen=True)
     rule: str
@@ -30,7 +33,7 @@ class Finding(BaseModel):
     def of(
         cls, rule: str, message: str, kernel: str = "", shape: Mapping[str, int] | None = None, **evidence: Evidence
     ) -> Finding:
-        """A finding with its rule's hint and page."""
+        """Make a finding with the hint and the page of its rule."""
         return cls(
             rule=rule, message=message, kernel=kernel, shape=dict(shape or {}), evidence=evidence,
             hint=rules.rule(rule).hint, page=rules.page(rule),
@@ -38,8 +41,11 @@ class Finding(BaseModel):
 
 
 class Kernel(BaseModel):
-    """A kernel in the first call of the largest shape: launches, CTAs, instructions of warps, and the floating-point
-    operations that they amount to at most (``flops``), by the tensor cores' among them (``mma_flops``)."""
+    """A kernel, as it ran in the first call of the largest shape.
+
+    ``instructions`` counts executions per warp. ``flops`` is the most floating-point operations that they can amount
+    to; ``mma_flops`` is the part of these that tensor cores execute.
+    """
 
     name: str
     launches: int = 0
@@ -50,10 +56,14 @@ class Kernel(BaseModel):
 
 
 class Verdict(BaseModel):
-    """``right``: every shape and input was executed and compared, and no rule is broken. ``outcome``: also tells a
-    wrong source from one that could not be checked (``not_checked`` says why). ``remarks``: what is no error: benign
-    findings, lints, checks that were left out. ``calls``: how often the launches were executed. ``floor_us``: the time
-    that the GPU needs at least for each stated shape, where it is named."""
+    """The grade of a source.
+
+    - ``right``: all shapes and inputs were executed and compared, and no rule is broken.
+    - ``outcome`` also distinguishes a wrong source from one that could not be checked; ``not_checked`` says why.
+    - ``remarks`` are no errors: benign findings, lints, and checks that were left out.
+    - ``calls``: how often the launches were executed.
+    - ``floor_us``: the least time in microseconds that the GPU needs for each stated shape, if a GPU is named.
+    """
 
     version: Literal[1] = 1
     right: bool

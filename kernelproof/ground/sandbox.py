@@ -1,9 +1,11 @@
-"""Walls around programs that nobody here wrote: what a process may see, write, start and use up.
+"""A sandbox for untrusted programs: it limits what a process can see, write, start and use up.
 
-Where the system has user namespaces, such a process sees the named files and folders alone, read-only but for its own
-ones, no process outside and no network. Elsewhere, limits and an environment without secrets are all; every process
-gets those. ``enter`` confines a forked process; a program is run by this file itself (standard library only), see
-``command``.
+If the system has user namespaces, a confined process sees only the files and folders that its ``Sandbox`` names, and
+it can write only to its own folders. It sees no process outside of the sandbox and has no network. On other systems,
+only resource limits and an environment without secrets protect the caller; every confined process gets those two.
+
+``confine`` puts the current, forked process into a sandbox. ``command`` makes a command line that runs another program
+in one: that command executes this very file, which therefore imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -30,25 +32,30 @@ SYS_MOUNT_SETATTR = 442
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 CAPABILITY_VERSION = 0x20080522
-USER = 1000  # number of the user within; no user there has rights
+USER = 1000  # the user id inside the sandbox; it has no capabilities there
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache",
     "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom",
 )  # fmt: skip
 VARIABLES = frozenset(("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"))
-STAGE = "/tmp"  # is covered by the new root while it is built
-SCRATCH = "/tmp"  # a folder of its own within
+STAGE = "/tmp"  # the folder of the old root over which the new root is mounted while it is built
+SCRATCH = "/tmp"  # the private, writable folder inside the sandbox
 SCRATCH_OPTIONS = b"size=1g,nr_inodes=65536,mode=1777"
-THREADS = 128  # that processes may have besides their first ones
-PRIORITY = 10  # steps below the usual one: what starts processes for ever shall not starve those that end it
-CANNOT_CONFINE = 126  # exit code where the walls cannot be built, as a shell's for what it cannot run
+THREADS = 128  # threads allowed in all processes together, besides the first thread of each
+NICENESS = 10  # a program that forks without end must not starve the process that has to kill it
+CANNOT_CONFINE = 126  # exit code if the sandbox cannot be built; shells use it for a command that cannot be executed
 EXCESS = 125  # exit code of a program that prints too much
+NO_NAMESPACES = "compiled and run with resource limits only, because this system has no namespaces"
 
 
 class Sandbox(NamedTuple):
-    """What a process gets. ``readable``: files and folders besides the system's programs and libraries; ``writable``:
-    folders. Limits: ``cpu_s`` of each process, ``gib`` of address space of each (0: none), ``file_mib`` of each file,
-    ``processes`` at a time, ``output_bytes`` printed by a program."""
+    """What a confined process may see and use.
+
+    ``readable`` are files and folders that it sees besides the system's programs and libraries; ``writable`` are
+    folders that it may also change. ``cpu_s`` limits the CPU seconds of each process, ``gib`` its address space (0: no
+    limit), ``file_mib`` the size of each file, ``processes`` how many processes exist at a time, and ``output_bytes``
+    how much a program may print.
+    """
 
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
@@ -59,19 +66,22 @@ class Sandbox(NamedTuple):
     output_bytes: int = 1 << 20
 
 
-class Unconfined(OSError):
-    """The system refuses a wall: which, and why."""
+class ConfinementError(OSError):
+    """The system refuses a step of building the sandbox; the message names the step and the reason."""
 
 
 @cache
-def lack() -> str:
-    """Why processes of this system cannot be confined by namespaces, as the rest of a sentence; empty if they can."""
+def namespace_obstacle() -> str:
+    """Why this system cannot confine a process by namespaces; empty if it can.
+
+    Containers and administrators forbid namespaces in many ways, so a child process tries to enter a sandbox.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.close(reader)
-            _confine(Sandbox())
+            _enter_namespaces(Sandbox())
             os.write(writer, b"+")
         except BaseException as error:
             with suppress(OSError):
@@ -82,54 +92,61 @@ def lack() -> str:
     with os.fdopen(reader, "rb") as pipe:
         text = pipe.read().decode(errors="replace")
     os.waitpid(child, 0)
-    return "" if text == "+" else text or "no answer of a trial"
+    return "" if text == "+" else text or "the trial process gave no answer"
 
 
 def environment(**additional: str) -> dict[str, str]:
-    """The variables of this process that programs need, and some more; none that could hold a secret."""
+    """The harmless variables of this process that programs need, plus ``additional``; none can hold a secret."""
     return {name: value for name, value in os.environ.items() if name in VARIABLES} | additional
 
 
 def command(box: Sandbox, program: Sequence[str]) -> list[str]:
-    """The command that runs a program within walls."""
-    return [sys.executable, "-I", "-S", __file__, json.dumps([*box, lack() == ""]), *program]
+    """The command line that runs ``program`` in a sandbox."""
+    return [sys.executable, "-I", "-S", __file__, json.dumps([*box, namespace_obstacle() == ""]), *program]
 
 
 def views_of_python() -> tuple[str, ...]:
-    """Folders from which this program's code and installed packages are loaded."""
+    """The folders from which Python, the installed packages and this package are loaded."""
     installed = {entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
     return (*sorted(installed), sys.prefix, sys.base_prefix, package)
 
 
-def enter(box: Sandbox, files: Container[int], **kept: str) -> None:
-    """Confines this process, a forked one with a single thread, and all that it starts.
+def confine(box: Sandbox, files: Container[int], **kept: str) -> None:
+    """Confine this process and all that it starts. It must be a forked process with a single thread.
 
-    It goes on as a child of itself, whose end becomes its own. Its environment is without secrets but for ``kept``, and
-    only ``files``, by their numbers, stay open: others lead nowhere. Raises Unconfined where the system has namespaces
-    and refuses a wall.
+    The function returns in a child process; the calling process waits and ends with the same status. The environment
+    keeps only harmless variables and ``kept``. Of the open file descriptors only the numbers in ``files`` stay usable;
+    all others are redirected to /dev/null. Raises ConfinementError if the system has namespaces but refuses a step.
     """
-    confinable = not lack()
-    forget(HOME=SCRATCH, TMPDIR=SCRATCH if confinable else "", **kept)
+    confinable = not namespace_obstacle()
+    erase_variables(HOME=SCRATCH, TMPDIR=SCRATCH if confinable else "", **kept)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
-        if number not in files and number != nowhere:  # numbers stay in use: objects that own them may close them yet
-            with suppress(OSError):  # the listing's own
+        # Descriptors are redirected rather than closed: Python objects that own them may still close them, and a number
+        # that had been reused in between would then close somebody else's file.
+        if number not in files and number != nowhere:
+            with suppress(OSError):  # the descriptor of this directory listing is closed already
                 os.dup2(nowhere, number)
     _limit(box)
-    os.nice(PRIORITY)
+    os.nice(NICENESS)
     if confinable:
-        _confine(box)
+        _enter_namespaces(box)
 
 
-def forget(**kept: str) -> None:
-    """Leaves this process no variables but harmless ones and ``kept``, also in the memory from which the system and C
-    read those of its start. For a forked process."""
+def erase_variables(**kept: str) -> None:
+    """Erase all environment variables of this forked process but harmless ones and ``kept``.
+
+    The block of memory in which the kernel placed the variables at the program's start is overwritten too, because
+    /proc/PID/environ and C code still read it after ``os.environ`` has changed.
+    """
     variables = environment(**kept)
     os.environ.clear()
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
         fields = file.read().rpartition(")")[2].split()
-    start, end = int(fields[47]), int(fields[48])  # env_start, env_end, behind the two fields that end with the name
+    # env_start and env_end are fields 50 and 51 of proc(5), counted from 1; the name, which may contain blanks and
+    # parentheses, ends the first two fields and is cut off above.
+    start, end = int(fields[47]), int(fields[48])
     if 0 < start < end:
         ctypes.memset(start, 0, end - start)
     os.environ.update({name: value for name, value in variables.items() if value})
@@ -149,7 +166,7 @@ def _limit(box: Sandbox) -> None:
 
 
 def _threads() -> int:
-    """Threads that the user has already: the limit counts those too."""
+    """How many threads the user has already: RLIMIT_NPROC counts all threads of a user, not those of this process."""
     own, count = os.getuid(), 0
     for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
         with suppress(OSError):
@@ -158,13 +175,20 @@ def _threads() -> int:
     return count
 
 
-def _confine(box: Sandbox) -> None:
-    """Moves this process into namespaces of its own, by a child: this one waits for it, and ends as it does."""
+def _enter_namespaces(box: Sandbox) -> None:
+    """Continue in namespaces of its own, as a grandchild of this process, which waits and ends with the same status.
+
+    Two forks are needed. ``unshare`` puts only later children into the new process namespace, so the first fork makes
+    that namespace's first process. The kernel does not deliver fatal signals to a first process from within its
+    namespace, so the program runs in a second fork, and the first process only waits and reports the status.
+    """
+    # Links are resolved while the old root is still visible.
     user, group = os.getuid(), os.getgid()
     folder = os.getcwd()  # noqa: PTH109
     binds, links = _layout(box)
     spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
     _call("unshare", spaces)
+    # Without setgroups=deny, an unprivileged process may not write gid_map.
     for name, text in (("setgroups", "deny"), ("uid_map", f"{USER} {user} 1"), ("gid_map", f"{USER} {group} 1")):
         with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:  # noqa: PTH123
             file.write(text)
@@ -173,11 +197,14 @@ def _confine(box: Sandbox) -> None:
         os.close(writer)
         _mirror(first, reader)
     os.close(reader)
+    # This process is now the first of its namespace: if it dies, the kernel kills all others in it. It dies with its
+    # parent, so nothing inside outlives the process that asked for the sandbox.
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         with suppress(OSError), open("/proc/sys/kernel/pid_max", "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(str(max(box.processes + THREADS, 301)))  # of this namespace, on newer systems
+            file.write(str(max(box.processes + THREADS, 301)))  # newer kernels have one limit per namespace
         _mount(binds, links)
+        # Capabilities are dropped last, because mounting needs them; no program that is started gets them back.
         _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _call("capset", (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
     except OSError as error:
@@ -185,9 +212,9 @@ def _confine(box: Sandbox) -> None:
         os._exit(CANNOT_CONFINE)
     with suppress(OSError):
         os.chdir(folder)
-    if second := os.fork():  # the first process of a namespace takes no signals that would end it, so it only waits
+    if second := os.fork():
         status = None
-        while status is None:
+        while status is None:  # the first process also inherits orphans, whose ends must be collected
             ended, code = os.wait()
             status = code if ended == second else None
         os.write(writer, b"%d" % status)
@@ -196,16 +223,19 @@ def _confine(box: Sandbox) -> None:
 
 
 def _mirror(child: int, reader: int) -> None:
-    """Ends as what runs in the namespaces, whose first process tells how; raises Unconfined if it never ran."""
+    """End with the status of the program in the namespaces, which their first process writes to ``reader``.
+
+    Raises ConfinementError if the first process could not build the sandbox.
+    """
     with os.fdopen(reader, "rb") as pipe:
         text = pipe.read().decode(errors="replace")
     os.waitpid(child, 0)
     if text.startswith("-"):
-        raise Unconfined(text[1:])
-    if not text:  # the first process was killed, and all others with it
+        raise ConfinementError(text[1:])
+    if not text:  # The first process was killed before it could write, and all others with it.
         os.kill(os.getpid(), signal.SIGKILL)
     code = os.waitstatus_to_exitcode(int(text))
-    if code < 0:
+    if code < 0:  # A signal ended the program: end by the same signal, so that callers see the same status.
         with suppress(OSError, ValueError):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
@@ -213,7 +243,11 @@ def _mirror(child: int, reader: int) -> None:
 
 
 def _layout(box: Sandbox) -> tuple[list[tuple[str, bool]], dict[str, str]]:
-    """Files and folders to show, with whether they are writable, those above others first; and links on the way."""
+    """The files and folders to mount, each with whether it is writable, and the symbolic links that lead to them.
+
+    Parents come before what lies in them, because a later mount of a parent would hide them. A path is left out if the
+    nearest mounted folder above it has the same permission and so shows it already.
+    """
     links: dict[str, str] = {}
     views: dict[str, bool] = {}
     for writable, paths in ((False, [*SYSTEM, *box.readable]), (True, box.writable)):
@@ -224,7 +258,7 @@ def _layout(box: Sandbox) -> tuple[list[tuple[str, bool]], dict[str, str]]:
 
 
 def _above(path: str, views: Mapping[str, bool]) -> bool | None:
-    """Whether what is views above a path is writable, None where nothing is."""
+    """Whether the nearest mounted folder above a path is writable; None if there is none."""
     while (path := os.path.dirname(path)) != "/":  # noqa: PTH120
         if path in views:
             return views[path]
@@ -232,13 +266,15 @@ def _above(path: str, views: Mapping[str, bool]) -> bool | None:
 
 
 def _real(path: str, links: dict[str, str]) -> Iterable[str]:
-    """The file or folder that a path leads to, if there is one; notes the links on the way. The root's folders for it:
-    the root itself is never shown, for what is mounted there."""
+    """The file or folder that a path leads to, if it exists; the links on the way are added to ``links``.
+
+    For "/" these are the folders of the root without those of the system, because the root itself is never mounted.
+    """
     if path == "/":
         hidden = ("proc", "sys", "dev", "run", "tmp")
         return [real for name in os.listdir("/") if name not in hidden for real in _real(f"/{name}", links)]  # noqa: PTH208
     at, rest = "/", [part for part in path.split("/") if part]
-    for _ in range(1000):
+    for _ in range(1000):  # links may form a circle
         if not rest:
             return [at] if os.path.exists(at) and at != "/" else []  # noqa: PTH110
         place = os.path.join(at, rest.pop(0))  # noqa: PTH118
@@ -252,7 +288,12 @@ def _real(path: str, links: dict[str, str]) -> Iterable[str]:
 
 
 def _mount(binds: Sequence[tuple[str, bool]], links: Mapping[str, str]) -> None:
-    """Builds the new root in memory and makes it this namespace's."""
+    """Build the new root in memory, make it this namespace's root, and detach the old one.
+
+    The root changes twice: first to a temporary one that holds both ``/new`` and ``/old``, so that files can be bound
+    from one to the other; then to ``/new``, which contains no way back.
+    """
+    # Private mounts do not propagate: nothing that is mounted here appears outside.
     _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     _call("mount", b"tmpfs", STAGE.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"size=1m,mode=755")
     os.chdir(STAGE)
@@ -263,26 +304,27 @@ def _mount(binds: Sequence[tuple[str, bool]], links: Mapping[str, str]) -> None:
     os.chdir("/")
     for folder in ("/new/proc", f"/new{SCRATCH}"):
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-    # Read-only: some of its files change the whole system, and belong to the system's administrator by number alone.
+    # /proc is read-only, because writing to some of its files changes the whole system, and the kernel checks only the
+    # number of the user for them, which may be the administrator's.
     _call("mount", b"proc", b"/new/proc", b"proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     _call("mount", b"tmpfs", f"/new{SCRATCH}".encode(), b"tmpfs", MS_NOSUID | MS_NODEV, SCRATCH_OPTIONS)
     for path, writable in binds:
         _show(path, writable)
     for path, target in links.items():
         if not os.path.lexists(f"/new{path}"):
-            with suppress(OSError):  # in a folder that is shown as it is
+            with suppress(OSError):  # A folder that is bound read-only has its own links and takes no new ones.
                 os.makedirs(os.path.dirname(f"/new{path}"), exist_ok=True)  # noqa: PTH103, PTH120
                 os.symlink(target, f"/new{path}")  # noqa: PTH211
-    _read_only(b"/new", recursive=False)
+    _read_only(b"/new", recursive=False)  # not the mounts in it, some of which are writable
     os.chdir("/new")
     _call("umount2", b"/old", MNT_DETACH)
-    _pivot(b".", b".")
+    _pivot(b".", b".")  # stacks the temporary root over the new one, at the same place, where it can be detached
     _call("umount2", b".", MNT_DETACH)
     os.chdir("/")
 
 
 def _show(path: str, writable: bool) -> None:
-    """Shows a file or folder of the old root in the new one, where it was; nothing if it has gone."""
+    """Bind a file or folder of the old root to the same place in the new one; do nothing if it no longer exists."""
     source, target = f"/old{path}", f"/new{path}"
     if not os.path.exists(source):  # noqa: PTH110
         return
@@ -311,22 +353,25 @@ def _read_only(path: bytes, recursive: bool) -> None:
 def _pivot(new: bytes, old: bytes) -> None:
     number = SYS_PIVOT_ROOT.get(platform.machine())
     if number is None:
-        raise Unconfined(f"pivot_root: no number for {platform.machine()}")
+        raise ConfinementError(f"pivot_root: no system call number is known for {platform.machine()}")
     _call("syscall", number, new, old, name="pivot_root")
 
 
 def _call(function: str, *arguments: object, name: str = "") -> None:
-    """A function of C. Raises Unconfined with its name where it fails."""
+    """Call a function of the C library. Raises ConfinementError with its name if it fails."""
     words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
     if getattr(_LIBC, function)(*words) < 0:
-        raise Unconfined(f"{name or function}: {os.strerror(ctypes.get_errno())}")
+        raise ConfinementError(f"{name or function}: {os.strerror(ctypes.get_errno())}")
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main(text: str, program: Sequence[str]) -> int:
-    """Runs a program within walls; its exit code, 128 plus the number of a signal that ended it. See ``command``."""
+    """Run a program in a sandbox and return its exit code, or 128 plus the number of the signal that ended it.
+
+    The program's output passes through this process, which counts it and kills a program that prints too much.
+    """
     *fields, confinable = json.loads(text)
     box = Sandbox(*fields)
     reader, writer = os.pipe()
@@ -351,7 +396,9 @@ def main(text: str, program: Sequence[str]) -> int:
                 _write(f"\nerror: the program printed more than {box.output_bytes} bytes\n".encode())
                 os.waitpid(child, 0)
                 return EXCESS
-        elif end in ready:  # all that it printed is read
+        # The end is handled only once nothing is left to read. Grandchildren may hold the pipe open for longer than the
+        # program runs, so the end of the pipe alone does not tell that the program has ended.
+        elif end in ready:
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             return code if code >= 0 else 128 - code
 
@@ -367,10 +414,10 @@ def _execute(box: Sandbox, confinable: bool, program: Sequence[str], output: int
         os.dup2(source, target)
     os.closerange(3, max(nowhere, output) + 1)
     try:
-        forget(HOME=SCRATCH, TMPDIR=SCRATCH if confinable else os.environ.get("TMPDIR", ""))
+        erase_variables(HOME=SCRATCH, TMPDIR=SCRATCH if confinable else os.environ.get("TMPDIR", ""))
         _limit(box)
         if confinable:
-            _confine(box)
+            _enter_namespaces(box)
         os.execvp(program[0], list(program))
     except OSError as error:
         print(f"error: {program[0]}: {error.strerror or error}", file=sys.stderr, flush=True)

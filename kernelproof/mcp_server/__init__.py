@@ -1,5 +1,6 @@
-"""Tools for language models that write CUDA kernels, by the Model Context Protocol: check, explain, count.
+"""A server of the Model Context Protocol for language models that write CUDA kernels. Its tools: check, explain, count.
 
-``requests`` is what a tool is asked for; ``answers`` compiles and runs it in a process with limits, device code only;
-``pages`` has the texts of the rules; ``server`` offers the tools, and alone needs the protocol's SDK.
+``requests`` validates what a client asks for. ``answers`` compiles and runs the device code of a request in a child
+process with limits; host code never runs. ``pages`` reads the documentation of rules. ``server`` offers the tools; it
+is the only module that needs the protocol's SDK.
 """

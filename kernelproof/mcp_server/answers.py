@@ -1,7 +1,8 @@
-"""Requests in processes of their own: ``answer`` starts one, and that is ``python -m kernelproof.mcp_server.answers``.
+"""Answers each request in a child process of its own, which runs ``python -m kernelproof.mcp_server.answers FOLDER``.
 
-It compiles kernels to PTX without their host code and runs the launches as ``kernelproof check`` does. The whole ends
-with the limit of time, and with the process that asked for it.
+The child compiles kernels to PTX, without their host code, and runs the launches as ``kernelproof check`` does. Request
+and answer are files in a temporary folder, because the child's output belongs to the kernels. The child ends at the
+limit of time, or when the server ends.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from kernelproof.mcp_server.requests import Request
 
 REQUEST, ANSWER = "request.json", "answer.json"
 START_S = 60.0  # seconds for starting Python and compiling, beside the limit of the run
-LONGEST_OUTPUT = 4000  # most characters of kernels' output
-MAX_THREADS = 8  # most threads listed for a side of a finding
-NAME = "kernel.cu"  # file name in findings of a text that came without a file
-# Names of limits on the command line, and in requests.
+LONGEST_OUTPUT = 4000  # most characters of the kernels' output in an answer
+MAX_THREADS = 8  # most threads listed for each side of a finding
+NAME = "kernel.cu"  # the file name that findings show for a text that came without a file
+# Options of the command line that messages mention, and the words of requests that replace them.
 _WORDS = {"--timeout": "seconds", "--memory": "the server's --memory", "--sample N": "sample=N", "--launch ": "entry "}
 
 
 def answer(request: Request) -> dict[str, Any]:
-    """The document of a request: what ``check --json`` prints, with the first threads of each side, and ``output`` of
-    the kernels. Raises WrongInput, Failure."""
+    """Answer a request by the document that ``check --json`` prints, with only the first threads of each side of a
+    finding, and with the kernels' ``output``. Raises WrongInput, Failure."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         files.write(folder / REQUEST, request.model_dump_json())
@@ -55,7 +56,7 @@ def answer(request: Request) -> dict[str, Any]:
 
 
 def run(request: Request) -> dict[str, Any]:
-    """The document of a request, by compiling and running it in this process. Raises UserError."""
+    """Compile and run a request in this process, and return the document of its result. Raises UserError."""
     if lines := includes.outside(request.source):
         raise WrongInput(f"source: {lines[0]!r} is not allowed here; put the text into source, or give path")
     path = _file(request)
@@ -71,15 +72,15 @@ def run(request: Request) -> dict[str, Any]:
         device, ptx=(ptx,), launches=launches, buffers=buffers, counters=request.counters, adverse=request.adverse,
         sample=request.sample, quiet=True,
     )  # fmt: skip
-    box = execution.box([ptx, *request.roots], request.seconds)
+    box = execution.program_sandbox([ptx, *request.roots], request.seconds)
     result = supervision.run(program, request.path or NAME, request.seconds, request.gib, box=box)
-    if reason := sandbox.lack():
-        result.notes.append(f"compiled and run with limits alone, since no namespaces are to be had: {reason}")
+    if reason := sandbox.namespace_obstacle():
+        result.notes.append(f"{sandbox.NO_NAMESPACES}: {reason}")
     return result.document()
 
 
 def _file(request: Request) -> Path:
-    """The file of the kernels. Raises WrongInput."""
+    """The file of the kernels; a text that came without a file is stored in one. Raises WrongInput."""
     if bool(request.source) == bool(request.path):
         raise WrongInput("give source (CUDA C++ or PTX text) or path (a .cu or .ptx file)")
     if request.path:
@@ -95,14 +96,14 @@ def _file(request: Request) -> Path:
 
 
 def _plain(text: str, request: Request) -> str:
-    """An answer with the tools' own names of options, and with a plain file name for text that came without one."""
+    """Replace the command line's options in an answer by the tools' own, and a file of the cache by a plain name."""
     for word, own in _WORDS.items():
         text = text.replace(word, own)
     return text.replace(str(_file(request)), NAME) if request.source and not request.path else text
 
 
 def main(folder: Path) -> None:
-    """Answer the request in a folder."""
+    """Read the request in a folder and write the answer there."""
     request = Request.model_validate_json((folder / REQUEST).read_text())
     try:
         text = json.dumps(run(request))

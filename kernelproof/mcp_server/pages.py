@@ -1,4 +1,4 @@
-"""The pages of the rules: what each means, the smallest wrong and right program, how to mend it."""
+"""Finds the documentation of rules: what each means, a small wrong program, a right one, and how to correct it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from kernelproof.ground import places
 from kernelproof.ground.errors import WrongInput, reading
 
 MAX_PAGES = 4  # most pages for a report
-# A rule in a report: the first words of a finding, or a field of its JSON, because some ids are common words.
+# How a report names a rule: at the start of a finding, or in a field of its JSON. Ids elsewhere in a text do not count,
+# because some of them are common words.
 _IN_REPORTS = re.compile(r'(?:\b(?:error|benign|lint): |"(?:rule|ruleId)": ?"|title=)([a-z-]+)')
 
 
 def pages(subject: str) -> str:
-    """The page of a rule, or of each rule that a report names, in the report's order. Raises WrongInput for text that
-    names none."""
+    """The page of a rule, or the pages of all rules that a report names, in the report's order.
+
+    Raises WrongInput for a text that names no rule.
+    """
     rule = subject.strip()
     rules = [rule] if rule in RULES else list(dict.fromkeys(_IN_REPORTS.findall(subject)))
     rules = [rule for rule in rules if rule in RULES]
@@ -32,7 +35,7 @@ def pages(subject: str) -> str:
 
 
 def guide() -> str:
-    """How a language model uses the tools, as a file SKILL.md. Raises WrongInput."""
+    """The guide that tells a language model how to use the tools; it is meant as a file SKILL.md. Raises WrongInput."""
     path = places.pages() / "skill.md"
     with reading(path):
         return path.read_text()

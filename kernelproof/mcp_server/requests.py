@@ -1,4 +1,8 @@
-"""Requests to the tools check and count: kernels, launches, a device, limits."""
+"""Validates requests to the tools check and count: kernels, launches, a device and limits.
+
+A client is not trusted: it may name only files below the server's folders, and only options of nvcc that concern device
+code.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from kernelproof.checking.plan import LaunchEntry
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.toolchain import unread_by_shells
 
-# Options of nvcc that may be passed: others name programs and files.
+# The options of nvcc that a client may pass. Others could name programs to run or files to read and write.
 _OPTION = re.compile(
     r"-[DU].+|-I[^,]+|-O[0-3]|-std=c\+\+\d\d|--?use_fast_math|--?(fmad|ftz|prec-div|prec-sqrt)=(true|false)"
     r"|--?maxrregcount=\d+|-(arch=|gencode=arch=)\w+(,code=\w+)?|--extended-lambda|--expt-(extended-lambda|relaxed-constexpr)"
@@ -22,7 +26,7 @@ _OPTION = re.compile(
 
 
 class Request(BaseModel):
-    """Kernels and their launches. Only device code is compiled and run."""
+    """Kernels, their launches, and how to run them. Only device code is compiled and run."""
 
     model_config = ConfigDict(extra="forbid")
     source: Annotated[str, Field(description="CUDA C++ text, or PTX text.")] = ""
@@ -39,12 +43,16 @@ class Request(BaseModel):
     roots: Annotated[list[Path], Field(description="Folders that files are read from, absolute.")] = []
 
     def within(self, name: str) -> Path:
-        """A file or folder below the roots, resolved. Raises WrongInput for another."""
+        """The path of a file or folder below the roots, with links resolved. Raises WrongInput for any other.
+
+        Links are followed before the comparison, so that a link below a root cannot lead out of it.
+        """
         try:
             path = Path(name).resolve(strict=True)
         except (OSError, ValueError, RuntimeError) as error:
             reason = (error.strerror if isinstance(error, OSError) else "") or "no path"
-            # Outside of the roots not even whether there is such a file is said.
+            # Outside of the roots, the answer must not even reveal whether such a file exists. So the reason why it
+            # cannot be read is given only for a path below the roots.
             path, missing = Path(os.path.normpath(Path.cwd() / name)), f"cannot read {name}: {reason}"
         else:
             missing = ""
@@ -56,8 +64,7 @@ class Request(BaseModel):
         return path
 
     def options(self) -> str:
-        """The arguments for nvcc. Raises WrongInput for one that is not about device code, or names a folder that is
-        not below the roots."""
+        """The arguments for nvcc. Raises WrongInput for an option that is not allowed or a folder outside the roots."""
         try:
             words = shlex.split(self.nvcc_args)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""The server of the tools, by the official SDK, on standard input and output."""
+"""The MCP server: it offers the tools check, count and explain on standard input and output."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kernelproof.mcp_server.requests import Request
 INSTRUCTIONS = (
     "Checks CUDA kernels without a GPU: launches run as PTX on an emulated device, which finds races, wrong addresses, "
     "uninitialised reads, missing fences and deadlocks. Device code only: host code is neither compiled nor run. "
-    "Call check after each change of a kernel; explain what it finds; mend; check again, also with adverse=true. "
-    "A clean check says nothing about values: compare outputs elsewhere."
+    "Call check after each change of a kernel; call explain on what it finds; correct it; check again, also with "
+    "adverse=true. A clean check says nothing about values: compare outputs elsewhere."
 )
 Source = Annotated[str, Field(description="CUDA C++ text, or PTX text. Instantiate templates explicitly.")]
 File = Annotated[str, Field(description="In place of source: a .cu or .ptx file below the server's folders.")]
@@ -34,20 +34,22 @@ Device = Annotated[str, Field(description="sm_80, sm_86, sm_89, sm_90a, sm_100, 
 Flags = Annotated[
     str, Field(description="-DNAME=VALUE, -IFOLDER (below the server's folders), -std=c++20, --use_fast_math, ...")
 ]
-Adverse = Annotated[bool, Field(description="Another order of events that hardware may choose.")]
-Sample = Annotated[int, Field(description="CTAs of a grid to run, 0 all; counts are then of these.", ge=0)]
-Seconds = Annotated[float | None, Field(description="Limit of the run, at most the server's.", gt=0)]
+Adverse = Annotated[bool, Field(description="Run in another order of events that hardware may choose.")]
+Sample = Annotated[int, Field(description="How many CTAs of a grid run (0: all). Counters cover only these.", ge=0)]
+Seconds = Annotated[float | None, Field(description="Limit of the run in seconds, at most the server's.", gt=0)]
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
 def serve(seconds: float, gib: float, roots: Sequence[Path]) -> None:
-    """Answer calls until standard input ends. ``seconds`` and ``gib`` of memory: limits of each; ``roots``: folders
-    that calls may name files of."""
+    """Answer calls until standard input ends.
+
+    Each call is limited to ``seconds`` and ``gib`` of memory, and may name only files below the folders ``roots``.
+    """
     server(seconds, gib, roots).run("stdio")
 
 
 def server(seconds: float, gib: float, roots: Sequence[Path]) -> MCPServer:
-    """The server with its tools. Raises WrongInput for a root that is no folder."""
+    """Make the server with its tools. Raises WrongInput for a root that is no folder."""
     mcp = MCPServer("kernelproof", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     for root in roots:
         if not root.is_dir():
@@ -59,7 +61,7 @@ def server(seconds: float, gib: float, roots: Sequence[Path]) -> MCPServer:
 
 
 class _Tools:
-    """The tools, with the server's limits."""
+    """The tools. Their docstrings are the descriptions that clients read."""
 
     def __init__(self, seconds: float, gib: float, roots: Sequence[Path]) -> None:
         self.seconds, self.gib, self.roots = seconds, gib, list(roots)
@@ -68,10 +70,10 @@ class _Tools:
         self, launches: Launches, source: Source = "", path: File = "", buffers: Buffers = {}, device: Device = "",  # noqa: B006
         nvcc_args: Flags = "", adverse: Adverse = False, sample: Sample = 0, seconds: Seconds = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Run kernels on an emulated GPU and report races, wrong addresses, uninitialised reads, missing fences,
-        deadlocks. outcome: clean, errors or not checked. A finding names rule, message, hint, the line (access.home),
-        the other side of a race (other.home), the buffer and index (place). ending: why the run did not end, such as
-        the limit of time. output: what the kernels print."""
+        """Run kernels on an emulated GPU and report races, wrong addresses, uninitialised reads, missing fences and
+        deadlocks. In the answer, outcome is clean, errors or not checked. Each finding has a rule, a message, a hint,
+        the source line (access.home), the other side of a race (other.home), and the buffer and index (place). ending
+        says why the run did not end, such as a limit of time. output is what the kernels printed."""
         return self._answer(
             seconds, launches=launches, source=source, path=path, buffers=buffers, device=device, nvcc_args=nvcc_args,
             adverse=adverse, sample=sample,
@@ -81,8 +83,8 @@ class _Tools:
         self, launches: Launches, source: Source = "", path: File = "", buffers: Buffers = {}, device: Device = "",  # noqa: B006
         nvcc_args: Flags = "", sample: Sample = 0, seconds: Seconds = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Count what launches execute, per kernel: instructions (of warps), mma and wgmma, bytes, 32-byte sectors and
-        the fewest possible, bank conflicts, barriers. Counts of an emulator, not a measurement of time."""
+        """Count what launches execute, for each kernel: instructions (per warp), mma and wgmma, bytes, 32-byte sectors
+        and the fewest possible, bank conflicts, and barriers. These are counts of an emulator, not measured times."""
         document = self._answer(
             seconds, launches=launches, source=source, path=path, buffers=buffers, device=device, nvcc_args=nvcc_args,
             sample=sample, counters=True,
@@ -99,14 +101,14 @@ class _Tools:
         self,
         subject: Annotated[str, Field(description="The id of a rule, or a report: text or JSON with findings.")],
     ) -> str:
-        """What findings mean: for each rule the smallest wrong program, the right one, and how to mend it."""
+        """Explain what findings mean: for each rule a small wrong program, the right one, and how to correct it."""
         try:
             return pages.pages(subject)
         except UserError as error:
             raise ToolError(str(error)) from None
 
     def _answer(self, seconds: float | None, **fields: Any) -> dict[str, Any]:
-        """The answer to a request with these fields, within the server's limits."""
+        """Answer a request with these fields; the server's limits bound those of the client."""
         try:
             limit = min(seconds or self.seconds, self.seconds)
             return answers.answer(Request(**fields, gib=self.gib, seconds=limit, roots=self.roots))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from kernelproof import triton_emulation
 from kernelproof.checking import compilation, devices, plan, supervision, text, writing
-from kernelproof.checking.execution import STOOD_FOR, open_library
+from kernelproof.checking.execution import REPLACED_LIBRARIES, open_library
 from kernelproof.checking.findings import local
 from kernelproof.checking.names import plain, resolved, short_names
 from kernelproof.checking.result import Result
@@ -293,7 +293,7 @@ class CudaEmulator:
         if not self._open:
             self.start(needed=True)
         content = path.read_bytes()
-        return open_library(path, [name for name in STOOD_FOR if name.encode() in content])
+        return open_library(path, [name for name in REPLACED_LIBRARIES if name.encode() in content])
 
     def call(self, function: str, *args: object) -> int:
         """Call an extern "C" function of a library that was opened, or of the host code of a compiled file; its int.

@@ -249,11 +249,11 @@ def test_a_stream_that_nobody_asked_for_is_read() -> None:
 
 
 def test_a_check_has_no_secrets_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    def graded(_task: Any, verdict: Any, _stated: int) -> Any:
+    def grade(_task: Any, verdict: Any, _stated: int) -> Any:
         names = [name for name in ("CUDAL2GEN_LLM_KEY", "HF_TOKEN", "HOME") if name in os.environ]
         return verdict.model_copy(update={"remarks": names})
 
-    monkeypatch.setattr(source, "graded", graded)
+    monkeypatch.setattr(source, "grade", grade)
     for name in ("CUDAL2GEN_LLM_KEY", "HF_TOKEN"):
         monkeypatch.setenv(name, KEY)
     verdict = check_source(

@@ -1,4 +1,7 @@
-"""The GitHub Action: its steps run here, but for pip, which prints what it would install, and other actions."""
+"""The steps of the GitHub Action work: they pass right programs and fail for wrong ones.
+
+They run here as the action runs them, except that pip only prints what it would install and other actions are left out.
+"""
 
 from __future__ import annotations
 

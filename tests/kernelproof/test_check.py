@@ -1,4 +1,7 @@
-"""Programs of this folder's ``checked`` run by their own main on the emulated device, and are reported on."""
+"""``kernelproof check`` finds the planted errors of whole programs, and reports none for right ones.
+
+The programs in the folder ``checked`` run by their own main on the emulated device.
+"""
 
 from __future__ import annotations
 
@@ -341,25 +344,25 @@ OLD_RUNTIME = "libcudart.so.9.9"  # no machine with CUDA 13 has it
 
 
 @pytest.mark.parametrize(
-    ("arguments", "libraries", "stood_for"),
+    ("arguments", "libraries", "replaced"),
     [
         (["-lno_such_library"], ("no_such_library",), ()),
         (["-Xlinker", f"-l:{OLD_RUNTIME}", "-lnone"], (OLD_RUNTIME, "none"), (OLD_RUNTIME,)),
     ],
 )
 def test_libraries_without_a_file_are_named(
-    tmp_path: Path, arguments: list[str], libraries: tuple[str, ...], stood_for: tuple[str, ...]
+    tmp_path: Path, arguments: list[str], libraries: tuple[str, ...], replaced: tuple[str, ...]
 ) -> None:
     source = tmp_path / "x.cu"
     source.write_text("int main() {}")
     with pytest.raises(compilation.MissingLibraries) as raised:
         compilation.library([source], arguments, "sm_80", toolchain.discover())
-    assert (sorted(raised.value.libraries), raised.value.stood_for) == (sorted(libraries), stood_for)
+    assert (sorted(raised.value.libraries), raised.value.replaced) == (sorted(libraries), replaced)
 
 
 @pytest.mark.parametrize("name", ["cuda", "cudart", "cudart_static", "cudadevrt", "libcudart_static.a"])
 def test_libraries_that_a_check_replaces_are_told_from_others(name: str) -> None:
-    assert compilation.MissingLibraries([name, f"{name}_other"], Path()).stood_for == (name,)
+    assert compilation.MissingLibraries([name, f"{name}_other"], Path()).replaced == (name,)
 
 
 @pytest.mark.parametrize("mode", ["size", "speed", "none"])

@@ -1,4 +1,5 @@
-"""Attacks on the doors of the checks: what a client or a graded text names must reach no shell, no file, no secret."""
+"""No text of a client or of a graded source reaches a shell, a file or a secret through arguments, names or
+includes."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.mcp_server.requests import Request
 
 KERNEL = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 x) { ret; }\n"
-# Every character that a POSIX shell reads, alone or as the beginning of an operator.
+# Every character that a POSIX shell interprets, alone or as the beginning of an operator.
 METACHARACTERS = [*"`$\\\"'|&;<>(){}[]*?!~#^ \t\n\r\x7f", "$(", "&&", "||", ">>", "<<<", "\\\n", "';", '";', "${IFS}"]
-# Arguments of nvcc with a place for a text.
+# Arguments of nvcc, each with a place into which an attacker's text is put.
 DOORS = [
     "-DX={}", "-DX{}", "-D{}", "-UX{}", "-I{}", "-isystem={}", "-isystem {}", "-Xcompiler {}", "-Xcompiler=-DX={}",
     "-Xcompiler -DX={}", "-Xcompiler -I{}", "-Xlinker {}", "-l{}", "-L{}", "-std=c++17{}", "-O2{}", "-D A{}",
@@ -29,7 +30,7 @@ DOORS = [
 
 
 def injected(metacharacter: str, file: Path) -> list[str]:
-    """Texts that make a file, where a shell reads them with this character before or around the command."""
+    """Texts that create a file if a shell interprets them, with this character before or around the command."""
     touch = f"touch {file}"
     ends = {"$(": ")", "`": "`", "(": ")", "{": "; }", "'": ";'", '"': ';"'}
     return [

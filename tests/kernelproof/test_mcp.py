@@ -1,4 +1,7 @@
-"""The tools for language models: a server as a client starts it, and the examples of the guide."""
+"""The MCP server answers calls within its limits, and the examples of its guide work.
+
+The server runs in a process of its own, as a client starts it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attacks of graded texts and of clients: a planted file, a variable and a listening socket stay untouched."""
+"""Attacks of graded texts and of clients are in vain: a planted file, a variable and a listening socket stay
+untouched."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tests import processes
 
 SECRET = "a5d1c0ffee"
 ATTACKS = Path(__file__).parent / "hosts" / "attacks.cu"
-# Attacks that are in vain, behind which the program goes on and is right.
+# Attacks that have no effect, so that the program continues and its result is right.
 VAIN = [
     "none", "read a file", "read accounts", "list the disk", "read by the root of a process",
     "read by the folder of a process", "read by a link", "read by a hard link", "read an open file", "read a variable",
@@ -109,7 +110,8 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
         end.close()
 
 
-pytestmark = pytest.mark.skipif(bool(sandbox.lack()), reason=f"no namespaces: {sandbox.lack()}")
+OBSTACLE = sandbox.namespace_obstacle()
+pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=f"no namespaces: {OBSTACLE}")
 
 
 def definitions(trap: Trap) -> str:
@@ -164,9 +166,9 @@ def test_host_code_beyond_its_limits_is_ended_with_all_that_it_started(attack: s
 
 
 def kin(pid: int) -> bool:
-    """Is a process one of ``attacks.cu``, whose library it has open?"""
+    """Whether a process has opened a compiled program, as those of ``attacks.cu`` have."""
     try:
-        return "kernelproof" in Path(f"/proc/{pid}/maps").read_text() and ".so" in Path(f"/proc/{pid}/maps").read_text()
+        return f"{places.user_cache() / 'check'}/" in Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return False
 
@@ -375,7 +377,7 @@ def test_a_daemon_of_a_program_is_of_its_session(tmp_path: Path) -> None:
 def test_variables_of_the_start_are_erased_from_memory() -> None:
     """Those that the first call of a program was given, which the system goes on to show."""
     statement = (
-        "import os\nfrom kernelproof.ground import sandbox\nsandbox.forget(KEPT='kept')\n"
+        "import os\nfrom kernelproof.ground import sandbox\nsandbox.erase_variables(KEPT='kept')\n"
         "print(open('/proc/self/environ').read().strip('\\0'), sorted(set(os.environ) - {'LC_CTYPE'}))\n"
         "print(os.popen('echo $DOORS_SECRET$KEPT').read())"
     )
@@ -386,7 +388,7 @@ def test_variables_of_the_start_are_erased_from_memory() -> None:
 
 
 def test_walls_that_cannot_be_built_are_said(monkeypatch: pytest.MonkeyPatch, trap: Trap) -> None:
-    monkeypatch.setattr(sandbox, "lack", lambda: "unshare: Operation not permitted")
+    monkeypatch.setattr(sandbox, "namespace_obstacle", lambda: "unshare: Operation not permitted")
     launch = {"entry": "f", "grid": 1, "block": 1, "args": ["y"]}
     verdict = check_source(
         'extern "C" __global__ void f(float* y) { *y = 1; }', lambda: np.ones(1), [{"n": 1}], launches=[launch],

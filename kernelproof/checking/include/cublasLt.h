@@ -1,4 +1,4 @@
-/* As cublas_v2.h. */
+/* A substitute for cuBLASLt's header, with the same behaviour as the one in cublas_v2.h. */
 #pragma once
 #include <cublas_v2.h>
 
@@ -11,7 +11,7 @@ static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
 static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 KERNELPROOF_PRODUCT(cublasLtMatmul)
 
-/* What a program names around a product: the first of these calls answers. */
+/* Types and calls that prepare a product. The first of these calls already returns "not supported". */
 typedef struct cublasLtMatmulDescOpaque *cublasLtMatmulDesc_t;
 typedef struct cublasLtMatrixLayoutOpaque *cublasLtMatrixLayout_t;
 typedef struct cublasLtMatmulPreferenceOpaque *cublasLtMatmulPreference_t;

@@ -1,5 +1,6 @@
-/* For programs that include cuBLAS's header where cuBLAS is not installed: handles can be made and set, products answer
-   "not supported" by name. The real header, if a program's own -I finds it, takes this one's place. */
+/* A substitute for cuBLAS's header, so that programs which include it compile where cuBLAS is not installed. Handles can
+   be created and configured. Every product reports its name as unsupported and returns CUBLAS_STATUS_NOT_SUPPORTED. If a
+   program's own -I finds the real header, that one is used instead. */
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

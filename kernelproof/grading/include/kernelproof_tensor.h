@@ -1,5 +1,6 @@
-// The part of torch's C++ face that launchers of inline extensions use, on memory of the CUDA runtime: tensors,
-// factories, checks, dispatch by type, the current stream. Nothing here computes.
+// A substitute for torch's C++ headers: the part of the interface that launchers of inline extensions use. It has tensors
+// in memory of the (emulated) CUDA runtime, factories, checks, dispatch by type, and the current stream. No operation here
+// computes a result, so a launcher cannot have torch do the kernel's work.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -106,7 +107,7 @@ KERNELPROOF_TYPE(__nv_bfloat16, BFloat16)
 class Tensor {
  public:
   Tensor() = default;
-  // Of memory that somebody else keeps; without it, of fresh memory.
+  // A tensor in memory that the caller owns, or in fresh memory if data is null.
   Tensor(std::vector<int64_t> sizes, ScalarType type, void* data = nullptr) : sizes_(std::move(sizes)), type_(type) {
     strides_.resize(sizes_.size());
     int64_t stride = 1;
@@ -220,7 +221,8 @@ inline cudaDeviceProp* getCurrentDeviceProperties() {
   return &facts;
 }
 
-// What the other side passes: a tensor, an integer, a number, or nothing.
+// An argument or a result, as launcher.py passes it: kind is 0 for a tensor, 1 for an integer, 2 for a number, 3 for None.
+// The layouts of Value and Results must equal those in launcher.py.
 struct Value {
   int kind, dtype, dims;
   int64_t sizes[8];
@@ -245,7 +247,7 @@ template <class T> struct converted<std::optional<T>> {
   static std::optional<T> from(const Value& v) { return v.kind == 3 ? std::nullopt : std::optional<T>(converted<T>::from(v)); }
 };
 
-// Tensors that a call returns live until the next one.
+// The tensors that a call returned. They stay allocated until the next call, so that the caller can read them.
 inline std::vector<Tensor>& returned() {
   static std::vector<Tensor> tensors;
   return tensors;

@@ -1,4 +1,4 @@
-"""Programs that cheat, by kind; each has to break a rule that it names."""
+"""Programs that cheat, by kind. Each names the rule that it has to break."""
 
 from __future__ import annotations
 

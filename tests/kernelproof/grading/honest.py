@@ -1,4 +1,4 @@
-"""Honest programs: none may be accused."""
+"""Honest programs, of which none may break a rule."""
 
 from __future__ import annotations
 

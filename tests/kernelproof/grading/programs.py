@@ -1,4 +1,4 @@
-"""Programs to grade: what each is launched with, its reference, and the rules that it has to break."""
+"""The form of the programs to grade: their launches, their reference, and the rules that they have to break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Descriptions of launches: expressions, buffers, references and floors; what does not fit is refused in words."""
+"""Descriptions of launches are evaluated as documented, and what does not fit is refused with a message.
+
+This covers expressions, buffers, references and floors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules with inline extensions: taken apart, read for what their host code does, and called where that is allowed."""
+"""Modules with inline extensions are parsed, their cheating host code is found, and honest host code is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted cheats and honest kernels: all cheats break their rule, no honest kernel is accused."""
+"""Every planted cheat breaks its rule, and no honest kernel is accused."""
 
 from __future__ import annotations
 
