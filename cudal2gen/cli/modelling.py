@@ -1,4 +1,4 @@
-"""The verb model: how well the timing model predicts what GPUs measured."""
+"""The verb ``model`` shows how well the timing model predicts measurements that others published."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CODE = "code"
 TABLES = "cuda_l2_*_speedup_*.csv"
-PROBLEMS = 60  # of each set, for the rank of published choices
+PROBLEMS = 60  # how many problems of each published set are checked for the rank of the published choice
 
 
 def _parts() -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def model(
 
 
 def _print(findings: list[Finding], held_out: bool) -> None:
-    """A table for each part."""
+    """Prints one table for each part of the comparison."""
     from rich.table import Table
 
     from cudal2gen.timing.evidence import section as validation

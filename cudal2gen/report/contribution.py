@@ -1,7 +1,7 @@
 """Prepares a user's measurements for sharing, and checks such files before they are accepted.
 
-``anonymous`` removes folders, host names and user names from all texts. ``inspect`` finds faults in a file that somebody
-else measured: damaged lines, impossible times, too few or repeated samples, copied measurements.
+``anonymous`` removes folders, host names and user names from all texts. ``inspect`` finds faults in a file that
+somebody else measured: damaged lines, impossible times, too few or repeated samples, copied measurements.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ COLUMNS = (
 
 
 def records_by_kernel(records: Sequence[Record], groups: Iterable[Group]) -> dict[tuple[str, str], Record]:
-    """Records of measured sizes by the kernel and problem that a measurement names."""
+    """The records of measured sizes, by the kernel's name and the problem's sizes, as measurements name them."""
     sizes = {measurement.mnk for group in groups for measurement in group.measurements}
     return {(record.name, record.mnk): record for record in records if record.mnk in sizes}
 
 
 def each(group: Group, records: Mapping[tuple[str, str], Record]) -> Table:
-    """Every problem, the nearest to its floor first; a time below it is named."""
+    """The table of all problems, those closest to their lower bound first. A time below the bound is pointed out."""
     rows = []
     for measurement in group.measurements:
         timing = measurement.timing(KERNEL)
@@ -47,8 +47,10 @@ def each(group: Group, records: Mapping[tuple[str, str], Record]) -> Table:
 
 
 def by_class(group: Group, records: Mapping[tuple[str, str], Record]) -> Table | None:
-    """How well the timing model predicts, per size class: what a calibration of its constants starts from. None where
-    no kernel has both times."""
+    """How well the timing model predicts the times of each size class; None if no kernel has both times.
+
+    A calibration of the model's constants starts from these figures.
+    """
     rows = []
     for size_class in group.size_classes:
         pairs = [

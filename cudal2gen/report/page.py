@@ -20,8 +20,11 @@ from kernelproof.ground.pages import Section
 
 
 def html(title: str, sections: Sequence[Section], groups: dict[str, Group], records: Iterable[Record]) -> str:
-    """The complete page. ``groups``: the measurements that charts show, by the anchor of their section. ``records``: the
-    records to which points of the charts link."""
+    """The complete page.
+
+    ``groups``: the measurements that charts show, by the anchor of their section. ``records``: the records to which
+    points of the charts link.
+    """
     links = _Records(records)
     data = {
         "classes": SIZE_CLASSES,

@@ -16,8 +16,8 @@ from cudal2gen.results.ratios import Ratio, geomean
 class Summary(NamedTuple):
     """The statistics of the speedups on several problems (``shapes``: how many).
 
-    ``std``: the sample standard deviation, 0 for one problem. ``wins``, ``losses``: the shares (0 to 1) of problems with
-    a speedup above and below 1. ``sure_wins``, ``sure_losses``: the same, counting only problems whose whole 95 %
+    ``std``: the sample standard deviation, 0 for one problem. ``wins``, ``losses``: the shares (0 to 1) of problems
+    with a speedup above and below 1. ``sure_wins``, ``sure_losses``: the same, counting only problems whose whole 95 %
     interval is on that side of 1.
     """
 
