@@ -1,4 +1,4 @@
-"""The verb grade: it compares kernels with their reference and looks for cheats."""
+"""The verb ``grade`` compares kernels with a reference and looks for cheating, such as stale or hard-coded results."""
 
 from __future__ import annotations
 

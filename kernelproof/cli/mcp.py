@@ -1,4 +1,4 @@
-"""The verb mcp: a server of tools for language models, by the Model Context Protocol."""
+"""The verb ``mcp`` serves the checks as tools to language models, over the Model Context Protocol."""
 
 from __future__ import annotations
 
