@@ -38,15 +38,15 @@ def explain(
         typer.Option(
             "--from",
             metavar="PATH",
-            help="What answers: the folder of a pack, in place of the installed one, or files of measurements, in "
-            "place of the store's. Repeatable.",
+            help="A pack's folder to use instead of the installed pack, or files of measurements to use instead of the "
+            "store's. Repeatable.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Say what cudal2gen.matmul would run, and why.
 
-    Operands are taken to be packed. A pack answers; where none is installed, the catalog and the stored measurements.
+    Operands are assumed to be packed. The installed pack decides; without one, the catalog and stored measurements do.
     """
     folders = [path for path in sources or () if path.is_dir()]
     if len(folders) > 1:
@@ -138,14 +138,14 @@ def list_products(
         Path | None,
         typer.Option("--out", "-o", help="The list to write, for --problems of other verbs; else it is printed."),
     ] = None,
-    real: Annotated[bool, typer.Option("--real", help="Run it on real tensors, not on ones without data.")] = False,
+    real: Annotated[bool, typer.Option("--real", help="Run it on real tensors, not on tensors without data.")] = False,
     any_type: Annotated[
-        bool, typer.Option("--any-type", help="Count products of other types of number as if they were fp16.")
+        bool, typer.Option("--any-type", help="Count products of other number types as if they were fp16.")
     ] = False,
 ) -> None:
     """List the products that a model computes, to measure and tune.
 
-    The model runs without data, unless --real: neither its weights nor a GPU need be there.
+    Without --real the model runs on tensors without data, so neither its weights nor a GPU are needed.
     """
     if find_spec("torch") is None:
         raise MissingTool("torch is missing, which runs the model: pip install 'cudal2gen[gpu]'")

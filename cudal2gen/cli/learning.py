@@ -32,7 +32,7 @@ HELD_OUT = Annotated[
     Selection,
     Offer(
         only=("sample", "gpu", "acc"),
-        helps={"sample": "so many held-out problems; modelled training is in proportion"},
+        helps={"sample": "the number of held-out problems; modelled training is in proportion"},
     ),
 ]
 
@@ -48,7 +48,7 @@ def train(
 ) -> None:
     """Train the tuner on stored trials and recordings.
 
-    The cost model is trained, and the policy too if torch is installed. With --environment model they learn from that
+    Trains the cost model, and the policy too if torch is installed. With --environment model they learn from that
     environment, for tune with the same environment and seed.
     """
     (acc,) = selection.accs
@@ -72,9 +72,9 @@ def compare(
         typer.Option("--recordings", metavar="PATH", help=f"AutoHeuristic's files ({RECORDINGS}). Repeatable."),
     ] = (),
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Repetitions of training and searches, each of another seed.")
+        int | None, typer.Option("--seeds", min=1, help="Repeat training and searches with this many seeds.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="SVG file to write: regret.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Plot regret to this SVG file.")] = None,
 ) -> None:
     """Compare proposers on problems that are held out.
 

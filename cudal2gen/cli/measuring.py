@@ -151,7 +151,7 @@ def measure(
     compilation: Compilation,
     budget: Duration = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure again what is stored, which is else skipped.")
+        bool, typer.Option("--again", help="Measure stored problems again; by default they are skipped.")
     ] = False,
     out: MeasurementsFile = None,
 ) -> None:
@@ -221,10 +221,10 @@ def write_report(
         ),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Of two FILES: what is faster or slower in the second, beyond noise.")
+        bool, typer.Option("--compare", help="Show what is faster or slower in the second of two FILES, beyond noise.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Only check FILES: exit 1 if one holds what cannot have been measured.")
+        bool, typer.Option("--verify", help="Only check FILES: exit 1 if a measurement in them is impossible.")
     ] = False,
 ) -> None:
     """Report what was measured, beside what others published.

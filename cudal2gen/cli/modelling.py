@@ -51,13 +51,13 @@ def model(
         ),
     ] = None,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="The half of the problems that development of the model left alone.")
+        bool, typer.Option("--held-out", help="Use the half of the problems on which the model was not developed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Validate the timing model by measurements of others. No GPU.
+    """Validate the timing model by published measurements. No GPU.
 
-    Files of measurements are the user's: without them, only what facts about published kernels tell is compared.
+    The files of measurements are not included; without them, only facts about published kernels are compared.
     """
     from cudal2gen.timing import evidence
     from cudal2gen.timing.evidence.section import PARTS

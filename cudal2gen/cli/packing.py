@@ -45,8 +45,8 @@ class Additions:
         typer.Option(
             "--also",
             metavar="PARTS",
-            help="A fusion such as bias_n, strided or grouped: each plain kernel with it too. ptx: PTX beside the "
-            "cubins, for the emulator and for reading. Repeatable.",
+            help="Also pack each plain kernel with a fusion such as bias_n, or for batches: strided or grouped. ptx: "
+            "pack PTX beside the cubins, for the emulator and for reading. Repeatable.",
         ),
     ] = ()
 
@@ -105,8 +105,8 @@ def write_pack(
         bool,
         typer.Option(
             "--candidates",
-            help="Kernels for autotuning, with no claim that one is faster: all records of --gpu, and those that stand "
-            "in for bf16 and for B (K,N).",
+            help="Pack kernels for autotuning, with no claim that one is faster: all records of --gpu, and those used "
+            "instead of missing ones for bf16 and for B (K,N).",
         ),
     ] = False,
     shape: Annotated[

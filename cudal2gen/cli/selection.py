@@ -109,7 +109,7 @@ class Selection:
         SizeClass | None, OneOf(SIZE_CLASSES), Shared("class", "in place of --all: the sizes of this class", short=True)
     ] = None
     sample: Annotated[
-        int | None, Shared("sample", "in place of --all: so many sizes, spread over the classes", _count, short=True)
+        int | None, Shared("sample", "in place of --all: this many sizes, spread over the classes", _count, short=True)
     ] = None
     listed: Annotated[
         Path | None,
@@ -131,9 +131,7 @@ class Selection:
     ] = ()
     fit: Annotated[
         bool,
-        typer.Option(
-            "--fit", help="Where --set breaks a rule, change other fields as little as it takes, and say which."
-        ),
+        typer.Option("--fit", help="If --set breaks a rule, change other fields as little as possible, and say which."),
     ] = False
     device: int = 0  # CUDA's index of the card, which follows the colon in --gpu h200:1
 

@@ -118,7 +118,7 @@ def validate(
     compilation: Compilation,
     changed: Annotated[
         bool,
-        typer.Option("--changed", help="Only kernels without a verdict: goes on after an interruption. Alone: of all."),
+        typer.Option("--changed", help="Only kernels without a verdict; resumes an interrupted run. Alone: of all."),
     ] = False,
     on: Annotated[Place, typer.Option("--on", help=f"{HELP_ON}; or on a GPU.")] = "emulator",
     extra: Annotated[

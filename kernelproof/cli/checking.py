@@ -65,12 +65,10 @@ class How:
         typer.Option("--gpu", metavar="GPU", help="sm_80, sm_86, sm_89, sm_90a, ... or a model such as a100."),
     ] = None
     sample: Annotated[
-        int, typer.Option("--sample", min=0, help="CTAs of a grid to run: corners, and drawn ones; 0 runs all.")
+        int, typer.Option("--sample", min=0, help="CTAs of a grid to run: corners and random ones; 0 runs all.")
     ] = 0
-    seed: Annotated[int, typer.Option("--seed", help="Of random inputs and of --sample.")] = 0
-    adverse: Annotated[bool, typer.Option("--adverse", help="Another order of events that hardware may choose.")] = (
-        False
-    )
+    seed: Annotated[int, typer.Option("--seed", help="Seed of random inputs and of --sample.")] = 0
+    adverse: Annotated[bool, typer.Option("--adverse", help="Run in another order that hardware may choose.")] = False
     counters: Annotated[bool, typer.Option("--counters", help="Count bank conflicts, sectors, barriers.")] = False
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that the program may take.")] = TIMEOUT_S
     memory: Annotated[float, typer.Option("--memory", min=0.1, help="GiB that the program may need.")] = MEMORY_GIB
@@ -85,7 +83,7 @@ class Output:
 
     as_json: Json = False
     expect: Annotated[
-        Path | None, typer.Option("--expect", metavar="FILE", help="Findings that are known: the program passes.")
+        Path | None, typer.Option("--expect", metavar="FILE", help="Known findings, which count as passed.")
     ] = None
     out: Annotated[
         tuple[Path, ...],
@@ -120,7 +118,7 @@ def check(
 ) -> None:
     """Run a CUDA program on an emulated GPU and report its faults.
 
-    Races, wrong addresses, missing fences, deadlocks.
+    It finds races, wrong addresses, missing fences and deadlocks.
 
     Exit codes: 0 nothing found, 1 errors found or the program failed, 2 wrong input or what cannot be checked, 3 a
     missing tool. docs/kernelproof/check.md has more.

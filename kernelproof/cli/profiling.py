@@ -34,7 +34,7 @@ class ProfileOutput:
     """The options that say how profiles are shown: one as text, page or JSON, or two side by side."""
 
     lines: Annotated[
-        int, typer.Option("--lines", min=0, help="Instructions to print: those before which warps wait the most.")
+        int, typer.Option("--lines", min=0, help="How many instructions to print: those where warps wait the most.")
     ] = 16
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page: one HTML file that needs no network.")
@@ -105,7 +105,7 @@ def profile_kernel(
     kernel: Annotated[
         str | None,
         typer.Option(
-            "--kernel", metavar="NAME", help="A part of the function's name; by default the longest with MMAs."
+            "--kernel", metavar="NAME", help="Part of the function's name; by default the longest function with MMAs."
         ),
     ] = None,
     launch: Launch = None,
