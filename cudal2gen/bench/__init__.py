@@ -1,5 +1,10 @@
-"""Benchmarks. ``protocols`` measure one problem, ``turns`` several kernels of it, ``schedule`` a catalog within a
-budget, ``race`` a library's candidates. ``autotuned_vendor`` is the library that a device's verdict compares with."""
+"""Measures kernels and baselines on a GPU.
+
+``protocols`` times all contenders on one problem, ``schedule`` does so for many problems within a time budget, and
+``turns`` times several kernels of ours on one problem. ``baselines`` holds the contenders from torch and NVIDIA's
+libraries, and ``race`` finds the fastest algorithm that such a library offers. ``check`` compares every timed result
+with the fp64 product. ``grid`` builds, checks and times many variants of one record.
+"""
 
 from cudal2gen.bench.check import Reference as Reference
 from cudal2gen.bench.protocols import MAX_CALLS as MAX_CALLS

@@ -1,11 +1,14 @@
-"""Baselines of our kernels: torch.matmul, cuBLAS, cuBLASLt by its heuristic and auto-tuned; and peers.
+"""The baselines with which our kernels are compared: torch, cuBLAS, cuBLASLt and Triton.
 
-Fused problems: torch's product and then an operation for each part, and torch's calls of cuBLASLt's epilogues where
-there is one. Batches: torch.bmm; groups: torch._grouped_mm.
+A plain product is compared with ``torch.matmul``, with ``cublasGemmEx``, and with cuBLASLt using the first algorithm of
+its heuristic or the fastest of many (auto-tuned). A fused product is compared with torch's product followed by one
+operation for each part of the fusion, and with torch's calls of fused library epilogues where they exist. Batches are
+compared with ``torch.bmm``, grouped products with ``torch._grouped_mm``.
 
-Every baseline is a ``gpu.Contender``: the same operands, the same stream, D written in place. Its compute type is our
-accumulator's. cuBLAS's matrices are column-major: it computes D^T = B^T A^T, so our row-major ones stay as they are;
-``tn`` and ``nn`` say how B is stored, as everywhere here, and are cuBLAS's own TN and NN.
+Every baseline is a ``gpu.Contender``: it uses the same operands and stream as our kernel, writes D in place and sums in
+the same type. cuBLAS expects column-major matrices, so it is asked for D^T = B^T A^T, whose column-major matrices are
+our row-major ones; nothing is copied. ``tn`` and ``nn`` say how B is stored (N,K or K,N) and coincide with cuBLAS's TN
+and NN.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-WORKSPACE_BYTES = 64 << 20  # cuBLASLt's own advice for Hopper is 32 MiB
-CANDIDATES = 100
+WORKSPACE_BYTES = 64 << 20  # generous: NVIDIA recommends 32 MiB for cuBLASLt on Hopper
+CANDIDATES = 100  # at most this many of the heuristic's algorithms are timed when auto-tuning
 MEASURED = (
     "torch.matmul",
     *(
@@ -57,7 +60,7 @@ def usual(problem: Problem) -> tuple[str, ...]:
 
 
 class Baseline:
-    """A contender that needs no preparation."""
+    """The base of all baselines. ``prepare`` does nothing unless a subclass has an algorithm to choose."""
 
     def __init__(self, name: str, acc: Acc, device: Device) -> None:
         self.name = name
@@ -78,7 +81,7 @@ class Baseline:
 
 
 class Matmul(Baseline):
-    """``torch.matmul`` of row-major A and B, with torch's own choice of library and algorithm."""
+    """``torch.matmul`` of row-major A and B; torch chooses the library and the algorithm."""
 
     def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
         import torch
@@ -105,8 +108,10 @@ class Matmul(Baseline):
 
 
 class Unfused(Matmul):
-    """torch's product, followed by one in-place operation for each part of a fusion: what a program without epilogues
-    does. D is rounded after each, and each passes over it."""
+    """torch's product, followed by one in-place operation for each part of a fusion.
+
+    This is what a program without fused kernels does: every operation reads, rounds and writes all of D.
+    """
 
     _fusion = PLAIN
 
@@ -144,8 +149,11 @@ class Unfused(Matmul):
 
 
 class Epilogue(Matmul):
-    """torch's calls that hand parts of a fusion to cuBLASLt or cuBLAS: ``addmm`` for alpha with beta C, or a bias along
-    n, and ``_addmm_activation`` for such a bias with relu or gelu by tanh. Absent for other fusions."""
+    """torch's calls that compute a fusion in one kernel of cuBLAS or cuBLASLt.
+
+    ``addmm`` computes alpha A B + beta C, or adds a bias along n; ``_addmm_activation`` adds such a bias and applies
+    relu or the tanh approximation of gelu. The baseline is absent for other fusions.
+    """
 
     _fusion = PLAIN
 
@@ -170,7 +178,8 @@ class Epilogue(Matmul):
 
 
 class Grouped(Matmul):
-    """torch's product of groups of rows, ``torch._grouped_mm``: it makes D anew, so its calls return it."""
+    """``torch._grouped_mm``, torch's product of groups of rows. It has no ``out`` argument, so each call returns a new
+    D instead of writing into ours."""
 
     def prepare(self, problem: Problem, race: Race) -> None:
         import torch
@@ -189,7 +198,7 @@ class Grouped(Matmul):
 
 
 class Batched(Matmul):
-    """``torch.bmm``."""
+    """``torch.bmm``, torch's batched product."""
 
     def prepare(self, problem: Problem, race: Race) -> None:
         super().prepare(problem, race)
@@ -208,7 +217,8 @@ class Compiled(Matmul):
     """``torch.compile`` in its max-autotune mode."""
 
     def prepare(self, problem: Problem, race: Race) -> None:
-        """Forgets earlier problems: after a few of them torch would stop compiling, and say so in a log only."""
+        """Makes torch forget earlier problems. After a few shapes torch stops compiling new ones and only logs that,
+        so later problems would run uncompiled."""
         import torch
 
         super().prepare(problem, race)
@@ -223,7 +233,7 @@ class Compiled(Matmul):
 
 
 class Persistent(Baseline):
-    """A persistent Triton kernel with the fastest of its configurations, raced per problem."""
+    """A persistent Triton kernel; a race finds the fastest of its configurations for each problem."""
 
     def __init__(self, name: str, acc: Acc, device: Device) -> None:
         super().__init__(name, acc, device)
@@ -242,7 +252,7 @@ class Persistent(Baseline):
         return " ".join(f"{name}={value}" for name, value in (self._chosen or {}).items())
 
     def bind(self, operands: Operands) -> Call:
-        """Raises RuntimeError where no configuration was prepared."""
+        """A call with the prepared configuration. Raises RuntimeError if ``prepare`` has not chosen one."""
         if self._chosen is None:
             raise RuntimeError(f"{self.name}: prepare() comes before bind()")
         return self._bound(operands, **self._chosen)
@@ -272,7 +282,7 @@ class Persistent(Baseline):
 
 
 class _Scalars:
-    """alpha = 1 and beta = 0 in the accumulator's type, by address."""
+    """The addresses of alpha = 1 and beta = 0, stored in the accumulator's type as cuBLAS expects them."""
 
     def __init__(self, acc: Acc) -> None:
         self._values = np.array([1, 0], F16.dtype if acc == "f16" else "float32")
@@ -281,7 +291,7 @@ class _Scalars:
 
 
 class Shared:
-    """The device, workspace and file of auto-tuned algorithms that all of the vendor's baselines use."""
+    """What all baselines of the vendor share: the device, one workspace, and the file of auto-tuned algorithms."""
 
     def __init__(self, device: Device, tuned: Path) -> None:
         self.device = device
@@ -293,7 +303,7 @@ class Shared:
 
 
 class Vendor(Baseline):
-    """A vendor library's product with B stored one way."""
+    """A product by cuBLAS or cuBLASLt with B stored as ``layout`` says."""
 
     def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
         super().__init__(name, acc, shared.device)
@@ -318,7 +328,7 @@ class Cublas(Vendor):
         return int(cublas.create())
 
     def _follow(self, stream: int) -> None:
-        """Sets the handle's stream, and its workspace, which a new stream resets."""
+        """Sets the handle's stream, then its workspace: ``cublasSetStream`` resets the workspace to the default."""
         from nvmath.bindings import cublas
 
         cublas.set_stream(self._handle, stream)
@@ -342,6 +352,7 @@ class Cublas(Vendor):
         )  # fmt: skip
         stream = self._device.stream
 
+        # The library reads raw addresses; ``_keep`` holds the objects behind them for as long as the call lives.
         def call(_keep: Any = (operands, self._scalars)) -> None:
             if (current := stream()) != self._stream:
                 self._follow(current)
@@ -351,11 +362,14 @@ class Cublas(Vendor):
 
 
 class _Descriptors:
-    """cuBLASLt's descriptors of an operation and its matrices; D is its own C. They are destroyed with the last call
-    that uses them; at exit the library cleans up itself."""
+    """cuBLASLt's descriptors of an operation and its matrices; D's descriptor also serves as C's.
+
+    They are destroyed with the last call that uses them, but not when the interpreter exits: the library may be
+    unloaded by then, and it frees its memory itself.
+    """
 
     def __init__(self, types: tuple[Element, Element], acc: Acc, layout: Layout, *sizes: int) -> None:
-        """``types``: of A and B, and of D; ``sizes``: m, n, k, lda, ldb and ldd."""
+        """``types``: the type of A and B, and that of D. ``sizes``: m, n, k, lda, ldb and ldd, in elements."""
         from nvmath import CudaDataType
         from nvmath.bindings import cublas, cublasLt
 
@@ -377,7 +391,8 @@ class _Descriptors:
 
 
 class CublasLt(Vendor):
-    """``cublasLtMatmul`` with the first algorithm of its heuristic, which may use ``WORKSPACE_BYTES``."""
+    """``cublasLtMatmul`` with the first algorithm of the library's heuristic and up to ``WORKSPACE_BYTES`` of
+    workspace."""
 
     def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
         super().__init__(name, acc, shared, layout)
@@ -396,7 +411,7 @@ class CublasLt(Vendor):
         self._algorithm = np.array(self._candidates(problem, 1)["algo"][0])
 
     def bind(self, operands: Operands) -> Call:
-        """Raises RuntimeError where no algorithm was prepared for this problem."""
+        """A call with the prepared algorithm. Raises RuntimeError if ``prepare`` has not chosen one."""
         if self._algorithm is None:
             raise RuntimeError(f"{self.name}: prepare() comes before bind()")
         return self._bound(operands, self._algorithm)
@@ -412,7 +427,7 @@ class CublasLt(Vendor):
         for attribute in cublasLt.MatmulAlgoConfigAttribute:
             value = np.zeros(1, cublasLt.get_matmul_algo_config_attribute_dtype(int(attribute)))
             size = np.zeros(1, np.uint64)
-            with suppress(cublasLt.cuBLASLtError):  # an attribute that this algorithm lacks
+            with suppress(cublasLt.cuBLASLtError):  # not every algorithm has every attribute
                 cublasLt.matmul_algo_config_get_attribute(
                     self._algorithm.ctypes.data, int(attribute), value.ctypes.data, value.nbytes, size.ctypes.data
                 )
@@ -420,7 +435,7 @@ class CublasLt(Vendor):
         return " ".join(words)
 
     def _candidates(self, problem: Problem, count: int) -> Array:
-        """Up to ``count`` results of the heuristic, best first. Raises Absent where it has none."""
+        """Up to ``count`` algorithms that the heuristic proposes, its best first. Raises Absent if there is none."""
         from nvmath.bindings import cublasLt
 
         preference = cublasLt.matmul_preference_create()
@@ -457,7 +472,7 @@ class CublasLt(Vendor):
         return usable
 
     def _descriptors(self, types: tuple[Element, Element], *sizes: int) -> _Descriptors:
-        """The descriptors of these types and sizes. All calls that are alive share one set."""
+        """The descriptors for these types and sizes. All calls that are alive share one set."""
         key: tuple[str | int, ...] = (*(element.name for element in types), *sizes)
         descriptors = self._described.get(key)
         if descriptors is None:
@@ -466,7 +481,8 @@ class CublasLt(Vendor):
         return descriptors
 
     def _bound(self, operands: Operands, algorithm: Array) -> Call:
-        """A call of one algorithm; it raises Absent: the heuristic also names some that the library then refuses."""
+        """A call with one algorithm. The call raises Absent if the library refuses the algorithm, which happens even
+        with some that its heuristic proposes."""
         from nvmath.bindings import cublasLt
 
         a, b, d = operands.a, operands.stored(self.layout), operands.d
@@ -492,9 +508,9 @@ class CublasLt(Vendor):
 
 
 class AutoTuned(CublasLt):
-    """``cublasLtMatmul`` with the fastest of up to ``CANDIDATES`` algorithms of its heuristic, timed by the race.
+    """``cublasLtMatmul`` with the fastest of up to ``CANDIDATES`` algorithms that its heuristic proposes.
 
-    Winners are kept in a file, and tuned once per GPU, library version and problem.
+    A race finds the fastest once per card, library version and problem; a file keeps the winners for later runs.
     """
 
     @cached_property
@@ -532,7 +548,7 @@ class AutoTuned(CublasLt):
 
 
 def _check_vendor() -> None:
-    """Loads the libraries, which nvmath looks for only when one is called. Raises GpuError."""
+    """Checks that cuBLASLt can be loaded, since nvmath looks for it only at the first call. Raises GpuError."""
     try:
         from nvmath.bindings import cublasLt
 
@@ -545,10 +561,10 @@ def _check_vendor() -> None:
 
 
 def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> list[Contender]:
-    """The baselines of these names; ``tuned`` is the file of auto-tuned algorithms.
+    """The baselines with these names. ``tuned`` is the file of auto-tuned algorithms.
 
-    Raises ValueError for an unknown name, and GpuError where the vendor's bindings or libraries are not installed:
-    without this check they would be stored as absent from every measurement.
+    Raises ValueError for an unknown name, and GpuError if the vendor's bindings or libraries are not installed. Without
+    that check, every measurement would be stored with the vendor's baselines absent.
     """
     names = list(names)
     alone: dict[str, type[Baseline]] = {

@@ -1,4 +1,10 @@
-"""After the timing, the result of each contender is compared with the fp64 product, within its error bound."""
+"""Checks after the timing that each contender computed the right product.
+
+A benchmark must not count a fast wrong result, so every contender runs once more into a D filled with NaN, and D is
+compared with the product in fp64. Comparing all of D would take longer than the timing, so only some rows and columns
+are compared: one of each band of D. An element may differ by no more than the rounding error that the accumulator's
+type allows for a sum of K terms in any order.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +21,12 @@ from cudal2gen.validator.correctness import BOUND, Bounds, Comparison, in_order
 if TYPE_CHECKING:
     import torch
 
-BANDS = 256  # bands of rows, and of columns, of D; one row or column of each is compared
-ROUNDINGS = 4  # times that a contender may round to D's type: after the product, alpha, a bias and C
+BANDS = 256  # D has at most this many bands of rows, and of columns; one row or column of each is compared
+ROUNDINGS = 4  # a contender without fusion rounds to D's type up to four times: product, alpha, bias and C
 
 
 class _Product(NamedTuple):
-    """One product of a launch: where its D is, and what it reads."""
+    """One product of a launch: its place in D, and its operands."""
 
     place: int | slice
     a: torch.Tensor
@@ -30,8 +36,11 @@ class _Product(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Rows, or columns, of one product: the bounds of their D for a kernel, and for contenders that round between its
-    steps."""
+    """Some rows or columns of one product's D, and the values allowed there.
+
+    ``strict`` are the bounds of contenders that round D once; ``loose`` those of contenders that store D after each
+    step of a fusion.
+    """
 
     place: int | slice
     rows: list[int] | slice
@@ -40,7 +49,7 @@ class _Part(NamedTuple):
     loose: _Bounds
 
     def compare(self, d: torch.Tensor, strict: bool) -> Comparison:
-        """D of all products against the bounds of this part."""
+        """Compares this part of ``d``, which holds all products of the launch, with its bounds."""
         return (self.strict if strict else self.loose).compare(d[self.place][self.rows][:, self.cols])
 
 
@@ -71,11 +80,12 @@ class _FusedBounds:
 
 
 class Reference:
-    """The product of one set of operands, as far as it is compared: a row and a column in each of 256 bands; of a batch
-    those of its first, middle and last product, of groups among those that have rows.
+    """The fp64 product of one set of operands, in the rows and columns that are compared.
 
-    Contenders add in orders of their own, so the bound is that of sums in order. A fused problem has a second, looser
-    one for contenders that store between its parts.
+    These are one row and one column of each of up to 256 bands. In a batch, only the first, middle and last product
+    are compared; in a grouped product, those of the groups that have rows. Contenders add in orders that we do not
+    know, so the bound is the one for sequential summation, which is the loosest. A fused problem has a second bound
+    for contenders that round D between the steps of the fusion.
     """
 
     def __init__(self, problem: Problem, operands: Operands) -> None:
@@ -83,7 +93,7 @@ class Reference:
         self._parts = [part for product in self._products() for part in self._parts_of(product)]
 
     def _products(self) -> Iterator[_Product]:
-        """The first, middle and last product; of groups among those that have rows."""
+        """The first, middle and last product; in a grouped problem, of those groups that have rows."""
         problem, operands = self._problem, self._operands
         count = operands.products
         ends = [0] if operands.ends is None else [0, *operands.ends.tolist()]
@@ -102,13 +112,14 @@ class Reference:
                 )
 
     def _parts_of(self, product: _Product) -> Iterator[_Part]:
-        """A row and a column in each band of a product."""
+        """The compared rows of a product, then the compared columns: one of each band."""
         problem, all_places = self._problem, slice(None)
         rows, cols = bands(product.a.shape[0]), bands(problem.n)
-        # Columns of a gated D come from pairs of the product's: rows alone compare it.
+        # A column of a gated D comes from a pair of the product's columns, so single columns of the product do not
+        # determine it; only whole rows are compared.
         for some_rows, some_cols in ((rows, all_places), (all_places, cols))[: 1 if problem.fusion.gate else 2]:
             loose = strict = self._bounds(product, some_rows, some_cols, 0)
-            if problem.fusion:  # a plain D is rounded once by all
+            if problem.fusion:  # without a fusion every contender rounds D once
                 loose = self._bounds(product, some_rows, some_cols, ROUNDINGS)
             yield _Part(product.place, some_rows, some_cols, strict, loose)
 
@@ -129,9 +140,12 @@ class Reference:
         return _FusedBounds(fused_product.reference(roundings))
 
     def error(self, device: Device, call: Call, strict: bool = True) -> tuple[float, str]:
-        """The largest |D - reference| of a fresh call, and a finding where an element exceeds its bound. ``strict``:
-        whether the contender rounds a fused D once."""
+        """Runs the contender once more; returns the largest |D - reference|, and a finding if D exceeds its bound.
+
+        ``strict``: whether the contender rounds a fused D only once. The finding is empty if D is right.
+        """
         d = self._operands.d
+        # NaN marks elements that the call does not write: an earlier, right result cannot stand in for them.
         d.fill_(float("nan"))
         answer = call()
         device.synchronize()
@@ -142,11 +156,11 @@ class Reference:
 
     @property
     def judges(self) -> bool:
-        """Whether something is compared, and all of it is finite."""
+        """Whether the reference can tell right from wrong: it compares something, and all of that is finite."""
         return bool(self._parts) and all(bool(part.strict.result.isfinite().all()) for part in self._parts)
 
     def compare(self, d: torch.Tensor, strict: bool = True) -> tuple[float, str]:
-        """The largest |D - reference|, and a finding where an element exceeds its bound; arguments as of ``error``."""
+        """The largest |D - reference|, and a finding if an element exceeds its bound; see ``error``."""
         largest, finding = 0.0, ""
         for part in self._parts:
             comparison = part.compare(d, strict)
@@ -157,7 +171,10 @@ class Reference:
 
 
 def bands(extent: int) -> list[int]:
-    """One index in each of up to 256 bands, not always at the same place within it."""
+    """One index in each of up to 256 bands of an extent.
+
+    The place within the band varies, so that an error that repeats with the tile size is not missed.
+    """
     count = min(extent, BANDS)
     edges = [extent * band // count for band in range(count + 1)]
     return [start + (7 * band) % (end - start) for band, (start, end) in enumerate(pairwise(edges))]

@@ -1,12 +1,14 @@
-"""Grids of edits of one record: edits are fitted, and each distinct kernel is built, judged in the emulator, and timed.
+"""Tries many variants of one record: builds each, checks it in the emulator, and times it on a GPU if there is one.
+
+``fit`` makes a legal record for every combination of some fields' values; several combinations may lead to one kernel.
 
     variants = grid.fit(record, {"bm": (64, 128, 256), "stages": range(2, 6)})
     rows = grid.judged(grid.built(variants.candidates))
     for row in grid.best(rows, 5): ...
 
-``built``, ``judged`` and ``timed`` take rows and return them with more in them; a kernel that fails a stage skips the
-next. Builds and verdicts are kept by content, so a second call repeats neither. Times of the analytic model stand in
-``modelled_us``, times of a GPU in ``timing``.
+``built``, ``judged`` and ``timed`` are the stages. ``judged`` and ``timed`` return the rows that they are given with
+their results added; a kernel that fails in one stage skips the next. Builds and verdicts are cached by content, so a
+second call repeats neither. ``modelled_us`` is the timing model's estimate, ``timing`` the measurement of a GPU.
 """
 
 from __future__ import annotations
@@ -29,15 +31,19 @@ if TYPE_CHECKING:
     from cudal2gen.results import Timing, Verdict
     from kernelproof.ground.toolchain import Toolchain
 
-# Where a kernel ended. "spill" includes a stack frame, "slow" is a warning of ptxas, "too good" an impossible time.
+# How a kernel ended. "spill" includes stack frames; "slow" is a performance warning of ptxas; "too good" is a time that
+# is shorter than the hardware allows.
 Outcome = Literal["no verdict", "right", "compile error", "spill", "slow", "wrong result", "too good"]
 SECONDS = 0.1  # seconds of timing for each kernel
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel of the grid. ``edits``: the spellings of those that lead to it; ``differences``: the fields that follow
-    the first of them, and why. ``start``: whether it is the kernel of the record that is edited."""
+    """One kernel of the grid.
+
+    ``edits``: the texts of all edits that lead to this kernel. ``differences``: the fields that had to change together
+    with the first of these edits, and why. ``start``: whether it is the kernel of the unedited record.
+    """
 
     record: Record
     edits: tuple[str, ...] = ()
@@ -46,14 +52,14 @@ class Candidate:
 
 
 class Refusal(NamedTuple):
-    """An edit without a legal record nearby, and the rule that refuses it."""
+    """An edit for which no legal record was found, and the rule that forbids it."""
 
     edit: str
     reason: str
 
 
 class Grid(NamedTuple):
-    """The kernels that edits lead to, the edited record first, and the edits that the rules refuse."""
+    """The kernels that edits lead to (the unedited record's first), and the edits that rules forbid."""
 
     candidates: list[Candidate]
     refusals: list[Refusal]
@@ -61,8 +67,8 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel and the results of the stages. ``reason``: why it failed. ``stored``: whether its verdict was stored by
-    an earlier call."""
+    """A kernel and the results of the stages. ``reason``: why it failed. ``stored``: whether an earlier call stored its
+    verdict."""
 
     candidate: Candidate
     artifact: Artifact | None = None
@@ -83,7 +89,7 @@ class Row:
 
     @property
     def modelled_us(self) -> float:
-        """The analytic model's estimate, not a measurement."""
+        """The timing model's estimate in microseconds, not a measurement."""
         return model.estimate(self.record).us
 
     @property
@@ -92,7 +98,7 @@ class Row:
 
     @property
     def waves(self) -> float:
-        """How often the kernel fills the GPU."""
+        """How many times the kernel's CTAs fill all SMs of the GPU, one after another; may be a fraction."""
         return self.record.waves(self._registers)
 
     @property
@@ -101,7 +107,8 @@ class Row:
 
 
 def edits(record: Record, values: Mapping[str, Iterable[Any]]) -> dict[str, Edit]:
-    """Every combination of some fields' JSON values, by its spelling. Raises IllegalValue for a name of no field."""
+    """The edits for every combination of some fields' JSON values, by their text. Raises IllegalValue if a name is not
+    that of a field."""
     combinations = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
     return {
         " ".join(f"{name}={spell(value)}" for name, value in fields.items()): edit(record, fields)
@@ -115,9 +122,9 @@ def fit(record: Record, values: Mapping[str, Iterable[Any]]) -> Grid:
 
 
 def fitted(record: Record, edits: Mapping[str, Edit], progress: Progress | None = None) -> Grid:
-    """The nearest legal records to some edits of a record, by spelling; edits to one kernel share a candidate.
+    """The grid of some edits of a record, given by their text: the nearest legal record of each.
 
-    A fit takes 30 ms in the median, and up to half a second.
+    Edits that lead to the same kernel share a candidate. One fit takes 30 ms in the median and up to half a second.
     """
     grid = Grid([], [])
     candidates = {record.kernel_key: Candidate(record, start=True)}
@@ -141,7 +148,10 @@ def built(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Row]:
-    """Compiled kernels. What does not compile, spills, or is slow to ptxas is an outcome; see ``compiler.attempt``."""
+    """Compiles the candidates, ``jobs`` at a time.
+
+    A kernel that does not compile, spills registers or has a performance warning of ptxas gets that outcome.
+    """
     from cudal2gen.generation import compiler
 
     records = [candidate.record for candidate in candidates]
@@ -166,10 +176,11 @@ def judged(
     progress: Progress | None = None,
     store: Path | None = None,
 ) -> list[Row]:
-    """Verdicts of the emulator, from ``store`` where it has them; each new one is stored as it is made.
+    """Adds the emulator's verdict to each row, from ``store`` if it is there. New verdicts are stored as they arrive.
 
-    ``library``: the launcher, compiled if None. The kernels that are modelled fastest come first. One whose process
-    dies has no verdict, and the reason.
+    ``library``: the compiled launcher, or None to compile it. Kernels with the shortest modelled time are judged first,
+    so that an interrupted call has judged the most promising ones. A kernel whose process dies gets no verdict but a
+    reason.
     """
     from cudal2gen import validator
     from cudal2gen.generation import compiler
@@ -213,7 +224,7 @@ def _of_verdict(row: Row, verdicts: Mapping[tuple[str, str], Verdict], stored: s
 
 
 def timed(rows: Sequence[Row], card: Gpu, library: Path, seconds: float = SECONDS, seed: int = 0) -> list[Row]:
-    """Times of a GPU for the kernels that are right, taken in turns on the same data; see ``bench.in_turns``."""
+    """Times the right kernels on a GPU, in turns on the same data, for ``seconds`` each; see ``bench.in_turns``."""
     from cudal2gen import bench
     from cudal2gen.validator.device import BuiltKernel
 
@@ -240,7 +251,8 @@ def timed(rows: Sequence[Row], card: Gpu, library: Path, seconds: float = SECOND
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:
-    """The fastest first: by the GPU's time, then by the model's; those that are not right come last."""
+    """The rows with the fastest first: kernels with a GPU's time, then those with a modelled time only, and last the
+    kernels that are not right."""
 
     def place(row: Row) -> tuple[bool, bool, float]:
         return not row.right, row.timing is None, row.timing.median_us if row.timing else row.modelled_us
@@ -249,6 +261,6 @@ def ranked(rows: Iterable[Row]) -> list[Row]:
 
 
 def best(rows: Sequence[Row], count: int) -> list[Row]:
-    """The fastest kernels that are right: by the GPU's time where any has one, else by the model's."""
+    """The fastest right kernels: by the GPU's time if any kernel has one, otherwise by the modelled time."""
     measured = [row for row in rows if row.right and row.timing]
     return ranked(measured or [row for row in rows if row.right])[:count]

@@ -1,16 +1,19 @@
-"""Benchmark protocols: three ways to time every contender on the same random data, in turns.
+"""Times all contenders (our kernel and the baselines) on one problem, under one of three protocols.
 
-- ``device``: kernels alone. CUDA graphs of repeated launches, between device events. L2 ``cold``: between two uses of a
-  matrix at least three times the L2's size goes through the cache, other matrices or a scratch buffer read outside of
-  the timing. L2 ``hot``: one set of matrices, used once more just before. Where one set exceeds three times the L2
-  there is no difference, and it is measured once.
-- ``offline``: synchronise, call, synchronise: the host's clock, launch and wake-up inside. ``server``: the same after
-  an exponentially distributed pause. Device events around a call are taken in turns of their own, since they would cost
-  host time. These are the modes of the CUDA-L2 paper.
+- ``device`` times kernels without the host's part of a launch: a CUDA graph of repeated launches runs between two
+  device events. With a ``cold`` L2, data of at least three times the L2's size passes through the cache between two
+  uses of a matrix, so operands come from device memory. With a ``hot`` L2, the same matrices are used in every launch
+  and once more just before. If one set of operands is itself larger than three times the L2, the two states do not
+  differ, and the problem is measured once, as ``exceeded``.
+- ``offline`` times single calls on the host's clock, from one synchronisation to the next, so launch and wake-up count.
+- ``server`` is ``offline`` with an exponentially distributed pause before each call, in which the card may idle.
 
-Order: each round is a random order of the contenders and its mirror image (A B C C B A), so drift of clocks and
-temperature meets all alike. Inputs are standard normal; after the timing every result is compared with the fp64
-product, within the accumulator's error bound. Times are in microseconds, durations in seconds.
+``offline`` and ``server`` are the modes of the CUDA-L2 paper. They also time each call with device events, but in a
+separate call, because recording events would add to the host's time.
+
+In each round the contenders run in random order and then in the reverse order (A B C C B A), so that drift of clocks
+and temperature affects all of them equally. Inputs are normally distributed. After the timing, every result is compared
+with the fp64 product (see ``check``). Times are in microseconds, durations in seconds.
 """
 
 from __future__ import annotations
@@ -32,17 +35,24 @@ from cudal2gen.launch.operands import Operands
 from cudal2gen.results import L2, MIN_US, Conditions, Environment, Measurement, ProtocolName, Timing
 from kernelproof.ground.errors import Failure
 
-SAMPLE_US = 200.0  # device time of one sample, where the problem allows it
-MAX_CALLS = 64
-MIN_ROUNDS, MAX_ROUNDS = 3, 15  # a round is two samples; fewer than six pairs often differ by noise of one sign alone
+SAMPLE_US = 200.0  # intended device time of one sample; short kernels are launched repeatedly to fill it
+MAX_CALLS = 64  # most launches in one sample
+# A round gives each contender two samples. With fewer than three rounds (six pairs), noise alone often makes all pairs
+# differ in the same direction, and the bootstrap interval would then exclude 1.
+MIN_ROUNDS, MAX_ROUNDS = 3, 15
 MAX_HOST_ROUNDS = 500
 
-EXCEEDED = 3  # times the L2's size
-READING_SECONDS = 0.05  # between two readings of the card: NVML may take milliseconds, and the device idles meanwhile
+EXCEEDED = 3  # operands of this many times the L2's size cannot stay in it, so hot and cold are the same
+# Least time between two readings of the card. A reading by NVML may take milliseconds in which the device idles and its
+# clocks change, so it must be rare.
+READING_SECONDS = 0.05
 
 
 class TooGood(Failure):
-    """The time of ``contender`` is below what the hardware allows."""
+    """A measured time is shorter than the hardware allows, so something was not computed or the clock is wrong.
+
+    ``contender`` is the name of the contender with this time.
+    """
 
     def __init__(self, message: str, contender: str = "") -> None:
         super().__init__(message)
@@ -51,9 +61,11 @@ class TooGood(Failure):
 
 @dataclass(frozen=True)
 class Settings:
-    """How long to measure. Seconds: ``warmup`` once per run, ``benchmark`` per problem, protocol and L2 state.
+    """What to measure, and for how long.
 
-    ``products``: of a launch, where problems are batched; of one that is grouped its groups.
+    ``warmup_seconds`` are spent once per run, ``benchmark_seconds`` on each problem, protocol and L2 state.
+    ``target_qps``: mean number of calls per second under the ``server`` protocol. ``products``: number of products in a
+    batched launch, or of groups in a grouped one.
     """
 
     protocols: tuple[ProtocolName, ...] = ("device",)
@@ -65,14 +77,14 @@ class Settings:
 
 
 class Work(NamedTuple):
-    """One measurement to take."""
+    """One measurement to take of a problem: a protocol and an L2 state."""
 
     protocol: ProtocolName
     l2: L2
 
 
 class Ready(NamedTuple):
-    """A contender with its calls, one for each set of operands."""
+    """A contender that can run the problem, with its calls, one for each set of operands."""
 
     contender: Contender
     calls: list[Call]
@@ -80,7 +92,7 @@ class Ready(NamedTuple):
 
 @dataclass
 class Samples:
-    """Times of one contender's turns."""
+    """One contender's times in microseconds per call: between device events, and on the host's clock."""
 
     event_us: list[float] = field(default_factory=list)
     wall_us: list[float] = field(default_factory=list)
@@ -90,25 +102,32 @@ Turn = Callable[[Ready, Samples], None]
 
 
 def states(problem: Problem, protocol: ProtocolName, l2_bytes: int, products: int = 1) -> tuple[L2, ...]:
-    """The L2 states in which a problem, or a batch of so many ``products``, is measured."""
+    """The L2 states in which a problem with this number of ``products`` is measured."""
     if products * problem.traffic_bytes >= EXCEEDED * l2_bytes:
         return ("exceeded",)
     return ("cold", "hot") if protocol == "device" else ("hot",)
 
 
 def target_qps(settings: Settings, protocol: ProtocolName) -> float | None:
-    """Calls per second that arrive in the mean; None where a protocol does not wait for arrivals."""
+    """Mean number of calls per second; None for protocols that do not wait between calls."""
     return settings.target_qps if protocol == "server" else None
 
 
 def calls_per_sample(problem: Problem, environment: Environment, products: int = 1) -> int:
-    """Launches in one sample of the ``device`` protocol, from the least time that they can take."""
+    """Number of launches in one sample of the ``device`` protocol.
+
+    It follows from a lower bound of the time, not from a measurement, so that it is the same in every run.
+    """
     least_us = max(environment.floor_us(problem, cold=True, products=products), 2.0)
     return min(MAX_CALLS, max(1, int(SAMPLE_US / least_us)))
 
 
 def _sets(count: int, work: Sequence[Work]) -> int:
-    """How many sets of operands: one for each call from a cold L2, those of a race, or one that exceeds the L2."""
+    """How many sets of operands are needed.
+
+    With a cold L2 each launch of a sample has a set of its own, so that no launch finds its operands in the cache.
+    Otherwise a race between algorithms determines the number; operands that exceed the L2 need one set.
+    """
     l2_states = {item.l2 for item in work}
     return 1 if "exceeded" in l2_states else count if "cold" in l2_states else min(count, RACE_CALLS)
 
@@ -121,10 +140,11 @@ def measure(
     settings: Settings,
     warm: bool = False,
 ) -> Iterator[Measurement]:
-    """Measures one problem, after a warm-up unless ``warm``; yields a measurement for each piece of work, checked.
+    """Measures one problem and yields one checked measurement for each item of ``work``.
 
-    A contender that cannot compute the problem, or whose result is wrong after the timing, is absent, with the reason.
-    Raises TooGood for a time below what the hardware allows.
+    The device is warmed up first unless it is ``warm`` already. A contender that cannot compute the problem, or whose
+    result is wrong after the timing, is listed as absent with the reason. Raises TooGood if a time is shorter than the
+    hardware allows.
     """
     count = calls_per_sample(problem, device.environment, settings.products)
     operands = device.operands(problem, _sets(count, work), settings.seed, settings.products)
@@ -156,9 +176,9 @@ def measure(
 def _sample(
     device: Device, problem: Problem, ready: Sequence[Ready], item: Work, count: int, settings: Settings
 ) -> tuple[dict[str, Samples], list[Reading]]:
-    """Samples by contender, ``count`` calls in each of the ``device`` protocol's, and the card's state between rounds.
+    """Times all contenders in turns; returns their samples by name, and readings of the card taken between rounds.
 
-    Raises TooGood.
+    Under the ``device`` protocol each sample has ``count`` calls. Raises TooGood.
     """
     protocol, l2 = item
     rng = random.Random(f"{settings.seed} {problem.mnk} {protocol} {l2}")
@@ -193,7 +213,8 @@ def measurement_of(
     timings: Sequence[Timing] = (),
     readings: Sequence[Reading] = (),
 ) -> Measurement:
-    """A measurement, as it is stored. ``digest`` and ``options`` are our kernel's; ``absent``: reasons by contender."""
+    """The measurement as it is stored. ``digest`` and ``options`` are our kernel's; ``absent`` gives, for each
+    contender without times, the reason."""
     return Measurement(
         environment=environment.id,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -214,10 +235,10 @@ def measurement_of(
 def _ready(
     device: Device, problem: Problem, contenders: Sequence[Contender], operands: Sequence[Operands]
 ) -> tuple[list[Ready], dict[str, str]]:
-    """Contenders bound to every set and run once: what is loaded lazily is loaded now.
+    """Binds each contender to every set of operands and runs it once, so that lazily loaded code is loaded.
 
-    One that fails, in whatever way, is absent; the vendors' libraries have exceptions of their own. Raises RuntimeError
-    where that stopped the device.
+    Returns the contenders that work, and the reasons of those that do not. Any exception counts as a reason, because
+    the vendors' libraries raise their own types. Raises RuntimeError if a failure made the device unusable.
     """
     ready, absent = [], {}
     for contender in contenders:
@@ -227,7 +248,7 @@ def _ready(
             calls[0]()
             device.synchronize()
         except Exception as error:
-            device.synchronize()
+            device.synchronize()  # raises if the failure stopped the device, since no other contender can run then
             in_words = isinstance(error, Absent | LaunchError)
             absent[contender.name] = str(error) if in_words else f"{type(error).__name__}: {first_line(error)}"
             continue
@@ -236,7 +257,7 @@ def _ready(
 
 
 def prepare(device: Device, contender: Contender, problem: Problem) -> Contender:
-    """The contender, prepared for a problem as ``measure`` does. Raises Absent."""
+    """Prepares a contender for a problem as ``measure`` does, and returns it. Raises Absent."""
     count = min(RACE_CALLS, calls_per_sample(problem, device.environment))
     contender.prepare(problem, race(device, device.operands(problem, count, 0)))
     return contender
@@ -245,7 +266,11 @@ def prepare(device: Device, contender: Contender, problem: Problem) -> Contender
 def _turns(
     device: Device, ready: Sequence[Ready], seconds: float, most: int, rng: random.Random
 ) -> Iterator[Ready | Reading]:
-    """Whose turn it is, and between rounds the card's state; ends when a further round would outlast ``seconds``."""
+    """Yields the contenders in the order of their turns, and readings of the card between rounds.
+
+    It ends after ``most`` rounds, or when another round of average length would exceed ``seconds`` (but not before
+    ``MIN_ROUNDS``).
+    """
     start, read = device.now(), -math.inf
     for rounds in range(1, most + 1):
         order = rng.sample(ready, len(ready))
@@ -259,6 +284,11 @@ def _turns(
 
 
 def _graph_turn(device: Device, ready: Sequence[Ready], count: int, l2: L2) -> Turn:
+    """A turn of the ``device`` protocol: a graph of ``count`` launches between two device events.
+
+    Just before the timing, the graph itself runs once for a hot L2, so that the operands are cached; otherwise other
+    data is read, so that none of them are.
+    """
     graphs = {}
     for entry in ready:
         calls = [entry.calls[0 if l2 == "hot" else i % len(entry.calls)] for i in range(count)]
@@ -268,12 +298,14 @@ def _graph_turn(device: Device, ready: Sequence[Ready], count: int, l2: L2) -> T
         graph = graphs[entry.contender.name]
         samples.event_us.append(device.elapsed_us(graph, graph if l2 == "hot" else device.evict) / count)
 
-    for entry in ready:  # not kept: the first launch of a graph also loads it
+    for entry in ready:  # a graph's first launch also uploads it, so this sample is discarded
         turn(entry, Samples())
     return turn
 
 
 def _host_turn(device: Device, protocol: ProtocolName, settings: Settings, rng: random.Random) -> Turn:
+    """A turn of ``offline`` or ``server``: one call on the host's clock, then one between device events."""
+
     def arrive() -> None:
         if protocol == "server":
             device.sleep(rng.expovariate(settings.target_qps))
@@ -293,7 +325,7 @@ def _host_turn(device: Device, protocol: ProtocolName, settings: Settings, rng: 
 
 
 def _padding_us(device: Device, entry: Ready, operands: Operands) -> float | None:
-    """Device time of copies to and from padded matrices; None for a contender without copies."""
+    """Median device time of a contender's copies to and from padded matrices; None if it makes no copies."""
     copies = entry.contender.stages(operands)[1] if isinstance(entry.contender, Staged) else None
     if copies is None:
         return None
@@ -327,7 +359,7 @@ def _conditions(readings: Sequence[Reading]) -> Conditions:
 
 
 def _sound(problem: Problem, environment: Environment, samples: dict[str, Samples], cold: bool, products: int) -> None:
-    """Raises TooGood if a contender is faster than the card can be."""
+    """Raises TooGood if a contender's fastest sample is shorter than the card allows."""
     floor = max(environment.floor_us(problem, cold, products), MIN_US)
     for name, times in samples.items():
         fastest = min([*times.event_us, *times.wall_us])
@@ -342,7 +374,7 @@ def _sound(problem: Problem, environment: Environment, samples: dict[str, Sample
 
 
 def _warm_up(device: Device, call: Call, seconds: float) -> None:
-    """Keeps the device busy until its clocks have settled."""
+    """Keeps the device busy for some seconds, so that its clocks and temperature settle before the timing."""
     end = device.now() + seconds
     while device.now() < end:
         for _ in range(20):

@@ -1,6 +1,8 @@
-"""A race finds the fastest of many candidates, such as a library's algorithms. Each stage times fewer of them, longer.
+"""Finds the fastest of many candidates, such as the algorithms that cuBLASLt offers for one problem.
 
-Times follow the ``device`` protocol, from a cold L2.
+All candidates are timed once, then the fastest ones several times more, in stages of fewer candidates with more
+samples. This takes a fraction of the time of measuring all of them well. Times follow the ``device`` protocol with a
+cold L2.
 """
 
 from __future__ import annotations
@@ -12,26 +14,27 @@ from statistics import median
 from cudal2gen.launch.gpu import Absent, Binder, Call, Device, Race, Winner
 from cudal2gen.launch.operands import Operands
 
-# How long first calls of candidates take at most, for which a library loads kernels, and then the race's first stage:
-# problems of 10^12 FLOP make both long. Then, stage by stage, how many stay and how often each is timed.
+# Time limits for the first call of all candidates (in which a library loads kernels) and for timing each of them once.
+# Without them, a problem of 10^12 FLOP would take minutes. At a limit the candidates not yet reached are dropped; a
+# library lists its likely best first. RACE_STAGES: how many candidates stay, and how often each is timed.
 LOADING_SECONDS, RACE_SECONDS = 5.0, 1.0
 RACE_STAGES = ((16, 3), (4, 8))
 RACE_CALLS = 16
 
 
 def race(device: Device, operands: Sequence[Operands]) -> Race:
-    """The race in which a baseline's candidates are timed: the ``device`` protocol, from a cold L2."""
+    """The function that a baseline calls to find the fastest of its candidates on these operands."""
     return _Race(device, operands[:RACE_CALLS]).run
 
 
 class _Race:
-    """Candidates in stages: ever fewer are timed ever more often. ``run`` is the ``gpu.Race``."""
+    """A race on one device and some sets of operands. Its method ``run`` is a ``gpu.Race``."""
 
     def __init__(self, device: Device, sets: Sequence[Operands]) -> None:
         self._device, self._sets = device, sets
 
     def run(self, binders: Sequence[Binder]) -> Winner:
-        """Raises Absent where no candidate runs."""
+        """The candidate with the least median time in the last stage. Raises Absent if no candidate runs."""
         calls = self._first_calls(binders)
         graphs: dict[int, Call] = {}
         times: dict[int, list[float]] = {}
@@ -59,8 +62,10 @@ class _Race:
         return Winner(best, median(times[best]), timed)
 
     def _first_calls(self, binders: Sequence[Binder]) -> dict[int, list[Call]]:
-        """Calls on every set by candidate, called once, so that what a library loads for them is loaded; without the
-        candidates that it refuses."""
+        """For each candidate, its calls on every set of operands; candidates that the library refuses are left out.
+
+        Each candidate is called once, so that the library loads its kernels before the timing.
+        """
         deadline = self._device.now() + LOADING_SECONDS
         calls: dict[int, list[Call]] = {}
         for index, binder in enumerate(binders):
@@ -75,6 +80,8 @@ class _Race:
 
     def _graph(self, calls: Sequence[Call]) -> Call:
         graph = self._device.capture(calls)
-        if len(self._sets) > 1:  # a graph's first launch also loads it, which short calls do not hide
+        # A graph's first launch also uploads it, which would distort the time of short calls. Several sets mean short
+        # calls; with one set the operands exceed the L2, and the upload is negligible.
+        if len(self._sets) > 1:
             graph()
         return graph

@@ -1,4 +1,9 @@
-"""A benchmark of many problems: their order, which are stored already, and when the time budget is spent."""
+"""Measures many problems within a time budget, and resumes where an earlier run ended.
+
+Each measurement is stored as it is taken, and a later run skips what is stored for the same card, binary and
+contenders. Problems are ordered so that a run that ends early has measured a sample of all size classes. A kernel that
+makes the device unusable is stored as absent, so that no later run tries it again.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +24,18 @@ from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.results import KERNEL, Environment, Measurement
 from kernelproof.ground.errors import Failure
 
-# The first problem of each class is measured in this order; from there on the classes take turns.
+# The order in which size classes take turns.
 CLASSES: tuple[SizeClass, ...] = ("large", "split-k", "medium", "small-m", "tiny", "huge")
 
 
 class Stopped(Failure):
-    """A kernel or a library has made the device unusable for this process."""
+    """A kernel or a library has made the device unusable for this process, so the run ends."""
 
 
 @dataclass
 class Outcome:
-    """What a run did: measurements taken, problems already stored, problems left, and faults, one line each."""
+    """What a run did: measurements taken, problems that were stored before, problems for which no time was left, and
+    faults (one line each)."""
 
     measured: int = 0
     stored: int = 0
@@ -38,7 +44,10 @@ class Outcome:
 
 
 def stratified(problems: Iterable[Problem], seed: int = 0) -> list[Problem]:
-    """The problems in such an order that any beginning of it is a sample of all size classes."""
+    """The problems in an order in which the size classes take turns, random within each class.
+
+    The first problems of this order are thus always a sample of all classes.
+    """
     classes: dict[SizeClass, list[Problem]] = {name: [] for name in CLASSES}
     for problem in problems:
         classes[problem.size_class].append(problem)
@@ -56,7 +65,12 @@ def pending(
     environment: Environment,
     stored: Iterable[Measurement],
 ) -> list[Work]:
-    """The work on a problem that is not stored yet for this card, binary, data and contenders."""
+    """The measurements of a record that are not among those ``stored`` for its problem on this card.
+
+    A stored measurement counts if binary, launch options, load and number of products are the same, and if it covers
+    every contender in ``names``. If our kernel was absent, it counts in any case, so that a kernel that does not run
+    is not tried again.
+    """
     names = set(names)
     measured = {
         Work(measurement.protocol, measurement.l2)
@@ -75,7 +89,7 @@ def pending(
 
 
 def _on_this_card(stored: results.Measurements, environment: Environment) -> dict[Problem, list[Measurement]]:
-    """Stored measurements by problem, of the same card, driver and library versions."""
+    """The stored measurements with the same card, driver and library versions, by problem."""
     by_problem: dict[Problem, list[Measurement]] = {}
     for measurement in stored.measurements:
         if _card(stored.environments[measurement.environment]) == _card(environment):
@@ -84,14 +98,14 @@ def _on_this_card(stored: results.Measurements, environment: Environment) -> dic
 
 
 def _card(environment: Environment) -> tuple[object, ...]:
-    """What measurements of one card share: its name, driver and library versions."""
+    """What must be equal for a stored measurement to count: the card's name, the driver and the libraries' versions."""
     return environment.name, environment.driver, environment.versions
 
 
 class TimeLeft:
-    """How long the rest of a run takes, judged by the problems of each size class that it has measured.
+    """Estimates how long the rest of a run takes, from the time that measured problems of each size class took.
 
-    ``now``: the clock, in seconds; ``begin``: when the run began.
+    ``now``: the clock, in seconds; ``begin``: when the run began. ``budget_seconds``: None for no limit.
     """
 
     def __init__(
@@ -102,25 +116,25 @@ class TimeLeft:
         self._to_come = Counter(problem.size_class for problem in problems)
 
     def allows(self, problem: Problem) -> bool:
-        """Whether the budget is enough for a problem of this class."""
+        """Whether the rest of the budget is enough for this problem."""
         return self._budget is None or self._elapsed + self.expected(problem.size_class) <= self._budget
 
     @contextmanager
     def spent_on(self, problem: Problem) -> Iterator[None]:
-        """Takes the problem off the rest, and times the block that measures it unless the block raises."""
+        """Counts the problem as done, and adds the time of the block to its class unless the block raises."""
         self._to_come.subtract([problem.size_class])
         start = self._now()
         yield
         self._spent.setdefault(problem.size_class, []).append(self._now() - start)
 
     def expected(self, size_class: SizeClass) -> float:
-        """Seconds that a problem takes: the mean of its class, else of all classes, else one."""
+        """Expected seconds for one problem: the mean of its class, or of all classes, or one second at the start."""
         times = self._spent.get(size_class) or [seconds for times in self._spent.values() for seconds in times]
         return sum(times) / len(times) if times else 1.0
 
     @property
     def seconds(self) -> float:
-        """Seconds to the end of all problems, or of the budget if that is sooner."""
+        """Expected seconds until all problems are measured or the budget is spent, whichever is sooner."""
         expected = sum(count * self.expected(size_class) for size_class, count in self._to_come.items())
         return expected if self._budget is None else min(expected, self._budget - self._elapsed)
 
@@ -131,10 +145,10 @@ class TimeLeft:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run measures; measurements are appended to ``store``.
+    """What a run measures, and the file (``store``) to which it appends measurements.
 
-    ``open_kernel``, ``digest``: a record's kernel, and the digest of its binary. ``again``: what the store holds is
-    measured again. ``budget_seconds``: no problem is begun that it does not leave time for.
+    ``open_kernel`` loads a record's kernel, and ``digest`` gives the digest of its binary. ``again``: measure problems
+    again that are stored already. ``budget_seconds``: a problem that would exceed it is not begun; None for no limit.
     """
 
     records: Sequence[Record]
@@ -158,8 +172,8 @@ class Task(NamedTuple):
 def run(device: Device, plan: Plan, progress: Callable[[int, int, float], None] = lambda *_: None) -> Outcome:
     """Measures a plan's records in stratified order and stores each measurement as it is taken.
 
-    ``progress`` is called with problems done, problems in all, and seconds left to the end of all or of the budget.
-    Raises TooGood, and Stopped where a kernel took the device down; that kernel is not tried again.
+    ``progress`` is called with the number of problems done, the number of all, and the expected seconds left. Raises
+    TooGood, and Stopped if a kernel made the device unusable; that kernel is stored as absent and not tried again.
     """
     begin, environment = device.now(), device.environment
     stored = results.measurements(plan.store)
@@ -188,16 +202,18 @@ def run(device: Device, plan: Plan, progress: Callable[[int, int, float], None] 
         except TooGood:
             raise
         except RuntimeError as error:
+            # CUDA errors come in two kinds. After an illegal access or a failed launch every later call in this process
+            # fails; after others, such as too little device memory, the next problem can be measured.
             if _stopped(device):
                 raise _give_up(environment, plan, task, error) from error
-            outcome.faults.append(f"{problem.mnk}: {first_line(error)}")  # such as device memory that is too small
+            outcome.faults.append(f"{problem.mnk}: {first_line(error)}")
             continue
         progress(number + 1, len(tasks), time_left.seconds)
     return outcome
 
 
 def _run_task(device: Device, plan: Plan, task: Task, warm: bool, outcome: Outcome) -> None:
-    """Measures one record, stores each measurement, and adds to the outcome; what our kernel refuses is a fault."""
+    """Measures one record, stores each measurement and updates ``outcome``; an absent kernel of ours is a fault."""
     problem = task.record.problem
     try:
         with plan.open_kernel(task.record) as kernel:
@@ -223,7 +239,7 @@ def _give_up(environment: Environment, plan: Plan, task: Task, error: Exception)
 
 
 def _stopped(device: Device) -> bool:
-    """Whether the device refuses all work: an error of a kernel outlasts it."""
+    """Whether the device refuses all further work in this process."""
     try:
         device.synchronize()
     except RuntimeError:

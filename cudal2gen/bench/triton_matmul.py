@@ -1,5 +1,9 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-"""A peer written in Triton: a persistent matrix product, D = A B. Importing this module needs triton."""
+"""A matrix product D = A B written in Triton, as a baseline that users of Triton would write themselves.
+
+The kernel is persistent: as many CTAs as fit run at once, and each computes several tiles. Importing this module needs
+triton.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,11 @@ def persistent_matmul(
     a_ptr, b_ptr, d_ptr, m, n, k, lda, ldb, ldd,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, CTAS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """A (m,k) and B (k,n), row-major; CTAs take every ``CTAS``-th tile, in groups of ``GROUP`` rows of tiles."""
+    """Computes D (m,n) from A (m,k) and B (k,n), all row-major.
+
+    Each CTA computes every ``CTAS``-th tile. Tiles are numbered down columns of ``GROUP`` rows of tiles, so that tiles
+    that run at the same time share operands in the L2.
+    """
     rows_of_tiles = tl.cdiv(m, BM)
     columns_of_tiles = tl.cdiv(n, BN)
     in_group = GROUP * columns_of_tiles
@@ -45,7 +53,7 @@ def persistent_matmul(
         )
 
 
-# Tiles that Triton users try on Ampere and Hopper.
+# The tile sizes (BM, BN, BK) that Triton's users commonly try on Ampere and Hopper.
 TILES = ((128, 256, 64), (128, 128, 64), (64, 128, 64), (64, 64, 128), (32, 64, 128), (16, 64, 128))
 CONFIGURATIONS: list[dict[str, Any]] = [
     {"BM": bm, "BN": bn, "BK": bk, "GROUP": 8, "num_stages": stages, "num_warps": 8 if bm * bn > 128 * 128 else 4}

@@ -1,4 +1,8 @@
-"""Kernels of one problem are timed in turns. A kernel that fails does not stop the others."""
+"""Times several of our kernels on one problem in turns, so that their times can be compared.
+
+The tuner and ``try`` use this for kernels that may not work: one that fails, or whose time is impossible, is reported
+and does not stop the others.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,11 @@ from cudal2gen.results import Timing
 
 
 class Turns(NamedTuple):
-    """Samples by contender. ``absent``: reasons of those that do not run or are wrong; ``too_good``: of kernels whose
-    time is below what the hardware allows."""
+    """The timings by contender, and the reasons of the kernels that have none.
+
+    ``absent``: contenders that do not run or compute wrong results. ``too_good``: kernels whose time is shorter than
+    the hardware allows.
+    """
 
     timings: Mapping[str, Timing]
     absent: Mapping[str, str]
@@ -32,10 +39,12 @@ def in_turns(
     warmup_seconds: float = 0.0,
     seed: int = 0,
 ) -> Turns:
-    """The ``device`` protocol, from a cold L2 where there is a difference, of kernels that are opened by name.
+    """Times kernels and ``others`` (baselines) under the ``device`` protocol, with a cold L2 where that differs.
 
-    ``seconds``: of timing for each contender. Raises TooGood where one of ``others`` is too good: then the clock is
-    wrong, and no time is valid.
+    ``kernels``: functions that open a kernel, by the name under which its timing is returned. ``seconds``: time spent
+    on each contender. A kernel whose time is impossible is excluded and the rest are timed anew, since its samples were
+    taken in turns with theirs. Raises TooGood if one of ``others`` has an impossible time, because then the clock is
+    wrong and no time is valid.
     """
     too_good: dict[str, str] = {}
     while waiting := {name: opened for name, opened in kernels.items() if name not in too_good}:

@@ -1,4 +1,7 @@
-"""The vendor's library, with whose error a verdict on a device compares a kernel's error."""
+"""Provides cuBLASLt's product as a yardstick of accuracy.
+
+A verdict on a GPU compares the error of our kernel with the error of the vendor's library on the same problem.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,11 @@ from cudal2gen.launch.gpu import Absent, Contender, Gpu, GpuError
 
 
 def autotuned_vendor(card: Gpu, tuned: Path) -> Callable[[Problem], Contender]:
-    """cuBLASLt auto-tuned, prepared for a problem. ``tuned``: the store of its algorithms. The answer raises Absent."""
+    """A function that prepares auto-tuned cuBLASLt for a problem.
+
+    ``tuned``: the file of algorithms that were tuned before. The function raises Absent for fused and batched problems,
+    and if the library is not installed.
+    """
     contenders: dict[tuple[str, str], Contender] = {}
 
     def prepared(problem: Problem) -> Contender:

@@ -1,4 +1,8 @@
-"""The command line. Each module has verbs, which call the packages below and print what they return."""
+"""The command line of ``cudal2gen``.
+
+Each module defines some of the program's commands, called verbs. A verb parses its options, calls the packages that do
+the work, and prints the result; it holds no logic of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb build. ``Compilation`` compiles kernels for this and other verbs."""
+"""The verb ``build`` compiles the kernels of records. ``Compilation`` does this for the other verbs too."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compilation:
-    """How to compile, as the program's options --jobs and --nvcc say; a verb that compiles takes no option for it."""
+    """Compiles kernels under a progress bar, as the program's options --jobs and --nvcc say.
+
+    It is a group of options without fields: every verb that compiles takes one.
+    """
 
     @property
     def jobs(self) -> int | None:
-        """Processes at a time; None: one for each core."""
+        """How many processes compile at a time; None means one for each core."""
         text = os.environ.get(JOBS)
         return int(text) if text else None
 
@@ -51,7 +54,7 @@ class Compilation:
             return compiler.build(records, tools=self.toolchain(), jobs=self.jobs, progress=show)
 
     def attempt(self, records: Sequence[Record]) -> list[tuple[Record, Artifact]]:
-        """Records and artifacts, under a progress bar; an error line names each kernel that does not compile.
+        """The records that compile, each with its artifact. An error line names each kernel that does not compile.
 
         Raises ToolchainError, and BuildError where the build directory cannot be written.
         """

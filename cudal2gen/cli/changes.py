@@ -1,4 +1,8 @@
-"""``--set FIELD=VALUE`` changes fields of a record; ``--fit`` changes others so that the record stays legal."""
+"""Applies the options ``--set FIELD=VALUE`` and ``--fit`` to a record.
+
+``--set`` changes fields of the record. If the result breaks a rule, the error names the settings that would make it
+legal; ``--fit`` makes these changes itself and prints each as a note.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,15 @@ from typing import Any
 from cudal2gen.kernel import FAMILIES, Edit, IllegalRecord, IllegalValue, Record, in_family, unknown_field
 from kernelproof.ground.command_line.messages import note, refuse
 
-MOST_SETTINGS = 5  # that a refusal spells
+MOST_SETTINGS = 5  # an error proposes at most this many further settings; beyond that it proposes --fit alone
 RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
 
 
 def changed(record: Record, changes: Sequence[str], *, fit: bool = False, title: str = "") -> Record:
-    """The record with fields set, validated anew; its origin names what differs.
+    """The record with the fields set and validated; its origin names the fields that differ.
 
-    With ``fit`` other fields follow where the rules make them, and a note gives each, after ``title``. Raises
-    IllegalRecord; without ``fit`` its message gives the settings that would make the record legal.
+    With ``fit`` other fields change where the rules require it, and a note that begins with ``title`` names each.
+    Raises IllegalRecord; without ``fit`` its message proposes settings that would make the record legal.
     """
     if not changes:
         return record
@@ -32,7 +36,7 @@ def changed(record: Record, changes: Sequence[str], *, fit: bool = False, title:
 
 
 def _spells_several(change: str, edit: Edit) -> bool:
-    """Whether a setting is a list or a range for a field that takes one value."""
+    """Whether a setting gives a list or a range to a field that takes one value, as only ``try`` accepts."""
     name, _, text = change.partition("=")
     before, after = edit.record.model_dump(mode="json").get(name), edit.fields.get(name)
     listed = isinstance(after, list) and not isinstance(before, list) and text[:1] != "["
@@ -54,14 +58,14 @@ def spelled_edit(record: Record, changes: Sequence[str]) -> Edit:
         if dot and not isinstance(fields.get(name), dict):
             refuse(f"--set {change}: {name} has no parts")
         fields[name] = fields[name] | {part: _value(text)} if dot else _field(name, text, fields.get(name))
-        # A prefetch without a distance names its kind alone.
+        # "prefetch=multi" sets only the kind, so a fit may still choose the distance.
         by_kind = name == "prefetch" and not dot and text[:1] != "{" and ":" not in text
         named.add(f"{name}.{part}" if dot else "prefetch.kind" if by_kind else name)
     return Edit(record, fields, frozenset(named))
 
 
 def _parsed(edit: Edit) -> Record:
-    """The record, or IllegalRecord with the settings that a fit would add."""
+    """The edited record. Raises IllegalRecord, whose message proposes the settings that a fit would add."""
     try:
         return edit.parsed()
     except IllegalValue:
@@ -99,7 +103,7 @@ def _field(name: str, text: str, old: Any) -> Any:
 
 
 def _value(text: str) -> Any:
-    """JSON, or else the text itself."""
+    """The JSON value that the text spells, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

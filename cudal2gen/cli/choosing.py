@@ -1,4 +1,8 @@
-"""The verbs explain (which kernel computes a product) and tune-model (which products a model computes)."""
+"""The verbs ``explain`` and ``tune-model``.
+
+``explain`` says which kernel ``cudal2gen.matmul`` would run for a product, and why. ``tune-model`` runs a user's model
+without data and lists the products that it computes, so that these can be measured and tuned.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +38,15 @@ def explain(
         typer.Option(
             "--from",
             metavar="PATH",
-            help="What answers: the folder of a pack, in place of the installed one, or files of measurements, in "
-            "place of the store's. Repeatable.",
+            help="A pack's folder to use instead of the installed pack, or files of measurements to use instead of the "
+            "store's. Repeatable.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Say what cudal2gen.matmul would run, and why.
 
-    Operands are taken to be packed. A pack answers; where none is installed, the catalog and the stored measurements.
+    Operands are assumed to be packed. The installed pack decides; without one, the catalog and stored measurements do.
     """
     folders = [path for path in sources or () if path.is_dir()]
     if len(folders) > 1:
@@ -60,7 +64,8 @@ def explain(
 
 
 def explanation(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> dict[str, str | None]:
-    """What would run and why, the kernel that would run on request, the table's source, and a remark."""
+    """What ``explain`` prints: what would run and why, the kernel that would run if one were demanded, where the table
+    of measurements comes from, and a remark."""
     from cudal2gen.kernel.launch import Operands
     from cudal2gen.results import rivals
 
@@ -88,7 +93,7 @@ def _spelled(table: Table, choice: Choice, vendor: str) -> str:
 
 
 def _table(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> tuple[Table, str, str | None]:
-    """The table that decides, its source in words, and a remark for the user."""
+    """The table that decides, where it comes from, and a remark for the user (or None)."""
     from cudal2gen import pack
     from cudal2gen.generation import answers
     from cudal2gen.results import choice
@@ -113,7 +118,8 @@ def _table(selection: Selection, directory: Path | None, result_files: Sequence[
     records = {record.problem: record for record in answers.measured_records(match.record.problem, measured)}
     records[match.record.problem] = match.record
     if match.record.problem.suffix:
-        # What the plain product takes, with this fusion or batch: a measurement of it may be all there is.
+        # If the fused or batched problem was not measured, the choice falls back to its plain product's measurement and
+        # to that kernel with the fusion or batch added, so the table needs both records.
         plain = selection.problem().revised(fusion=PLAIN, batch=NONE)
         alone = answers.answer(plain, measured).record
         with_it, _ = choice.variants([alone], [str(match.record.fusion)], [match.record.batch])
@@ -132,14 +138,14 @@ def list_products(
         Path | None,
         typer.Option("--out", "-o", help="The list to write, for --problems of other verbs; else it is printed."),
     ] = None,
-    real: Annotated[bool, typer.Option("--real", help="Run it on real tensors, not on ones without data.")] = False,
+    real: Annotated[bool, typer.Option("--real", help="Run it on real tensors, not on tensors without data.")] = False,
     any_type: Annotated[
-        bool, typer.Option("--any-type", help="Count products of other types of number as if they were fp16.")
+        bool, typer.Option("--any-type", help="Count products of other number types as if they were fp16.")
     ] = False,
 ) -> None:
     """List the products that a model computes, to measure and tune.
 
-    The model runs without data, unless --real: neither its weights nor a GPU need be there.
+    Without --real the model runs on tensors without data, so neither its weights nor a GPU are needed.
     """
     if find_spec("torch") is None:
         raise MissingTool("torch is missing, which runs the model: pip install 'cudal2gen[gpu]'")

@@ -1,4 +1,9 @@
-"""The verbs train, compare and export: what the tuner learns from, and how well its proposers do."""
+"""The verbs ``train``, ``compare`` and ``export``, which concern what the tuner learns.
+
+``train`` fits the cost model and the policy to stored trials. ``compare`` measures how well the proposers do on
+problems that they were not trained on. ``export`` writes a language model's answers with their rewards, as training
+data.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ HELD_OUT = Annotated[
     Selection,
     Offer(
         only=("sample", "gpu", "acc"),
-        helps={"sample": "so many held-out problems; modelled training is in proportion"},
+        helps={"sample": "the number of held-out problems; modelled training is in proportion"},
     ),
 ]
 
@@ -43,7 +48,7 @@ def train(
 ) -> None:
     """Train the tuner on stored trials and recordings.
 
-    The cost model is trained, and the policy too if torch is installed. With --environment model they learn from that
+    Trains the cost model, and the policy too if torch is installed. With --environment model they learn from that
     environment, for tune with the same environment and seed.
     """
     (acc,) = selection.accs
@@ -67,9 +72,9 @@ def compare(
         typer.Option("--recordings", metavar="PATH", help=f"AutoHeuristic's files ({RECORDINGS}). Repeatable."),
     ] = (),
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Repetitions of training and searches, each of another seed.")
+        int | None, typer.Option("--seeds", min=1, help="Repeat training and searches with this many seeds.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="SVG file to write: regret.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Plot regret to this SVG file.")] = None,
 ) -> None:
     """Compare proposers on problems that are held out.
 
@@ -109,7 +114,10 @@ def export(
 
 
 def _plan(selection: Selection, acc: Acc, seed: int) -> BenchmarkPlan:
-    """The comparison in the model environment, whose training ``train`` repeats; ``--sample`` held-out problems."""
+    """The plan of the comparison in the model environment, with ``--sample`` held-out problems.
+
+    ``train`` uses the same plan, so that it trains on the same problems as ``compare``.
+    """
     from cudal2gen.tuner import benchmark
 
     plan = benchmark.BenchmarkPlan(gpu=selection.gpu, acc=acc, seed=seed)
@@ -117,7 +125,7 @@ def _plan(selection: Selection, acc: Acc, seed: int) -> BenchmarkPlan:
 
 
 def trained(trials: Trials, plan: BenchmarkPlan, records: list[Record]) -> tuple[list[TimedRecords], CostModel]:
-    """The timed records of the environment, and the cost model that learnt from them."""
+    """The timed records of the chosen environment, and a cost model trained on them."""
     from cudal2gen.tuner import cost_model, training
 
     if trials.chosen == "model":
@@ -129,7 +137,7 @@ def trained(trials: Trials, plan: BenchmarkPlan, records: list[Record]) -> tuple
 
 
 def _modelled(plan: BenchmarkPlan, records: list[Record]) -> list[TimedRecords]:
-    """What the benchmark records in the environment that ``tune --environment model --seed`` searches."""
+    """Timed records from the model environment, the same that ``tune --environment model --seed`` searches."""
     from cudal2gen.tuner import benchmark
     from cudal2gen.tuner.environment import Model
 
@@ -138,7 +146,7 @@ def _modelled(plan: BenchmarkPlan, records: list[Record]) -> list[TimedRecords]:
 
 
 def _recorded(trials: Trials) -> list[Trial]:
-    """Stored trials that cards of the records' own models measured, and recordings."""
+    """The stored trials that were measured on the GPU model of their record, and the recordings."""
     from cudal2gen import results
     from cudal2gen.tuner import recorded
 
@@ -148,7 +156,10 @@ def _recorded(trials: Trials) -> list[Trial]:
 
 
 def _train_policy(timed: list[TimedRecords], records: list[Record], plan: BenchmarkPlan, checkpoint: Path) -> None:
-    """The policy as the benchmark has it: imitation, then the contrastive update on timed records of this GPU."""
+    """Trains the policy as the benchmark does and writes its checkpoint.
+
+    It first imitates published kernels, then is updated contrastively on the timed records of this GPU.
+    """
     from cudal2gen.tuner import benchmark, policy
     from cudal2gen.tuner import checkpoint as checkpoints
 
@@ -172,7 +183,7 @@ def _train_policy(timed: list[TimedRecords], records: list[Record], plan: Benchm
 
 
 def compared_on_recordings(paths: tuple[Path, ...], sample: int | None, seeds: int | None) -> str:
-    """Tables of the proposers on recordings. Raises WrongInput."""
+    """The tables that compare the proposers on recorded measurements. Raises WrongInput."""
     from cudal2gen.timing.recordings import autoheuristic
     from cudal2gen.tuner import ranking
 
@@ -183,7 +194,7 @@ def compared_on_recordings(paths: tuple[Path, ...], sample: int | None, seeds: i
 
 
 def compared_in_the_model(plan: BenchmarkPlan, seeds: int | None, plot: Path | None) -> str:
-    """Tables of one search of each proposer and problem in each of ``seeds`` environments."""
+    """The tables that compare the proposers in ``seeds`` model environments, by one search of each problem in each."""
     from cudal2gen.tuner import benchmark, curve
 
     plan = replace(plan, environments=seeds or plan.environments)

@@ -1,4 +1,5 @@
-"""The verb doctor: what this machine can do, and what to install for the rest."""
+"""The verb ``doctor`` checks what this machine can do (compile, emulate, use a GPU) and says what to install for the
+rest."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ from kernelproof.ground.errors import WrongInput
 if TYPE_CHECKING:
     from cudal2gen.pack import Pack, Search
 
-NEEDED = ("catalog", "compile", "emulate", "build directory")  # without these no kernel is built and run
+# The checks that decide the exit code: without one of these, no kernel can be built and run.
+NEEDED = ("catalog", "compile", "emulate", "build directory")
 
 
 class Check(NamedTuple):
-    """Whether a part is there, and which one or what would add it."""
+    """Whether something is available; ``detail`` says which version or file, or how to install it."""
 
     ok: bool
     detail: str
@@ -110,7 +112,7 @@ def _packs(search: Search) -> Check:
 
 
 def _calls(packs: Mapping[str, Pack]) -> Check:
-    """Whether planned calls of torch need no Python, without importing torch."""
+    """Whether torch can call our kernels from C++ without Python. It is found out without importing torch."""
     from cudal2gen.generation import compiler
     from cudal2gen.launch.launcher import OLDEST_TORCH, TORCH_LIBRARY
 
@@ -129,7 +131,7 @@ def _calls(packs: Mapping[str, Pack]) -> Check:
 
 
 def _cards(packs: Mapping[str, Pack]) -> Check:
-    """The GPUs, whose records serve each, and which pack."""
+    """The GPUs of this machine, each with the GPU model whose records it uses, and its pack."""
     from cudal2gen.launch import gpu
 
     if cards := gpu.cards():
@@ -141,7 +143,7 @@ def _cards(packs: Mapping[str, Pack]) -> Check:
 
 
 def _service(card: CardFacts, packs: Mapping[str, Pack]) -> str:
-    """Which records and which pack serve a card, in words."""
+    """A phrase that names the records and the pack that a card uses."""
     from cudal2gen import pack
 
     models = card.stand_ins(GPUS)

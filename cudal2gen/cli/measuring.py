@@ -1,4 +1,5 @@
-"""The verbs on measurements: bench takes them, report shows them, contribute makes a file of them to share."""
+"""The verbs on measurements: ``bench`` takes them, ``report`` shows them, and ``contribute`` writes them to a file to
+share."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def _baselines() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Which baselines are timed beside our kernels, by which protocols, and for how long."""
+    """The options that say which baselines are timed, under which protocols, and for how long."""
 
     protocol: Annotated[
         Names,
@@ -99,7 +100,7 @@ class Timing:
     ] = None
 
     def settings(self, products: int) -> bench.Settings:
-        """The settings of the benchmark, for launches of so many ``products``."""
+        """The benchmark's settings for launches of this number of ``products``."""
         from cudal2gen.bench import Settings
 
         protocols = tuple(name for name in _protocols() if name in self.protocol)
@@ -113,8 +114,10 @@ class Timing:
         )
 
     def contenders(self, problem: Problem, card: Gpu, tuned: Path) -> list[Contender]:
-        """The baselines of problems of this kind; ``tuned`` is the file of tuned vendor algorithms. Raises GpuError
-        without a library."""
+        """The baselines for a problem. ``tuned`` is the file of auto-tuned algorithms.
+
+        Raises GpuError if a baseline's library is not installed.
+        """
         from cudal2gen.bench import baselines
 
         names = baselines.usual(problem) if self.baselines is None else self.baselines
@@ -148,7 +151,7 @@ def measure(
     compilation: Compilation,
     budget: Duration = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Measure again what is stored, which is else skipped.")
+        bool, typer.Option("--again", help="Measure stored problems again; by default they are skipped.")
     ] = False,
     out: MeasurementsFile = None,
 ) -> None:
@@ -166,9 +169,10 @@ def measure(
     records = selection.on(card.records_of).records(source, timing.seed)
     card.check(records[0])
     _check_model(card, records[0].gpu)
-    # Times of another GPU's records never replace those of the card's own in choices and reports.
+    # Measurements of another GPU's records go to a file of their own: in the usual file they would replace those of the
+    # card's own records in choices and reports.
     store = out or results.store(f"{source}-records" if source else "measurements")
-    # Before anything is compiled: the vendor's packages may be missing.
+    # This comes before compiling, which takes long, because it fails if the vendor's packages are missing.
     contenders = timing.contenders(records[0].problem, card, store.with_name("cublaslt.jsonl"))
     kernels = compilation.kernels(records)
     uncompiled = sum(record.problem not in kernels for record in records)
@@ -217,10 +221,10 @@ def write_report(
         ),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Of two FILES: what is faster or slower in the second, beyond noise.")
+        bool, typer.Option("--compare", help="Show what is faster or slower in the second of two FILES, beyond noise.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Only check FILES: exit 1 if one holds what cannot have been measured.")
+        bool, typer.Option("--verify", help="Only check FILES: exit 1 if a measurement in them is impossible.")
     ] = False,
 ) -> None:
     """Report what was measured, beside what others published.
@@ -255,7 +259,7 @@ def write_report(
 
 
 def _verify(paths: Sequence[Path]) -> None:
-    """Prints what files of measurements hold and what speaks against it. Ends with exit code 1 after a fault."""
+    """Prints what each file of measurements holds, and its faults. Ends with exit code 1 if there is a fault."""
     from cudal2gen import report
 
     faults = 0
@@ -293,7 +297,7 @@ def contribute(
 
 
 def _stock(result_files: Sequence[Path]) -> report.Stock:
-    """What a report counts beside measurements, and the files in which it looked for them."""
+    """What a report counts besides measurements, and the files that it searched for measurements."""
     from cudal2gen import places, report, results
     from cudal2gen.generation import compiler
 
@@ -303,7 +307,7 @@ def _stock(result_files: Sequence[Path]) -> report.Stock:
 
 
 def measurements(paths: Sequence[Path]) -> results.Measurements:
-    """All measurements of the files, or those of the store without files. Raises WrongInput for a missing file."""
+    """All measurements of the files; without files, those of the store. Raises WrongInput if a file is missing."""
     from cudal2gen import results
 
     if not paths:

@@ -1,4 +1,4 @@
-"""The verb model: how well the timing model predicts what GPUs measured."""
+"""The verb ``model`` shows how well the timing model predicts measurements that others published."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CODE = "code"
 TABLES = "cuda_l2_*_speedup_*.csv"
-PROBLEMS = 60  # of each set, for the rank of published choices
+PROBLEMS = 60  # how many problems of each published set are checked for the rank of the published choice
 
 
 def _parts() -> tuple[str, ...]:
@@ -51,13 +51,13 @@ def model(
         ),
     ] = None,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="The half of the problems that development of the model left alone.")
+        bool, typer.Option("--held-out", help="Use the half of the problems on which the model was not developed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Validate the timing model by measurements of others. No GPU.
+    """Validate the timing model by published measurements. No GPU.
 
-    Files of measurements are the user's: without them, only what facts about published kernels tell is compared.
+    The files of measurements are not included; without them, only facts about published kernels are compared.
     """
     from cudal2gen.timing import evidence
     from cudal2gen.timing.evidence.section import PARTS
@@ -85,7 +85,7 @@ def model(
 
 
 def _print(findings: list[Finding], held_out: bool) -> None:
-    """A table for each part."""
+    """Prints one table for each part of the comparison."""
     from rich.table import Table
 
     from cudal2gen.timing.evidence import section as validation

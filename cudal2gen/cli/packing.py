@@ -1,4 +1,7 @@
-"""The verb pack: kernels, tables and launcher for machines without a compiler."""
+"""The verb ``pack`` writes compiled kernels, the table that chooses among them, and the launcher.
+
+A machine without a compiler can then use the kernels: a pack is a folder, a wheel, or a Hugging Face repository.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +38,15 @@ SHAPES: tuple[Shape, ...] = ("folder", "wheel", "hf")
 
 @dataclass(frozen=True)
 class Additions:
-    """What a pack holds beside its plain kernels."""
+    """What a pack contains in addition to plain kernels: fusions, batches, and PTX."""
 
     names: Annotated[
         tuple[str, ...],
         typer.Option(
             "--also",
             metavar="PARTS",
-            help="A fusion such as bias_n, strided or grouped: each plain kernel with it too. ptx: PTX beside the "
-            "cubins, for the emulator and for reading. Repeatable.",
+            help="Also pack each plain kernel with a fusion such as bias_n, or for batches: strided or grouped. ptx: "
+            "pack PTX beside the cubins, for the emulator and for reading. Repeatable.",
         ),
     ] = ()
 
@@ -56,21 +59,21 @@ class Additions:
 
     @property
     def with_ptx(self) -> bool:
-        """Whether PTX is packed too."""
+        """Whether the pack also contains PTX."""
         return PTX in self.names
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        """Which kinds of batches each plain kernel is packed for, too."""
+        """The kinds of batches with which every plain kernel is packed as well."""
         return tuple(batch for batch in BATCHES[1:] if batch in self.names)
 
     @property
     def fusions(self) -> tuple[str, ...]:
-        """Which fusions each plain kernel is packed with, too."""
+        """The fusions with which every plain kernel is packed as well."""
         return tuple(name for name in self.names if name != PTX and name not in BATCHES[1:])
 
     def beside(self, records: list[Record]) -> list[Record]:
-        """The records, followed by their plain ones with each fusion and batch. A note counts illegal combinations."""
+        """The records, followed by each plain one with every fusion and batch. A note counts illegal combinations."""
         from cudal2gen.results import choice
 
         plain = [record for record in records if not record.problem.suffix]
@@ -102,8 +105,8 @@ def write_pack(
         bool,
         typer.Option(
             "--candidates",
-            help="Kernels for autotuning, with no claim that one is faster: all records of --gpu, and those that stand "
-            "in for bf16 and for B (K,N).",
+            help="Pack kernels for autotuning, with no claim that one is faster: all records of --gpu, and those used "
+            "instead of missing ones for bf16 and for B (K,N).",
         ),
     ] = False,
     shape: Annotated[
@@ -146,7 +149,7 @@ def write_pack(
 def _measured(
     selection: Selection, added: Additions, compilation: Compilation, measured: Measurements
 ) -> tuple[Table, dict[str, Artifact]]:
-    """The table of the selection's records and their measurements, and its binaries by digest."""
+    """The table of the selected records with their measurements, and the compiled kernels by digest."""
     from cudal2gen.results import choice
 
     records = selection.records_to_pack(measured.measurements)
@@ -169,7 +172,10 @@ def _measured(
 def _candidates(
     records: Sequence[Record], compilation: Compilation, measured: Measurements
 ) -> tuple[Table, dict[str, Artifact]]:
-    """A table of records without rows, and its binaries by digest. Those that ptxas would make slow are left out."""
+    """A table of these records without measurements, and the compiled kernels by digest.
+
+    Kernels that spill registers or have a stack frame are left out.
+    """
     from cudal2gen.results import choice
 
     if not records:
@@ -179,6 +185,8 @@ def _candidates(
     if slow := len(pairs) - len(sound):
         note(f"{slow} of {len(records)} kernels spill or have a stack frame, and are left out")
     digests = {record.name: artifact.digest for record, artifact in sound}
-    cards = measured._replace(measurements=[])  # their bandwidth prices copies; what they measured is no claim here
+    # Candidates make no claim of speed, so the measurements are dropped. The environments are kept, because the card's
+    # bandwidth is needed to estimate the time of copies.
+    cards = measured._replace(measurements=[])
     table = choice.tabulate(records[0].gpu, [record for record, _ in sound], cards, lambda record: digests[record.name])
     return table, {artifact.digest: artifact for _, artifact in sound}

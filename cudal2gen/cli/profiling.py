@@ -1,4 +1,4 @@
-"""The verb profile: where the time of a record's kernel goes, predicted from its machine code."""
+"""The verb ``profile`` predicts from the machine code of a record's kernel where its time goes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _of_record(selection: Selection, compilation: Compilation) -> Profile:
 
 
 def _named(name: str, selection: Selection, compilation: Compilation, launch: Path | None) -> Profile:
-    """The profile of what ``--compare`` names: a file, or a size followed by settings such as bm=64 and gpu=h100."""
+    """The profile of one operand of ``--compare``: a file, or a problem size followed by settings such as bm=64."""
     if Path(name).suffix in (".json", ".cubin"):
         return profile_of_file(Path(name), selection.gpu, None, launch)
     if not name.strip():
@@ -62,7 +62,7 @@ def _named(name: str, selection: Selection, compilation: Compilation, launch: Pa
     mnk, *settings = name.split()
     pairs = [setting.partition("=") for setting in settings]
     target = {field: value for field, _, value in pairs if field in SELECTED}
-    # The accumulator follows from the types, so that --acc of the command line does not count where these are given.
+    # If the operand gives its own types, the accumulator follows from them, and --acc of the command line is dropped.
     kept = [field for field in SELECTED if field != "acc" or not {"ab", "d"} & target.keys()]
     changes = tuple(setting for setting, (field, *_) in zip(settings, pairs, strict=True) if field not in SELECTED)
     options: dict[str, Any] = {field: getattr(selection, field) for field in kept} | target

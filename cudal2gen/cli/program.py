@@ -1,4 +1,4 @@
-"""The program ``cudal2gen``: the options that all verbs have, and the entry point."""
+"""Defines the program ``cudal2gen``: the options that all verbs share, and the entry point."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ def settings(
         ),
     ] = None,
 ) -> None:
-    """Options of every verb, before or behind it. Other modules read the environment, so the values are put there."""
+    """Options of every verb, which may stand before or after it.
+
+    The values are stored in environment variables, because the modules that use them read those, also in processes that
+    this one starts.
+    """
     if catalog is not None:
         os.environ["CUDAL2GEN_CATALOG"] = str(catalog)
     if build_dir is not None:

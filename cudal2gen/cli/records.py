@@ -1,4 +1,4 @@
-"""The verbs on records of the catalog: list, show, render and edit."""
+"""The verbs on records of the catalog: ``list``, ``show``, ``render`` and ``edit``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kernelproof.ground.files import write
 if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
 
-MEANINGS = {  # of facts, beside those that a family adds
+MEANINGS = {  # what each fact of ``show`` means; families add facts of their own
     "threads": "threads of a CTA",
     "smem_bytes": "shared memory of a CTA, bytes",
     "smem_limit_bytes": "the most that a CTA has on this GPU, bytes",
@@ -45,7 +45,7 @@ Fact = str | int | float | bool | list[str] | None
 
 @dataclass(frozen=True)
 class Design:
-    """Which records are listed, by their design."""
+    """The options that choose records by their family and origin."""
 
     family: Annotated[str | None, OneOf(tuple(FAMILIES)), Shared("family", "only records of this family")] = None
     structure: Annotated[str | None, OneOf(STRUCTURES), Shared("structure", "only records of this origin")] = None
@@ -71,7 +71,7 @@ def list_records(
 
 
 def _others(gpu: str, stored: Sequence[Record]) -> str:
-    """The end of the note 'no record matches': what the GPU has, or which GPU's records stand in for its own."""
+    """The end of the note "no record matches": which records the GPU has, or which GPU's records it uses instead."""
     if not stored:
         return f": {catalog.no_records()}"
     lenders = {record.gpu for record in stored}
@@ -145,7 +145,7 @@ def _built(record: Record) -> Artifact | None:
 
 
 def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
-    """Facts that follow from a record; for a built kernel also its registers and its verdict."""
+    """The facts that follow from a record. A built kernel also has its registers, verdict and modelled times."""
     registers = artifact.ptxas.registers if artifact else record.estimated_registers
     facts: dict[str, Fact] = {
         "name": record.name,
@@ -258,5 +258,5 @@ def own_record(problem: Problem) -> Record:
 
 
 def put(record: Record) -> str:
-    """Writes a record to the catalog, and says so."""
+    """Writes a record to the catalog, and returns a sentence that says so."""
     return f"{record.problem.title} written to {catalog.put(record)}"

@@ -1,4 +1,7 @@
-"""What the tuner's verbs share: where trials run and are kept, and which language model is asked."""
+"""What the tuner's verbs (``tune``, ``write``, ``train``, ...) share: their options and files.
+
+``Trials`` says where trials run and where they are stored. ``LanguageModel`` connects to a language model's server.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ RECORDINGS = "github.com/AlnisM/autoheuristic-datasets, unpacked"
 
 @dataclass(frozen=True)
 class Trials:
-    """Where trials run, and where they are kept."""
+    """The options that say where trials run and where they are stored."""
 
     chosen: Annotated[
         Literal["gpu", "model"],
@@ -64,7 +67,7 @@ class Trials:
             help=f"Recorded trials: files of trials (*.jsonl), or AutoHeuristic's files ({RECORDINGS}). Repeatable.",
         ),
     ] = ()
-    device: int = 0  # CUDA's index, of --gpu
+    device: int = 0  # CUDA's index of the card, from --gpu
     settings_file: SettingsFile = None
 
     @cached_property
@@ -74,7 +77,7 @@ class Trials:
 
     @property
     def environment(self) -> Source:
-        """What answers trials: recordings if some are named."""
+        """Where the times of trials come from: recordings if any are named, otherwise ``chosen``."""
         return "replay" if self.recordings else self.chosen
 
     @property
@@ -91,7 +94,7 @@ class Trials:
 
     @property
     def transcript(self) -> Path:
-        """The transcript of exchanges with a language model: beside the trials, if the settings name none."""
+        """The file that records the exchanges with a language model; by default it lies beside the trials."""
         return self.settings.llm.transcript or self.store.with_name(f"{self.store.stem}-llm.jsonl")
 
     def replay(self, admits: Callable[[Problem], bool]) -> Replay:
@@ -108,7 +111,8 @@ class Trials:
         return self._ray(records, seed) if self.settings.search.ray else self._local(records, seed)
 
     def _local(self, records: Sequence[Record], seed: int) -> Executor:
-        """Measurements run in a process of their own, which may be ended."""
+        """The executor on this machine. Measurements run in a separate process, since a kernel that hangs can only be
+        stopped by ending its process."""
         from cudal2gen.tuner import campaign, executor
         from cudal2gen.tuner.environment import Model
 
@@ -125,7 +129,7 @@ class Trials:
         return executor.Worker(connect, self.settings.search.batch_seconds, on_gpu.build)
 
     def _ray(self, records: Sequence[Record], seed: int) -> Executor:
-        """On a Ray cluster's GPUs, or, for the model environment, on its CPUs."""
+        """The executor on a Ray cluster: on its GPUs, or on its CPUs for the model environment."""
         from cudal2gen.tuner import campaign, on_gpu, ray_executor
         from cudal2gen.tuner.environment import Model
 
@@ -148,18 +152,18 @@ class Trials:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """The language model of a run. ``server``: NAME@URL. ``trials``: the run's; its transcript is beside them."""
+    """The language model of a run. ``server``: its name and address, NAME@URL. ``trials``: the options of the run."""
 
     server: str
     trials: Trials
 
     def interrupted(self, usage: Usage, store: Path) -> str:
-        """What an interruption leaves stored, and how the run continues. ``store``: the file of its trials."""
+        """The message after an interruption: what is stored, and how to resume. ``store``: the file of trials."""
         answers = "" if self.trials.settings.llm.replay else f"; answers are in {self.trials.transcript}, after {usage}"
         return f"interrupted: trials are in {store}{answers}; the same command continues from there"
 
     def cost(self, usage: Usage) -> str:
-        """What the exchanges cost, and where they are, in a line."""
+        """A line that says what the exchanges cost and where they are recorded."""
         return f"llm: {usage}; transcript: {self.trials.settings.llm.replay or self.trials.transcript}"
 
     def proposer(self, lessons: Memory, pool: Sequence[Record], run: str, alone: bool = False) -> LlmProposer:
@@ -179,7 +183,7 @@ class LanguageModel:
         )  # fmt: skip
 
     def chat(self, run: str) -> Chat:
-        """Exchanges of a run of any kind. Raises WrongInput and MissingLibrary."""
+        """The connection over which a run asks the model. Raises WrongInput and MissingLibrary."""
         from cudal2gen.tuner.language_model import chat
 
         settings = self.trials.settings.llm
@@ -198,7 +202,10 @@ class LanguageModel:
 
 
 def _machine_code() -> Callable[[Record], list[str]]:
-    """What a record's machine code shows by the timing model, a line each; without the toolkit, why none."""
+    """A function that describes a record's machine code in lines, for questions to the model.
+
+    If the CUDA toolkit is missing, the only line says so.
+    """
     from cudal2gen.tuner.writing import evidence
     from cudal2gen.tuner.writing.modelled import Profiler
 
@@ -214,18 +221,22 @@ def _machine_code() -> Callable[[Record], list[str]]:
 
 
 def costs_path(modelled: bool, gpu: str, acc: Acc) -> Path:
-    """Where ``train`` writes the cost model and ``tune`` looks for it: a modelled one for each GPU and accumulator."""
+    """The file to which ``train`` writes the cost model and from which ``tune`` reads it.
+
+    Measured times train one model for all GPUs; modelled times train one for each GPU and accumulator.
+    """
     kind = f"-{gpu}-{acc}-model" if modelled else ""
     return places.build_dir() / "tuner" / f"cost-model{kind}.npz"
 
 
 def policy_path(environment: Source, gpu: str, acc: Acc) -> Path:
-    """Where ``train`` and ``tune`` keep the policy of a GPU and an accumulator."""
+    """The file in which ``train`` and ``tune`` keep the policy of a GPU and an accumulator."""
     return places.build_dir() / "tuner" / f"policy-{gpu}-{acc}-{environment}.pt"
 
 
 def load_policy(file: Path, records: Sequence[Record], acc: Acc, seed: int) -> Policy:
-    """The policy of a checkpoint; without one, a policy that imitates published kernels, and its checkpoint."""
+    """The policy stored in a checkpoint. If there is none, a policy is trained to imitate published kernels and stored
+    there."""
     from cudal2gen.tuner import checkpoint
     from cudal2gen.tuner.policy import Policy
 

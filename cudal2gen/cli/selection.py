@@ -1,4 +1,7 @@
-"""Most verbs work on problems and records. ``Selection`` has the options that choose them, and finds them."""
+"""Defines the options that choose problems and records (--mnk, --gpu, --where, ...), and finds what they choose.
+
+Most verbs take a ``Selection``. Each verb offers only some of its options; see the annotated types at the end.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from cudal2gen.results import Measurement
 
 ANY: Final = "any"
-MOST = 65_535  # products of a launch, which a grid counts in 16 bits
+MOST = 65_535  # the most products in a launch: they are counted by a grid dimension of 16 bits
 Kind = dict[str, Any]  # types and layout, by the names of a problem's fields
 ABS: tuple[ElementName, ...] = get_args(ElementName)
 DS: tuple[OutputName, ...] = get_args(OutputName)
@@ -58,7 +61,7 @@ class Target(Protocol):
 
 
 class ForProblem(Target, Protocol):
-    """Records and measurements: they are for a problem."""
+    """Records and measurements, which belong to a problem."""
 
     @property
     def problem(self) -> Problem: ...
@@ -66,11 +69,11 @@ class ForProblem(Target, Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """Which problems or records a command is about.
+    """The problems or records that a command is about.
 
-    ``gpu``, ``ab``, ``d``, ``acc``, ``layout``, ``fusion`` and ``batch`` may be ``any`` in verbs that offer it. Methods
-    write notes to stderr where a record is not the problem's own, and end the command where the options make no sense
-    or nothing is left.
+    ``gpu``, ``ab``, ``d``, ``acc``, ``layout``, ``fusion`` and ``batch`` may be ``any`` in verbs that offer it. If a
+    problem has no record of its own, the nearest one is used and a note on stderr names it. Methods end the command if
+    the options contradict each other or select nothing.
     """
 
     mnk: Annotated[
@@ -106,7 +109,7 @@ class Selection:
         SizeClass | None, OneOf(SIZE_CLASSES), Shared("class", "in place of --all: the sizes of this class", short=True)
     ] = None
     sample: Annotated[
-        int | None, Shared("sample", "in place of --all: so many sizes, spread over the classes", _count, short=True)
+        int | None, Shared("sample", "in place of --all: this many sizes, spread over the classes", _count, short=True)
     ] = None
     listed: Annotated[
         Path | None,
@@ -128,11 +131,9 @@ class Selection:
     ] = ()
     fit: Annotated[
         bool,
-        typer.Option(
-            "--fit", help="Where --set breaks a rule, change other fields as little as it takes, and say which."
-        ),
+        typer.Option("--fit", help="If --set breaks a rule, change other fields as little as possible, and say which."),
     ] = False
-    device: int = 0  # CUDA's index of the card: what stands behind the colon in --gpu h200:1
+    device: int = 0  # CUDA's index of the card, which follows the colon in --gpu h200:1
 
     def __post_init__(self) -> None:
         model, colon, index = self.gpu.partition(":")
@@ -196,8 +197,8 @@ class Selection:
     def records(self, source: str | None = None, seed: int = 0) -> list[Record]:
         """The selected records after ``--set`` and ``--fit``.
 
-        A problem without a record of its own has the nearest one, changed so far that it computes this problem; with
-        ``source`` only records of that GPU count. ``seed``: of ``--sample``.
+        A problem without a record of its own gets the nearest one, adapted to the problem. ``source``: use only the
+        records of this GPU. ``seed``: determines the draw of ``--sample``.
         """
         self._check_size_options()
         if self.listed is not None:
@@ -213,7 +214,8 @@ class Selection:
         return self._changed(self._sampled(chain(*(self._library(kind, source) for kind in kinds)), seed))
 
     def _library(self, kind: Kind, source: str | None = None) -> list[Record]:
-        """The GPU's records of a kind; a note counts those that stand in for its own."""
+        """The GPU's records of a kind, including other GPUs' records that are used instead of missing ones; a note
+        counts those."""
         records = catalog.library(self.gpu, source=source, **kind)
         own = {record.problem for record in catalog.load(gpus=[self.gpu])}
         if borrowed := sum(record.problem not in own for record in records):
@@ -222,9 +224,9 @@ class Selection:
         return records
 
     def records_to_pack(self, measurements: Sequence[Measurement]) -> list[Record]:
-        """The records to pack: those of the chosen sizes, else those of measured problems.
+        """The records to pack: those of the chosen sizes, or without a choice those of measured problems.
 
-        ``--all`` is the catalog's records and those of measured problems that are not in it.
+        ``--all`` selects the catalog's records, and those of measured problems that are not in the catalog.
         """
         if self.names_sizes:
             self._check_size_options()
@@ -257,8 +259,10 @@ class Selection:
         return chosen
 
     def candidates(self) -> list[Record]:
-        """Records to try on a GPU of which nothing was measured: its own, and with sums in fp32, as torch has them,
-        those that stand in for types and layouts without records. D of another type than A only where ``--d`` names it.
+        """The records to try on a GPU on which nothing was measured.
+
+        These are its own records and, for types and layouts without any, the nearest ones that sum in fp32, as torch
+        does by default. A D of another type than A is included only if ``--d`` names it.
         """
         if self.names_sizes:
             self._check_size_options()
@@ -274,7 +278,7 @@ class Selection:
         return list(chain(*(self._sampled(self._library(kind)) for kind in kinds)))
 
     def problems(self, seed: int = 0) -> list[Problem]:
-        """The selected problems, with or without records; in stratified order unless each is named."""
+        """The selected problems, whether or not they have records. Unless each is named, size classes take turns."""
         from cudal2gen.bench import stratified
 
         self._check_size_options()
@@ -303,17 +307,21 @@ class Selection:
 
     @property
     def accs(self) -> tuple[Acc, ...]:
-        """The accumulators, with ``any`` spelt out."""
+        """The selected accumulators; all of them for ``any``."""
         return ACCS if self.acc == ANY else (self.acc,)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The layouts, with ``any`` spelt out."""
+        """The selected layouts; all of them for ``any``."""
         return LAYOUTS if self.layout == ANY else (self.layout,)
 
     @property
     def kinds(self) -> list[Kind]:
-        """All combinations of types and layouts that are selected; a single one is kept even if it is illegal."""
+        """All selected combinations of types and layouts.
+
+        Illegal ones are left out, unless no legal one remains: then they are kept, so that a later check names the
+        fault.
+        """
         operands = ABS if self.ab == ANY else (self.ab,)
         ds = DS if self.d == ANY else (self.d,)
         spelt = list(product(operands, ds, self.accs, self.layouts))
@@ -339,7 +347,7 @@ class Selection:
         return admitted
 
     def _answers(self, source: str | None = None) -> Callable[[Problem], Record]:
-        """A function from a problem to the record that serves it, after changes; of GPU ``source`` if one is named.
+        """A function that gives the record for a problem, after changes; only records of ``source`` if it is given.
 
         It notes whose record it is where the problem has none of its own.
         """
@@ -372,7 +380,7 @@ class Selection:
         return self.size_class in (None, problem.size_class)
 
     def _sampled(self, records: Iterable[Record], seed: int = 0) -> list[Record]:
-        """The records of ``--class``, or ``--sample`` of them, else all. Ends the command if none is left."""
+        """The records that ``--class`` and ``--sample`` leave of these. Ends the command if none is left."""
         chosen = [record for record in records if self._of_class(record.problem)] if self.size_class else list(records)
         if not chosen:
             of_class = f" of class {self.size_class}" if self.size_class else ""
@@ -388,7 +396,8 @@ class Selection:
         return list(map(self.changed, records))
 
     def changed(self, record: Record) -> Record:
-        """The record after ``--set`` and ``--fit``; notes name it where there are several. Raises IllegalRecord."""
+        """The record after ``--set`` and ``--fit``. If there are several records, notes name it. Raises
+        IllegalRecord."""
         several = len(self.mnk) != 1 or ANY in (self.ab, self.d, self.acc, self.layout)
         title = record.mnk if several else ""
         return changed(record, self.changes, fit=self.fit, title=title)

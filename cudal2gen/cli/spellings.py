@@ -1,4 +1,8 @@
-"""``try --set`` takes several values: lists ``bm=64,128`` and ranges ``stages=2..5``. Every combination is an edit."""
+"""Parses the values of ``try --set``, which takes several for each field.
+
+A setting may be a list such as ``bm=64,128``, a range such as ``stages=2..5``, or both. Every combination of the
+fields' values becomes one edit of the record.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,10 @@ Values = Sequence[str] | range
 
 
 def edits(record: Record, settings: Sequence[str], limit: int) -> dict[str, Edit]:
-    """Every combination of the settings' values, by its spelling; a field that is set twice takes the values of both.
+    """The edits for all combinations of the settings' values, by their text. A field that is set twice takes the values
+    of both settings.
 
-    Ends the command where a setting makes no sense, and where there are more combinations than ``limit``.
+    Ends the command if a setting makes no sense, or if there are more combinations than ``limit``.
     """
     families = [text for setting in settings if setting.startswith("family=") for text in setting[7:].split(",")]
     choices: dict[str, list[Values]] = {}
@@ -38,7 +43,7 @@ def edits(record: Record, settings: Sequence[str], limit: int) -> dict[str, Edit
 
 
 def _alternatives(families: Sequence[str], setting: str) -> list[Values]:
-    """The values of one setting, as text. A range is kept as a range, because it may be too long to list."""
+    """The values of one setting, as text. A range stays a range, because it may be too long to list."""
     name, _, text = setting.partition("=")
     fields = next((fields for fields in map(_fields, families) if fields and name in fields.values), None)
     if fields and name in fields.lists and "[" not in text:
@@ -69,7 +74,10 @@ def _parts(text: str) -> list[str]:
 
 
 def _range(setting: str, match: re.Match[str], listed: Sequence[object]) -> Values:
-    """``a..b``: what the field takes from a to b; ``a..b..step``: every step, as in a shell. Both ends belong to it."""
+    """The numbers of a range, both ends included.
+
+    ``a..b`` are the values from a to b that the field accepts; ``a..b..step`` counts in steps, as in a shell.
+    """
     first, last, step = (int(group) if group else 0 for group in match.groups())
     numbers = range(first, last + 1, step or 1)
     if match[3] == "0" or not numbers:

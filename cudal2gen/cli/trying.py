@@ -1,4 +1,7 @@
-"""The verb try: it builds, checks and ranks the kernels of many edits of one record."""
+"""The verb ``try`` builds, checks and ranks the kernels of many edits of one record.
+
+Builds and verdicts are cached, so the same command resumes after an interruption.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ if TYPE_CHECKING:
     from cudal2gen.bench import grid
     from cudal2gen.launch.gpu import Gpu
 
-LIMIT = 100  # edits: some seconds of processor time for the verdict of each
+LIMIT = 100  # default number of edits; the verdict of each takes some seconds of processor time
 
 
 @dataclass(frozen=True)
 class Edits:
-    """Which edits to try."""
+    """The options that say which edits to try."""
 
     settings: Annotated[
         tuple[str, ...],
@@ -48,7 +51,7 @@ class Edits:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is printed, and what is written."""
+    """The options that say what is printed and written."""
 
     best: Annotated[
         int | None, typer.Option("--best", min=1, help="Print so many of the right kernels, the fastest first.")
@@ -118,7 +121,7 @@ def _card(device: int, record: Record) -> Gpu:
 
 
 def _rows(kernels: Sequence[grid.Candidate], compilation: Compilation, card: Gpu | None, device: int) -> list[grid.Row]:
-    """Built and judged kernels; with a GPU, timed ones."""
+    """Builds and judges the kernels, and times them if there is a ``card``."""
     from cudal2gen.bench import grid
     from cudal2gen.launch.gpu import alone
 
@@ -183,7 +186,7 @@ def _cells(row: grid.Row, as_it_is: str, timed: bool) -> list[str]:
 
 
 def _print_reasons(rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal]) -> None:
-    """A line for each failure."""
+    """Prints one line for each failed kernel and each refused edit."""
     for row in rows:
         if row.reason:
             print(f"{row.outcome}: {_edit(row.candidate)}: {row.reason}")
@@ -192,12 +195,12 @@ def _print_reasons(rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal]) -
 
 
 def _edit(candidate: grid.Candidate, as_it_is: str = "") -> str:
-    """The first edit that leads to a kernel; for the unchanged record its own values."""
+    """The text of the first edit that leads to a kernel; for the unedited record its own values."""
     return f"{as_it_is} (as it is)".strip() if candidate.start else candidate.edits[0]
 
 
 def _spelled(record: Record, names: Iterable[str]) -> str:
-    """A record's values of some fields, as far as its family has them."""
+    """The values of some fields of a record; fields that its family lacks are left out."""
     values = fieldset(type(record)).flat(record.model_dump(mode="json"))
     return " ".join(f"{name}={spell(values[name])}" for name in names if name in values)
 

@@ -1,4 +1,8 @@
-"""The settings file of the tuner's verbs: TOML with the numbers that most runs leave at their defaults."""
+"""Reads the settings file of the tuner's verbs.
+
+It is a TOML file for limits, weights and prices that most runs leave at their defaults, so that they need no options of
+their own on the command line.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ SettingsFile = Annotated[
 
 
 class _Table(BaseModel):
-    """A table of the file. A field of another name is an error, so that a misspelt one has no silent default."""
+    """A table of the file. An unknown field is an error; otherwise a misspelt one would silently have no effect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -77,7 +81,7 @@ class WritingSettings(_Table):
 
 
 class TunerSettings(_Table):
-    """The whole file; a table or a field that is absent has its default."""
+    """The whole file. A missing table or field has its default."""
 
     search: SearchSettings = SearchSettings()
     reward: RewardSettings = RewardSettings()
@@ -86,7 +90,7 @@ class TunerSettings(_Table):
 
 
 def load(path: Path | None) -> TunerSettings:
-    """The settings of a file, the defaults without one. Raises WrongInput."""
+    """The settings that a file contains; without a file, the defaults. Raises WrongInput."""
     if path is None:
         return TunerSettings()
     with reading(path):

@@ -1,4 +1,4 @@
-"""The verb tune: a campaign over problems, and what is written of it."""
+"""The verb ``tune`` searches for faster records of many problems and writes those that it finds to the catalog."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from cudal2gen.tuner.search import Search
 
 PROPOSERS = Names(("cost-model",))
-MOST_LINES = 24  # of gains that are not written: with the sums a page
+MOST_LINES = 24  # most gains that are printed but not written, so that the output fits a page
 SAVED_EVERY = 20  # problems between two checkpoints of a policy
-PRUNE = 4.0  # a record whose modelled time is this multiple of the least one is not measured
+PRUNE = 4.0  # records are not measured if their modelled time exceeds this multiple of the least modelled time
 TUNED = Offer(
     only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS), indexed=("gpu",), helps={"gpu": OF_GPU}
 )
@@ -49,7 +49,7 @@ def _proposers() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Who proposes, and when a search ends."""
+    """The options that say which proposers suggest records, and when a search ends."""
 
     proposers: Annotated[
         Names,
@@ -78,14 +78,15 @@ class Participants:
         self._llm: LlmProposer | None = None
 
     def factory(self, records: Sequence[Record], lessons: Memory) -> ProposerFactory:
-        """The maker of all ``--proposers``. Ends the command if one of them lacks a library, a file or a server."""
+        """The factory of all ``--proposers``. Ends the command if one of them lacks a library, a file or a server."""
         from cudal2gen.tuner import named_proposers
 
         def policy() -> Policy:
             self._policy = load_policy(self._checkpoint, records, self._acc, self._options.seed)
             return self._policy
 
-        # In the analytic model's own environment records that it chose would be the answer.
+        # The model environment scores records by the timing model. Records that this model itself chose would give the
+        # answer away, so proposers must not see them.
         model = self._trials.environment == "model"
         pool = [record for record in records if not (model and record.origin.structure == "modelled")]
 
@@ -99,7 +100,7 @@ class Participants:
         )
 
     def _costs(self) -> CostModel:
-        """The cost model that ``train`` wrote, else the shipped one."""
+        """The cost model that ``train`` wrote, or the shipped one if there is none."""
         from cudal2gen.tuner import cost_model
 
         path = costs_path(self._trials.environment == "model", self._gpu, self._acc)
@@ -114,7 +115,7 @@ class Participants:
 
     @property
     def interrupted(self) -> str:
-        """What an interruption leaves stored, and how the search continues."""
+        """The message after an interruption: what is stored, and how to resume."""
         if self._llm is not None:
             return self._language_model.interrupted(self._llm.usage, self._trials.store)
         return f"interrupted: trials are in {self._trials.store}; the same command continues from there"
@@ -124,8 +125,10 @@ class Participants:
         return self._options.proposers == ("llm",)
 
     def print_cost(self) -> None:
-        """Prints what the language model cost, if one was asked. Raises Failure if it alone proposes and did not
-        answer."""
+        """Prints what the language model cost, if one was asked.
+
+        Raises Failure if the language model is the only proposer and did not answer.
+        """
         if self._llm is not None:
             print(self._language_model.cost(self._llm.usage))
             if self._alone and self._llm.failure:
@@ -183,7 +186,7 @@ def _run(
     *,
     find_candidates: Callable[[Problem], Candidates],
 ) -> tuple[CampaignState, float]:
-    """Runs the campaign; the result, and the seconds it took."""
+    """Runs the campaign; returns its final state and the seconds that it took."""
     from cudal2gen.tuner import campaign, progress
     from cudal2gen.tuner.search import SearchLimits
 
@@ -224,7 +227,10 @@ def _run(
 def _print_outcome(
     state: CampaignState, seconds: float, evaluations: int, executor: Executor, trials: Trials, *, dry_run: bool
 ) -> None:
-    """Faults, improvements and the sums. ``evaluations``: of each problem, at most."""
+    """Prints faults, improvements and totals, and writes improved records unless ``dry_run``.
+
+    ``evaluations``: the most evaluations of each problem.
+    """
     from cudal2gen.tuner import progress
 
     for fault in state.faults:
@@ -243,7 +249,7 @@ def _print_outcome(
 
 
 def print_gains(searches: Sequence[Search]) -> None:
-    """A line for each of the largest gains of an environment whose records are not written: a page at most."""
+    """Prints the largest gains, one line each, for an environment whose records are not written to the catalog."""
     from cudal2gen.tuner import campaign, progress
 
     largest = sorted(searches, key=lambda search: search.gain.value if search.gain else 0.0, reverse=True)
@@ -280,7 +286,7 @@ def write_improved(search: Search, dry_run: bool) -> None:
 
 
 def _model_against_measurements() -> str:
-    """How far the analytic model orders records as measurements do."""
+    """A sentence on how well the timing model orders records compared with measurements."""
     from cudal2gen import results
     from cudal2gen.tuner.environment import agreement
 

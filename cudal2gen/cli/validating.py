@@ -1,4 +1,8 @@
-"""The verbs run and validate: they execute kernels and say whether the results are right."""
+"""The verbs ``run`` and ``validate`` execute kernels and say whether their results are right.
+
+``run`` executes one kernel once and prints details. ``validate`` judges many kernels on problems that stress them, and
+stores each verdict before the next kernel runs, so that ``--changed`` resumes after an interruption.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +118,7 @@ def validate(
     compilation: Compilation,
     changed: Annotated[
         bool,
-        typer.Option("--changed", help="Only kernels without a verdict: goes on after an interruption. Alone: of all."),
+        typer.Option("--changed", help="Only kernels without a verdict; resumes an interrupted run. Alone: of all."),
     ] = False,
     on: Annotated[Place, typer.Option("--on", help=f"{HELP_ON}; or on a GPU.")] = "emulator",
     extra: Annotated[
@@ -172,7 +176,7 @@ def validate(
 
 
 def _kernels(records: Sequence[Record], compilation: Compilation) -> dict[str, Record]:
-    """A record of each distinct kernel, by the digest that the kernel has when it is built."""
+    """One record for each distinct kernel, by the digest that the kernel will have when it is built."""
     from cudal2gen.generation import compiler
 
     tools = compilation.toolchain()
@@ -187,7 +191,7 @@ def _without_verdict(kernels: dict[str, Record], place: str) -> list[Record]:
 
 
 def _rounding(on: str) -> RoundingName:
-    """How tensor cores round in a place such as emulator:a100."""
+    """How the emulator's tensor cores round in a place such as emulator:a100."""
     named: dict[str, RoundingName] = {"a100": "a100", "h100": "h100"}
     return named.get(on.partition(":")[2], "model")
 

@@ -1,4 +1,7 @@
-"""The verb write: a language model writes kernels for a problem, and what is done with the best."""
+"""The verb ``write`` has a language model write kernels for a problem.
+
+Each kernel is compiled, proven in the emulator and timed; the fastest may be put into the catalog.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ def write_kernels(
 
 
 def _store(trials: Trials) -> Path:
-    """The file of trials of written kernels: apart from others, modelled ones apart from measured ones."""
+    """The file of trials of written kernels. Modelled trials have a file of their own."""
     from cudal2gen import results
 
     if trials.file is not None:
@@ -103,7 +106,8 @@ def _store(trials: Trials) -> Path:
 
 
 def _conclude(written: Session, store: Path, *, dry_run: bool, put_modelled: bool) -> None:
-    """Prints what a session won, writes the proposal, and puts the record into the catalog if that is wanted."""
+    """Prints the result of a session, writes a proposal of its best kernel, and puts the record into the catalog if the
+    options say so."""
     from cudal2gen.tuner.writing import outcome
 
     ended = [attempt.trial.outcome for attempt in written.attempts]
@@ -130,7 +134,7 @@ def _conclude(written: Session, store: Path, *, dry_run: bool, put_modelled: boo
 def _executor(
     trials: Trials, records: Sequence[Record], seed: int, profiler: Profiler, incumbents: Incumbents
 ) -> Executor:
-    """What times kernels: a GPU, or without one the timing model on their machine code."""
+    """The executor that times kernels: on a GPU, or by the timing model from their machine code."""
     from cudal2gen.tuner.executor import InProcess
     from cudal2gen.tuner.writing.modelled import ModelledTimes
 
@@ -140,7 +144,7 @@ def _executor(
 
 
 def _metrics(trials: Trials) -> Callable[[Record], Sequence[str]]:
-    """Metrics of Nsight Compute, if times are measured."""
+    """A function that gives a record's metrics from Nsight Compute; it gives none if times are modelled."""
     from cudal2gen.tuner.writing import counters
 
     if trials.environment != "gpu":

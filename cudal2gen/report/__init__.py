@@ -1,6 +1,7 @@
-"""Reports: tables and charts of measurements, of the choices in the catalog, and of published figures.
+"""Writes reports: how fast our kernels are, what the catalog's records choose, and what CUDA-L2 published.
 
-``report`` and ``comparison`` give sections; ``Report.markdown`` and ``Report.html`` print the same figures.
+``report`` describes one set of measurements and ``comparison`` compares two. Both return a ``Report``, which
+``Report.markdown`` and ``Report.html`` print with the same figures.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from kernelproof.ground.pages import Section
 
 
 class Report(NamedTuple):
-    """Sections, and the measurements and records behind their charts."""
+    """The sections of a report, and the measurements and records that its charts show.
+
+    ``groups``: the measurements of each section, by the section's anchor. ``records``: targets of links in the charts.
+    """
 
     title: str
     sections: tuple[Section, ...]
@@ -32,11 +36,11 @@ class Report(NamedTuple):
     records: Sequence[Record]
 
     def markdown(self) -> str:
-        """Markdown, for a terminal, a README, a pull request."""
+        """The report as Markdown, for a terminal, a README or a pull request."""
         return pages.markdown(self.title, self.sections)
 
     def html(self) -> str:
-        """One HTML page, for a browser without a network."""
+        """The report as one HTML page that needs no network."""
         return page.html(self.title, self.sections, self.groups, self.records)
 
 
@@ -47,9 +51,12 @@ def report(
     stock: Stock | None = None,
     validated: Sequence[validation.Finding] = (),
 ) -> Report:
-    """Sections on the measurements that satisfy ``predicate``, on ``stock``, on choices of the catalog, on published
-    figures, on how the timing model was ``validated``. ``records``: see ``named``."""
-    # The largest first: the first sentence, and what charts show at first, are of it.
+    """The report on the measurements that satisfy ``predicate``.
+
+    Its sections are an overview, one section for each group of measurements, the counts in ``stock``, the choices of
+    the catalog's ``records`` (see ``named``), CUDA-L2's published figures, and how the timing model was ``validated``.
+    """
+    # The group with the most measurements comes first, because the opening sentence and the charts show the first one.
     groups = sorted(by_conditions(measurements, predicate), key=lambda group: -len(group.measurements))
     groups_by_anchor = {f"measured-{i}": group for i, group in enumerate(groups, 1)}
     figures, kernels = published.load(), floors.records_by_kernel(records, groups_by_anchor.values())
@@ -70,8 +77,11 @@ def report(
 
 
 def named(measurements: Measurements) -> list[Record]:
-    """The catalog's records that a report is about: those of measured sizes, in which measured kernels are looked up,
-    and those whose choices are counted; all of them where a kernel is of another size. Raises CatalogError."""
+    """The records of the catalog that a report on these measurements needs. Raises CatalogError.
+
+    These are the records of measured sizes, among which the measured kernels are found, and those that the section on
+    choices counts. If a measured kernel is not among them (its record is of another size), the whole catalog is loaded.
+    """
     sizes = {(row.m, row.n, row.k) for row in measurements.measurements}
     names = {timing.record for row in measurements.measurements for timing in row.timings if timing.record}
     records = catalog.some(lambda problem: choices.counts(problem) or (problem.m, problem.n, problem.k) in sizes)
@@ -84,5 +94,6 @@ def comparison(
     names: tuple[str, str] = ("A", "B"),
     predicate: Callable[[Measurement], bool] = lambda _: True,
 ) -> Report:
-    """B against A, problem by problem."""
+    """The report that compares measurements B with measurements A, problem by problem. ``names``: how texts call A and
+    B."""
     return Report(f"cudal2gen: {names[1]} (B) against {names[0]} (A)", tuple(compare(a, b, predicate)), {}, ())

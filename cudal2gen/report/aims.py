@@ -1,4 +1,8 @@
-"""The speedups that the project aims at on an H100 and an H200, beside those that were measured."""
+"""Compares the measured speedups on an H100 or H200 with those that the project aims at.
+
+An aim is a least geometric-mean speedup over auto-tuned cuBLASLt, for one accumulator and some or all problems of the
+catalog. It counts as reached only if the whole 95 % interval is at or above it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,13 @@ from cudal2gen.results.ratios import interval
 from kernelproof.ground.pages import Table, counted, times
 
 CARDS, BASELINE = ("h100", "h200"), "cublaslt-autotuning-max"
-LARGE_FLOP = 1e10
-PROBLEMS = 1000  # of the catalog, which an aim is about
+LARGE_FLOP = 1e10  # a problem with at least this many operations is large
+PROBLEMS = 1000  # the number of problems in the catalog; with fewer measured ones, an aim is judged provisionally
 
 
 class Aim(NamedTuple):
-    """A geometric mean of speedups over ``BASELINE``, kernel alone, L2 cold: at least ``least`` over some problems."""
+    """The aim that the geometric-mean speedup over ``BASELINE`` is at least ``least``, for the problems that ``admits``
+    selects, under the ``device`` protocol with a cold L2."""
 
     types: str
     title: str
@@ -34,7 +39,7 @@ AIMS = (
 
 
 def table(group: Group) -> Table | None:
-    """The aims that concern a group of measurements, with its figures; None where none does."""
+    """The aims that apply to a group of measurements, with the measured figures; None if no aim applies."""
     if group.card not in CARDS or (group.protocol, group.l2) != ("device", "cold") or BASELINE not in group.baselines:
         return None
     rows = []
@@ -57,7 +62,7 @@ def table(group: Group) -> Table | None:
 
 
 def _reached(aim: Aim, summary: Summary, measured: int) -> str:
-    """Whether an aim is reached, in words; ``measured``: problems of the group."""
+    """Whether an aim is reached, in words. ``measured``: the number of measured problems in the group."""
     low, high = summary.geomean.low, summary.geomean.high
     verdict = "yes" if low >= aim.least else "no" if high < aim.least else "within noise"
     return verdict if measured >= PROBLEMS else f"{verdict}, of {counted(measured, 'problem')}"

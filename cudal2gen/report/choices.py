@@ -1,4 +1,8 @@
-"""How tiles, stages and swizzles depend on problem sizes: Figure 4 of the CUDA-L2 paper, from our catalog."""
+"""Shows how tiles, stages and swizzles depend on the problem's size, as Figure 4 of the CUDA-L2 paper does.
+
+The figures are computed from our catalog's records for the A100 and printed beside those of the paper. They agree if
+the catalog reproduces the choices of the published kernels.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,15 @@ from cudal2gen.report.statistics import share
 from cudal2gen.results.ratios import spearman
 from kernelproof.ground.pages import Chart, Section, Table, percent
 
-# (decision, size, Spearman's correlation in the paper)
+# (decision, size, Spearman's rank correlation that the paper prints for the two)
 PAIRS = (("bm", "m", 0.652), ("bn", "n", 0.705), ("bk", "k", 0.256), ("bm", "bn", 0.695), ("stages", "k", 0.473))
 SMALL_MNK, LARGE_MNK = 2**27, 2**36
-PAPER_SWIZZLE = (0.44, 0.99)
-TOLERANCE = 0.05
+PAPER_SWIZZLE = (0.44, 0.99)  # the paper's shares of kernels with block swizzle: small problems, large problems
+TOLERANCE = 0.05  # a figure agrees with the paper's if it differs by no more
 
 
 class Decisions(NamedTuple):
-    """Sizes of a problem, and its record's values of the fields that Figure 4 is about. Extents in elements."""
+    """The sizes of a problem, and the fields of its record that Figure 4 shows. Extents are in elements."""
 
     family: str
     m: int
@@ -36,11 +40,14 @@ class Decisions(NamedTuple):
 
     @property
     def mnk(self) -> int:
-        """The size by which the paper orders problems."""
+        """M·N·K, the size by which the paper orders problems."""
         return self.m * self.n * self.k
 
     def swizzled(self, effective: bool) -> bool:
-        """Whether the record chooses block swizzle; where ``effective``, whether its grid has more than one slice."""
+        """Whether the record chooses block swizzle; with ``effective``, whether the swizzle changes the order of tiles.
+
+        It changes nothing if one stride covers all of N, because the grid then has a single slice.
+        """
         if not effective:
             return self.raster == "zsplit"
         stride = self.swizzle_stride
@@ -48,7 +55,7 @@ class Decisions(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A number of Figure 4 in this catalog and in the paper."""
+    """One number of Figure 4: its value in this catalog and in the paper."""
 
     name: str
     catalog: float
@@ -61,14 +68,14 @@ class Figure(NamedTuple):
 
 
 def counts(problem: Problem) -> bool:
-    """Whether the section is about a problem's record."""
+    """Whether a problem's record is counted in this section: A100, fp16 accumulators, B stored (N,K)."""
     return (problem.gpu, problem.acc, problem.layout) == ("a100", "f16", "tn")
 
 
 def subset(records: Sequence[Record]) -> list[Decisions]:
-    """Decisions of the A100 records with fp16 accumulators, B stored (N,K), and a ring of two stages or more.
+    """The decisions of the records that ``counts`` admits and that have two pipeline stages or more.
 
-    Records of a family that lacks one of the fields are left out.
+    Records of a family that lacks one of the fields of ``Decisions`` are left out.
     """
     rows = [
         Decisions(*(getattr(record, name) for name in Decisions._fields))
@@ -79,7 +86,7 @@ def subset(records: Sequence[Record]) -> list[Decisions]:
 
 
 def correlations(rows: Sequence[Decisions]) -> list[Figure]:
-    """Spearman's correlation of every pair that the paper prints."""
+    """Spearman's correlation for every pair of decision and size that the paper prints."""
     return [
         Figure(_name(decision, size), spearman(_values(rows, decision), _values(rows, size)), paper)
         for decision, size, paper in PAIRS
@@ -87,14 +94,15 @@ def correlations(rows: Sequence[Decisions]) -> list[Figure]:
 
 
 def swizzle_use(rows: Sequence[Decisions], effective: bool = False) -> tuple[float, float]:
-    """Shares (0 to 1) of records with block swizzle among problems up to ``SMALL_MNK`` and above ``LARGE_MNK``."""
+    """The shares (0 to 1) of records with block swizzle: among problems with M·N·K up to ``SMALL_MNK``, and among those
+    above ``LARGE_MNK``."""
     small = [row for row in rows if row.mnk <= SMALL_MNK]
     large = [row for row in rows if row.mnk > LARGE_MNK]
     return share(row.swizzled(effective) for row in small), share(row.swizzled(effective) for row in large)
 
 
 def shares(rows: Sequence[Decisions]) -> list[Figure]:
-    """The shares of block swizzle that the paper prints."""
+    """The two shares of block swizzle that the paper prints."""
     small, large = swizzle_use(rows)
     return [
         Figure("block swizzle chosen, MNK ≤ 2^27", small, PAPER_SWIZZLE[0]),
@@ -103,7 +111,7 @@ def shares(rows: Sequence[Decisions]) -> list[Figure]:
 
 
 def section(records: Sequence[Record]) -> Section:
-    """Figure 4 as it follows from these records."""
+    """The section with Figure 4 as computed from these records."""
     rows = subset(records)
     title = "What the records choose, by size (the paper's Figure 4)"
     if not rows:

@@ -1,6 +1,8 @@
-"""Which kernels are faster or slower in one set of measurements than in another, beyond noise.
+"""Finds the kernels that are faster or slower in one set of measurements than in another, beyond noise.
 
-The two sets were not measured in turns, so samples make no pairs; the bootstrap resamples each set by itself.
+Problems occur in both sets and are paired. Samples are not: the two sets were measured one after the other, not in
+turns, so the bootstrap resamples each set independently. The interval therefore does not cover changes of the machine
+between the two runs. The baselines, which should not have changed, serve as a control for those.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from kernelproof.ground.pages import Section, Table, microseconds, percent
 if TYPE_CHECKING:
     from cudal2gen.results.ratios import Array
 
-MAX_ROWS = 20
+MAX_ROWS = 20  # most rows in a table of improvements or regressions
 
 
 class Pair(NamedTuple):
-    """One problem in both sets, for one contender. ``ratio``: time before over time after, so above 1 is faster."""
+    """One problem that was measured in both sets, for one contender.
+
+    ``ratio`` is the time before divided by the time after, so above 1 means that it became faster.
+    """
 
     before: Measurement
     after: Measurement
@@ -29,14 +34,18 @@ class Pair(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Beyond noise: the whole interval on one side of 1."""
+        """Whether it became "faster" or "slower" (the whole interval is on one side of 1) or stayed "within noise"."""
         return "faster" if self.ratio.low > 1 else "slower" if self.ratio.high < 1 else "within noise"
 
 
 def compare(
     a: Measurements, b: Measurements, predicate: Callable[[Measurement], bool] = lambda _: True
 ) -> list[Section]:
-    """Sections on the conditions that both sets share: our kernels, and the baselines as a control."""
+    """One section for each set of conditions (card, types, protocol, L2 state) that ``a`` and ``b`` share.
+
+    Each compares our kernels, and the baselines as a control. The first section names the conditions that only one of
+    them has.
+    """
     before = {_conditions(group): group for group in by_conditions(a, predicate)}
     after = {_conditions(group): group for group in by_conditions(b, predicate)}
     shared = [key for key in before if key in after]
@@ -48,7 +57,7 @@ def compare(
 
 
 def pairs(before: Group, after: Group, contender: str = KERNEL) -> list[Pair]:
-    """Problems that both groups timed for this contender, in the order of the first."""
+    """The problems on which both groups timed this contender, in the order of ``before``."""
     later = {measurement.mnk: measurement for measurement in after.measurements}
     shared = [
         (measurement, later[measurement.mnk])
@@ -60,7 +69,7 @@ def pairs(before: Group, after: Group, contender: str = KERNEL) -> list[Pair]:
 
 
 def _ratios(before: list[Measurement], after: list[Measurement], contender: str) -> list[Ratio]:
-    """Ratios of medians with percentile bootstrap intervals, the two sides resampled independently."""
+    """The ratios of median times with 95 % bootstrap intervals; the two sides are resampled independently."""
     import numpy as np
 
     sides = [_resampled(measured, contender, seed) for seed, measured in enumerate((before, after))]
@@ -72,7 +81,7 @@ def _ratios(before: list[Measurement], after: list[Measurement], contender: str)
 
 
 def _resampled(measured: list[Measurement], contender: str, seed: int) -> list[tuple[float, Array]]:
-    """Median log time and its resamples, of each measurement."""
+    """For each measurement, the median log time and its bootstrap resamples."""
     import numpy as np
 
     logs = [

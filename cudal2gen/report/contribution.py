@@ -1,4 +1,8 @@
-"""A user's measurements as one anonymised file of JSON lines, and checks of such a file."""
+"""Prepares a user's measurements for sharing, and checks such files before they are accepted.
+
+``anonymous`` removes folders, host names and user names from all texts. ``inspect`` finds faults in a file that
+somebody else measured: damaged lines, impossible times, too few or repeated samples, copied measurements.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ from cudal2gen.report.groups import Group, by_conditions
 from cudal2gen.results import Environment, Measurement, Measurements
 from kernelproof.ground.errors import SkippedLine
 
-MIN_SAMPLES = 2 * MIN_ROUNDS  # of a contender, as `bench` takes them: two a round
-# Fields that an environment must have: floors are computed from them, and cards compared by them.
+MIN_SAMPLES = 2 * MIN_ROUNDS  # least samples of each contender; `bench` takes two per round
+# Fields that an environment must state. Without them no lower bound of times follows, and cards cannot be compared.
 NEEDED = ("sms", "l2_bytes", "max_sm_mhz", "max_memory_mhz", "memory_bus_bits", "driver", "versions")
 
 Row = TypeVar("Row", Environment, Measurement)
@@ -28,9 +32,9 @@ _FOLDERS = re.compile(r"(?<![\w.])~?(?:/[\w.+@ -]+)+/(?=[\w.+-])")
 
 
 def anonymous(measurements: Measurements) -> Measurements:
-    """The measurements and their environments, without folders, host and user names in texts.
+    """The same measurements and environments, without folders, host names and user names in their texts.
 
-    Environments are numbered, since an id may be made of anything.
+    The ids of environments are replaced by numbers, since an id is free text.
     """
     rows = measurements.measurements
     numbers = {name: f"card-{number}" for number, name in enumerate(dict.fromkeys(row.environment for row in rows), 1)}
@@ -44,7 +48,7 @@ def anonymous(measurements: Measurements) -> Measurements:
 
 
 def _cleaned(row: Row) -> Row:
-    """A row, its texts without names of this machine."""
+    """The row with this machine's names removed from all of its texts."""
     return type(row).model_validate(_without_names(row.model_dump()))
 
 
@@ -62,7 +66,10 @@ def _without_names(value: Any) -> Any:
 
 
 def _private_names() -> set[str]:
-    """The names of this machine and its user; those of three letters or fewer may be words of any report."""
+    """The names of this machine and its user that must not be published.
+
+    Names of up to three letters are kept, because they may be ordinary words in any text.
+    """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -72,14 +79,14 @@ def _private_names() -> set[str]:
 
 
 class Inspection(NamedTuple):
-    """The measurements of a file, and its faults, a sentence each."""
+    """The measurements of a file, and its faults in one sentence each."""
 
     measurements: Measurements
     faults: list[str]
 
     @property
     def summary(self) -> str:
-        """How many measurements of what."""
+        """How many measurements the file has, of how many problems, on which cards."""
         rows = self.measurements.measurements
         cards = ", ".join(sorted({environment.name for environment in self.measurements.environments.values()}))
         problems = len({row.problem for row in rows})
@@ -87,16 +94,19 @@ class Inspection(NamedTuple):
 
 
 def inspect(path: Path) -> Inspection:
-    """Reads a file as a stranger's: every line must be whole, every time possible, every sample its own."""
+    """Reads a file that somebody else measured, and lists its faults.
+
+    Every line must be complete, every time possible on its card, and no measurement or series of samples may be a copy.
+    """
     with warnings.catch_warnings(record=True) as skipped:
         warnings.simplefilter("always", SkippedLine)
         measurements = results.measurements(path)
     faults = [str(warning.message) for warning in skipped if issubclass(warning.category, SkippedLine)]
     for environment in measurements.environments.values():
         faults += _missing(environment)
-    with warnings.catch_warnings(action="ignore", category=SkippedLine):  # counted above
+    with warnings.catch_warnings(action="ignore", category=SkippedLine):  # these lines are among the faults already
         faults += _misnamed(path)
-    for row in measurements.measurements:  # each by itself: a later one must not hide it
+    for row in measurements.measurements:  # one at a time, since groups keep only the latest measurement of a problem
         for group in by_conditions(measurements._replace(measurements=[row])):
             faults += [doubt.words for doubt in group.doubts]
             faults += _fast_samples(group)
@@ -114,7 +124,10 @@ def _missing(environment: Environment) -> Iterator[str]:
 
 
 def _misnamed(path: Path) -> Iterator[str]:
-    """Lines whose ``gpu`` is another model than the card's name and SMs tell; an empty one claims none."""
+    """Faults of environments whose ``gpu`` is not the model that the card's name and number of SMs identify.
+
+    An empty ``gpu`` makes no claim, so it is no fault.
+    """
     for number, row in results.lines(path):
         if isinstance(row, Environment) and row.gpu not in ("", row.model):
             yield (
@@ -125,7 +138,10 @@ def _misnamed(path: Path) -> Iterator[str]:
 
 
 def _fast_samples(group: Group) -> Iterator[str]:
-    """Samples below the floor; medians are judged by the group's doubts."""
+    """Faults of timings with a sample below the lower bound of the time.
+
+    If even the median is below it, ``Group.doubts`` reports the timing, and it is not repeated here.
+    """
     for row in group.measurements:
         floor = group.floor_us(row)
         for timing in row.timings:
@@ -147,7 +163,7 @@ def _of_measurement(row: Measurement) -> Iterator[str]:
 
 
 def _copies(measurements: Measurements) -> Iterator[str]:
-    """Measurements, or the samples of contenders, that appear more than once."""
+    """Faults of measurements, or samples of a contender, that appear more than once in the file."""
     texts = [row.model_dump_json() for row in measurements.measurements]
     rows = dict(zip(texts, measurements.measurements, strict=True))
     for text, count in Counter(texts).items():

@@ -1,4 +1,7 @@
-"""Our times compared with a lower bound for the card and with the times that the model predicts."""
+"""Compares our kernels' times with a lower bound for the card, and with the times that the timing model predicts.
+
+The first comparison shows how much faster a kernel could be at best, the second how far the model can be trusted.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ COLUMNS = (
 
 
 def records_by_kernel(records: Sequence[Record], groups: Iterable[Group]) -> dict[tuple[str, str], Record]:
-    """Records of measured sizes by the kernel and problem that a measurement names."""
+    """The records of measured sizes, by the kernel's name and the problem's sizes, as measurements name them."""
     sizes = {measurement.mnk for group in groups for measurement in group.measurements}
     return {(record.name, record.mnk): record for record in records if record.mnk in sizes}
 
 
 def each(group: Group, records: Mapping[tuple[str, str], Record]) -> Table:
-    """Every problem, the nearest to its floor first; a time below it is named."""
+    """The table of all problems, those closest to their lower bound first. A time below the bound is pointed out."""
     rows = []
     for measurement in group.measurements:
         timing = measurement.timing(KERNEL)
@@ -44,8 +47,10 @@ def each(group: Group, records: Mapping[tuple[str, str], Record]) -> Table:
 
 
 def by_class(group: Group, records: Mapping[tuple[str, str], Record]) -> Table | None:
-    """How well the timing model predicts, per size class: what a calibration of its constants starts from. None where
-    no kernel has both times."""
+    """How well the timing model predicts the times of each size class; None if no kernel has both times.
+
+    A calibration of the model's constants starts from these figures.
+    """
     rows = []
     for size_class in group.size_classes:
         pairs = [
@@ -69,7 +74,7 @@ def by_class(group: Group, records: Mapping[tuple[str, str], Record]) -> Table |
 
 
 def _pairs(group: Group, records: Mapping[tuple[str, str], Record]) -> Iterator[tuple[Measurement, float, float]]:
-    """Measurements with the kernel's measured and modelled times in microseconds, where there are both."""
+    """The measurements for which both exist, each with the kernel's measured and modelled time in microseconds."""
     for measurement in group.measurements:
         timing, modelled = measurement.timing(KERNEL), _modelled_us(group, measurement, records)
         if timing and modelled:
@@ -77,8 +82,11 @@ def _pairs(group: Group, records: Mapping[tuple[str, str], Record]) -> Iterator[
 
 
 def _modelled_us(group: Group, measurement: Measurement, records: Mapping[tuple[str, str], Record]) -> float | None:
-    """The modelled time of our kernel on the card that measured it, though its record may be another GPU's; None where
-    no record is known, and on a card whose rates are not."""
+    """The modelled time in microseconds of our kernel on the card that measured it.
+
+    The record may have been made for another GPU model; it is modelled on the card's. The answer is None if the
+    kernel's record or the card's rates are not known.
+    """
     timing = measurement.timing(KERNEL)
     record = records.get((timing.record or "", measurement.mnk)) if timing else None
     if record is None or not group.card:
@@ -90,7 +98,7 @@ def _modelled_us(group: Group, measurement: Measurement, records: Mapping[tuple[
 
 
 def apart(group: Group, records: Mapping[tuple[str, str], Record]) -> str:
-    """How far measured and modelled times are apart; empty where no kernel has both."""
+    """A sentence on how far measured and modelled times differ; empty if no kernel has both."""
     ratios = [measured / modelled for _, measured, modelled in _pairs(group, records)]
     if not ratios:
         return ""

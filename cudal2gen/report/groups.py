@@ -1,6 +1,8 @@
-"""Groups of measurements under equal conditions, and the figures of each: speedups, roofline, worst cases, doubts.
+"""Groups measurements that were taken under equal conditions, and computes the figures of each group.
 
-Times are in microseconds, rates in TFLOP/s, arithmetic intensities in FLOP per byte.
+Only measurements with the same card, types, layout, protocol, L2 state and load may be averaged. For each such group
+this module gives speedups over the baselines, the roofline, the worst cases, and doubts: results that are too good to
+be believed without a check. Times are in microseconds, rates in TFLOP/s.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from cudal2gen.results.ratios import Ratio
 from kernelproof.ground.element import Element
 
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
-# No dense fp16 GEMM of NVIDIA's libraries sustains more before compute capability 10.0: a higher rate needs a check.
+# Before compute capability 10.0, no dense fp16 product of NVIDIA's libraries sustains a higher rate than this. A result
+# above it needs a check by hand.
 SUSPICIOUS_TFLOPS = 800.0
-WORST = 20
+WORST = 20  # how many of the lowest speedups a report lists
 INTERFACES = ("torch.matmul", "cublas", "cublaslt-heuristic", "cublaslt-autotuning")
 LAYOUTS = ("nn", "tn", "max")
 
@@ -29,16 +32,17 @@ Key = tuple[str, str, str, str, str, str, float | None]  # card, GPU, types, lay
 
 
 class Roof(NamedTuple):
-    """Limits of a card at its highest clocks; a rate of 0 means that it is not known."""
+    """The roofline of a card at its highest clocks: peak rate and memory bandwidth. 0 means that one is not known."""
 
     peak_tflops: float
     bandwidth_tbs: float
     l2_bytes: int
 
     def tflops(self, measurement: Measurement) -> float:
-        """The rate that the problem cannot exceed; infinite where no limit is known.
+        """The rate that no kernel can exceed on this problem; infinite if no limit is known.
 
-        A warm L2 serves its capacity's worth of operands, so only the rest comes from device memory.
+        Unless the L2 is cold, it may already hold as many bytes of the operands as fit, so only the rest must come from
+        device memory.
         """
         cached_bytes = 0 if measurement.l2 == "cold" else self.l2_bytes
         moved_bytes = max(0, measurement.traffic_bytes - cached_bytes)
@@ -50,18 +54,18 @@ class Roof(NamedTuple):
 
 
 def roof(environment: Environment, acc: Acc, element: Element) -> Roof:
-    """From the environment's SMs, highest clocks and bus."""
+    """The roofline of an environment's card, from its number of SMs, highest clocks and memory bus."""
     peak = environment.peak_flops_us(acc, element)
     return Roof(peak / 1e6, environment.bandwidth_bytes_us / 1e6, environment.l2_bytes)
 
 
 def tflops(measurement: Measurement, us: float) -> float:
-    """The rate of a product that takes ``us`` microseconds."""
+    """The rate in TFLOP/s of a measurement's problem if it takes ``us`` microseconds."""
     return measurement.flops / us / 1e6
 
 
 class Doubt(NamedTuple):
-    """A result that is too good to be true without a check. Rates in TFLOP/s."""
+    """A result that is too good to be believed without a check. Rates are in TFLOP/s."""
 
     measurement: Measurement
     contender: str
@@ -70,7 +74,7 @@ class Doubt(NamedTuple):
 
     @property
     def words(self) -> str:
-        """A sentence that names the result and the limit it exceeds."""
+        """A sentence that names the result and the limit that it exceeds."""
         if self.tflops > self.limit:
             reason = (
                 f"above the roofline's {self.limit:.1f} TFLOP/s there: the clock, the L2 state or the work is wrong"
@@ -81,8 +85,11 @@ class Doubt(NamedTuple):
 
 
 class Group:
-    """Measurements of one card, of one choice of types, layout, protocol and L2 state, one of each problem. ``types``:
-    with fusion and batch."""
+    """Measurements under the same conditions, one of each problem.
+
+    The conditions are the card, the GPU model of the problems, types (with fusion and batch), layout, protocol, L2
+    state and load.
+    """
 
     def __init__(self, key: Key, environments: Sequence[Environment], measurements: Sequence[Measurement]) -> None:
         self.name, self.gpu, self.types, self.layout, self.protocol, self.l2, self.target_qps = key
@@ -99,17 +106,18 @@ class Group:
 
     @property
     def card(self) -> str:
-        """The model of the card that measured, whatever its problems say; empty for one that is not in ``GPUS``."""
+        """The model of the card that measured, which may differ from the problems' ``gpu``; empty if the card is not in
+        ``GPUS``."""
         return self.environments[0].gpu
 
     @property
     def acc(self) -> Acc:
-        """The accumulator of all."""
+        """The accumulator type of all measurements."""
         return self.measurements[0].acc
 
     @cached_property
     def contenders(self) -> list[str]:
-        """Names, measured and derived: our kernel first, a "-max" after its two layouts."""
+        """The names of all contenders, our kernel first and each "-max" after its two layouts."""
         return sorted({name for measurement in self.measurements for name in measurement.contenders}, key=_order)
 
     @cached_property
@@ -118,28 +126,28 @@ class Group:
 
     @cached_property
     def ratios(self) -> dict[str, list[Ratio | None]]:
-        """Speedup over each baseline, one per measurement."""
+        """For each baseline, our speedup in every measurement; None where one of the two was absent."""
         return {name: speedups(self.measurements, name) for name in self.baselines}
 
     @cached_property
     def roof(self) -> Roof:
-        """The highest of the environments' roofs, were there several."""
+        """The roofline of the card. If the group has several environments, the highest limits count."""
         element = self.measurements[0].problem.element
         roofs = [roof(environment, self.acc, element) for environment in self.environments]
         return Roof(*(max(values) for values in zip(*roofs, strict=True)))
 
     def summary(self, baseline: str, size_class: str | None = None) -> Summary | None:
-        """Over all problems, or over those of a class."""
+        """The statistics of speedups over a baseline, for all problems or those of one class; None without any."""
         if (baseline, size_class) not in self._summaries:
             self._summaries[baseline, size_class] = summarise(self.speedups_over(baseline, size_class))
         return self._summaries[baseline, size_class]
 
     def dispatched(self, baseline: str) -> Summary | None:
-        """Speedups of a dispatcher that takes the baseline where that is faster."""
+        """The statistics of a dispatcher that uses the baseline wherever it is faster than our kernel."""
         return summarise(best_of(self.speedups_over(baseline)))
 
     def speedups_over(self, baseline: str, size_class: str | None = None) -> list[Ratio]:
-        """Speedups over a baseline where both ran."""
+        """The speedups over a baseline for the problems on which both ran."""
         pairs = zip(self._classes, self.ratios[baseline], strict=True)
         return [ratio for own_class, ratio in pairs if ratio and size_class in (None, own_class)]
 
@@ -153,12 +161,12 @@ class Group:
         return [measurement.problem.size_class for measurement in self.measurements]
 
     def floor_us(self, measurement: Measurement) -> float:
-        """A lower bound of any kernel's time, by FLOP, by bytes, and by the time of an empty kernel."""
+        """A lower bound of any kernel's time in microseconds: by the roofline, and by the time of an empty kernel."""
         rate = self.roof.tflops(measurement)
         return max(measurement.flops / rate / 1e6, MIN_US)
 
     def worst(self, baseline: str) -> list[tuple[Measurement, Ratio]]:
-        """The lowest speedups over a baseline, lowest first."""
+        """The ``WORST`` lowest speedups over a baseline, lowest first."""
         pairs = [
             (measurement, ratio)
             for measurement, ratio in zip(self.measurements, self.ratios[baseline], strict=True)
@@ -168,13 +176,13 @@ class Group:
 
     @cached_property
     def strictest(self) -> str | None:
-        """The baseline with our lowest geometric-mean speedup; None without baselines."""
+        """The baseline over which our geometric-mean speedup is lowest; None without baselines."""
         means = {name: summary.geomean.value for name in self.baselines if (summary := self.summary(name))}
         return min(means, key=means.__getitem__) if means else None
 
     @cached_property
     def doubts(self) -> list[Doubt]:
-        """Results above the roofline or above what such cards sustain, of every measured contender."""
+        """The results, of our kernel or a baseline, above the roofline or above ``suspicious_tflops``."""
         doubts = []
         for measurement in self.measurements:
             limit = self.roof.tflops(measurement)
@@ -186,18 +194,19 @@ class Group:
 
     @property
     def suspicious_tflops(self) -> float:
-        """The rate above which a result needs a check by hand; infinite where none is known but the roofline's."""
+        """The rate above which a result needs a check by hand; infinite for cards of compute capability 10 or more, for
+        which only the roofline is known."""
         generations = {int(environment.capability.partition(".")[0]) for environment in self.environments}
         return SUSPICIOUS_TFLOPS if max(generations) < 10 else math.inf
 
     def absences(self) -> Counter[tuple[str, str]]:
-        """How often a contender could not run, by (contender, reason)."""
+        """How many measurements lack a contender, by (contender, reason)."""
         return Counter(item for measurement in self.measurements for item in measurement.absent.items())
 
     @property
     def slowest_clock(self) -> float:
-        """The lowest SM clock that was read while it ran, as a share of the highest that the card allows; 1 where
-        neither is known."""
+        """The lowest SM clock that was read during the measurements, as a share (0 to 1) of the card's highest clock; 1
+        if no clock is known."""
         highest = {environment.id: environment.max_sm_mhz for environment in self.environments}
         shares = [
             mhz / highest[measurement.environment]
@@ -208,31 +217,32 @@ class Group:
         return min(shares, default=1.0)
 
     def throttled(self) -> Counter[str]:
-        """How many measurements saw each throttle reason."""
+        """The number of measurements in which the card reported each reason for limited clocks."""
         return Counter(reason for measurement in self.measurements for reason in measurement.conditions.throttle)
 
     def readings(self, take: Callable[[Measurement], Iterable[float]]) -> list[float]:
-        """Some reading of the card over all measurements."""
+        """One kind of reading of the card (what ``take`` selects) from all measurements."""
         return [value for measurement in self.measurements for value in take(measurement)]
 
     @property
     def padded(self) -> list[float]:
-        """Shares (0 to 1) of our time that copies to and from padded matrices take, for problems that need copies."""
+        """For each problem that needs padded matrices, the share (0 to 1) of our time that the copies take."""
         timings = [measurement.timing(KERNEL) for measurement in self.measurements]
         return [timing.padding_us / timing.median_us for timing in timings if timing and timing.padding_us]
 
     @property
     def samples(self) -> tuple[int, int, float]:
-        """Fewest, most, and the median number of samples of our kernel."""
+        """The fewest, the most, and the median number of samples of our kernel per measurement."""
         counts = [len(timing.event_us) for measurement in self.measurements if (timing := measurement.timing(KERNEL))]
         return (min(counts), max(counts), median(counts)) if counts else (0, 0, 0)
 
 
 def by_conditions(measurements: Measurements, predicate: Callable[[Measurement], bool] = lambda _: True) -> list[Group]:
-    """The latest measurements that satisfy ``predicate``, in groups of equal conditions.
+    """The latest measurements that satisfy ``predicate``, grouped by their conditions.
 
-    Where the operands exceed three times the L2, hot and cold are the same and measured once: such problems belong to
-    the hot and to the cold group of their protocol, and to a group "exceeded" only where it has neither.
+    Problems whose operands exceed three times the L2 are measured once, since hot and cold are the same for them. They
+    belong to both the hot and the cold group of their protocol. Only if there is neither do they form a group of their
+    own, "exceeded".
     """
     by_state: dict[Key, dict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
     for measurement in filter(predicate, measurements.latest()):
@@ -262,7 +272,8 @@ def by_conditions(measurements: Measurements, predicate: Callable[[Measurement],
 
 
 def _order(name: str) -> tuple[bool, int, str, int, str]:
-    """Our kernel, then the paper's order of interfaces, then the rest; within an interface nn, tn, max."""
+    """The sort key of a contender: our kernel, then the interfaces in the paper's order, then others; within an
+    interface nn, tn, max."""
     stem, _, last = name.rpartition("-")
     if last not in LAYOUTS:
         stem, last = name, ""

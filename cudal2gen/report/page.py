@@ -1,4 +1,7 @@
-"""The report as one self-contained HTML file, made from the same sections as the Markdown."""
+"""Prints a report as one self-contained HTML file, from the same sections as the Markdown.
+
+The page embeds the measurements as JSON, from which its script draws the charts; it loads nothing from a network.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ from kernelproof.ground.pages import Section
 
 
 def html(title: str, sections: Sequence[Section], groups: dict[str, Group], records: Iterable[Record]) -> str:
-    """The complete page. ``groups``: the data of charts, by their section's anchor; ``records``: targets of links."""
+    """The complete page.
+
+    ``groups``: the measurements that charts show, by the anchor of their section. ``records``: the records to which
+    points of the charts link.
+    """
     links = _Records(records)
     data = {
         "classes": SIZE_CLASSES,
@@ -41,9 +48,10 @@ def html(title: str, sections: Sequence[Section], groups: dict[str, Group], reco
 
 
 class _Records:
-    """Records that measurements name, each once.
+    """The records that measurements name, each once, for links from the charts.
 
-    Records that differ in data fields share a name: the measured problem's own record wins, on any GPU.
+    A record's name does not contain its problem's fields, so several records may share it. The record of the measured
+    problem's own sizes is preferred, even if it is made for another GPU.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -56,7 +64,7 @@ class _Records:
         self.linked: list[dict[str, Any]] = []
 
     def place(self, measurement: Measurement, timing: Timing) -> int:
-        """The index in ``linked`` of a timing's record, which its first use appends."""
+        """The index of a timing's record in ``linked``. The record is appended at its first use."""
         record = self._find(measurement, timing.record or "")
         key = (timing.record, timing.digest, record.key if record else None)
         if key not in self._places:
@@ -99,7 +107,10 @@ def _doubt_text(doubt: Doubt) -> str:
 
 
 def _shape(group: Group, i: int, records: _Records, doubts: dict[str, list[str]]) -> list[Any]:
-    """[m, n, k, class, place of the record, median times, speedups with bounds, doubts], in the group's orders."""
+    """One measurement as the script expects it: [m, n, k, class, index of the record, median times, speedups, doubts].
+
+    Times are in the order of ``contenders``; speedups, each with its bounds, in the order of ``baselines``.
+    """
     measurement = group.measurements[i]
     kernel_timing = measurement.timing(KERNEL)
     times = [measurement.timing(name) for name in group.contenders]
@@ -120,5 +131,5 @@ def _bounds(ratio: Ratio | None) -> list[float] | None:
 
 
 def _digits(value: float) -> float:
-    """Five significant digits, for drawing and printing; statistics use the unrounded values."""
+    """The value rounded to five significant digits, for charts only; statistics use the unrounded values."""
     return round(value, 4 - math.floor(math.log10(value)))

@@ -1,4 +1,7 @@
-"""CUDA-L2's published speedups (``configs/published.json``) beside ours, and how their protocol differs."""
+"""Reads the speedups that CUDA-L2 published (``configs/published.json``) and shows them beside ours.
+
+The two are not the same experiment: cards and protocols differ, and the section says how.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,16 @@ from cudal2gen.kernel import GPUS
 from kernelproof.ground import chips
 from kernelproof.ground.pages import Section, Table, percent, times
 
-# Counts of kernels that are published as fp32 and accumulate in fp16, read off the sources kernel by kernel.
+# The number of kernels, by GPU and published accumulator, that are published as fp32 but accumulate in fp16. They were
+# counted in the published source code, kernel by kernel.
 MISLABELLED = {("a100", "f32"): 56, ("rtx3090", "f32"): 33, ("h100", "f32"): 192}
 
 
 class Row(NamedTuple):
-    """Speedups of one published set over one baseline; arithmetic mean, sample std, shares of 1."""
+    """The statistics of one published set of speedups over one baseline.
+
+    ``mean`` is arithmetic and ``std`` that of a sample; ``wins`` and ``losses`` are shares (0 to 1) of the shapes.
+    """
 
     gpu: str
     acc: str
@@ -34,13 +41,16 @@ class Row(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The figures, and their source (title, paper, repository, commit)."""
+    """All published figures, and their source (title, paper, repository, commit)."""
 
     source: dict[str, str]
     rows: tuple[Row, ...]
 
     def nearest(self, gpu: str, acc: str, mode: str) -> dict[str, Row]:
-        """The published set closest to a measurement, by baseline: same accumulator first, then same or related GPU."""
+        """The rows of the published set that is closest to a measurement, by baseline; empty if the mode has none.
+
+        A set with the same accumulator is preferred, then one of the same GPU, then one of a related GPU.
+        """
 
         def distance(row: Row) -> tuple[bool, bool, bool]:
             return row.acc != acc, row.gpu != gpu, not chips.related(row.gpu, gpu)
@@ -53,13 +63,13 @@ class Published(NamedTuple):
 
 
 def load() -> Published:
-    """The shipped figures. Raises OSError or ValueError where the installation is damaged."""
+    """The published figures that ship with the package. Raises OSError or ValueError if the installation is damaged."""
     data: dict[str, Any] = json.loads((places.shipped("configs") / "published.json").read_text())
     return Published(data["source"], tuple(Row(**row) for row in data["rows"]))
 
 
 def section(published: Published) -> Section:
-    """All published sets and modes."""
+    """The section with one table for each published set (GPU and accumulator), in all of its modes."""
     source = published.source
     sets = dict.fromkeys((row.gpu, row.acc) for row in published.rows)
     return Section(

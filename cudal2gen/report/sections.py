@@ -1,4 +1,8 @@
-"""The sections of a report that describe groups of measurements, from conditions to doubts."""
+"""Writes the sections of a report that describe measurements: an overview, then one section for each group.
+
+A group's section tells the environment and conditions, the paper's tables of speedups, the worst cases, doubts about
+results, and charts.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,8 @@ NO_TIMING = (
     "'cudal2gen try' and 'show' give modelled figures. The sections below are computed from the catalog of kernels, "
     "from verdicts and from published figures."
 )
-MAX_DOUBTS = 20
-LOW_CLOCK = 0.75  # share of the highest clock below which a report says so
+MAX_DOUBTS = 20  # further doubts are only counted
+LOW_CLOCK = 0.75  # a report warns if the SM clock fell below this share of the card's highest clock
 FILTERED = "No measurement matches the filters of this report; the results files hold {} of other kinds."
 PROTOCOLS = {
     "device": "Device time: repeated launches as a CUDA graph between device events; the host's launch is not in it.",
@@ -52,13 +56,14 @@ HOW_TO_READ = (
 
 
 def no_timing(sources: Sequence[str]) -> str:
-    """What a report without measurements begins with. ``sources``: the files that were searched."""
+    """The opening sentence of a report without measurements. ``sources``: the files that were searched."""
     files = " and ".join(sources) or "the results files"
     return NO_TIMING.format(f"{files} {'hold' if len(sources) != 1 else 'holds'}")
 
 
 def overview(groups: Sequence[Group], empty_text: str) -> Section:
-    """The first section: one row per group, against the strictest baseline."""
+    """The first section: one row for each group, with the speedup over its strictest baseline. ``empty_text`` stands
+    there if there is no group."""
     if not groups:
         return Section("overview", "In short", (empty_text,))
     summaries = [
@@ -85,18 +90,21 @@ def overview(groups: Sequence[Group], empty_text: str) -> Section:
 
 
 def _of_all(summary: Summary, group: Group) -> str:
-    """The problems of a figure; beside all of the group where some are left out."""
+    """The number of problems behind a figure, such as "98 of 100" if some of the group's lack it."""
     every = len(group.measurements)
     return str(every) if summary.shapes == every else f"{summary.shapes} of {every}"
 
 
 def _mixed(group: Group) -> str:
-    """That drivers, libraries or clocks differ, where they do."""
+    """A remark if the group mixes several environments, whose drivers, libraries or clocks differ."""
     return f", of {len(group.environments)} environments" if len(group.environments) > 1 else ""
 
 
 def section(group: Group, anchor: str, published: Published, records: Mapping[tuple[str, str], Record]) -> Section:
-    """Everything about one group: environment, conditions, tables, charts. ``records``: by kernel and problem."""
+    """The section about one group of measurements: environment, conditions, tables, charts.
+
+    ``records``: the record of each measured kernel, by the kernel's name and the problem's sizes.
+    """
     words = [PROTOCOLS[group.protocol], L2_STATES[group.l2]]
     if group.target_qps is not None:
         words.append(f"Target: {group.target_qps:g} calls a second.")
@@ -148,7 +156,7 @@ def table_2(group: Group) -> Table:
 
 
 def by_class(group: Group) -> Table:
-    """Geometric means and losses per size class, over the baselines that stand for an interface."""
+    """The statistics of each size class, over one baseline for each interface (its "-max" if there is one)."""
     rows = [
         (size_class, name, str(summary.shapes), times(summary.mean), times(summary.median), interval(summary.geomean),
          percent(summary.wins), percent(summary.losses), percent(summary.sure_losses))
@@ -164,7 +172,7 @@ def by_class(group: Group) -> Table:
 
 
 def worst(group: Group) -> Table:
-    """The lowest speedups over the strictest baseline."""
+    """The lowest speedups over the strictest baseline, with times and rates."""
     name = group.strictest or group.baselines[0]
     rows = []
     for measurement, ratio in group.worst(name):
@@ -183,7 +191,7 @@ def worst(group: Group) -> Table:
 
 
 def _statistics(summary: Summary) -> tuple[str, ...]:
-    """The cells under ``STATISTICS`` but for the baseline's name."""
+    """The cells under ``STATISTICS``, without the first (the baseline's name)."""
     return (
         str(summary.shapes),
         times(summary.mean),
@@ -198,7 +206,7 @@ def _summaries(group: Group) -> list[tuple[str, Summary]]:
 
 
 def _principal(group: Group) -> list[str]:
-    """The baselines without those of one layout, where their "-max" exists."""
+    """The baselines, without the two layouts of an interface whose "-max" exists."""
     parts = {part for name in group.baselines for part in DERIVED.get(name, ())}
     return [name for name in group.baselines if name not in parts]
 
@@ -307,7 +315,7 @@ def _conditions(group: Group) -> Table:
 
 def _beside(group: Group, published: Published) -> Table | None:
     mode = "server" if group.protocol == "server" else "offline"
-    of_half = group.types == group.acc  # as are all published ones
+    of_half = group.types == group.acc  # fp16 operands without fusion or batch, as in all published figures
     published_rows = published.nearest(group.gpu, group.acc, mode) if of_half else {}
     rows = [
         (name, times(summary.mean), times(row.mean), times(summary.median), times(row.median),

@@ -1,4 +1,7 @@
-"""Statistics of speedups (the baseline's time over our kernel's), and rank correlation."""
+"""Summarises the speedups of many problems: means, median, and shares of wins and losses.
+
+A speedup is the baseline's time over our kernel's, so above 1 means that our kernel is faster.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from cudal2gen.results.ratios import Ratio, geomean
 
 
 class Summary(NamedTuple):
-    """Speedups over problems. ``std``: of a sample, 0 for one problem; ``wins``, ``losses``: shares above and below 1.
+    """The statistics of the speedups on several problems (``shapes``: how many).
 
-    ``sure_wins``, ``sure_losses``: shares whose whole 95 % interval is above, below 1.
+    ``std``: the sample standard deviation, 0 for one problem. ``wins``, ``losses``: the shares (0 to 1) of problems
+    with a speedup above and below 1. ``sure_wins``, ``sure_losses``: the same, counting only problems whose whole 95 %
+    interval is on that side of 1.
     """
 
     shapes: int
@@ -28,8 +33,11 @@ class Summary(NamedTuple):
 
 
 def summarise(ratios: Sequence[Ratio]) -> Summary | None:
-    """Statistics over problems; None without ratios. The mean of one problem has that problem's interval, since its
-    bootstrap over problems would have none."""
+    """The statistics of these speedups; None if there are none.
+
+    The interval of the geometric mean comes from resampling the problems. With a single problem that interval would
+    have no width, so the problem's own interval is used.
+    """
     values = [ratio.value for ratio in ratios]
     mean = ratios[0] if len(ratios) == 1 else geomean(values)
     if mean is None:
@@ -48,7 +56,7 @@ def summarise(ratios: Sequence[Ratio]) -> Summary | None:
 
 
 def best_of(ratios: Sequence[Ratio]) -> list[Ratio]:
-    """Speedups of a dispatcher that takes the baseline where that is faster: at least 1, bounds too."""
+    """The speedups of a dispatcher that uses the baseline wherever it is faster: values and bounds are at least 1."""
     return [Ratio(max(1.0, value), max(1.0, low), max(1.0, high)) for value, low, high in ratios]
 
 

@@ -1,4 +1,7 @@
-"""What a report counts beside measurements: records by GPU and origin, verdicts, and compiled kernels."""
+"""Writes the section of a report that counts records, verdicts and compiled kernels.
+
+It tells a reader without measurements what the catalog holds and how much of it was checked.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,11 @@ CHANGED = "'cudal2gen validate --changed' executes the records whose binaries ha
 
 
 class Stock(NamedTuple):
-    """``sources``: the files that were searched for measurements. ``entries``: of the catalog. ``builds``: compiled
-    kernels in ``folder``."""
+    """What the section counts.
+
+    ``sources``: the files that were searched for measurements. ``entries``: the problems and origins of the catalog's
+    records. ``verdicts``: outcomes of checks. ``builds``: the number of compiled kernels in ``folder``.
+    """
 
     sources: Sequence[str]
     entries: Sequence[Entry]
@@ -26,7 +32,7 @@ class Stock(NamedTuple):
 
 
 def section(stock: Stock, predicate: Callable[[Problem], bool]) -> Section:
-    """Tables of the catalog's records whose problems satisfy ``predicate``, and of all verdicts."""
+    """The section with the numbers of the records whose problems satisfy ``predicate``, and of all verdicts."""
     groups: dict[str, Counter[str]] = {}
     for problem, structure in stock.entries:
         if predicate(problem):

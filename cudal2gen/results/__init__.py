@@ -1,4 +1,8 @@
-"""Results: the kinds of rows (``rows``), and the append-only files that store them (``storage``)."""
+"""What was measured and proved about kernels, kept in append-only files of JSON lines.
+
+``rows`` defines the kinds of rows (verdicts, measurements, trials, ...), ``storage`` reads and appends them, ``ratios``
+computes speedups with their intervals, and ``choice`` decides by measurements which kernel to use.
+"""
 
 from cudal2gen.results.rows import BATCHED as BATCHED
 from cudal2gen.results.rows import DERIVED as DERIVED

@@ -1,12 +1,17 @@
-"""Whether one of our kernels or the vendor's library should compute a problem, decided by a table of measurements.
+"""Decides whether one of our kernels or the vendor's library should compute a problem, from a table of measurements.
 
-A kernel is chosen where it was measured faster than the vendor's library by more than noise: in each L2 state, and by
-the lower end of the interval. Off the measured problems it must have won on all neighbours, and win after what its
-tiles waste and what copying to padded matrices costs. Where nothing was measured, the vendor's library answers.
+For a measured problem, the kernel is chosen if it beat the vendor's library by more than noise: the lower end of its
+speedup's 95 % interval must be at least 1 + ``MARGIN`` in every measured L2 state.
 
-A fused, batched or grouped problem is measured by itself. Where it was not, the measurement of its plain product says
-which kernel would take it, and that nothing is known of its speed: the vendor's library answers unless the caller
-prefers ``inferred``. Times are in microseconds; nothing here needs torch or a GPU.
+For other sizes, the table looks at the nearest measured problems (at most a factor of two away in each size). The
+kernel must have won on all of them, and must still be faster after the estimated cost of partly filled tiles and of
+copies to padded matrices. If there is no such neighbour, the vendor's library computes the problem.
+
+Fused, batched and grouped problems need measurements of their own. If there are none, the measurement of the plain
+product (the same sizes without fusion or batch) suggests a kernel, but says nothing about its speed with the fusion or
+batch. The vendor's library then computes the problem unless the caller passes ``prefer="inferred"``.
+
+Times are in microseconds. This module needs neither torch nor a GPU.
 """
 
 from __future__ import annotations
@@ -30,25 +35,28 @@ from kernelproof.ground.chips import CardFacts
 from kernelproof.ground.element import ElementName, OutputName
 from kernelproof.ground.errors import WrongInput
 
-# ``inferred``: as ``measured``, and where a fusion or batch was not measured, by the measurement of its plain product.
+# What the caller prefers. "measured": the kernel only if measurements say that it is faster. "inferred": the same, but
+# an unmeasured fusion or batch takes the kernel of its plain product. "kernel", "vendor": always ours, always theirs.
 Prefer = Literal["measured", "inferred", "kernel", "vendor"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-MARGIN = 0.01  # least gain over the vendor's library on a measured problem
-STRETCH = 0.05  # further gain required of a problem that was not measured
-OCTAVE = 1.0  # a neighbour is at most twice or half as large in each direction
-NEIGHBOURS = 3
-# Cost of copying to padded matrices; estimates, rather too high than too low.
-COPY_US = 3.0  # of a copy beside its bytes
+MARGIN = 0.01  # smallest gain over the vendor's library that counts as a win on a measured problem
+STRETCH = 0.05  # additional gain that is required if the speedup is estimated from neighbours
+OCTAVE = 1.0  # largest distance of a neighbour: each of its sizes is within a factor of 2**OCTAVE
+NEIGHBOURS = 3  # how many of the nearest neighbours are consulted
+# The estimated cost of copies to padded matrices. Too high an estimate only costs a missed win; too low an estimate
+# would choose a slower kernel, so these err on the high side.
+COPY_US = 3.0  # fixed time of one copy, in microseconds
 COPY_SHARE = 0.5  # share of the peak bandwidth that a copy reaches
-BANDWIDTH = 500_000.0  # bytes per microsecond (0.5 TB/s) assumed of an unknown card
+BANDWIDTH = 500_000.0  # bytes per microsecond (0.5 TB/s), assumed if the card's bandwidth is unknown
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One record of a table, and the binary that it stands for. ``fields``: the record's JSON values.
+    """One kernel of a table: its record's JSON values (``fields``) and the ``digest`` of its compiled binary.
 
-    ``place``: where these come from, for messages. ``card``: that it is to run on, where that is not its own model.
+    ``place`` says in error messages where the record was read. ``card`` is set only if the kernel is to run on another
+    GPU model than the one that its record was made for.
     """
 
     digest: str
@@ -58,7 +66,8 @@ class Kernel:
 
     @cached_property
     def record(self) -> Record:
-        """Parsed at first use, since a table has thousands. Raises IllegalRecord."""
+        """The parsed record. A table has thousands of kernels, so each is parsed at its first use. Raises
+        IllegalRecord."""
         try:
             return parse(dict(self.fields))
         except IllegalRecord as error:
@@ -69,7 +78,10 @@ class Kernel:
         return Sizes(self.fields["m"], self.fields["n"], self.fields["k"])
 
     def distance(self, problem: Problem) -> float:
-        """How far its record is from serving a problem, see ``kernel.serving``; the record is not parsed for it."""
+        """How far this kernel's sizes are from a problem's, as ``kernel.serving`` defines it.
+
+        The distance is needed for every kernel of a table, so it is computed without parsing the record.
+        """
         fields = self.fields if {"bm", "bn"} <= self.fields.keys() else dict(self.record)
         extents = {name: fields[name] for name in ("gpu", "layout", "m", "n", "k")}
         return serving.distance(problem, Problem.model_construct(**extents), (fields["bm"], fields["bn"]))
@@ -79,9 +91,9 @@ class Kernel:
         return Problem.kind_of(self.fields) == problem.kind
 
     def use(self, sizes: Sizes, operands: Operands) -> Use | None:
-        """How this binary computes the product, with as few copies as it can; None where it does not.
+        """How this binary computes a product of these sizes with as few copies as possible; None if it cannot.
 
-        Other sizes than the record's own are computed where they are legal and leave the binary as it is.
+        A binary can compute other sizes than its record's own if the same compiled code is legal for them.
         """
         return serving.use(self.record, sizes, operands) if self.runs else None
 
@@ -92,15 +104,17 @@ class Kernel:
 
     @cached_property
     def runs(self) -> bool:
-        """Whether the card can launch it; cards of the kernel's own model always can."""
+        """Whether the card can launch this kernel. A card of the kernel's own model always can."""
         return self.card is None or self.card.takes(self.record.arch, self.smem_bytes)
 
 
 class Row(NamedTuple):
-    """One measured problem: its best kernel by number, None where that is not in the table; what it won or lost.
+    """One measured problem, the number of its best kernel in the table, and how that kernel compares with the vendor.
 
-    ``us`` and ``vendor_us`` are medians in the worst L2 state; ``speedup``: value, low and high there. ``products``: of
-    the launch that was measured, more than one of a batch only.
+    ``kernel`` is None if the table does not contain that kernel. ``state`` names the L2 state and the baseline against
+    which the kernel did worst; ``us``, ``vendor_us`` (median times in microseconds) and ``speedup`` (value, low and
+    high end of the 95 % interval) are those of this worst case. ``products`` is the number of products in the measured
+    launch, which is 1 unless the problem is batched.
     """
 
     acc: Acc
@@ -121,14 +135,14 @@ class Row(NamedTuple):
 
     @property
     def spelled(self) -> dict[str, Any]:
-        """The fields that are not neutral, a fusion by its text."""
+        """The row as it is stored: fields with their default value are left out, and the fusion is its text."""
         fields = self._asdict()
         spelled = {name: value for name, value in fields.items() if name not in NEUTRAL or value != NEUTRAL[name]}
         return spelled | ({"fusion": self.fusion.text} if self.fusion else {})
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The problem's."""
+        """The problem's types, layout, fusion and batch; see ``Problem.kind_of``."""
         return Problem.kind_of(self._asdict())
 
     @property
@@ -137,7 +151,7 @@ class Row(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Sizes, fusion and batch in words."""
+        """Sizes, fusion and batch as messages show them."""
         fusion = f" {self.fusion}" if self.fusion else ""
         return f"{self.sizes.text}{fusion}{f' x{self.products}' if self.batch != 'none' else ''}"
 
@@ -147,10 +161,13 @@ class Row(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What answers a problem. ``kernel``: its number in the table, None for the vendor's library. ``reason``: why, with
-    the numbers; ``short``: the same without, equal for all problems alike, so that it can be counted. ``inferred``:
-    whether only the plain product was measured, so that nothing says that the kernel is faster. ``rows``: measurements
-    that stand for the problem, where they are not its own."""
+    """The decision for one problem: which kernel computes it, how, and why.
+
+    ``kernel``: the kernel's number in the table, or None for the vendor's library. ``use``: how that kernel is
+    launched. ``reason``: why, with the numbers of this problem. ``short``: the same reason without numbers, so that
+    equal reasons can be counted. ``inferred``: True if only the plain product was measured, so the kernel may be slower
+    than the vendor's. ``rows``: the measurements of other problems that the decision relies on, if there are any.
+    """
 
     kernel: int | None
     use: Use | None
@@ -162,8 +179,11 @@ class Choice(NamedTuple):
 
 @dataclass
 class Table:
-    """Kernels for one GPU model and what was measured of them. ``bandwidth``: the card's, bytes per microsecond.
-    ``card``: that the table serves, where that is of another model."""
+    """Kernels for one GPU model and what was measured of them.
+
+    ``bandwidth``: device memory bandwidth of the card in bytes per microsecond. ``notes``: what a caller should know
+    about how the table was made. ``card``: set only if the table is used on a card of another model than ``gpu``.
+    """
 
     gpu: str
     kernels: list[Kernel]
@@ -173,8 +193,11 @@ class Table:
     card: CardFacts | None = None
 
     def on(self, card: CardFacts) -> Table:
-        """The table for a card: as it is for one of its model; for another one the kernels whose code runs there, and
-        no row, since a measurement says nothing of another card."""
+        """This table as a given card can use it.
+
+        A card of the table's own model uses the table as it is. Another model gets the kernels whose code it can run
+        and no rows, because a measurement on one card says nothing about another.
+        """
         if card.model == self.gpu:
             return self
         # An architecture follows from the family, so one record of each is parsed.
@@ -189,7 +212,7 @@ class Table:
 
     @cached_property
     def kinds(self) -> frozenset[tuple[Any, ...]]:
-        """Of the problems that kernels are here for."""
+        """The kinds of problems for which the table has kernels; see ``Problem.kind_of``."""
         return frozenset(Problem.kind_of(kernel.fields) for kernel in self.kernels)
 
     def choose(
@@ -200,11 +223,12 @@ class Table:
         extra_us: float = 0.0,
         products: int = 1,
     ) -> Choice:
-        """What answers the problem, fused, batched or grouped as it says.
+        """Chooses what computes a problem, which may be fused, batched or grouped.
 
-        ``operands``: how A, B and D lie, of a batch each product's. ``products``: how many a launch of a batch
-        computes, or the groups of a grouped one, whose ``m`` counts the rows of all. ``extra_us``: what a kernel's
-        caller must do besides and the vendor's need not. A kernel that answers a fused problem does all of its fusion.
+        ``operands``: the memory layout of A, B and D; in a batch, that of each product. ``products``: the number of
+        products in a batched launch, or of groups in a grouped one (where the problem's ``m`` counts the rows of all
+        groups). ``extra_us``: time in microseconds that the caller spends only if our kernel is used; it counts
+        against the kernel. A kernel chosen for a fused problem computes the whole fusion.
         """
         sizes = Sizes(problem.m, problem.n, problem.k)
         if prefer == "vendor":
@@ -217,6 +241,8 @@ class Table:
             return Choice(None, None, reason, reason)
         if prefer == "kernel":
             return self._nearest(problem, sizes, operands)
+        # The order matters: a measurement of this very problem outweighs its neighbours, and those outweigh the plain
+        # product, which knows nothing about the cost of a fusion or batch.
         row = self.measured(problem, products)
         if row is not None:
             return self.by_row(row, row.sizes, operands, extra_us)
@@ -230,7 +256,11 @@ class Table:
         return self._by_problem.get((problem.kind, Sizes(problem.m, problem.n, problem.k), products))
 
     def by_row(self, row: Row, sizes: Sizes, operands: Operands, extra_us: float = 0.0) -> Choice:
-        """What the measurement of a problem says of it, or of other ``sizes`` for which it stands."""
+        """The choice that one measured row gives, for its own sizes or for other ``sizes`` that it represents.
+
+        The row was measured on packed operands. If these operands need more copies than packed ones, the additional
+        time is added to the kernel's before it is compared with the vendor's.
+        """
         measured = f"{row.text} was measured: {_speedup(row)}"
         if row.kernel is None or not row.wins:
             return Choice(None, None, f"{measured}, which is not faster beyond noise", "measured, not faster")
@@ -247,15 +277,19 @@ class Table:
         return Choice(row.kernel, use, f"{measured}{price}", "measured")
 
     def _inferred(self, problem: Problem, sizes: Sizes, operands: Operands, prefer: Prefer, extra_us: float) -> Choice:
-        """A fused or batched problem of which nothing was measured: the kernel of its plain product, with its fusion
-        or batch, where that was measured faster and the caller takes such a kernel."""
+        """The choice for a fused or batched problem if only its plain product was measured.
+
+        It is the plain product's kernel with this fusion or batch added, if that kernel was measured faster and the
+        caller prefers ``inferred``; otherwise it is the vendor's library.
+        """
         unmeasured = f"{sizes.text}{problem.suffix} was not measured"
         plain = self.choose(problem.revised(fusion=PLAIN, batch="none"), operands, "measured", extra_us)
         if plain.kernel is None:
             reason = f"{unmeasured}; the plain product: {plain.reason}"
             return Choice(None, None, reason, "fusion or batch not measured, plain not faster")
         source = self.kernels[plain.kernel].record
-        # The record of the plain product with this fusion or batch: the same decisions for the same sizes.
+        # The counterpart of the plain product's kernel: same sizes and decisions (tile, stages, ...), with this fusion
+        # or batch.
         same = (
             number
             for number, kernel in enumerate(self.kernels)
@@ -276,6 +310,9 @@ class Table:
     def _estimated(
         self, near: Sequence[Row], sizes: Sizes, products: int, operands: Operands, extra_us: float
     ) -> Choice:
+        """The choice for unmeasured sizes, estimated from the measured neighbours ``near``."""
+        # With m or n = 1 the vendor's library switches to matrix-vector kernels, so a neighbour with a larger m or n
+        # says nothing about its time.
         if min(sizes.m, sizes.n) == 1:
             reason = "a product with a vector, which the vendor's library computes in other ways, was not measured"
             return Choice(None, None, f"{sizes.text}: {reason}", "vector, not measured")
@@ -298,7 +335,7 @@ class Table:
         return Choice(row.kernel, use, estimate, "estimated")
 
     def _near(self, problem: Problem, sizes: Sizes, products: int) -> list[Row]:
-        """The measured neighbours, nearest first. For a batch the number of products counts as a size too."""
+        """The measured neighbours, nearest first. The number of products counts as a fourth size."""
         alike = [row for row in self.rows if row.kind == problem.kind]
         extents = (*sizes, products)
         measured = [
@@ -309,9 +346,11 @@ class Table:
     def _predicted(
         self, row: Row, sizes: Sizes, products: int, operands: Operands, extra_us: float
     ) -> tuple[float, Use | None]:
-        """The low end of a speedup at other sizes: the neighbour's, less what the tiles waste and what is copied.
+        """The low end of the speedup at other sizes, estimated from one neighbour's row; and how its kernel is used.
 
-        The vendor's library is taken to waste nothing, and both to take time in proportion to their work.
+        The estimate assumes that time is proportional to work. The vendor's work is the useful multiply-adds alone (it
+        is assumed to waste nothing); our work includes the padding of partly filled tiles, plus copies. Both
+        assumptions are to our kernel's disadvantage.
         """
         assert row.kernel is not None
         kernel = self.kernels[row.kernel]
@@ -319,7 +358,8 @@ class Table:
         packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k, row.fusion))
         if use is None or packed is None:
             return 0.0, None
-        # The m of a grouped launch counts the rows of all groups.
+        # In a grouped launch m already counts the rows of all groups, so its work must not be multiplied by their
+        # number; in a batch every product has all m rows.
         grouped = kernel.record.problem.grouped
         groups, its_groups = (products, row.products) if grouped else (1, 1)
         more_products = 1.0 if grouped else products / row.products
@@ -347,15 +387,19 @@ class Table:
         return Choice(number, use, why, "asked for")
 
     def _copied_us(self, kernel: Kernel, use: Use, sizes: Sizes) -> float:
-        """The price of a kernel's copies."""
+        """The estimated time of a kernel's copies to and from padded matrices, in microseconds."""
         if not any(use.copied):
             return 0.0
         moved = use.copied_bytes(sizes, kernel.record.problem.widths)
         return COPY_US * sum(use.copied) + moved / (self.bandwidth * COPY_SHARE)
 
     def chosen(self) -> Table:
-        """The same with only those kernels that a measurement chooses, and those with their decisions for fused and
-        batched problems; the other rows stay, as reasons."""
+        """A smaller table with only the kernels that won on some measured problem.
+
+        Fused and batched kernels with the same sizes and decisions as a winner are kept as well, since ``inferred``
+        choices need them. All rows are kept, because lost rows are the reasons for choosing the vendor's library; rows
+        whose kernel was dropped have ``kernel`` None.
+        """
         won = {row.kernel for row in self.rows if row.wins and row.kernel is not None}
         alike = {(kernel.sizes, str(kernel.record.decisions())) for kernel in map(self.kernels.__getitem__, won)}
         winners = [
@@ -369,16 +413,17 @@ class Table:
         return Table(self.gpu, [self.kernels[old] for old in winners], rows, self.bandwidth, self.notes)
 
     def dump(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The table as JSON values, for ``load``."""
         kernels = [{"digest": kernel.digest, "record": dict(kernel.fields)} for kernel in self.kernels]
         rows = [row.spelled for row in self.rows]
         return {"gpu": self.gpu, "bandwidth_bytes_us": self.bandwidth, "kernels": kernels, "rows": rows}
 
     @classmethod
     def load(cls, values: Any, place: str = "table") -> Table:
-        """From ``dump``; ``place``: the file, for messages. Raises WrongInput for what is no table of this version.
+        """The table that ``dump`` wrote. ``place`` names the file in error messages.
 
-        Of a kernel only the problem is checked: its record is parsed when it is used.
+        Raises WrongInput if the values are not a table of this version. Only the problem of each kernel is checked
+        here; its record is parsed at its first use, which raises IllegalRecord.
         """
         try:
             spelled = _Table.model_validate(values)
@@ -418,9 +463,10 @@ class _Table(BaseModel):
 
 
 def variants(records: Iterable[Record], fusions: Iterable[str], batches: Iterable[Batch]) -> tuple[list[Record], int]:
-    """Plain records with each of the fusions, and with each of the batches, where rules allow it; how many they do not.
+    """Every plain record with each of the fusions and each of the batches; and the number of combinations that the
+    rules forbid.
 
-    Raises IllegalRecord for what is no fusion.
+    Raises IllegalRecord if a text in ``fusions`` is not a fusion.
     """
     changes: list[dict[str, Any]] = [{"fusion": fusion} for fusion in dict.fromkeys(fusions)]
     changes += [{"batch": batch} for batch in dict.fromkeys(batches)]
@@ -436,9 +482,12 @@ def variants(records: Iterable[Record], fusions: Iterable[str], batches: Iterabl
 def tabulate(
     gpu: str, records: Sequence[Record], measured: Measurements, digest: Callable[[Record], str] | None = None
 ) -> Table:
-    """The table of a GPU model's records and their measurements under the ``device`` protocol. ``digest``: of a
-    record's present binary. Measurements of another binary, or of a record that is not among ``records``, are left out,
-    and noted. If several binaries of a problem were measured, the one with the best worst state counts."""
+    """Makes the table of a GPU model from its records and their measurements under the ``device`` protocol.
+
+    ``digest`` gives the digest of a record's present binary. Measurements of another binary, or of a record that is not
+    among ``records``, are left out, and ``notes`` says how many. If several kernels were measured on one problem, its
+    row is that of the kernel whose worst case (over L2 states and baselines) is best.
+    """
     identify = digest or (lambda record: record.name)
     kernels = [Kernel(identify(record), record.model_dump(mode="json")) for record in records]
     numbers = {(record.problem, record.name): number for number, record in enumerate(records)}
@@ -468,8 +517,11 @@ def tabulate(
 
 
 def row_of(problem: Problem, products: int, number: int, states: Mapping[str, Measurement]) -> Row | None:
-    """The row of kernel ``number`` by its measurements in L2 ``states``: that in which it does worst against its
-    rivals; None where the first of them was not measured."""
+    """The row of kernel ``number`` from its measurements, one for each L2 state.
+
+    It holds the L2 state and the rival against which the kernel did worst, so a row that wins there wins everywhere.
+    It is None if the first rival (see ``results.rivals``) was not measured.
+    """
     rivals = results.rivals(problem)
     contests = []
     for state, measurement in sorted(states.items()):
@@ -500,7 +552,8 @@ def _octaves(extents: Sequence[int], others: Sequence[int]) -> tuple[float, ...]
 
 
 def _work(record: Record, sizes: Sizes, groups: int = 1) -> int:
-    """Multiply-adds that the tiles compute, padding included. ``groups`` share the rows equally."""
+    """The multiply-adds that a launch's tiles compute, padding included. The rows are assumed to be shared equally
+    among ``groups``, each of which is padded to whole tiles."""
     filled = min(groups, sizes.m)
     rows = filled * ceil_div(ceil_div(sizes.m, filled), record.bm) * record.bm
     return rows * ceil_div(sizes.n, record.bn) * record.bn * sizes.k

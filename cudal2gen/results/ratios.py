@@ -1,7 +1,9 @@
-"""Speedups with bootstrap intervals, and their geometric mean over problems.
+"""Speedups with 95 % confidence intervals, and their geometric mean over problems.
 
-The i-th samples of two contenders make a pair, since they were taken in turns. A ratio is exp of the median of the
-pairs' log ratios; its interval is the percentile bootstrap over pairs.
+The contenders of a measurement take turns, so the i-th samples of two of them were taken close together and make a
+pair: drift of clocks and temperature cancels in the pair's ratio. The speedup is the exponential of the median log
+ratio of all pairs. Its interval is the percentile bootstrap: the pairs are resampled ``RESAMPLES`` times, and the
+interval lies between the 2.5 % and 97.5 % quantiles of the resampled medians.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ Pair = tuple[Sequence[float], Sequence[float]]  # (samples of the baseline, samp
 
 
 class Ratio(NamedTuple):
-    """A speedup and its bootstrap 95 % interval."""
+    """A speedup (1 means equally fast) and the low and high end of its 95 % interval."""
 
     value: float
     low: float
@@ -33,26 +35,28 @@ class Ratio(NamedTuple):
 
 
 def interval(ratio: Ratio) -> str:
-    """A speedup with its 95 % interval, as a table shows it."""
+    """A speedup with its interval as tables show it, such as "1.052 [1.031, 1.070]"."""
     return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 class Unpaired(WrongInput):
-    """Samples of two contenders that were not taken in turns."""
+    """Two contenders have different numbers of samples, so they were not taken in turns and make no pairs."""
 
 
 def paired(baseline: Sequence[float], contender: Sequence[float]) -> Ratio:
-    """The baseline's time over the contender's. Raises Unpaired where the numbers of samples differ."""
+    """The contender's speedup: the baseline's time over the contender's. Raises Unpaired if the numbers of samples
+    differ."""
     (ratio,) = least_each([[(baseline, contender)]])
     assert ratio is not None
     return ratio
 
 
 def least_each(rivals: Sequence[Sequence[Pair] | None]) -> list[Ratio | None]:
-    """The least ratio of each group of pairs: a contender's speedup over the fastest of several baselines.
+    """For each group of pairs the least ratio: a contender's speedup over the fastest of several baselines.
 
-    Each baseline is resampled by itself and a resample chooses the fastest anew, so the interval covers the choice. A
-    thousand groups take a fraction of a second.
+    Each baseline is resampled independently, and every resample chooses the fastest baseline anew. The interval thus
+    also covers the uncertainty of which baseline is the fastest. Groups of the same shape are computed together, so a
+    thousand groups take a fraction of a second. The answer is None where the group is None.
     """
     import numpy as np
 
@@ -79,7 +83,7 @@ def _logs(baseline: Sequence[float], contender: Sequence[float]) -> Array:
 
 
 def percentile_interval(resamples: Array | Sequence[Any], axis: int = 0) -> Array:
-    """The bounds of the 95 % percentile interval along an axis of bootstrap resamples: lower, upper."""
+    """The lower and upper bound of the 95 % percentile interval along an axis of bootstrap resamples."""
     import numpy as np
 
     bounds: Array = np.percentile(resamples, (2.5, 97.5), axis=axis)
@@ -87,7 +91,10 @@ def percentile_interval(resamples: Array | Sequence[Any], axis: int = 0) -> Arra
 
 
 def resampled_medians(rows: Array, seed: int = 0) -> Array:
-    """Bootstrap medians of each row: (rows, RESAMPLES). Rows that differ in ``seed`` are resampled independently."""
+    """Medians of bootstrap resamples of each row, as an array of shape (rows, RESAMPLES).
+
+    Calls with the same ``seed`` draw the same resamples; calls with different seeds are independent.
+    """
     import numpy as np
 
     lower, upper = _middle_ranks(rows.shape[1], seed)
@@ -97,10 +104,11 @@ def resampled_medians(rows: Array, seed: int = 0) -> Array:
 
 @cache
 def _middle_ranks(samples: int, seed: int) -> tuple[Ranks, Ranks]:
-    """The order statistics that are a resample's two middle ones, which are equal where ``samples`` is odd.
+    """For each resample, the ranks of its two middle samples (they are equal if ``samples`` is odd).
 
-    A resample draws each sample with equal chance, so it may as well draw ranks: one table of draws then serves every
-    row of so many samples, and no resample is sorted again.
+    A resample draws every sample with equal probability, so it may draw ranks of the sorted row instead of samples. The
+    drawn ranks are sorted once here and serve every row with this number of samples; the rows themselves are sorted
+    once, and no resample is sorted again.
     """
     import numpy as np
 
@@ -109,7 +117,7 @@ def _middle_ranks(samples: int, seed: int) -> tuple[Ranks, Ranks]:
 
 
 def geomean(ratios: Iterable[float]) -> Ratio | None:
-    """Geometric mean over problems, with the bootstrap interval over problems. None where there is no problem."""
+    """The geometric mean over problems, with an interval that resamples the problems; None if there is no problem."""
     import numpy as np
 
     logs = np.log(np.fromiter(ratios, np.float64))
@@ -121,7 +129,7 @@ def geomean(ratios: Iterable[float]) -> Ratio | None:
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    """Rank correlation, ties at their mean rank; NaN where one side does not vary."""
+    """Spearman's rank correlation; equal values share their mean rank. It is NaN if one side does not vary."""
     import numpy as np
 
     if len(set(x)) < 2 or len(set(y)) < 2:
@@ -132,6 +140,7 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float:
 def _ranks(values: Sequence[float]) -> list[float]:
     import numpy as np
 
+    # c equal values, the last of which has rank r, have the ranks r-c+1 to r, whose mean is r - (c-1)/2.
     _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
     ranks: list[float] = (np.cumsum(counts) - (counts - 1) / 2)[inverse].tolist()
     return ranks

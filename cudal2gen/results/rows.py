@@ -1,7 +1,12 @@
-"""The rows of stores: verdicts, measurements, tuned vendor algorithms and trials; and speedups between contenders.
+"""The kinds of rows in the project's stores, and the speedup of one contender over another.
 
-Times are in microseconds. A measurement is one problem under one protocol: every contender's samples, taken in turns on
-the same data, so that the i-th samples of two contenders make a pair.
+A ``Verdict`` says whether a binary computes right results. A ``Measurement`` holds the times of all contenders (our
+kernel and the baselines) on one problem under one protocol; an ``Environment`` row before it describes the card. A
+``Trial`` is a kernel that the tuner tried, an ``Algorithm`` the cuBLASLt algorithm that was fastest for a problem, and
+a ``Rounding`` compares the emulator's results with a GPU's bit by bit.
+
+The contenders of a measurement take turns on the same data, so the i-th samples of any two of them make a pair. Times
+are in microseconds.
 """
 
 from __future__ import annotations
@@ -29,53 +34,56 @@ from kernelproof.ground.element import Element, ElementName, OutputName
 
 ProtocolName = Literal["device", "offline", "server"]
 L2 = Literal["cold", "hot", "exceeded"]
-# How a trial of a proposed record ended. All outcomes but "measured" are failures with a reason.
+# How a tuner's trial ended. All outcomes but "measured" are failures with a reason.
 Outcome = Literal["measured", "illegal", "compile error", "wrong result", "spill", "time-out", "too good"]
 Effort = Literal["short", "medium", "long", "final"]
 Source = Literal["gpu", "replay", "model"]  # where a trial's times come from: a GPU, an earlier measurement, or a model
 
 KERNEL, INCUMBENT = "cudal2gen", "incumbent"
-ON_OPERANDS = "on a call's own operands"  # a timing's detail where a call measured it; for a bucket its rows follow
-MIN_US = 0.5  # a kernel that does nothing takes a microsecond in a CUDA graph
+# A timing's ``detail`` begins with this if a user's call measured it; ", " and a bucket's number of rows may follow.
+ON_OPERANDS = "on a call's own operands"
+MIN_US = 0.5  # no sample can be shorter: an empty kernel takes about a microsecond in a CUDA graph
 # A vendor interface is measured with B stored both ways; "-max" is the faster of the two, problem by problem.
 DERIVED = {
     f"{name}-max": (f"{name}-nn", f"{name}-tn") for name in ("cublas", "cublaslt-heuristic", "cublaslt-autotuning")
 }
 
-# Baselines of fused, batched and grouped products; of plain ones it is torch.matmul.
+# The baselines of fused, batched and grouped products. A plain product is compared with torch.matmul.
 UNFUSED, EPILOGUE, BATCHED, GROUPED = "torch.unfused", "torch.epilogue", "torch.bmm", "torch.grouped_mm"
 
-# Counters of instructions that a kernel may not have at all.
+# Counters of instructions that only some kernel families have. A zero means that the kernel does not use them.
 INSTRUCTIONS = frozenset({
     "mma_per_k_tile", "wgmma_per_k_tile", "tcgen05_per_k_tile", "ldmatrix_per_k_tile", "mbarrier_waits_per_k_tile",
     "bytes tma load", "bytes tma delivered", "bytes tma store",
 })  # fmt: skip
 
-_SMS = " SMs"  # ends the name of a card that is no model
+_SMS = " SMs"  # ends the name of a card that is not in ``GPUS``; see ``Environment.card``
 
-# A sample; zeros, NaN and infinities are faults of the clock or of the file.
+# One sample. A time that is not positive and finite is a fault of the clock or of the file, so it is refused.
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Extent = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
 Products = Annotated[int, Field(ge=1, lt=2**31)]
-NEUTRAL = Problem.NEUTRAL | {"products": 1, "offer": ""}  # fields with these values are left out of a row
+NEUTRAL = Problem.NEUTRAL | {"products": 1, "offer": ""}  # a field with this value is not written to the file
 
 
 def rivals(problem: Problem) -> tuple[str, ...]:
-    """The contenders that a kernel must beat before it is chosen; the first of them must have been measured."""
+    """The baselines that a kernel must beat before it is chosen. The first must have been measured; the others count if
+    they were."""
     if problem.batched:
         return (GROUPED if problem.grouped else BATCHED,)
     return (UNFUSED, EPILOGUE) if problem.fusion else ("torch.matmul", f"cublas-{problem.layout}")
 
 
 class Line(BaseModel):
-    """A row of a store: one line of JSON. Infinite errors, which a NaN in D gives, stay infinite."""
+    """A row of a store, written as one line of JSON. An infinite error (the result contains NaN) is written as
+    ``Infinity``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants", defer_build=True)
 
 
 class Typed(Line):
-    """A row about a problem, whose types it spells where they are not fp16."""
+    """A row that names a problem's types. Fields with their ``NEUTRAL`` value, such as fp16, are not written."""
 
     ab: ElementName = "f16"
     d: OutputName = "same"
@@ -91,7 +99,8 @@ class Typed(Line):
 
 
 class Posed(Typed):
-    """A row with all fields of a problem. ``products``: how many a launch computed, more than one of a batch only."""
+    """A row with all fields of a problem. ``products`` is the number of products (or groups) in one launch; it is 1
+    unless the problem is batched."""
 
     fusion: Fusion = PLAIN
     products: Products = 1
@@ -103,7 +112,10 @@ class Posed(Typed):
 
 
 class Case(Line):
-    """One execution: problem, inputs, what was compared, what is wrong. Errors are absolute, in D's units."""
+    """One execution of a verdict: the problem, the kind of inputs, what was compared and what is wrong.
+
+    ``max_error`` and ``allowed`` are absolute errors of D. ``findings`` are faults; a case without findings passed.
+    """
 
     m: Extent
     n: Extent
@@ -115,8 +127,8 @@ class Case(Line):
     allowed: float | None
     ctas: int
     findings: tuple[str, ...]
-    options: dict[str, int] = {}  # launch options that replace the record's own; for a batch also its products
-    remarks: tuple[str, ...] = ()  # findings that are no errors: benign, or lint
+    options: dict[str, int] = {}  # launch options that replace the record's; for a batch also the number of products
+    remarks: tuple[str, ...] = ()  # observations that are not faults, such as benign races
 
     @property
     def passed(self) -> bool:
@@ -124,10 +136,11 @@ class Case(Line):
 
 
 class Verdict(Line):
-    """Whether one binary is right: its cases, and the counters of its execution.
+    """Whether one binary computes right results: the executed cases, and counters of its execution.
 
-    ``on``: the emulator, or a GPU's model. ``deterministic``: whether runs of one problem gave the same bits; None
-    where each ran once. ``tools``: the output of other programs, such as compute-sanitizer, or why they did not run.
+    ``on``: where it was executed, "emulator" or a GPU model. ``deterministic``: whether repeated runs of one problem
+    gave the same bits; None if nothing was repeated. ``tools``: the output of other programs, such as
+    compute-sanitizer, or why they did not run.
     """
 
     record: str
@@ -144,12 +157,12 @@ class Verdict(Line):
 
     @property
     def findings(self) -> list[str]:
-        """All findings, each once, with the first problem that shows it."""
+        """All faults, each once, with the first problem that shows it."""
         return _with_problems((case, finding) for case in self.cases for finding in case.findings)
 
     @property
     def remarks(self) -> list[str]:
-        """Benign and odd findings, each once, with the first problem that shows it."""
+        """All remarks, each once, with the first problem that shows it."""
         return _with_problems((case, remark) for case in self.cases for remark in case.remarks)
 
 
@@ -158,8 +171,10 @@ class _Judged(BaseModel):
 
 
 class Ruling(BaseModel):
-    """What a verdict comes to, without its cases' details; read in a third of the time. Other fields of a row are not
-    looked at."""
+    """A verdict's outcome without the details of its cases.
+
+    It ignores the other fields of the row, so a file of verdicts is read in a third of the time.
+    """
 
     digest: str
     on: str
@@ -171,7 +186,7 @@ class Ruling(BaseModel):
 
 
 def executed(counters: Mapping[str, float]) -> dict[str, float]:
-    """A verdict's or a run's counters without the instructions that the kernel does not have."""
+    """The counters of a verdict or run, without those of instructions that the kernel does not use."""
     return {name: value for name, value in counters.items() if value or name not in INSTRUCTIONS}
 
 
@@ -183,9 +198,9 @@ def _with_problems(findings: Iterable[tuple[Case, str]]) -> list[str]:
 
 
 class Environment(Line):
-    """What a measurement depends on besides the kernel. Stored once per run, before its measurements.
+    """The card and software of a measurement. It is stored once per run, before the measurements that name its ``id``.
 
-    ``gpu``: the card's model in ``GPUS``, empty for another card.
+    ``gpu``: the card's model if it is in ``GPUS``, otherwise empty.
     """
 
     kind: Literal["environment"] = "environment"
@@ -206,28 +221,32 @@ class Environment(Line):
 
     @property
     def model(self) -> str:
-        """The model that a card of this name and with so many SMs is; what ``gpu`` must say."""
+        """The model that the card's name and number of SMs identify, empty if there is none. ``gpu`` must equal it."""
         return model_of(self.name, self.sms) or ""
 
     @property
     def card(self) -> str:
-        """The card as trials name it: by its name, and where it is no model also by its SMs."""
+        """The card as trials name it: its name, followed by its number of SMs if the card is not in ``GPUS``."""
         return self.name if self.gpu else f"{self.name}, {self.sms}{_SMS}"
 
     @property
     def bandwidth_bytes_us(self) -> float:
-        """Peak bandwidth of device memory, two transfers a clock; 0 where the card does not report it."""
+        """Peak bandwidth of device memory in bytes per microsecond; 0 if the card does not report its clock or bus.
+
+        The memory transfers twice per clock (double data rate).
+        """
         return 2.0 * self.max_memory_mhz * self.memory_bus_bits / 8
 
     def peak_flops_us(self, acc: Acc, element: Element) -> float:
-        """Dense peak of the tensor cores on such elements, at the highest clock the card allows; 0 if not known."""
+        """Dense peak of the tensor cores in FLOP per microsecond, at the card's highest clock; 0 if not known."""
         return tensor_flops(self.capability, self.name, acc == "f32", element.bytes) * self.sms * self.max_sm_mhz
 
     def floor_us(self, problem: Problem, cold: bool, products: int = 1) -> float:
-        """A lower bound of any kernel's time in microseconds for so many ``products``: the MMAs at peak; from a cold
-        L2, A and B of each once through device memory.
+        """A lower bound of any kernel's time in microseconds for this number of ``products``.
 
-        D does not count, since it may stay in the L2 until after the kernel; nor does what a fused kernel reads beside.
+        It is the time of the multiply-adds at the tensor cores' peak or, with a cold L2, the time to read A and B of
+        each product once from device memory, whichever is longer. Writing D does not count, since D may still be in
+        the L2 when the kernel ends. The other operands of a fusion do not count either.
         """
         peak = self.peak_flops_us(problem.acc, problem.element)
         floor = problem.flops_of(products) / peak if peak else 0.0
@@ -236,7 +255,10 @@ class Environment(Line):
 
 
 class Conditions(Line):
-    """The card while a measurement ran, read between rounds. ``throttle``: NVML's reasons seen in any of them."""
+    """The card's clocks, power and temperature, read between the rounds of a measurement.
+
+    ``throttle``: every reason for limited clocks that NVML reported in any of these readings.
+    """
 
     sm_mhz: tuple[int, ...]
     memory_mhz: tuple[int, ...]
@@ -246,11 +268,13 @@ class Conditions(Line):
 
 
 class Timing(Line):
-    """One contender's samples. ``event_us``: between device events, per call; ``wall_us``: the host's clock, where the
-    protocol has the host's launch inside; ``padding_us``: what of it is copying to and from padded matrices (median).
+    """One contender's samples.
 
-    ``calls``: calls in a sample. ``error``: largest |D - fp64 product| of the rows and columns that are compared after
-    the timing. ``record`` and ``digest`` are our kernel's; ``detail`` says what a baseline really ran.
+    ``event_us``: time per call between device events. ``wall_us``: time per call on the host's clock, for protocols
+    that include the host's launch. ``padding_us``: median time of copies to and from padded matrices, which is
+    included in the samples. ``calls``: number of calls in one sample. ``error``: largest |D - fp64 product| among the
+    elements that are compared after the timing. ``record`` and ``digest`` identify our kernel; ``detail`` says which
+    algorithm a baseline ran.
     """
 
     contender: str
@@ -265,7 +289,7 @@ class Timing(Line):
 
     @property
     def samples_us(self) -> tuple[float, ...]:
-        """Of the protocol's own clock: the host's where it was kept, else the device's."""
+        """The samples on the protocol's own clock: the host's if there are any, otherwise the device's."""
         return self.wall_us or self.event_us
 
     @property
@@ -282,16 +306,17 @@ def _in_turns(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
     return timings
 
 
-# Contenders took turns, so the i-th samples of any two of them make a pair.
+# All contenders of a measurement have equally many samples: they took turns, and the i-th samples make a pair.
 Timings = Annotated[tuple[Timing, ...], AfterValidator(_in_turns)]
 
 
 class Measurement(Posed):
-    """One problem under one protocol. ``absent``: contenders that could not run, and why.
+    """The times of all contenders on one problem under one protocol and in one L2 state.
 
-    ``l2`` is ``exceeded`` where one set of operands is larger than three times the L2: hot and cold are then the same.
-    ``digest``: our binary's, also where it is absent; ``options``: the data that it was launched with. ``offer``: of a
-    race during calls, a digest of the kernels that there were to choose from.
+    ``absent``: the contenders that have no times, each with the reason. ``l2`` is "exceeded" if one set of operands is
+    larger than three times the L2, since hot and cold are then the same. ``digest``: our binary's, even if our kernel
+    is absent. ``options``: the launch options of our kernel. ``offer``: if a user's call took the measurement, a digest
+    of the kernels that it could choose from.
     """
 
     kind: Literal["measurement"] = "measurement"
@@ -320,41 +345,45 @@ class Measurement(Posed):
 
     @property
     def types(self) -> str:
-        """Types, fusion and batch in words."""
+        """Types, fusion and batch as messages show them."""
         of_batch = f" x{self.products}" if self.problem.batched else ""
         return f"{self.problem.types}{self.problem.suffix}{of_batch}"
 
     @property
     def flops(self) -> int:
-        """Operations of all products; fused parts count nothing."""
+        """Floating-point operations of all products. The operations of a fusion are not counted."""
         return self.problem.flops_of(self.products)
 
     @property
     def traffic_bytes(self) -> int:
-        """Each operand of each product once between device memory and the chip."""
+        """Bytes between device memory and the chip if every operand of every product moves once."""
         return self.problem.traffic_of(self.products)
 
     def timing(self, contender: str) -> Timing | None:
-        """A contender's timing; of a derived one (``cublas-max``) the faster of its two. None where it is absent."""
+        """A contender's timing; None if it is absent.
+
+        A derived contender such as ``cublas-max`` has the timing of the faster of its two parts, and is absent unless
+        both were timed.
+        """
         names = DERIVED.get(contender, (contender,))
         timings = [timing for timing in self.timings if timing.contender in names]
         return min(timings, key=lambda timing: timing.median_us) if len(timings) == len(names) else None
 
     @property
     def contenders(self) -> list[str]:
-        """Measured and derived ones, our kernel first."""
+        """The names of all measured contenders, our kernel first, followed by the derived ones."""
         measured = [timing.contender for timing in self.timings]
         derived = [name for name, parts in DERIVED.items() if set(parts) <= set(measured)]
         return [*sorted(measured, key=lambda name: name != KERNEL), *derived]
 
 
 class Trial(Posed):
-    """A record that a tuner proposed, and how its trial ended. ``timings``: the kernel's, the incumbent's and the
-    baselines' samples, taken in turns; empty for a failure, whose ``reason`` names the fault.
+    """A record that a tuner proposed, and how its trial ended.
 
-    ``on``: the GPU (``Environment.card``), or the name of an analytic model, whose times are computed. ``gpu``: the
-    model that the record is for, which on another card stands in. ``run``: the run of the tuner that proposed it.
-    ``max_diff``: the timing's ``error``, in D's units.
+    ``timings``: samples of the kernel, of the incumbent (the best kernel so far) and of the baselines, taken in turns;
+    empty if the trial failed, in which case ``reason`` names the fault. ``on``: the GPU that timed it
+    (``Environment.card``) or the name of the timing model that estimated it. ``gpu``: the model that the record is
+    made for, which need not be that of the card. ``run``: the tuner's run. ``max_diff``: the largest error of D.
     """
 
     kind: Literal["trial"] = "trial"
@@ -383,12 +412,12 @@ class Trial(Posed):
 
     @property
     def on_its_gpu(self) -> bool:
-        """Whether a GPU of the record's own model measured it."""
+        """Whether a GPU of the model that the record is made for measured it."""
         stranger = self.on.endswith(_SMS)
         return self.environment == "gpu" and not stranger and model_of(self.on) == self.gpu
 
     def timing(self, contender: str = KERNEL) -> Timing | None:
-        """A contender's samples; None where it was not timed."""
+        """A contender's samples; None if it was not timed."""
         return next((timing for timing in self.timings if timing.contender == contender), None)
 
     @property
@@ -399,24 +428,31 @@ class Trial(Posed):
 
     @property
     def cost(self) -> float:
-        """What a search minimises: the kernel's time over the incumbent's, which cancels drift; alone, its own time."""
+        """What a search minimises: the kernel's time divided by the incumbent's, or its own time without an incumbent.
+
+        The two took turns, so drift of clocks and temperature cancels in the quotient.
+        """
         incumbent = self.timing(INCUMBENT)
         return self.median_us / incumbent.median_us if incumbent else self.median_us
 
     @property
     def baseline(self) -> str | None:
-        """The fastest contender beside the kernel and the incumbent; None where there is none."""
+        """The name of the fastest baseline; None if none was timed."""
         others = [timing for timing in self.timings if timing.contender not in (KERNEL, INCUMBENT)]
         return min(others, key=lambda timing: timing.median_us).contender if others else None
 
     def faster_than(self, contender: str) -> Ratio | None:
-        """The contender's time over the kernel's, with its interval; None where one of them has no samples."""
+        """The kernel's speedup over a contender, with its interval; None if one of them has no samples."""
         kernel, other = self.timing(), self.timing(contender)
         return paired(other.samples_us, kernel.samples_us) if kernel and other else None
 
 
 class Algorithm(Typed):
-    """The cuBLASLt algorithm that won for one problem. ``blob``: the library's opaque description, in hex."""
+    """The fastest cuBLASLt algorithm of one problem on one card.
+
+    ``blob``: the library's opaque description of it, in hexadecimal. ``candidates``: how many algorithms were timed.
+    ``rank``: the winner's place (from 0) in the order of the library's heuristic.
+    """
 
     kind: Literal["algorithm"] = "algorithm"
     name: str
@@ -434,7 +470,7 @@ class Algorithm(Typed):
 
     @property
     def key(self) -> tuple[str | int, ...]:
-        """The card, library, and kind and sizes of the problem that it was tuned for."""
+        """The card, the library's version, and the kind and sizes of the problem."""
         return self.key_of(dict(self))
 
     @staticmethod
@@ -444,10 +480,11 @@ class Algorithm(Typed):
 
 
 class Rounding(Typed):
-    """Two executions of one binary on the same inputs compared bit by bit: by ``on`` and by the emulator.
+    """One binary's results on a GPU (``on``) compared bit by bit with the emulator's, for the same inputs.
 
-    ``differing``: share of elements; ``max_ulp``: in units of D's last place. ``models``: for each way in which tensor
-    cores might round, the share of ``compared`` elements that it predicts; empty for inputs that are exact in all.
+    ``differing``: share of elements that differ. ``max_ulp``: largest difference in units of D's last place.
+    ``models``: for each candidate model of the tensor cores' rounding, the share of ``compared`` elements that it
+    predicts; empty for inputs on which no rounding occurs.
     """
 
     kind: Literal["rounding"] = "rounding"
@@ -467,23 +504,24 @@ class Rounding(Typed):
 
     @property
     def best(self) -> list[str]:
-        """The models that predict most elements; several where the inputs do not distinguish them."""
+        """The models that predict the most elements. There are several if the inputs do not distinguish them."""
         most = max(self.models.values(), default=0.0)
         return [name for name, share in self.models.items() if share == most]
 
 
 def speedup(measurement: Measurement, baseline: str, contender: str = KERNEL) -> Ratio | None:
-    """The baseline's time over the contender's. None where one of them is absent."""
+    """A contender's speedup: the baseline's time over the contender's. None if one of them is absent."""
     return speedups([measurement], baseline, contender)[0]
 
 
 def speedups(rows: Iterable[Measurement], baseline: str, contender: str = KERNEL) -> list[Ratio | None]:
-    """``speedup`` of each measurement; a thousand of them in a fraction of a second."""
+    """The ``speedup`` of each measurement. They are computed together, a thousand in a fraction of a second."""
     return least_each([_pairs(row, baseline, contender) for row in rows])
 
 
 def _pairs(row: Measurement, baseline: str, contender: str) -> list[Pair] | None:
-    """The protocol's samples of two contenders, a pair for each part of a derived baseline; None where one lacks."""
+    """The samples of the baseline and the contender, one pair for each part of a derived baseline; None if one of them
+    is absent."""
     fast, slow = row.timing(contender), [row.timing(name) for name in DERIVED.get(baseline, (baseline,))]
     if fast is None or None in slow:
         return None

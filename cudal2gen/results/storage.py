@@ -1,4 +1,9 @@
-"""Stores are files of JSON lines. Processes append to them in turns; a reader skips damaged lines with a warning."""
+"""Reads and appends the stores: files of JSON lines that hold verdicts, measurements and trials.
+
+Nothing in a store is ever rewritten: a newer row supersedes an older one about the same subject, and readers take the
+last. Several processes may append at once, since each locks the file while it writes. A process that is killed leaves
+at most one incomplete last line, which the next writer cuts off; readers skip damaged lines with a warning.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ from cudal2gen.results.rows import Algorithm, Environment, Line, Measurement, Ro
 from kernelproof.ground import files
 from kernelproof.ground.errors import SkippedLine, WrongInput, parse_json, reading
 
-MAX_WARNINGS = 5  # most warnings of a file that name a line
+MAX_WARNINGS = 5  # at most this many skipped lines of a file are named; the rest are only counted
 
 T = TypeVar("T")
 
@@ -32,19 +37,22 @@ def store(name: str = "verdicts") -> Path:
 
 
 def append(lines: Iterable[Line], path: Path | None = None) -> None:
-    """Appends rows, which are on disk when it returns. Processes take turns; a failed write leaves the file as it was.
+    """Appends rows to a store. When it returns, they are on disk.
 
-    The incomplete last line of a killed process is cut off first. Raises OSError.
+    The file is locked meanwhile, so that rows of several processes do not mix. A failed write leaves the file as it
+    was. Raises OSError.
     """
     target = path or store()
     rows = "".join(line.model_dump_json() + "\n" for line in lines).encode()
     with files.locked(target) as file:
+        # Under the lock nobody else is writing, so an incomplete last line is what a killed process left behind.
+        # Appending to it would damage the first new row as well.
         file.truncate(_whole_lines(file.fileno()))
         files.append(file, rows)
 
 
 def _whole_lines(descriptor: int) -> int:
-    """Bytes of a file up to its last line break."""
+    """The length of a file in bytes up to and including its last line break; 0 if there is none."""
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - 65536)
@@ -56,7 +64,7 @@ def _whole_lines(descriptor: int) -> int:
 
 
 class Place(NamedTuple):
-    """Where a line of a file begins: bytes and lines before it."""
+    """Where a line of a file begins: the number of bytes and of lines before it."""
 
     bytes: int
     lines: int
@@ -66,9 +74,9 @@ START = Place(0, 0)
 
 
 def end_of(path: Path, start: Place = START) -> Place:
-    """The place behind the last whole line of a file, searched from ``start`` on.
+    """The place after the last complete line of a file, searched from ``start`` on.
 
-    Another process may be writing the next line. Raises WrongInput.
+    An incomplete line after it is not counted, since another process may still be writing it. Raises WrongInput.
     """
     with reading(path), path.open("rb") as file:
         file.seek(start.bytes)
@@ -79,11 +87,10 @@ def end_of(path: Path, start: Place = START) -> Place:
 def read(
     adapter: TypeAdapter[T], path: Path, start: Place = START, end: Place | None = None, *, about: bytes = b""
 ) -> Iterator[tuple[int, T]]:  # fmt: skip
-    """The rows of a file from ``start`` on, to ``end``, and the numbers of their lines; none without a file. Raises
-    WrongInput.
+    """Yields the rows of a file between ``start`` and ``end``, each with its line number. A missing file has no rows.
 
-    A line of another form, such as a killed process leaves, is skipped with a warning. ``about``: what a line must
-    contain to be looked at.
+    A line that is damaged or is not such a row is skipped; warnings follow after the last row. Lines that do not
+    contain the bytes ``about`` are skipped silently and without parsing. Raises WrongInput if the file cannot be read.
     """
     if not path.exists():
         return
@@ -113,19 +120,19 @@ def _warn(path: Path, faults: Sequence[str]) -> None:
 
 
 def latest(path: Path | None = None) -> dict[tuple[str, str], Verdict]:
-    """The last verdict of each (digest, on)."""
+    """The last verdict on each binary, by its digest and the place of execution: (digest, on)."""
     rows = read(TypeAdapter(Verdict), path or store())
     return {(verdict.digest, verdict.on): verdict for _, verdict in rows}
 
 
 def rulings(path: Path | None = None) -> list[Ruling]:
-    """The outcome of the last verdict of each (digest, on), without its cases."""
+    """The outcome of the last verdict on each binary and place of execution, without the details of its cases."""
     rows = read(TypeAdapter(Ruling), path or store())
     return list({(ruling.digest, ruling.on): ruling for _, ruling in rows}.values())
 
 
 def verdict(digest: str, on: str, path: Path | None = None) -> Verdict | None:
-    """The last verdict on one binary; other lines are not parsed."""
+    """The last verdict on one binary, or None. Lines that do not contain its digest are not parsed."""
     name = digest.encode()
     rows = [row for _, row in read(TypeAdapter(Verdict), path or store(), about=name)]
     return next((row for row in reversed(rows) if (row.digest, row.on) == (digest, on)), None)
@@ -144,7 +151,10 @@ def roundings(path: Path | None = None) -> list[Rounding]:
 
 
 def trials(path: Path | None = None) -> list[Trial]:
-    """Every trial of a file, in the file's order. A measured one whose record no rule allows any more is skipped."""
+    """Every trial of a file, in the file's order.
+
+    A measured trial whose record is no longer legal is skipped with a warning.
+    """
     target = path or store("trials")
     rows, faults = [], []
     for number, trial in read(TypeAdapter(Trial), target):
@@ -159,13 +169,13 @@ def trials(path: Path | None = None) -> list[Trial]:
 
 
 class Measurements(NamedTuple):
-    """The rows of a file: environments by id, and measurements in the file's order."""
+    """The rows of a file of measurements: environments by id, and measurements in the file's order."""
 
     environments: dict[str, Environment]
     measurements: list[Measurement]
 
     def latest(self) -> list[Measurement]:
-        """The last measurement of each problem, protocol and L2 state, per GPU."""
+        """The last measurement of each problem, protocol, load and L2 state on each card."""
         last = {
             (
                 row.problem.key,
@@ -183,7 +193,7 @@ class Measurements(NamedTuple):
 def lines(
     path: Path, start: Place = START, end: Place | None = None
 ) -> Iterator[tuple[int, Environment | Measurement]]:
-    """The rows of a file of measurements with their numbers, see ``read``."""
+    """The rows of a file of measurements, each with its line number; see ``read``."""
     return read(_MEASUREMENT, path, start, end)
 
 
@@ -191,8 +201,11 @@ def measurements(
     path: Path | None = None, start: Place = START, end: Place | None = None,
     environments: Mapping[str, Environment] | None = None,
 ) -> Measurements:  # fmt: skip
-    """Reads a file of measurements, or the part of it from ``start`` to ``end``, before which ``environments`` stand.
-    One whose environment does not stand before it is skipped with a warning."""
+    """Reads a file of measurements, or the part of it from ``start`` to ``end``.
+
+    ``environments`` are those that an earlier part of the file described. A measurement whose environment no earlier
+    line describes is skipped with a warning.
+    """
     target = path or store("measurements")
     rows = Measurements(dict(environments or {}), [])
     strangers = []

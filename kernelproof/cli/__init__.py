@@ -1,4 +1,8 @@
-"""The command line. Each module has verbs, which call the packages below and print what they return."""
+"""The command line of ``kernelproof``.
+
+Each module defines one of the program's commands, called verbs. A verb parses its options, calls the package that does
+the work, and prints the result.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb check: it executes any CUDA program without a GPU and reports its faults."""
+"""The verb ``check`` executes a CUDA program on the emulated GPU and reports its faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMEOUT_S, MEMORY_GIB = 600.0, 8.0
 
 @dataclass(frozen=True)
 class What:
-    """What is run in place of the program's ``main``."""
+    """The options that say what to run if not the program's ``main``."""
 
     launch: Annotated[
         str | None,
@@ -57,7 +57,7 @@ class What:
 
 @dataclass(frozen=True)
 class How:
-    """How the program is compiled and run."""
+    """The options that say how the program is compiled and run."""
 
     nvcc_args: Annotated[str, typer.Option("--nvcc-args", help='For nvcc: "-I... -D... -std=...".')] = ""
     gpu: Annotated[
@@ -65,12 +65,10 @@ class How:
         typer.Option("--gpu", metavar="GPU", help="sm_80, sm_86, sm_89, sm_90a, ... or a model such as a100."),
     ] = None
     sample: Annotated[
-        int, typer.Option("--sample", min=0, help="CTAs of a grid to run: corners, and drawn ones; 0 runs all.")
+        int, typer.Option("--sample", min=0, help="CTAs of a grid to run: corners and random ones; 0 runs all.")
     ] = 0
-    seed: Annotated[int, typer.Option("--seed", help="Of random inputs and of --sample.")] = 0
-    adverse: Annotated[bool, typer.Option("--adverse", help="Another order of events that hardware may choose.")] = (
-        False
-    )
+    seed: Annotated[int, typer.Option("--seed", help="Seed of random inputs and of --sample.")] = 0
+    adverse: Annotated[bool, typer.Option("--adverse", help="Run in another order that hardware may choose.")] = False
     counters: Annotated[bool, typer.Option("--counters", help="Count bank conflicts, sectors, barriers.")] = False
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that the program may take.")] = TIMEOUT_S
     memory: Annotated[float, typer.Option("--memory", min=0.1, help="GiB that the program may need.")] = MEMORY_GIB
@@ -78,11 +76,14 @@ class How:
 
 @dataclass(frozen=True)
 class Output:
-    """Where findings are written, beside the text. In GitHub Actions they are annotations too."""
+    """The options that say how findings are shown and to which files they are written.
+
+    In GitHub Actions findings are also printed as annotations.
+    """
 
     as_json: Json = False
     expect: Annotated[
-        Path | None, typer.Option("--expect", metavar="FILE", help="Findings that are known: the program passes.")
+        Path | None, typer.Option("--expect", metavar="FILE", help="Known findings, which count as passed.")
     ] = None
     out: Annotated[
         tuple[Path, ...],
@@ -96,10 +97,10 @@ class Output:
 
 
 class CheckCommand(TyperCommand):
-    """A command that passes the words behind ``--`` to the checked program; they are kept in the context's ``meta``."""
+    """A command that keeps the words after ``--`` for the checked program, in the ``meta`` of its context."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parses the words before ``--`` and keeps the others."""
+        """Parses the words before ``--`` and stores those after it."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[PROGRAM_ARGUMENTS] = tuple(args[at + 1 :])
         return super().parse_args(ctx, args[:at])
@@ -117,7 +118,7 @@ def check(
 ) -> None:
     """Run a CUDA program on an emulated GPU and report its faults.
 
-    Races, wrong addresses, missing fences, deadlocks.
+    It finds races, wrong addresses, missing fences and deadlocks.
 
     Exit codes: 0 nothing found, 1 errors found or the program failed, 2 wrong input or what cannot be checked, 3 a
     missing tool. docs/kernelproof/check.md has more.
@@ -188,7 +189,7 @@ def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tu
 
 
 def _beside(cubin: Path) -> Path:
-    """The PTX that a cubin was assembled from."""
+    """The PTX file from which a cubin was assembled. Ends the command if it is missing."""
     ptx = cubin.with_suffix(".ptx")
     if not ptx.is_file():
         refuse(f"{cubin}: the emulator executes PTX, and {ptx} is missing; keep it with nvcc --keep")
@@ -196,7 +197,7 @@ def _beside(cubin: Path) -> Path:
 
 
 def _progress() -> Progress:
-    """A line about a kernel that takes long: every ten seconds, on a terminal every second."""
+    """A function that prints the progress of a slow kernel: every second on a terminal, else every ten seconds."""
     from kernelproof.checking.names import plain
     from kernelproof.checking.supervision import expected
 

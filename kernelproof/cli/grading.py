@@ -1,4 +1,4 @@
-"""The verb grade: it compares kernels with their reference and looks for cheats."""
+"""The verb ``grade`` compares kernels with a reference and looks for cheating, such as stale or hard-coded results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def grade(
         Path,
         typer.Argument(metavar="FILE", help="x.py or x.json: reference, shapes, buffers, launches, as check_source."),
     ],
-    source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]", help="The kernels, in place of FILE's.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of all draws, in place of FILE's.")] = None,
+    source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]", help="Kernels to grade, not FILE's.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed to use instead of FILE's.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Grade kernels without a GPU, by a reference in Python. Cheats are looked for as well.
+    """Grade kernels without a GPU, by a reference in Python. It also looks for cheating.
 
     A FILE.py is executed. Exit codes: 0 right, 1 wrong, 2 wrong input or what cannot be checked, 3 a missing tool.
     docs/kernelproof/grading.md has more.

@@ -1,4 +1,4 @@
-"""The verb mcp: a server of tools for language models, by the Model Context Protocol."""
+"""The verb ``mcp`` serves the checks as tools to language models, over the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelproof.ground.errors import MissingTool
 
 @verb(app, "mcp")
 def mcp(
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Limit of a call's run.")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Seconds that a call may run.")] = 60.0,
     memory: Annotated[float, typer.Option("--memory", min=0.1, help="GiB that a call's run may need.")] = 4.0,
     root: Annotated[
         list[Path] | None,
@@ -24,7 +24,7 @@ def mcp(
 ) -> None:
     """Serve check, explain and count to a language model, by MCP.
 
-    On standard input and output. Only device code is compiled and run. --skill prints how a model uses them.
+    It uses standard input and output, and compiles and runs device code only. --skill prints a guide for models.
     """
     from kernelproof.mcp_server import pages
 

@@ -1,4 +1,7 @@
-"""The verb profile: where a kernel's time goes, predicted from its machine code; and options that such verbs share."""
+"""The verb ``profile`` predicts from a kernel's machine code where its time goes.
+
+``cudal2gen profile`` shares the options and the printing that are defined here.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ Launch = Annotated[
 
 @dataclass(frozen=True)
 class ProfileOutput:
-    """How profiles are shown: one as text, page or JSON, or two side by side."""
+    """The options that say how profiles are shown: one as text, page or JSON, or two side by side."""
 
     lines: Annotated[
-        int, typer.Option("--lines", min=0, help="Instructions to print: those before which warps wait the most.")
+        int, typer.Option("--lines", min=0, help="How many instructions to print: those where warps wait the most.")
     ] = 16
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page: one HTML file that needs no network.")
@@ -45,7 +48,7 @@ class ProfileOutput:
     def names(self, is_kernel_named: bool, options: str) -> tuple[str, str] | None:
         """The two kernels of ``--compare``, or None if one kernel is named by other options.
 
-        Ends the command unless exactly one of the two is the case. ``options``: those others, for the message.
+        Ends the command if both are given, or neither. ``options``: how the message calls the other options.
         """
         if self.compare is None:
             if not is_kernel_named:
@@ -78,7 +81,7 @@ def print_comparison(first: Profile, second: Profile) -> None:
 
 
 def profile_of_file(path: Path, gpu: str | None, kernel: str | None = None, launch: Path | None = None) -> Profile:
-    """The profile of a cubin at the rates of a GPU, or a profile that ``--json`` saved. Raises WrongInput."""
+    """The profile of a cubin on a GPU model, or a profile that ``--json`` saved. Raises WrongInput."""
     from kernelproof import profile
 
     if path.suffix == ".json":
@@ -102,7 +105,7 @@ def profile_kernel(
     kernel: Annotated[
         str | None,
         typer.Option(
-            "--kernel", metavar="NAME", help="A part of the function's name; by default the longest with MMAs."
+            "--kernel", metavar="NAME", help="Part of the function's name; by default the longest function with MMAs."
         ),
     ] = None,
     launch: Launch = None,

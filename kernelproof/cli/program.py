@@ -1,4 +1,4 @@
-"""The program ``kernelproof``: the options that all verbs have, and the entry point."""
+"""Defines the program ``kernelproof``: the options that all verbs share, and the entry point."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the commands of both packages share: options in groups, messages and exit codes, signals, streams, tables."""
+"""Building blocks of both command lines: groups of options, messages and exit codes, signals, streams and tables."""

@@ -1,4 +1,6 @@
-"""Groups of options: a verb takes a frozen dataclass, and Typer sees one option per field of it.
+"""Lets several verbs share groups of options, each written once as a frozen dataclass.
+
+A verb takes the dataclass as a parameter, and Typer sees one option for each of its fields:
 
     @dataclass(frozen=True)
     class Building:
@@ -7,12 +9,12 @@
     @verb(app, "build")
     def build(selection: Annotated[Selection, Offer(wildcards=("gpu",))], building: Building) -> None: ...
 
-``verb`` replaces each dataclass parameter by its fields in the signature that Typer reads, and makes the dataclass of
-the values that Typer returns. A field ``tuple[T, ...]`` is an option that may be repeated. ``Offer`` says which fields
-of a group a verb has.
+``verb`` replaces each dataclass parameter by its fields in the signature that Typer reads, and builds the dataclass
+from the values that Typer returns. A field of type ``tuple[T, ...]`` is an option that may be repeated. ``Offer`` says
+which fields of a group a verb has.
 
-Fields that are rarely set share one option, so that the help of a verb stays short: those marked by ``Shared`` are
-given as ``--where NAME=VALUE``. Of some of them ``--NAME VALUE`` is a short form.
+Rarely used fields share one option, so that the help of a verb stays short: a field marked by ``Shared`` is given as
+``--where NAME=VALUE``. Some of these fields also have the short form ``--NAME VALUE``.
 """
 
 from __future__ import annotations
@@ -35,30 +37,30 @@ Verb = Callable[..., None]
 
 @dataclass(frozen=True)
 class OneOf:
-    """Beside an option: the values that it takes. Typer gets an enum of them, which it checks and completes.
+    """Annotates an option with the values that it accepts, which Typer checks and a shell completes.
 
-    ``wildcard``: a further value that stands for all of them, in verbs that offer it.
+    ``wildcard``: a further value that means all of them, in verbs that offer it.
     """
 
     names: tuple[str, ...]
     wildcard: str | None = None
 
     def offered(self, *, with_wildcard: bool) -> tuple[str, ...]:
-        """The values that a verb takes."""
+        """The values that a verb accepts, with or without the wildcard."""
         return self.names if self.wildcard is None or not with_wildcard else (*self.names, self.wildcard)
 
     @cache  # noqa: B019 - the few choices of the program live as long as it does
     def enum(self, *, with_wildcard: bool) -> type[Enum]:
-        """The values as an enum, whose members' names do not matter."""
+        """The values as an enum for Typer. The names of its members do not matter."""
         names = self.offered(with_wildcard=with_wildcard)
         return cast("type[Enum]", Enum("Choice", [(name, name) for name in names]))
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Beside a field without an option of its own: its name and its help in ``option NAME=VALUE``.
+    """Annotates a field that has no option of its own but is given as ``option NAME=VALUE``.
 
-    ``parse`` makes the value of its text and raises ValueError; with ``OneOf`` beside it, it is not needed.
+    ``parse`` converts the text to the value and raises ValueError; it is not needed if the field also has a ``OneOf``.
     ``short``: whether ``--NAME VALUE`` is offered as a short form.
     """
 
@@ -70,23 +72,23 @@ class Shared:
 
 
 class SharedField(NamedTuple):
-    """A field that a verb offers in an option that fields share."""
+    """A field that a verb offers in an option shared by several fields."""
 
-    group: str  # the verb's parameter that is a group
+    group: str  # the name of the verb's parameter to which the field belongs
     field: str
     shared: Shared
-    values: tuple[str, ...]  # that it takes; empty: whatever ``parse`` accepts
+    values: tuple[str, ...]  # the accepted values; empty if ``parse`` decides
     default: object
     repeatable: bool  # its value is a tuple of all that are given
     indexed: bool  # its value may have an index behind a colon, such as h200:1
 
     @property
     def spelling(self) -> str:
-        """How a user writes it, without its value: --acc, or --where ab."""
+        """How a user writes the field, without its value: "--acc" or "--where ab"."""
         return f"--{self.shared.name}" if self.shared.short else f"{self.shared.option} {self.shared.name}"
 
     def value(self, text: str) -> object:
-        """The value of its text. Raises BadParameter."""
+        """The field's value for a text. Raises BadParameter."""
         try:
             if not self.values:
                 return self.shared.parse(text)
@@ -101,9 +103,9 @@ class SharedField(NamedTuple):
 
 @dataclass(frozen=True)
 class Offer:
-    """Beside a parameter that is a group: what a verb offers of it.
+    """Annotates a verb's parameter with the part of the group that the verb offers.
 
-    ``only``: these fields, all if empty. ``single``: repeatable fields that are required here, and take one value.
+    ``only``: the offered fields; all if empty. ``single``: repeatable fields that are required here and take one value.
     ``wildcards``: fields whose wildcard is offered. ``indexed``: fields whose value may have an index behind a colon.
     ``shared``: fields that are ``Shared`` here, with a short form, in place of the option that they have elsewhere.
     ``defaults`` and ``helps`` replace those of the fields.
@@ -122,7 +124,7 @@ class VerbCommand(TyperCommand):
     """A command that takes ``--NAME VALUE`` for ``--where NAME=VALUE`` if the field has a short form."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Writes out short forms. Words behind ``--`` are no options."""
+        """Replaces short forms by the shared option. Words after ``--`` are not options and stay as they are."""
         short = self._short_forms()
         end = args.index("--") if "--" in args else len(args)
         words: list[str] = []
@@ -140,7 +142,7 @@ class VerbCommand(TyperCommand):
         return super().parse_args(ctx, words + args[end:])
 
     def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
-        """What a shell offers: behind a short form the values of its field, else options with short forms."""
+        """What a shell proposes: after a short form the values of its field, otherwise options and short forms."""
         if name := ctx.meta.get(COMPLETED):
             prefix = f"{name[2:]}="
             items: list[Any] = self._option(self._short_forms()[name]).shell_complete(ctx, prefix + incomplete)
@@ -153,7 +155,7 @@ class VerbCommand(TyperCommand):
         return items
 
     def _short_forms(self) -> dict[str, str]:
-        """Options that are short for a field, and the option that the fields share."""
+        """For each short form, the shared option that it stands for."""
         return {field.spelling: field.shared.option for field in self.shared_fields if field.shared.short}
 
     @property
@@ -181,7 +183,7 @@ def verb(app: typer.Typer, name: str, kind: type[TyperCommand] = VerbCommand) ->
 
 
 def expanded(function: Verb) -> Verb:
-    """The function with one keyword parameter for each option, in place of groups of options."""
+    """Wraps a verb so that it has one keyword parameter for each option instead of groups of options."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, tuple[type[Any], list[str]]] = {}
     parameters: list[Parameter] = []
@@ -230,7 +232,7 @@ def expanded(function: Verb) -> Verb:
 def _position(
     setting: SharedField, groups: Mapping[str, tuple[type[Any], list[str]]], parameters: Sequence[Parameter]
 ) -> int:
-    """Where --help lists the option of a setting: behind the options of fields that come before it in its group."""
+    """Where --help lists a setting's option: after the options of the fields that precede it in its group."""
     kind, options = groups[setting.group]
     members = [member.name for member in fields(kind)]
     before = {name for name in members[: members.index(setting.field)] if name in options}
@@ -270,7 +272,10 @@ def _shared_option(name: str, settings: Sequence[SharedField]) -> Parameter:
 
 
 def _given(texts: Sequence[str], settings: Sequence[SharedField]) -> Iterator[tuple[SharedField, object]]:
-    """The fields that share an option and their values: defaults first, then those that are given, in their order."""
+    """Yields fields that share an option, with their values: first the defaults, then the given values in their order.
+
+    A later value replaces an earlier one, so the given values override the defaults.
+    """
     for setting in settings:
         if setting.default is not MISSING and not setting.repeatable:
             yield setting, setting.default

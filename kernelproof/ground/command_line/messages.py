@@ -1,4 +1,4 @@
-"""Notes and errors on stderr, and the exit code that each kind of error has."""
+"""Prints notes and errors on stderr, and maps each kind of error to its exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn
 from kernelproof.ground import places
 from kernelproof.ground.errors import LONGEST, MissingTool, UserError, WrongInput, brief, printable
 
-# The exit codes of both programs. A shell reads EXIT_SIGNAL + n where signal n ended a program.
+# The exit codes of both programs. If signal n ended a program, its exit code is EXIT_SIGNAL + n, as shells expect.
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_TOOL, EXIT_SIGNAL = 0, 1, 2, 3, 128
 EXIT_CODES: tuple[tuple[type[UserError], int], ...] = (
     (WrongInput, EXIT_USAGE),
@@ -21,12 +21,12 @@ EXIT_CODES: tuple[tuple[type[UserError], int], ...] = (
 
 
 def note(text: str) -> None:
-    """One line beside the result, on stderr."""
+    """Prints a remark on stderr, in one line, so that stdout holds only the result."""
     print(f"note: {_line(text)}", file=sys.stderr)
 
 
 def error(text: str) -> None:
-    """One line on stderr: what is wrong, where, and what to do next."""
+    """Prints an error on stderr, in one line. It should say what is wrong, where, and what to do next."""
     print(f"error: {_line(text)}", file=sys.stderr)
 
 
@@ -35,12 +35,12 @@ def _line(text: str) -> str:
 
 
 def refuse(message: str) -> NoReturn:
-    """Ends a command whose input is wrong."""
+    """Ends a command because its input is wrong; the message says how to correct it."""
     raise WrongInput(message)
 
 
 def report(failure: UserError | OSError) -> int:
-    """Prints an error that a user can mend, a line for each of several, and gives the exit code."""
+    """Prints an error that the user can correct, one line for each line of its message, and returns the exit code."""
     if isinstance(failure, UserError):
         for line in filter(None, str(failure).split("\n")):
             error(line)

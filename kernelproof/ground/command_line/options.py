@@ -1,4 +1,4 @@
-"""Options that several verbs have, and parsers of values that Typer does not know."""
+"""Options that verbs of both programs share, and parsers for values that Typer does not know."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def names_when_needed(flag: str, names: Callable[[], Sequence[str]], help_text: 
 
 
 def listed_names(flag: str, names: Callable[[], Sequence[str]], help_text: str) -> OptionInfo:
-    """As ``names_when_needed``, for ``Names``."""
+    """Like ``names_when_needed``, for an option that takes several names, separated by commas."""
 
     def parse(value: str | Names) -> Names:
         return Names(_checked(name, names()) for name in (value.split(",") if isinstance(value, str) else value))
@@ -51,7 +51,7 @@ def _checked(text: str, names: Sequence[str]) -> str:
 
 
 def seconds(text: str) -> float:
-    """A duration such as 90s, 8m or 1.5h; a number alone counts seconds. Raises BadParameter."""
+    """The seconds of a duration such as 90s, 8m or 1.5h; a number without a unit means seconds. Raises BadParameter."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
     try:

@@ -1,4 +1,7 @@
-"""What both programs share: options before the verb, usage errors, completion and the entry point."""
+"""What both programs share: options before the verb, usage errors, shell completion, and the entry point.
+
+Every error that a user can correct ends in one line on stderr and an exit code, never in a traceback.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ USAGE_ERROR = typer.BadParameter.__mro__[1]  # the base of every error that Type
 
 
 class Program(TyperGroup):
-    """Verbs. Errors that a user can mend end in one line on stderr and an exit code; nothing else catches them."""
+    """A program with verbs. Errors that a user can correct are turned into messages and exit codes here only."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Takes the program's own options with a value from behind the verb too: their values hold for every verb."""
+        """Moves the program's own options to the front, so that a user may also write them after the verb."""
         flags = {flag for option in self.params if _has_value(option) for flag in option.opts}
         end = args.index("--") if "--" in args else len(args)
         own: list[str] = []
@@ -78,7 +81,10 @@ def _has_value(option: Any) -> bool:
 
 @contextmanager
 def _skipped_lines_as_notes() -> Iterator[None]:
-    """Prints a note for a damaged line of a store, where Python would print the line of this program that warns."""
+    """Prints the warning about a damaged line of a store as a note.
+
+    Python's own format would show a line of this program's source, which does not help a user.
+    """
     with warnings.catch_warnings():
         others = warnings.showwarning
 
@@ -101,7 +107,7 @@ def _skipped_lines_as_notes() -> Iterator[None]:
 
 
 def _print_usage(usage: Any) -> None:
-    """Typer's message with the command whose help says more; where a command lacks its verb, the message is help."""
+    """Prints Typer's message and the command whose help says more. If the verb is missing, the message is the help."""
     message = usage.format_message().replace("Value error, ", "")
     if usage.ctx and message == usage.ctx.get_help():
         print(message, file=sys.stderr)
@@ -113,7 +119,7 @@ def _print_usage(usage: Any) -> None:
 
 
 def program(help_text: str) -> typer.Typer:
-    """A program without verbs; ``help_text`` says what it is for and what its exit codes mean."""
+    """A new program, to which ``verb`` adds verbs. ``help_text`` says what it is for and what its exit codes mean."""
     return typer.Typer(
         cls=Program,
         help=help_text,
@@ -140,7 +146,7 @@ def _choose_nvcc(value: Path | None) -> None:
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """Options of a program, before its verb; Typer acts on them as it reads them."""
+    """The options that every program has. Their callbacks act while Typer reads the command line."""
 
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
@@ -161,7 +167,7 @@ class OwnOptions:
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """Runs the command line of this process; an output that cannot be written is exit code 1."""
+    """Runs the command line of this process and exits. If the output cannot be written, the exit code is 1."""
     written = streams.prepare()
     signals.handle()
     if not written:  # `>&-`

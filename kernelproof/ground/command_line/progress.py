@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, lines in a log."""
+"""Shows progress on stderr: as a bar on a terminal, as occasional lines in a log."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SECONDS = 10.0  # between the lines of a log
+SECONDS = 10.0  # least time between two lines in a log
 
 Report = Callable[[int, int], None]  # is called with how many are done, and how many there are
 
 
 @contextmanager
 def bar(title: str) -> Iterator[Report | None]:
-    """A progress bar where stderr is a terminal, else None."""
+    """Shows a progress bar and yields the function that updates it; yields None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -33,7 +33,10 @@ def bar(title: str) -> Iterator[Report | None]:
 
 @contextmanager
 def countdown(title: str) -> Iterator[Callable[[int, int, float], None]]:
-    """Problems done, problems in all and seconds left: a bar on a terminal, else a line every ten seconds."""
+    """Yields a function that shows progress, given problems done, problems in all and seconds left.
+
+    It updates a bar on a terminal, and otherwise prints a line every ten seconds.
+    """
     with bar(title) as update:
         printed = 0.0
 

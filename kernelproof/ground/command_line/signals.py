@@ -1,4 +1,8 @@
-"""SIGTERM, SIGINT and SIGHUP end the program within two seconds, after cleaning up if that is possible."""
+"""Ends the program within two seconds of SIGTERM, SIGINT or SIGHUP, and cleans up first if possible.
+
+The signal raises SystemExit in the main thread, so that results are closed and compilers and scratch folders removed.
+If the main thread hangs in a call that never returns, a second thread ends the process after ``GRACE_S``.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,17 @@ from types import FrameType
 from kernelproof.ground.command_line.messages import EXIT_SIGNAL
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-GRACE_S = 1.0  # for compilers to be ended, scratch folders removed and results closed
+GRACE_S = 1.0  # time for cleaning up before the process is ended without it
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
-_received: list[int] = []  # the number of the signal that ends this process
+_received: list[int] = []  # the number of the signal that is ending this process; empty until one arrives
 
 
 def handle() -> None:
-    """From here on a signal that ends raises SystemExit(EXIT_SIGNAL + its number) in the main thread.
+    """Installs the handlers: from now on these signals raise SystemExit(EXIT_SIGNAL + number) in the main thread.
 
-    Python raises between two of its instructions, so a call that never returns, such as a wait for a device that
-    hangs, would go on: a thread ends the process after ``GRACE_S``. Signals that are ignored, as by nohup, stay so.
+    Python runs handlers only between two of its own instructions, so they never run while the main thread waits in a
+    call, such as for a device that hangs. The C-level handler still writes the signal's number to a pipe; a thread
+    reads it there and ends the process after ``GRACE_S``. Signals that were ignored (by nohup) stay ignored.
     """
     wakeups, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
@@ -51,7 +56,7 @@ def exit_restored() -> Iterator[None]:
 def _leave(number: int, _frame: FrameType | None) -> None:
     _received.append(number)
     for other in ENDING:
-        signal.signal(other, signal.SIG_IGN)  # a second one would interrupt what tidies up
+        signal.signal(other, signal.SIG_IGN)  # a second signal would interrupt the cleaning up
     sys.exit(EXIT_SIGNAL + number)
 
 

@@ -1,4 +1,7 @@
-"""Standard streams are made usable, although a shell may close them, stop reading, or set a locale without UTF-8."""
+"""Makes the standard streams usable whatever the shell did with them.
+
+A shell may close them, stop reading them (as ``head`` does), or set a locale that cannot encode UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,13 @@ ENCODING = "utf-8"  # of every file that this program reads and writes
 
 
 class _Output(io.FileIO):
-    """A stream whose reader may leave, as `head` does: the program exits without a message, as if by SIGPIPE. Other
-    pipes and sockets raise BrokenPipeError, so SIGPIPE itself stays ignored."""
+    """A stream whose reader may leave early, as `head` does. The program then exits silently, as if by SIGPIPE.
+
+    SIGPIPE itself stays ignored, so that other pipes and sockets raise BrokenPipeError, which their users handle.
+    """
 
     def write(self, data: Any, /) -> int:
-        """Writes what fits."""
+        """Writes as much of the data as the stream takes, and returns the number of bytes written."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -29,8 +34,11 @@ class _Output(io.FileIO):
 
 
 def prepare() -> bool:
-    """Opens the null device in place of closed streams, so that no other file gets their numbers, and answers whether
-    standard output was there. Before anything else is opened."""
+    """Replaces closed streams by the null device, and returns whether standard output was open.
+
+    It must run before any file is opened. Otherwise that file would get the number of a closed stream, and messages
+    would be written into it.
+    """
     written = sys.stdout is not None
     for descriptor in range(3):
         try:
@@ -48,14 +56,15 @@ def prepare() -> bool:
 
 
 def discard(descriptor: int) -> None:
-    """Sends to the null device what is still to be written, which would fail again when Python flushes at exit."""
+    """Redirects a stream to the null device, because the unwritten rest would fail again when Python flushes at
+    exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)
 
 
 def _writer(descriptor: int, stream: TextIO | None) -> TextIO:
-    """The stream with escapes for what its encoding lacks: names of files may be any bytes."""
+    """The stream, which escapes characters that its encoding lacks, since names of files may be any bytes."""
     if stream is not None and not isinstance(stream, io.TextIOWrapper):
         return stream
     return io.TextIOWrapper(

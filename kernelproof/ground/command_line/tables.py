@@ -1,4 +1,4 @@
-"""Tables on stdout: they fit a terminal, and in a pipe they are as wide as their cells."""
+"""Prints tables on stdout: folded to the width of a terminal, and unfolded in a pipe, where a program reads them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
     from kernelproof.ground.pages import Section
 
-UNBOUNDED = 100_000  # columns
+UNBOUNDED = 100_000  # a width in columns that no table reaches
 
 
 def number(value: float) -> str:
-    """A count in full, another figure by six digits."""
+    """The text of a number: whole numbers in full, others with six significant digits."""
     return str(int(value)) if value == int(value) else f"{value:.6g}"
 
 
 def print_table(table: Table) -> None:
-    """Prints a table. A program that reads it gets whole cells, a line for each row."""
+    """Prints a table. In a pipe each row is one line, and no cell is cut."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -32,7 +32,7 @@ def print_table(table: Table) -> None:
 
 
 def print_section(section: Section) -> None:
-    """Prints the title, the words and the tables of a section; its charts are a page's."""
+    """Prints the title, texts and tables of a section. Charts are left out; only HTML pages show them."""
     from rich.table import Table
 
     print(section.title.upper())
