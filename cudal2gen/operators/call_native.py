@@ -1,4 +1,4 @@
-"""Calls that C++ makes without Python: the interface of ``torch_launcher.cpp``.
+"""The interface of ``torch_launcher.cpp``, which makes calls of a known kind without Python.
 
 Python decides what a call does. If that is one launch on the tensors in place, it stores the plan in C++ too, which
 from then on looks up, counts, allocates and launches calls of the same kind. A plan that Python drops ends in C++ as
