@@ -25,7 +25,7 @@ ALIGNMENT = 256  # bytes to which torch's allocator aligns
 
 
 def typed(empty: Empty, dtype: torch.dtype) -> Empty:
-    """``empty`` for tensors of this type; ``empty`` itself counts elements of 16 bits."""
+    """A function that allocates tensors of this type with ``empty``, which allocates elements of 16 bits."""
 
     def of_type(*shape: int) -> torch.Tensor:
         count = math.prod(shape)
@@ -166,8 +166,9 @@ Pair = tuple["torch.Tensor", "torch.Tensor"]  # (target, source)
 
 @dataclass
 class Launched:
-    """Tensors as a kernel takes them. ``b`` and ``b_nn`` are the same one, in the record's layout. ``before`` and
-    ``after``: the copies that make them what the caller has, target and source, around the launch."""
+    """The tensors that a kernel is launched on. Their ``b`` and ``b_nn`` are one tensor, in the record's layout.
+    ``before``: copies from the caller's tensors to padded ones before the launch. ``after``: copies back after it. Each
+    copy is a pair of target and source."""
 
     operands: Operands
     before: list[Pair] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""An opened kernel bound to operands of one kind: what runs at every call.
+"""Binds an opened kernel to operands of one kind. The resulting function runs at every call, so it is kept short.
 
-A call allocates D, scratch and padded copies, all torch's memory, and launches once on the current stream. Nothing
-waits for the device.
+A call allocates D, scratch memory and padded copies from torch, and launches the kernel once on the current stream. It
+never waits for the device.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout:
 
 
 def native_call(device: Device, kernel: OpenKernel, use: Use, request: Request, run: Run) -> NativeCall | None:
-    """The call that ``bind`` made, for C++; None if it is more than one launch of a plain kernel on matrices in
-    place."""
+    """The call that ``bind`` returned, in the form that C++ makes; None if C++ cannot make it.
+
+    C++ only launches plain kernels on the operands where they lie: no fusion, groups, padding or steps by torch.
+    """
     problem, place = request.problem, device.place
     if place is None or problem is None or problem.grouped or problem.fusion or any(use.copied):
         return None
@@ -61,7 +63,8 @@ def native_call(device: Device, kernel: OpenKernel, use: Use, request: Request, 
 
 
 def native_by_torch(request: Request) -> NativeCall | None:
-    """torch's product, for C++; None if it is no single operator, as on the CPU, where sums are widened."""
+    """torch's own product, in the form that C++ makes; None if it takes more than one operator of torch. On the CPU it
+    does, because operands are widened to fp32 first."""
     operator = _OPERATORS.get(request.by_torch)
     if operator is None or not (NATIVE.connected and on_gpu(request)):
         return None
@@ -89,8 +92,11 @@ def _finished(run: Run, finish: Finish) -> Run:
 
 
 def _paired(device: Device, run: Run, by_torch: Run) -> Run:
-    """A call with two weights, whose interleaved copy the kernel reads. In a graph capture torch computes: replays
-    would go on reading the copy when the weights have changed."""
+    """A call with two weights. The kernel reads an interleaved copy of them, which is kept between calls.
+
+    While a CUDA graph is captured, torch computes instead: replays of the graph would go on reading the old copy after
+    the weights have changed.
+    """
 
     def on_copy(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
         assert w3 is not None
@@ -112,6 +118,8 @@ def _fused(device: Device, kernel: OpenKernel, use: Use, request: Request, layou
         d = device.empty(a, *shape)
         z = device.empty(a, *shape_of_z) if aux else None
         scratch = device.empty(a, scratch_size) if scratch_size else None
+        # ``vector`` and ``scratch`` are freed when this returns, before the kernel has run. That is safe: torch gives
+        # their memory only to later work of the same stream.
         vector = None if bias is None else bias.contiguous()
         operands = Fused(
             0 if vector is None else vector.data_ptr(), 0, 0, 1.0, 0.0, 0 if z is None else z.data_ptr(), sizes.n
@@ -147,8 +155,8 @@ def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
     empty_d = d_memory(device, request)
 
-    # Written out rather than shared with ``_padded``, because every call waits for this. Scratch is freed when this
-    # returns, before the kernel has run: torch gives its memory only to later work of the same stream.
+    # This repeats parts of ``_padded`` rather than share them, because it is the host's time of every call. Scratch is
+    # freed when it returns, before the kernel has run: torch gives its memory only to later work of the same stream.
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         d = empty_d(a, *shape) if out is None else out
         if scratch_size:
@@ -165,6 +173,7 @@ def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
 
 def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
     """A launch on padded copies of the operands that the kernel does not take in place."""
+    # m, n, k are the caller's extents; rows, cols, depth are those that are launched.
     (m, n, k), (rows, cols, depth), operands = request.sizes, use.launched, request.operands
     b_own, b_wide = ((n, k), (cols, depth)) if layout == "tn" else ((k, n), (depth, cols))
     vector = _element(request).vector  # rows of D are whole vectors too: its elements are no smaller
@@ -216,7 +225,8 @@ def _workspace(kernel: OpenKernel, use: Use, request: Request, products: int = 1
 
 
 def _wide(device: Device, matrix: torch.Tensor, rows: int, ld: int) -> torch.Tensor:
-    """A copy of the matrix in the corner of a larger one of zeros."""
+    """A copy of the matrix in the upper left corner of a larger one, which is zero elsewhere: zeros along k add nothing
+    to a sum, and further rows and columns of D are not copied back."""
     wide = device.empty(matrix, rows, ld)
     if wide.shape != matrix.shape:
         wide.zero_()

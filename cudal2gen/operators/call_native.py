@@ -1,8 +1,9 @@
-"""Calls that C++ makes without Python: the interface of ``torch_launcher.cpp``.
+"""The interface of ``torch_launcher.cpp``, which makes calls of a known kind without Python.
 
-Python decides what a call does. If that is one launch on the tensors in place, it stores the plan in C++ too, which
-from then on looks up, counts, allocates and launches calls of the same kind. A plan that Python drops ends in C++ as
-well. A process has one such library, a pack's or one compiled here; without it, Python makes every call.
+Python plans a call. If the plan is one launch on the tensors where they lie, or one operator of torch, Python also
+stores it in C++. From then on C++ makes the calls of the same kind: it looks up the plan, counts the call, allocates D
+and launches. If Python drops a plan, it is removed from C++ too. A process has one such library, from a pack or
+compiled on this machine; without it, Python makes every call.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Place(NamedTuple):
 
 
 class NativeLaunch(NamedTuple):
-    """A kernel's launch. ``function`` and ``sized``: its ``sized_call``; ``scratch``: elements of A's type; ``shape``:
-    of D, which is in fp32 where ``fp32``."""
+    """A kernel's launch. ``function``, ``sized``: what the kernel's ``sized_call`` returned. ``scratch``: the size of
+    its scratch memory, in elements of A's type. ``shape``: that of D; ``fp32``: whether D is in fp32."""
 
     function: int
     sized: bytes

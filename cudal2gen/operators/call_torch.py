@@ -89,6 +89,7 @@ def torch_fused(
     """D and Z, see ``epilogues``, of x (..., K) times weight (N,K) transposed, plus bias; both contiguous."""
     import torch
 
+    # If sums are in fp32, Z stays in fp32 until D is computed from it, so that each is rounded once.
     widened = epilogues.wide if _summed_in_16_bits(x) else _same
     z = torch.nn.functional.linear(widened(x), widened(weight), None if bias is None else widened(bias))
     d = epilogues.apply(z, activation, gate)
@@ -127,6 +128,7 @@ def torch_grouped(
     d = a.new_zeros((*((len(offs),) if a.ndim == b.ndim else ()), a.shape[-2], b.shape[-1]), dtype=out_dtype or a.dtype)
     if offs.is_meta:
         return d
+    # Reading the offsets makes the host wait for the device.
     ends = offs.tolist()
     groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
     for number, group in enumerate(groups):

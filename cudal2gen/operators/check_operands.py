@@ -1,4 +1,5 @@
-"""Checks of a call's operands: types, shapes and devices. They read no element, so tensors without data pass too."""
+"""Checks of a call's operands: types, shapes and devices. They read no elements, so they also work on fake and meta
+tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def output_name(dtype: torch.dtype, out_dtype: torch.dtype | None) -> OutputName
 
 
 def result_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """The shape of ``torch.matmul`` of tensors of these shapes. Raises ValueError if it does not multiply them."""
+    """The shape of ``torch.matmul(a, b)`` for tensors of these shapes. Raises ValueError if they do not fit."""
     import torch
 
     if not a or not b:
@@ -143,7 +144,11 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def grouped_shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> tuple[int, ...]:
-    """The shape of a grouped product's result."""
+    """The shape of a grouped product's result.
+
+    It has a first dimension of groups if A and B have equally many dimensions: both 3 is a batch, both 2 are groups of
+    k, each with a D of its own. Otherwise the groups share D's rows or columns.
+    """
     alone = a.ndim == b.ndim
     groups = () if not alone else (a.shape[0],) if offs is None else (offs.shape[0],)
     return (*groups, a.shape[-2], b.shape[-1])
@@ -156,6 +161,7 @@ def _check_types(**tensors: torch.Tensor) -> None:
     first = next(iter(tensors.values()))
     for name, tensor in tensors.items():
         if tensor.dtype != first.dtype:
+            # The message blames the tensor whose type has no kernels: the first if it has such a type, else this one.
             expected = first.dtype if element_or_none(first.dtype) else dtypes(first)
             odd = (name, tensor) if element_or_none(first.dtype) else (next(iter(tensors)), first)
             raise TypeError(f"{odd[0]}: expected {expected}, got {odd[1].dtype}")

@@ -1,7 +1,8 @@
 """Activations and gates by torch, their derivatives, and interleaved weights for gated kernels (``kernel.fusion``).
 
-Z (..., n) are the sums with bias. A gate makes D (..., n/2) of Z, in whose columns 8 that are activated alternate with
-8 that they are multiplied by. 16-bit tensors are computed with in fp32, and rounded once.
+Z (..., n) is the product plus bias, before any activation. With a gate, D (..., n/2) is the product of two halves of Z:
+blocks of 8 columns that are activated alternate with blocks of the 8 columns by which they are multiplied. 16-bit
+tensors are computed in fp32 and rounded once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kernelproof.ground.element import F32
 if TYPE_CHECKING:
     import torch
 
-HALF = GATE_COLS // 2  # adjacent columns of Z of one kind
+HALF = GATE_COLS // 2  # columns in a block: activated ones, or those by which they are multiplied
 NAMES = tuple(name for name in ACTIVATIONS if name != "none")
 
 

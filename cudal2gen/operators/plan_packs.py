@@ -1,4 +1,4 @@
-"""The packs of a process: which one serves a card, and its kernels, opened when a plan or a race first needs one."""
+"""The packs of a process: chooses the pack for a card, and opens a kernel when a plan or a race first needs it."""
 
 from __future__ import annotations
 
@@ -102,12 +102,14 @@ class Packs:
         """A kernel, opened at its first use on the device of this index. Raises ByTorch if that is impossible."""
         options = kernel.record.launch_options
         image = ImageKey(index, pack.kernel(kernel.digest), repr(options))
-        # A lock of its own: races open kernels outside of the lock of plans, and two threads may want the same one.
+        # Opening needs its own lock: races open kernels without holding the lock of plans, and two threads may want the
+        # same kernel.
         with self._opening:
             if image in self._opened:
                 return self._opened[image]
             if image in self._unloadable:
                 raise ByTorch(UNLOADED, self._unloadable[image])
+            # Loading a module is not allowed while a graph is captured. ``lasting=False``: later calls try again.
             if device.capturing():
                 raise ByTorch("first used in a graph capture", lasting=False)
             try:

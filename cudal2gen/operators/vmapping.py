@@ -39,16 +39,17 @@ def linear(
     bias: torch.Tensor | None = None,
 ) -> Mapped:  # fmt: skip
     """``layer``, mapped. ``product`` and ``layer`` are the operators matmul and linear; mapped weights make a batch."""
-    of_x, of_weight, of_bias = (*in_dims, None)[:3]
-    if of_weight is None and of_bias is None:
-        return layer(first(x, of_x), weight, bias), 0
-    x, weight = first(x, of_x), first(weight, of_weight)
-    lead = x.shape[:-1] if of_x is None else x.shape[1:-1]
-    mapped = () if of_x is None else x.shape[:1]
+    x_dim, weight_dim, bias_dim = (*in_dims, None)[:3]
+    if weight_dim is None and bias_dim is None:
+        return layer(first(x, x_dim), weight, bias), 0
+    x, weight = first(x, x_dim), first(weight, weight_dim)
+    # ``lead``: the dimensions of x that a single layer has before K. A product takes one of them, so they are merged.
+    lead = x.shape[:-1] if x_dim is None else x.shape[1:-1]
+    mapped = () if x_dim is None else x.shape[:1]
     d = product(x.reshape(*mapped, lead.numel(), x.shape[-1]), weight.mT)
     d = d.reshape(*d.shape[:-2], *lead, d.shape[-1])
     if bias is None:
         return d, 0
-    bias = first(bias, of_bias)
+    bias = first(bias, bias_dim)
     wide = bias.view(*bias.shape[:-1], *(1,) * len(lead), bias.shape[-1])
     return (d.expand(*wide.shape[:1], *d.shape) if d.ndim == len(lead) + 1 else d) + wide, 0

@@ -1,4 +1,4 @@
-"""Opening packs: every file is compared with its digest, and the pack with this version and machine."""
+"""Opens packs. Every file must have the digest that the pack states, and the pack must fit this version and machine."""
 
 from __future__ import annotations
 
@@ -104,6 +104,7 @@ def open_pack(directory: Path) -> Pack:
 def _signed_facts(path: Path) -> dict[str, Any]:
     """The facts of a ``pack.json`` of this format with a right digest of its own. Raises PackError."""
     facts = _read_json(path)
+    # The digest covers all facts but itself, in the spelling of ``as_json``.
     digest = facts.pop("sha256", None)
     try:
         intact = digest == sha256(as_json(facts))

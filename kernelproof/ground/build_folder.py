@@ -93,6 +93,8 @@ class Locks:
         """Releases every lock of this file."""
         self._lock(self.SET, fcntl.F_UNLCK, 0, 0)
 
+    # The lock of a name is the byte at its digest's first 60 bits. Bytes beyond the end of a file can be locked, so the
+    # file stays empty. Two names share a byte so rarely that waiting for the wrong one does not matter.
     def _call(self, command: int, kind: int, name: str) -> bytes:
         return self._lock(command, kind, int(hashlib.sha256(name.encode()).hexdigest()[:15], 16), 1)
 

@@ -68,6 +68,8 @@ def locked(path: Path) -> Iterator[FileIO]:
     while True:
         with path.open("a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            # While this process waited, another may have replaced the file by a rename; then the lock is on a file that
+            # no path names any more.
             if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 yield file
                 return

@@ -12,7 +12,7 @@ Callback = Callable[[Any], None]
 
 
 def after_import(name: str, callback: Callback) -> None:
-    """Calls ``callback(module)`` now where the module is imported, else as soon as it is."""
+    """Calls ``callback(module)``: at once if the module is imported, otherwise after its import."""
     module = sys.modules.get(name)
     if module is None:
         sys.meta_path.insert(0, _Finder(name, callback))

@@ -36,6 +36,7 @@ def started(
     """
     import subprocess
 
+    # The supervisor reads ``lifeline``. Nobody writes to it: it becomes readable when the last holder of ``hold`` ends.
     lifeline, hold = os.pipe()
     try:
         process = subprocess.Popen(
@@ -81,6 +82,7 @@ def supervise(command: Sequence[str]) -> int:
     child = os.fork()
     if not child:
         _execute(command)
+    # The program may end between any two steps. Its SIGCHLD writes to ``wakeup``, so ``select`` then returns at once.
     while True:
         ready, _, _ = select.select([sys.stdin.fileno(), wakeups], [], [])
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -195,6 +197,7 @@ def _pages(pid: int) -> tuple[int, int]:
 
 def kill_session(leader: int) -> None:
     """Kills all processes of a session except its leader, including those that they start meanwhile."""
+    # Repeated until none is left, because a process may fork between the listing and its signal.
     while members := [pid for pid in session(leader) if pid != leader]:
         for pid in members:
             try:
@@ -220,6 +223,7 @@ def session(leader: int) -> list[int]:
             members.append(int(name))
         else:
             parents[int(name)] = int(parent)
+    # A process may leave the session by setsid, but it keeps its parent. So children of members are members, too.
     while outside := [pid for pid, parent in parents.items() if parent in {leader, *members}]:
         members += outside
         for pid in outside:

@@ -52,6 +52,7 @@ class Worker:
         self.pipe, other_end = multiprocessing.Pipe()
         self._process = context.Process(target=_run, args=(os.getpid(), serve, other_end, *arguments), daemon=True)
         self._process.start()
+        # Only the worker holds its end now, so this object's end reports end-of-file when the worker dies.
         other_end.close()
 
     @property

@@ -1,4 +1,4 @@
-"""What the simulation needs to know of an instruction and of the machine: resources, latencies, reasons of stalls."""
+"""Facts about an instruction and the machine that the simulation uses: resources, latencies, and reasons for stalls."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def _kind(instruction: Instruction, address_cycles: int) -> Kind:
 
 
 def _depbar(instruction: Instruction) -> tuple[int, int] | None:
-    """Of ``DEPBAR.LE SB0, 0x1``: the scoreboard, and how many instructions may still hold it. None for others."""
+    """The scoreboard that a DEPBAR waits for, and how many instructions may still hold it; None for other instructions.
+    For example, ``DEPBAR.LE SB0, 0x1`` gives (0, 1)."""
     if instruction.name != "DEPBAR" or not instruction.operands:
         return None
     barrier, *most = instruction.operands

@@ -1,4 +1,4 @@
-"""Regret on recorded timings: how much slower the tile is that the model chooses than the best that was timed."""
+"""Regret on recorded timings: how much slower the model's choice of a tile is than the fastest tile that was timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What both forms of the model have around a kernel's main loop: usable SMs, device memory, and the sums of a split k.
+"""Parts of the time model outside of a kernel's main loop: usable SMs, device-memory traffic, and sums of a split k.
+
+Both forms of the model use them, the one for records and the one for other kernels.
 
 Times are in microseconds.
 """
@@ -62,7 +64,8 @@ def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:
     operands = column_bytes * (problem.m + problem.n)
     if operands <= rates.l2_size * 2 // 3:
         return once
-    # A wave of CTAs covers a rectangle of tiles, as the raster walks them, and loads its rows of A and columns of B.
+    # A wave of CTAs covers a rectangle of tiles, in the order of the raster. It loads this rectangle's rows of A and
+    # columns of B, and the model assumes that the L2 keeps none of them for the next wave.
     rows, cols, tiles = tiled.tiles_m, tiled.tiles_n, tiled.tiles_m * tiled.tiles_n
     wave = min(tiles, max(1, at_once // tiled.split_k))
     if work.raster_along == "m":

@@ -66,7 +66,7 @@ def unsupported(ins: Instr, why: str = "unknown instruction") -> UnknownInstruct
 
 @dataclass
 class Names:
-    """What the emitter must know of a kernel's names.
+    """The facts about a kernel's registers and variables that the emitter uses.
 
     ``kinds``: declared types of registers. ``uniform``: registers with one value for all lanes. ``lazy``: registers
     that may hold an accumulator which is not computed or not complete yet. ``checked``: loads (by identity) whose value
@@ -93,8 +93,8 @@ class Emitter:
         self.kinds, self.uniform, self.lazy, self.symbols = names.kinds, names.uniform, names.lazy, names.symbols
         self.checked, self.hopper, self.polls = names.checked, names.hopper, names.polls
         self.origins = names.origins
-        # By number of instruction: the pointers from which its address may be computed. By register that some path
-        # reads before it writes it: the first instruction that reads it.
+        # Number of an instruction -> the pointers from which its address may be computed.
+        # Register that some path reads before it writes it -> the first instruction that reads it.
         self.address_origins: dict[int, frozenset[Origin]] = {}
         self.first_uses: dict[str, int] = {}
         self.scope = scope
@@ -105,7 +105,7 @@ class Emitter:
         self.sites: list[Site] = []
         self.current: Instr | None = None
         self.guard: str | None = None
-        # Where lanes go on after a wait, and the text of the call that waits.
+        # If the block ends with a wait: the block at which lanes go on, and the text of the call that waits.
         self.resume = 0
         self.waiting = ""
         self._variables: dict[str, str] = {}
@@ -127,7 +127,7 @@ class Emitter:
 
     def bind(self, prefix: str, value: object) -> str:
         """Make a Python object visible to the kernel's function; returns its name there."""
-        # An object is bound once, however many instructions use it.
+        # Found by identity, so an object that many instructions use has one name.
         for name, old in self.scope.items():
             if old is value:
                 return name
@@ -198,7 +198,7 @@ class Emitter:
         return 1 if kind == "pred" else 8 * max(2, TYPE_BYTES[kind])
 
     def is_uniform(self, name: str) -> bool:
-        """Has the register one value for all lanes?"""
+        """Does the register have one value for all lanes?"""
         if name in SPECIALS:
             return name in LAUNCH_CONSTANTS
         return name in self.uniform
@@ -221,6 +221,7 @@ class Emitter:
             have = self.bits(op.name)
             if have == 1:
                 raise self.fail("predicate used as a number")
+            # Uniform values are narrowed by a mask, because Python ints have no width; arrays by a cast.
             text = self.variable(op.name)
             if self.is_uniform(op.name):
                 return Value(text if have <= bits else f"({text} & {mask})", kind, True)

@@ -42,9 +42,8 @@ class Writes(Flag):
 class Instruction:
     """One form of an opcode.
 
-    - ``opcode``: the base and the modifiers that the form must have, in any order. ``types``: values of the last part
-    of
-      the opcode that it serves (None: all). ``serves``: a further test of the parts.
+    - ``opcode``: the base and the modifiers that the form must have, in any order. ``types``: the values that the last
+      part of the opcode may have (None: any). ``serves``: a further test of the parts.
     - ``emit`` writes the Python text.
     - ``writes``: see ``Writes``. ``updates``: the result is read, too, and changes only for active lanes.
     - ``uniform``: equal operands give an equal result, which the handler can compute on Python ints.
@@ -92,6 +91,7 @@ class Instruction:
         return set(self.opcode.split(".")) <= set(parts)
 
 
+# Base of an opcode -> its forms; and, as a cache, parts of an opcode -> the form that serves them.
 _forms: dict[str, list[Instruction]] = {}
 _form_of: dict[tuple[str, ...], Instruction | None] = {}
 
@@ -218,7 +218,7 @@ def defs_uses(ins: Instr) -> tuple[list[str], list[str]]:
     form = facts(ins)
     operands = ins.operands
     defs: list[str] = []
-    # A form that may omit its result begins with an address.
+    # The result is the first operand. Some forms may omit it, and then their first operand is an address.
     if operands and (form is None or Writes.RESULT in form.writes) and not isinstance(operands[0], Mem):
         defs = [name for name in registers(operands[0]) if name != "_"]
         operands = operands[1:]

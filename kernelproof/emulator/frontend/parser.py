@@ -1,4 +1,7 @@
-"""Parses PTX text into a ``Module``. Syntax alone is checked here; what an opcode means is on its registration."""
+"""Parses PTX text into a ``Module``.
+
+Only syntax is checked here. The meaning of an opcode is defined where its handler is registered (``instruction``).
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class _Parser:
         }
         self.locations = Locations(text, self.files)
         self.scopes = 0
-        # Operands that were read outside of scopes, by their text.
+        # A cache of operands by their text, for those outside of scopes: inside, equal names may be other registers.
         self.operands_of: dict[str, tuple[Operand, ...]] = {}
 
     def skip(self, at: int) -> int:
@@ -341,7 +344,7 @@ class _Scopes:
         scope = self.open.pop()
         self.renames = scope.outer
         if scope.labels:
-            # Branches may stand before their label, so they get its unique name at the end of the scope.
+            # A branch may come before its label in the text, so labels are renamed when their scope ends.
             for item in self.function.body[scope.start :]:
                 _retarget(item, scope.labels)
 

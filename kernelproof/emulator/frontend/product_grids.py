@@ -1,4 +1,8 @@
-"""Joins mma.sync that follow each other in a block, each A with each B, into one call: a single larger product."""
+"""Joins mma.sync instructions of a block into larger products.
+
+A warp tile is computed by consecutive instructions that multiply each fragment of A by each fragment of B. Executed one
+by one they cost a NumPy call each; joined into a grid they cost one.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ from kernelproof.emulator.machine.tensor import Grid, Shape
 
 
 class ProductLine(NamedTuple):
-    """An mma.sync at a line of its block. ``shape_name``, ``a``, ``b``, ``c``, ``d``: their Python text, the last four
-    per register. ``reads``, ``writes``: names of registers."""
+    """An mma.sync at a line of its block's Python text. ``shape_name``: the name of its shape in the text. ``a`` to
+    ``d``: the text of each register of an operand. ``reads``, ``writes``: names of registers."""
 
     line: int
     shape: Shape
@@ -48,7 +52,8 @@ def join_products(lines: list[str], products: list[ProductLine], bind: Callable[
 
 
 def _runs(products: list[ProductLine]) -> Iterator[list[ProductLine]]:
-    """Runs of products of one shape on neighbouring lines, none of which reads or writes what an earlier one writes."""
+    """Runs of products that may be computed at once: they have one shape, stand on consecutive lines, and none reads or
+    writes what an earlier one of the run writes."""
     run: list[ProductLine] = []
     written: frozenset[str] = frozenset()
     for product in products:
@@ -66,7 +71,9 @@ def _runs(products: list[ProductLine]) -> Iterator[list[ProductLine]]:
 
 
 def _largest_grid(run: list[ProductLine]) -> int:
-    """How many products at the beginning of a run are exactly all products of some A with some B."""
+    """How many products at the beginning of a run multiply each of some A by each of some B, exactly once each."""
+    # A prefix is a grid if its pairs differ and there are as many as pairs of an A and a B. A repeated pair ends the
+    # search, because every longer prefix contains it.
     lefts, rights, pairs, largest = set(), set(), set(), 1
     for count, product in enumerate(run, 1):
         lefts.add(product.a)

@@ -4,7 +4,7 @@ The function looks like this: a loop over ``b``, the number of the next block, w
 leads to the block's code. ``m`` is the mask of the running lanes. A block computes its values for all lanes of the
 batch, touches memory only for the lanes in the mask, and at its end merges those registers that other blocks can see:
 lanes outside of the mask keep their old values. At the end of a block the scheduler says which block comes next, and
-for which lanes. What an instruction becomes is written by its handler (``instruction``).
+for which lanes. The handler of an instruction (see ``instruction``) writes its text.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def _lazy_registers(graph: Graph) -> set[str]:
             to, source = ins.operands
             if isinstance(to, Reg) and isinstance(source, Reg):
                 moves.append((to.name, source.name))
+    # A copy of a lazy register is lazy, and so are copies of that copy: repeat until nothing is added.
     changed = True
     while changed:
         changed = False
@@ -128,7 +129,7 @@ class _Translator:
             polls=bool(graph.spin_heads),
             origins=origins(graph.instructions(), graph.kinds, self.layout.symbols),
         )  # fmt: skip
-        # Registers that some path reads before it writes them; and of those the ones whose value may matter.
+        # Registers that some path reads before it writes them; and those of them whose value may change a result.
         self.unset = self._unset_registers()
         accumulators = self._set_anew()
         self.uncertain = [name for name in self.unset if name not in accumulators]
@@ -201,14 +202,15 @@ class _Translator:
         out = []
         for name in self.unset:
             bits = e.bits(name)
-            # Times the unspecified byte, this repeats it in every byte of the register.
+            # The product of this and the unspecified byte has that byte in every byte of the register.
             ones = sum(1 << i for i in range(0, bits, 8)) if bits > 1 else 1
             value = f"M.launch.unspecified * {ones}" if bits > 1 else "M.launch.unspecified & 1"
             if name not in self.uncertain:
                 value = "0"
             text = value if name in graph.uniform else f"K({value}, {0 if bits == 1 else bits // 8})"
             out.append(f" {e.variable(name)} = {text}")
-        # Before a register is written first, wgmma's checks look at its old value, so it must exist.
+        # Merges, and the checks of wgmma, read the old value of a register before its first write, so the Python
+        # variable must exist.
         empty = graph.shared_across | e.lazy if e.hopper else graph.shared_across
         others = [e.variable(n) for n in sorted(empty) if n in e.kinds and n not in set(self.unset)]
         for i in range(0, len(others), 50):
@@ -233,7 +235,7 @@ class _Translator:
     def _block(self, block: Block) -> None:
         """Write the code of a block. ``w`` says that other lanes are elsewhere; only then do registers need a merge."""
         e = self.emitter
-        # Registers are saved only while other lanes are elsewhere (``w``): the usual case pays nothing.
+        # Arrays never change in place, so saving a register costs a reference, not a copy.
         merged = self._merged_registers(block)
         saved = {name: f"o_{e.variable(name)}" for name in merged}
         if merged:

@@ -31,8 +31,8 @@ class ProductPlaces(NamedTuple):
 
 @dataclass(slots=True)
 class Extent:
-    """What has been read lies in the bytes [low, high) of the CTAs. ``mixed``: some reads were for other columns than
-    the reader's own."""
+    """The smallest range of bytes [low, high) of a CTA that contains all reads. ``mixed``: some reads were for columns
+    other than the reader's own."""
 
     low: int
     high: int
@@ -49,7 +49,8 @@ class Extent:
 
 class AsyncReads:
     """The last read of every 16-byte element by each asynchronous reader of its CTA: a tag, 0 for none. ``tags`` has
-    shape (readers, elements). Invariant: a reader has tags only in its extent."""
+    shape (readers, elements). Invariant: a reader has tags only in its extent, so a write outside of all extents needs
+    no look at tags. Extents only grow."""
 
     def __init__(self, readers: int, elements: int) -> None:
         self.tags: Array = sparse_zeros((readers, elements), np.uint64)

@@ -37,16 +37,16 @@ from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.scopes import Scope, sized
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
-# For cp.reduce: the element type by CUtensorMapDataType, and the operation.
+# For cp.reduce: the element type by CUtensorMapDataType, and (below) the operation by its name in PTX.
 _REDUCIBLE = {6: np.float16, 7: np.float32, 2: np.uint32, 3: np.int32, 8: np.float64}
 NOT_THERE = "in another CTA than the copy's destination"
 _REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
 class Delivery(NamedTuple):
-    """Where a bulk copy to shared memory goes: per lane the address and that of its mbarrier, and for multicast the
-    ranks that receive it (one bit per CTA). ``paired`` (cta_group::2): the mbarrier may lie in the other CTA of the
-    receiver's pair; whether in the even or the odd one, its address says."""
+    """Where a bulk copy to shared memory goes. ``to``, ``bar``: per lane, the destination's address and its mbarrier's.
+    ``ranks``: for multicast, the CTAs that receive it, one bit each; None without multicast. ``paired`` (cta_group::2):
+    the mbarrier may also lie in the other CTA of the receiver's pair; its address says in which of the two."""
 
     to: Array
     bar: Array
@@ -55,7 +55,7 @@ class Delivery(NamedTuple):
 
 
 class StoredBox(NamedTuple):
-    """A lane's store of the box ``at`` some coordinates, from an address in shared memory."""
+    """A lane's store of the box at the coordinates ``at`` of a tensor, from the address ``source`` in shared memory."""
 
     lane: int
     map_: TensorMap
@@ -66,9 +66,10 @@ class StoredBox(NamedTuple):
 class Bulk:
     """The bulk copies of a batch.
 
-    Per lane: ``open`` has the ticks of its stores that are in no group yet; ``groups`` has the ticks of each group that
-    was committed and not waited for, oldest first. ``writes`` has the writes to global memory of each group whose
-    completion was not waited for (``.read`` waits for reads only), and as its last entry those that are in no group.
+    Three mappings by lane say what is under way. ``open``: the ticks of stores that are in no group yet. ``groups``:
+    for each group that was committed and not waited for, the ticks of its stores, oldest group first. ``writes``: for
+    each group, its writes to global memory; the last entry is for stores that are in no group yet. ``writes`` may be
+    longer than ``groups``, because a wait with ``.read`` ends the reads of a group and not its writes.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Bulk:
             raw = b"" if buffer is None else self.arena.data[at : at + MAP_BYTES].tobytes()
             if buffer is not None and at + MAP_BYTES <= buffer.end:
                 self.map_proxy.use(buffer, at, lane, site)
+        # The content of a map is its key, so a map that a kernel edits in place is decoded anew.
         if raw not in self.maps:
             map_ = decode(raw)
             self.maps[raw] = None if map_ is None or refuse(map_) else map_
@@ -189,10 +191,11 @@ class Bulk:
         device.guard(np.array([lane]), np.array([first]), site)
         buffer = self.arena.find(first)
         assert buffer is not None
+        # A read of an input, which nobody may write, needs neither check nor tag.
         if not write and buffer.written is None and buffer.role == "input":
             return
         width = reduced or 16
-        # The widest access that is aligned in every row.
+        # The widest access that is aligned in every row and divides a row's length.
         while (first | (box.high - box.low) | int(np.bitwise_or.reduce(rows + box.low))) & (width - 1):
             width //= 2
         offset = (rows[:, None] + np.arange(box.low, box.high, width)).reshape(-1)
@@ -413,7 +416,8 @@ class Bulk:
         apart = len(corners) == len(boxes) and all(
             at % extent == 0 for corner in corners for at, extent in zip(corner, map_.box, strict=True)
         )
-        # Corners at multiples of the box, and rows that do not overlap: then no two boxes share a byte.
+        # Different corners at multiples of the box, and rows of the tensor that do not overlap: then no two boxes share
+        # a byte, so the order in which they are stored does not matter.
         apart = apart and len(map_.dims) == 2 and map_.strides[0] >= map_.dims[0] * map_.item
         extents = [place_inside(map_, box.at, arena) for box in boxes] if apart else [None]
         sources = [box.source - WINDOW_START for box in boxes]
@@ -485,6 +489,7 @@ class Bulk:
             old[:] = combine(old, new[box.low : box.high].view(kind))
 
     def _write(self, rows: Array, box: Box, data: Array) -> None:
+        # Whole 16-byte elements are stored as such. Strides are multiples of 16, so the first row decides for all.
         if (box.low | box.high) & 15 == 0 and int(rows[0]) & 15 == 0:
             chunks = np.arange(box.low // 16, box.high // 16)
             wide = np.ascontiguousarray(data).view(MOVER[16])
@@ -539,8 +544,8 @@ class Bulk:
                 self.groups[lane] = groups[len(groups) - pending :] if pending else []
                 done.append(lane)
         for warp in sorted({lane >> 5 for lane in done}):
-            # Other lanes of the warp, and younger groups, may have stores under way. The column is one per warp, so
-            # only what is older than all of those is known to be over.
+            # Other lanes of the warp, and younger groups, may have stores under way. A warp has only one column for all
+            # of its stores, so the wait shows only that stores older than all of those have ended.
             left = [
                 tick
                 for other in range(32 * warp, 32 * warp + 32)

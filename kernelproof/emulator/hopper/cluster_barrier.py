@@ -69,6 +69,7 @@ class ClusterBarriers:
     def _settle(self, index: int) -> None:
         """Complete the generation if every living thread has arrived, and wake those that wait."""
         batch, cluster = self.batch, self.clusters[index]
+        # Exited threads count as arrived, so an exit can complete a generation (``exited``).
         alive = batch.alive[self._members(index)]
         if not cluster.arrived.any() or (alive & ~cluster.arrived).any():
             return
@@ -117,6 +118,6 @@ class ClusterBarriers:
         return self.scheduler.next(resume, awake) if awake.any() else self.scheduler.pick()
 
     def exited(self, lanes: Array) -> None:
-        """Lanes have exited: nobody waits for them any more."""
+        """Handle lanes that have exited: generations that waited only for them are complete."""
         for index in distinct(lanes // self.lanes_per_cluster):
             self._settle(int(index))

@@ -19,10 +19,10 @@ MAX_BARRIERS = 128
 class ClusterClocks(WarpClocks):
     """The clocks of a batch of whole clusters.
 
-    ``table`` has shape (row, warp, column). A column belongs to something that touches memory. In this order there are:
-    the cluster's warps, the wgmma of its warpgroups, the bulk stores of its warps, the bulk copies that each mbarrier
-    completes, and last the cluster barrier, whose tick says that all CTAs have started. An entry is a tick: what that
-    column did before it happens before the warp that holds the clock. Entries never shrink.
+    ``table`` has shape (row, warp, column). Each column belongs to an agent that accesses memory. The columns are, in
+    this order: the cluster's warps, the wgmma of its warpgroups, the bulk stores of its warps, the bulk copies that
+    each mbarrier completes, and last the cluster barrier, whose tick says that all CTAs have started. An entry is a
+    tick: what the column's agent did before that tick happens before what the warp does now. Entries never shrink.
 
     Order has two degrees. What a column did before its entry is *visible*: the warp may read what it wrote. A second
     entry, ``ended`` columns further, says what has *ended*: what it read before may be overwritten. Within a CTA both
@@ -195,7 +195,8 @@ class ClusterClocks(WarpClocks):
         warps = lanes >> 5
         starts = distinct(warps)
         if len(lanes) == 32 * len(starts):
-            # The usual case: whole warps. One row of the table per warp of the batch.
+            # The usual case: whole warps. Lanes are grouped by warp, so 32 lanes per distinct warp means that none is
+            # missing. The reshaped table has one row per warp of the batch.
             table = self.ticks.reshape(-1, self.ticks.shape[2])
             table[starts] = np.maximum(table[starts], clock)
             return
@@ -204,6 +205,7 @@ class ClusterClocks(WarpClocks):
             row, warp = divmod(int(start), self.warps)
             alive = batch.alive[32 * start : 32 * start + 32]
             if len(own_lanes) >= int(alive.sum()):
+                # All lanes that are alive: exited ones learn nothing and synchronise with nobody.
                 np.maximum(self.ticks[row, warp], clock, out=self.ticks[row, warp])
                 continue
             members = np.zeros(32, bool)
@@ -245,6 +247,7 @@ class ClusterClocks(WarpClocks):
         synchronised[row, warps] = True
         self._share(synchronised)
         horizon = self.ticks[row]
+        # After a barrier every participant knows what any of them knew, and what all of them did before this tick.
         best = horizon[warps].max(axis=0)
         self.set(best, self.first[row] + warps, self.launch.tick)
         horizon[warps] = best

@@ -30,8 +30,11 @@ from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.sites import Site
 
-# Who an actor of a tag is, 16 bits: rank << 10 | thread; SEVERAL + (rank << 5 | warp) for several lanes of a warp;
-# PSEUDO + column of the clocks for asynchronous work.
+# The actor of a tag has 16 bits and says who made the access:
+#   rank << 10 | thread               one thread; ranks are below 16 and threads below 1024
+#   SEVERAL + (rank << 5 | warp)      several lanes of a warp
+#   PSEUDO + column of the clocks     asynchronous work
+# The three ranges do not overlap, and comparing an actor with SEVERAL and PSEUDO tells them apart.
 RANK_THREADS = 10
 SEVERAL, PSEUDO = 1 << 14, 1 << 15
 ACTOR = (1 << 16) - 1
@@ -107,6 +110,8 @@ class ClusterMemory(SharedMemory):
         batch, clocks = self.batch, self.cluster_clocks
         actor, ticks, column = self._split(tags)
         column = self._degree(actor, column, hazard)
+        # An access is ordered if it is the lane's own, or if the clock of the lane's warp includes it. What only some
+        # lanes of the warp have learned is looked up last, because it is rare and takes a loop.
         out: Array = actor == self.actor[lanes].astype(np.int64)
         out |= ticks < clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column]
         if clocks.private and not out.all():
@@ -300,9 +305,12 @@ class ClusterMemory(SharedMemory):
         return True
 
     def _are_known(self, tags: Array, lanes: Array, rows: Array) -> bool:
-        """Are reads by lanes of elements with these writers (lanes, elements, ...) right at a glance? They are if one
-        bulk copy that the lane has waited for wrote them all, or if threads of its CTA did, before barriers and proxy
-        fences of all threads."""
+        """Fast path: are these reads certainly ordered after the writes? ``tags``: those of the writers, of shape
+        (lanes, elements, ...).
+
+        True if one bulk copy that the lane has waited for wrote all elements; or if threads of the lane's own CTA wrote
+        them, and barriers of all warps and proxy fences of all threads followed. False decides nothing.
+        """
         clocks = self.cluster_clocks
         tags = tags.reshape(len(tags), -1)
         last = tags.max(axis=1)
@@ -311,12 +319,14 @@ class ClusterMemory(SharedMemory):
         actor, ticks, columns = self._split(last)
         warps = self.batch.warp[lanes]
         if (actor >= PSEUDO).all():
+            # The last tag is that of asynchronous work. If all of a lane's tags equal it, one comparison decides.
             if (tags != last[:, None]).any():
                 return False
             late = ticks >= clocks.ticks[rows, warps, columns]
             return all(int(ticks[i]) < int(clocks.of_lane(int(lanes[i]))[columns[i]]) for i in np.flatnonzero(late))
         if clocks.cluster > 1 or (tags & self.TAG(SEVERAL | PSEUDO)).any():
             return False
+        # The least tick over all warps and all threads of the CTA bounds every writer, whichever it was.
         width = self.batch.width
         passed = clocks.ticks[rows, warps, : clocks.warps].min(axis=1)
         fenced = self.proxy_fenced.reshape(-1, width)[rows].min(axis=1)
@@ -373,7 +383,8 @@ class ClusterMemory(SharedMemory):
         same: Callable[[], Array] | None = None,
     ) -> None:
         super()._check_write(lanes, width, at, site, offset, same)
-        # Threads must not overwrite what asynchronous work may still be reading.
+        # Threads must not overwrite what asynchronous work may still be reading. The base class knows nothing of those
+        # reads, whose tags are kept per 16 bytes: at * width >> 4 is the 16-byte element of each written element.
         low, high = self.extent
         readers = self.async_reads.readers(low - WINDOW_START, high - WINDOW_START)
         if not readers:
@@ -408,8 +419,11 @@ class ClusterMemory(SharedMemory):
         the writer or by the thread that issues the access."""
         batch = self.batch
         actor, ticks, column = self._split(tags)
+        # The lane of the batch that wrote: the rows of a cluster follow each other, each with ``width`` lanes.
         first = self.peers.row_of_rank(row, 0)
         writer = (first + (actor >> RANK_THREADS)) * batch.width + (actor & 1023)
+        # Either fence will do: the writer's own, after its write; or that of the warp that issues the access, which
+        # covers the writes that the warp knew of when it executed the fence.
         bad = ticks >= self.proxy_fenced[writer]
         if bad.any():
             horizon = self.proxy_horizon.get((int(batch.row_of[lane]), int(batch.warp[lane])))
@@ -459,9 +473,11 @@ class ClusterMemory(SharedMemory):
         self.views[width][at] = self.poison[width]
 
     def _may_overwrite(self, tags: Array, to: Elements, lane: int, width: int) -> bool:
-        """Is a copy into elements that were written under these tags right at a glance? It is if they are new, or were
-        written by one bulk copy that the lane has waited for; if no thread has read them; and if the lane knows that
-        all matrix products and bulk stores that read them have ended."""
+        """Fast path: may a copy certainly overwrite elements that were written under these tags? False decides nothing.
+
+        True if the elements are new, or one bulk copy wrote them all and the lane has waited for it; if no thread has
+        read them; and if the lane knows that all matrix products and bulk stores that read them have ended.
+        """
         last, clock = int(tags.max()), self.cluster_clocks.of_lane(lane)
         ended = self.cluster_clocks.ended
         at = to.at
@@ -480,6 +496,7 @@ class ClusterMemory(SharedMemory):
             tag = int(reads.max())
             if not tag:
                 continue
+            # The largest tag has the latest tick. It stands for all reads only if they are of the same column.
             if self.async_reads.is_mixed(reader):
                 others = (reads != 0) & ((reads ^ self.TAG(tag)) & self.TAG(ACTOR) != 0)
                 if others.any():
@@ -542,7 +559,7 @@ class ClusterMemory(SharedMemory):
         self._report_element(kind, f"{event}: {hazard}{why}", site, lane, int(at[i]), other=other)
 
     def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
-        """The data of a copy arrives. Whoever knows ``tick`` of ``column`` may read it."""
+        """Store the data of a copy. A thread may read it if its clock has a later tick than ``tick`` in ``column``."""
         self.views[width][at] = data
         if self.hazards:
             self.rows[width][0][at] = self.TAG((tick - self.t0) << self.BITS | PSEUDO | column)

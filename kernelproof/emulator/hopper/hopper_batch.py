@@ -1,4 +1,4 @@
-"""A batch of whole clusters: the units of sm_80 and those that sm_90 adds."""
+"""A batch of whole clusters. It has the units of an ``AmpereBatch`` and those for the instructions that sm_90 adds."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ class HopperBatch(AmpereBatch):
         self.map_edits = MapEdits(self, shared, self.memory, map_proxy)
         self.warpgroups = Warpgroups(self, clocks, shared)
         self.registers = RegisterPool(self)
-        # Called with a CTA whose last thread has exited.
+        # Each is called with the row of a CTA whose last thread has exited, and reports what the CTA left unfinished.
         self.last_checks: list[Callable[[int], None]] = [
             unit.exited for unit in (self.peers, self.mbarriers, self.bulk, self.registers)
         ]
         self.scheduler.on_exit.append(self._after_exit)
 
+    # The base class calls this from its constructor, before any unit exists that needs the clocks.
     def make_shared(self, nbytes: int, granule: int) -> None:
         self.clocks = self.cluster_clocks = self.make_clocks()
         self.peers = Peers(self, self.cluster_clocks)
@@ -53,7 +54,8 @@ class HopperBatch(AmpereBatch):
         return ClusterClocks(self)
 
     def _after_exit(self, exited: Array) -> None:
-        """Lanes have exited: cluster barriers may be complete without them, and CTAs that have ended are checked."""
+        """Handle lanes that have exited: complete cluster barriers that waited only for them, and check CTAs that have
+        ended."""
         lanes = np.flatnonzero(exited)
         self.cluster_barriers.exited(lanes)
         if not self.launch.options.hazards:

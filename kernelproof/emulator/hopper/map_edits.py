@@ -1,4 +1,4 @@
-"""Tensor maps that a kernel makes (PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy")."""
+"""Edits of tensor maps by a kernel (PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy")."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class MapEdits:
         """tensormap.replace.tile: set one field of the map at ``address``, in shared (uint32) or global memory
         (uint64). ``ordinal``: the dimension."""
         offset, form, step = FIELDS[field]
+        # Each edit marks the bytes as a map, because a kernel may build one from zeros.
         self._edit(address, 0, MAGIC, m, site)
         for lane in self.batch.lanes(m).tolist():
             number = int(value[lane])

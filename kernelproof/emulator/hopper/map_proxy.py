@@ -19,9 +19,9 @@ UNFENCED = "uses a tensor map in global memory that this launch has written"
 
 
 class MapProxy:
-    """What threads write reaches the tensor map proxy by two fences: a release in the writer's CTA, and an acquire of
-    the map's address in the user's, both of a scope that comprises the other CTA. The write must come before the
-    release, and the acquire before the use. Maps of earlier launches need no fences here."""
+    """Checks that a map which threads wrote is visible to the tensor map proxy. That takes two fences, both of a scope
+    that includes the other CTA: the writer's CTA releases after the write, and the user's CTA acquires the map's
+    address before the use. Maps that earlier launches wrote need no fences here."""
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks, device: DeviceMemory) -> None:
         self.batch, self.launch, self.clocks, self.device = batch, batch.launch, clocks, device
@@ -61,6 +61,7 @@ class MapProxy:
         self.device.hazards.before_read(GlobalAccess(buffer, np.full(len(offset), lane), offset, _CHUNK, site))
         writer, own, tick = (tag & THREAD) // batch.width, int(batch.ctas[batch.row_of[lane]]), tag >> TICK_SHIFT
         reach = self.launch.scope_of_both(writer, own)
+        # Ticks order the fences: the release must be later than the write, and so must the acquire.
         fault = ""
         if not any(t > tick and c == writer and s >= reach for (c, s), t in state.map_releases.items()):
             fault = "without a release of its writer to the proxy of tensor maps"

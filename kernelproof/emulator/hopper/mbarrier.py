@@ -30,10 +30,10 @@ UNFENCED = "whose initialisation no fence.mbarrier_init or fence.proxy.async fol
 class MBarrier:
     """One mbarrier object.
 
-    ``phase`` counts completed phases. Of the current phase, ``count`` arrivals are expected, ``pending`` of them are
-    missing, and ``bytes`` are expected minus arrived. ``clocks``: what the arrivals of the current phase release, to a
-    wait that acquires at CTA scope, and what they release beyond that at cluster scope. ``done_clocks``: the same of
-    the phase that was completed last.
+    ``phase`` counts completed phases. The current phase expects ``count`` arrivals, of which ``pending`` are missing;
+    ``bytes`` is the number of bytes that it expects minus those that have arrived. ``clocks``: what the arrivals of
+    the current phase release, by the scope that a wait needs to acquire it. ``done_clocks``: the same for the phase
+    that was completed last.
 
     Data lands as late as the PTX ISA allows. ``flights`` are the copies of the current phase. When the phase completes
     they become ``landing``, and they land when the first thread has waited for it. Invariants:
@@ -67,9 +67,11 @@ class MBarrier:
         self.done_copies = False
         self.flights: list[Landing] = []
         self.landing: list[Landing] = []
-        # Warps that are known to see the initialisation. -1 is the async proxy.
+        # Warps for which the initialisation was checked, so that each is checked, and reported, once. -1 is the async
+        # proxy.
         self.trusted: set[int] = set()
-        # The granules of shared memory that it occupies: a tag of a write there shows that it was overwritten.
+        # The granules of shared memory that it occupies. ``init`` tags them UNWRITTEN, so any other tag there shows
+        # that a store has overwritten the mbarrier.
         self.granules = slice(0)
 
     def release(self, scope: Scope, clock: Array) -> None:
@@ -78,7 +80,9 @@ class MBarrier:
         self.clocks[scope] = clock if old is None else np.maximum(old, clock)
 
     def passed(self, token: int, parity: bool) -> bool:
-        """Is the phase complete that has this parity, or (not ``parity``) this state?"""
+        """Is the phase complete that ``token`` names, by its parity if ``parity``, else by its number?"""
+        # The current phase is incomplete, so the phase of the other parity, which precedes it, is the complete one.
+        # This holds before any phase is complete, too: a wait for parity 1 of a new mbarrier returns at once.
         return self.phase & 1 != token & 1 if parity else self.phase > token
 
     def describe(self, row: int) -> str:  # noqa: ARG002
@@ -114,7 +118,8 @@ class MBarriers:
         self.limited: dict[int, Array] = {}
         # Per lane: the scope of its last try_wait, and whether that acquires.
         self.orders: Array = np.zeros(batch.size, np.int64)
-        # Has anything changed since sleepers were last woken by their time limit?
+        # Has anything changed since waits last ended by their time limit? Without this flag a program that polls in a
+        # loop would be woken for ever, and its deadlock never be reported.
         self.progress = True
         scheduler.alarms.append(self._expire)
 
@@ -144,14 +149,15 @@ class MBarriers:
             if lanes.size == 0:
                 return
         tokens = np.zeros(len(lanes), np.int64) if token is None else token[lanes].astype(np.int64)
-        # One number per (row, offset, token): offsets have at most 18 bits.
+        # One number per (row, offset, token), so that lanes with equal numbers name the same phase of one mbarrier.
+        # Offsets have at most 18 bits. Of a token only the low 20 bits count, so phases must differ by less than 2^20.
         key = rows << 40 | offset << 20 | (tokens & 0xFFFFF)
         if (key == key[0]).all():
             yield int(rows[0]), int(offset[0]), int(tokens[0]), lanes
             return
         cuts = np.flatnonzero(key[1:] != key[:-1]) + 1
         if (key[cuts] > key[cuts - 1]).all():
-            # The usual case: the lanes of each mbarrier stand together.
+            # The usual case: keys ascend, so the lanes of each mbarrier are consecutive.
             for first, last in pairwise((0, *cuts.tolist(), len(key))):
                 yield int(rows[first]), int(offset[first]), int(tokens[first]), lanes[first:last]
             return
@@ -209,7 +215,8 @@ class MBarriers:
         origin = int(batch.row_of[bar.init_lane])
         column = int(clocks.first[origin] + batch.warp[bar.init_lane])
         horizon = clocks.of_lane(lane)
-        # A relaxed cluster barrier passes on what fence.mbarrier_init has released. The last column is that barrier's.
+        # Three ways to see the initialisation: the lane executed it; the lane's clock includes it; or a fence released
+        # it and a cluster barrier, even a relaxed one, passed that on. The last column is the cluster barrier's.
         if lane == bar.init_lane or horizon[column] > bar.init_tick or 0 < bar.fenced < horizon[-1]:
             return
         text = (
@@ -276,7 +283,8 @@ class MBarriers:
         releases. ``drop``: later phases expect so many arrivals less. Returns the states (uint64)."""
         states = np.zeros(self.batch.size, np.uint64)
         groups = list(self.places(address, m, site))
-        # What the lanes did before is older than this tick; what they do next is not.
+        # A clock covers what happened before its tick. The new tick separates what the lanes did before they arrive,
+        # which they release, from what they do next.
         self.launch.tick += 1
         for row, offset, _, lanes in groups:
             bar = self.find(row, offset, lanes, site)
@@ -303,10 +311,14 @@ class MBarriers:
         return states
 
     def _release(self, bar: MBarrier, lanes: Array, order: int) -> None:
-        """Release to those who wait. A wait in the mbarrier's own CTA learns all, a wait in another CTA only by cluster
-        scope. Whatever the scope, a wait shows that what the lanes had waited for has ended, and by a release also what
-        they did themselves."""
+        """Add what the lanes release to the current phase. ``order``: the arrival's scope, and whether it releases.
+
+        A release passes on what the lanes know and what they did; a relaxed arrival passes on what they have fenced.
+        Both count only up to the arrival's scope. Beyond its scope an arrival still shows that those accesses have
+        ended, so the memory that they read may be overwritten.
+        """
         clocks, scope = self.clocks, scope_of(order)
+        # Lanes of the mbarrier's own CTA reach its waits by CTA scope, lanes of other CTAs only by cluster scope.
         sides = [(lanes, Scope.CTA)]
         if clocks.cluster > 1:
             near = self.batch.row_of[lanes] == bar.row
@@ -322,7 +334,7 @@ class MBarriers:
                 bar.release(Scope.CTA, clocks.only_ended(clock))
 
     def _count_down(self, bar: MBarrier, n: int, drop: bool, lanes: Array, site: int) -> None:
-        """Count ``n`` arrivals."""
+        """Count ``n`` arrivals; the last one completes the phase. ``drop``: later phases expect ``n`` fewer."""
         if n > bar.pending:
             text = (
                 f"{n} arrivals at the mbarrier at shared offset {bar.offset}, whose phase {bar.phase} expects "
@@ -405,7 +417,8 @@ class MBarriers:
         clock = self.clocks.empty() if clock is None else clock.copy()
         self.clocks.set(clock, bar.column, bar.done_tick)
         bar.done_clocks, bar.clocks = bar.clocks | {Scope.CTA: clock}, {}
-        # Copies of an earlier phase that nobody has waited for stay in front: they land first, with this tick.
+        # ``landing`` may still have copies of an earlier phase, for which nobody has waited. They stay in front of the
+        # new ones, so that data lands in the order of phases.
         bar.done_copies, bar.commits = bool(bar.flights or bar.commits), 0
         bar.landing += bar.flights
         bar.flights = []
@@ -414,6 +427,7 @@ class MBarriers:
         self.launch.version += 1
         self._wake(bar)
 
+    # Wakes the lanes whose phase is complete. All of them acquire before any runs, grouped by the order of their wait.
     def _wake(self, bar: MBarrier) -> None:
         free = np.zeros(self.batch.size, bool)
         for sleeper in self.scheduler.waiting:
@@ -428,9 +442,9 @@ class MBarriers:
             self.scheduler.release(bar, free)
 
     def _acquire(self, bar: MBarrier, lanes: Array, order: int) -> None:
-        """The lanes have seen the last phase complete: its data lands, and they learn what its arrivals released, so
-        far as the scope of their wait reaches. A relaxed wait learns only what has ended; a later fence brings the
-        rest."""
+        """Handle lanes that have seen the last phase complete: its data lands, and the lanes' clocks include what its
+        arrivals released at the scope of the wait or below. After a relaxed wait the lanes know only that those
+        accesses have ended; they see the data after their next fence."""
         landing, bar.landing = bar.landing, []
         for land in landing:
             land(bar.done_tick)
@@ -504,7 +518,8 @@ class MBarriers:
         if not self.hazards or bar.phase == 0:
             return np.ones(len(lanes), bool)
         batch, clocks = self.batch, self.clocks
-        # What the phase needed of every warp of the cluster: the first columns of the clock.
+        # The clock of the phase, restricted to the cluster's warps: they have the first columns (see ClusterClocks). A
+        # lane that knows all of these knows that the phase was complete, unless asynchronous work was part of it.
         arrived = bar.done_clocks[Scope.CTA][clocks.ended :][: clocks.wgmma]
         out = np.zeros(len(lanes), bool)
         for warp in distinct(lanes >> 5):
@@ -532,7 +547,8 @@ class MBarriers:
         return self.results.copy()
 
     def _expire(self) -> bool:
-        """Nothing can run: end the waits of all try_wait by their time limit, once per state of the machine."""
+        """Called when no lane can run: end all waits of try_wait by their time limit; returns whether any ended. This
+        happens once per change of an mbarrier, so that a deadlock is found in the end."""
         if not self.progress:
             return False
         self.progress = False

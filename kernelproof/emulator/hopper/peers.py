@@ -8,9 +8,10 @@ from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
-# As the program computes it, an address of shared memory has the CTA's rank in the cluster from bit 24 on, also that of
-# a CTA's own variables. The units get another form, in which an address below 2^24 is of the lane's own CTA, and other
-# addresses have rank + 1 from bit 24 on.
+# An address of shared memory has two forms. In the program's form, bits 24 and up are the rank in the cluster of the
+# CTA that it lies in, even for a CTA's own variables. In the form that the units take, an address below 2^24 lies in
+# the lane's own CTA, and other addresses have rank + 1 there. So an access to the own CTA, the usual case, needs no
+# arithmetic on ranks.
 RANK_SHIFT = 24
 WITHIN = (1 << RANK_SHIFT) - 1
 # The largest rank that fits; more than a cluster has.
@@ -57,6 +58,7 @@ class Peers:
 
     def of_cta(self, address: Array, m: Mask, site: int) -> Array:
         """An operand in shared::cta. An address of another CTA is reported, and then taken for one of the own CTA."""
+        # The exclusive or clears the rank bits exactly of those addresses that lie in the lane's own CTA.
         near: Array = address ^ self.own
         if int(near.max()) > WITHIN:
             far = self.batch.running(m) & (near > WITHIN)
@@ -82,8 +84,9 @@ class Peers:
         return row - int(self.batch.rank[row]) + rank
 
     def rows(self, address: Array, lanes: Array, site: int, remember: bool = True) -> tuple[Array, Array]:
-        """Lanes, and the rows of the CTAs that their addresses (in the units' form) name; wrong ranks are reported.
-        ``remember``: the access ends with the instruction, so that CTA must not exit before it."""
+        """The lanes, and for each the row of the CTA that its address (in the units' form) names. Lanes with a wrong
+        rank are reported and left out. ``remember``: record the access, because that CTA must not exit before it; not
+        for asynchronous accesses, whose mbarrier says when they end."""
         batch = self.batch
         rank = (address >> RANK_SHIFT).astype(np.int64) - 1
         own = batch.row_of[lanes]
@@ -104,10 +107,12 @@ class Peers:
         """Lanes of other CTAs touch CTA ``row``: report it unless that CTA has certainly started and not ended."""
         batch, clocks = self.batch, self.clocks
         event = f"touches the shared memory of CTA {batch.cta_index(row)}"
+        # One lane per warp: the first.
         some = lanes if len(lanes) == 1 else lanes[np.unique(lanes >> 5, return_index=True)[1]]
         for lane in some.tolist():
             horizon = clocks.of_lane(lane)
             its_warps = slice(clocks.own(row).start + clocks.ended, clocks.own(row).stop + clocks.ended)
+            # The CTA has started if a cluster barrier says so, or if the lane knows of anything that its warps did.
             if not horizon[clocks.started] and not horizon[its_warps].any():
                 text = f"{event} before a cluster barrier says that it has started"
                 batch.report_lanes("cluster", text, site, lanes)

@@ -19,7 +19,8 @@ class RegisterPool:
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self.per_row = -(-batch.warps_per_cta // 4)
-        # Warpgroup -> (registers, instruction) of every setmaxnreg in order, and how often its warps have executed one.
+        # Warpgroup -> (registers, instruction) of every setmaxnreg, in order; and how often its warps have executed
+        # one, summed over warps. Warps that do not run together append a step each.
         self.steps: dict[int, list[tuple[int, int]]] = {}
         self.warps: dict[int, int] = {}
 

@@ -126,7 +126,8 @@ class Box(NamedTuple):
 
 def place(map_: TensorMap, coordinates: list[int], memory: Memory) -> Box:
     """The rows of a box; the outermost dimension varies slowest."""
-    # Every turn multiplies the rows by the extent of one dimension; a row is valid if it is inside in all of them.
+    # Each iteration adds one dimension, from the outermost in: every row so far becomes ``box[d]`` rows. A row is valid
+    # if its coordinate is inside of the tensor in each of these dimensions.
     rows: Array = np.full(1, map_.address - memory.base, np.int64)
     valid: Array = np.ones(1, bool)
     for d in range(len(map_.dims) - 1, 0, -1):

@@ -79,6 +79,7 @@ class Tile:
     @property
     def registers(self) -> Array:
         """Raw bits, shape (registers, lanes); do not change them."""
+        # Written at the first use only: sums usually go from one wgmma to the next and are read once, at the end.
         if self._registers is None:
             assert self.sums is not None
             self._registers = self.base.copy()
@@ -87,8 +88,10 @@ class Tile:
 
     def gathered(self, starts: tuple[int, ...], form: WgmmaForm) -> Array:
         """D of the warpgroups that begin at these lanes, in the form of ``Sums.block``."""
+        # The usual case in a main loop: the last wgmma had the same shape, so its sums are taken as they are.
         if self.sums is not None and self.sums.starts == starts and self.sums.block.shape[2] == form.n:
             return self.sums.block
+        # The inverse of ``Sums.spread``: the same axes in the opposite order.
         kind = {"f16": np.float16, "f32": np.float32, "s32": np.int32}[form.acc]
         registers = np.stack([self.registers[:, start : start + 128] for start in starts])
         count = len(starts)

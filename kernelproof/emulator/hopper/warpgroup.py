@@ -25,8 +25,9 @@ SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
 
 
 class OperandPlaces(NamedTuple):
-    """The elements of an operand, by warpgroup; which warpgroups share them; whether all lie inside of shared memory;
-    and the bytes of the CTAs that contain them."""
+    """Where an operand lies in shared memory. ``at``: indices of its 16-byte elements, by warpgroup. ``slot_of``: for
+    each warpgroup a number that is equal for warpgroups with the same operand; None if none share theirs. ``inside``:
+    whether all elements lie in shared memory. ``extent``: the bytes of the CTAs that contain them."""
 
     at: Array
     slot_of: list[int] | None
@@ -34,7 +35,7 @@ class OperandPlaces(NamedTuple):
     extent: tuple[int, int]
 
 
-# Cached places of operands at most. A ring of stages uses the same ones in every turn.
+# The most operands whose places are cached. A ring of stages has the same operands in every turn.
 MAX_PLACES = 256
 
 
@@ -83,6 +84,7 @@ class Warpgroups:
         self._touch(m)
 
     def _touch(self, m: Mask) -> None:
+        # Masks never change in place. A second access under the same mask since the fence clears nothing new.
         if m is None or m is not self.last_touch:
             self.last_touch = m
             self.fenced[self._groups_of(m)] = False
@@ -91,6 +93,7 @@ class Warpgroups:
         return slice(None) if m is None else distinct(self.of_lane[self.batch.lanes(m)])
 
     def _check_settled(self, tile: Tile, m: Mask, site: int, verb: str) -> None:
+        # Shape (4, warpgroups): per warp of each warpgroup, whether it has not waited for the group that uses the tile.
         busy = tile.group > self.retired
         if not self.hazards or not busy.any():
             return
@@ -198,6 +201,7 @@ class Warpgroups:
 
     def _accumulators(self, d: tuple[Register, ...]) -> tuple[Tile, Array]:
         """The accumulators before an mma as a tile, and the groups that use its registers."""
+        # The usual case: the registers are one whole tile, in order, so nothing is copied.
         first = d[0]
         if isinstance(first, TileRegister) and len(first.tile.base) == len(d):
             tile = first.tile

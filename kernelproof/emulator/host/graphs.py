@@ -1,4 +1,4 @@
-"""CUDA graphs: work that is recorded once, and done at each launch in the order that the graph's edges give.
+"""CUDA graphs: work that is recorded once and executed at each launch, in an order that the graph's edges allow.
 
 A captured graph has the work of its streams in the order in which it was given. In a graph that is built node by node,
 every node has a clock: two nodes without a path between them that touch the same bytes are a finding, like two streams.
@@ -18,7 +18,7 @@ from kernelproof.emulator.host.runtime_state import Call, put
 from kernelproof.emulator.host.standin import Words
 
 Work = Callable[[int], int]  # does something on a stream; returns a cudaError_t
-NODE = 3  # the number of a stream: graphs.c gives a node's work to it, and ``begin_node`` says whose it is
+NODE = 3  # the stream to which graphs.c sends the work of nodes; ``begin_node`` says which node the work belongs to
 AUTO_FREE = 1  # cudaGraphInstantiateFlagAutoFreeOnLaunch
 
 
@@ -28,8 +28,9 @@ class Graph:
 
     ``work``: captured work in the order in which it was given. ``nodes``: handle -> the work of a node. ``before``:
     node -> nodes that it waits for. ``memory``: what its nodes allocate and free; a graph and its executable graph
-    share it. Of an executable graph, ``source`` is the graph that it was made of, and ``auto_free`` says that a launch
-    first frees what the last one allocated. ``instance``: the executable graph of one that allocates or frees memory.
+    share it. An executable graph has ``source``, the graph that it was made from, and ``auto_free``: whether a launch
+    first frees what the launch before has allocated. ``instance``: the only executable graph of a graph whose nodes
+    allocate or free memory.
     """
 
     work: list[Work] = field(default_factory=list)

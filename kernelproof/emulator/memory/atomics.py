@@ -122,8 +122,10 @@ def _combined(op: str, kind: str, old: Array, value: Array, compare: Array | Non
 
 
 def _sorted(at: Array) -> Array:
-    """The stable order of places. NumPy sorts numbers of 16 bits by counting, so this is a radix sort by such
-    digits."""
+    """The order that sorts places; equal places keep their order, which is that of lanes.
+
+    This is a radix sort by digits of 16 bits, because NumPy sorts numbers of 16 bits in linear time.
+    """
     left = at - at.min()
     order: Array = np.argsort(left.astype(np.uint16), kind="stable")
     while (left := left >> 16).any():
@@ -163,6 +165,7 @@ def modify(
         simple.at(view.view(real), at, value.view(real))
         return value, True
     groups = _Groups(at)
+    # All places differ, so the order of lanes does not matter.
     if len(groups.starts) == len(at):
         old = view[at]
         new = _combined(op, kind, old, value, compare)

@@ -55,7 +55,7 @@ class DeviceMemory:
         self._last_packed = (np.zeros(0, np.uint64), 0, DeviceAccess(None, batch.everyone, [], Form.PACKED, slice(0)))
         # The buffer of the last load.
         self.last_read: Buffer | None = None
-        # Per row and warp: the tick of its griddepcontrol.wait, 0 before.
+        # Per row and warp: the tick of its last griddepcontrol.wait, 0 if it has executed none.
         self.waited: Array = np.zeros((batch.count, batch.warps_per_cta), np.int64)
 
     # --- programmatic dependent launch ---
@@ -68,7 +68,7 @@ class DeviceMemory:
             self.waited[self.batch.row_of[lanes], self.batch.warp[lanes]] = self.launch.tick
 
     def guard(self, lanes: Array | None, offset: Array, site: int) -> None:
-        """Report global accesses, at offsets in the arena, that may happen before the end of the launch before."""
+        """Report global accesses that may happen before the previous launch has ended. ``offset``: in the arena."""
         if not self.guarded:
             return
         if lanes is None:
@@ -94,6 +94,7 @@ class DeviceMemory:
 
     def locate(self, address: Array, width: int, m: Mask, site: int) -> DeviceAccess | None:
         """Where an access goes. Invalid lanes are reported and dropped; None if no lane is left."""
+        # Arrays of registers never change in place, so the same array means the same addresses.
         if m is None and address is self._last_packed[0] and width == self._last_packed[1]:
             access = self._last_packed[2]
             self._check_target(access.places[0][0], None, access.offset, width, site)
@@ -109,6 +110,7 @@ class DeviceMemory:
         form = self._form(lanes, offset, width)
         # The first lane of a row has the row's lowest address; the step is from one row to the next.
         step = {Form.PACKED: len(offset), Form.ROWS: ROW, Form.SCATTERED: 1}[form]
+        # The three forms differ only in how many lanes one head stands for; bounds and alignment are tested by head.
         heads = offset[::step]
         low, high = int(heads.min()), int(heads.max()) + step * width
         buffer = arena.find(low) if low >= 0 else None
@@ -127,6 +129,7 @@ class DeviceMemory:
 
     def _form(self, lanes: Array | None, offset: Array, width: int) -> Form:
         """How the lanes' offsets lie in memory. The cheap tests of first and last come before those of all lanes."""
+        # ``ramp`` is 0, width, 2 * width, ...: the offsets of consecutive elements from the first.
         first, count = int(offset[0]), len(offset)
         ramp = self.batch.who.ramp(width)
         if int(offset[-1]) - first == (count - 1) * width and (
@@ -271,7 +274,8 @@ class DeviceMemory:
             self.hazards.before_atomic(buffer_access)
             self.mark(buffer_access)
         if self.state.order.active or (read | write) & ORDERS:
-            # Lane by lane, each reading first and then writing: a later lane may see an earlier lane's release.
+            # The atomics of an instruction happen one after the other, and each reads before it writes: a later lane
+            # may acquire what an earlier one has released.
             for i in range(len(lanes)):
                 self._flags(lanes[i : i + 1], offset[i : i + 1], read, read=True)
                 self._flags(lanes[i : i + 1], offset[i : i + 1], write, write=True, keep=True)
@@ -291,6 +295,7 @@ class DeviceMemory:
             put(written, access.bytes, 1)
             return
         relative = access.offset - access.buffer.start
+        # Accesses are aligned, so marks can be set by element, unless the buffer's size is no multiple of the width.
         if len(written) % width == 0:
             written.view(MOVER[width])[relative >> SHIFT[width]] = _ONES[width]
         else:

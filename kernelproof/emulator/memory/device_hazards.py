@@ -1,7 +1,7 @@
 """Findings of global accesses: reads of unwritten bytes, writes outside of regions, races between threads.
 
 Two accesses race if they touch the same granule, one of them writes, neither happens before the other, and they are
-not both strong with scopes that reach each other ("morally strong" in the PTX ISA).
+not both strong with scopes that include each other's thread ("morally strong" in the PTX ISA).
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class DeviceHazards:
         self.batch, self.clocks, self.state = batch, clocks, state
         self.launch = batch.launch
         self.hazards = batch.launch.options.hazards
-        # Runs keep no instruction, so a launch that records instructions tags granule by granule.
+        # A run is one entry for the consecutive granules of a whole access. It relies on consecutive lanes having
+        # consecutive thread numbers, and it stores no instruction, so a launch that records those uses single tags.
         self.keeps_runs = batch.are_in_a_row and not self.launch.recording
         self._row_of_cta: dict[int, int] = {}
         # The tags that all lanes leave at one moment (tick and scope), kept because consecutive accesses share it.
@@ -132,6 +133,7 @@ class DeviceHazards:
         tags = self.state.tags(access.buffer, self.launch.recording)
         if tags.copied is None:
             tags.copied = np.zeros(tags.granules, bool)
+        # UNDER_WAY stands for a tick later than all others, so no horizon of the clocks exceeds it.
         moment = UNDER_WAY << TICK_SHIFT | self._moment(access.strong) & SCOPE << SCOPE_SHIFT
         for touched in self._granules(access):
             put(tags.written, touched, self.batch.gthread[access.lanes] | moment)
@@ -205,7 +207,8 @@ class DeviceHazards:
         if not tags.any():
             return False
         lanes = access.lanes
-        # Fast path: most lanes touch granules that only they have touched.
+        # The tests are in order of cost, and each leaves fewer lanes. Most lanes touch granules that only they have
+        # touched; tag 0 means that nobody has.
         bad = (tags & THREAD) != (self.batch.gthread if lanes is None else self.batch.gthread[lanes])
         if not bad.any():
             return False
@@ -222,7 +225,7 @@ class DeviceHazards:
         return bool(bad.any())
 
     def _check_written(self, access: GlobalAccess, written: Array) -> None:
-        """Report a read of bytes that nobody has written. Only the first and last byte of an element are looked at."""
+        """Report a read of bytes that nobody has written. Only the first and last byte of each element are tested."""
         if access.form is not Form.SCATTERED and take(written, access.bytes).all():
             return
         relative = access.offset - access.buffer.start
@@ -243,7 +246,8 @@ class DeviceHazards:
                 self._report("uninitialised-global", text, access, undefined)
         self.before_write(access, None)
         if self.hazards and scope_of(access.strong) < Scope.GPU:
-            # An atomic of CTA scope races with lanes of other CTAs in this very instruction, whose tags stand by now.
+            # An atomic of CTA scope races with lanes of other CTAs in the same instruction. ``before_write`` has just
+            # stored their tags, so a second check finds them.
             for touched in self._granules(access):
                 tags = self.state.tags(buffer, self.launch.recording)
                 origin = Origin(tags.written_at, touched, tags.written_sizes)
@@ -272,7 +276,8 @@ class DeviceHazards:
                 tags.size_written(touched, strong >> SIZE_SHIFT)
             if tags.written_at is not None:
                 put(tags.written_at, touched, site + 1)
-            # Two lanes with one place: the tag of only one of them stands there.
+            # If two lanes write one granule, only one tag is left; the other lane does not find its own. Lanes of a
+            # packed access have granules of their own.
             if value is not None and form is not Form.PACKED:
                 shared_places = shared_places or bool((take(tags.written, touched) != stamp).any())
         if shared_places and value is not None:
@@ -291,8 +296,9 @@ class DeviceHazards:
             self._check_order("write after read", take(tags.read, touched), access, origin, differs)
 
     def _is_kept(self, access: GlobalAccess, keep: Callable[[Run], bool], size: Callable[[Places, int], None]) -> bool:
-        """Try to keep a packed access as a run, by ``keep`` (of reads or of writes) and ``size`` for a strong access;
-        returns whether it was kept. Then no other thread has touched these granules, and nothing needs a check."""
+        """Try to store a packed access as a run; returns whether that was possible. ``keep`` stores it, as a read or as
+        a write, and ``size`` stores the size of a strong access. If it was possible, no other thread has touched these
+        granules, so the access needs no check."""
         if not self.keeps_runs:
             return False
         run, strong = self._run(access), access.strong
@@ -349,6 +355,8 @@ class DeviceHazards:
             bad &= ~(self._morally_strong(lanes, tags, thread, scope_of(strong)) & origin.matches_size(strong))
         if not bad.any():
             return bad
+        # What is left is decided in three steps, each for the accesses that the step before has not ordered: clocks of
+        # warps within a CTA, clocks within a cluster, and fences and flags across the grid.
         todo = np.flatnonzero(bad)
         cta, local, tick = thread[todo] // batch.width, thread[todo] % batch.width, tags[todo] >> TICK_SHIFT
         pending = lanes[todo]
@@ -380,6 +388,8 @@ class DeviceHazards:
 
     def _morally_strong(self, lanes: Array, tags: Array, thread: Array, scope: Scope) -> Array:
         """Which tagged accesses are strong, with a scope that reaches the lane, while the lane's scope reaches them?"""
+        # The narrower of the two scopes must include both threads. Scope 0 marks a weak access, which is never strong.
+        # From GPU scope on every thread of the launch is included; narrower scopes depend on the two CTAs.
         reach = np.minimum(tags >> SCOPE_SHIFT & SCOPE, int(scope))
         out: Array = reach >= Scope.GPU
         narrow = np.flatnonzero((reach > 0) & ~out)

@@ -1,4 +1,4 @@
-"""Flags: the clocks that strong writes publish, for readers whose scopes and the writer's reach each other.
+"""Flags: clocks that strong writes publish. A reader finds one if its scope includes the writer and the reverse.
 
 This is how a release synchronises with an acquire (PTX ISA, "Release and Acquire Patterns"): the write leaves a clock
 at its place, the read takes it.
@@ -49,6 +49,7 @@ class Flags(Generic[Clock]):
         continues the release sequence, so what was published there stays."""
         published = self._places.get(place, {}) if keep else {}
         for reach, clock in clocks.items():
+            # The key is the writer's own CTA, cluster or device, so a reader elsewhere has another key.
             if reach <= scope:
                 group = side.group(reach)
                 published[group] = self._merge(published[group], clock) if group in published else clock

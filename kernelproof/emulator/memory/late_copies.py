@@ -1,7 +1,8 @@
 """Copies into shared memory that are under way, and the extents of bytes that have tags.
 
-Most copies land before anybody looks at their destination. Then their poison and tags never have to be written: this
-module remembers them until somebody does look.
+A copy that is under way poisons its destination, so that an access that does not wait for it finds no data. Most copies
+land before any access touches their destination, and then poison and tags need not be written at all. So this module
+keeps such copies until an access touches their bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 
 from kernelproof.emulator.state.arrays import Array
 
-# Extents that are kept apart at most; with one more, all become a single one.
+# The most extents that are kept apart. One more merges all into a single extent, which is imprecise but safe: checks
+# then look at tags that they could have skipped.
 MAX_EXTENTS = 64
 # The stamp of tags that no barrier makes old.
 ENDLESS = 1 << 64
@@ -31,7 +33,7 @@ class LateCopy:
 class LateCopies:
     """Copies whose poison and tags have not been written.
 
-    Invariant: whoever looks at bytes, or at their tags, has called ``take`` for those bytes before.
+    Invariant: before an access reads bytes or their tags, it has called ``take`` for those bytes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads of shared memory whose tags have not been written: a barrier makes most of them old before they matter."""
+"""Reads of shared memory whose tags have not been written: most become old at a barrier before a check needs them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kernelproof.emulator.state.arrays import Array
 
-# Reads that are held back at most, which bounds memory.
+# The most reads that are held back: each keeps its arrays, so this bounds memory.
 MAX_READS = 64
 
 
@@ -26,7 +26,7 @@ class LateRead(NamedTuple):
 class LateReads:
     """Reads whose tags have not been written.
 
-    Invariants: whoever looks at the tags of readers of some bytes has called ``take`` for those bytes before; stamps
+    Invariants: before a check reads the readers' tags of some bytes, it has called ``take`` for those bytes; stamps
     ascend.
     """
 

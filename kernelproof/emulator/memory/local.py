@@ -14,7 +14,8 @@ from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 _LOW = np.uint64(0xFFFFFFFF)
 _TO_WINDOW, _TO_OWNER = np.uint64(SHIFT_TO_WINDOW), np.uint64(32)
-# Bits of a CTA's number, and of a thread's number in it, in the generic address of a local variable.
+# A generic address of a local variable has the number of its CTA and of its thread in these bits above bit 32. Numbers
+# of CTAs wrap at 2^14, so foreign use between CTAs that far apart is missed; it is never reported wrongly.
 _CTA_BITS, _THREAD_BITS = 14, 10
 
 

@@ -17,7 +17,8 @@ ROW = 32
 
 
 class Form(Enum):
-    """How the elements of lanes lie in memory: scattered; each warp's elements in a row; or all in one row (packed)."""
+    """How the elements that lanes access lie in memory: anywhere (scattered), consecutively within each warp (rows), or
+    consecutively over all lanes (packed)."""
 
     SCATTERED = 0
     ROWS = 1

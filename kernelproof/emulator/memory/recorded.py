@@ -1,4 +1,4 @@
-"""Which instruction last accessed each word of shared memory: recorded to name both sides of a race."""
+"""Records which instruction last accessed each granule of shared memory, to name both sides of a race."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Shared memory of a batch: one row of bytes per CTA, checked accesses, atomics and polled flags.
 
-Two accesses race if they touch a granule, one of them writes, and neither happens before the other by the clocks.
-Atomics and strong accesses do not race with each other. Which accesses were last is kept in ``SharedTags``.
+Two accesses race if they touch the same granule, at least one of them writes, and the clocks order neither before the
+other. Atomics and strong accesses do not race with each other. ``SharedTags`` keeps the last accesses to each granule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 # Shared addresses start here: the first KiB of the window belongs to the system on recent devices.
 WINDOW_START = 1024
 
-# The kinds of hazard: the order that two accesses lack.
+# The kinds of hazard. Each names the present access first and then the earlier one that it does not come after.
 READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "write after write", "write after read"
 
 # lanes (None: all), element index, byte offset in the batch's shared memory.
@@ -36,8 +36,9 @@ SharedAccess = tuple[Array | None, Array, Array]
 
 
 class Granules(NamedTuple):
-    """The granules of an access at instruction ``site`` that somebody has touched before. Per granule: the lane that
-    touches it now, and the number of its element in the access. ``offset``: bytes in ``data``, per element."""
+    """The granules of an access, by instruction ``site``, that earlier accesses have touched. ``lane`` and ``element``
+    have one entry per granule: the lane that touches it now, and the number of its element in the access. ``offset``
+    has one entry per element: its first byte in ``data``."""
 
     site: int
     lane: Array
@@ -48,9 +49,9 @@ class Granules(NamedTuple):
 class SharedMemory(SharedTags):
     """``size`` bytes of shared memory per CTA. Addresses are window addresses: uint32, one per lane of the batch."""
 
-    # Deferral: barriers make most tags old before anybody looks. So reads by whole warps write their tags only when
-    # somebody is about to look at them, and copies under way write their tags and poison only if somebody looks before
-    # they land.
+    # Deferral: most tags become old at a barrier before any check reads them. So the tags of reads by whole warps are
+    # written only when a check is about to read them, and the tags and poison of a copy under way only if an access
+    # touches its destination before it lands. Subclasses in which no tag becomes old at a barrier switch this off.
     DEFERS = True
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, size: int, granule: int) -> None:
@@ -61,24 +62,29 @@ class SharedMemory(SharedTags):
         poison = batch.launch.poison
         self.data: Array = np.full(batch.count * self.stride, poison, np.uint8)
         self.poison = {w: np.frombuffer(bytes([poison]) * 16, t)[0] for w, t in MOVER.items()}
+        # All views share the bytes of ``data``. The stride is a multiple of 128, so elements of any width are aligned.
         self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
         # Per lane: what to add to a window address to get an offset in ``data``.
         self.row: Array = batch.row_of.astype(np.int64) * self.stride - WINDOW_START
-        # Window addresses [low, high) of the access that was located last.
+        # Window addresses [low, high) of the access that was located last. ``locate`` sets it, and the checks of that
+        # access read it, so no other access may be located in between.
         self.extent = 0, 0
         self.located = Located(batch.size)
         self.defers = self.DEFERS and not batch.launch.recording
         self.late_copies = LateCopies()
-        # Element -> the tag that the last atomic or flag write left. An element is plain once its tag is another one.
+        # Element -> its tag after its last atomic or flag write. Any other write changes the tag, so an element whose
+        # present tag differs was last written by a plain store.
         self.atomics: dict[int, int] = {}
 
     def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:  # noqa: ARG002
-        """Does each tagged access happen before the present of the lane that now touches the word? ``hazard``: the kind
-        of order that is needed; only subclasses distinguish them."""
+        """For each tag: does its access happen before what the lane does now? ``hazard``: the kind of order that is
+        needed; only subclasses distinguish them."""
         batch = self.batch
+        # A tag is tick << BITS | actor. Ticks in tags count from ``t0`` and are one too large: see ``SharedTags``.
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
         ticks = (tags >> self.BITS).astype(np.int64) - 1 + self.t0
-        # A tag of several lanes may also be of other lanes, so only the tag of a single thread counts as own.
+        # A lane's own access is ordered before it, but the tag of "several lanes" may stand for other lanes of the warp
+        # too. So only the tag of a single thread counts as the lane's own.
         several = actor >= SEVERAL
         warp_of = np.where(several, actor - SEVERAL, actor >> 5)
         own: Array = (actor == batch.thread[lanes]) & ~several
@@ -99,12 +105,15 @@ class SharedMemory(SharedTags):
         return NOWHERE if self.recorded is None else self.launch.site(self.recorded.last(granule, column))
 
     # --- checks ---
+    #
+    # Most accesses are ordered by a barrier, so each check first compares tags with ``fresh``: a smaller tag happens
+    # before every access to come. Only the others are expanded to one entry per granule and compared with the clocks.
 
     def _check_read(self, lanes: Array | None, tags: Array, site: int, offset: Array, tried: bool = False) -> None:
         """Report a read of unwritten bytes, of bytes of a copy under way, or one that races with a write. ``tags``: the
         last writers, (elements,) or (elements, granules). ``offset``: bytes in ``data``. ``tried``: a further execution
         can give the reads other values."""
-        # The common case ends here: all tags are old.
+        # UNWRITTEN and IN_FLIGHT are larger than every tick, so one comparison finds them too. ``max`` excludes tag 0.
         suspicious: Array = np.asarray(tags >= max(self.fresh, 1))
         which = np.flatnonzero(suspicious.any(axis=1) if tags.ndim > 1 else suspicious)
         if which.size == 0:
@@ -188,10 +197,11 @@ class SharedMemory(SharedTags):
             return
         last_reads = readers[at[which]].reshape(-1, self.columns)
         recent = last_reads >= fresh
-        # A thread does not race with its own reads, which are in its own column.
-        # The entry of each granule in the column of the lane that writes it.
+        # A thread does not race with its own reads. Those stand in the column of the thread's warp, so ``own`` selects,
+        # for each granule, the entry in the column of the lane that writes it.
         own = np.arange(0, recent.size, self.columns) + self.reader_column[lane]
         recent.reshape(-1)[own] &= (last_reads.reshape(-1)[own] & ((1 << self.BITS) - 1)) != self.actor[lane]
+        # One finding per column, because a finding names one earlier reader.
         for column in np.flatnonzero(recent.any(axis=0)) if recent.any() else ():
             places = (at[which, None] * per + np.arange(per)).reshape(-1)
             doubt = partial(self._suspect_column, lane, int(column), places)
@@ -207,6 +217,7 @@ class SharedMemory(SharedTags):
     ) -> None:
         """Report those of the ``bad`` granules whose access does not happen after that of their tags. ``doubt``: makes
         the finding doubtful if a further execution can show whether the values that these reads returned matter."""
+        # A new array, because the caller's mask is used again. Each step tests only the granules that are left.
         bad = bad & ((tags & ((1 << self.BITS) - 1)) != self.actor[granules.lane])
         if bad.any():
             bad[bad] = ~self._ordered(granules.lane[bad], tags[bad], hazard)
@@ -339,7 +350,8 @@ class SharedMemory(SharedTags):
         first = at * (per * self.columns) + column
         before = latest[at]
         latest[at] = own_tag = lane_tag if per == 1 else lane_tag[:, None]
-        # Most granules have one reader, in this instruction and since the CTA last synchronised.
+        # Every lane stores its tag and then reads it back: if several lanes share a granule, only the last one's is
+        # left. Most granules have one reader, in this instruction and since the CTA last synchronised.
         is_alone = not (before >= max(self.fresh, 1)).any() and bool((latest[at] == own_tag).all())
         tag = lane_tag if is_alone else self._tag_beside_others(first, lane_tag, some)
         for k in range(per):
@@ -356,7 +368,7 @@ class SharedMemory(SharedTags):
         """The tags of lanes that read granules which other lanes of their warps may have read."""
         old, actor, fresh = self.reader_tags[first], (1 << self.BITS) - 1, np.asarray(self.fresh, self.TAG)
         if self.clocks.table is not None:
-            # Reads that the warp has synchronised since do not count.
+            # Reads before the warp last synchronised do not count: they happen before all that its lanes do now.
             row, warp = self.batch.row_of[some], self.batch.warp[some]
             horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
             fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
@@ -411,7 +423,7 @@ class SharedMemory(SharedTags):
         if strong:
             self._remember_strong(at, width)
             self._publish(lanes, offset, strong)
-        # Lanes that share a word: only the last one's tag and value stand there.
+        # If several lanes store to one word, the last one's tag and value are left, which the others find here.
         back = self.last_writers(width, at) != tag
         if back.any():
             differ = back & ~equal_bits(view[at], value)
@@ -434,7 +446,8 @@ class SharedMemory(SharedTags):
         return copy
 
     def leave_copies(self, low: int = 0, high: int = 1 << 32) -> None:
-        """Write poison and tags of copies under way to bytes [low, high), which are about to be read or split."""
+        """Write the deferred poison and tags of the copies under way to bytes [low, high). Call this before an access
+        touches those bytes, and before such a copy is split by lane."""
         for copy in self.late_copies.take(low, high):
             if self.hazards:
                 actor = self.actor if copy.lanes is None else self.actor[copy.lanes]
@@ -443,12 +456,12 @@ class SharedMemory(SharedTags):
             self.views[copy.width][copy.at] = self.poison[copy.width]
 
     def _may_be_hot(self) -> bool:
-        """Could a write to the bytes located last race? This asks only what is recorded of the extent as a whole."""
+        """Could a write to the bytes located last race? A cheap test of the extent as a whole: False is certain."""
         self._leave_tags(self.late.take(*self.extent))
         return not self.defers or self.recent.meet(*self.extent)
 
     def _is_hot(self, at: Array, width: int) -> bool:
-        """Could a write to these elements race? A cheap test for the common case that none can."""
+        """Could a write to these elements race? A cheap test of their tags: False is certain."""
         writer, latest, _ = self.rows[width]
         fresh = max(self.fresh, 1)
         if bool((latest[at] >= fresh).any()):
@@ -489,16 +502,16 @@ class SharedMemory(SharedTags):
             self.recent.add(*self.extent, self.stamp)
             self._remember_strong(at, width)
             if self.fenced or self.flags or (read | write) & ORDERS:
-                # Lane by lane: a later lane may see the earlier one's release.
+                # The atomics of an instruction happen one after the other: a later lane may acquire what an earlier
+                # lane has released, so each lane learns before it publishes.
                 for i in range(len(lanes)):
                     self._learn_flags(lanes[i : i + 1], offset[i : i + 1], read)
                     self._publish(lanes[i : i + 1], offset[i : i + 1], write, keep=True)
         return lanes, at
 
     def _is_plain(self, at: Array, width: int) -> Array:
-        # Invariant: ``atomics`` has the tag that the element had after its last atomic. Any other write changes the
-        # tag.
         """Which elements were last written by something other than an atomic or a flag write? Only those can race."""
+        # Invariant: ``atomics`` has the tag of each element after its last atomic. Any other write changes the tag.
         tags = self.last_writers(width, at)
         return np.array([self.atomics.get(int(a)) != int(t) for a, t in zip(at, tags, strict=True)], bool)
 

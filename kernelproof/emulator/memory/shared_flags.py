@@ -44,6 +44,7 @@ class SharedFlags:
 
     def _bring_into_force(self, row: int, warp: int, clock: Array) -> None:
         """From now on everything that the clock covers happens before the warp's present."""
+        # The table has an entry per warp and column, and what is learned never shrinks.
         table = self.clocks.rows()
         np.maximum(table[row, warp], clock, out=table[row, warp])
 
@@ -56,6 +57,7 @@ class SharedFlags:
                 clocks = up_to(scope, self.clocks.present(row, warp))
             else:
                 clocks = self.fenced.get((row, warp), {})
+            # A write that publishes nothing still ends what an earlier write has published at its place.
             if clocks or self.flags:
                 self.flags.write(int(place), self._side(row), scope, clocks, keep)
         if strong & ORDERS:

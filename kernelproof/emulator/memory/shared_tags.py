@@ -1,4 +1,4 @@
-"""Tags of shared memory: the last accesses to each granule (the bytes of the kernel's smallest access)."""
+"""Tags of shared memory: the last accesses to each granule. A granule is as wide as the kernel's smallest access."""
 
 from __future__ import annotations
 
@@ -38,10 +38,12 @@ class SharedTags(SharedFlags):
         self.granule = granule
         # Readers are distinguished by column.
         self.columns = self._reader_columns()
+        # ``tagged`` is the tick that ``lane_tag`` and ``collective_tag`` carry.
         self.t0 = self.tagged = batch.launch.tick
         self.fresh = 0
         self.late = LateReads()
-        # Invariant where accesses are deferred: tags that are not old, and those of copies, stand only in these bytes.
+        # Invariant if accesses are deferred: outside of these bytes every tag is old, and none is that of a copy under
+        # way. So a write that touches none of them needs no check.
         self.recent = Extents()
         if self.hazards:
             self._make_tags(nbytes // granule)
@@ -53,7 +55,8 @@ class SharedTags(SharedFlags):
         self.latest: Array = np.zeros(n, self.TAG)
         self.readers: Array = sparse_zeros((n, self.columns), self.TAG)
         self.reader_tags = self.readers.reshape(-1)
-        # By bytes of an access: the tags as seen by its elements, each of which has width / granule granules.
+        # Width of an access in bytes -> views of the same tags by element, of width / granule granules each. So a check
+        # indexes tags by element number and computes no granules. Accesses narrower than a granule do not occur.
         self.rows: dict[int, tuple[Array, Array, Array]] = {}
         for w in MOVER:
             if w >= self.granule:
@@ -88,7 +91,8 @@ class SharedTags(SharedFlags):
         self.tagged = self.launch.tick
         tick = self.tagged - self.t0
         if tick >= self.MAX_TICK:
-            # Ticks no longer fit into tags. All earlier accesses become LONG_AGO: races with them go unnoticed.
+            # Ticks no longer fit into tags, so they count from now on again. All earlier accesses become LONG_AGO. The
+            # price is that races with them go unnoticed; no false finding can result.
             self.t0, tick = self.tagged - 1, 1
             if self.hazards:
                 self.writer[self.writer < self.IN_FLIGHT] = LONG_AGO
@@ -96,6 +100,7 @@ class SharedTags(SharedFlags):
                 self.readers[:] = 0
                 self.late.reads.clear()
                 self.recent.forget(ENDLESS)
+        # ``fresh`` only grows while ``t0`` stands, so what is old now stays old and may be forgotten.
         self.fresh = self._first_fresh()
         self.late.forget(self.fresh)
         self.recent.forget(self.fresh)
@@ -109,8 +114,8 @@ class SharedTags(SharedFlags):
         return max(1, int(self.clocks.base.min()) - self.t0 + 1) << self.BITS
 
     def tag_written(self, width: int, at: Array, tag: Array, site: int | None = None) -> None:
-        """All granules of elements ``at`` were last written under these tags, by instruction ``site``. None: by the
-        instruction recorded before, a copy whose data lands now."""
+        """Tag all granules of elements ``at`` as written, and record ``site`` as the instruction that wrote them. For a
+        copy whose data lands now ``site`` is None: its instruction was recorded when the copy began."""
         writer = self.rows[width][0]
         writer[at] = tag if writer.ndim == 1 else tag[:, None]
         if self.recorded is not None and site is not None:
@@ -126,5 +131,6 @@ class SharedTags(SharedFlags):
         for read in reads:
             self.recent.add(read.low, read.high, read.stamp)
             _, latest, readers = self.rows[read.width]
+            # Later accesses compare ``latest`` only with ``fresh``, so it needs no actor.
             latest[read.at] = read.stamp
             readers[read.at, :, read.columns] = read.tags[:, None]

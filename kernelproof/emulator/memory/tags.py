@@ -1,7 +1,8 @@
 """The last accesses to each granule of a buffer in one launch.
 
-They are kept as runs while consecutive lanes touch consecutive granules, and granule by granule from the first access
-that is different. Most kernels read and write each element by one thread, so that runs suffice.
+As long as consecutive lanes touch consecutive granules, the accesses are kept as runs, one entry each. The first access
+of another form expands them to one tag per granule. In most kernels one thread reads and writes each element, so runs
+suffice.
 """
 
 from __future__ import annotations

@@ -52,6 +52,9 @@ class Liveness:
                 used.add(block.cond.name)
             out.uses.append(used)
             out.defs.append(written)
+        # A register is live at the start of a block if the block reads it first, or if it is live at the start of a
+        # successor and the block does not write it. Sets only grow; going backwards reaches the fixed point in few
+        # passes.
         out.live = [set(u) for u in out.uses]
         changed = True
         while changed:
@@ -70,7 +73,9 @@ class Liveness:
 
 
 def launch_constants(sites: dict[str, list[Write]]) -> set[str]:
-    """Registers with a single write, whose operands are launch constants: equal in all lanes at any time."""
+    """Registers with one value in all lanes at any time: a single unguarded instruction writes them, and its operands
+    are launch constants themselves."""
+    # This starts from no constants and adds what is proven, so a register that depends on itself is never added.
     constant: set[str] = set()
     changed = True
     while changed:
@@ -162,8 +167,8 @@ def _diverge(
 
 
 def _leaves(blocks: list[Block], sides: list[set[int]]) -> bool:
-    """Does at most one side wait, and do the sides have no block in common? Then the lanes of the others have left the
-    kernel, and no lane overtakes another."""
+    """Do the lanes of all sides but the one that waits leave the kernel for good? True if at most one side waits and no
+    two sides have a block in common."""
     waiting = [side for side in sides if any(blocks[i].end == "wait" for i in side)]
     return len(waiting) <= 1 and sum(map(len, sides)) == len(set().union(*sides))
 

@@ -2,9 +2,9 @@
 
 The machine runs a batch of CTAs in lockstep. After a divergent branch it always runs the group of lanes whose block
 comes first in ``Graph.blocks``. That order keeps every loop contiguous and is topological inside of it, so the lanes
-meet again at the branch's immediate post-dominator. ``uniform`` relies on this: a register in it has the same value in
-every lane that can still read it, and is one Python int. What is promised here statically is checked when the kernel
-runs (``Graph.clobbers``): if it does not hold, the launch is executed again with the conservative translation.
+meet again at the branch's immediate post-dominator. ``Graph.uniform`` relies on this: a register in it has the same
+value in every lane that can still read it, so the translation stores it as one Python int. The run checks that this
+holds (``Graph.clobbers``); if it does not, the launch is executed again with the conservative translation.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ def build(module: Module, kernel: Function, conservative: bool = False) -> Graph
     # Where there may be clusters, an address of shared memory contains the rank of the CTA, so it varies.
     ranked = frozenset(v.name for v in variables if v.space == "shared") if hopper else frozenset()
     blocks, reducible, back, liveness, heads = _flow(with_waits(items) if hopper else items, ranked)
-    # Lanes of a warp may be apart when a loop polls, so its collectives need meetings, too.
+    # If a loop polls, lanes of a warp may be at different places, so warp-wide instructions must first wait for all of
+    # their lanes. Kernels for sm_90 have these waits in any case.
     if heads and not hopper:
         blocks, reducible, back, liveness, heads = _flow(with_waits(items), ranked)
     constant = launch_constants(liveness.sites)
-    # Lanes that sleep at an mbarrier are overtaken all the time.
+    # Lanes that sleep at an mbarrier, or poll, are overtaken by others. In an irreducible graph no order of blocks
+    # makes lanes meet again. In both cases only the conservative analysis is right.
     conservative = conservative or not reducible or hopper or bool(heads)
     varying = varying_registers(blocks, liveness, constant, conservative)
     if varying is None:
@@ -79,7 +81,7 @@ def build(module: Module, kernel: Function, conservative: bool = False) -> Graph
         varying = varying_registers(blocks, liveness, constant, conservative)
     assert varying is not None
     sites, across = liveness.sites, liveness.across()
-    # A register that nothing writes is read as zero by every lane.
+    # A register that nothing writes has the same initial value in every lane.
     unwritten = {r for r in set().union(*liveness.uses) if r not in sites and r not in SPECIALS}
     uniform = (set(sites) - varying) | unwritten
     clobbers = [{r for r in defs if r in uniform and r in across and r not in constant} for defs in liveness.defs]

@@ -1,4 +1,4 @@
-"""Calls are replaced by the bodies of the functions called; parameters passed through ``.param`` become moves."""
+"""Replaces calls by the bodies of the called functions, and parameters that are passed through ``.param`` by moves."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ class Inliner:
                     accesses.setdefault(name, set()).add((offset, width))
                     if store:
                         written.setdefault(name, set()).add((offset, width))
-        # Registers can only stand for parts that are written exactly as they are read.
+        # A register can stand for a part of a parameter only if every read of it has the offset and width of a write.
+        # Parameters with other reads, such as a struct that is copied by bytes, stay in local memory.
         in_memory = {name for name, parts in accesses.items() if parts != written.get(name) or _overlap(parts)}
         for name in in_memory:
             size = max(offset + width for offset, width in accesses[name])
@@ -184,7 +185,8 @@ class Inliner:
         """The names of a function's variables in the kernel."""
         names = {}
         for variable in fn.variables:
-            # Static shared memory of a function exists once, its stack once per inlined copy.
+            # A function's static shared memory exists once per CTA, however often it is called. Its local variables
+            # exist once per call, so each inlined copy has its own.
             name = variable.name if variable.space == "shared" else prefix + variable.name
             names[variable.name] = name
             if variable.space == "param":
@@ -260,6 +262,8 @@ class Inliner:
         if target is not None:
             yield from self._body(item, target, passed, caller, after)
         elif isinstance(callee, Reg):
+            # A call through a pointer becomes a chain of comparisons with the address of each function that it may
+            # reach. If none is equal, ``emu_nofunction`` reports it and the lanes exit.
             address = Reg(reg(callee.name))
             for function in self._callable(len(arguments), len(results), caller.callers):
                 different, other = f"{call}{function.name}:different", f"{call}{function.name}:other"

@@ -1,4 +1,4 @@
-"""Dominators, loops, and the order of blocks in which lanes meet again."""
+"""Dominators, loops, and an order of blocks in which lanes that diverged meet again as early as possible."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def dominators(successors: list[list[int]], root: int) -> list[int]:
             order.append(node)
             stack.pop()
     order.reverse()
+    # ``order`` is reverse postorder now: a block comes after its predecessors, but for back edges. Then few passes of
+    # the loop below are needed.
     everything = (1 << n) - 1
     dom = [0] * n
     for node in order:
@@ -54,7 +56,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def reachable(blocks: list[Block], starts: Iterable[int], stop: int | None = None) -> set[int]:
-    """The blocks on paths from ``starts``, these included, up to but without ``stop``."""
+    """The blocks that can be reached from ``starts``, which are included, without passing through ``stop``."""
     reached: set[int] = set()
     stack = list(starts)
     while stack:
@@ -67,6 +69,8 @@ def reachable(blocks: list[Block], starts: Iterable[int], stop: int | None = Non
 
 def natural_loops(blocks: list[Block]) -> tuple[dict[int, int], set[tuple[int, int]], bool]:
     """Natural loops: head -> body mask, the back edges, and whether the graph is reducible."""
+    # A back edge leads to a block that dominates its source, the head of a loop. The body has every block from which
+    # the source can be reached without passing through the head. Loops with the same head are one loop.
     successors = [b.targets for b in blocks]
     dom = dominators(successors, 0)
     predecessors: list[list[int]] = [[] for _ in blocks]
@@ -89,6 +93,7 @@ def natural_loops(blocks: list[Block]) -> tuple[dict[int, int], set[tuple[int, i
 
 def _is_acyclic(blocks: list[Block], dom: list[int], back: set[tuple[int, int]]) -> bool:
     """Is the graph of reachable blocks acyclic without its back edges? Then it is reducible."""
+    # Kahn's algorithm: if every reachable block can be removed, there is no cycle.
     indegree = [0] * len(blocks)
     for b in blocks:
         if dom[b.index]:
@@ -124,9 +129,9 @@ def add_latches(blocks: list[Block]) -> None:
 def scheduling_order(blocks: list[Block]) -> tuple[list[int], bool]:
     """The order in which the machine prefers blocks, and whether the graph is reducible.
 
-    It has the reachable blocks, topologically sorted except for back edges, with every loop contiguous. So of the
-    groups of lanes that a divergent branch makes, the one whose block comes first can always still be met by the
-    others: a group beyond the join waits for those before it, and a group behind a loop waits for those inside of it.
+    It contains the reachable blocks, topologically sorted except for back edges, and every loop is contiguous in it.
+    The machine always runs the group of lanes whose block comes first. So after a divergent branch, lanes that have
+    reached the join wait for those that have not, and lanes that have left a loop wait for those still in it.
     """
     loops, _, reducible = natural_loops(blocks)
     dom = dominators([b.targets for b in blocks], 0)
@@ -135,9 +140,12 @@ def scheduling_order(blocks: list[Block]) -> tuple[list[int], bool]:
 
 
 def _arrange(blocks: list[Block], loops: dict[int, int], nodes: int, head: int) -> list[int]:
-    """Order ``nodes`` (a mask), which are a loop with this head or the whole graph. Each outermost loop among them is
-    one item, which is arranged by itself. Edges back to ``head`` do not count, so a reducible graph is acyclic here; in
-    an irreducible one the lowest block is taken when none is ready."""
+    """Order ``nodes`` (a mask of blocks), which are the body of the loop with this head, or the whole graph.
+
+    Each outermost loop among them counts as one item and is then ordered by itself, so that it stays contiguous. Edges
+    back to ``head`` do not count, so the items of a reducible graph have no cycle. In an irreducible graph it can
+    happen that every item has a predecessor left; then the one that comes first in the text is taken.
+    """
     inner = {h: m & nodes for h, m in loops.items() if h != head and nodes >> h & 1 and m & ~nodes == 0}
     outermost = {
         h: m for h, m in inner.items() if not any(o != h and om & m == m and om != m for o, om in inner.items())
@@ -157,7 +165,7 @@ def _arrange(blocks: list[Block], loops: dict[int, int], nodes: int, head: int) 
     left = set(items)
     while left:
         ready = [i for i in left if indegree[i] == 0]
-        # Of several, the first one in the text.
+        # Of several, the first one in the text: it makes the order independent of how sets are iterated.
         pick = min(ready) if ready else min(left)
         left.discard(pick)
         for t in edges[pick]:

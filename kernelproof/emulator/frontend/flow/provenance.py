@@ -1,4 +1,9 @@
-"""From which pointers an address is computed, and through which memory is written: parameters and module variables."""
+"""Traces pointers: from which parameters and module variables an address is computed, and through which of them a
+kernel writes global memory.
+
+The analysis ignores control flow: a register counts as holding every pointer that any of its writes may give it. The
+result may therefore name too many pointers, but never too few.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +15,19 @@ from kernelproof.emulator.state.launch_state import Origin
 
 Origins = frozenset[Origin]
 _NONE: Origins = frozenset()
-# Instructions whose 64-bit result may be a pointer that cannot be followed.
 _SPACES = ("shared", "global", "local", "param")
+# Instructions whose 64-bit result may be a pointer that cannot be traced, such as one that was loaded from memory.
 _OPAQUE = frozenset(("ld", "ldu", "atom", "shfl", "mapa", "getctarank"))
 
 
 def origins(
     instructions: Iterable[Instr], kinds: Mapping[str, str], places: Mapping[str, tuple[str, int]]
 ) -> dict[str, Origins]:
-    """64-bit register -> all pointers that may be part of the sum that it holds, over all of its writes. A register
-    that may hold a pointer which cannot be followed is missing. ``places``: state space and offset of variables."""
+    """Maps each 64-bit register to the pointers that its value may be computed from, over all of its writes.
+
+    A register is absent if it may hold a pointer that cannot be traced. ``places``: state space and offset of each
+    variable.
+    """
     writes: list[tuple[str, Origins | None, list[str]]] = []
     for ins in instructions:
         defs, uses = defs_uses(ins)
@@ -29,6 +37,7 @@ def origins(
             sources = [] if own is None or ins.base == "ld" else uses
             writes += [(name, own, sources) for name in wide]
     result: dict[str, Origins | None] = {name: _NONE for name, _, _ in writes}
+    # A fixed point: sets only grow, and None (cannot be traced) is never taken back, so the loop ends.
     changed = True
     while changed:
         changed = False
@@ -53,6 +62,7 @@ def _own(ins: Instr, places: Mapping[str, tuple[str, int]]) -> Origins | None:
         if isinstance(at, Mem) and isinstance(at.base, Sym) and places.get(at.base.name, ("",))[0] == "param":
             first = places[at.base.name][1] + at.base.offset + at.offset
             count = len(ins.operands[0].items) if isinstance(ins.operands[0], Vec) else 1
+            # A parameter is named by its offset. Only 64-bit values can be pointers.
             return frozenset(first + i * width for i in range(count)) if width == 8 else _NONE
         return None if width >= 8 else _NONE
     packed = ins.base == "mov" and len(ins.operands) > 1 and isinstance(ins.operands[1], Vec)
