@@ -107,7 +107,7 @@ def test_limits_and_bad_input_end_a_call_and_not_the_server(tmp_path: Path) -> N
             ({"source": '%:include "/etc/hosts"'}, "is not allowed here; put the text into source"),
             ({"path": str(tmp_path)}, "neither .cu nor .ptx"),
             ({"path": str(tmp_path / "no.cu")}, "no.cu: No such file"),
-            ({"path": str(file), "device": "sm_12"}, "sm_12: one of"),
+            ({"path": str(file), "device": "sm_12"}, "sm_12: expected one of"),
             ({"path": str(file), "nvcc_args": "-Xcompiler -fplugin=x.so"}, "'-Xcompiler' is not allowed"),
             ({"path": str(file), "launches": [{**launch, "entry": "other"}]}, "no kernel other; there are wait"),
             ({"path": str(file), "launches": [{**launch, "args": ["f32"]}]}, "argument 'f32': write "),

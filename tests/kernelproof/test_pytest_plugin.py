@@ -257,7 +257,7 @@ def test_no_file(cuda_emulator):
             "global-out-of-bounds in pair at *pair.cu:1: *",
             "input-modified in pair at *pair.cu:1: *",
             "unwritten-output in pair: 1 of 64 elements of argument 1 were never written, first (63,), last (63,)",
-            "unwritten-output: 32 of 64 elements of totals were never written, *",
+            "unwritten-output in pair: 32 of 64 elements of totals were never written, *",
             "*WrongInput: no file missing.cu in *",
         ]
     )
