@@ -32,6 +32,7 @@ def room(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", FLOORS)
 def test_imports_go_strictly_down(checkout: Path, package: str) -> None:
     graph = house.import_graph(checkout / package)
@@ -46,6 +47,7 @@ def test_imports_go_strictly_down(checkout: Path, package: str) -> None:
     assert upward == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", FLOORS)
 def test_no_file_imports_itself_by_way_of_others(checkout: Path, package: str) -> None:
     graph = house.import_graph(checkout / package)
@@ -78,6 +80,7 @@ def test_every_kind_of_import_closes_a_circle(tmp_path: Path, statement: str) ->
         tuple(TopologicalSorter(house.import_graph(tmp_path / "a")).static_order())
 
 
+@pytest.mark.slow
 def test_kernelproof_imports_nothing_of_cudal2gen(checkout: Path) -> None:
     for folder in ("kernelproof", "tests/kernelproof"):
         for path in sorted((checkout / folder).rglob("*.py")):
@@ -108,6 +111,7 @@ def loaded(statement: str, checkout: Path) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_kernelproof_stands_alone(checkout: Path, tmp_path: Path) -> None:
     """Every module of it is imported where ``cudal2gen`` is not, but for those that need an optional package."""
     shutil.copytree(checkout / "kernelproof", tmp_path / "kernelproof", ignore=shutil.ignore_patterns("__pycache__"))
@@ -123,6 +127,7 @@ def test_kernelproof_stands_alone(checkout: Path, tmp_path: Path) -> None:
     assert "cudal2gen" not in loaded(statement, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [

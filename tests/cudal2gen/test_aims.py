@@ -84,6 +84,7 @@ def test_aims_concern_one_baseline_protocol_and_state_of_the_l2() -> None:
         assert not [caption for caption in captions if caption.startswith("The project's aims")], aims.BASELINE
 
 
+@pytest.mark.slow
 def test_the_timing_model_is_judged_by_size_class() -> None:
     chosen = [record for record in catalog.load() if (record.gpu, record.acc) == ("h200", "f32")]
     tiny = [record for record in chosen if record.problem.size_class == "tiny" and record.layout == "tn"][:3]

@@ -114,6 +114,7 @@ def test_buckets_are_powers_of_two() -> None:
         assert buckets.bucket(problem.model_copy(update={"m": rows, "batch": "grouped"}), 3) == expected
 
 
+@pytest.mark.slow
 def test_one_race_serves_all_rows_of_a_bucket(device: EmulatedDevice, once: dispatch.Dispatcher) -> None:
     a, b, expected = drawn(device, (9, 24, 64))
     for rows in (6, 5, 7, 7, 8):
@@ -142,6 +143,7 @@ class Slow(Clock):
         return super().elapsed_us(call, times)
 
 
+@pytest.mark.slow
 def test_a_bucket_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened: pack.Pack) -> None:
     a, b, expected = drawn(device, (8, 24, 64))
     with process(opened, Timed(device, Slow(device, FAST, 300.0))) as dispatcher:
@@ -156,6 +158,7 @@ def test_a_bucket_is_lost_where_its_least_rows_are(device: EmulatedDevice, opene
     assert len(measurements()) == 2
 
 
+@pytest.mark.slow
 def test_a_hot_shape_has_a_race_of_its_own(
     device: EmulatedDevice, opened: pack.Pack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +198,7 @@ def test_a_kernel_that_does_not_take_all_rows_is_no_candidate(
 # --- fusions, batches, groups ---
 
 
+@pytest.mark.slow
 def test_fused_products_race_against_torchs_own(
     device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock
 ) -> None:
@@ -207,6 +211,7 @@ def test_fused_products_race_against_torchs_own(
     assert "bias_n+silu was measured: 1.500x" in cudal2gen.explain(cudal2gen.linear, x, weight, bias, activation="silu")
 
 
+@pytest.mark.slow
 def test_a_fused_kernel_that_loses_leaves_the_plain_one_to_race(
     device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock
 ) -> None:
@@ -217,6 +222,7 @@ def test_a_fused_kernel_that_loses_leaves_the_plain_one_to_race(
     assert once.stats()["kernel"] == once.stats()["by_bucket"] == {PREDICATED.name: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
 def test_gates_and_sums_beside_d_race(
     device: EmulatedDevice, opened: pack.Pack, clock: Clock, mode: races.Mode
@@ -240,6 +246,7 @@ def test_gates_and_sums_beside_d_race(
     assert Store(A100).first_runs.banned() == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [torch.inference_mode, torch.no_grad])
 def test_a_race_goes_on_outside_of_the_mode_that_it_began_in(
     device: EmulatedDevice, opened: pack.Pack, clock: Clock, inner: Callable[[], Any]
@@ -280,6 +287,7 @@ def test_a_wrong_sum_beside_d_bans_its_kernel(
     assert summary() == ["2_48_64 x1 torch.matmul"]
 
 
+@pytest.mark.slow
 def test_batches_race(device: EmulatedDevice, once: dispatch.Dispatcher) -> None:
     a, b, _ = drawn(device, (3 * 17, 3 * 24, 64))
     a, b = a.view(3, 17, 64), b.view(3, 24, 64).mT
@@ -306,6 +314,7 @@ def test_a_result_with_gaps_between_its_rows_is_not_written_by_a_race(
     assert once.stats()["kernel"] == {PREDICATED.name: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [(0, 5, 5, 5, 7), (0, 0, 0, 0, 0)], ids=str)
 @pytest.mark.parametrize("mode", ["once", "background"])
 def test_groups_race(ends: Any, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock) -> None:
@@ -321,6 +330,7 @@ def test_groups_race(ends: Any, mode: races.Mode, device: EmulatedDevice, opened
     assert summary() == [f"{rows}_24_64 grouped x5 torch.grouped_mm" for rows in (8, 5) if ends[-1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
 def test_one_race_serves_all_rows_of_a_bucket_of_groups(
     mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock
@@ -345,6 +355,7 @@ def test_one_race_serves_all_rows_of_a_bucket_of_groups(
         assert text.startswith(f"{GROUPED.name}: {scope}")
 
 
+@pytest.mark.slow
 def test_a_bucket_of_groups_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened: pack.Pack) -> None:
     a, b, _ = drawn(device, (8, 5 * 24, 64))
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)

@@ -58,6 +58,7 @@ class Waiting(Clock):
         return super().elapsed_us(call, times)
 
 
+@pytest.mark.slow
 def test_other_calls_do_not_wait_for_a_race(device: EmulatedDevice, opened: pack.Pack) -> None:
     clock = Waiting(device, FAST, 300.0)
     a, b, expected = drawn(device, (2, 24, 64))
@@ -181,6 +182,7 @@ def started(opened: pack.Pack, checkout: Path, what: str) -> subprocess.Popen[st
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_candidate_that_hangs_is_banned_and_nothing_is_lost(
     device: EmulatedDevice, opened: pack.Pack, clock: Clock, checkout: Path
 ) -> None:
@@ -201,6 +203,7 @@ def test_a_candidate_that_hangs_is_banned_and_nothing_is_lost(
     assert {row.timings[0].record for row in measurements()[1:]}.isdisjoint({hanging})
 
 
+@pytest.mark.slow
 def test_a_race_in_the_background_ends_with_its_process(opened: pack.Pack, checkout: Path) -> None:
     other = started(opened, checkout, "end")
     text, _ = other.communicate(timeout=300)

@@ -218,6 +218,7 @@ def test_turns_find_a_problems_candidates_once_and_compile_its_incumbent_first(t
     assert {len(contest.evaluations) for contest in standing.searches} == {16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cores", "busy", "in_turn"), [(2, 0.75, 0.6), (16, 0.95, 0.6)])
 def test_a_gpu_is_busy_while_others_compile(cores: int, busy: float, in_turn: float) -> None:
     plans = [campaign_time.plan(problem(number), 8, campaign_time.SmallBatches(number)) for number in range(16)]

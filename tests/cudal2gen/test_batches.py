@@ -72,6 +72,7 @@ def own(record: Record, batch: int, shared_b: bool = False) -> Shape:
     return Shape(record.m, record.n, record.k, stride, batch=batch, shared_b=shared_b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTED)
 def test_each_product_of_a_batch_is_computed(name: str, library: Path) -> None:
     record = BATCHED[name]
@@ -126,6 +127,7 @@ def test_room_between_products_is_forbidden_ground(library: Path) -> None:
     assert problems.batches(record, replace(shape, batch=1)) == Batches()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "wgmma", "wgmma direct, any n", "once"])
 def test_products_may_lie_side_by_side_in_d(name: str, library: Path) -> None:
     record = BATCHED[name]
@@ -181,6 +183,7 @@ PLACED = {(name, fault): Faulty(BATCHED[name], *texts) for name, faults in PLACE
 BUILT_AHEAD = [*(BATCHED[name] for name in EXECUTED), *PLACED.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fault"), PLACED)
 def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:
     record, artifact = BATCHED[name], PLACED[name, fault].built()
@@ -224,6 +227,7 @@ def test_batches_that_no_launch_takes_are_refused(
     assert session.launches == []
 
 
+@pytest.mark.slow
 def test_scratch_is_of_all_products(library: Path) -> None:
     for name in ("zsplit split", "wgmma workspace"):
         record = BATCHED[name]

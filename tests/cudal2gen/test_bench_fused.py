@@ -46,6 +46,7 @@ class Timed:
 FUSIONS = ["bias_n+silu", "alpha+bias_m+residual+gelu", "bias_n+relu", "residual", "bias_n+residual+gelu_tanh"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_a_fused_problem_is_measured_against_what_torch_has_for_it(fusion: str) -> None:
     device, of = FakeDevice(), SMALL.revised(fusion=fusion)
@@ -63,6 +64,7 @@ def test_a_fused_problem_is_measured_against_what_torch_has_for_it(fusion: str) 
     assert again.flops == SMALL.flops
 
 
+@pytest.mark.slow
 def test_a_batch_counts_all_its_products() -> None:
     device, of = FakeDevice(), SMALL.revised(batch="strided")
     assert baselines.usual(of) == ("torch.bmm",)

@@ -246,6 +246,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 """
 
 
+@pytest.mark.slow
 def test_doctor_says_which_records_and_which_pack_serve_each_card(opened: pack.Pack, tmp_path: Path) -> None:
     (tmp_path / "driver.c").write_text(DRIVER)
     subprocess.run(

@@ -99,6 +99,7 @@ def test_off_the_grid_the_nearest_record_computes_the_problem(small: Path) -> No
     assert odd.note.endswith("taking that of 128_1024_64, padded to 128_256_64 by copies of A, B and D")
 
 
+@pytest.mark.slow
 def test_the_nearest_lines_give_the_record_that_all_lines_give(
     records: list[catalog.Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +278,7 @@ def test_an_edit_goes_through_a_link_and_keeps_the_mode(small: Path, tmp_path: P
     assert small.stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.slow
 def test_the_first_edit_copies_the_shipped_catalog(
     records: list[catalog.Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def library() -> Path:
     return compiler.launcher()
 
 
+@pytest.mark.slow
 def test_running_clusters_compute_all_tiles(artifact: Artifact, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulated device holds two pairs, which claim all tiles but their own; others start only where a request has
     failed for no reason."""
@@ -167,6 +168,7 @@ def edited(artifact: Artifact, edit: Callable[[str], str], directory: Path) -> A
     return faulty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, library: Path, tmp_path: Path) -> None:
     edit, rule = FAULTS[fault]

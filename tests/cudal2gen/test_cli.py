@@ -55,6 +55,7 @@ def test_render_takes_changes_and_writes_files(tmp_path: Path) -> None:
     assert "constexpr int kWarpsM = 4, kWarpsN = 2;" in out.read_text()
 
 
+@pytest.mark.slow
 def test_render_all_writes_one_file_per_text(tmp_path: Path) -> None:
     started = cpu_seconds()
     done = run("render", "--all", "--out", str(tmp_path))
@@ -119,6 +120,7 @@ def test_show_says_when_min_blocks_is_out_of_reach() -> None:
     assert "note: min_blocks=16 only bounds registers" in done.stderr
 
 
+@pytest.mark.slow
 def test_warnings_are_notes_of_render_and_show() -> None:
     arguments = ("--mnk", "4096_4096_64", "--set", "bm=256")
     spills = "note: 256 accumulator registers of the 255 there are: it is likely to spill\n"
@@ -209,6 +211,7 @@ def test_a_failed_write_is_one_line_and_exit_code_1(arguments: list[str], env: d
     assert message in error(*arguments, code=1, env=env)
 
 
+@pytest.mark.slow
 def test_a_full_output_and_an_early_reader_are_no_tracebacks() -> None:
     script = f"{sys.executable} -m cudal2gen list"
     full = subprocess.run(f"{script} > /dev/full", shell=True, capture_output=True, text=True, check=False)
@@ -217,6 +220,7 @@ def test_a_full_output_and_an_early_reader_are_no_tracebacks() -> None:
     assert early.stderr == ""
 
 
+@pytest.mark.slow
 def test_damaged_verdicts_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "verdicts.jsonl"
     path.write_bytes(b"\xff\xfe rubbish\n{\n" + b"[" * 5000 + b"\n" + b"{}\n" * 5)
@@ -253,6 +257,7 @@ def test_a_cold_start_renders_in_half_a_second(tmp_path: Path) -> None:
     assert 0 < render_seconds < 4 * libraries, rounds
 
 
+@pytest.mark.slow
 def test_build_compiles_and_reports(tmp_path: Path) -> None:
     done = run("--build-dir", str(tmp_path), "build", "--mnk", "64_64_64", "--json")
     assert done.returncode == 0, done.stderr
@@ -263,6 +268,7 @@ def test_build_compiles_and_reports(tmp_path: Path) -> None:
     assert derived["registers"] == row["registers"]
 
 
+@pytest.mark.slow
 def test_a_build_that_spills_fails(tmp_path: Path) -> None:
     changes = [
         f"--set={change}" for change in ("bm=256", "bn=256", "mma_repeat=2,2,1", "stages=1", "bk=32", "g2s_slot=0")
@@ -271,6 +277,7 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
     assert "spills" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -309,6 +316,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments: list[str], message: 
     assert message in error(*arguments)
 
 
+@pytest.mark.slow
 def test_a_model_that_ends_the_program_is_one_line(tmp_path: Path) -> None:
     model = tmp_path / "model.py"
     model.write_text("import sys\nsys.exit('no\\nmore')\n")
@@ -317,6 +325,7 @@ def test_a_model_that_ends_the_program_is_one_line(tmp_path: Path) -> None:
     assert "SyntaxError" in error("tune-model", str(model))
 
 
+@pytest.mark.slow
 def test_a_truncated_catalog_is_named_by_line(own_catalog: dict[str, str]) -> None:
     path = Path(own_catalog["CUDAL2GEN_CATALOG"])
     path.write_text(path.read_text()[:-100])
@@ -329,6 +338,7 @@ def test_no_compiler_is_exit_code_3() -> None:
     assert "pip install 'cudal2gen[nvcc]'" in message
 
 
+@pytest.mark.slow
 def test_doctor_tells_what_there_is(tmp_path: Path) -> None:
     done = run("doctor", "--json")
     answer = json.loads(done.stdout)

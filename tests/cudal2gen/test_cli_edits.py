@@ -130,6 +130,7 @@ def test_edit_changes_its_own_record_only(own_catalog: dict[str, str]) -> None:
     assert Path(own_catalog["CUDAL2GEN_CATALOG"]).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_edit_new_adds_a_size_which_then_is_its_own(own_catalog: dict[str, str]) -> None:
     size = ("--mnk", "4000_4000_60", "--gpu", "h100")
     done = run("edit", *size, "--new", "--set", "raster_group=4", env=own_catalog)

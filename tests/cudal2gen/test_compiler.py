@@ -125,6 +125,7 @@ def test_a_build_leaves_whole_directories_and_nothing_else(tmp_path: Path) -> No
     assert reports[-1] == (4, 4)
 
 
+@pytest.mark.slow
 def test_what_is_built_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = compiler.build(RECORDS[:1], build_dir=tmp_path)
     monkeypatch.setattr(compiler, "_ninja", lambda *_: pytest.fail("compiled again"))
@@ -334,6 +335,7 @@ def test_processes_that_race_for_the_launcher_all_get_it(tmp_path: Path) -> None
     assert [racer.wait(300) for racer in racers] == [0] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_build_that_ends_takes_its_compilers_along(
     tmp_path: Path, hanging_nvcc: Path, number: signal.Signals

@@ -32,6 +32,7 @@ def plans() -> list[Plan]:
     return [run[number % 16] for number in range(COUNT)]
 
 
+@pytest.mark.slow
 def test_64_gpus_are_busy_in_all_stages(plans: list[Plan]) -> None:
     cluster = campaign_time.simulate(plans, 64, Times(), 64 * ray_executor.AHEAD)
     assert cluster.utilisation() >= 0.9
@@ -49,6 +50,7 @@ def test_64_gpus_are_busy_in_all_stages(plans: list[Plan]) -> None:
         assert 0 <= busy <= 64
 
 
+@pytest.mark.slow
 def test_campaign_time_falls_with_the_number_of_gpus(plans: list[Plan]) -> None:
     hours = [campaign_time.simulate(plans[:384], workers, Times(), 4 * workers).now for workers in (1, 16)]
     assert 0.9 * 16 < hours[0] / hours[1] < 16

@@ -56,6 +56,7 @@ def test_above_2048_an_fp16_sum_must_not_be_small() -> None:
     assert compare("f32", "binary", a, b, np.full((1, 1), 5000, np.float16), []).findings == []
 
 
+@pytest.mark.slow
 def test_integer_inputs_stay_exact_in_fp16() -> None:
     for k in (64, 4096, 16384):
         a, b = operands("integers", 32, 32, k, np.random.default_rng(k))

@@ -116,6 +116,7 @@ def test_an_unrecorded_proposal_is_a_failed_trial_not_the_end() -> None:
     assert "was not recorded for" in contest.trials[0].reason
 
 
+@pytest.mark.slow
 def test_files_of_trials_and_of_recordings_are_read_alike(tmp_path: Path) -> None:
     recording_file(tmp_path / "a100.txt", lambda sizes, own: 10.0 * own.bm)
     own = Model(seed=1).evaluate(SMALL, space.candidates(SMALL).records[:3])
@@ -272,6 +273,7 @@ def environment_search(proposer: object, evaluations: int) -> float:
     return benchmark.selected_us(noisy, true)[-1] / least - 1
 
 
+@pytest.mark.slow
 def test_the_cost_model_searches_better_than_what_it_starts_from() -> None:
     environment, rng = Model(seed=1), random.Random(0)
     problems = [SMALL.model_copy(update={"n": n, "m": m}) for n in (512, 2048, 4096) for m in (256, 1024)]

@@ -182,6 +182,7 @@ def test_a_later_field_is_silent_while_it_is_neutral(monkeypatch: pytest.MonkeyP
     assert all(new != old for new, old in zip(spelled(revise(neutral, colour="red")), spelled(record), strict=True))
 
 
+@pytest.mark.slow
 def test_macros_of_a_text_reach_no_other_kernel(tmp_path: Path) -> None:
     """Nor its text: each is compiled alone, whoever stands beside it in a build."""
     macros = "#define float double\n#define __float2half_rn __double2half\n"
@@ -216,6 +217,7 @@ __device__ long bomb = f(1l << 40);
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_compiler_ends_within_its_limits(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "TEXT_BOX", Sandbox(cpu_s=3, gib=4, file_mib=32))
@@ -234,6 +236,7 @@ def test_long_messages_of_a_compiler_are_cut(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in (tmp_path / "failed").iterdir()) < compiler.TEXT_BOX.output_bytes
 
 
+@pytest.mark.slow
 def test_only_the_kernel_that_is_launched_is_compiled(tmp_path: Path) -> None:
     """Host code and static initialisers of a text become no code; another entry than its own is an error in words."""
     canary = tmp_path / "canary"

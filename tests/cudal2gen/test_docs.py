@@ -48,6 +48,7 @@ def test_the_reference_has_what_users_call(site: Path) -> None:
         assert f'id="cudal2gen.{name}"' in text, name
 
 
+@pytest.mark.slow
 def test_every_command_has_a_section_with_its_options(site: Path) -> None:
     page = (site / "commands" / "index.html").read_text()
     for verb, options in commands().items():
@@ -72,6 +73,7 @@ def test_the_first_diagram_is_not_cut(checkout: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_field_of_a_record_has_a_row_with_its_description(site: Path) -> None:
     page = (site / "records" / "index.html").read_text()
     models = {"problem": Problem, **FAMILIES}
@@ -88,6 +90,7 @@ def test_every_field_of_a_record_has_a_row_with_its_description(site: Path) -> N
         assert all(values for _, values, _ in rows), name
 
 
+@pytest.mark.slow
 def test_pictures_have_words(site: Path) -> None:
     page = (site / "hopper" / "index.html").read_text()
     (picture,) = re.findall(r'<img alt="([^"]+)" src="\.\./ring\.svg"', page)
@@ -95,6 +98,7 @@ def test_pictures_have_words(site: Path) -> None:
     assert (site / "ring.svg").is_file()
 
 
+@pytest.mark.slow
 def test_every_block_of_code_is_one(site: Path) -> None:
     """Markdown takes a block for text if its first line has more than a language; then the fence is on the page."""
     assert [path for path in site.rglob("*.html") if "```" in path.read_text()] == []
@@ -169,6 +173,7 @@ def variables_in_the_code(checkout: Path) -> set[str]:
     return {text for text in constants if re.fullmatch("(CUDAL2GEN|KERNELPROOF)_[A-Z_]+", text)}
 
 
+@pytest.mark.slow
 def test_the_page_of_variables_has_a_row_for_each_that_the_code_reads(checkout: Path) -> None:
     page = (checkout / "docs" / "environment.md").read_text()
     rows = re.findall(r"^\| `((?:CUDAL2GEN|KERNELPROOF)_[A-Z_]+)` \| (.+?) \| (.+) \|$", page, re.MULTILINE)
@@ -202,6 +207,7 @@ def test_the_error_of_the_guide_is_the_error(checkout: Path) -> None:
     assert process.stderr.strip() == f"error: {message}"
 
 
+@pytest.mark.slow
 def test_the_notes_of_the_guide_are_the_notes(checkout: Path) -> None:
     blocks = re.findall(r"```\n(\$ .*?)```", (checkout / "docs" / "edit.md").read_text(), re.DOTALL)
     commands = [part for block in blocks for part in re.split(r"^\$ cudal2gen ", block, flags=re.MULTILINE)]

@@ -70,6 +70,7 @@ def test_numpy_and_torch_round_to_an_element_alike() -> None:
         assert (numbers.astype(element.numpy_dtype).astype(np.float32) == rounded).all()
 
 
+@pytest.mark.slow
 def test_a_text_has_the_type_from_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(
         F16, name="other", title="other", header="other.h", cpp="other", pair="other2",

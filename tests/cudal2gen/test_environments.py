@@ -87,6 +87,7 @@ def test_every_verb_is_here() -> None:
     assert {command.name for command in prover.app.registered_commands} == set(PROVER_OUTCOMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "verb"), [(program, verb) for program, verbs in VERBS.items() for verb in verbs])
 def test_folders_that_cannot_be_written_are_named_with_what_moves_them(program: str, verb: str, tmp_path: Path) -> None:
     if verb in ("bench", "tune-model"):
@@ -143,6 +144,7 @@ def test_a_full_output_is_told_once() -> None:
     assert (done.returncode, done.stderr) == (1, "error: output: No space left on device\n")
 
 
+@pytest.mark.slow
 def test_an_early_reader_ends_the_program_as_a_signal_would() -> None:
     done = shell("$CUDAL2GEN list | head -c 1; echo ${PIPESTATUS[0]}")
     assert (done.stdout[1:], done.stderr) == ("141\n", "")
@@ -225,6 +227,7 @@ def test_a_folder_that_is_gone_is_said(
     assert (code, capsys.readouterr().err) == (1, "error: the current folder was removed; change to another one\n")
 
 
+@pytest.mark.slow
 def test_compilers_get_a_temporary_folder_that_exists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", f"{NOWHERE}/tmp")
@@ -234,6 +237,7 @@ def test_compilers_get_a_temporary_folder_that_exists(monkeypatch: pytest.Monkey
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("character", ['"', "$", "`"])
 def test_paths_that_nvccs_shell_would_read_are_refused_by_name(character: str, tmp_path: Path) -> None:
     folder = tmp_path / f"a{character}b"

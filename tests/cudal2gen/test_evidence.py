@@ -113,6 +113,7 @@ def test_tritons_kernels_by_hand() -> None:
     assert triton.warps_of(Tile(16, 64, 32, 4, 4)) == (1, 4)
 
 
+@pytest.mark.slow
 def test_published_speedups_that_follow_the_model(tmp_path: Path) -> None:
     """A table of the model's own speedups has correlation 1, and the reversed table -1."""
     require("nvMatmulHeuristics")

@@ -45,6 +45,7 @@ print(cudal2gen.stats()["torch"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imports", ["import cudal2gen\nimport torch", "import torch\nimport cudal2gen"])
 def test_another_process_loads_an_exported_program(imports: str, tmp_path: Path) -> None:
     model, x, offs = Model(), torch.randn(8, 16).bfloat16(), torch.tensor([3, 3, 8], dtype=torch.int32)
@@ -65,6 +66,7 @@ def test_another_process_loads_an_exported_program(imports: str, tmp_path: Path)
     assert "'on the CPU': 6" in done.stdout
 
 
+@pytest.mark.slow
 def test_looking_for_torch_does_not_import_it() -> None:
     """As libraries do that can do without it; then it is imported as if nothing had looked."""
     program = """

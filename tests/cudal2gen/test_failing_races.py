@@ -187,6 +187,7 @@ def full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(results, "append", appended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
 def test_what_a_full_store_does_not_take_counts_in_the_process(
     device: EmulatedDevice, opened: pack.Pack, mode: races.Mode, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ def counts(problem: Problem) -> Counter[str]:
     return Counter(record.family for record in space.candidates(problem).records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "structures"),
     [

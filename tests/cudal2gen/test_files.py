@@ -99,6 +99,7 @@ def test_a_folder_appears_whole_or_replaces_an_empty_one(tmp_path: Path) -> None
     assert names(tmp_path) == {"empty", "new"}
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_page_and_the_old_catalog(tmp_path: Path) -> None:
     page, own = tmp_path / "page.html", tmp_path / "kernels.jsonl"
     page.write_text("old")

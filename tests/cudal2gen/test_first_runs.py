@@ -121,6 +121,7 @@ def test_a_block_without_an_outcome_leaves_a_ban(file: Path) -> None:
     assert near.banned() == {"faulty", "later"}
 
 
+@pytest.mark.slow
 def test_the_lock_is_closed_with_its_object(file: Path) -> None:
     """Python warns of a file that nobody closes, in whatever code runs when it is collected."""
     near = runs(file)

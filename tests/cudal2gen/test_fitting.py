@@ -209,6 +209,7 @@ def edits(draw: st.DrawFn) -> tuple[Record, Fields]:
     return record, named
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(edits())
 def test_whatever_is_returned_is_legal_named_and_needed(edit: tuple[Record, Fields]) -> None:

@@ -132,6 +132,7 @@ def test_a_weight_that_overrides_functions_is_asked() -> None:
     torch.testing.assert_close(whole, functional.relu(functional.linear(x, weight) * 4))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", ["strided", "jagged"])
 def test_nested_tensors_are_torchs(layout: str) -> None:

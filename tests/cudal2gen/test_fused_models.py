@@ -219,6 +219,7 @@ def test_frozen_weights_and_inputs_that_need_gradients(x: Any) -> None:
     assert model.to("meta")(x.to("meta")).device.type == "meta"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_fused_model_compiles_and_is_not_scripted(name: str, x: Any) -> None:
     model = built(MODELS[name][0])
@@ -257,6 +258,7 @@ FUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUSED)
 def test_a_language_model_in_bf16(name: str) -> None:
     model = language_model(name)

@@ -346,6 +346,7 @@ def close_to_sums(own: Any, reference: Any) -> None:
     torch.testing.assert_close(own.double(), reference.detach(), rtol=1.01 * unit, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_kernels_keep_the_sums_for_the_derivative(
     dtype: str, device: EmulatedDevice, gated: dispatch.Dispatcher
@@ -505,6 +506,7 @@ def test_torch_checks_the_operators() -> None:
             torch.library.opcheck(getattr(ops, name).default, (x, weight, other, "silu"))
 
 
+@pytest.mark.slow
 def test_compiled_without_a_graph_break() -> None:
     x, weight, bias, other = normal(6, 8), normal(16, 8, seed=1), normal(16, seed=2), normal(16, 8, seed=3)
 

@@ -60,6 +60,7 @@ def findings(kernel: Record | Faulty, library: Path, inputs: str, hazards: bool 
 EXECUTED = drawn(list(FUSED), 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTED)
 def test_a_fused_kernel_computes(name: str, library: Path) -> None:
     record = FUSED[name]
@@ -164,6 +165,7 @@ def test_a_plain_record_says_nothing_of_a_fusion(record: Record) -> None:
 # --- records that serve it ---
 
 
+@pytest.mark.slow
 def test_a_fused_problem_takes_the_record_of_the_plain_one_and_says_so() -> None:
     plain = next(record for record in catalog.load() if record.gpu == "a100" and not record.caller_pads)
     match = catalog.nearest(plain.problem.revised(fusion="bias_n+relu"), catalog.load())

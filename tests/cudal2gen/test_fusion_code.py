@@ -57,6 +57,7 @@ def code(record: Record) -> Code:
     return Code(len(way) - len(loops.main.turn), len(loops.main.turn))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", COMPILED)
 def test_a_bias_and_an_activation_cost_few_instructions_and_none_in_the_main_loop(tile: str) -> None:
     plain = code(TILES[tile])

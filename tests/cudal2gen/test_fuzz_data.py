@@ -37,6 +37,7 @@ PROBLEM = Problem(gpu="a100", acc="f16", layout="tn", m=64, n=64, k=64)
 PROBLEMS = [json.dumps(PROBLEM.model_dump() | {"count": 3, "op": "aten.mm"})]
 
 
+@pytest.mark.slow
 @given(line=mutated(RECORDS) | ANYTHING)
 @examples(500)
 def test_lines_of_a_catalog(line: bytes, tmp_path: Path) -> None:
@@ -76,6 +77,7 @@ STORED = [
 ]
 
 
+@pytest.mark.slow
 @given(lines=st.lists(mutated(STORED) | ANYTHING | st.sampled_from([line.encode() for line in STORED]), max_size=4))
 @examples(300)
 def test_stores(lines: list[bytes], tmp_path: Path) -> None:
@@ -246,6 +248,7 @@ def altered(draw: st.DrawFn) -> Callable[[Path], Path]:
     return write
 
 
+@pytest.mark.slow
 @given(write=altered())
 @examples(300)
 def test_packs(write: Callable[[Path], Path], tmp_path: Path) -> None:

@@ -395,6 +395,7 @@ FUSED = small(fusion="alpha+bias_n+residual+silu", acc="f32")
 BATCHED = small(batch="strided")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -482,6 +483,7 @@ def in_memory(device: EmulatedDevice, operands: Operands) -> Operands:
     return Operands(**placed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "record",
     [FUSED, small(fusion="alpha+bias_m+residual+relu", padding="pad", m=61, n=59, k=250), BATCHED],
@@ -518,6 +520,7 @@ card.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_hang_in_a_test_shows_its_traceback(tmp_path: Path) -> None:
     """Neither the capture of file descriptors nor that of ``sys.stderr`` swallows it."""
     body = HANGING.replace("\n", "\n    ")

@@ -95,6 +95,7 @@ def test_no_step_names_a_card_or_leaves_a_brace() -> None:
         assert whole.count("CARD") == (step.line.count("{gpu}"))
 
 
+@pytest.mark.slow
 def test_steps_take_over_what_earlier_ones_leave(tmp_path: Path) -> None:
     """Time that is over goes to the end of a step, not into its budget."""
     plan = [
@@ -122,6 +123,7 @@ def test_only_steps_that_compile_see_the_machines_compiler(tmp_path: Path) -> No
     assert [step.name for step in PLAN if step.compiles] == ["tune"]
 
 
+@pytest.mark.slow
 def test_a_hanging_step_is_ended_with_its_children(tmp_path: Path) -> None:
     child = tmp_path / "child"
     program = (
@@ -145,6 +147,7 @@ def running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_what_a_call_has_no_time_for_is_left(tmp_path: Path) -> None:
     plan = steps("import time; time.sleep(60)", "print('never')")
     assert gpu_day.run_call(1, "h100", tmp_path, os.environ, plan, seconds=11) == 2
@@ -154,6 +157,7 @@ def test_what_a_call_has_no_time_for_is_left(tmp_path: Path) -> None:
     assert (second["seconds"], second["left"]) == (0.0, "print('never')")
 
 
+@pytest.mark.slow
 def test_what_outlives_a_step_delays_no_other(tmp_path: Path) -> None:
     program = "import subprocess; print(subprocess.Popen(['sleep', '120'], start_new_session=True).pid, flush=True)"
     started = time.monotonic()
@@ -176,8 +180,12 @@ def test_results_travel_compressed_where_they_are_large(tmp_path: Path, monkeypa
     assert (later / "measurements.jsonl").read_text() == lines
     assert (later / "verdicts.jsonl").read_text() == "{}\n"
     (out / "report.html").write_text("<html>")
-    brought = out / "autotune-first-runs.jsonl"  # and unchanged: it is in results/ already
-    brought.write_bytes((gpu_day.ROOT / "results" / brought.name).read_bytes())
+    stored = tmp_path / "checkout" / "results" / "autotune-first-runs.jsonl"
+    stored.parent.mkdir(parents=True)
+    stored.write_text('{"kind":"first run"}\n')
+    monkeypatch.setattr(gpu_day, "ROOT", tmp_path / "checkout")
+    brought = out / stored.name  # unchanged: results/ has it already
+    brought.write_bytes(stored.read_bytes())
     assert gpu_day.leave(out) == []
     assert not brought.exists()
     with tarfile.open(out / gpu_day.REST) as packed:
@@ -226,6 +234,7 @@ def test_a_card_tells_its_name_unless_the_plan_is_for_others(
         assert capsys.readouterr() == ("", f"error: this is {name}; the plan and its kernels are for h100 and h200\n")
 
 
+@pytest.mark.slow
 def test_the_name_comes_from_a_process_that_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "python"
     answers = (("echo a warning; echo h100", "h100", 90), ("echo h100; exit 3", "", 90), ("exec sleep 60", "", 1))
@@ -245,6 +254,7 @@ def test_packs_of_both_cards_are_found(tmp_path: Path) -> None:
     assert [Path(folder).name for folder in folders] == ["h100", "h200"]
 
 
+@pytest.mark.slow
 def test_both_cards_run_the_same_kernels() -> None:
     """What ``prepare`` compiles for an H200 is what an H100 asks for."""
     names = {
@@ -353,6 +363,7 @@ def race_of_operators(
     return race_operators.table(results.measurements(store).latest())
 
 
+@pytest.mark.slow
 def test_without_a_pack_no_operators_race(checkout: Path, tmp_path: Path) -> None:
     """torch would race itself, and the step would pass. The rehearsal's device takes a process of its own: it stands
     for CUDA and for the vendor's libraries until the process ends."""

@@ -42,6 +42,7 @@ def graded(record: Record, text: str) -> Verdict:
     return check_source(text, **described | {"shapes": described["shapes"][1:], "draws": {}}, limits=limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name, family in kernel.FAMILIES.items() if not family.TEXTUAL])
 def test_rendered_kernels_are_right(family: str) -> None:
     record = smallest(family)
@@ -64,6 +65,7 @@ def kind(record: Record) -> str:
     return "split_k" if record.split_k > 1 and not hasattr(record, "reduce") else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_launches_with_a_workspace_or_slices_are_described(name: str) -> None:
     records = [record for record in catalog.load() if kind(record) == name and record.layout == "tn"]

@@ -63,6 +63,7 @@ def of(record: Record, *groups: int, behind: int = 0, **changes: Any) -> Shape:
     return replace(Shape(sum(groups) + behind, record.n, record.k, groups=groups), **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTED)
 def test_each_group_is_multiplied_by_its_own_b(name: str, library: Path) -> None:
     record = RECORDS[name]
@@ -83,6 +84,7 @@ def test_each_group_is_multiplied_by_its_own_b(name: str, library: Path) -> None
         assert shape.shared_b or len({product.b.tobytes() for product in done.products}) == len(shape.groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("plain", 8), ("plain", 9), ("plain", 65), ("plain", 513), ("wgmma", 513)])
 def test_any_number_of_groups_is_searched(name: str, count: int, library: Path) -> None:
     record = RECORDS[name]
@@ -105,6 +107,7 @@ def grouped_records(draw: st.DrawFn) -> Record:
         return draw(st.just(RECORDS["plain"]))
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None)
 @given(grouped_records(), st.lists(st.integers(0, 70), min_size=1, max_size=6), st.integers(0, 9))
 def test_drawn_groups_are_computed(record: Record, groups: list[int], behind: int) -> None:
@@ -174,6 +177,7 @@ PLACED = {(name, fault): Faulty(RECORDS[name], *texts) for name, faults in PLACE
 BUILT_AHEAD = [*(RECORDS[name] for name in EXECUTED), *PLACED.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fault"), PLACED)
 def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:
     record, artifact = RECORDS[name], PLACED[name, fault].built()
@@ -183,6 +187,7 @@ def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:
     assert not case.passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "persistent", "wgmma", "wgmma swapped"])
 @pytest.mark.parametrize("ends", [[40, 8, 20], [-5, 1000000, 3], [2**31 - 1, -(2**31), 7], [64, 64, 70]])
 def test_ends_out_of_order_store_nothing_outside_of_d(name: str, ends: list[int], library: Path) -> None:

@@ -123,6 +123,7 @@ def test_what_a_killed_search_measures_and_compiles_dies_with_it(place: Place) -
     place.end(process, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_keeps_its_trials(place: Place) -> None:
     trials = place.mark / "trials.jsonl"
     arguments = ("--mnk", "4096_256_64", "--gpu", "h200", "--acc", "f32", "--environment", "model")
@@ -136,6 +137,7 @@ def test_an_interrupted_search_keeps_its_trials(place: Place) -> None:
     assert results.trials(trials)
 
 
+@pytest.mark.slow
 def test_a_search_that_waits_for_a_language_model_is_interrupted_and_resumed(place: Place) -> None:
     require("openai")
     trials, transcript = place.mark / "trials.jsonl", place.mark / "trials-llm.jsonl"
@@ -179,6 +181,7 @@ libc.pthread_mutex_lock(mutex)
 """
 
 
+@pytest.mark.slow
 def test_a_call_that_never_returns_is_ended_too(place: Place) -> None:
     environment = processes.marked(place.mark)
     process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True, env=environment)

@@ -265,6 +265,7 @@ GRIDS: list[tuple[dict[str, Any], tuple[int, int, int], tuple[int, int, int]]] =
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "size", "grid"), GRIDS)
 def test_grids_by_hand(
     changes: dict[str, Any], size: tuple[int, int, int], grid: tuple[int, int, int], library: Path
@@ -284,6 +285,7 @@ def test_grids_by_hand(
     assert session.reports == []
 
 
+@pytest.mark.slow
 def test_workspace_is_counters_then_partials(library: Path, session: emulator.Session) -> None:
     with opened(small(split_k=3), library) as kernel:
         assert kernel.workspace_bytes(64, 96, 256) == 256 + 6 * 3 * 32 * 32 * 4

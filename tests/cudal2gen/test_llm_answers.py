@@ -76,6 +76,7 @@ def test_what_breaks_a_rule_is_returned_with_the_rule_and_corrected() -> None:
     assert "bytes of shared memory exceed the 232448 of h200" in refusal
 
 
+@pytest.mark.slow
 def test_what_stays_illegal_is_asked_for_three_times_and_then_is_a_failure() -> None:
     with serving(proposes(("incumbent", {"stages": 12, "bn": 256})), forever=True) as server:
         warnings: list[str] = []

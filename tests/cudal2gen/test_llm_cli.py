@@ -65,6 +65,7 @@ def test_the_command_line_asks_and_replays(tmp_path: Path, own_catalog: dict[str
     assert lessons.exists() == ("times the incumbent's speed" in online.stdout)
 
 
+@pytest.mark.slow
 def test_a_spent_budget_ends_a_search_of_the_model_alone_and_its_answers_are_exported(
     tmp_path: Path, own_catalog: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def alone(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True])
 def test_alone_it_waits_as_long_as_the_server_asks(beside: bool, tmp_path: Path) -> None:
     clock, warnings = Clock(), list[str]()

@@ -47,6 +47,7 @@ from tests.packages import require
 require("openai")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [waits(3), dribbles(3)])
 def test_a_slow_server_is_left_for_longer_each_time_and_asked_again(step: Any) -> None:
     warnings: list[str] = []

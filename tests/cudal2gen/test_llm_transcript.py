@@ -38,6 +38,7 @@ from tests.packages import require
 require("openai")
 
 
+@pytest.mark.slow
 def test_a_transcript_replays_bit_for_bit(tmp_path: Path) -> None:
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     script = (

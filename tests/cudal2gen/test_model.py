@@ -210,6 +210,7 @@ def test_what_is_in_flight_by_family() -> None:
     assert model.estimate(single_shot(k_chunks=4)).bounds_us["latency"] == 0.0
 
 
+@pytest.mark.slow
 def test_every_family_has_an_estimate() -> None:
     for record in catalog.load(places.shipped("configs") / "kernels.jsonl")[::61]:
         estimate = model.estimate(record)
@@ -241,6 +242,7 @@ def test_both_accumulators_have_every_problem(modelled: ModuleType) -> None:
         assert len({record.name for record in selected}) <= 340
 
 
+@pytest.mark.slow
 def test_products_of_decoding_have_records_that_any_fewer_rows_take(modelled: ModuleType) -> None:
     """Few rows of D lie along the columns of a wgmma, short sums of a router along a cluster; kernels overlap."""
     path = places.shipped("configs") / "kernels.jsonl"

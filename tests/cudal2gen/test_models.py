@@ -55,6 +55,7 @@ TOKENS = torch.arange(6)[None]
 # --- patch and unpatch ---
 
 
+@pytest.mark.slow
 def test_layers_are_replaced_and_taken_back(model: Any) -> None:
     before, keys = model(TOKENS), list(model.state_dict())
     replaced = cudal2gen.patch(model)
@@ -126,6 +127,7 @@ def cudal2gen_layer() -> Any:
     return layer
 
 
+@pytest.mark.slow
 def test_a_compiled_model_gives_the_same(model: Any) -> None:
     torch._dynamo.reset()
     cudal2gen.patch(model)

@@ -181,6 +181,7 @@ print(reference.streams)
 """
 
 
+@pytest.mark.slow
 def test_the_stream_and_the_guard_of_a_cuda_device(tmp_path: Path, opened: pack.Pack, checkout: Path) -> None:
     """With a stand-in for the part of torch that is CUDA's."""
     library = tmp_path / "libtorch_cuda.so"

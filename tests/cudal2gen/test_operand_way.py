@@ -186,6 +186,7 @@ def operands(device: EmulatedDevice) -> tuple[torch.Tensor, torch.Tensor]:
     return a.fill_(1), b.fill_(1).t()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1], ids="ab")
 def test_a_call_visits_few_functions_and_climbs_nowhere(
     place: int, operands: tuple[torch.Tensor, torch.Tensor], kernels: Dispatcher, checkout: Path
@@ -203,6 +204,7 @@ def test_a_call_visits_few_functions_and_climbs_nowhere(
     assert sum(call.module.startswith(OPERATORS) for call in first.calls) <= MOST_CALLS
 
 
+@pytest.mark.slow
 def test_measuring_is_a_layer_of_its_own(
     operands: tuple[torch.Tensor, torch.Tensor], device: EmulatedDevice, opened: pack.Pack, checkout: Path
 ) -> None:

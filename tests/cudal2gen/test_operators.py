@@ -197,6 +197,7 @@ def test_linear_flattens_batches_and_adds_the_bias(device: EmulatedDevice, kerne
 HOPPER = ["wgmma n64", "wgmma workspace", "wgmma cluster split 4 f16 nn", "once any n", "once split 2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOPPER)
 def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> None:
     """Their rules say which sizes they take as they are; others are padded by 8, or not theirs."""
@@ -295,6 +296,7 @@ def test_a_plan_made_before_gives_way_to_a_preference(device: EmulatedDevice, me
     assert cudal2gen.explain(a, b) == kernel
 
 
+@pytest.mark.slow
 def test_the_environment_may_ask(directory: Path) -> None:
     program = "import cudal2gen, torch; cudal2gen.matmul(torch.ones(8, 8).half(), torch.ones(8, 8).half())"
     done = run(program, CUDAL2GEN_PREFER="sometimes")

@@ -234,6 +234,7 @@ assert (d.download() == 128).all() and not session.reports
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("facts_of", ["this version", "0.1.0"])
 def test_a_pack_is_used_by_the_next_version(folder: Path, files: dict[str, bytes], facts_of: str) -> None:
     """Also one of 0.1.0, whose facts had neither ABI nor fields."""
@@ -287,6 +288,7 @@ def test_good_packs_are_found_beside_broken_ones(folder: Path, tmp_path: Path, m
     assert refused == [f"no pack at {tmp_path / 'nothing'}"]
 
 
+@pytest.mark.slow
 def test_a_second_pack_of_a_gpu_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -320,6 +322,7 @@ def test_a_folder_that_may_not_be_read_is_refused(folder: Path, monkeypatch: pyt
 # --- without a compiler, and in a fresh environment ---
 
 
+@pytest.mark.slow
 def test_a_pack_runs_where_there_is_no_compiler(folder: Path) -> None:
     """With neither nvcc, nor CUTLASS, nor g++, nor a folder that may be written to."""
     program = """
@@ -519,6 +522,7 @@ def test_candidates_are_all_records_and_stand_ins_for_what_torch_asks(few: list[
     assert {(record.d, record.acc) for record in wide.candidates()} == {("f32", "f32")}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_pack_of_candidates_claims_nothing_and_is_raced(
     few: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -89,6 +89,7 @@ def test_size_classes_filter_the_points(tab: browser.Page, measured: Path) -> No
     assert tab.run(VISIBLE) == SHAPES
 
 
+@pytest.mark.slow
 def test_the_caption_agrees_with_the_table(tab: browser.Page, measured: Path) -> None:
     """The script's geometric mean, of rounded numbers, is Table 1's; for every baseline."""
     open_page(tab, measured)
@@ -125,6 +126,7 @@ def test_hover_counts_the_records_of_a_disc(tab: browser.Page, measured: Path) -
     assert "records" in tab.run("document.getElementById('tip').innerText")
 
 
+@pytest.mark.slow
 def test_a_click_and_a_link_show_the_record(tab: browser.Page, measured: Path) -> None:
     open_page(tab, measured)
     index = alone(tab, 0)

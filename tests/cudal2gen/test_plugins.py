@@ -203,6 +203,7 @@ def test_entry_points_load_without_torch(checkout: Path) -> None:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_a_script_checks_what_is_installed(checkout: Path, tmp_path: Path) -> None:
     def check(*words: str, hosts: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -262,6 +262,7 @@ def test_records_are_grouped_by_problem() -> None:
     assert (list(only.records), list(only.scores)) == (records[:2], [1.0, 2.0])
 
 
+@pytest.mark.slow
 def test_ten_thousand_proposals_a_second() -> None:
     """On one core; a fifth of it is asked for here, since machines that run tests are slow and busy."""
     policy = Policy(0)

@@ -55,6 +55,7 @@ def shapes_of(record: Record) -> Iterator[Shape]:
     yield from islice((shape for shape in shapes if shape.shared_b), 1)
 
 
+@pytest.mark.slow
 @given(st.lists(MORE, min_size=6, max_size=6, unique_by=lambda record: record.name))
 @settings(max_examples=50 if THOROUGH else 1, phases=NO_SHRINKING)
 def test_legal_products_are_right(library: Path, drawn: list[Record]) -> None:

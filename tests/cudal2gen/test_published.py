@@ -34,6 +34,7 @@ def test_the_files_hold_every_published_kernel() -> None:
     assert size < 1_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "value"),
     [("structure", "nearest"), ("changed", []), ("bk", None)],

@@ -130,6 +130,7 @@ def test_a_loss_by_copies_is_not_that_of_packed_operands(device: EmulatedDevice,
     assert (kernel.event_us[0], vendor.event_us[0]) == (200.0, 300.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ["driver", "max_sm_mhz", "name", "versions"])
 def test_other_conditions_race_anew(device: EmulatedDevice, opened: pack.Pack, changed: str) -> None:
     clock = Clock(device, {}, 300.0)
@@ -226,6 +227,7 @@ def test_the_race_of_the_background_has_operands_of_its_own(device: EmulatedDevi
 # --- operands ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
 @pytest.mark.parametrize("lies", ["repeated", "unit", "vector"])
 def test_operands_with_other_dimensions_are_raced(
@@ -328,6 +330,7 @@ def test_a_second_device_is_timed_on_its_own_stream_which_waits_for_the_host(mon
 # --- the choice ---
 
 
+@pytest.mark.slow
 def test_a_slower_candidate_is_not_chosen_by_noise() -> None:
     """10,000 races by the statistics alone: kernels as fast as torch or slower, noise of 1 to 20 %, best of three."""
     random = np.random.default_rng(1)

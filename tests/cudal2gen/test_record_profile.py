@@ -114,6 +114,7 @@ def test_the_page_of_a_record_with_tensor_memory_has_its_roles_and_no_picture() 
     assert "<svg" not in page
 
 
+@pytest.mark.slow
 def test_a_record_of_warps_beside_a_producer_multiplies_what_follows_by_hand() -> None:
     """Two consumers: a warp multiplies 16 of each 64 rows by 16 x 8 x 16; a GeForce sums f32 at half the rate."""
     (artifact,) = compiler.build([WARP_RECORD])
@@ -136,6 +137,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return commands.run("profile", *arguments)
 
 
+@pytest.mark.slow
 def test_the_verb_profiles_a_record_and_compares_it_with_a_cubin(tmp_path: Path, built: compiler.Artifact) -> None:
     page, saved = tmp_path / "p.html", tmp_path / "p.json"
     size = ("--mnk", RECORD.mnk)

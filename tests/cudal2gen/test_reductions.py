@@ -183,6 +183,7 @@ LAST_WAVES: list[tuple[Sm90Wgmma, int, tuple[int, int, int], int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("record", "sms", "size", "parts"), LAST_WAVES)
 def test_the_last_wave_is_covered_once(
     record: Sm90Wgmma, sms: int, size: tuple[int, int, int], parts: int, library: Path
@@ -259,6 +260,7 @@ MUTANTS: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.parametrize("record", [SLICED, STREAMED], ids=["workspace", "stream"])
 def test_mutants_of_the_sum_are_noticed(name: str, record: Sm90Wgmma, library: Path, tmp_path: Path) -> None:

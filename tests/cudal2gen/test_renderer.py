@@ -297,6 +297,7 @@ def test_every_legal_record_renders_to_well_formed_text(record: Record) -> None:
     assert max(len(line) for line in text.splitlines()) <= 260
 
 
+@pytest.mark.slow
 @given(records)
 def test_rendering_is_deterministic(record: Record) -> None:
     assert render(record) == render(parse(record.model_dump_json()))
@@ -315,6 +316,7 @@ def test_rendering_is_the_same_in_another_process() -> None:
         assert process.stdout == render(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writable", [True, False])
 def test_compiled_templates_are_reused_where_the_cache_can_be_written(tmp_path: Path, writable: bool) -> None:
     record, cache = multistage(), tmp_path / "cache"
@@ -373,6 +375,7 @@ def test_clusters_do_not_wait_for_memory_to_hand_back_a_stage() -> None:
     assert "barrier.cluster.arrive.release" not in text
 
 
+@pytest.mark.slow
 def test_records_of_one_text_share_one_name() -> None:
     texts: dict[str, str] = {}
     for record in catalog.load(places.shipped("configs") / "kernels.jsonl")[::7]:

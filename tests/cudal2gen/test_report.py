@@ -325,6 +325,7 @@ def test_padding_is_shown() -> None:
 # --- published ---
 
 
+@pytest.mark.slow
 def test_published_figures_have_their_source_and_stand_beside_ours() -> None:
     figures = published.load()
     assert len(figures.rows) == 4 * 2 * 10
@@ -349,6 +350,7 @@ def test_published_figures_have_their_source_and_stand_beside_ours() -> None:
 # --- what is printed ---
 
 
+@pytest.mark.slow
 def test_markdown_and_page_print_the_same_figures() -> None:
     document = report.report(campaign(20), catalog.load())
     text, page = document.markdown(), document.html()

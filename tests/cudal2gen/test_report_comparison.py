@@ -109,6 +109,7 @@ def test_the_command_compares(tmp_path: Path) -> None:
     assert "no results file at /nowhere" in error("report", "/nowhere")
 
 
+@pytest.mark.slow
 def test_samples_that_make_no_pairs_are_left_out_by_line(tmp_path: Path) -> None:
     paired = measurement((64, 64, 64), [timing(KERNEL, [1.0]), timing("torch.matmul", [2.0])])
     path = write(store_of(paired), tmp_path / "bad.jsonl")

@@ -86,6 +86,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "verdicts.jsonl"
     program = (

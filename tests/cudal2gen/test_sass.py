@@ -64,6 +64,7 @@ def test_a_main_loop_is_one_k_tile(name: str, summaries: dict[str, Summary]) -> 
     assert summary.loop_cycles >= 8 * tile_mmas(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if record.predicates_copies])
 def test_predicated_copies_leave_the_main_loop_one_basic_block(name: str) -> None:
     artifact = compiler.build([RECORDS[name]])[0]
@@ -79,6 +80,7 @@ def test_a_direct_epilogue_computes_few_addresses(name: str, summaries: dict[str
     assert summaries[name].epilogue <= 6 * record.mma_tiles + 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", OF_ARCHITECTURES)
 def test_a_cubin_without_lines_is_the_same_code(arch: str, tmp_path: Path) -> None:
     (artifact,) = compiler.build([OF_ARCHITECTURES[arch]])
@@ -119,6 +121,7 @@ def test_a_file_of_another_layout_stays_as_it_is() -> None:
         assert without_lines(other) == other
 
 
+@pytest.mark.slow
 def test_every_family_has_a_main_loop_and_an_epilogue() -> None:
     """One kernel of each path of the templates that has MMAs, Hopper's included."""
     names = drawn_by(lambda name: PATHS[name].family, list(PATHS), 1000)

@@ -51,6 +51,7 @@ def live_ranges(cubin: Path) -> list[tuple[set[str], set[str]]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_reads_and_writes_are_those_of_nvdisasm(name: str, kernels: dict[str, Path]) -> None:
     (kernel,) = sass.disassemble(kernels[name])

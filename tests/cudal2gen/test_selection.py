@@ -16,6 +16,7 @@ from tests.cudal2gen.test_cli import error, own_catalog
 __all__ = ["own_catalog"]  # a fixture
 
 
+@pytest.mark.slow
 def test_list_filters(own_catalog: dict[str, str]) -> None:
     assert len(run("list", "--gpu", "a100", "--acc", "f16").stdout.splitlines()) == 1000
     direct = run("list", "--where", "family=sm80_direct", "--json").stdout.splitlines()
@@ -39,6 +40,7 @@ def test_list_filters(own_catalog: dict[str, str]) -> None:
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", f"note: no record matches: {have}\n")
 
 
+@pytest.mark.slow
 def test_any_selects_all(own_catalog: dict[str, str], tmp_path: Path) -> None:
     kinds = [("a100", "f16"), ("a100", "f32"), ("h200", "f16"), ("h200", "f32")]
     kept = [record for record in catalog.load() if record.mnk == "64_64_64" and (record.gpu, record.acc) in kinds]

@@ -118,6 +118,7 @@ def test_a_library_is_the_gpus_own_records_among_those_of_its_relatives(tmp_path
     assert [record.name for record in lone] == [record.name for record in lent]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "acc", "lender", "arch"),
     [
@@ -167,6 +168,7 @@ def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("results")
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 2)
 @given(
     gpu=st.sampled_from(sorted(GPUS)),

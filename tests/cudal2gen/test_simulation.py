@@ -53,6 +53,7 @@ AGREEING = [
 ]
 
 
+@pytest.mark.slow
 def test_both_forms_of_the_model_agree() -> None:
     pairs = []
     for key in AGREEING:

@@ -117,6 +117,7 @@ NONSENSE: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NONSENSE)
 def test_a_nonsensical_race_counts_for_nothing(
     name: str,

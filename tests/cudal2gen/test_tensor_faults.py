@@ -81,6 +81,7 @@ def artifact() -> Artifact:
     return compiler.build([PAIR])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adverse", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_reported_by_its_rule(fault: str, adverse: bool, artifact: Artifact, tmp_path: Path) -> None:

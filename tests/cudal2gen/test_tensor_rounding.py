@@ -67,6 +67,7 @@ def test_nan_and_infinities_stay() -> None:
         assert np.isnan(total(gpu, [1.0], np.nan))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TYPED)
 def test_kernels_round_as_the_option_says(name: str) -> None:
     record = TYPED[name]

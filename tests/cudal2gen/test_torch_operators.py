@@ -96,6 +96,7 @@ def test_compiled_without_a_graph_break(device: EmulatedDevice, kernels: dispatc
     assert ran(kernels) == (before + 6, [])
 
 
+@pytest.mark.slow
 def test_compiled_with_out_and_gradients() -> None:
     a, b, weight = torch.randn(6, 5).half(), torch.randn(5, 7).half(), torch.randn(3, 7).half()
 

@@ -54,6 +54,7 @@ def tried(record: Record, library: Path, wrap: Any = lambda kernel, _: kernel, *
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EMULATED)
 def test_right_kernels_pass(name: str, library: Path) -> None:
     record = PATHS[name]
@@ -179,6 +180,7 @@ class Exact:
         return lambda: operands.d.copy_(operands.a.double() @ operands.b.double().T + self.off)
 
 
+@pytest.mark.slow
 def test_the_published_criterion(library: Path) -> None:
     as_good = tried(small(acc="f32"), library, baseline=lambda _: Exact())
     assert as_good.passed, as_good.findings
@@ -473,6 +475,7 @@ class TestTheCommand:
             monkeypatch.setattr(baselines, "_check_vendor", lambda: None)
             yield card
 
+    @pytest.mark.slow
     def test_verdicts_are_stored_under_the_devices_name(self, catalogued: Path, card: EmulatedDevice) -> None:
         first = CliRunner().invoke(cli.app, ["validate", "--all", "--on", "gpu"])
         assert (first.exit_code, first.exception) == (0, None)
@@ -483,6 +486,7 @@ class TestTheCommand:
         assert "0 kernels executed in 0 cases, 2 had a verdict" in again.stdout
         assert card.checked == 4, "each record, each time"
 
+    @pytest.mark.slow
     def test_roundings_are_stored_and_tabled(self, catalogued: Path, card: EmulatedDevice) -> None:
         done = CliRunner().invoke(
             cli.app, ["validate", "--mnk", "64_64_256", "--acc", "f32", "--on", "gpu", "--also", "emulator"]
@@ -579,6 +583,7 @@ def test_which_lengths_are_compared() -> None:
     assert agreement.lengths(PATHS["once one warp f16"]) == [64]
 
 
+@pytest.mark.slow
 def test_launch_options_reach_the_device_and_the_verdict(library: Path) -> None:
     record = PATHS["wgmma"]
     artifact = compiler.build([record])[0]

@@ -153,6 +153,7 @@ def test_named_values_stay_and_differences_are_what_moved() -> None:
         assert {difference.field for difference in candidate.differences} == moved
 
 
+@pytest.mark.slow
 def test_what_ptxas_refuses_is_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, judged: Path) -> None:
     kernels = grid.fit(START, CHOICES).candidates
     artifacts: list[Any] = list(compiler.build([candidate.record for candidate in kernels]))

@@ -151,6 +151,7 @@ def test_files_that_are_no_recordings_are_refused(place: dict[str, str], tmp_pat
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -185,6 +186,7 @@ def test_without_a_gpu_the_gpu_environment_says_so(place: dict[str, str]) -> Non
     assert "torch sees no CUDA device" in error("tune", "--mnk", "64_64_64", code=3, env=place)
 
 
+@pytest.mark.slow
 def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
     place: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ from tests import processes
 from tests.cudal2gen.searched import SMALL, Scripted, incumbent, timed_trial
 
 
+@pytest.mark.slow
 def test_a_search_stores_what_it_does_and_ends_with_a_paired_gain() -> None:
     environment = Model(lambda _: incumbent(), seed=5)
     store: list[Trial] = []
@@ -262,6 +263,7 @@ campaign.run(plan, executor.InProcess(Hangs()))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> None:
     store = tmp_path / "trials.jsonl"
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(store)])
@@ -294,6 +296,7 @@ def winner(environment: str = "gpu", on: str = "NVIDIA H200") -> search.Search:
     return search.Search(space.candidates(SMALL), record, [best])
 
 
+@pytest.mark.slow
 def test_only_what_a_gpu_measured_and_a_verdict_cleared_is_written() -> None:
     assert campaign.may_write(winner(), verdict_clean=True) == ""
     assert campaign.may_write(winner(), verdict_clean=False) == "its kernel has no clean verdict"
@@ -310,6 +313,7 @@ def test_only_what_a_gpu_measured_and_a_verdict_cleared_is_written() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_takes_up_what_its_own_card_measured(tmp_path: Path) -> None:
     store = tmp_path / "trials.jsonl"
     cards = ("NVIDIA H200", "NVIDIA H100 PCIe, 114 SMs", "NVIDIA H200")

@@ -17,6 +17,7 @@ from cudal2gen.tuner.environment import Model, trial_of
 from tests.cudal2gen.searched import AMPERE, SMALL, samples, timed_trial
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [SMALL, AMPERE], ids=["h200", "a100"])
 def test_candidates_are_legal_distinct_and_cover_their_families(problem: Problem) -> None:
     candidates = space.candidates(problem)
@@ -68,6 +69,7 @@ def test_what_a_rule_forbids_is_no_candidate() -> None:
     assert {record.padding for record in unaligned.records} == {"pad"}  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_another_problems_decisions_are_adopted_where_legal_else_the_nearest() -> None:
     candidates = space.candidates(SMALL)
     record = candidates.compose(3, {}, "x")

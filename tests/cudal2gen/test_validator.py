@@ -171,6 +171,7 @@ def marked(name: str, text: str) -> tuple[str, list[str]]:
     return "".join([*out, text[end:]]), marks
 
 
+@pytest.mark.slow
 def test_every_branch_of_the_templates_is_taken(checkout: Path) -> None:
     """golden/branches.txt lists each with the first kernel that takes it; ``make goldens`` renews it."""
     assert (GOLDEN / "branches.txt").read_text() == branch_table(checkout)
@@ -290,6 +291,7 @@ def test_shapes_stress_a_record() -> None:
     assert max(shape.k for shape in stress_shapes(once(k_chunks=3, split_k=4, k=1 << 9))) == 3 * 4 * 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{"raster": "zsplit", "swizzle_stride": 1000}, {}, {"split_k": 2}, {"raster": "persistent"}]
 )

@@ -185,6 +185,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.slow
 def test_nothing_of_the_host_is_touched(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     texts = [text.replace("CANARY", str(canary)) for text in ATTACKS.values()]
@@ -465,6 +466,7 @@ def test_rewards_go_to_the_transcript(story: Story) -> None:
 # Limits of what checks.
 
 
+@pytest.mark.slow
 def test_a_check_ends_at_its_limits() -> None:
     assert proof.bounded(time.sleep, (30,), Bounds(seconds=0.5)) == "did not end within 0.5 s"
     little = Bounds(seconds=30, gib=0.25)
@@ -478,6 +480,7 @@ def test_a_check_ends_at_its_limits() -> None:
 # The command.
 
 
+@pytest.mark.slow
 def test_the_command_writes_proves_times_and_proposes(
     tmp_path: Path,
 ) -> None:

@@ -138,6 +138,7 @@ def test_sampled_launches_on_unchanged_data_run_twice(library: Path) -> None:
     assert (kernel.launches, kernel.repetitions) == (2, 48)
 
 
+@pytest.mark.slow
 def test_a_limit_names_the_launch(library: Path) -> None:
     result = run(library, "endless kernel", seconds=6)
     if "in the loop" not in result.ending:  # a busy machine has not turned it often enough
@@ -192,6 +193,7 @@ def test_an_endless_loop_is_named(library: Path) -> None:
     assert finding.access.site.home.function == "circle"
 
 
+@pytest.mark.slow
 def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> None:
     failed = run(library, "exit code")
     assert (failed.code, failed.ending) == (1, "ended with exit code 3")
@@ -205,6 +207,7 @@ def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> Non
     assert 1.0 < late.seconds < 120
 
 
+@pytest.mark.slow
 def test_the_limit_of_memory_is_of_all_processes_that_a_program_starts(library: Path) -> None:
     with processes.memory(1.0):  # of this process; what a program inherits is not its own
         greedy = run(library, "greedy family", gib=1.5)
@@ -343,6 +346,7 @@ def test_a_library_with_the_static_runtime_is_refused(tmp_path: Path) -> None:
 OLD_RUNTIME = "libcudart.so.9.9"  # no machine with CUDA 13 has it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "libraries", "replaced"),
     [
@@ -365,6 +369,7 @@ def test_libraries_that_a_check_replaces_are_told_from_others(name: str) -> None
     assert compilation.MissingLibraries([name, f"{name}_other"], Path()).replaced == (name,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["size", "speed", "none"])
 def test_a_librarys_ptx_may_be_compressed(tmp_path: Path, mode: str) -> None:
     result = run(shared(tmp_path, "-cudart", "none", f"--compress-mode={mode}", "-arch=compute_80"))
@@ -378,6 +383,7 @@ def test_what_the_system_cannot_decompress_is_named(tmp_path: Path, monkeypatch:
     assert (result.code, "the system lacks no_such_library.so.1" in text) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -452,6 +458,7 @@ def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
         compilation.library([source], [], "sm_80", toolchain.discover())
 
 
+@pytest.mark.slow
 def test_exit_runs_the_programs_handlers_and_no_others(tmp_path: Path) -> None:
     """A handler of the process that asks (Ray leaves one) may wait for a thread that a fork does not have."""
     source = tmp_path / "x.cu"
@@ -492,6 +499,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_prints_in_order_and_exits_by_outcome() -> None:
     done = command(str(SOURCE), "--", "printf")
     assert (done.returncode, done.stderr) == (0, "")

@@ -260,6 +260,7 @@ def test_with_a_launch_a_cubin_has_its_occupancy_and_time(cubin: Path, alone: pr
         profile.of_cubin(cubin, "a100", None, profile.LaunchFacts(**facts | {"smem_bytes": 167 << 10}))
 
 
+@pytest.mark.slow
 def test_a_cubin_runs_on_gpus_of_its_architecture(cubin: Path) -> None:
     assert profile.of_cubin(cubin).gpu == "a100"
     assert profile.of_cubin(cubin, "rtx3090").gpu == "rtx3090", "8.6 runs code for 8.0"
@@ -289,6 +290,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return commands.run("profile", *arguments, program="kernelproof")
 
 
+@pytest.mark.slow
 def test_the_verb_prints_text_json_and_a_page(tmp_path: Path, cubin: Path, alone: profile.Profile) -> None:
     page, saved, launch = tmp_path / "p.html", tmp_path / "p.json", tmp_path / "launch.json"
     done = run(str(cubin), "--html", str(page))

@@ -138,6 +138,7 @@ def program(trap: Trap) -> str:
     return definitions(trap) + ATTACKS.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", VAIN)
 def test_an_attack_of_host_code_is_in_vain(attack: str, program: str, trap: Trap) -> None:
     with (trap.folder / "secret").open() as file:
@@ -149,6 +150,7 @@ def test_an_attack_of_host_code_is_in_vain(attack: str, program: str, trap: Trap
     trap.untouched()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ENDS)
 def test_host_code_that_ends_its_process_is_wrong(attack: str, program: str, trap: Trap) -> None:
     verdict = graded(program, attack)
@@ -156,6 +158,7 @@ def test_host_code_that_ends_its_process_is_wrong(attack: str, program: str, tra
     trap.untouched()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", EXCESSES)
 def test_host_code_beyond_its_limits_is_ended_with_all_that_it_started(attack: str, program: str, trap: Trap) -> None:
     verdict = graded(program, attack, seconds=2.0, gib=0.5)
@@ -217,6 +220,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_text_that_takes_long_to_read_is_no_right_one(bomb: str) -> None:
     launch = {"entry": "f", "grid": 1, "block": 1, "args": ["y"]}
@@ -247,6 +251,7 @@ READERS = [
 ASSEMBLED = ['.incbin \\"{}\\"', '.include \\"{}\\"']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", READERS)
 def test_a_compiler_sees_and_tells_nothing_of_other_files(
     text: str, trap: Trap, monkeypatch: pytest.MonkeyPatch
@@ -269,6 +274,7 @@ def test_an_assembler_sees_nothing_of_other_files(text: str, trap: Trap) -> None
     assert SECRET not in str(failure.value)
 
 
+@pytest.mark.slow
 def test_headers_of_the_folders_that_are_named_are_read(trap: Trap, tmp_path: Path) -> None:
     (tmp_path / "right.h").write_text("const int n = 5;\n")
     (tmp_path / "planted.h").symlink_to(trap.folder / "secret")
@@ -317,6 +323,7 @@ def test_files_outside_of_the_roots_are_refused(name: str, door: str, root: Path
         answers.run(request(root, launches=[launch], **fields))
 
 
+@pytest.mark.slow
 def test_files_below_the_roots_are_read(root: Path) -> None:
     np.save(root / "inner" / "x.npy", np.full(4, 7, np.uint8))
     (root / "inner" / "n.h").write_text("const int n = 7;\n")
@@ -330,6 +337,7 @@ def test_files_below_the_roots_are_read(root: Path) -> None:
         assert (document["outcome"], document["notes"]) == ("clean", [])
 
 
+@pytest.mark.slow
 def test_a_text_that_names_another_source_reads_nothing_of_it(root: Path) -> None:
     """PTX names its source files, of which findings take names of variables."""
     fifo = root / "fifo"
@@ -345,6 +353,7 @@ def test_a_text_that_names_another_source_reads_nothing_of_it(root: Path) -> Non
         assert "global-out-of-bounds" in [finding["rule"] for finding in document["findings"]]
 
 
+@pytest.mark.slow
 def test_a_program_within_walls_is_limited_and_its_end_is_told() -> None:
     def end(*words: str, **limits: object) -> tuple[int, str]:
         box = sandbox.Sandbox()._replace(**limits)  # type: ignore[arg-type]

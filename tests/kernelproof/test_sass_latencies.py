@@ -40,6 +40,7 @@ def test_a_longer_latency_stands_for_an_unknown_reader_and_none_for_a_variable_o
     assert fixed("sm_80", "LDSM.16.M88.4", "HMMA.16816.F32") is None
 
 
+@pytest.mark.slow
 def test_the_installed_ptxas_schedules_as_the_table_says() -> None:
     version = toolchain.discover().nvcc_version
     toolkits = json.loads(TABLE.read_text())

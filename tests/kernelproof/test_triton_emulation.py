@@ -38,6 +38,7 @@ def near(actual: Any, expected: Any, relative: float) -> bool:
     return bool((actual.float() - expected).abs().max() <= relative * expected.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*TYPES, torch.int32, torch.int8, torch.float64])
 def test_add(kind: Any) -> None:
     x, y = (torch.randint(-50, 50, (1000,)).to(kind) for _ in range(2))
@@ -312,6 +313,7 @@ def test_missing_triton_is_a_missing_tool(monkeypatch: pytest.MonkeyPatch) -> No
         triton_emulation.emulate()
 
 
+@pytest.mark.slow
 def test_the_example_of_the_guide_runs_and_prints_its_finding(checkout: Path, tmp_path: Path) -> None:
     text = (checkout / "docs" / "kernelproof" / "triton.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

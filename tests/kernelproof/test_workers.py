@@ -101,6 +101,7 @@ def test_a_worker_whose_parent_is_dead_already_ends() -> None:
     assert worker.death() == "ended (exit code 1)"
 
 
+@pytest.mark.slow
 def test_a_limit_of_memory_is_of_what_a_worker_adds() -> None:
     def serve(_: object, gib: float) -> None:
         os.setsid()

@@ -159,6 +159,7 @@ def test_bytes_that_a_phase_can_wait_for() -> None:
     assert [(r.kind, r.message.split()[0]) for r in result.reports] == [("mbarrier", "1048576")]
 
 
+@pytest.mark.slow
 def test_descriptors_that_keep_the_rank_are_noticed() -> None:
     # Of each pair the first is of A, whose rows lie along k: the field that the rank falls into is not used there.
     source = alone("tma_gemm", 5)

@@ -29,6 +29,7 @@ def graph_of(package: Path) -> house.Graph:
     }
 
 
+@pytest.mark.slow
 def test_imports_go_down(checkout: Path) -> None:
     graph = graph_of(checkout / "kernelproof")
     assert len(graph) > 50
@@ -50,6 +51,7 @@ def test_every_kind_of_import_is_counted(text: str) -> None:
     assert upward({"memory.shared": {"host.session"}, "host.session": set()}) == ["memory.shared imports host.session"]
 
 
+@pytest.mark.slow
 def test_every_room_has_a_floor_and_the_docstring_tells_the_order(checkout: Path) -> None:
     rooms = {name.split(".")[0] for name in graph_of(checkout / "kernelproof")}
     assert rooms == set(FLOORS)

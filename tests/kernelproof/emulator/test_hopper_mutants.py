@@ -104,6 +104,7 @@ NOTICED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(NOTICED)))
 def test_noticed(case: int) -> None:
     name, which, entry, pattern, new, words = NOTICED[case]

@@ -39,6 +39,7 @@ def test_correct(case: Case) -> None:
     assert all(r.severity is emulator.Severity.BENIGN and "reaches no memory" in r.message for r in reports)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "where"), WRONG_SHARED + WRONG_DEVICE, ids=label)
 def test_wrong(case: Case, where: str) -> None:
     reports = run(case)

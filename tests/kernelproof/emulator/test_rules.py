@@ -53,6 +53,7 @@ again:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "kinds"),
     [
@@ -126,6 +127,7 @@ done: ret;
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "kinds"), [("%p", {"plain-first-load"}), ("%q", {"plain-first-load", "global-race"})])
 def test_a_first_load_is_benign_though_its_first_swap_stands_before_the_loop(last: str, kinds: set[str]) -> None:
     memory = Memory()

@@ -282,6 +282,7 @@ EQUIVALENT_IN_PAIRS = {
 }
 
 
+@pytest.mark.slow
 def test_mutants_of_a_pair_are_noticed() -> None:
     text = alone("pair")
     assert finding(pair, text) == ""
@@ -417,6 +418,7 @@ def test_misuse_of_requests_is_reported() -> None:
     assert any("0 of 1 arrivals and 16 bytes" in report.message for report in claims(short)[2].reports)
 
 
+@pytest.mark.slow
 def test_mutants_of_requests_are_noticed() -> None:
     def checked(text: str, options: Options) -> tuple[np.ndarray, np.ndarray, LaunchResult]:
         times, _, result = claims(text, options)

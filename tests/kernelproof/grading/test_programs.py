@@ -9,6 +9,7 @@ from tests import processes
 from tests.kernelproof.grading import cheats, honest, programs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", honest.PROGRAMS)
 def test_honest_kernels_are_right(name: str) -> None:
     verdict = honest.PROGRAMS[name].verdict(isolated=False)
@@ -17,6 +18,7 @@ def test_honest_kernels_are_right(name: str) -> None:
     assert verdict.calls >= 10 * len(honest.PROGRAMS[name].shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cheats.PROGRAMS)
 def test_cheats_break_their_rule(name: str) -> None:
     program = cheats.PROGRAMS[name]
@@ -35,6 +37,7 @@ def test_there_are_enough_of_them() -> None:
     assert len(cheats.KINDS) >= 14
 
 
+@pytest.mark.slow
 def test_what_does_not_end_is_ended() -> None:
     with processes.memory(1.0):  # what a check inherits from this process is not its own
         verdict = check_source(
