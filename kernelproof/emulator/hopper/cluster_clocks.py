@@ -103,6 +103,8 @@ class ClusterClocks(WarpClocks):
     def present(self, row: int, warp: int) -> Array:
         """The clock that a warp's release publishes: see ``WarpClocks.present``."""
         clock: Array = self.ticks[row, warp].copy()
+        for _, learned in self.private.get((row, warp), ()):
+            np.maximum(clock, learned, out=clock)
         self.set(clock, int(self.first[row]) + warp, self.launch.tick + 1)
         return clock
 
@@ -242,16 +244,15 @@ class ClusterClocks(WarpClocks):
             self.set(best, np.arange(self.warps) + self.first[row], self.launch.tick)
             horizon[:] = best
 
-    def meet(self, row: int, warps: Array, whole: bool) -> None:
+    def meet(self, row: int, warps: Array, waiting: Array, whole: bool, released: Array | None) -> None:
         synchronised = np.zeros((self.batch.count, self.warps), bool)
         synchronised[row, warps] = True
         self._share(synchronised)
         horizon = self.ticks[row]
-        # After a barrier every participant knows what any of them knew, and what all of them did before this tick.
         best = horizon[warps].max(axis=0)
         self.set(best, self.first[row] + warps, self.launch.tick)
-        horizon[warps] = best
-        if whole:
+        horizon[waiting] = best if released is None else np.maximum(best, released)
+        if whole and len(waiting) == len(warps):
             self.base[row] = self.launch.tick
 
     def warp_sync(self, m: Mask) -> None:

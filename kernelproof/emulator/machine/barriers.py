@@ -4,11 +4,12 @@ meet."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from kernelproof.emulator.machine.scheduler import WARP_BARRIER, Scheduler, Step, ranges
-from kernelproof.emulator.memory.order import GlobalOrder
+from kernelproof.emulator.memory.order import GlobalOrder, WarpView
 from kernelproof.emulator.state.arrays import Array, Mask, Scalar, bits_of
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
@@ -16,6 +17,19 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 # Barriers that a CTA has.
 BARRIERS = 16
+
+
+class Released(NamedTuple):
+    """What threads release that arrive at a barrier without waiting: the clock of their CTA, and what they know of
+    other CTAs."""
+
+    clock: Array
+    view: WarpView | None
+
+    def joined(self, clock: Array, view: WarpView | None) -> Released:
+        """The same with what more threads release."""
+        views = self.view if view is None else view if self.view is None else self.view.joined(view)
+        return Released(np.maximum(self.clock, clock), views)
 
 
 class Barriers:
@@ -31,6 +45,8 @@ class Barriers:
         self.arrived: dict[int, Array] = {}
         # Number -> of the phase that is open: threads expected per row, and the instruction at which each lane arrived.
         self.phases: dict[int, tuple[Array, Array]] = {}
+        # (number, row) -> what the threads that have arrived without waiting release, in the phase that is open.
+        self.released: dict[tuple[int, int], Released] = {}
         # Barriers whose phase was begun without a count.
         self.without_count: set[int] = set()
         # Per lane that waits at bar.warp.sync: the mask of lanes it waits for.
@@ -63,11 +79,27 @@ class Barriers:
         return self.scheduler.pick()
 
     def arrive(self, number: Scalar, expected: Scalar, m: Mask, site: int) -> None:
-        """bar.arrive: the lanes count as arrived and go on at once."""
+        """bar.arrive: the lanes count as arrived and go on at once. That is a release: those who wait at the barrier
+        are ordered behind what the lanes did so far, but the lanes behind nobody."""
         self._count(m)
         for barrier, count, group in self._groups(number, expected, m):
             self._check(barrier, count, group, site)
+            if self.launch.options.hazards:
+                self._release(barrier, group)
             self._arrive(barrier, count, group, None, site)
+
+    def _release(self, number: int, mask: Array) -> None:
+        """Note what the lanes of ``mask``, which do not wait, release to those that will wait at a barrier."""
+        batch, order = self.batch, self.order
+        for row in np.flatnonzero(mask.reshape(batch.count, batch.width).any(axis=1)).tolist():
+            threads = np.flatnonzero(mask[row * batch.width : (row + 1) * batch.width])
+            warps = np.unique(threads >> 5)
+            clock = np.maximum.reduce([self.clocks.present(row, int(warp)) for warp in warps])
+            view = order.known_to(int(batch.ctas[row]), warps.tolist(), threads) if order.active else None
+            old = self.released.get((number, row))
+            self.released[number, row] = Released(clock, view) if old is None else old.joined(clock, view)
+        # What the lanes do from now on is not part of it.
+        self.launch.tick += 1
 
     def _count(self, m: Mask) -> None:
         """Count one barrier per CTA that takes part."""
@@ -168,7 +200,7 @@ class Barriers:
                 participants, done = arrived | exited, done | early
         if done.any():
             finished = done[batch.row_of]
-            self._sync_some(participants & finished, done)
+            self._sync_some(number, participants & finished, done)
             self.scheduler.release(number, finished)
             arrived = arrived & ~finished
         self._keep(number, arrived)
@@ -196,18 +228,28 @@ class Barriers:
             warps = range(self.batch.warps_per_cta)
             threads = np.arange(self.batch.threads)
             for cta in self.batch.ctas:
-                self.order.barrier(int(cta), warps, threads)
+                self.order.barrier(int(cta), warps, warps, threads)
 
-    def _sync_some(self, participants: Array, rows: Array) -> None:
-        """A barrier is complete in some rows (bool per row). ``participants``: the lanes that it orders."""
+    def _sync_some(self, number: int, participants: Array, rows: Array) -> None:
+        """A barrier is complete in some rows (bool per row), for the lanes of ``participants``. Those that sleep there
+        are ordered behind all of them; the others have exited, or have arrived without waiting."""
         batch = self.batch
         self.launch.tick += 1
-        for row in np.flatnonzero(rows):
-            base = row * batch.width
-            threads = np.flatnonzero(participants[base : base + batch.width])
-            warps = np.unique(threads >> 5)
-            self.clocks.meet(int(row), warps, whole=len(threads) == batch.threads)
-            self.order.barrier(int(batch.ctas[row]), [int(w) for w in warps], threads)
+        waits = self.scheduler.asleep(number) & participants
+        # Lanes that went on after they had arrived release what they did before that (``released``).
+        present = waits | (participants & ~batch.alive)
+        for row in np.flatnonzero(rows).tolist():
+            lanes = slice(row * batch.width, (row + 1) * batch.width)
+            threads = np.flatnonzero(present[lanes])
+            released = self.released.pop((number, row), None)
+            waiting = np.unique(np.flatnonzero(waits[lanes]) >> 5)
+            if not waiting.size:
+                continue
+            warps, whole = np.unique(threads >> 5), len(threads) == batch.threads
+            self.clocks.meet(row, warps, waiting, whole, released.clock if released else None)
+            self.order.barrier(
+                int(batch.ctas[row]), warps.tolist(), waiting.tolist(), threads, released.view if released else None
+            )
 
     def reduce(self, mode: str, value: Array, m: Mask, site: int) -> Array:
         """bar.red over the whole CTA: popc gives uint32, and/or give predicates."""

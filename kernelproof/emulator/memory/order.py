@@ -32,6 +32,13 @@ def merged(a: Clock, b: Clock) -> Clock:
     return out
 
 
+def merged_by_scope(a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope, Clock]:
+    """The union of clocks, scope by scope."""
+    if not a or not b:
+        return a or b
+    return a | {scope: merged(a[scope], clock) if scope in a else clock for scope, clock in b.items()}
+
+
 @dataclass(slots=True)
 class WarpView:
     """What one warp knows of other CTAs. ``acquired`` happens before its present. By scope: ``pending`` was read from
@@ -41,6 +48,14 @@ class WarpView:
     acquired: Clock = field(default_factory=dict)
     pending: dict[Scope, Clock] = field(default_factory=dict)
     published: dict[Scope, Clock] = field(default_factory=dict)
+
+    def joined(self, other: WarpView) -> WarpView:
+        """What two warps know, taken together."""
+        return WarpView(
+            merged(self.acquired, other.acquired),
+            merged_by_scope(self.pending, other.pending),
+            merged_by_scope(self.published, other.published),
+        )
 
 
 class GlobalOrder:
@@ -97,32 +112,39 @@ class GlobalOrder:
         if not release:
             return
         clocks = up_to(scope, self.present(cta, warp, lanes, horizon, tick))
-        view.published = self.flags.merged(view.published, clocks)
+        view.published = merged_by_scope(view.published, clocks)
         for each in clocks:
             self.fenced.setdefault((cta, each), np.zeros(self.threads, np.int64))[lanes] = tick + 1
 
-    def barrier(self, cta: int, warps: Iterable[int], threads: Array) -> None:
-        """These warps of a CTA have met at a barrier, with these ``threads``. From now on all know what any of them
-        knew, and a relaxed write of any of them publishes what any of the threads has fenced."""
-        if not self.active:
-            return
-        joined = WarpView()
-        warps = list(warps)
+    def known_to(self, cta: int, warps: Iterable[int], threads: Array) -> WarpView:
+        """What these warps of a CTA know, taken together, with what these ``threads`` of them have fenced."""
+        out = WarpView()
         for warp in warps:
             old = self.views.get((cta, warp))
             if old is not None:
-                joined.acquired = merged(joined.acquired, old.acquired)
-                joined.pending = self.flags.merged(joined.pending, old.pending)
-                joined.published = self.flags.merged(joined.published, old.published)
+                out = out.joined(old)
         for scope in SCOPES:
             fenced = self.fenced.get((cta, scope))
             if fenced is not None:
                 row = np.zeros(self.threads, np.int64)
                 row[threads] = fenced[threads]
-                joined.published = self.flags.merged(joined.published, {scope: {cta: row}})
-        if joined.acquired or joined.pending or joined.published:
-            for warp in warps:
-                self.views[(cta, warp)] = WarpView(joined.acquired, joined.pending, joined.published)
+                out.published = merged_by_scope(out.published, {scope: {cta: row}})
+        return out
+
+    def barrier(
+        self, cta: int, warps: Iterable[int], waiting: Iterable[int], threads: Array, released: WarpView | None = None
+    ) -> None:
+        """These warps of a CTA have met at a barrier, with these ``threads``. From now on those that were ``waiting``
+        know what any of them knew, and their relaxed writes publish what any of the threads has fenced. ``released``:
+        the same of threads that arrived and went on."""
+        if not self.active:
+            return
+        known = self.known_to(cta, warps, threads)
+        if released is not None:
+            known = known.joined(released)
+        if known.acquired or known.pending or known.published:
+            for warp in waiting:
+                self.views[(cta, warp)] = WarpView(known.acquired, known.pending, known.published)
 
     def write_flag(self, place: int, side: Side, warp: int, scope: Scope, keep: bool, clock: Clock | None) -> None:
         """A strong write. ``keep``: it is a read-modify-write, which continues the release sequence. ``clock``: what it
@@ -140,7 +162,7 @@ class GlobalOrder:
                 for clock in clocks.values():
                     view.acquired = merged(view.acquired, clock)
             else:
-                view.pending = self.flags.merged(view.pending, clocks)
+                view.pending = merged_by_scope(view.pending, clocks)
 
     def ordered(self, cta: int, warp: int, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
         """Per element: does the access by (CTA ``other``, ``thread``) at ``tick`` happen before this warp's present?

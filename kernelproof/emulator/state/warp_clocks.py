@@ -73,20 +73,19 @@ class WarpClocks:
         if self.table is not None:
             self.table[:] = self.launch.tick
 
-    def meet(self, row: int, warps: Array, whole: bool) -> None:
-        """Warps of a CTA (``whole``: all its threads) have passed a barrier together; the tick has advanced."""
+    def meet(self, row: int, warps: Array, waiting: Array, whole: bool, released: Array | None) -> None:
+        """Warps of a CTA (``whole``: all its threads) have met at a barrier; the tick has advanced. Those of them that
+        were ``waiting`` know what any of them knew, and what others ``released`` that arrived and went on."""
         tick = self.launch.tick
-        if whole:
+        if whole and len(waiting) == len(warps):
             self.base[row] = tick
             if self.table is not None:
                 self.table[row] = tick
             return
-        # A barrier joins the clocks of the warps that meet: each then knows what any of them knew, and everything that
-        # they themselves did before this tick.
         horizon = self.rows()[row]
         best = horizon[warps].max(axis=0)
         best[warps] = tick
-        horizon[warps] = best
+        horizon[waiting] = best if released is None else np.maximum(best, released)
 
     def warp_sync(self, m: Mask) -> None:
         """The lanes of ``m`` have synchronised with the others of their warp: what they did before happens before what
