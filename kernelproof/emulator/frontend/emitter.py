@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -168,6 +169,10 @@ class Emitter:
             number = self._site_of[id(ins)] = len(self.sites)
             self.sites.append(Site(ins.line, " ".join(ins.text.split()), ins.frames))
         return number
+
+    def sites_of(self, instructions: Iterable[int]) -> list[int]:
+        """The numbers of instructions, by identity, so far as they have one."""
+        return [self._site_of[each] for each in instructions if each in self._site_of]
 
     def mask(self) -> str:
         """The mask of the current instruction: that of the block, narrowed by a varying guard."""

@@ -30,6 +30,7 @@ from kernelproof.emulator.frontend.flow.provenance import origins, written
 from kernelproof.emulator.frontend.flow.swaps import checked_loads
 from kernelproof.emulator.frontend.instruction import Instruction, defs_uses, modelled, symbols
 from kernelproof.emulator.frontend.instructions import facts
+from kernelproof.emulator.frontend.instructions.memory import observed_spaces
 from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.frontend.product_grids import join_products
 from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Reg, Variable
@@ -144,6 +145,7 @@ class _Translator:
             e.lines, e.indent, e.products = [], "", []
             self._block(block)
             code.append(join_products(e.lines, e.products, e.bind))
+        polled = frozenset().union(*graph.spin_heads.values())
         units = UNITS | (HOPPER_UNITS if graph.hopper else {}) | (BLACKWELL_UNITS if graph.blackwell else {})
         out = ["def kernel(M):", " " + "; ".join(f"{name} = M.{unit}" for name, unit in units.items())]
         out += self._initial_registers()
@@ -171,6 +173,8 @@ class _Translator:
             uncertain=[(name, site) for name, site in e.first_uses.items() if site >= 0],
             cancels=any(ins.parts[:2] == CANCEL for ins in graph.instructions()),
             restricts=any(ins.base == "fence" and restricted(ins.parts) for ins in graph.instructions()),
+            observes=frozenset().union(*(observed_spaces(ins, id(ins) in polled) for ins in graph.instructions())),
+            polls={site: head for head, reads in graph.spin_heads.items() for site in e.sites_of(reads)},
             function=defined["kernel"],
             source=source,
             conservative=graph.conservative,

@@ -131,6 +131,17 @@ class ClusterClocks(WarpClocks):
         """See ``WarpClocks.horizon``; what counts is visibility in global memory."""
         return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device])
 
+    def total(self, row: int, warp: int) -> int:
+        learned = sum(int(clock.sum()) for _, clock in self.private.get((row, warp), ()))
+        return int(self.ticks[row, warp].sum()) + learned
+
+    def is_before(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: list[Array]) -> bool:
+        if row // self.cluster != other_row // self.cluster:
+            return False
+        column = int(self.first[other_row]) + other_warp
+        learned = (clock for _, clock in self.private.get((row, warp), ()))
+        return any(int(clock[column]) > tick for clock in (self.ticks[row, warp], *learned, *clocks))
+
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
         """Does an access (``read``: a read) of a warp of the same cluster happen before a warp's present?"""
         if row // self.cluster != other_row // self.cluster:

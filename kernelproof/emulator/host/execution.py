@@ -28,6 +28,7 @@ from kernelproof.emulator.state.launch_state import USUAL, Geometry, LaunchResul
 from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import EmulatorError, Report
+from kernelproof.emulator.state.rules import UNORDERED
 from kernelproof.emulator.state.suspects import Trial
 
 # Writable memory that is copied at most, in bytes, so that a launch can be executed again. With more memory every
@@ -168,7 +169,7 @@ class _Run:
             raise
         except Exception as error:
             raise EmulatorError(f"{launch.kernel}: internal error, {type(error).__name__}: {error}") from error
-        if variation.trial is None and variation.poison == USUAL.poison:
+        if variation.trial is None and variation.poison == USUAL.poison and not variation.oldest:
             launch.memory_state = device
         return state
 
@@ -196,14 +197,30 @@ class _Run:
         - A race is named on both sides by an execution that records instructions, which a correct kernel never pays.
         - Undefined values matter if an execution with other undefined values has another outcome.
         - If there are only races, racing reads matter if executions in which they return other values do.
+        - If strong loads could have returned older values, all this is done again with the oldest ones: who heeds what
+          it reads is right in both executions, and races of who does not are found in the second one.
         """
         before = self.launch.before
         if before is None or not before.covers(self.launch.memory):
             before = Snapshot.of(self.launch.memory)
         state, compiled = self.in_order(compiled, before)
+        state = self._judged(state, compiled, before, USUAL)
+        if before is not None and state.newest_only:
+            after = Snapshot.of(self.launch.memory)
+            assert after is not None
+            before.restore()
+            oldest = Variation(oldest=True)
+            again = self._judged(self.once(compiled, self.launch.options, oldest), compiled, before, oldest)
+            state.reports.adopt(again.reports, UNORDERED)
+            after.restore()
+        return state
+
+    def _judged(self, state: LaunchState, compiled: Compiled, before: Snapshot | None, usual: Variation) -> LaunchState:
+        """Find out which findings of an execution matter, and name both sides of its races. ``usual``: how it was
+        executed. Memory is as the execution left it."""
         if state.reports.one_sided and before is not None:
             before.restore()
-            state = self.once(compiled, self.launch.options, Variation(recording=True))
+            state = self.once(compiled, self.launch.options, replace(usual, recording=True))
         reports = state.reports
         if before is None:
             reports.forget(reports.unspecified)
@@ -211,12 +228,13 @@ class _Run:
             return state
         after = Snapshot.of(self.launch.memory)
         assert after is not None
-        if reports.doubtful and self._same(before, after, compiled, Variation(OTHER_POISON)):
+        other_poison = replace(usual, poison=OTHER_POISON)
+        if reports.doubtful and self._same(before, after, compiled, other_poison):
             reports.acquit(reports.doubtful)
-        if reports.unspecified and self._same(before, after, compiled, Variation(unspecified=OTHER_POISON)):
+        if reports.unspecified and self._same(before, after, compiled, replace(usual, unspecified=OTHER_POISON)):
             reports.forget(reports.unspecified)
         if reports.races and reports.errors() <= reports.races:
-            trials = (Variation(OTHER_POISON, trial=Trial(state.suspects, pattern)) for pattern in TRIED)
+            trials = (replace(other_poison, trial=Trial(state.suspects, pattern)) for pattern in TRIED)
             if all(self._same(before, after, compiled, trial) for trial in trials):
                 reports.acquit(reports.races)
         after.restore()
@@ -227,7 +245,9 @@ class _Run:
         before.restore()
         if variation.poison != USUAL.poison:
             before.poison(variation.poison)
-        self.once(compiled, replace(self.launch.options, hazards=variation.trial is not None), variation)
+        # Which values strong loads return depends on what is checked.
+        hazards = variation.trial is not None or bool(compiled.observes)
+        self.once(compiled, replace(self.launch.options, hazards=hazards), variation)
         return after.matches()
 
 

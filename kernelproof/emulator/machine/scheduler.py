@@ -220,7 +220,9 @@ class Scheduler:
 
     def spin(self, head: int, m: Mask) -> Step:
         """The running group is back at the head of a loop that polls memory: all other groups run first."""
-        _add(self.deferred, head, self.batch.alive.copy() if m is None else m)
+        group = self.batch.alive.copy() if m is None else m
+        _add(self.deferred, head, group)
+        self.batch.turn(head, group)
         return self.pick() if self.pend else (BLOCKED, None, True)
 
     def spin_branch(self, condition: Array, yes: int, no: int, head: int, m: Mask) -> Step:
@@ -230,6 +232,8 @@ class Scheduler:
         for target, group in ((yes, t), (no, f)):
             if group.any():
                 _add(self.deferred if target == head else self.pend, target, group)
+                if target == head:
+                    self.batch.turn(head, group)
         return self.pick() if self.pend else (BLOCKED, None, True)
 
     def resume(self) -> Step:

@@ -13,9 +13,11 @@ import numpy as np
 from kernelproof.emulator.arithmetic.floats import fmin, packed, scalar16
 from kernelproof.emulator.arithmetic.types import F, S, U
 from kernelproof.emulator.memory.device import DeviceMemory
+from kernelproof.emulator.memory.device_flags import DeviceFlags
 from kernelproof.emulator.memory.shared import SharedMemory
-from kernelproof.emulator.state.arrays import Array, Mask
+from kernelproof.emulator.state.arrays import SHIFT, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.scopes import ORDERS
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 
@@ -50,6 +52,10 @@ _REALS = frozenset(("f32", "f64"))
 _INTEGERS = frozenset(("u32", "s32", "b32", "u64", "s64", "b64"))
 
 
+# Of some lanes: the lanes, the elements that they modify, their operands, and with which values a cas compares.
+Operands = tuple[Array, Array, Array, Array | None]
+
+
 class Atomics:
     """The atomics of a batch."""
 
@@ -62,23 +68,50 @@ class Atomics:
             return self._apply_by_window(form, address, value, compare, m, site)
         batch, width = self.batch, value.dtype.itemsize
         if form.space == "shared":
-            access = self.shared.touch(address, width, m, site, form.read, form.write)
+            flags: DeviceFlags | SharedMemory = self.shared
+            access = self.shared.touch(address, width, m, site)
             view = self.shared.views[width]
         else:
-            access = self.device.touch(address, width, m, site, form.read, form.write)
+            flags = self.device.flags
+            access = self.device.touch(address, width, m, site, form.write)
             view = self.device.arena.views[width]
         if access is None:
             return batch.poison(width)
         lanes, at = access
-        other = compare[lanes] if compare is not None else None
-        old, changed = modify(form.op, form.kind, view, at, value[lanes], other, form.returns)
+        values, other = value[lanes], compare[lanes] if compare is not None else None
+        out = np.zeros(batch.size, value.dtype) if form.returns else value
+        if flags.observed and site in batch.launch.kernel.polls:
+            older = self._polled(form, flags, (lanes, at, values, other), view, site)
+            stale = older != view[at]
+            if stale.any():
+                out[lanes[stale]], current = older[stale], ~stale
+                lanes, at, values = lanes[current], at[current], values[current]
+                other = None if other is None else other[current]
+                if not lanes.size:
+                    return out
+        old, changed = modify(form.op, form.kind, view, at, values, other, form.returns or flags.observed)
+        if flags.active or (form.read | form.write) & ORDERS:
+            new = _combined(form.op, form.kind, old, values, other) if flags.observed else None
+            flags.modify(lanes, at << SHIFT[width], form.read, form.write, old if flags.observed else None, new)
         if changed:
             batch.launch.version += 1
-        if not form.returns:
-            return value
-        out = np.zeros(batch.size, value.dtype)
-        out[lanes] = old
+        if form.returns:
+            out[lanes] = old
         return out
+
+    def _polled(
+        self, form: AtomicKind, flags: DeviceFlags | SharedMemory, operands: Operands, view: Array, site: int
+    ) -> Array:
+        """What the atomics of a loop that polls find: as a load would, an older value than the last one, if they leave
+        it as it is. Such a read-modify-write may come right behind the write of its value."""
+        lanes, at, values, other = operands
+
+        def leaves(i: int, found: np.generic) -> bool:
+            compared = None if other is None else other[i : i + 1]
+            old = np.full(1, found)
+            return bool((_combined(form.op, form.kind, old, values[i : i + 1], compared) == old).all())
+
+        return flags.read(lanes, at << SHIFT[values.dtype.itemsize], form.read, site, view[at], leaves)
 
     def _apply_by_window(
         self, form: AtomicKind, address: Array, value: Array, compare: Array | None, m: Mask, site: int

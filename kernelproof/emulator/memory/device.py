@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from kernelproof.emulator.memory.arena import Buffer
+from kernelproof.emulator.memory.device_flags import DeviceFlags
 from kernelproof.emulator.memory.device_hazards import DeviceHazards, GlobalAccess
 from kernelproof.emulator.memory.device_state import DeviceState
-from kernelproof.emulator.memory.flags import Side
-from kernelproof.emulator.memory.order import Clock
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, take
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
-from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_of
+from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 _ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
@@ -47,6 +45,7 @@ class DeviceMemory:
         self.batch, self.clocks, self.state, self.shared = batch, clocks, state, shared
         self.launch, self.arena, self.counters = batch.launch, state.arena, batch.launch.counters
         self.hazards = DeviceHazards(batch, clocks, state)
+        self.flags = DeviceFlags(batch, clocks, state.order)
         # The launch may overlap the one before it: global data must not be touched before griddepcontrol.wait.
         self.guarded = state.overlapping and batch.launch.options.hazards
         self.targets = state.targets if batch.launch.options.hazards else {}
@@ -226,9 +225,9 @@ class DeviceMemory:
                 self.hazards.before_read(buffer_access)
                 if read_only:
                     self.hazards.before_constant_read(buffer_access)
-        if strong and not strong & CHECKED and self.state.order.active:
-            self._flags(lanes, offset, strong, read=True)
         values = take(self.arena.views[width], elements)
+        if strong and not strong & CHECKED and self.flags.active:
+            values = self.flags.read(lanes, offset, strong, site, values)
         if form is Form.PACKED and lanes is None:
             return values.copy()
         return values if lanes is None else self.batch.spread(values, lanes, width)
@@ -249,16 +248,15 @@ class DeviceMemory:
             buffer_access = GlobalAccess(buffer, *self._part(lanes, offset, part), width, site, strong, form)
             self.hazards.before_write(buffer_access, value if part is None else value[part])
             self.mark(buffer_access)
-        if strong and (self.state.order.active or strong & ORDERS):
-            self._flags(lanes, offset, strong, write=True)
+        if strong and (self.flags.active or strong & ORDERS):
+            old = take(self.arena.views[width], elements) if self.flags.observed else None
+            self.flags.write(lanes, offset, strong, old, value)
         put(self.arena.views[width], elements, value)
         self.launch.version += 1
 
-    def touch(
-        self, address: Array, width: int, m: Mask, site: int, read: int, write: int
-    ) -> tuple[Array, Array] | None:
-        """Check and tag a read-modify-write, which the caller then performs; returns (lanes, element index). ``read``
-        and ``write``: the strengths of its load and its store."""
+    def touch(self, address: Array, width: int, m: Mask, site: int, write: int) -> tuple[Array, Array] | None:
+        """Check and tag a read-modify-write, which the caller then performs and passes to ``flags``; returns (lanes,
+        element index). ``write``: the strength of its store."""
         access = self.locate(address, width, m, site)
         if access is None:
             return None
@@ -273,12 +271,6 @@ class DeviceMemory:
             buffer_access = GlobalAccess(buffer, *self._part(lanes, offset, part), width, site, write)
             self.hazards.before_atomic(buffer_access)
             self.mark(buffer_access)
-        if self.state.order.active or (read | write) & ORDERS:
-            # The atomics of an instruction happen one after the other, and each reads before it writes: a later lane
-            # may acquire what an earlier one has released.
-            for i in range(len(lanes)):
-                self._flags(lanes[i : i + 1], offset[i : i + 1], read, read=True)
-                self._flags(lanes[i : i + 1], offset[i : i + 1], write, write=True, keep=True)
         return lanes, offset >> SHIFT[width]
 
     def _part(self, lanes: Array | None, offset: Array, part: Array | None) -> tuple[Array | None, Array]:
@@ -311,49 +303,8 @@ class DeviceMemory:
             for row in distinct(self.batch.row_of[self.batch.lanes(m)]).tolist():
                 self.state.proxy_fences[int(self.batch.ctas[row])] = self.launch.tick
 
-    def _flags(
-        self,
-        lanes: Array | None,
-        offset: Array,
-        strong: int,
-        read: bool = False,
-        write: bool = False,
-        keep: bool = False,
-    ) -> None:
-        batch, order = self.batch, self.state.order
-        # A release publishes the clock of its present; the tick advances afterwards, so that what the lane does later
-        # is not covered.
-        scope, orders = scope_of(strong), bool(strong & ORDERS)
-        present: dict[tuple[int, int], Clock] = {}
-        if write and orders and self.launch.options.hazards:
-            writers = None if lanes is None else np.isin(batch.everyone, lanes)
-            for row, warp, its_lanes, horizon in self._warps(writers):
-                cta = int(batch.ctas[row])
-                present[cta, warp] = order.present(cta, warp, its_lanes, horizon, self.launch.tick)
-            self.launch.tick += 1
-        for i, at in enumerate(offset):
-            lane = i if lanes is None else int(lanes[i])
-            cta, warp = int(batch.ctas[batch.row_of[lane]]), int(batch.warp[lane])
-            side = Side(cta, self.launch.cluster_of(cta))
-            if read:
-                order.read_flag(int(at), side, warp, scope, orders)
-            if write:
-                order.write_flag(int(at), side, warp, scope, keep, present.get((cta, warp)))
-
-    def _warps(self, m: Mask) -> Iterator[tuple[int, int, Array, Array]]:
-        """Per warp with lanes in the mask: (row, warp, its threads in the mask, its clock per thread of the CTA)."""
-        batch = self.batch
-        mask = batch.running(m).reshape(batch.count, batch.warps_per_cta, 32)
-        for row, warp in zip(*np.nonzero(mask.any(axis=2)), strict=True):
-            lanes = np.flatnonzero(mask[row, warp]) + 32 * warp
-            yield int(row), int(warp), lanes, self.clocks.horizon_of_threads(int(row), int(warp))
-
-    def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, restricted: bool) -> None:
+    def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, sequential: bool, restricted: bool) -> None:
         """A fence of all memory. Arguments: see ``SharedFlags.fence``."""
-        if not self.launch.options.hazards:
-            return
-        for row, warp, lanes, horizon in self._warps(m):
-            self.state.order.fence(
-                int(self.batch.ctas[row]), warp, lanes, horizon, self.launch.tick, scope, acquire, release
-            )
-        self.shared.fence(m, scope, acquire, release, restricted)
+        if self.launch.options.hazards:
+            self.flags.fence(m, scope, acquire, release, sequential)
+            self.shared.fence(m, scope, acquire, release, sequential, restricted)

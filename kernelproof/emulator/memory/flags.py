@@ -1,7 +1,8 @@
-"""Flags: clocks that strong writes publish. A reader finds one if its scope includes the writer and the reverse.
+"""Flags: places that threads write strongly, with what their readers may find there and learn from it.
 
-This is how a release synchronises with an acquire (PTX ISA, "Release and Acquire Patterns"): the write leaves a clock
-at its place, the read takes it.
+This is how a release synchronises with an acquire (PTX ISA, "Release and Acquire Patterns"): a write leaves a clock at
+its place, and who reads its value, or that of a read-modify-write which continues its release sequence, takes it. A
+reader may find any write that coherence allows it, not only the last one.
 """
 
 from __future__ import annotations
@@ -9,9 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 from kernelproof.emulator.state.scopes import SCOPES, Scope
 
 Clock = TypeVar("Clock")
+# A clock for everything, by the readers that it is meant for: those of a CTA, a cluster, or the device.
+Group = tuple[Scope, int]
+# Does a reader know what a warp of a CTA did at a tick? Arguments: CTA, warp, tick.
+Knows = Callable[[int, int, int], bool]
+# Something that differs whenever a warp knows more than before.
+Knowledge = tuple[int, int]
+NOTHING_KNOWN: Knowledge = (-1, -1)
+
+# Writes of a place that are kept at most; half of them are dropped when there are more.
+MAX_WRITES = 2048
+# Writes whose clocks are merged only when they are asked for.
+MAX_SEQUENCE = 64
+# Moments at which a warp has read a place that are kept at most.
+MAX_MARKS = 8
+# Values that a reader who polls is given one by one, from the oldest on and up to the newest; of those in between it is
+# given every n-th, so that there are not many more than this number.
+ONE_BY_ONE = 32
 
 
 class Side(NamedTuple):
@@ -20,9 +40,17 @@ class Side(NamedTuple):
     cta: int
     cluster: int
 
-    def group(self, scope: Scope) -> tuple[Scope, int]:
+    def group(self, scope: Scope) -> Group:
         """The key of the threads that a scope of this side comprises."""
         return scope, {Scope.CTA: self.cta, Scope.CLUSTER: self.cluster, Scope.GPU: 0}[scope]
+
+
+class Moment(NamedTuple):
+    """Who accesses a place, and when."""
+
+    cta: int
+    warp: int
+    tick: int
 
 
 def up_to(scope: Scope, clock: Clock) -> dict[Scope, Clock]:
@@ -30,8 +58,148 @@ def up_to(scope: Scope, clock: Clock) -> dict[Scope, Clock]:
     return {smaller: clock for smaller in SCOPES if smaller <= scope}
 
 
+class Fences(NamedTuple, Generic[Clock]):
+    """The first fences of kind sc of a launch: the number of the last one, and what comes before it."""
+
+    number: int
+    clock: Clock
+
+
+class Write(Generic[Clock]):
+    """A write in the modification order of a place, by ``number``.
+
+    ``value``: what it left there; None if values are not recorded. ``moment``: None for a weak write, and for what the
+    place held at first. ``own``: what it publishes itself. ``before``: the write whose release sequence it continues;
+    None also when ``own`` includes what that one publishes. ``fences``: what its writer's last fence.sc comes behind.
+    """
+
+    __slots__ = ("before", "fences", "moment", "number", "own", "value")
+
+    def __init__(
+        self,
+        number: int,
+        value: np.generic | None,
+        moment: Moment | None = None,
+        own: dict[Group, Clock] | None = None,
+        before: Write[Clock] | None = None,
+        fences: Fences[Clock] | None = None,
+    ) -> None:
+        self.number, self.value, self.moment = number, value, moment
+        self.own: dict[Group, Clock] = own or {}
+        self.before, self.fences = before, fences
+
+    def continues(self, other: Write[Clock]) -> bool:
+        """Is it known to publish all that an earlier write publishes?"""
+        write: Write[Clock] | None = self
+        while write is not None and write.number > other.number:
+            write = write.before
+        return write is other
+
+    def published(self, merge: Callable[[Clock, Clock], Clock]) -> dict[Group, Clock]:
+        """What a reader of its value may learn: what it and the sequence before it publish."""
+        if self.before is not None:
+            sequence, write = [self.own], self.before
+            while write.before is not None:
+                sequence.append(write.own)
+                write = write.before
+            total = dict(write.own)
+            for own in reversed(sequence):
+                for group, clock in own.items():
+                    total[group] = merge(total[group], clock) if group in total else clock
+            self.own, self.before = total, None
+        return self.own
+
+
+class Mark(NamedTuple):
+    """A warp has read the write of a number, at a tick, in a turn of the polling loop with this ``head`` (None: in no
+    such loop)."""
+
+    tick: int
+    number: int
+    head: int | None
+    turn: int
+
+
+class History(Generic[Clock]):
+    """The modification order of a place, as far back as it is kept: consecutive ``writes``, the last one last. Without
+    recorded values only the last one is kept.
+
+    ``marks``: by CTA and warp, what it has read, the last reading last. ``releases``: what a warp's releases at the
+    place have published, which its later writes publish, too. No reader is given a write before ``floor``.
+    """
+
+    __slots__ = ("bounds", "floor", "marks", "releases", "writes")
+
+    def __init__(self, first: Write[Clock]) -> None:
+        self.writes = [first]
+        self.floor = first.number
+        self.marks: dict[tuple[int, int], list[Mark]] = {}
+        self.releases: dict[tuple[int, int], dict[Group, Clock]] = {}
+        # By CTA and warp: something that changes with what it knows, and the oldest write that it may read.
+        self.bounds: dict[tuple[int, int], tuple[Knowledge, int]] = {}
+
+    @property
+    def last(self) -> Write[Clock]:
+        return self.writes[-1]
+
+    def at(self, number: int) -> Write[Clock]:
+        """The write of a number."""
+        return self.writes[number - self.writes[0].number]
+
+    def add(self, write: Write[Clock]) -> None:
+        """Add the next write."""
+        if write.value is None:
+            self.writes[-1] = write
+            return
+        self.writes.append(write)
+        if write.moment is None:
+            # Other than strong writes are ordered before whoever reads the place, or race with that.
+            self.floor = write.number
+        if len(self.writes) > MAX_WRITES:
+            del self.writes[: MAX_WRITES // 2]
+            self.floor = max(self.floor, self.writes[0].number)
+
+    def oldest(self, reader: tuple[int, int], knows: Knows, knowledge: Knowledge) -> int:
+        """The number of the oldest write that a warp may read: not older than what it has read or written, what it
+        knows to have been written, and what it knows others to have read. ``knowledge`` differs when ``knows`` does."""
+        before, low = self.bounds.get(reader, (NOTHING_KNOWN, self.floor))
+        if before != knowledge:
+            for write in reversed(self.writes):
+                if write.number <= low:
+                    break
+                if write.moment is not None and (write.moment[:2] == reader or knows(*write.moment)):
+                    low = write.number
+            for warp, marks in self.marks.items():
+                for mark in reversed(marks):
+                    if mark.number <= low:
+                        break
+                    if warp == reader or knows(*warp, mark.tick):
+                        low = mark.number
+            self.bounds[reader] = knowledge, low
+        return max(low, self.floor)
+
+    def following(self, number: int) -> int:
+        """The number of the write that a polling reader is given after that of ``number``."""
+        first, last = self.writes[0].number, self.last.number
+        if number - first >= ONE_BY_ONE and last - number > ONE_BY_ONE:
+            return min(number + max(1, (last - first) // ONE_BY_ONE), last - ONE_BY_ONE)
+        return min(number + 1, last)
+
+    def mark(self, reader: tuple[int, int], mark: Mark, knowledge: Knowledge) -> None:
+        """Note that a warp has read a write. ``knowledge``: including what it has learned from that."""
+        marks = self.marks.setdefault(reader, [])
+        if marks and marks[-1].tick == mark.tick:
+            marks[-1] = mark
+        else:
+            marks.append(mark)
+        if len(marks) > MAX_MARKS:
+            # Who knows of the forgotten reading, and of no later one, must not read anything older.
+            self.floor = max(self.floor, marks.pop(0).number)
+        self.bounds[reader] = knowledge, mark.number
+
+
 class Flags(Generic[Clock]):
-    """The clocks published at each place, by the group of threads that they are meant for.
+    """The histories of the places that have been written strongly.
 
     A write of scope s publishes to the writer's CTA, cluster and device, as far as s. A read looks up its own CTA,
     cluster and device, as far as its own scope. So the two synchronise iff each scope reaches the other side.
@@ -39,37 +207,70 @@ class Flags(Generic[Clock]):
 
     def __init__(self, merge: Callable[[Clock, Clock], Clock]) -> None:
         self._merge = merge
-        self._places: dict[int, dict[tuple[Scope, int], Clock]] = {}
+        self.places: dict[int, History[Clock]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._places)
+        return bool(self.places)
 
-    def write(self, place: int, side: Side, scope: Scope, clocks: dict[Scope, Clock], keep: bool = False) -> None:
-        """A strong write. ``clocks``: what it publishes at each scope. ``keep``: it is a read-modify-write, which
-        continues the release sequence, so what was published there stays."""
-        published = self._places.get(place, {}) if keep else {}
-        for reach, clock in clocks.items():
-            # The key is the writer's own CTA, cluster or device, so a reader elsewhere has another key.
-            if reach <= scope:
-                group = side.group(reach)
-                published[group] = self._merge(published[group], clock) if group in published else clock
-        self._places[place] = published
+    def write(
+        self,
+        place: int,
+        side: Side,
+        scope: Scope,
+        moment: Moment,
+        clocks: dict[Scope, Clock],
+        *,
+        release: bool,
+        keep: bool = False,
+        values: tuple[np.generic, np.generic] | None = None,
+        fences: Fences[Clock] | None = None,
+    ) -> None:
+        """A strong write. ``clocks``: what it publishes at each scope; ``release``: it does so by itself, not by a
+        fence before it. ``keep``: it is a read-modify-write, which continues the release sequence. ``values``: what the
+        place held before and holds now, if that is recorded."""
+        # The key is the writer's own CTA, cluster or device, so a reader elsewhere has another key.
+        own = {side.group(reach): clock for reach, clock in clocks.items() if reach <= scope}
+        history = self.places.get(place)
+        old, new = values or (None, None)
+        if history is None:
+            # There is nothing to publish, and nothing that the write could end.
+            if not own and new is None:
+                return
+            history = self.places[place] = History(Write(0, old))
+        elif old is not None and history.last.value is not None and old.tobytes() != history.last.value.tobytes():
+            history.add(Write(history.last.number + 1, old))
+        writer = moment.cta, moment.warp
+        if release:
+            own = history.releases[writer] = history.releases.get(writer, {}) | own
+        elif writer in history.releases:
+            earlier = history.releases[writer]
+            own = earlier | {
+                group: self._merge(earlier[group], clock) if group in earlier else clock for group, clock in own.items()
+            }
+        before = history.last if keep else None
+        if before is not None and not own:
+            # It publishes exactly what the one before it does.
+            own, before = before.own, before.before
+        write = Write(history.last.number + 1, new, moment, own, before, fences)
+        if new is None or write.number % MAX_SEQUENCE == 0:
+            write.published(self._merge)
+        history.add(write)
+        if writer in history.bounds:
+            history.bounds[writer] = history.bounds[writer][0], write.number
 
-    def read(self, place: int, side: Side, scope: Scope) -> dict[Scope, Clock]:
-        """The clocks that a strong read finds, by scope."""
-        published = self._places.get(place)
-        if not published:
-            return {}
+    def clocks(self, write: Write[Clock], side: Side, scope: Scope) -> dict[Scope, Clock]:
+        """The clocks that a strong read of a write's value finds, by scope."""
+        published = write.published(self._merge)
         return {
             reach: published[side.group(reach)] for reach in SCOPES if reach <= scope and side.group(reach) in published
         }
+
+    def take(self, pending: dict[Scope, Clock], scope: Scope) -> list[Clock]:
+        """Remove from ``pending`` the clocks that a fence of this scope brings into force, and return them."""
+        return [pending.pop(reach) for reach in SCOPES if reach <= scope and reach in pending]
 
     def merged(self, a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope, Clock]:
         """The union of clocks, scope by scope."""
         if not a or not b:
             return a or b
         return a | {scope: self._merge(a[scope], clock) if scope in a else clock for scope, clock in b.items()}
-
-    def take(self, pending: dict[Scope, Clock], scope: Scope) -> list[Clock]:
-        """Remove from ``pending`` the clocks that a fence of this scope brings into force, and return them."""
-        return [pending.pop(reach) for reach in SCOPES if reach <= scope and reach in pending]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kernelproof.emulator.memory.flags import Flags, Side, up_to
+from kernelproof.emulator.memory.flags import Fences, Flags, Moment, Side, Write, up_to
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.scopes import SCOPES, Scope
 
@@ -39,15 +39,24 @@ def merged_by_scope(a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope,
     return a | {scope: merged(a[scope], clock) if scope in a else clock for scope, clock in b.items()}
 
 
+def latest(a: Fences[Clock] | None, b: Fences[Clock] | None) -> Fences[Clock] | None:
+    """The later of two fences of kind sc, which comes behind the other."""
+    return b if a is None else a if b is None or b.number <= a.number else b
+
+
 @dataclass(slots=True)
 class WarpView:
     """What one warp knows of other CTAs. ``acquired`` happens before its present. By scope: ``pending`` was read from
     flags and comes into force with the next fence; ``published`` is what the warp's next relaxed write of a flag
-    publishes."""
+    publishes. ``fences``: the last fence.sc that comes before its present. ``found``: by place and whether the
+    read acquires, writes that it has read and not yet learned from. ``version`` changes when anything of this does."""
 
     acquired: Clock = field(default_factory=dict)
     pending: dict[Scope, Clock] = field(default_factory=dict)
     published: dict[Scope, Clock] = field(default_factory=dict)
+    fences: Fences[Clock] | None = None
+    found: dict[tuple[int, bool], tuple[Write[Clock], Side, Scope]] = field(default_factory=dict)
+    version: int = 0
 
     def joined(self, other: WarpView) -> WarpView:
         """What two warps know, taken together."""
@@ -55,6 +64,7 @@ class WarpView:
             merged(self.acquired, other.acquired),
             merged_by_scope(self.pending, other.pending),
             merged_by_scope(self.published, other.published),
+            latest(self.fences, other.fences),
         )
 
 
@@ -64,6 +74,9 @@ class GlobalOrder:
     A relaxed write of a flag publishes what its warp has fenced, or what threads fenced that met the warp at a barrier
     afterwards. A release publishes everything that precedes it. What a relaxed read finds counts for weak accesses only
     after a fence. ``active`` stays False until the first fence or release, so other kernels pay nothing.
+
+    Every fence.sc synchronises with those after it (PTX ISA, "Fence-SC order"), but a program cannot tell in which
+    order they come. So that orders no accesses here. It only bounds how old a value may be that a load returns.
     """
 
     def __init__(self, threads: int) -> None:
@@ -74,13 +87,41 @@ class GlobalOrder:
         # By CTA and scope, per thread: the tick before which its accesses are fenced.
         self.fenced: dict[tuple[int, Scope], Array] = {}
         self.flags: Flags[Clock] = Flags(merged)
+        # All fences of kind sc so far.
+        self._fences: Fences[Clock] = Fences(0, {})
+        self._versions = 0
 
     def view(self, cta: int, warp: int) -> WarpView:
+        """What a warp knows, with what it has learned so far."""
+        out = self._view(cta, warp)
+        for (_, acquires), (write, side, scope) in out.found.items():
+            self._learn(out, self.flags.clocks(write, side, scope), acquires)
+        out.found.clear()
+        return out
+
+    def _view(self, cta: int, warp: int) -> WarpView:
         key = (cta, warp)
         out = self.views.get(key)
         if out is None:
             out = self.views[key] = WarpView()
         return out
+
+    def _learn(self, view: WarpView, clocks: dict[Scope, Clock], acquires: bool) -> None:
+        if not acquires:
+            view.pending = merged_by_scope(view.pending, clocks)
+            return
+        for clock in clocks.values():
+            view.acquired = merged(view.acquired, clock)
+
+    def _changed(self, view: WarpView) -> WarpView:
+        self._versions += 1
+        view.version = self._versions
+        return view
+
+    def version(self, cta: int, warp: int) -> int:
+        """A number that differs whenever a warp knows more of other CTAs."""
+        view = self.views.get((cta, warp))
+        return 0 if view is None else view.version
 
     def present(self, cta: int, warp: int, lanes: Array, horizon: Array, tick: int) -> Clock:
         """The clock of what happens before a warp's present. ``lanes``: thread numbers in the CTA; ``horizon``: per
@@ -101,28 +142,32 @@ class GlobalOrder:
         scope: Scope,
         acquire: bool,
         release: bool,
+        sequential: bool,
     ) -> None:
-        """A fence by a warp. ``acquire``, ``release``: its directions; other arguments: see ``present``."""
+        """A fence by a warp. ``acquire``, ``release``: its directions; ``sequential``: it is a fence.sc, which bounds
+        the age of values; other arguments: see ``present``."""
         self.active = True
-        view = self.view(cta, warp)
+        view = self._changed(self.view(cta, warp))
         # Views of one CTA share ``pending`` after a barrier, so it is copied before it changes.
         view.pending = dict(view.pending)
         for clock in self.flags.take(view.pending, scope) if acquire else ():
             view.acquired = merged(view.acquired, clock)
         if not release:
             return
-        clocks = up_to(scope, self.present(cta, warp, lanes, horizon, tick))
+        present = self.present(cta, warp, lanes, horizon, tick)
+        clocks = up_to(scope, present)
         view.published = merged_by_scope(view.published, clocks)
         for each in clocks:
             self.fenced.setdefault((cta, each), np.zeros(self.threads, np.int64))[lanes] = tick + 1
+        if sequential:
+            self._fences = view.fences = Fences(self._fences.number + 1, merged(self._fences.clock, present))
 
     def known_to(self, cta: int, warps: Iterable[int], threads: Array) -> WarpView:
         """What these warps of a CTA know, taken together, with what these ``threads`` of them have fenced."""
         out = WarpView()
         for warp in warps:
-            old = self.views.get((cta, warp))
-            if old is not None:
-                out = out.joined(old)
+            if (cta, warp) in self.views:
+                out = out.joined(self.view(cta, warp))
         for scope in SCOPES:
             fenced = self.fenced.get((cta, scope))
             if fenced is not None:
@@ -144,33 +189,71 @@ class GlobalOrder:
             known = known.joined(released)
         if known.acquired or known.pending or known.published:
             for warp in waiting:
-                self.views[(cta, warp)] = WarpView(known.acquired, known.pending, known.published)
+                view = WarpView(known.acquired, known.pending, known.published, known.fences)
+                self.views[(cta, warp)] = self._changed(view)
 
-    def write_flag(self, place: int, side: Side, warp: int, scope: Scope, keep: bool, clock: Clock | None) -> None:
+    def write_flag(
+        self,
+        place: int,
+        side: Side,
+        moment: Moment,
+        scope: Scope,
+        keep: bool,
+        clock: Clock | None,
+        values: tuple[np.generic, np.generic] | None,
+    ) -> None:
         """A strong write. ``keep``: it is a read-modify-write, which continues the release sequence. ``clock``: what it
-        releases; None: it is relaxed and publishes what the warp has fenced."""
+        releases; None: it is relaxed and publishes what the warp has fenced. ``values``: see ``Flags.write``."""
         if self.active:
-            clocks = self.view(side.cta, warp).published if clock is None else up_to(scope, clock)
-            self.flags.write(place, side, scope, clocks, keep)
+            view = self._view(moment.cta, moment.warp)
+            clocks = view.published if clock is None else up_to(scope, clock)
+            self.flags.write(
+                place, side, scope, moment, clocks,
+                release=clock is not None, keep=keep, values=values, fences=view.fences,
+            )  # fmt: skip
 
-    def read_flag(self, place: int, side: Side, warp: int, scope: Scope, acquire: bool) -> None:
-        """A strong read: an acquire learns the flag's clocks at once, a relaxed read at the next fence."""
-        clocks = self.flags.read(place, side, scope)
-        if clocks:
-            view = self.view(side.cta, warp)
-            if acquire:
-                for clock in clocks.values():
-                    view.acquired = merged(view.acquired, clock)
-            else:
-                view.pending = merged_by_scope(view.pending, clocks)
+    def read_flag(
+        self, place: int, side: Side, warp: int, scope: Scope, acquire: bool, write: Write[Clock] | None = None
+    ) -> None:
+        """A strong read: an acquire learns the flag's clocks at once, a relaxed read at the next fence. ``write``: the
+        one whose value it returns; None: the last one."""
+        if write is None:
+            history = self.flags.places.get(place)
+            if history is None:
+                return
+            write = history.last
+        if not write.own and write.before is None and write.fences is None:
+            return
+        view = self._changed(self._view(side.cta, warp))
+        view.fences = latest(view.fences, write.fences)
+        old = view.found.get((place, acquire))
+        if old is not None and (old[1:] != (side, scope) or not write.continues(old[0])):
+            self._learn(view, self.flags.clocks(*old), acquire)
+        view.found[place, acquire] = write, side, scope
+
+    def knows(self, cta: int, warp: int, other: int, other_warp: int, tick: int) -> bool:
+        """May a warp not overlook a write by a warp of CTA ``other`` at a tick any more? What it has read from flags
+        counts without a fence (cumulativity), and so do fences of kind sc."""
+        view = self.views.get((cta, warp))
+        if view is None:
+            return False
+        if view.found:
+            view = self.view(cta, warp)
+        lanes = slice(32 * other_warp, 32 * other_warp + 32)
+        behind = () if view.fences is None else (view.fences.clock,)
+        for clock in (view.acquired, *view.pending.values(), *behind):
+            row = clock.get(other)
+            if row is not None and row[lanes].max() > tick:
+                return True
+        return False
 
     def ordered(self, cta: int, warp: int, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
         """Per element: does the access by (CTA ``other``, ``thread``) at ``tick`` happen before this warp's present?
         ``strong``: a strong access also counts what the warp has read from flags without a fence (cumulativity)."""
         out = np.zeros(len(tick), bool)
-        view = self.views.get((cta, warp))
-        if view is None:
+        if (cta, warp) not in self.views:
             return out
+        view = self.view(cta, warp)
         clock = view.acquired
         if strong:
             for pending in view.pending.values():

@@ -20,7 +20,6 @@ from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_b
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.lanes import SEVERAL
 from kernelproof.emulator.state.participants import Participant
-from kernelproof.emulator.state.scopes import ORDERS
 from kernelproof.emulator.state.sites import NOWHERE, Site
 from kernelproof.emulator.state.suspects import Suspect
 from kernelproof.emulator.state.warp_clocks import WarpClocks
@@ -325,11 +324,11 @@ class SharedMemory(SharedTags):
         lanes, at, offset = access
         if self.counters is not None:
             self.counters.shared("ld.shared", address, width, m)
+        values: Array = self.views[width][at]
         if self.hazards and strong:
-            self._poll(lanes, at, width, site, offset, strong)
+            values = self._poll(lanes, at, width, site, offset, strong, values)
         elif self.hazards:
             self._read(lanes, at, width, site, offset)
-        values: Array = self.views[width][at]
         if self.launch.trial is not None and not strong:
             values = self.tried(values, lanes, at)
         return values if lanes is None else self.batch.spread(values, lanes, width)
@@ -419,10 +418,11 @@ class SharedMemory(SharedTags):
         tag = self.lane_tag if lanes is None else self.lane_tag[lanes]
         self.tag_written(width, at, tag, site)
         self.recent.add(*self.extent, self.stamp)
+        old = view[at] if strong and self.observed else None
         view[at] = value
         if strong:
             self._remember_strong(at, width)
-            self._publish(lanes, offset, strong)
+            self._publish(lanes, offset, strong, None if old is None else (old, value))
         # If several lanes store to one word, the last one's tag and value are left, which the others find here.
         back = self.last_writers(width, at) != tag
         if back.any():
@@ -482,11 +482,9 @@ class SharedMemory(SharedTags):
 
     # --- atomics and flags ---
 
-    def touch(
-        self, address: Array, width: int, m: Mask, site: int, read: int, write: int
-    ) -> tuple[Array, Array] | None:
-        """Check and tag a read-modify-write, which the caller then performs; returns (lanes, element index). Atomics do
-        not race with each other. ``read``, ``write``: the strengths of its load and its store."""
+    def touch(self, address: Array, width: int, m: Mask, site: int) -> tuple[Array, Array] | None:
+        """Check and tag a read-modify-write, which the caller then performs and passes to ``modify``; returns (lanes,
+        element index). Atomics do not race with each other."""
         access = self.locate(address, width, m, site)
         if access is None:
             return None
@@ -501,12 +499,6 @@ class SharedMemory(SharedTags):
             self.tag_written(width, at, self.lane_tag[lanes], site)
             self.recent.add(*self.extent, self.stamp)
             self._remember_strong(at, width)
-            if self.fenced or self.flags or (read | write) & ORDERS:
-                # The atomics of an instruction happen one after the other: a later lane may acquire what an earlier
-                # lane has released, so each lane learns before it publishes.
-                for i in range(len(lanes)):
-                    self._learn_flags(lanes[i : i + 1], offset[i : i + 1], read)
-                    self._publish(lanes[i : i + 1], offset[i : i + 1], write, keep=True)
         return lanes, at
 
     def _is_plain(self, at: Array, width: int) -> Array:
@@ -519,10 +511,13 @@ class SharedMemory(SharedTags):
         tags = self.last_writers(width, at)
         self.atomics.update((int(a), int(t)) for a, t in zip(at, tags, strict=True))
 
-    def _poll(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array, strong: int) -> None:
+    def _poll(
+        self, lanes: Array | None, at: Array, width: int, site: int, offset: Array, strong: int, values: Array
+    ) -> Array:
+        """Check a strong load of ``values``; returns the values that it reads."""
         if lanes is None:
             lanes = self.batch.everyone
         plain = self._is_plain(at, width)
         if plain.any():
             self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
-        self._learn_flags(lanes, offset, strong)
+        return self.read(lanes, offset, strong, site, values)

@@ -6,9 +6,12 @@ so learning it is an elementwise maximum.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from kernelproof.emulator.memory.flags import Flags, Side, up_to
+from kernelproof.emulator.memory.flags import Flags, Knowledge, Knows, Moment, Side, Write, up_to
+from kernelproof.emulator.memory.strong_loads import Accepts, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
@@ -16,31 +19,89 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 
 class SharedFlags:
-    """The flags of a batch of CTAs, by byte offset in the batch's shared memory."""
+    """The flags of a batch of CTAs, by byte offset in the batch's shared memory. Clocks are of rows of the batch."""
 
     def __init__(self, batch: BatchState, clocks: WarpClocks) -> None:
         self.batch, self.clocks, self.launch = batch, clocks, batch.launch
         self.hazards = batch.launch.options.hazards
         self.flags: Flags[Array] = Flags(np.maximum)
+        self.loads = StrongLoads(batch, "shared")
+        self.observed = self.loads.observed
         # (row, warp) -> by scope: the clock that the warp has fenced, and what it has polled but not yet acquired.
         self.fenced: dict[tuple[int, int], dict[Scope, Array]] = {}
         self.learned: dict[tuple[int, int], dict[Scope, Array]] = {}
+        # Cluster -> what comes before its last fence.sc. Such fences synchronise with those after them; here they only
+        # bound how old a value may be that a load returns, for all warps of the cluster.
+        self.before_fences: dict[int, Array] = {}
+
+    @property
+    def active(self) -> bool:
+        """Has anything been fenced or released yet?"""
+        return bool(self.fenced or self.flags)
 
     def _side(self, row: int) -> Side:
         return Side(row, row // self.batch.cluster_size)
 
-    def _learn_flags(self, lanes: Array, offset: Array, strong: int) -> None:
-        """Strong reads of these lanes find clocks at flags. An acquire learns them at once, a relaxed read at the next
-        fence."""
-        batch = self.batch
-        for lane, place in zip(lanes, offset, strict=True):
+    # --- reads ---
+
+    def read(
+        self,
+        lanes: Array,
+        offset: Array,
+        strong: int,
+        site: int,
+        values: Array,
+        accepts: Accepts | None = None,
+    ) -> Array:
+        """Strong loads of ``values``, one per lane: what they find is learned, by an acquire at once, by a relaxed load
+        at the next fence. Returns the values, with older ones in place of those that are not the last. ``accepts``:
+        which older values an element may read."""
+        batch, out, places = self.batch, values, self.flags.places
+        for i, (lane, place) in enumerate(zip(lanes.tolist(), offset.tolist(), strict=True)):
+            history = places.get(place)
+            if history is None:
+                continue
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
-            clocks = self.flags.read(int(place), self._side(row), scope_of(strong))
-            if strong & ORDERS:
-                for clock in clocks.values():
-                    self._bring_into_force(row, warp, clock)
-            elif clocks:
-                self.learned[row, warp] = self.flags.merged(self.learned.get((row, warp), {}), clocks)
+            reader = row, warp
+            write, mark = self.loads.choose(
+                history, values[i], reader, self._knows(row, warp), self._knowledge(row, warp), site, lane,
+                None if accepts is None else partial(accepts, i),
+            )  # fmt: skip
+            self._learn(row, warp, write, strong)
+            if mark is not None:
+                history.mark(reader, mark, self._knowledge(row, warp))
+                if write is not history.last:
+                    out = values.copy() if out is values else out
+                    out[i] = write.value
+        return out
+
+    def _learn(self, row: int, warp: int, write: Write[Array], strong: int) -> None:
+        """A warp has read a write of a flag."""
+        clocks = self.flags.clocks(write, self._side(row), scope_of(strong))
+        if strong & ORDERS:
+            for clock in clocks.values():
+                self._bring_into_force(row, warp, clock)
+        elif clocks:
+            self.learned[row, warp] = self.flags.merged(self.learned.get((row, warp), {}), clocks)
+
+    def _others(self, row: int, warp: int) -> list[Array]:
+        """Clocks that bound what a warp may read, beside its own: what it has polled counts without a fence
+        (cumulativity), and so do fences of kind sc."""
+        clocks = [*self.learned.get((row, warp), {}).values()]
+        before = self.before_fences.get(row // self.batch.cluster_size)
+        return clocks if before is None else [*clocks, before]
+
+    def _knowledge(self, row: int, warp: int) -> Knowledge:
+        return self.clocks.total(row, warp), sum(int(clock.sum()) for clock in self._others(row, warp))
+
+    def _knows(self, row: int, warp: int) -> Knows:
+        """Tells what a warp must not overlook any more."""
+        clocks = self._others(row, warp)
+
+        def knows(other_row: int, other_warp: int, tick: int) -> bool:
+            return self.clocks.is_before(row, warp, other_row, other_warp, tick, clocks)
+
+        return knows
 
     def _bring_into_force(self, row: int, warp: int, clock: Array) -> None:
         """From now on everything that the clock covers happens before the warp's present."""
@@ -48,24 +109,46 @@ class SharedFlags:
         table = self.clocks.rows()
         np.maximum(table[row, warp], clock, out=table[row, warp])
 
-    def _publish(self, lanes: Array | None, offset: Array, strong: int, keep: bool = False) -> None:
-        """A strong write publishes a clock: a release everything that its warp did, a relaxed write what it fenced."""
-        batch, scope = self.batch, scope_of(strong)
-        for lane, place in zip(batch.everyone if lanes is None else lanes, offset, strict=True):
+    # --- writes ---
+
+    def modify(self, lanes: Array, offset: Array, read: int, write: int, old: Array | None, new: Array | None) -> None:
+        """Atomics, which have happened one after the other: each reads before it writes, and a later lane may acquire
+        what an earlier one has released. ``read``, ``write``: their strengths; ``old``, ``new``: see ``_publish``."""
+        if self.hazards:
+            for i in range(len(lanes)):
+                history = self.flags.places.get(int(offset[i]))
+                if history is not None:
+                    self._learn(int(self.batch.row_of[lanes[i]]), int(self.batch.warp[lanes[i]]), history.last, read)
+                values = None if old is None or new is None else (old[i : i + 1], new[i : i + 1])
+                self._publish(lanes[i : i + 1], offset[i : i + 1], write, values, keep=True)
+
+    def _publish(
+        self,
+        lanes: Array | None,
+        offset: Array,
+        strong: int,
+        values: tuple[Array, Array] | None,
+        keep: bool = False,
+    ) -> None:
+        """A strong write publishes a clock: a release everything that its warp did, a relaxed write what it fenced.
+        ``values``: what the places held and what they hold now, if that is recorded."""
+        batch, scope, release = self.batch, scope_of(strong), bool(strong & ORDERS)
+        for i, place in enumerate(offset.tolist()):
+            lane = i if lanes is None else int(lanes[i])
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
-            if strong & ORDERS:
-                clocks = up_to(scope, self.clocks.present(row, warp))
-            else:
-                clocks = self.fenced.get((row, warp), {})
-            # A write that publishes nothing still ends what an earlier write has published at its place.
-            if clocks or self.flags:
-                self.flags.write(int(place), self._side(row), scope, clocks, keep)
-        if strong & ORDERS:
+            clocks = up_to(scope, self.clocks.present(row, warp)) if release else self.fenced.get((row, warp), {})
+            moment = Moment(row, warp, self.launch.tick)
+            pair = None if values is None or not self.active else (values[0][i], values[1][i])
+            self.flags.write(place, self._side(row), scope, moment, clocks, release=release, keep=keep, values=pair)
+        if release:
             self.launch.tick += 1
 
-    def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, restricted: bool) -> None:
+    # --- fences ---
+
+    def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, sequential: bool, restricted: bool) -> None:
         """A fence by the lanes of ``m``. ``release``: flags that are written later publish what the warps did before
-        it. ``acquire``: clocks that they have polled come into force. ``restricted``: both only for shared memory."""
+        it. ``acquire``: clocks that they have polled come into force. ``restricted``: both only for shared memory.
+        ``sequential``: it is a fence.sc."""
         if not self.hazards:
             return
         for row, warp in zip(*np.nonzero(self.clocks.warps_in(self.batch.running(m))), strict=True):
@@ -78,6 +161,10 @@ class SharedFlags:
                 present = self.clocks.present(*key)
                 clocks = up_to(scope, self.clocks.in_shared(present) if restricted else present)
                 self.fenced[key] = self.flags.merged(self.fenced.get(key, {}), clocks)
+                if sequential and self.observed:
+                    cluster = key[0] // self.batch.cluster_size
+                    before = self.before_fences.get(cluster, present)
+                    self.before_fences[cluster] = np.maximum(before, present)
         self.launch.tick += 1
 
     def fenced_by(self, lanes: Array, scope: Scope) -> Array | None:

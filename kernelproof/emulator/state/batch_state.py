@@ -44,6 +44,8 @@ class BatchState:
         self._last_mask: Mask = None
         self._last_lanes: Array = np.zeros(0, np.int64)
         self._constants: dict[tuple[int, int], Array] = {}
+        # Head of a loop that polls memory -> per lane, how often it has come back there.
+        self.turns: dict[int, Array] = {}
 
     # --- lanes and registers ---
 
@@ -63,6 +65,13 @@ class BatchState:
     def running(self, m: Mask) -> Array:
         """The mask as an array: all living lanes for None."""
         return self.alive if m is None else m
+
+    def turn(self, head: int, group: Array) -> None:
+        """Lanes are back at the head of a loop that polls memory."""
+        turns = self.turns.get(head)
+        if turns is None:
+            turns = self.turns[head] = np.zeros(self.size, np.int64)
+        turns += group
 
     def poison(self, width: int) -> Array:
         """A register of ``width`` bytes whose content is undefined."""

@@ -61,7 +61,9 @@ class KernelFacts:
     (maxntid, minnctapersm, ...). ``origins``: instruction -> pointers from which its address may be computed.
     ``written``: the pointers through which the kernel may write global memory, None if one cannot be followed.
     ``uncertain``: registers that a path reads before it writes them, and the instructions that do. ``cancels``: its
-    CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone.
+    CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone. ``observes``: the
+    state spaces of which it has strong loads, which may return older values. ``polls``: number of an instruction that
+    decides whether a loop goes on polling -> head of that loop.
     """
 
     name: str
@@ -81,6 +83,8 @@ class KernelFacts:
     uncertain: list[tuple[str, int]]
     cancels: bool
     restricts: bool
+    observes: frozenset[str]
+    polls: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -118,13 +122,15 @@ class Variation:
     ``poison``: the byte that undefined shared memory holds. ``unspecified``: the byte of values that no rule defines,
     such as unset registers, shuffles from absent lanes, divisions by zero. ``trial``: racing reads of an earlier
     execution, which now read other values. ``recording``: accesses record their instruction, so that a finding can name
-    both sides of a race; that costs time and memory.
+    both sides of a race; that costs time and memory. ``oldest``: strong loads that no loop repeats return the oldest
+    values that they may, in place of the newest.
     """
 
     poison: int = POISON
     unspecified: int = POISON
     trial: Trial | None = None
     recording: bool = False
+    oldest: bool = False
 
 
 USUAL = Variation()
@@ -154,6 +160,9 @@ class LaunchState:
         self.poison, self.unspecified = variation.poison, variation.unspecified
         self.suspects, self.trial = Suspects(), variation.trial
         self.recording = variation.recording and options.hazards
+        self.oldest = variation.oldest
+        # Instructions that could have returned an older value than they did.
+        self.newest_only: set[int] = set()
         self.reports = Reports(kernel.name, kernel.sites)
         self.counters = Counters(kernel.block_opcodes) if options.counters else None
         # What printf has written, and whether an assert has failed.

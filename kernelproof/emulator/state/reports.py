@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kernelproof.emulator.state.participants import Participant, Place, placed
@@ -193,6 +193,14 @@ class Reports:
         """Drop findings of values that no rule defines: no result depends on them."""
         for key in doubts & self.by_key.keys():
             self.kinds[self.by_key.pop(key).kind] -= 1
+
+    def adopt(self, others: Reports, kinds: Container[str]) -> None:
+        """Add the errors of these kinds of another execution that are not known yet."""
+        for key in others.errors() - self.by_key.keys():
+            report = others.by_key[key]
+            if report.kind in kinds and self.kinds[report.kind] < self.LIMIT:
+                self.kinds[report.kind] += 1
+                self.by_key[key] = report
 
     def errors(self) -> set[Key]:
         """The errors."""

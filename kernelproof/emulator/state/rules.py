@@ -269,6 +269,8 @@ _ERRORS = {
 UNSPECIFIED = frozenset(("uninitialised-register", "shuffle-source", "division-by-zero", "address-space"))
 # Rules about races on memory whose reads are executed again with other values, to see whether the value matters.
 RACES = frozenset(("shared-race", "memory-scope"))
+# All rules about accesses without an order.
+UNORDERED = RACES | {"global-race"}
 RULES = {
     **{rule: Rule(Severity.ERROR, *texts) for rule, texts in _ERRORS.items()},
     "plain-first-load": Rule(

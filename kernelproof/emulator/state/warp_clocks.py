@@ -44,6 +44,19 @@ class WarpClocks:
         warps = np.arange(self.batch.width) >> 5
         return np.asarray(self.horizon(np.full(len(warps), row), np.full(len(warps), warp), warps))
 
+    def total(self, row: int, warp: int) -> int:
+        """A number that differs whenever the clock of a warp does."""
+        return int(self.base[row]) if self.table is None else int(self.table[row, warp].sum())
+
+    def is_before(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: list[Array]) -> bool:
+        """Does what a warp of the batch did at a tick happen before another warp's present, by its own clock or by
+        others that it has?"""
+        if row != other_row:
+            return False
+        if self.table is None:
+            return bool(self.base[row] > tick)
+        return any(int(clock[other_warp]) > tick for clock in (self.table[row, warp], *clocks))
+
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
         """Does an access of another CTA of the cluster happen before a warp's present? Never without clusters."""
         del row, warp, other_row, other_warp, tick, read

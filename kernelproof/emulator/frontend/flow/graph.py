@@ -28,7 +28,7 @@ class Graph:
 
     ``kinds``: declared types. ``live_in``: per block, registers that it or a later block reads. ``uniform``: see the
     module. ``shared_across``: registers that several blocks see. ``clobbers``: per block, uniform registers that it
-    writes and other blocks see, launch constants left out. ``spin_heads``: heads of loops that poll memory.
+    writes and other blocks see, launch constants left out. ``spin_heads``: see ``dataflow.spin_heads``.
     ``conservative``: only launch constants, and registers that one block alone sees, are uniform. ``hopper``,
     ``blackwell``: it needs the units of sm_90, of sm_100.
     """
@@ -41,7 +41,7 @@ class Graph:
     uniform: set[str]
     shared_across: set[str]
     clobbers: list[set[str]]
-    spin_heads: set[int]
+    spin_heads: dict[int, frozenset[int]]
     back_edges: set[tuple[int, int]]
     conservative: bool
     hopper: bool
@@ -98,7 +98,7 @@ class _Flow(NamedTuple):
     reducible: bool
     back_edges: set[tuple[int, int]]
     liveness: Liveness
-    spin_heads: set[int]
+    spin_heads: dict[int, frozenset[int]]
 
 
 def _flow(items: Iterable[Instr | Label], ranked: frozenset[str]) -> _Flow:

@@ -109,6 +109,22 @@ def _strength(ins: Instr, strong: frozenset[str], orders: tuple[str, ...]) -> in
     return sized(strong_access, TYPE_BYTES.get(ins.parts[-1], 4))
 
 
+def observed_spaces(ins: Instr, polls: bool) -> frozenset[str]:
+    """The state spaces of which an instruction may return older values: a strong load, or an atomic that can leave its
+    place as it is, in a loop that ``polls``."""
+    strong_load = ins.base == "ld" and _strength(ins, _READ_STRONG, ()) > 0
+    if not strong_load and not (polls and ins.base == "atom" and _may_leave(ins)):
+        return frozenset()
+    return frozenset(space for space in ("global", "shared") if _reaches(ins, space))
+
+
+def _may_leave(ins: Instr) -> bool:
+    """May an atomic write what it has read?"""
+    operand = ins.operands[-1]
+    literal = isinstance(operand, Imm) and operand.value in (0, -1)
+    return literal or not {"cas", "min", "max"}.isdisjoint(ins.parts)
+
+
 def _address_shifted(s: Statement) -> Iterator[Change]:
     """A mutation of an access to shared or global memory: the address beside it."""
     named = next((p.split(":")[0] for p in s.ins.parts if p.split(":")[0] in _SPACES), "")

@@ -73,8 +73,12 @@ def fence(e: Emitter, ins: Instr) -> None:
     """membar and fence; with .acquire and .release of one direction, with .sync_restrict of shared memory alone."""
     scope, sides = e.bind("scope", scope_in(ins.parts, Scope.GPU)), {"acquire", "release"}
     sides = sides.intersection(ins.parts) or sides
+    # membar is another name of fence.sc, and so is a fence that names no kind.
+    # membar is another name of fence.sc.
+    sequential = ins.base == "membar" or "sc" in ins.parts
     unit = "S" if restricted(ins.parts) else "G"
-    e.line(f"{unit}.fence({e.mask()}, {scope}, {'acquire' in sides}, {'release' in sides}, {unit == 'S'})")
+    directions = f"{'acquire' in sides}, {'release' in sides}, {sequential}"
+    e.line(f"{unit}.fence({e.mask()}, {scope}, {directions}, {unit == 'S'})")
 
 
 @instruction("fence.mbarrier_init", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap))

@@ -1,0 +1,173 @@
+"""Strong accesses and fences of a batch on global memory: what they publish, what they learn, and which value a load
+returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from kernelproof.emulator.memory.flags import Knowledge, Knows, Moment, Side, Write
+from kernelproof.emulator.memory.order import Clock, GlobalOrder
+from kernelproof.emulator.memory.strong_loads import Accepts, StrongLoads
+from kernelproof.emulator.state.arrays import Array, Mask
+from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
+from kernelproof.emulator.state.warp_clocks import WarpClocks
+
+
+class DeviceFlags:
+    """The flags in global memory, as the threads of a batch write and read them; see ``GlobalOrder``."""
+
+    def __init__(self, batch: BatchState, clocks: WarpClocks, order: GlobalOrder) -> None:
+        self.batch, self.clocks, self.order, self.launch = batch, clocks, order, batch.launch
+        self.loads = StrongLoads(batch, "global")
+        self.observed = self.loads.observed
+        self._rows: dict[int, int] = {}
+
+    @property
+    def active(self) -> bool:
+        """Has anything been fenced or released yet?"""
+        return self.order.active
+
+    def _warp_of(self, lane: int) -> tuple[int, int, Side]:
+        """The row and the warp of a lane, and its side of a synchronisation."""
+        batch = self.batch
+        row = int(batch.row_of[lane])
+        cta = int(batch.ctas[row])
+        return row, int(batch.warp[lane]), Side(cta, self.launch.cluster_of(cta))
+
+    # --- reads ---
+
+    def read(
+        self,
+        lanes: Array | None,
+        offset: Array,
+        strong: int,
+        site: int,
+        values: Array,
+        accepts: Accepts | None = None,
+    ) -> Array:
+        """Strong loads of ``values``, one per lane: what they find is learned. Returns the values, with older ones in
+        place of those that are not the last. ``accepts``: which older values an element may read."""
+        order, places = self.order, self.order.flags.places
+        scope, acquires = scope_of(strong), bool(strong & ORDERS)
+        out = values
+        chosen: dict[tuple[int, int, int], Write[Clock]] = {}
+        for i, at in enumerate(offset.tolist()):
+            history = places.get(at)
+            if history is None:
+                continue
+            lane = i if lanes is None else int(lanes[i])
+            row, warp, side = self._warp_of(lane)
+            write = chosen.get((row, warp, at))
+            if write is None:
+                reader = side.cta, warp
+                write, mark = self.loads.choose(
+                    history, values[i], reader, self._knows(row, warp), self._knowledge(row, warp), site, lane,
+                    None if accepts is None else partial(accepts, i),
+                )  # fmt: skip
+                order.read_flag(at, side, warp, scope, acquires, write)
+                if mark is not None:
+                    history.mark(reader, mark, self._knowledge(row, warp))
+                if accepts is None:
+                    chosen[row, warp, at] = write
+            if write.value is not None and write is not history.last:
+                out = values.copy() if out is values else out
+                out[i] = write.value
+        return out
+
+    def _knowledge(self, row: int, warp: int) -> Knowledge:
+        return self.clocks.total(row, warp), self.order.version(int(self.batch.ctas[row]), warp)
+
+    def _knows(self, row: int, warp: int) -> Knows:
+        """Tells what a warp must not overlook any more."""
+        batch, clocks, order = self.batch, self.clocks, self.order
+        own = int(batch.ctas[row])
+        horizon = clocks.horizon_of_threads(row, warp)[::32]
+
+        def knows(cta: int, other_warp: int, tick: int) -> bool:
+            if cta == own and horizon[other_warp] > tick:
+                return True
+            if order.knows(own, warp, cta, other_warp, tick):
+                return True
+            if batch.cluster_size == 1 or cta == own:
+                return False
+            other_row = self._row(cta)
+            return other_row is not None and clocks.ordered_in_cluster(row, warp, other_row, other_warp, tick, False)
+
+        return knows
+
+    def _row(self, cta: int) -> int | None:
+        """The row of a CTA in the batch."""
+        if not self._rows:
+            self._rows = {int(cta): row for row, cta in enumerate(self.batch.ctas)}
+        return self._rows.get(cta)
+
+    # --- writes ---
+
+    def write(self, lanes: Array | None, offset: Array, strong: int, old: Array | None, new: Array | None) -> None:
+        """Strong stores. ``old``, ``new``: what the places held and will hold, if values are recorded."""
+        tick, present = self.launch.tick, self._presents(lanes, strong)
+        for i, at in enumerate(offset.tolist()):
+            lane = i if lanes is None else int(lanes[i])
+            values = None if old is None or new is None else (old[i], new[i])
+            self._publish(lane, at, strong, tick, present, values)
+
+    def modify(self, lanes: Array, offset: Array, read: int, write: int, old: Array | None, new: Array | None) -> None:
+        """Atomics, which have happened one after the other: each reads before it writes, and a later lane may acquire
+        what an earlier one has released. ``read``, ``write``: their strengths; ``old``, ``new``: see ``write``."""
+        order = self.order
+        scope, acquires = scope_of(read), bool(read & ORDERS)
+        for i, at in enumerate(offset.tolist()):
+            lane = int(lanes[i])
+            _, warp, side = self._warp_of(lane)
+            order.read_flag(at, side, warp, scope, acquires)
+            values = None if old is None or new is None else (old[i], new[i])
+            tick, present = self.launch.tick, self._presents(lanes[i : i + 1], write)
+            self._publish(lane, at, write, tick, present, values, keep=True)
+
+    def _presents(self, lanes: Array | None, strong: int) -> dict[tuple[int, int], Clock]:
+        """What releases by these lanes publish, by CTA and warp; empty for relaxed writes."""
+        present: dict[tuple[int, int], Clock] = {}
+        if strong & ORDERS and self.launch.options.hazards:
+            writers = None if lanes is None else np.isin(self.batch.everyone, lanes)
+            for row, warp, its_lanes, horizon in self._warps(writers):
+                cta = int(self.batch.ctas[row])
+                present[cta, warp] = self.order.present(cta, warp, its_lanes, horizon, self.launch.tick)
+            # The clock covers what the lanes did until now, and not what they do later.
+            self.launch.tick += 1
+        return present
+
+    def _publish(
+        self,
+        lane: int,
+        place: int,
+        strong: int,
+        tick: int,
+        present: dict[tuple[int, int], Clock],
+        values: tuple[np.generic, np.generic] | None,
+        keep: bool = False,
+    ) -> None:
+        _, warp, side = self._warp_of(lane)
+        moment = Moment(side.cta, warp, tick)
+        self.order.write_flag(place, side, moment, scope_of(strong), keep, present.get((side.cta, warp)), values)
+
+    def _warps(self, m: Mask) -> Iterator[tuple[int, int, Array, Array]]:
+        """Per warp with lanes in the mask: (row, warp, its threads in the mask, its clock per thread of the CTA)."""
+        batch = self.batch
+        mask = batch.running(m).reshape(batch.count, batch.warps_per_cta, 32)
+        for row, warp in zip(*np.nonzero(mask.any(axis=2)), strict=True):
+            lanes = np.flatnonzero(mask[row, warp]) + 32 * warp
+            yield int(row), int(warp), lanes, self.clocks.horizon_of_threads(int(row), int(warp))
+
+    # --- fences ---
+
+    def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, sequential: bool) -> None:
+        """A fence by the lanes of ``m``. Arguments: see ``SharedFlags.fence``."""
+        for row, warp, lanes, horizon in self._warps(m):
+            self.order.fence(
+                int(self.batch.ctas[row]), warp, lanes, horizon, self.launch.tick, scope, acquire, release,
+                sequential and self.observed,
+            )  # fmt: skip

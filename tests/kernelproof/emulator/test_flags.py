@@ -1,0 +1,152 @@
+"""Proves that flags and counters order what they order, and no more: a waiter is given the oldest value that lets it go
+on, and is ordered behind the write of that value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelproof import emulator
+from tests.kernelproof.emulator.build import compiled
+
+RACE = {"global-race"}
+I32 = np.int32
+
+
+def executed(
+    name: str, *arguments: Any, grid: int = 2, block: int = 32, adverse: bool = False, lanes: int | None = None
+) -> tuple[list[Any], set[str]]:
+    """Arrays afterwards, and the kinds of findings. An int of the arguments is the size of an array that holds zeros if
+    it stands in a tuple."""
+    program = emulator.load(compiled("flags", ".ptx").read_text())
+    memory = emulator.Memory()
+    arrays = [memory.upload(np.zeros(a, I32), "inout") if isinstance(a, tuple) else a for a in arguments]
+    options = emulator.Options(adverse=adverse, lanes=lanes)
+    result = program.launch(name, grid, block, arrays, memory=memory, options=options)
+    left = [a.download() for a in arrays if not isinstance(a, int | bool)]
+    return left, {report.kind for report in result.reports if report.is_error}
+
+
+ADVERSE = pytest.mark.parametrize("adverse", [False, True])
+
+
+@ADVERSE
+@pytest.mark.parametrize("lanes", [32, None])
+@pytest.mark.parametrize("reader", [0, 2, 4])
+@pytest.mark.parametrize(("least", "kinds"), [(4, set()), (3, RACE), (1, RACE)])
+@pytest.mark.parametrize("name", ["parts_acquired", "parts_fenced", "parts_polled_atomically"])
+def test_who_waits_for_too_few_arrivals(
+    name: str, least: int, kinds: set[str], reader: int, lanes: int | None, adverse: bool
+) -> None:
+    (_, _, out), found = executed(name, (160,), (1,), (32,), reader, least, grid=5, adverse=adverse, lanes=lanes)
+    assert found == kinds
+    assert kinds or (out == 15 - reader - 1).all()
+
+
+@ADVERSE
+@pytest.mark.parametrize("lanes", [32, None])
+@pytest.mark.parametrize("reader", [0, 1])
+@pytest.mark.parametrize(("heeds", "kinds"), [(True, set()), (False, RACE)])
+def test_who_looks_at_a_flag_once(heeds: bool, kinds: set[str], reader: int, lanes: int | None, adverse: bool) -> None:
+    (_, _, out), found = executed("looks_once", (32,), (1,), (32,), reader, heeds, adverse=adverse, lanes=lanes)
+    assert found == kinds
+    assert kinds or (out == 5).all()
+
+
+@ADVERSE
+@pytest.mark.parametrize("lanes", [32, None])
+@pytest.mark.parametrize(("least", "kinds"), [(4, set()), (3, RACE)])
+def test_a_barrier_of_the_grid(least: int, kinds: set[str], lanes: int | None, adverse: bool) -> None:
+    (_, _, out), found = executed(
+        "grid_barrier", (256,), (1,), (256,), 3, least, grid=4, block=64, adverse=adverse, lanes=lanes
+    )
+    assert found == kinds
+    assert kinds or (out == sum(range(12))).all()
+
+
+@ADVERSE
+@pytest.mark.parametrize(("last", "kinds"), [(3, set()), (2, RACE)])
+def test_the_last_of_several_ctas(last: int, kinds: set[str], adverse: bool) -> None:
+    (_, _, out), found = executed("ticket_reduction", (4,), (1,), (1,), last, grid=4, adverse=adverse)
+    # Volatile accesses do not race with each other.
+    assert found == set()
+    assert last < 3 or out[0] == 10
+    del kinds
+
+
+@ADVERSE
+def test_decoupled_look_back(adverse: bool) -> None:
+    left, found = executed("look_back", (8,), (8,), (8,), (8,), grid=8, adverse=adverse)
+    assert found == set()
+    assert (left[3] == np.cumsum(np.arange(1, 9))).all()
+
+
+@ADVERSE
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize(("fences", "kinds"), [(True, set()), (False, RACE)])
+def test_locks(kind: int, fences: bool, kinds: set[str], adverse: bool) -> None:
+    left, found = executed("locked", (1,), (1,), (1,), kind, fences, grid=6, adverse=adverse)
+    assert found == kinds
+    assert left[0][0] == 21
+
+
+@ADVERSE
+@pytest.mark.parametrize("reader", [0, 1])
+def test_a_sequence_lock(reader: int, adverse: bool) -> None:
+    (_, _, out), found = executed("sequence", (2,), (1,), (2,), reader, 5, adverse=adverse)
+    assert found == set()
+    assert out.tolist() == [0, 1]
+
+
+@ADVERSE
+@pytest.mark.parametrize("starter", [0, 1])
+@pytest.mark.parametrize(("waits", "kinds"), [(True, set()), (False, RACE)])
+def test_a_flag_that_is_used_again(waits: bool, kinds: set[str], starter: int, adverse: bool) -> None:
+    (_, _, out), found = executed("ball", (32,), (1,), (96,), starter, 3, waits, adverse=adverse)
+    assert found >= kinds
+    assert kinds or not found
+    assert kinds or (out.reshape(3, 32) == np.arange(3)[:, None] * 100 + np.arange(32)).all()
+
+
+@ADVERSE
+@pytest.mark.parametrize("lanes", [32, None])
+def test_fences_of_all_ctas_have_an_order(lanes: int | None, adverse: bool) -> None:
+    (_, out), found = executed("dekker", (2,), (2,), adverse=adverse, lanes=lanes)
+    assert found == set()
+    assert out.any()
+
+
+@ADVERSE
+@pytest.mark.parametrize("setter", [0, 1])
+def test_a_barrier_passes_on_what_a_thread_has_seen(setter: int, adverse: bool) -> None:
+    (_, out), found = executed("looks_again", (1,), (64,), setter, block=64, adverse=adverse)
+    assert found == set()
+    assert (out == 1).all()
+
+
+@ADVERSE
+def test_a_queue_of_items(adverse: bool) -> None:
+    (_, _, out), found = executed("queue", (1,), (9,), (288,), 9, grid=3, block=32, adverse=adverse)
+    assert found == set()
+    assert (out.reshape(9, 32) == np.arange(1, 10)[:, None]).all()
+
+
+@ADVERSE
+@pytest.mark.parametrize("reader", [0, 2, 4])
+@pytest.mark.parametrize(("least", "kinds"), [(4, set()), (3, {"shared-race"}), (1, {"shared-race"})])
+def test_warps_that_count(least: int, kinds: set[str], reader: int, adverse: bool) -> None:
+    (out,), found = executed("warps_count", (32,), reader, least, grid=1, block=160, adverse=adverse)
+    assert found == kinds
+    assert kinds or (out == 15 - reader - 1).all()
+
+
+@ADVERSE
+@pytest.mark.parametrize("reader", [0, 1])
+@pytest.mark.parametrize(("heeds", "kinds"), [(True, set()), (False, {"shared-race"})])
+def test_a_warp_that_looks_once(heeds: bool, kinds: set[str], reader: int, adverse: bool) -> None:
+    (out,), found = executed("warp_looks_once", (32,), reader, heeds, grid=1, block=64, adverse=adverse)
+    assert found >= kinds
+    assert kinds or not found
+    assert kinds or (out == 5).all()
