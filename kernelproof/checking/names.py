@@ -90,7 +90,12 @@ def resolved(text: str, names: Iterable[str]) -> str:
             return matches[0]
         if matches:
             raise WrongInput(f"kernel {text} is ambiguous: {'; '.join(map(demangled, matches))}; write one in full")
-    raise WrongInput(f"no kernel {text}; there are {', '.join(short_names(everything).values()) or 'none'}")
+    if not everything:
+        raise WrongInput(
+            f"no kernel {text}: the file has none. A template's kernel is compiled only where code launches it, or by "
+            "an explicit instantiation, such as: template __global__ void scale<float>(float *, int);"
+        )
+    raise WrongInput(f"no kernel {text}; there are {', '.join(short_names(everything).values())}")
 
 
 def fitted(names: dict[str, str], width: int) -> dict[str, str]:

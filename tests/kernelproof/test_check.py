@@ -412,6 +412,8 @@ def test_names_are_short_where_they_are_unambiguous() -> None:
     assert names.plain(beyond_libstdc) == "gemm"
     with pytest.raises(WrongInput, match="ambiguous"):
         names.resolved("add", mangled)
+    with pytest.raises(WrongInput, match="explicit instantiation"):
+        names.resolved("add<int>", [])
 
 
 def test_architecture_comes_from_the_compilers_arguments() -> None:
