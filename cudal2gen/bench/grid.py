@@ -66,7 +66,7 @@ class Grid(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class TriedKernel:
     """A kernel and the results of the stages. ``reason``: why it failed. ``stored``: whether an earlier call stored its
     verdict."""
 
@@ -147,7 +147,7 @@ def built(
     tools: Toolchain | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
-) -> list[Row]:
+) -> list[TriedKernel]:
     """Compiles the candidates, ``jobs`` at a time.
 
     A kernel that does not compile, spills registers or has a performance warning of ptxas gets that outcome.
@@ -159,23 +159,23 @@ def built(
     return [_of_build(candidate, artifact) for candidate, artifact in zip(candidates, artifacts, strict=True)]
 
 
-def _of_build(candidate: Candidate, artifact: Artifact | Exception) -> Row:
+def _of_build(candidate: Candidate, artifact: Artifact | Exception) -> TriedKernel:
     if isinstance(artifact, Exception):
-        return Row(candidate, outcome="compile error", reason=str(artifact))
+        return TriedKernel(candidate, outcome="compile error", reason=str(artifact))
     ptxas = artifact.ptxas
     if not ptxas.findings:
-        return Row(candidate, artifact)
+        return TriedKernel(candidate, artifact)
     spills = ptxas.spill_store_bytes or ptxas.spill_load_bytes or ptxas.stack_bytes
-    return Row(candidate, artifact, outcome="spill" if spills else "slow", reason="; ".join(ptxas.findings))
+    return TriedKernel(candidate, artifact, outcome="spill" if spills else "slow", reason="; ".join(ptxas.findings))
 
 
 def judged(
-    rows: Sequence[Row],
+    rows: Sequence[TriedKernel],
     library: Path | None = None,
     jobs: int = 1,
     progress: Progress | None = None,
     store: Path | None = None,
-) -> list[Row]:
+) -> list[TriedKernel]:
     """Adds the emulator's verdict to each row, from ``store`` if it is there. New verdicts are stored as they arrive.
 
     ``library``: the compiled launcher, or None to compile it. Kernels with the shortest modelled time are judged first,
@@ -211,7 +211,7 @@ def judged(
     ]
 
 
-def _of_verdict(row: Row, verdicts: Mapping[tuple[str, str], Verdict], stored: set[str]) -> Row:
+def _of_verdict(row: TriedKernel, verdicts: Mapping[tuple[str, str], Verdict], stored: set[str]) -> TriedKernel:
     digest = row.artifact.digest if row.artifact else ""
     verdict = verdicts.get((digest, "emulator"))
     if row.reason or verdict is None:
@@ -223,7 +223,9 @@ def _of_verdict(row: Row, verdicts: Mapping[tuple[str, str], Verdict], stored: s
     return replace(row, outcome="wrong result", reason=reason)
 
 
-def timed(rows: Sequence[Row], card: Gpu, library: Path, seconds: float = SECONDS, seed: int = 0) -> list[Row]:
+def timed(
+    rows: Sequence[TriedKernel], card: Gpu, library: Path, seconds: float = SECONDS, seed: int = 0
+) -> list[TriedKernel]:
     """Times the right kernels on a GPU, in turns on the same data, for ``seconds`` each; see ``bench.in_turns``."""
     from cudal2gen import bench
     from cudal2gen.validator.device import BuiltKernel
@@ -250,17 +252,17 @@ def timed(rows: Sequence[Row], card: Gpu, library: Path, seconds: float = SECOND
     return answers
 
 
-def ranked(rows: Iterable[Row]) -> list[Row]:
+def ranked(rows: Iterable[TriedKernel]) -> list[TriedKernel]:
     """The rows with the fastest first: kernels with a GPU's time, then those with a modelled time only, and last the
     kernels that are not right."""
 
-    def place(row: Row) -> tuple[bool, bool, float]:
+    def place(row: TriedKernel) -> tuple[bool, bool, float]:
         return not row.right, row.timing is None, row.timing.median_us if row.timing else row.modelled_us
 
     return sorted(rows, key=place)
 
 
-def best(rows: Sequence[Row], count: int) -> list[Row]:
+def best(rows: Sequence[TriedKernel], count: int) -> list[TriedKernel]:
     """The fastest right kernels: by the GPU's time if any kernel has one, otherwise by the modelled time."""
     measured = [row for row in rows if row.right and row.timing]
     return ranked(measured or [row for row in rows if row.right])[:count]

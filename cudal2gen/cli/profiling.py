@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import FILTERS, SIZE, VARIANT_FIELDS, Selection
-from kernelproof.cli.profiling import Launch, ProfileOutput, print_comparison, profile_of_file
+from kernelproof.cli.profiling import LaunchFileOption, ProfileOutput, print_comparison, profile_of_file
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import refuse
 
@@ -25,7 +25,7 @@ def profile_record(
     selection: Annotated[Selection, Offer(only=("mnk", *SELECTED, "changes", "fit"), helps=SIZE)],
     compilation: Compilation,
     output: Annotated[ProfileOutput, Offer(helps=COMPARE)],
-    launch: Launch = None,
+    launch: LaunchFileOption = None,
 ) -> None:
     """Predict where a kernel's time goes, from its machine code.
 

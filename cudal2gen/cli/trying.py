@@ -120,7 +120,9 @@ def _card(device: int, record: Record) -> Gpu:
     return card
 
 
-def _rows(kernels: Sequence[grid.Candidate], compilation: Compilation, card: Gpu | None, device: int) -> list[grid.Row]:
+def _rows(
+    kernels: Sequence[grid.Candidate], compilation: Compilation, card: Gpu | None, device: int
+) -> list[grid.TriedKernel]:
     """Builds and judges the kernels, and times them if there is a ``card``."""
     from cudal2gen.bench import grid
     from cudal2gen.launch.gpu import alone
@@ -140,7 +142,7 @@ def _rows(kernels: Sequence[grid.Candidate], compilation: Compilation, card: Gpu
         return grid.timed(rows, card, library)
 
 
-def _write(winners: Sequence[grid.Row]) -> str | None:
+def _write(winners: Sequence[grid.TriedKernel]) -> str | None:
     """Writes the record of the best kernel and returns a sentence about it; None if nothing was written."""
     if not winners:
         return None
@@ -152,7 +154,7 @@ def _write(winners: Sequence[grid.Row]) -> str | None:
     return f"{put(best.record)}: {best.candidate.edits[0]}, of the best {by} time"
 
 
-def _print_table(rows: Sequence[grid.Row], as_it_is: str) -> None:
+def _print_table(rows: Sequence[grid.TriedKernel], as_it_is: str) -> None:
     from rich.table import Table
 
     timed = any(row.timing for row in rows)
@@ -169,7 +171,7 @@ def _print_table(rows: Sequence[grid.Row], as_it_is: str) -> None:
     print_table(table)
 
 
-def _cells(row: grid.Row, as_it_is: str, timed: bool) -> list[str]:
+def _cells(row: grid.TriedKernel, as_it_is: str, timed: bool) -> list[str]:
     ptxas = row.artifact.ptxas if row.artifact else None
     cells = [
         _edit(row.candidate, as_it_is),
@@ -185,7 +187,7 @@ def _cells(row: grid.Row, as_it_is: str, timed: bool) -> list[str]:
     return [*cells, f"{row.timing.median_us:.2f}" if row.timing else ""] if timed else cells
 
 
-def _print_reasons(rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal]) -> None:
+def _print_reasons(rows: Sequence[grid.TriedKernel], refusals: Sequence[grid.Refusal]) -> None:
     """Prints one line for each failed kernel and each refused edit."""
     for row in rows:
         if row.reason:
@@ -209,7 +211,7 @@ def _moved(difference: Difference) -> str:
     return f"{difference.field} {spell(difference.before)} -> {spell(difference.after)}"
 
 
-def _sums(rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal]) -> str:
+def _sums(rows: Sequence[grid.TriedKernel], refusals: Sequence[grid.Refusal]) -> str:
     edits = sum(len(row.candidate.edits) for row in rows) + len(refusals)
     counts = Counter(row.outcome for row in rows)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
@@ -222,7 +224,7 @@ def _sums(rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal]) -> str:
 
 
 def _document(
-    record: Record, rows: Sequence[grid.Row], refusals: Sequence[grid.Refusal], written: str | None
+    record: Record, rows: Sequence[grid.TriedKernel], refusals: Sequence[grid.Refusal], written: str | None
 ) -> dict[str, Any]:
     """The answer for a program; docs/edit.md describes the keys."""
     return {
@@ -233,7 +235,7 @@ def _document(
     }
 
 
-def _kernel(row: grid.Row) -> dict[str, Any]:
+def _kernel(row: grid.TriedKernel) -> dict[str, Any]:
     ptxas = row.artifact.ptxas if row.artifact else None
     return {
         "edits": row.candidate.edits,

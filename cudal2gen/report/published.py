@@ -19,7 +19,7 @@ from kernelproof.ground.pages import Section, Table, percent, times
 MISLABELLED = {("a100", "f32"): 56, ("rtx3090", "f32"): 33, ("h100", "f32"): 192}
 
 
-class Row(NamedTuple):
+class PublishedSet(NamedTuple):
     """The statistics of one published set of speedups over one baseline.
 
     ``mean`` is arithmetic and ``std`` that of a sample; ``wins`` and ``losses`` are shares (0 to 1) of the shapes.
@@ -44,15 +44,15 @@ class Published(NamedTuple):
     """All published figures, and their source (title, paper, repository, commit)."""
 
     source: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedSet, ...]
 
-    def nearest(self, gpu: str, acc: str, mode: str) -> dict[str, Row]:
+    def nearest(self, gpu: str, acc: str, mode: str) -> dict[str, PublishedSet]:
         """The rows of the published set that is closest to a measurement, by baseline; empty if the mode has none.
 
         A set with the same accumulator is preferred, then one of the same GPU, then one of a related GPU.
         """
 
-        def distance(row: Row) -> tuple[bool, bool, bool]:
+        def distance(row: PublishedSet) -> tuple[bool, bool, bool]:
             return row.acc != acc, row.gpu != gpu, not chips.related(row.gpu, gpu)
 
         rows = [row for row in self.rows if row.mode == mode]
@@ -65,7 +65,7 @@ class Published(NamedTuple):
 def load() -> Published:
     """The published figures that ship with the package. Raises OSError or ValueError if the installation is damaged."""
     data: dict[str, Any] = json.loads((places.shipped("configs") / "published.json").read_text())
-    return Published(data["source"], tuple(Row(**row) for row in data["rows"]))
+    return Published(data["source"], tuple(PublishedSet(**row) for row in data["rows"]))
 
 
 def section(published: Published) -> Section:
@@ -89,7 +89,7 @@ def section(published: Published) -> Section:
     )
 
 
-def _table(rows: Sequence[Row], gpu: str, acc: str) -> Table:
+def _table(rows: Sequence[PublishedSet], gpu: str, acc: str) -> Table:
     set_rows = [row for row in rows if (row.gpu, row.acc) == (gpu, acc)]
     modes = list(dict.fromkeys(row.mode for row in set_rows))
     by_place = {(row.baseline, row.mode): row for row in set_rows}
@@ -104,7 +104,7 @@ def _table(rows: Sequence[Row], gpu: str, acc: str) -> Table:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: PublishedSet) -> tuple[str, ...]:
     return (
         times(row.mean),
         times(row.median),

@@ -33,7 +33,7 @@ Incumbent = Callable[[Problem], Record | None]
 SAMPLES: dict[Effort, int] = {"short": 5, "medium": 20, "long": 60, "final": 60}
 
 
-class Place(Protocol):
+class EvaluationPlace(Protocol):
     """Where an evaluation runs, as its trials say. ``name``: gpu, replay or model; ``on``: the GPU or its stand-in."""
 
     @property
@@ -43,7 +43,7 @@ class Place(Protocol):
     def on(self) -> str: ...
 
 
-class Environment(Place, Protocol):
+class Environment(EvaluationPlace, Protocol):
     """Evaluates records of a problem."""
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort = "short") -> list[Trial]:
@@ -56,7 +56,7 @@ class Unrecorded(WrongInput):
 
 
 def trial_of(
-    environment: Place, problem: Problem, record: Record, effort: Effort, outcome: Outcome, **details: Any
+    environment: EvaluationPlace, problem: Problem, record: Record, effort: Effort, outcome: Outcome, **details: Any
 ) -> Trial:
     """A trial of an environment; the search fills in ``run`` and ``proposer``."""
     return Trial(
@@ -73,7 +73,7 @@ def trial_of(
     )
 
 
-def refusal_trial(environment: Place, problem: Problem, fields: Mapping[str, Any], reason: str) -> Trial:
+def refusal_trial(environment: EvaluationPlace, problem: Problem, fields: Mapping[str, Any], reason: str) -> Trial:
     """The trial of an illegal proposal: its fields, and the rule that they violate."""
     return Trial(
         environment=environment.name,

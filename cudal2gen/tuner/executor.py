@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Outcome, Trial
 from cudal2gen.tuner.background_builds import BackgroundBuilds, Build
-from cudal2gen.tuner.environment import Environment, Place, trial_of
+from cudal2gen.tuner.environment import Environment, EvaluationPlace, trial_of
 from kernelproof.ground import workers
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Job(NamedTuple):
     effort: Effort
 
 
-class Executor(Place, Protocol):
+class Executor(EvaluationPlace, Protocol):
     """Evaluates jobs, one measurement at a time on each GPU. A job's trials are one for each record, in their order.
 
     ``in_order``: jobs end in the order of their submission.

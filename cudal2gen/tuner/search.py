@@ -17,7 +17,7 @@ from cudal2gen.kernel.space import Candidates
 from cudal2gen.results import INCUMBENT, Effort, Trial
 from cudal2gen.results.ratios import Ratio
 from cudal2gen.timing import model
-from cudal2gen.tuner.environment import Place, refusal_trial
+from cudal2gen.tuner.environment import EvaluationPlace, refusal_trial
 from cudal2gen.tuner.executor import Executor, Job
 from cudal2gen.tuner.proposal import Awaited, Proposal, Proposer, Question, trial_key
 
@@ -202,7 +202,7 @@ def run(
 def steps(
     search: Search,
     proposer: Proposer,
-    place: Place,
+    place: EvaluationPlace,
     store: Store,
     limits: SearchLimits,
     run_name: str = "",
@@ -282,7 +282,7 @@ def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Pro
     return legal, illegal
 
 
-def _refusals(search: Search, place: Place, proposals: Sequence[Proposal], run_name: str) -> list[Trial]:
+def _refusals(search: Search, place: EvaluationPlace, proposals: Sequence[Proposal], run_name: str) -> list[Trial]:
     trials = [
         (proposal, refusal_trial(place, search.problem, proposal.fields, proposal.violation)) for proposal in proposals
     ]

@@ -23,7 +23,7 @@ from kernelproof.ground.files import write
 if TYPE_CHECKING:
     from kernelproof.profile import Profile
 
-Launch = Annotated[
+LaunchFileOption = Annotated[
     Path | None,
     typer.Option("--launch", metavar="FILE", help="How a cubin is launched: JSON, see docs/kernelproof/profile.md."),
 ]
@@ -108,7 +108,7 @@ def profile_kernel(
             "--kernel", metavar="NAME", help="Part of the function's name; by default the longest function with MMAs."
         ),
     ] = None,
-    launch: Launch = None,
+    launch: LaunchFileOption = None,
 ) -> None:
     """Predict where a kernel's time goes, from its machine code.
 

@@ -49,7 +49,7 @@ TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # limits of check_program
 
 
 @dataclass(frozen=True)
-class Settings:
+class MarkOptions:
     """Options of the mark.
 
     ``device``: as for ``check --gpu``; None: the GPU that each kernel was compiled for. ``adverse``: another order
@@ -64,7 +64,7 @@ class Settings:
     triton: bool | None = None
 
     @classmethod
-    def of(cls, options: Mapping[str, object]) -> Settings:
+    def of(cls, options: Mapping[str, object]) -> MarkOptions:
         """The settings that a mark's arguments give. Raises WrongInput."""
         names = [field.name for field in fields(cls)]
         for name in options:
@@ -138,7 +138,7 @@ class CudaEmulator:
     calls read-only is ``input``. ``triton``: the session of Triton's launches, if they are taken over.
     """
 
-    def __init__(self, settings: Settings, folders: Sequence[Path], missing: Callable[[str], NoReturn]) -> None:
+    def __init__(self, settings: MarkOptions, folders: Sequence[Path], missing: Callable[[str], NoReturn]) -> None:
         self.settings, self.folders, self._missing = settings, folders, missing
         self.options = Options(counters=settings.counters, adverse=settings.adverse)
         # Outputs are checked by ``end``, and those of a direct launch by its ``Loan``.

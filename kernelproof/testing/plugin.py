@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from kernelproof.testing.emulation import CudaEmulator, Settings
+    from kernelproof.testing.emulation import CudaEmulator, MarkOptions
 
 FIXTURE, MARK, MISSING = "cuda_emulator", "emulated", "kernelproof_missing"
 TITLE = "CUDA findings"
@@ -64,16 +64,16 @@ def cuda_emulator(request: pytest.FixtureRequest) -> Generator[CudaEmulator]:
     emulator.end()
 
 
-def _settings(item: pytest.Item) -> Settings:
+def _settings(item: pytest.Item) -> MarkOptions:
     """The options of the test's marks; those of the function override those of its class and module."""
     from kernelproof.ground.errors import WrongInput
-    from kernelproof.testing.emulation import Settings
+    from kernelproof.testing.emulation import MarkOptions
 
     options: dict[str, Any] = {}
     for mark in reversed(list(item.iter_markers(MARK))):
         options |= {**dict(zip(("device",), mark.args, strict=False)), **mark.kwargs}
     try:
-        return Settings.of(options)
+        return MarkOptions.of(options)
     except WrongInput as error:
         refusal = str(error)
     pytest.fail(f"@pytest.mark.{MARK}: {refusal}", pytrace=False)

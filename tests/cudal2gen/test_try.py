@@ -1,4 +1,6 @@
-"""A grid of edits: its spellings, one kernel for each record, every outcome a row, calls that go on, times in turns."""
+"""Proves the grid of edits: spellings, one kernel for each record, a row for every outcome, resumption, timing in
+turns.
+"""
 
 from __future__ import annotations
 
@@ -219,7 +221,7 @@ def test_a_kernel_whose_process_dies_is_a_row_and_the_others_go_on(
 
 def test_right_kernels_are_ranked_by_measured_time_where_there_is_one() -> None:
     candidates = grid.fit(START, {"bn": (32, 64, 128), "stages": (2, 4)}).candidates
-    rows = [grid.Row(candidate, outcome="right") for candidate in candidates]
+    rows = [grid.TriedKernel(candidate, outcome="right") for candidate in candidates]
     assert grid.best(rows, 2) == sorted(rows, key=lambda row: row.modelled_us)[:2]
     samples = [Timing(contender="x", calls=1, event_us=(us,), error=0.0) for us in (9.0, 3.0, 7.0)]
     timed = [replace(row, timing=timing) for row, timing in zip(rows, samples, strict=False)]
