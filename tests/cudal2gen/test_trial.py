@@ -1,4 +1,4 @@
-"""Trials on an emulated device: right kernels pass, and every adversary is caught and its fault named."""
+"""Proves on an emulated device that right kernels pass, and that every adversary is caught and its fault named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from cudal2gen.bench import baselines
 from cudal2gen.generation import catalog, compiler
 from cudal2gen.kernel import Record, revise
 from cudal2gen.launch import gpu
-from cudal2gen.launch.gpu import Absent, Contender
 from cudal2gen.launch.operands import Operands
 from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, agreement, device, rounding, sanitizer
@@ -45,13 +44,11 @@ def tried(record: Record, library: Path, wrap: Any = lambda kernel, _: kernel, *
     """The verdict on a record's kernel on the emulated device, ``wrap`` around it."""
     artifact = compiler.build([record])[0]
     with EmulatedDevice(record) as card:
-        return device.validate(
-            card,
-            record,
-            artifact.digest,
-            lambda record: wrap(card.open(record, artifact, library), card.empty),
-            **options,
-        )
+
+        def opened(record: Record) -> Any:
+            return wrap(card.open(record, artifact, library), card.empty)
+
+        return device.validate(card, record, artifact.digest, opened, **options)
 
 
 @pytest.mark.slow
@@ -176,7 +173,7 @@ class Exact:
 
     def bind(self, operands: Operands) -> Any:
         if self.absent:
-            raise Absent(self.absent)
+            raise gpu.Absent(self.absent)
         return lambda: operands.d.copy_(operands.a.double() @ operands.b.double().T + self.off)
 
 
@@ -424,7 +421,7 @@ def test_every_adversary_is_right_but_for_its_fault(library: Path) -> None:
     artifact = compiler.build([record])[0]
     for adversary in set(FINDINGS) - {ChangesItsInput}:
         with EmulatedDevice(record) as card:
-            contender: Contender = adversary(card.open(record, artifact, library), card.empty)
+            contender: gpu.Contender = adversary(card.open(record, artifact, library), card.empty)
             matrices = Matrices(card.empty, record, record.problem)
             matrices.draw("binary", 0, 0)
             contender.bind(matrices.operands)()
@@ -454,7 +451,7 @@ def test_work_of_another_stream_shows_when_the_device_is_waited_for(library: Pat
 
 
 def no_vendor(card: object, contender: Any, problem: object) -> None:
-    raise Absent(f"{contender.name} needs a GPU")
+    raise gpu.Absent(f"{contender.name} needs a GPU")
 
 
 class TestTheCommand:
