@@ -32,6 +32,7 @@ from cudal2gen import places
 from cudal2gen.generation import catalog, compiler
 from cudal2gen.kernel import Record, Sm80Multistage
 from kernelproof.ground import toolchain
+from kernelproof.ground.pages import grid
 from kernelproof.sass import Summary, summarise
 
 SEED, PER_KIND, DRAWN = 14, 10, 60
@@ -97,11 +98,18 @@ def groups(records: Sequence[Record], numbers: dict[str, Numbers]) -> list[str]:
     members: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         members[kinds(record)].append(record)
-    lines = [
-        "| prefetch | epilogue | records | slots / MMA | stalls / MMA | T1 / bound | epilogue / store | registers "
-        "| spills |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    columns = (
+        "prefetch",
+        "epilogue",
+        "records",
+        "slots / MMA",
+        "stalls / MMA",
+        "T1 / bound",
+        "epilogue / store",
+        "registers",
+        "spills",
+    )
+    cells = []
     for (prefetch, epilogue), group in [*sorted(members.items()), (("all", ""), list(records))]:
         rows = [(record, numbers[problem(record)]) for record in group]
 
@@ -109,16 +117,20 @@ def groups(records: Sequence[Record], numbers: dict[str, Numbers]) -> list[str]:
             return median(value(record, row) for record, row in rows)
 
         registers = [row["registers"] for _, row in rows]
-        lines.append(
-            f"| {prefetch} | {epilogue} | {len(rows)} "
-            f"| {typical(lambda record, row: row['issue_slots'] / tile_mmas(record)):.2f} "
-            f"| {typical(lambda record, row: row['stall_cycles'] / tile_mmas(record)):.2f} "
-            f"| {typical(lambda record, row: row['loop_cycles'] / tile_mmas(record) / MMA_CYCLES):.3f} "
-            f"| {typical(lambda record, row: row['epilogue'] / stores(record)):.1f} "
-            f"| {median(registers):.0f}, at most {max(registers):.0f} "
-            f"| {sum(row['spill_bytes'] for _, row in rows):.0f} |"
+        cells.append(
+            (
+                prefetch,
+                epilogue,
+                len(rows),
+                f"{typical(lambda record, row: row['issue_slots'] / tile_mmas(record)):.2f}",
+                f"{typical(lambda record, row: row['stall_cycles'] / tile_mmas(record)):.2f}",
+                f"{typical(lambda record, row: row['loop_cycles'] / tile_mmas(record) / MMA_CYCLES):.3f}",
+                f"{typical(lambda record, row: row['epilogue'] / stores(record)):.1f}",
+                f"{median(registers):.0f}, at most {max(registers):.0f}",
+                f"{sum(row['spill_bytes'] for _, row in rows):.0f}",
+            )
         )
-    return lines
+    return grid(columns, cells, left=2).split("\n")
 
 
 def stores(record: Record) -> int:
@@ -150,18 +162,37 @@ def comparison(
         published = _numbers(published_cubin(checkout, record), record)
         rows.append((record, before.get(problem(record), {}), numbers[problem(record)], published))
     rows.sort(key=lambda row: (kinds(row[0]), row[0].m, row[0].n, row[0].k))
-    lines = [
-        "| record | prefetch, epilogue | slots | stalls | T1 | T1 ratio | epilogue | epilogue ratio | registers |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    columns = (
+        "record",
+        "prefetch, epilogue",
+        "slots",
+        "stalls",
+        "T1",
+        "T1 ratio",
+        "epilogue",
+        "epilogue ratio",
+        "registers",
+    )
+    cells_of_rows = []
     for record, *states in rows:
         cells = [" / ".join(f"{state[name]:.0f}" if state else "-" for state in states) for name in COLUMNS]
         slots, stalls, cycles, epilogue, registers, _ = cells
-        lines.append(
-            f"| {problem(record)} | {', '.join(kinds(record))} | {slots} | {stalls} | {cycles} "
-            f"| {states[1]['loop_cycles'] / states[2]['loop_cycles']:.3f} | {epilogue} "
-            f"| {states[1]['epilogue'] / states[2]['epilogue']:.2f} | {registers} |"
+        cycles_ratio = f"{states[1]['loop_cycles'] / states[2]['loop_cycles']:.3f}"
+        epilogue_ratio = f"{states[1]['epilogue'] / states[2]['epilogue']:.2f}"
+        cells_of_rows.append(
+            (
+                problem(record),
+                ", ".join(kinds(record)),
+                slots,
+                stalls,
+                cycles,
+                cycles_ratio,
+                epilogue,
+                epilogue_ratio,
+                registers,
+            )
         )
+    lines = grid(columns, cells_of_rows, left=2).split("\n")
     for name, title in (
         ("loop_cycles", "T1"),
         ("epilogue", "epilogue"),

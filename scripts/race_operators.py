@@ -31,6 +31,7 @@ from cudal2gen.pack import installed, search
 from cudal2gen.results import KERNEL, Measurement, ratios
 from kernelproof.ground.command_line.options import seconds
 from kernelproof.ground.errors import UserError, WrongInput
+from kernelproof.ground.pages import grid
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +114,6 @@ def check_pack(model: str) -> None:
 
 def table(rows: Sequence[Measurement]) -> tuple[list[str], int]:
     """Times and ratios, worst first, and how many problems are wrong, or slower than torch beyond noise."""
-    lines = [f"| problem | types | L2 | {KERNEL} us | {TORCH} us | speedup [95 %] |", "|---|---|---|--:|--:|--:|"]
     paired, faults = [], []
     for row, ratio in zip(rows, results.speedups(rows, TORCH), strict=True):
         kernel_timing, torch_timing = row.timing(KERNEL), row.timing(TORCH)
@@ -123,11 +123,15 @@ def table(rows: Sequence[Measurement]) -> tuple[list[str], int]:
         paired.append((ratio, row, kernel_timing, torch_timing))
         if ratio.high < MIN_SPEED:
             faults.append(f"{row.mnk} {row.ab}, L2 {row.l2}: {ratio.value:.3f} of {TORCH}'s speed, below {MIN_SPEED}")
-    lines += [
-        f"| {row.mnk} | {row.problem.types} | {row.l2} | {kernel_timing.median_us:.2f} | {torch_timing.median_us:.2f} "
-        f"| {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] |"
+    cells = [
+        (
+            row.mnk, row.problem.types, row.l2, f"{kernel_timing.median_us:.2f}", f"{torch_timing.median_us:.2f}",
+            f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]",
+        )
         for ratio, row, kernel_timing, torch_timing in sorted(paired, key=lambda pair: pair[0].value)
-    ]
+    ]  # fmt: skip
+    columns = ("problem", "types", "L2", f"{KERNEL} us", f"{TORCH} us", "speedup [95 %]")
+    lines = grid(columns, cells, left=3).split("\n")
     if (mean := ratios.geomean([ratio.value for ratio, *_ in paired])) is not None:
         lines.append(f"\ngeometric mean {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] over {len(paired)} rows")
     return lines + [f"fault: {fault}" for fault in faults], len(faults)

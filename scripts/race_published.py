@@ -39,6 +39,7 @@ from cudal2gen.results import KERNEL, Measurement, ratios
 from kernelproof.ground.chips import related
 from kernelproof.ground.command_line.options import seconds
 from kernelproof.ground.errors import Failure, UserError, WrongInput
+from kernelproof.ground.pages import grid
 from scripts.published_library import SETS, Library, Loaded, Source, build, libraries
 
 if TYPE_CHECKING:
@@ -238,9 +239,13 @@ def compile_all(options: argparse.Namespace) -> tuple[list[str], int]:
 
 def _selection(options: argparse.Namespace, gpu: str) -> Selection:
     return Selection(
-        mnk=tuple(options.mnk or ()), everything=options.all, size_class=options.size_class, sample=options.sample,
-        gpu=gpu, acc=options.acc,
-    )  # fmt: skip
+        mnk=tuple(options.mnk or ()),
+        everything=options.all,
+        size_class=options.size_class,
+        sample=options.sample,
+        gpu=gpu,
+        acc=options.acc,
+    )
 
 
 def supervise(arguments: Sequence[str], budget: float | None) -> int:
@@ -360,12 +365,17 @@ def table(rows: Sequence[Measurement]) -> list[str]:
     names = sorted({name for row in rows for name in (*row.contenders, *row.absent) if name.startswith(PREFIX)})
     lines: list[str] = []
     for name in names:
-        lines += [f"## {name}", ""]
-        lines += [
-            f"| problem | acc | protocol, L2 | {KERNEL} us | {name} us | of it padding | {TORCH} us "
-            f"| {KERNEL} over {name} [95 %] |",
-            "|---|---|---|--:|--:|--:|--:|--:|",
-        ]
+        columns = (
+            "problem",
+            "acc",
+            "protocol, L2",
+            f"{KERNEL} us",
+            f"{name} us",
+            "of it padding",
+            f"{TORCH} us",
+            f"{KERNEL} over {name} [95 %]",
+        )
+        cells = []
         faster: dict[str, list[float]] = {}
         for row, ratio in zip(rows, results.speedups(rows, name), strict=True):
             published = row.timing(name)
@@ -373,17 +383,19 @@ def table(rows: Sequence[Measurement]) -> list[str]:
                 continue
             state = f"{row.acc}, {row.protocol}, L2 {row.l2}"
             faster.setdefault(state, []).append(ratio.value)
-            cells = [
-                _us(row, KERNEL),
-                f"{published.median_us:.2f}",
-                f"{published.padding_us or 0:.2f}",
-                _us(row, TORCH),
-            ]
-            lines.append(
-                f"| {row.mnk} | {row.acc} | {row.protocol}, {row.l2} | {' | '.join(cells)} "
-                f"| {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] |"
+            cells.append(
+                (
+                    row.mnk,
+                    row.acc,
+                    f"{row.protocol}, {row.l2}",
+                    _us(row, KERNEL),
+                    f"{published.median_us:.2f}",
+                    f"{published.padding_us or 0:.2f}",
+                    _us(row, TORCH),
+                    f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]",
+                )
             )
-        lines.append("")
+        lines += [f"## {name}", "", *grid(columns, cells, left=3).split("\n"), ""]
         for state, values in sorted(faster.items()):
             mean = ratios.geomean(values)
             assert mean is not None
