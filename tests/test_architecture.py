@@ -112,13 +112,28 @@ def loaded(statement: str, checkout: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_kernelproof_stands_alone(checkout: Path, tmp_path: Path) -> None:
-    """Every module of it is imported where ``cudal2gen`` is not, but for those that need an optional package."""
+@pytest.mark.parametrize(
+    ("missing", "needed_by"),
+    [
+        ((), ()),
+        (
+            ("typer", "click", "rich", "jinja2", "ninja", "ml_dtypes"),
+            ("kernelproof.cli", "kernelproof.ground.command_line"),
+        ),
+    ],
+    ids=["with its commands", "as a library"],
+)
+def test_kernelproof_stands_alone(
+    missing: tuple[str, ...], needed_by: tuple[str, ...], checkout: Path, tmp_path: Path
+) -> None:
+    """Its modules are imported where ``cudal2gen`` is not, but for those that need an optional package; and all but
+    the command line where only NumPy and pydantic are."""
     shutil.copytree(checkout / "kernelproof", tmp_path / "kernelproof", ignore=shutil.ignore_patterns("__pycache__"))
     statement = (
         "import importlib, pkgutil, sys, kernelproof\n"
-        "sys.modules['cudal2gen'] = None\n"
+        f"sys.modules |= dict.fromkeys({('cudal2gen', *missing)})\n"
         "optional = 'kernelproof.mcp_server', 'kernelproof.triton_emulation.backend', 'kernelproof.__main__'\n"
+        f"optional += {needed_by}\n"
         "for module in pkgutil.walk_packages(kernelproof.__path__, 'kernelproof.'):\n"
         "    if not module.name.startswith(optional):\n"
         "        importlib.import_module(module.name)\n"
