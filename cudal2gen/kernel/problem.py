@@ -42,7 +42,7 @@ class Problem(Schema):
     KIND: ClassVar[tuple[str, ...]] = ("ab", "d", "acc", "layout", "batch")
 
     gpu: Annotated[str, Field(description="GPU model whose limits the record keeps, e.g. a100")]
-    acc: Annotated[Acc, Field(description="type of the accumulator in the MMA: f16 or f32")]
+    acc: Annotated[Acc, Field(description="type in which products are summed: f16 or f32")]
     layout: Annotated[Layout, Field(description="how B is stored: tn (n,k), nn (k,n); A is (m,k), D (m,n), by rows")]
     m: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="rows of A and D, elements")]
     n: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="columns of B and D, elements")]

@@ -22,7 +22,7 @@ Schedule = Annotated[
 ]
 Registers = Annotated[
     tuple[Setmaxnreg, Setmaxnreg] | None,
-    Field(description="registers per thread of producer and consumers after setmaxnreg; null: as they start"),
+    Field(description="registers per thread of producer and consumers after setmaxnreg; null: without setmaxnreg"),
 ]
 MinBlocks = Annotated[Literal[1, 2], Field(description="CTAs per SM that the compiler bounds registers for")]
 

@@ -36,8 +36,10 @@ class Choices(NamedTuple):
 
 
 class HillClimbing(FixedStrategy):
-    """Takes the first proposals of another proposer, then neighbours of the best trials, which differ in one structural
-    field or in one free field. Neighbours of the best trial come first."""
+    """Takes the ``first`` proposals from another proposer, ``starts``, and then proposes neighbours of the best trials.
+
+    Neighbours differ in one structural field or in one free field. Those of the best trial come first.
+    """
 
     def __init__(self, starts: Proposer, name: str, seed: int = 0, first: int = 4) -> None:
         self.name = name
@@ -158,10 +160,12 @@ class Costs:
 
 
 class CostModelProposer(FixedStrategy):
-    """Expected improvement by the cost model, climbed from the nearest, the model's best and the incumbent's decisions.
+    """Proposes the candidates of which the cost model expects the largest improvement on the best trial.
 
-    A climb scores all structures under the start's free fields, then all free fields of the best structures. ``pool``:
-    records of other problems, whose nearest are starts. ``learning``: whether trials of the problem at hand count.
+    Scoring all candidates would take too long. So a climb starts from the best trial or the incumbent, scores all
+    structures with the start's free fields, and then only the best ``kept`` structures with all values of their free
+    fields. ``pool``: records of other problems; the first answer contains the decisions of the nearest one.
+    ``learning``: whether trials of the problem at hand count.
     """
 
     def __init__(
@@ -212,6 +216,7 @@ class CostModelProposer(FixedStrategy):
         return [item._replace(proposer=self.name) for item in near]
 
     def _trials(self, question: Question) -> tuple[Inputs, NDArray[np.float64]]:
+        """The model's inputs of the trials so far, and the logarithms of their costs; empty without ``learning``."""
         ranked = question.ranked if self._learning else []
         keys = [trial_key(trial) for trial in ranked]
         for key, trial in zip(keys, ranked, strict=True):
@@ -232,8 +237,7 @@ class CostModelProposer(FixedStrategy):
         return costs.around(rows)
 
     def _starts(self, question: Question) -> list[Fields]:
-        """The decisions whose free fields a climb starts with: those of the best trial, the incumbent and the nearest
-        record."""
+        """The decisions whose free fields a climb starts with: those of the best trial, else of the incumbent."""
         records = [trial.record for trial in question.ranked[:1]]
         if not records and question.incumbent is not None:
             records.append(question.incumbent.decisions())

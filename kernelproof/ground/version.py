@@ -1,3 +1,3 @@
-"""The package's version; Ray workers of another one are refused, packs of another ABI (``pack.abi``)."""
+"""The version of the distribution, which both packages share."""
 
 __version__ = "0.1.0"
