@@ -1,4 +1,4 @@
-"""What the report says of the project's aims, and of the timing model by size class."""
+"""Proves that the report judges the project's aims, and the timing model by size class, as its figures say."""
 
 from __future__ import annotations
 

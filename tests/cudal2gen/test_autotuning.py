@@ -1,4 +1,4 @@
-"""What calls measure beside plain products of exact sizes: buckets, fusions, batches and groups."""
+"""Proves what calls measure besides plain products of exact sizes: buckets of rows, fusions, batches and groups."""
 
 from __future__ import annotations
 

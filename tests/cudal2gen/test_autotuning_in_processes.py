@@ -1,5 +1,6 @@
-"""Races beside other threads, within budgets, in graph captures, in processes that end, and under deterministic
-algorithms."""
+"""Proves that races keep to their budgets beside other threads and processes, in graph captures and under deterministic
+algorithms.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background compilation: each record is built once, in bounded batches, and its speed changes no order."""
+"""Proves that each record is compiled once, in bounded batches, and that its speed changes no order."""
 
 from __future__ import annotations
 

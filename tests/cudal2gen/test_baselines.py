@@ -1,4 +1,4 @@
-"""Baselines: what they ask of the vendor's libraries, on libraries that compute in columns on the CPU."""
+"""Proves what baselines ask of the vendor's libraries, with stand-ins for these that compute on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of tensors with batch dimensions: torch.matmul's semantics, how they reach kernels, derivatives, vmap."""
+"""Proves that products with batch dimensions follow torch.matmul, reach kernels, and have derivatives and vmap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: several products in one launch, in every family, at strides that the caller gives."""
+"""Proves in every family that one launch computes several products, at strides that the caller gives."""
 
 from __future__ import annotations
 

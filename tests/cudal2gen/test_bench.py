@@ -1,4 +1,6 @@
-"""The instrument: order, statistics, L2 states, refusals, budget and resumption, on a device whose clock is ours."""
+"""Proves how ``bench`` orders, times and resumes measurements, and what it refuses, on a device whose clock the test
+sets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb bench measures, resumes and refuses, on a device whose clock belongs to the test."""
+"""Proves that the verb ``bench`` measures, resumes and refuses, on a device whose clock the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cards without records of their own: whose kernels run there, whose measurements count, and what is said of it."""
+"""Proves which kernels and measurements count on a card that has no records of its own, and what users are told."""
 
 from __future__ import annotations
 

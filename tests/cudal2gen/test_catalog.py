@@ -1,4 +1,4 @@
-"""The catalog: what it holds, what it refuses, how it is written."""
+"""Proves what the catalog contains, what it refuses, and that it is written as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What answers a problem: measured rows, neighbours, prices of padding, and the words for each."""
+"""Proves which kernel serves a problem: by its measurement, its neighbours', and the price of padding; and the reasons
+given.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles that running clusters claim from a full grid: who computes them, which rules find faults of the protocol."""
+"""Proves that running clusters compute the tiles that they claim from a full grid, and that its faults are found."""
 
 from __future__ import annotations
 

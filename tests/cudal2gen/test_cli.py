@@ -1,4 +1,4 @@
-"""The command line as a user meets it: output, notes, one-line errors, exit codes."""
+"""Proves what a user of the command line sees: output, notes, errors of one line, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--set changes fields of a record, --fit makes the result legal, and edit writes it to the catalog."""
+"""Proves that ``--set`` changes fields, ``--fit`` makes the record legal, and ``edit`` writes it to the catalog."""
 
 from __future__ import annotations
 

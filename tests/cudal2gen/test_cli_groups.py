@@ -1,4 +1,4 @@
-"""Groups of options: a dataclass becomes options of a verb, and their values the dataclass."""
+"""Proves that a dataclass becomes a group of options, and that their values become the dataclass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The build directory: what is in it is whole, what is not there is made once."""
+"""Proves that builds are complete or absent, and that two processes which need the same kernel compile it once."""
 
 from __future__ import annotations
 

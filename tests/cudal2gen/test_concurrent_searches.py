@@ -1,4 +1,4 @@
-"""Many searches at a time under a virtual clock: GPUs stay busy, and no result depends on the speed of workers."""
+"""Proves under a virtual clock that concurrent searches keep GPUs busy, and that workers' speed changes no result."""
 
 from __future__ import annotations
 

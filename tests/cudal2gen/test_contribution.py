@@ -1,4 +1,4 @@
-"""Files of measurements from strangers: nothing of a machine's names goes out, nothing impossible is believed."""
+"""Proves that contributed measurements name no machine, and that impossible ones are refused."""
 
 from __future__ import annotations
 

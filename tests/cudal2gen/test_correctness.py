@@ -1,4 +1,4 @@
-"""What a right product is: inputs of their kind, comparisons that notice one wrong element, bounds that hold."""
+"""Proves that a comparison notices a single wrong element, and that the bounds on errors hold."""
 
 from __future__ import annotations
 

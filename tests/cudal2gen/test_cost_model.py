@@ -1,4 +1,4 @@
-"""The cost model, climbing by it, and recordings: what is learned, what is held out, what a replay may propose."""
+"""Proves what the cost model learns and proposes, which trials it holds out, and what a replay may propose."""
 
 from __future__ import annotations
 

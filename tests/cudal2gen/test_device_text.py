@@ -1,4 +1,4 @@
-"""Texts from elsewhere: what they may not have, their records, and how they are compiled."""
+"""Proves which CUDA texts from elsewhere are refused, how they become records, and how they are compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The documentation builds without a warning, names commands and options that exist, and its Python runs."""
+"""Proves that the documentation builds without a warning, names existing commands and options, and that its Python
+runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts of the type of A, B and D, against NumPy and torch, and that nobody else spells them."""
+"""Proves the facts of operand types against NumPy and torch, and that no other module spells them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every verb where folders cannot be written, streams are closed and variables are missing: a line and an exit code."""
+"""Proves that every verb ends in one line and an exit code if folders, streams or variables are unusable."""
 
 from __future__ import annotations
 

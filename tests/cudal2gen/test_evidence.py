@@ -1,4 +1,4 @@
-"""Evidence for the timing model, on tiny files: readers of published data, regrets, ranks, and the split in halves."""
+"""Proves the timing model's figures of evidence (regret, rank, held-out half) on small files of published data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exported programs, other processes that load them, and torch.jit.script."""
+"""Proves that programs with our operators can be exported, loaded in other processes, and scripted."""
 
 from __future__ import annotations
 

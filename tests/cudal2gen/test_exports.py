@@ -1,4 +1,4 @@
-"""Training data from exchanges: rewards are those of the trials, and TRL reads the files and trains on them."""
+"""Proves that training data has the rewards of its trials, and that TRL reads it and trains on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Races that fail: a wrong or faulting kernel is banned, an unusable store ends the races, and no call fails."""
+"""Proves that a wrong or faulting kernel is banned, that an unusable store ends races, and that no call fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families: what each proposes for a problem, and a toy family of two files that takes every room."""
+"""Proves what each family proposes for a problem, and that a family of two files works in every room."""
 
 from __future__ import annotations
 

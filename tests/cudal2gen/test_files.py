@@ -1,4 +1,4 @@
-"""Files that users name: whole or as they were, whatever ends the writer."""
+"""Proves that files are written as a whole or stay as they were, whatever ends the writer."""
 
 from __future__ import annotations
 

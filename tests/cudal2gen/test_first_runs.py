@@ -1,4 +1,4 @@
-"""First runs of kernels, noted on disk by processes that live, end, hang or are killed."""
+"""Proves that first runs of kernels are noted on disk, by processes that live, end, hang or are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits that fit themselves: what is legal, near and has the values that a user named."""
+"""Proves that ``fit`` finds a legal record near an edit, with the values that the user named."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Operands that are not torch's plain tensors on the CPU or a CUDA device: subclasses with rules of their own, nested
-tensors, sharded models, tensors of other devices. Each is computed as torch's own functions compute it."""
+"""Proves that operands other than plain CPU and CUDA tensors are computed as torch's own functions compute them:
+subclasses with rules of their own, nested tensors, sharded models, tensors of other devices.
+"""
 
 from __future__ import annotations
 

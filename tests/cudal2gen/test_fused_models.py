@@ -1,4 +1,4 @@
-"""Models whose layers are fused: what is recognised, states, hooks, types, and transformers' models end to end."""
+"""Proves which layers of a model are fused, and that states, hooks, types and transformers' models keep working."""
 
 from __future__ import annotations
 

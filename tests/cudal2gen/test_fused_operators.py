@@ -1,4 +1,7 @@
-"""Layers with an activation or a gate: numbers, derivatives to first order against fp64, kernels, copies of weights."""
+"""Proves that layers with an activation or a gate compute what their formulas say, and so do their derivatives.
+
+The reference is torch in fp64. Also: which kernels serve the layers, and when copies of weights are made and dropped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused epilogues: every part in every family against the fp64 reference; the contract; records; faults caught."""
+"""Proves every fused epilogue in every family against an fp64 reference, and that faults in one are caught."""
 
 from __future__ import annotations
 

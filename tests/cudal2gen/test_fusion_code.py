@@ -1,4 +1,4 @@
-"""Cost of fused operations in machine code: instructions outside of a tile's main loop, none in it, no spills."""
+"""Proves what fused operations cost in machine code: nothing in the main loop of a tile, and no spills."""
 
 from __future__ import annotations
 

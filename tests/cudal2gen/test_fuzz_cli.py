@@ -1,4 +1,4 @@
-"""Argument vectors for every verb: a documented exit code and short messages, no traceback, no hang.
+"""Proves on drawn command lines that every verb ends by a documented exit code and a short message.
 
 Verbs run in this process on a small catalog. What would compile, execute, train or reach a GPU is replaced.
 """

@@ -1,4 +1,4 @@
-"""Files from outside: whatever they hold, they are read, or one short message names file and line; no traceback."""
+"""Proves on damaged files that readers accept them or name file and line in one short message."""
 
 from __future__ import annotations
 

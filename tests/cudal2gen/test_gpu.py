@@ -1,4 +1,4 @@
-"""The GPU's room without a GPU: names, discovery, refusals, padded matrices, and NVML behind its own names."""
+"""Proves without a GPU how one is found and named, what is refused, and that matrices are padded."""
 
 from __future__ import annotations
 

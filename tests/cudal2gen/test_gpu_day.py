@@ -1,4 +1,4 @@
-"""The day on a borrowed GPU: its plan fits, a failing step ends alone, results travel, all of it runs in rehearsal."""
+"""Proves in rehearsal that the plan for a borrowed GPU fits its budget, and that a failing step ends alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalog's own kernels are honest: one of each family, graded by its text, TMA and clusters included."""
+"""Proves that the grader calls a kernel of each family of the catalog honest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grouped products: torch's four forms and their derivatives, kernels for groups of rows, ragged and empty groups."""
+"""Proves torch's four forms of grouped products with their derivatives, and our kernels on ragged and empty groups."""
 
 from __future__ import annotations
 

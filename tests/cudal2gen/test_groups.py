@@ -1,4 +1,4 @@
-"""Groups: rows of one A, each group times its own B; where a group ends is on the device."""
+"""Proves that a grouped kernel multiplies each group of rows by its own B, with the groups' ends on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machine code of sm_90a kernels: issue slots per k-tile, boxes in which D is stored, overlap with other kernels."""
+"""Proves facts of sm_90a machine code: issue slots per k-tile, boxes of stores, overlap of launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs as repositories of Hugging Face's ``kernels``: the real package loads one; products run in the emulator."""
+"""Proves that Hugging Face's ``kernels`` package loads a pack as a repository, and computes with it."""
 
 from __future__ import annotations
 

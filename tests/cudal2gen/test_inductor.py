@@ -1,4 +1,4 @@
-"""Our kernels among the choices of torch.compile's max-autotune, with stand-ins that compute on CPU tensors."""
+"""Proves that torch.compile's max-autotune may choose our kernels, with stand-ins that compute on the CPU."""
 
 from __future__ import annotations
 

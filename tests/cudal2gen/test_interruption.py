@@ -1,4 +1,4 @@
-"""Long verbs as real processes: ended by a signal they leave what they stored and no process, and go on from there."""
+"""Proves on real processes that a signal ends long verbs cleanly, and that they resume from what they stored."""
 
 from __future__ import annotations
 

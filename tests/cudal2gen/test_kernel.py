@@ -1,4 +1,4 @@
-"""Records: round trips, legality, derived facts."""
+"""Proves that records survive writing and reading, which are legal, and the facts that derive from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher: what it refuses and in which words, what it passes on, on the emulator's runtime."""
+"""Proves what the launcher refuses and what it passes to the kernel, on the emulator's runtime."""
 
 from __future__ import annotations
 

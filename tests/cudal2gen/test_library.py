@@ -1,4 +1,4 @@
-"""The library: every record with a verdict; a draw of the kernels built from nothing, without spills, and executed.
+"""Proves that every record has a verdict, and that drawn kernels compile without spills and compute right results.
 
 ``make thorough`` builds all kernels and executes every third.
 """

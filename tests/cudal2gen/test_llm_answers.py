@@ -1,4 +1,4 @@
-"""Answers of a language model that chooses records: what becomes a record, and what goes back with its rule."""
+"""Proves which answers of a language model become records, and that others go back with the rule they break."""
 
 from __future__ import annotations
 

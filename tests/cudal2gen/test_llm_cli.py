@@ -1,4 +1,4 @@
-"""``tune --proposers llm`` and ``export`` as a user meets them."""
+"""Proves what a user of ``tune --proposers llm`` and ``export`` sees."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A campaign beside a server with every kind of fault: it ends with its result, and the model is used again when
-the server recovers."""
+"""Proves that a campaign ends with its result beside a faulty server, and asks it again after it recovers."""
 
 from __future__ import annotations
 

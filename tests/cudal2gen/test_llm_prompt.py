@@ -1,4 +1,4 @@
-"""What a language model that chooses records is asked: the facts in the prompt, and the schema of its answer."""
+"""Proves which facts a language model is given, and the schema of its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that was interrupted continues: answers that were paid for are used and not asked again, within one budget."""
+"""Proves that an interrupted run uses the answers it has paid for, within the same budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A language model as a proposer of a search: beside evaluations, beside other proposers, and alone."""
+"""Proves that a language model proposes during evaluations, beside other proposers, and alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges with a server: slow, failing and unusual ones, rests after failures, budgets and costs."""
+"""Proves how slow, failing and unusual servers are used, with pauses after failures, budgets and costs."""
 
 from __future__ import annotations
 

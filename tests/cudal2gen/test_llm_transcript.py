@@ -1,4 +1,4 @@
-"""Transcripts of a language model: they replay bit for bit, and say what became of each answer."""
+"""Proves that transcripts of a language model replay bit for bit and state what became of each answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes and lessons: which ones a problem recalls, what a campaign learns, and that damaged files are read safely."""
+"""Proves which notes a problem recalls, what a campaign learns, and that damaged files are read safely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cheap form of the timing model: bounds worked out by hand, known orders, and the catalog that follows from it."""
+"""Proves the cheap form of the timing model against bounds worked out by hand and known orders of kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's layers on our kernels and back, the products it asks for, and the example."""
+"""Proves that a model's layers move to our kernels and back, and that its products are listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker is checked: mechanical mutants of built kernels must be noticed, or be proven equivalent.
+"""Proves that mutants of built kernels are noticed by the checks, or are equivalent.
 
 ``make test`` executes every third mutant of each kind for every other kernel that computes a plain product of fp16
 (every fourth mutant if there are more than ``MANY``); for every fifth kernel that computes more, a mutant of each kind

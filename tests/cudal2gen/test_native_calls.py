@@ -1,4 +1,4 @@
-"""Planned calls are C++'s: their numbers and counts, which calls differ, and which stay Python's."""
+"""Proves that C++ makes planned calls with the same numbers and counts as Python, and which calls stay with Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library by which C++ makes planned calls: what it needs, how it is connected, and what it is told."""
+"""Proves what the C++ library of planned calls needs, how it is connected to torch, and what it is told."""
 
 from __future__ import annotations
 

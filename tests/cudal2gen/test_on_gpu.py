@@ -1,4 +1,4 @@
-"""On a GPU: every path of the templates, adversaries, streams, graphs, refusals, tools, and the emulator's bits.
+"""Proves on a GPU every path of the templates, that adversaries are caught, and the emulator bit for bit.
 
 Deselected where torch sees no CUDA device.
 """

@@ -1,4 +1,4 @@
-"""The gpu environment with a stand-in for the device: order of stages, failures with reasons, paired timings."""
+"""Proves the stages of the gpu environment, its failures and paired timings, with a stand-in for the device."""
 
 from __future__ import annotations
 

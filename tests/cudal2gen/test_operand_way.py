@@ -1,4 +1,4 @@
-"""An operand of ``cudal2gen.matmul`` goes one way: it is checked, planned and launched, by few functions, never up.
+"""Proves that an operand of ``cudal2gen.matmul`` is checked, planned and launched by few functions, and climbs nowhere.
 
 A visit is a call of a function of ``cudal2gen`` that holds the operand among its locals when it is entered or left: the
 tensor, another tensor on the same storage, or its ``TensorFacts``, by itself, in a container, in an object of the

@@ -1,5 +1,4 @@
-"""Operators where torch changes what a call means: autocasts, dynamic shapes, checkpoints, inference, captures; each is
-compared with torch's own product there."""
+"""Proves against torch that operators are right under autocast, dynamic shapes, checkpoints, inference and captures."""
 
 from __future__ import annotations
 

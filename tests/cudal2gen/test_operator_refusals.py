@@ -1,4 +1,4 @@
-"""What operators refuse, with the argument named; and what they ask of a CUDA device."""
+"""Proves which arguments operators refuse, by name, and what they ask of a CUDA device."""
 
 from __future__ import annotations
 

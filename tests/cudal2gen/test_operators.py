@@ -1,4 +1,4 @@
-"""``cudal2gen.matmul`` and ``linear`` in the emulator: numbers, layouts, plans, and what is left to torch."""
+"""Proves ``cudal2gen.matmul`` and ``linear`` in the emulator: numbers, layouts, plans, and what is left to torch."""
 
 from __future__ import annotations
 

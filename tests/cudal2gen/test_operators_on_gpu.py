@@ -1,4 +1,4 @@
-"""``cudal2gen.matmul`` on a GPU: right, never slower than torch beyond noise, in graphs and under torch.compile.
+"""Proves on a GPU that ``cudal2gen.matmul`` is right and never slower than torch beyond noise.
 
 Deselected where torch sees no CUDA device. The pack is made here, of the catalog's records nearest to sampled shapes.
 """

@@ -1,4 +1,4 @@
-"""Packs: what is in them, the same bytes again, what is refused, other versions, and wheels."""
+"""Proves what a pack contains, that it is reproducible, and which packs are refused."""
 
 from __future__ import annotations
 

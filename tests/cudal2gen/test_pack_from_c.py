@@ -1,4 +1,4 @@
-"""Packs from C: the examples compute, and ``libcudal2gen`` answers, refuses and serves as Python does."""
+"""Proves that a pack answers, refuses and computes in C as in Python, and that the examples run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's page in a real browser, from a file, without a network."""
+"""Proves the report's page in a real browser, opened as a file and without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's and SGLang's linear layers by our operator: with stand-ins for both hosts, in ``hosts``."""
+"""Proves that linear layers of vLLM and SGLang compute by our operator, with stand-ins for both hosts."""
 
 from __future__ import annotations
 

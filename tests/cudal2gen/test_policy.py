@@ -1,4 +1,4 @@
-"""The policy against values computed by hand: advantages, gradients, divergences and masks; and that it learns."""
+"""Proves the policy's advantages, gradients, divergences and masks against values by hand, and that it learns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Draws over types, fusions, batches, families and layouts: what is legal is right, the rest is refused in words.
+"""Proves on drawn combinations of type, fusion, batch, family and layout that legal kernels are right.
+
+Illegal ones are refused in words.
 
 A few in ``make test``, hundreds in ``make thorough``.
 """

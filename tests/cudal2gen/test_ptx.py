@@ -1,4 +1,4 @@
-"""What the rendered kernels compile to: counts, order of instructions, rounds, registers."""
+"""Proves facts of the kernels' PTX: counts and order of instructions, rounds, registers."""
 
 from __future__ import annotations
 

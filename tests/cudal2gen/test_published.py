@@ -1,4 +1,4 @@
-"""The catalog's claims about CUDA-L2's kernels, re-derived from the facts in the repository."""
+"""Proves the catalog's claims about CUDA-L2's kernels from the published facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published kernels against ours: what is wrong is not timed, padding is charged, one that ends the process ends alone.
+"""Proves that wrong published kernels are not timed, that padding counts, and that a crash ends one kernel only.
 
 The kernels here are stand-ins of this project's, called as published ones are.
 """

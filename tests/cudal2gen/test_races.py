@@ -1,4 +1,4 @@
-"""Calls that measure by themselves: on the emulated device, by a clock whose times the tests state."""
+"""Proves what the first calls of a shape measure and remember, on the emulated device with a clock of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The executor on a Ray cluster: lost workers and nodes cost nothing, and no trial depends on them."""
+"""Proves that lost workers and nodes of a Ray cluster change no result."""
 
 from __future__ import annotations
 

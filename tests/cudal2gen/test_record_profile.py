@@ -1,4 +1,4 @@
-"""Profiles of records: figures that follow by hand from the record, advice about its fields, and the verb."""
+"""Proves a record's profile by figures worked out by hand, its advice about fields, and the verb."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over parts of k: how often a thread waits for the L2, counted from the PTX; their cover and order of k."""
+"""Proves for sums over slices of k how often a thread waits for the L2, and that every slice is added once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The register rules of sm90_wgmma and sm120_mma against ptxas: points on both sides, compiled, and judged alike."""
+"""Proves that the register rules of sm90_wgmma and sm120_mma agree with ptxas.
+
+Records just within a rule compile without spills, and records one step beyond it spill.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts follow a change of comments, and nothing else: what ``rekey_verdicts`` compares and what it refuses."""
+"""Proves that verdicts follow a change of comments and of nothing else."""
 
 from __future__ import annotations
 

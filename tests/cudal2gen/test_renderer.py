@@ -1,4 +1,4 @@
-"""Rendered text: pure, well-formed, and exactly as sensitive to fields as it claims."""
+"""Proves that rendered text is pure and well-formed, and depends on exactly the fields of code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's figures against numbers computed another way, its words, its comparison, and what nothing gives."""
+"""Proves the report's figures against numbers computed another way, and its words where there are no data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two sets of measurements are compared without calling noise a change, and the verb report prints and writes."""
+"""Proves that comparing two sets of measurements calls no noise a change, and what the verb ``report`` writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of verdicts: appended whole, read back, forgiving to what a crash left."""
+"""Proves that verdicts are appended as a whole and read back, also from a file that a crash cut short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of a tensor core's rounding, against sums by hand, and the emulator's own."""
+"""Proves models of a tensor core's rounding against sums worked out by hand and the emulator's."""
 
 from __future__ import annotations
 

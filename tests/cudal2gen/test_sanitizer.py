@@ -1,4 +1,4 @@
-"""The sanitizer's process and the reading of its output, on the emulator and with a stand-in for the tool."""
+"""Proves how compute-sanitizer is run and its output read, with a stand-in for the tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machine code of this catalog's kernels: main loops and epilogues, and cubins without source lines."""
+"""Proves facts of the catalog's machine code: main loops, epilogues, and cubins without source lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops, registers and pipes of this catalog's kernels; registers are compared with those that nvdisasm prints."""
+"""Proves loops, registers and pipes of the catalog's kernels; registers are compared with nvdisasm's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that choose problems resolve to the records that they name."""
+"""Proves that the options which choose problems give the records that they name."""
 
 from __future__ import annotations
 

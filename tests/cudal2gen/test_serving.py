@@ -1,4 +1,4 @@
-"""Which kernel serves a size that has no record: distances, and that every way to ask gives one answer."""
+"""Proves which kernel serves a size without a record, and that every way to ask gives the same one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model's form for built kernels, compared with figures that follow from the record, and with the cheap form."""
+"""Proves the timing model of built kernels by figures that follow from the record, and beside the cheap form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What files of races may hold: whatever it is, no call fails for it, and none takes a kernel by it that cannot be."""
+"""Proves that no content of a file of races makes a call fail or choose a kernel that cannot serve it."""
 
 from __future__ import annotations
 

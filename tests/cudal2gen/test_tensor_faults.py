@@ -1,4 +1,4 @@
-"""Faults of a rendered tcgen05 kernel of pairs, each with the rule that reports it in both orders of events."""
+"""Proves that each planted fault of a tcgen05 kernel is reported by its rule, in both orders of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulator's bit-exact models of tensor cores: cases worked out by hand, and kernels of both kinds of MMA."""
+"""Proves the emulator's bit-exact models of tensor cores on cases worked out by hand and on kernels."""
 
 from __future__ import annotations
 

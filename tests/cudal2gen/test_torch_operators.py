@@ -1,4 +1,4 @@
-"""``cudal2gen.matmul`` and ``linear`` as operators of torch: on the CPU, with gradients, compiled, and in threads."""
+"""Proves that ``matmul`` and ``linear`` are operators of torch: on the CPU, with gradients, compiled, in threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tune``, ``train`` and ``compare`` as a user meets them."""
+"""Proves what a user of ``tune``, ``train`` and ``compare`` sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments, executors, and the store of trials, without a GPU."""
+"""Proves environments, executors and the store of trials without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposers that need no torch, the arithmetic of their comparison, and the order of the tuner's modules."""
+"""Proves the proposers that need no torch, and the arithmetic that compares them."""
 
 from __future__ import annotations
 

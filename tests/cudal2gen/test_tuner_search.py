@@ -1,4 +1,4 @@
-"""A search of one problem, and campaigns over many: what ends them, what they store, and what enters the catalog."""
+"""Proves what ends a search and a campaign, what they store, and what enters the catalog."""
 
 from __future__ import annotations
 

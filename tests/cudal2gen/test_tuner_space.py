@@ -1,4 +1,4 @@
-"""Candidates and rewards: what is legal, and what a trial is worth."""
+"""Proves which candidates are legal, and what a trial is worth."""
 
 from __future__ import annotations
 

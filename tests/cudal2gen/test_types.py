@@ -1,4 +1,4 @@
-"""Types of A, B and D: bf16 and fp32 output in every family, the catalog, stored rows, tables, packs and operators."""
+"""Proves bf16 operands and fp32 results in every family, in the catalog, stored rows, packs and operators."""
 
 from __future__ import annotations
 

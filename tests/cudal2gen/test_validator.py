@@ -1,4 +1,4 @@
-"""Verdicts: every path of the templates is right, faulty kernels are not, and the checks notice what they claim to."""
+"""Proves that every path of the templates is right, and that the checks notice faulty kernels."""
 
 from __future__ import annotations
 

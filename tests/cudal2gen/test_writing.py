@@ -1,4 +1,4 @@
-"""A scripted model writes kernels: right ones, wrong ones, cheats, and attacks on this machine."""
+"""Proves what becomes of a model's written kernels: right ones, wrong ones, cheats, and attacks on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Written kernels that are right in every execution here and would cheat on a GPU or at other sizes are refused."""
+"""Proves that kernels which are right in every execution here, but would cheat elsewhere, are refused."""
 
 from __future__ import annotations
 

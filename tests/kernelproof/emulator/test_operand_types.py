@@ -1,5 +1,6 @@
-"""mma.sync, wmma, wgmma and cvt of every operand type, against references that are written element by element from the
-PTX manual; the rounding of fp8 against a search for the nearest number in exact fractions."""
+"""Proves mma.sync, wmma, wgmma and cvt of every operand type, against references that are written element by element
+from the PTX manual; and the rounding of fp8 by a search for the nearest number in exact fractions.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Shuffles, votes, matches and reductions of a warp some of whose lanes wait for memory or for an mbarrier: they wait
-for the lanes that their mask names."""
+"""Proves that shuffles, votes, matches and reductions wait for the lanes that their mask names, while some lanes of the
+warp wait for memory or an mbarrier.
+"""
 
 from __future__ import annotations
 
