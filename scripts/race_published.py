@@ -260,7 +260,11 @@ def supervise(arguments: Sequence[str], budget: float | None) -> int:
             command = [sys.executable, "-m", "scripts.race_published", *arguments, "--trial", str(trial)]
             command += [word for path in ended for word in ("--ended", path)]
             if budget is not None:
-                command += ["--budget", f"{max(0.0, budget - (time.monotonic() - begin)):.1f}s"]
+                remaining = budget - (time.monotonic() - begin)
+                if remaining < 1:
+                    print("the budget is spent; the same command goes on with what is left", file=sys.stderr)
+                    return 0
+                command += ["--budget", f"{remaining:.1f}s"]
             code = subprocess.run(command, env=environment, check=False).returncode
             if not trial.is_file():
                 return code

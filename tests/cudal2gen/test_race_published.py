@@ -20,6 +20,7 @@ from cudal2gen import bench, results
 from cudal2gen.kernel import Problem
 from cudal2gen.launch.gpu import Absent
 from cudal2gen.launch.operands import Operands
+from scripts import race_published
 from scripts.published_library import Library, Source, build, libraries, padded, tile
 from scripts.race_published import Published, main, until_possible
 from tests.cudal2gen.emulated import EmulatedDevice
@@ -211,7 +212,7 @@ def test_a_kernel_that_ends_the_process_is_stored_as_absent_and_the_race_goes_on
     described["padded"] = [128, 64, 128]
     (built / "other.json").write_text(json.dumps(described))
     command = [sys.executable, "-m", "scripts.race_published", "--built", str(built), "--out", str(tmp_path)]
-    command += ["--baselines", "none", "--benchmark-seconds", "0.01", "--warmup-seconds", "0", "--budget", "90s"]
+    command += ["--baselines", "none", "--benchmark-seconds", "0.01", "--warmup-seconds", "0", "--budget", "1h"]
     environment = os.environ | {
         "CUDAL2GEN_GPU": "tests.cudal2gen.rehearsal:H100",
         "CUDAL2GEN_CACHE_DIR": str(tmp_path / "cache"),  # where a device is kept to one process
@@ -230,3 +231,20 @@ def test_a_kernel_that_ends_the_process_is_stored_as_absent_and_the_race_goes_on
             assert row.absent["cuda-l2-h100"].endswith("128_64_128.cu stopped the device or ended the process")
     assert "| 64_64_64 | f32 | device, hot |" in done.stdout
     assert "- f32 128_64_128 not timed: " in done.stdout
+
+
+def test_a_spent_budget_starts_no_further_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        """A process that a kernel ends, after more than the budget."""
+        assert not started, "the budget is spent"
+        started.append(command[-1])
+        Path(command[command.index("--trial") + 1]).write_text("a.so")
+        monkeypatch.setattr(race_published.time, "monotonic", lambda: 1e9)
+        return subprocess.CompletedProcess(command, -11)
+
+    monkeypatch.setattr(race_published.subprocess, "run", run)
+    monkeypatch.setattr(race_published.time, "monotonic", lambda: 0.0)
+    assert race_published.supervise([], 60.0) == 0
+    assert started == ["60.0s"]
