@@ -4,26 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from kernelproof.emulator.arithmetic.floats import bf16_to_f32, directed, f32_to_bf16, flush, round_odd_f32, saturate
+from kernelproof.emulator.arithmetic.floats import (
+    bf16_to_f32,
+    canonical,
+    directed,
+    f32_to_bf16,
+    f64_to_bf16,
+    flush,
+    saturate,
+)
 from kernelproof.emulator.arithmetic.types import F, S, U, type_bits
 from kernelproof.emulator.state.arrays import Array
 
 Conversion = Callable[[Array], Array]
 # Modifiers that round to an integral value.
 _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
-# The NaN that a conversion gives, by destination.
-_NAN = {"f16": 0x7FFF, "f32": 0x7FFFFFFF}
 
 
 def converter(dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Conversion:
     """The function for ``cvt.mode.dst.src``: raw bits of ``src`` (in its own width) -> raw bits of ``dst``."""
     if dst == "f32" and src == "f16" and not sat:
-        return lambda raw: np.ascontiguousarray(raw).view(np.float16).astype(np.float32).view(np.uint32)
+        return lambda raw: _raw(np.ascontiguousarray(raw).view(np.float16).astype(np.float32), dst)
     if dst == "f16" and src == "f32" and mode == "rn" and not sat and not ftz:
-        return lambda raw: raw.view(np.float32).astype(np.float16).view(np.uint16)
+        return lambda raw: _raw(raw.view(np.float32).astype(np.float16), dst)
     if dst[0] in "us" and src[0] in "us":
         return lambda raw: _integer_to_integer(_decoded(raw, src, ftz), dst, src, sat)
     if dst[0] in "us":
@@ -53,7 +60,7 @@ def _integer_to_integer(x: Array, dst: str, src: str, sat: bool) -> Array:
 
 
 def _float_to_integer(x: Array, dst: str, mode: str) -> Array:
-    """Rounded and clamped to the range of ``dst``. NaN gives zero, in 64 bits only the top bit."""
+    """Rounded and clamped to the range of ``dst``. NaN gives zero; from f64 or to 64 bits, only the top bit."""
     bits = type_bits(dst)
     unsigned = U[bits]
     low, high = _range(dst)
@@ -65,33 +72,48 @@ def _float_to_integer(x: Array, dst: str, mode: str) -> Array:
     out = safe.astype(np.uint64 if dst == "u64" else np.int64).astype(unsigned)
     mask = (1 << bits) - 1
     out = np.where(top, unsigned(high & mask), np.where(bottom, unsigned(low & mask), out))
-    return np.where(nan, unsigned(1 << 63 if bits == 64 else 0), out).astype(unsigned)
+    of_nan = 1 << bits - 1 if bits == 64 or x.dtype == np.float64 else 0
+    return np.where(nan, unsigned(of_nan), out).astype(unsigned)
 
 
 def _to_float(x: Array, dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Array:
-    """Computed in float64, which holds every source but 64-bit integers exactly, and rounded once."""
-    if src[0] in "us":
-        wide = type_bits(src) == 64 and (dst != "f64" or mode != "rn")
-        y = x.astype(np.longdouble if wide else np.float64)
-    else:
-        y = x.astype(np.float64)
-        if mode in _INTEGRAL:
-            y = _INTEGRAL[mode](y)
+    """Rounded once, from a wider number that is exact or rounded to odd."""
+    y = _widened(x, dst, src, mode)
+    if sat:
+        y = saturate(y)
     rounding = mode if mode in ("rz", "rm", "rp") else "rn"
     if dst == "bf16":
         if rounding == "rn":
-            return f32_to_bf16(round_odd_f32(np.asarray(y, np.float64)))
+            return f64_to_bf16(y)
         return f32_to_bf16(directed(y, np.float32, rounding), rounding)
     out = directed(y, F[dst], rounding)
-    if sat:
-        out = saturate(out)
     if ftz and dst == "f32":
         out = flush(out)
-    unsigned = U[type_bits(dst)]
-    raw = np.ascontiguousarray(out).view(unsigned)
-    if dst in _NAN and src[0] in "fb" and src != dst:
-        raw = np.where(np.isnan(out), unsigned(_NAN[dst]), raw)
-    return np.asarray(raw)
+    return _raw(np.ascontiguousarray(out), dst)
+
+
+def _raw(x: Array, dst: str) -> Array:
+    """The bits of floats. NaN of f16 and f32 is the canonical one."""
+    return (x if dst == "f64" else canonical(x, np.isnan(x))).view(U[type_bits(dst)])
+
+
+def _widened(x: Array, dst: str, src: str, mode: str) -> Array:
+    """The numbers as float64, rounded to integral values if the mode says so. 64-bit integers are rounded to odd; for
+    f64 itself they are rounded to nearest, or held exactly as long doubles."""
+    if src[0] in "us":
+        if type_bits(src) < 64 or (dst == "f64" and mode == "rn"):
+            return x.astype(np.float64)
+        return x.astype(np.longdouble) if dst == "f64" else _odd_integers(x)
+    y = x.astype(np.float64)
+    return _INTEGRAL[mode](y) if mode in _INTEGRAL else y
+
+
+def _odd_integers(x: Array) -> Array:
+    """64-bit integers -> float64. Those that 53 bits do not hold lose the lower 11, which one bit above stands for."""
+    low, one = x.dtype.type(0x7FF), x.dtype.type(0x800)
+    odd = np.where(x & low, (x & ~low) | one, x)
+    small = (x < 1 << 53) & (x > -1 << 53) if x.dtype.kind == "i" else x < 1 << 53
+    return np.where(small, x, odd).astype(np.float64)
 
 
 def _range(kind: str) -> tuple[int, int]:
@@ -99,20 +121,34 @@ def _range(kind: str) -> tuple[int, int]:
     return (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
 
 
-def pack_f32(high: Array, low: Array, kind: str, mode: str, relu: bool) -> Array:
-    """cvt of two float32 (raw) to f16x2 or bf16x2: one word, ``high`` in the upper half. ``relu``: negative numbers,
-    but not NaN, become 0."""
-    convert = converter(kind, "f32", mode, False, False)
+# By destination: the bits of infinity, which the sign bit stands above, and of the largest finite number.
+_INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "tf32": 0x7F800000}
+_LARGEST = {"f16": 0x7BFF, "bf16": 0x7F7F, "tf32": 0x7F7FE000}
+
+
+def narrower(kind: str, mode: str, relu: bool, finite: bool) -> Conversion:
+    """cvt of float32 (raw) to raw f16, bf16 or tf32. ``relu``: negative numbers and -0, but not NaN, become +0.
+    ``finite``: what overflows becomes the largest finite number."""
+    convert = partial(to_tf32, mode=mode) if kind == "tf32" else converter(kind, "f32", mode, False, False)
+    if not relu and not finite:
+        return convert
+    sign, infinity = 1 << (31 if kind == "tf32" else 15), _INFINITY[kind]
 
     def narrow(raw: Array) -> Array:
         out = convert(raw)
+        magnitude = out & ~out.dtype.type(sign)
+        if finite:
+            out = np.where(magnitude == infinity, (out & sign) | _LARGEST[kind], out)
         if relu:
-            out = np.where(
-                (out & 0x8000).astype(bool) & ~((out & 0x7FFF) > (0x7C00 if kind == "f16" else 0x7F80)), 0, out
-            )
-        return out.astype(np.uint32)
+            out = np.where((out & sign).astype(bool) & (magnitude <= infinity), 0, out)
+        return out.astype(magnitude.dtype)
 
-    packed: Array = narrow(high) << np.uint32(16) | narrow(low)
+    return narrow
+
+
+def pack_f32(high: Array, low: Array, convert: Conversion) -> Array:
+    """cvt of two float32 (raw) to f16x2 or bf16x2: one word, ``high`` in the upper half."""
+    packed: Array = convert(high).astype(np.uint32) << np.uint32(16) | convert(low).astype(np.uint32)
     return packed
 
 

@@ -8,14 +8,18 @@ never halfway between two narrower numbers.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from kernelproof.emulator.arithmetic.directed_rounding import libm
+from kernelproof.emulator.arithmetic.types import U
 from kernelproof.emulator.state.arrays import Array
+
+# The bits of the NaN that min, max, .relu and conversions give.
+_CANONICAL_NAN: dict[Any, int] = {np.float16: 0x7FFF, np.float32: 0x7FFFFFFF, np.float64: 0x7FFFFFFFFFFFFFFF}
 
 
 def bf16_to_f32(raw: Array) -> Array:
@@ -76,14 +80,23 @@ def directed(x: Array, dtype: Any, mode: str) -> Array:
 
 
 def flush(x: Array) -> Array:
-    """.ftz: subnormal float32 or float16 -> zero of the same sign."""
-    u, sign, normal = ("u2", 0x8000, 0x400) if x.dtype == np.float16 else ("u4", 1 << 31, 0x800000)
-    bits = x.view(u)
+    """.ftz: subnormal numbers -> zero of the same sign."""
+    bits = x.view(U[8 * x.dtype.itemsize])
+    sign, normal = _SIGN_AND_NORMAL[x.dtype.itemsize]
     # The bits without the sign, less one: zero wraps to the largest number, so one comparison finds subnormals.
     subnormal = (bits << 1) - 1 < 2 * normal - 1
     if not subnormal.any():
         return x
-    return np.where(subnormal, bits & sign, bits).astype(u).view(x.dtype)
+    return np.asarray(np.where(subnormal, bits & sign, bits).astype(bits.dtype).view(x.dtype))
+
+
+# By the bytes of a float: its sign bit, and the bits of its least normal number.
+_SIGN_AND_NORMAL = {2: (1 << 15, 1 << 10), 4: (1 << 31, 1 << 23), 8: (1 << 63, 1 << 52)}
+
+
+def flush_bf16(x: Array) -> Array:
+    """.ftz of bfloat16 held in float64."""
+    return np.where(np.abs(x) < 2.0**-126, np.copysign(0.0, x), x)
 
 
 def saturate(x: Array) -> Array:
@@ -92,7 +105,7 @@ def saturate(x: Array) -> Array:
     return np.asarray(out)
 
 
-def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
+def fma32(a: Array, b: Array, c: Array) -> Array:
     """Fused multiply-add of float32, rounded once.
 
     The product is exact in float64. Rounding the float64 sum to float32 is wrong only if that sum is inexact and lies
@@ -102,8 +115,6 @@ def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     p = a.astype(np.float64) * b.astype(np.float64)
     cc = c.astype(np.float64)
     s = p + cc
-    if mode != "rn":
-        return directed(_round_odd_sum(p, cc, s), np.float32, mode)
     out = s.astype(np.float32)
     bits = s.view(np.uint64)
     halfway = (bits & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
@@ -114,6 +125,11 @@ def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     if halfway.any():
         out[halfway] = _round_odd_sum(p[halfway], cc[halfway], s[halfway]).astype(np.float32)
     return np.asarray(out)
+
+
+def fma32_widened(a: Array, b: Array, c: Array) -> Array:
+    """Fused multiply-add of float32 for directed rounding: the product is exact in float64."""
+    return np.asarray((a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32))
 
 
 def _error(p: Array, c: Array, s: Array) -> Array:
@@ -135,7 +151,7 @@ def _round_odd_sum(p: Array, c: Array, s: Array) -> Array:
 
 @cache
 def _c_fma() -> Any:
-    function = ctypes.CDLL(ctypes.util.find_library("m") or "libm.so.6").fma
+    function = libm().fma
     function.restype = ctypes.c_double
     function.argtypes = [ctypes.c_double] * 3
     return function
@@ -154,15 +170,43 @@ def fma16(a: Array, b: Array, c: Array) -> Array:
     return np.asarray((a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float16))
 
 
+def fma_bf16(a: Array, b: Array, c: Array) -> Array:
+    """Fused multiply-add of bfloat16 held in float64, rounded to odd: the product is exact."""
+    p = a * b
+    return _round_odd_sum(p, c, p + c)
+
+
 def fmin(a: Array, b: Array, nan: bool, larger: bool) -> Array:
-    """min or max: the result is NaN if ``nan`` and one operand is NaN, else the other operand; -0 is less than +0."""
+    """min or max: the result is NaN if both operands are, or one of them and ``nan``; a single NaN is otherwise
+    ignored. -0 is less than +0."""
     pick_a = (a > b) if larger else (a < b)
     tie = (a == b) & (np.signbit(a) != np.signbit(b))
     pick_a = np.where(tie, np.signbit(a) != larger, pick_a)
     out = np.where(pick_a, a, b)
     na, nb = np.isnan(a), np.isnan(b)
-    out = np.where(na | nb, a.dtype.type(np.nan), out) if nan else np.where(na, b, np.where(nb, a, out))
-    return np.asarray(out.astype(a.dtype))
+    if not nan:
+        out = np.where(na, b, np.where(nb, a, out))
+    return canonical(np.asarray(out.astype(a.dtype)), na | nb if nan else na & nb)
+
+
+def canonical(x: Array, nan: Array) -> Array:
+    """The numbers, with the canonical NaN where ``nan`` holds."""
+    if not nan.any():
+        return x
+    unsigned = U[8 * x.dtype.itemsize]
+    bits = np.where(nan, unsigned(_CANONICAL_NAN[x.dtype.type]), x.view(unsigned)).astype(unsigned)
+    return np.asarray(bits.view(x.dtype))
+
+
+def fmin_signed(a: Array, b: Array, nan: bool, larger: bool) -> Array:
+    """min or max with .xorsign.abs: of the magnitudes, with the exclusive or of the signs; NaN has no sign."""
+    out = fmin(np.abs(a), np.abs(b), nan, larger)
+    return np.where((np.signbit(a) != np.signbit(b)) & ~np.isnan(out), -out, out)
+
+
+def relu(x: Array) -> Array:
+    """.relu: negative numbers and -0 -> +0, NaN -> the canonical one."""
+    return canonical(np.where(x <= 0, x.dtype.type(0), x), np.isnan(x))
 
 
 def unary32(name: str, x: Array) -> Array:
@@ -188,6 +232,23 @@ def unary32(name: str, x: Array) -> Array:
     return np.asarray(out.astype(x.dtype))
 
 
+def approximate64(name: str, x: Array) -> Array:
+    """rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64: of operand and result only the upper words count."""
+
+    def upper(y: Array) -> Array:
+        return flush((y.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64))
+
+    out = upper(unary32(name, upper(x)))
+    return np.where(np.isnan(x), np.float64(np.nan), out)
+
+
+def divide_approximately(a: Array, b: Array) -> Array:
+    """div.approx.f32: exact, but 1/b is zero for divisors beyond 2**126."""
+    tiny = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
+    out = a / b
+    return np.where(tiny, a * np.copysign(np.float32(0), b), out) if tiny.any() else out
+
+
 def test_float(test: str, x: Array) -> Array:
     """testp: is each number of the given class?"""
     if test == "finite":
@@ -202,7 +263,8 @@ def test_float(test: str, x: Array) -> Array:
     subnormal = (np.abs(x) < tiny) & (x != 0)
     if test == "subnormal":
         return np.asarray(subnormal)
-    return np.asarray(np.isfinite(x) & ~subnormal & (x != 0))
+    # Zeros count as normal.
+    return np.asarray(np.isfinite(x) & ~subnormal)
 
 
 # setp's comparisons. eq to ge are ordered: false for NaN. equ to geu are unordered: true for NaN.
@@ -222,6 +284,13 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "num": lambda a, b: ~np.isnan(a) & ~np.isnan(b),
     "nan": lambda a, b: np.isnan(a) | np.isnan(b),
 }
+
+
+def packed_test(kind: str, test: str, a: Array, b: Array, ftz: bool) -> Array:
+    """A comparison of f16x2 or bf16x2 words (raw uint32): shape (2 * lanes,), of each word the lower half first."""
+    halves = [np.ascontiguousarray(x).view(np.uint16) for x in (a, b)]
+    numbers = [x.view(np.float16) if kind == "f16x2" else bf16_to_f32(x) for x in halves]
+    return np.asarray(COMPARE[test](*(flush(x) if ftz else x for x in numbers)))
 
 
 def packed(kind: str, function: Callable[..., Array], *operands: Array) -> Array:

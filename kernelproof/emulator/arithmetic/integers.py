@@ -276,3 +276,25 @@ def extend(a: Array, length: Array, clamp: bool, signed: bool) -> Array:
         sign = (n > 0) & ((raw >> np.maximum(n - 1, 0) & 1) != 0)
         low = np.where(sign, low - (np.int64(1) << n), low)
     return (low & 0xFFFFFFFF).astype(np.uint32)
+
+
+def product24(a: Array, b: Array, high: bool) -> Array:
+    """mul24: the product of the lower 24 bits, signed for signed arrays; its upper 32 of 48 bits, or the lower 32."""
+    eight = a.dtype.type(8)
+    wide = (a << eight >> eight).astype(np.int64) * (b << eight >> eight).astype(np.int64)
+    return np.asarray((wide >> 16 if high else wide).astype(np.uint32))
+
+
+def nth_set_bit(mask: Array, base: Array, offset: Array) -> Array:
+    """fns: the position of the set bit number ``offset`` (1 is the first) from ``base`` up, or down if it is negative;
+    with 0, ``base`` itself if its bit is set. 0xFFFFFFFF if there is none."""
+    n, start = offset.view(np.int32).astype(np.int64), base.astype(np.int64)
+    out = np.full(mask.shape, 0xFFFFFFFF, np.uint32)
+    left = np.maximum(np.abs(n), 1)
+    for step in range(32):
+        at = start + np.where(n < 0, -step, step)
+        inside = (at >= 0) & (at < 32) & ((n != 0) | (step == 0))
+        found = inside & (mask >> np.clip(at, 0, 31).astype(np.uint32) & np.uint32(1)).astype(bool)
+        left = left - found
+        out = np.where(found & (left == 0), at, out).astype(np.uint32)
+    return out

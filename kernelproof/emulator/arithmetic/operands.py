@@ -67,7 +67,7 @@ def pack_f8(high: Array, low: Array, kind: str, relu: bool) -> Array:
     codes = []
     for values in (high, low):
         wide = values.astype(np.float64)
-        codes.append(f64_to_f8(np.where(wide < 0, 0.0, wide) if relu else wide, kind).astype(np.uint16))
+        codes.append(f64_to_f8(np.where(wide <= 0, 0.0, wide) if relu else wide, kind).astype(np.uint16))
     packed: Array = codes[0] << np.uint16(8) | codes[1]
     return packed
 
@@ -76,7 +76,7 @@ def unpack_f8(raw: Array, kind: str, relu: bool) -> Array:
     """e4m3x2 or e5m2x2 (raw uint16) -> f16x2 (raw uint32); f16 holds every fp8 number exactly."""
     halves = f8_to_f32(np.ascontiguousarray(raw).view(np.uint8), kind).astype(np.float16)
     if relu:
-        halves = np.where(halves < 0, np.float16(0), halves)
+        halves = np.where(halves <= 0, np.float16(0), halves)
     bits = np.where(np.isnan(halves), np.uint16(0x7FFF), halves.view(np.uint16))
     return np.ascontiguousarray(bits).view(np.uint32)
 

@@ -1,94 +1,113 @@
-"""Runs a statement of PTX on triples of numbers, one lane each: for tests of arithmetic instructions."""
+"""Runs statements of PTX on triples of numbers, one lane each, and compares the results with exact ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from hypothesis import strategies as st
 
 from kernelproof import emulator
 from kernelproof.emulator import Memory
+from tests.kernelproof.emulator.exact import Want, agrees
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
+Triple = tuple[int, int, int]
 
 
 def signed(x: int, bits: int) -> int:
+    """The lower bits as a signed number."""
     x &= (1 << bits) - 1
     return x - (1 << bits) if x >> (bits - 1) else x
 
 
-@cache
-def kernel(body: str, out: str, guard: str = "") -> emulator.Program:
-    """A kernel whose lane t computes ``body`` from %a %b %c (b64 at 24 * t) as %A %B %C (b32), %h %k %l (b16), stores
-    ``out`` (b64)."""
-    text = f"""
+@dataclass(frozen=True)
+class Case:
+    """``text`` computes from %a %b %c (64 bits), their lower halves %A %B %C and lower 16 bits %h %k %l. The result is
+    %d, %D, %m or %P, by ``width``; it may use %e %E %n %Q %R. ``want``: the result for raw 64-bit operands; an int may
+    have more bits."""
+
+    text: str
+    width: int
+    want: Callable[[int, int, int], Want]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases on the same operands. ``kinds``: the findings that they have. ``uniform``: whether the instructions have
+    a form for operands that all lanes share."""
+
+    cases: Sequence[Case]
+    triples: Sequence[Triple]
+    kinds: Sequence[str] = ()
+    uniform: bool = False
+
+
+_OUT = {64: "mov.b64 %o, %d;", 32: "cvt.u64.u32 %o, %D;", 16: "cvt.u64.u16 %o, %m;", 1: "selp.b64 %o, 1, 0, %P;"}
+_OF_LANE = "mad.wide.u32 %p, %t, 24, %p; " + " ".join(f"ld.global.u64 %{r}, [%p+{8 * i}];" for i, r in enumerate("abc"))
+_OF_LAUNCH = " ".join(f"ld.param.u64 %{r}, [{r}];" for r in "abc")
+
+
+def text_of(cases: Sequence[Case], load: str = _OF_LANE) -> str:
+    """A kernel that computes all cases in each lane."""
+    stores = "\n".join(
+        f"{case.text} {_OUT[case.width]} st.global.u64 [%q+{8 * i}], %o;" for i, case in enumerate(cases)
+    )
+    return f"""
 .version 8.6
 .target sm_90
 .address_size 64
-.visible .entry k(.param .u64 x, .param .u64 y) {{
-  .reg .b32 %t, %A, %B, %C, %D, %E; .reg .b64 %a, %b, %c, %d, %p, %q, %o;
-  .reg .b16 %h, %k, %l, %m; .reg .pred %P, %Q, %R;
+.visible .entry k(.param .u64 x, .param .u64 y, .param .u64 a, .param .u64 b, .param .u64 c) {{
+  .reg .b32 %t, %A, %B, %C, %D, %E; .reg .b64 %a, %b, %c, %d, %e, %p, %q, %o;
+  .reg .b16 %h, %k, %l, %m, %n; .reg .pred %P, %Q, %R;
   ld.param.u64 %p, [x];
   ld.param.u64 %q, [y];
   mov.u32 %t, %tid.x;
-  mad.wide.u32 %p, %t, 24, %p;
-  mad.wide.u32 %q, %t, 8, %q;
-  ld.global.u64 %a, [%p];
-  ld.global.u64 %b, [%p+8];
-  ld.global.u64 %c, [%p+16];
-  cvt.u32.u64 %A, %a;
-  cvt.u32.u64 %B, %b;
-  cvt.u32.u64 %C, %c;
-  cvt.u16.u64 %h, %a;
-  cvt.u16.u64 %k, %b;
-  cvt.u16.u64 %l, %c;
-  mov.b64 %o, 0;
-  {body}
-  {out}
-  st.global.u64 [%q], %o;
+  mad.wide.u32 %q, %t, {8 * len(cases)}, %q;
+  {load}
+  cvt.u32.u64 %A, %a; cvt.u32.u64 %B, %b; cvt.u32.u64 %C, %c;
+  cvt.u16.u64 %h, %a; cvt.u16.u64 %k, %b; cvt.u16.u64 %l, %c;
+  {stores}
   ret;
 }}
 """
+
+
+@cache
+def _program(text: str) -> emulator.Program:
     return emulator.load(text)
 
 
-OUT = {64: "mov.b64 %o, %d;", 32: "cvt.u64.u32 %o, %D;", 16: "cvt.u64.u16 %o, %m;", 1: "selp.b64 %o, 1, 0, %P;"}
+def execute(
+    cases: Sequence[Case], triples: Sequence[Triple], shared: bool = False
+) -> tuple[list[list[int]], list[str]]:
+    """Results, a row for each triple, and the kinds of the findings. ``shared``: each triple has a launch of its own,
+    whose operands are the same in all lanes."""
+    program = _program(text_of(cases, _OF_LAUNCH if shared else _OF_LANE))
+    rows, kinds = [], set()
+    for some in [[triple] for triple in triples] if shared else [list(triples)]:
+        memory = Memory()
+        x = memory.upload(np.array(some, np.uint64))
+        y = memory.upload(np.empty((len(some), len(cases)), np.uint64), "output")
+        result = program.launch("k", 1, len(some), [x, y, *some[0]], memory=memory)
+        kinds |= {report.kind for report in result.reports}
+        rows += y.download().tolist()
+    return rows, sorted(kinds)
 
 
-def execute(body: str, width: int, triples: list[tuple[int, int, int]]) -> list[int]:
-    memory = Memory()
-    x = memory.upload(np.array(triples, np.uint64))
-    y = memory.upload(np.empty(len(triples), np.uint64), "output")
-    result = kernel(body, OUT[width]).launch("k", 1, len(triples), [x, y], memory=memory)
-    by_zero = body[:4] in ("div.", "rem.") and ".f" not in body and any(b % (1 << width) == 0 for _, b, _ in triples)
-    assert [report.kind for report in result.reports] == ["division-by-zero"] * by_zero
-    return [int(v) for v in y.download()]
-
-
-EDGES = [
-    0,
-    1,
-    2,
-    31,
-    32,
-    33,
-    63,
-    64,
-    255,
-    256,
-    0x7F,
-    0x80,
-    0x7FFF,
-    0x8000,
-    0xFFFF,
-    0x7FFFFFFF,
-    0x80000000,
-    M32,
-    1 << 32,
-    M64 >> 1,
-    1 << 63,
-    M64,
-]
-words = st.one_of(st.sampled_from(EDGES), st.integers(0, M64), st.integers(0, 100))
-triples = st.lists(st.tuples(words, words, words), min_size=1, max_size=40)
+def mismatches(group: Group, triples: Sequence[Triple], shared: bool = False) -> list[str]:
+    """The cases of a group whose results are wrong, each with the first operands for which they are."""
+    rows, kinds = execute(group.cases, triples, shared)
+    out = [] if kinds == sorted(group.kinds) else [f"findings: {kinds}"]
+    for i, case in enumerate(group.cases):
+        for triple, row in zip(triples, rows, strict=True):
+            want = case.want(*triple)
+            if isinstance(want, int):
+                want &= (1 << case.width) - 1
+            if not agrees(row[i], want):
+                operands = " ".join(f"{x:x}" for x in triple)
+                wanted = f"{want:x}" if isinstance(want, int) else str(want)
+                out.append(f"{case.text} of {operands}: {row[i]:x}, not {wanted}")
+                break
+    return out

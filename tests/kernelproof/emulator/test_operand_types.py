@@ -360,7 +360,7 @@ def test_rounding_to_eight_bits(kind: str) -> None:
     got = convert(f"cvt.rn.satfinite.{kind}x2.f32", pairs, np.uint16, ("w", "h"))
     assert got.tolist() == [nearest8(float(x), kind) << 8 | nearest8(float(y), kind) for x, y in pairs]
     got = convert(f"cvt.rn.satfinite.relu.{kind}x2.f32", pairs[:64], np.uint16, ("w", "h"))
-    positive = [[0.0 if x < 0 else float(x) for x in pair] for pair in pairs[:64]]
+    positive = [[0.0 if x <= 0 else float(x) for x in pair] for pair in pairs[:64]]
     assert got.tolist() == [nearest8(x, kind) << 8 | nearest8(y, kind) for x, y in positive]
     with np.errstate(over="ignore"):
         halves = pairs.astype(np.float16)

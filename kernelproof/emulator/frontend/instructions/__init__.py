@@ -20,6 +20,7 @@ from kernelproof.emulator.frontend.instructions import (
     synchronisation,
     tcgen05,
     tensor_maps,
+    video,
     warps,
     wgmma,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "synchronisation",
     "tcgen05",
     "tensor_maps",
+    "video",
     "warps",
     "wgmma",
 ]

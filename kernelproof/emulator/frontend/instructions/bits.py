@@ -139,6 +139,13 @@ def count(e: Emitter, ins: Instr) -> None:
         e.assign(d, Value(f"A.{ins.base}({e.array(a, k)})", k if ins.base == "brev" else "u4", False))
 
 
+@instruction("fns")
+def fns(e: Emitter, ins: Instr) -> None:
+    """fns: the n-th set bit."""
+    d, *operands = ins.operands
+    e.assign(d, Value(f"A.nth_set_bit({', '.join(e.array(op, 'u4') for op in operands)})", "u4", False))
+
+
 @instruction("bmsk")
 def bmsk(e: Emitter, ins: Instr) -> None:
     """bmsk: a mask of bits."""

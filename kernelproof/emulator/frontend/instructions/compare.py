@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import HALVES, INTEGERS, instruction
@@ -12,12 +10,12 @@ from kernelproof.emulator.frontend.instructions.floating import flushed
 from kernelproof.emulator.frontend.instructions.integer import width_of
 from kernelproof.emulator.frontend.mutation_operators import compare as compare_otherwise
 from kernelproof.emulator.frontend.ptx import Instr, Pair
-from kernelproof.emulator.state.arrays import Array
 
 _UNSIGNED = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 _ORDERED = {"eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _INTEGER = {**_UNSIGNED, **_ORDERED, "ne": "!="}
 _REAL = {"f32": "f4", "f64": "f8"}
+_PAIRS = ("f16x2", "bf16x2")
 
 
 def _comparison(e: Emitter, ins: Instr, kind: str) -> Value:
@@ -57,10 +55,11 @@ def _is_integer(ins: Instr) -> bool:
 
 @instruction("setp", uniform=_is_integer, mutations=(compare_otherwise,))
 def setp(e: Emitter, ins: Instr) -> None:
-    """setp with one or two destinations."""
+    """setp with one or two destinations; of pairs of halves always with two."""
     d = ins.operands[0]
     combine = next((p for p in ins.parts[2:-1] if p in SYMBOLS), None)
-    value = _comparison(e, ins, ins.parts[-1])
+    pairs = ins.parts[-1] in _PAIRS
+    value = Value(_packed_test(e, ins), "p", False) if pairs else _comparison(e, ins, ins.parts[-1])
     operand = e.predicate(ins.operands[3]) if combine else None
     uniform = value.uniform and (operand is None or operand.uniform)
 
@@ -74,11 +73,16 @@ def setp(e: Emitter, ins: Instr) -> None:
         return Value(f"{left} {SYMBOLS[combine]} {right}", "p", False)
 
     if not isinstance(d, Pair):
+        if pairs:
+            raise e.fail("it needs two destinations")
         e.assign(d, result(value.text))
         return
     holds = e.temp(value.text)
-    inverse = f"(not {holds})" if value.uniform else f"~{holds}"
-    yes, no = e.temp(result(holds).text), e.temp(result(inverse).text)
+    if pairs:
+        first, second = f"{holds}[::2]", f"{holds}[1::2]"
+    else:
+        first, second = holds, f"(not {holds})" if value.uniform else f"~{holds}"
+    yes, no = e.temp(result(first).text), e.temp(result(second).text)
     e.assign(d.first, Value(yes, "p", uniform))
     if d.second.name != "_":
         e.assign(d.second, Value(no, "p", uniform))
@@ -93,7 +97,7 @@ def _types(ins: Instr) -> list[str]:
 def set_(e: Emitter, ins: Instr) -> None:
     """set: all ones (or 1.0) where the comparison holds."""
     types = _types(ins)
-    if types[-1] in ("f16x2", "bf16x2"):
+    if types[-1] in _PAIRS:
         _set_packed(e, ins, types)
         return
     d = ins.operands[0]
@@ -109,16 +113,18 @@ def set_(e: Emitter, ins: Instr) -> None:
     e.assign(d, Value(f"np.where({text}, {k}.type({true}), {k}.type(0))", k, False))
 
 
-def _set_packed(e: Emitter, ins: Instr, types: list[str]) -> None:
-    """set on f16x2 and bf16x2."""
-    e.refuse("ftz")
-    d, a, b = ins.operands[:3]
-    if types[0] not in ("f16x2", "bf16x2") or len(ins.operands) > 3:
+def _packed_test(e: Emitter, ins: Instr) -> str:
+    """A comparison of pairs of halves, one result for each half; the lower half is first."""
+    a, b = ins.operands[1:3]
+    if ins.parts[1] not in arithmetic.COMPARE:
         raise e.fail()
-    test = arithmetic.COMPARE[ins.parts[1]]
+    words = f"{e.array(a, 'u4')}, {e.array(b, 'u4')}"
+    return f"A.packed_test({ins.parts[-1]!r}, {ins.parts[1]!r}, {words}, {'ftz' in ins.parts})"
 
-    def function(x: Array, y: Array) -> Array:
-        return np.asarray(test(x, y).astype(x.dtype))
 
-    name = e.bind("fn", function)
-    e.assign(d, Value(f"A.packed({types[-1]!r}, {name}, {e.array(a, 'u4')}, {e.array(b, 'u4')})", "u4", False))
+def _set_packed(e: Emitter, ins: Instr, types: list[str]) -> None:
+    """set of pairs of halves: 1.0 in each half, or all ones for an integer result."""
+    if types[0] not in (*_PAIRS, "u32", "s32") or len(ins.operands) > 3:
+        raise e.fail()
+    true = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(types[0], 0xFFFF)
+    e.assign(ins.operands[0], Value(f"({_packed_test(e, ins)} * u2.type({true})).view(u4)", "u4", False))

@@ -8,7 +8,7 @@ from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import INTEGERS, instruction
 from kernelproof.emulator.frontend.instructions.integer import width_of
 from kernelproof.emulator.frontend.mutation_operators import retype, truncate
-from kernelproof.emulator.frontend.ptx import Instr, Operand, Reg, Vec
+from kernelproof.emulator.frontend.ptx import Instr, Vec
 
 _SCALARS = frozenset(("f16", "bf16", "f32", "f64", "u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"))
 _ROUNDING = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
@@ -26,9 +26,11 @@ def convert_integer(e: Emitter, ins: Instr) -> None:
     to, origin = width_of(dst), width_of(src)
     v = e.signed(a, origin) if src[0] == "s" else e.raw(a, origin)
     if v.uniform:
-        e.assign(d, Value(f"({v.text}) & {(1 << to) - 1}", f"u{to // 8}", True))
-        if dst[0] == "s":
-            _extend_uniform(e, d, to)
+        text, have = f"({v.text}) & {(1 << to) - 1}", e.operand_bits(d) or to
+        # A narrow signed result is extended in a wider register.
+        if dst[0] == "s" and to < have:
+            text, to = f"S{to}({text}) & {(1 << have) - 1}", have
+        e.assign(d, Value(text, f"u{to // 8}", True))
         return
     k = f"{'i' if dst[0] == 's' else 'u'}{to // 8}"
     if to == origin:
@@ -38,17 +40,6 @@ def convert_integer(e: Emitter, ins: Instr) -> None:
     else:
         text = f"{v.text}.astype({k})"
     e.assign(d, Value(text, k, False))
-
-
-def _extend_uniform(e: Emitter, d: Operand, bits: int) -> None:
-    """A narrow signed result is sign-extended into a wider register."""
-    have = e.operand_bits(d)
-    if not isinstance(d, Reg) or have is None or bits >= have:
-        return
-    if not e.is_uniform(d.name):
-        raise e.fail("narrow signed conversion of a uniform value")
-    name = e.variable(d.name)
-    e.line(f"{name} = S{bits}({name}) & {(1 << have) - 1}")
 
 
 _EIGHTS = frozenset(("e4m3x2", "e5m2x2"))
@@ -72,6 +63,22 @@ def _convert_eights(e: Emitter, ins: Instr) -> None:
         raise e.fail()
 
 
+def _narrow(e: Emitter, ins: Instr, mode: str) -> None:
+    """cvt from f32 to f16, bf16 and their pairs, or tf32, with their modifiers."""
+    e.refuse("sat", "ftz")
+    dst, src = ins.parts[-2:]
+    d, *operands = ins.operands
+    kind = dst.removesuffix("x2")
+    if kind not in ("f16", "bf16", "tf32") or src != "f32" or len(operands) != 1 + (kind != dst):
+        raise e.fail()
+    name = e.bind("cvt", arithmetic.narrower(kind, mode, "relu" in ins.parts, "satfinite" in ins.parts))
+    arrays = ", ".join(e.array(op, "u4") for op in operands)
+    if kind != dst:
+        e.assign(d, Value(f"A.pack_f32({arrays}, {name})", "u4", False))
+    else:
+        e.assign(d, Value(f"{name}({arrays})", "u4" if kind == "tf32" else "u2", False))
+
+
 def _with_float(parts: tuple[str, ...]) -> bool:
     return not (parts[-1] in INTEGERS and _between_integers(parts))
 
@@ -79,26 +86,18 @@ def _with_float(parts: tuple[str, ...]) -> bool:
 @instruction("cvt", serves=_with_float, mutations=(retype, truncate))
 def convert(e: Emitter, ins: Instr) -> None:
     """cvt where a float takes part, or that saturates."""
-    e.refuse("pack", "rs", *(() if _EIGHTS & set(ins.parts[-2:]) else ("satfinite",)))
+    e.refuse("pack", "rs")
     parts = ins.parts
     dst, src = parts[-2:]
     mode = next((p for p in parts if p in _ROUNDING), "rn" if dst[0] in "fb" else "rzi")
-    d, a = ins.operands[:2]
     if _EIGHTS & {dst, src}:
         _convert_eights(e, ins)
         return
-    if dst in ("f16x2", "bf16x2"):
-        if src != "f32" or len(ins.operands) != 3:
-            raise e.fail()
-        high, low = e.array(a, "u4"), e.array(ins.operands[2], "u4")
-        text = f"A.pack_f32({high}, {low}, {dst[:-2]!r}, {mode!r}, {'relu' in parts})"
-        e.assign(d, Value(text, "u4", False))
+    if dst in ("f16x2", "bf16x2", "tf32") or {"relu", "satfinite"} & set(parts):
+        _narrow(e, ins, mode)
         return
-    if dst == "tf32":
-        e.refuse("relu")
-        e.assign(d, Value(f"A.to_tf32({e.array(a, 'u4')}, {mode!r})", "u4", False))
-        return
-    if not {dst, src} <= _SCALARS or "relu" in parts or isinstance(a, Vec):
+    d, a = ins.operands
+    if not {dst, src} <= _SCALARS or isinstance(a, Vec):
         raise e.fail()
     function = e.bind("cvt", arithmetic.converter(dst, src, mode, "ftz" in parts, "sat" in parts))
     text = f"{function}({e.array(a, f'u{type_bits(src) // 8}')})"

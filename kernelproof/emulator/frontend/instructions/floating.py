@@ -20,25 +20,23 @@ _FUNCTIONS: dict[str, Function] = {
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: a / b,
-    "fma": lambda a, b, c: a * b + c,
-    "mad": lambda a, b, c: a * b + c,
     "ex2": np.exp2,
     "tanh": np.tanh,
     "rcp": lambda a: 1 / a,
     "sqrt": np.sqrt,
-    "rsqrt": lambda a: 1 / np.sqrt(a),
 }
 # Functions of f16 that are computed in float64 and rounded once.
-_WIDENED = ("ex2", "tanh", "div", "rcp", "sqrt", "rsqrt")
+_WIDENED = ("ex2", "tanh")
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 def _extremum(e: Emitter, ins: Instr) -> Function:
     """min or max."""
-    if "abs" in ins.parts or "xorsign" in ins.parts:
+    if ("abs" in ins.parts) != ("xorsign" in ins.parts) or len(ins.operands) > 3:
         raise e.fail()
     nan, larger = "NaN" in ins.parts, ins.base == "max"
-    return lambda a, b: arithmetic.fmin(a, b, nan, larger)
+    function = arithmetic.fmin_signed if "abs" in ins.parts else arithmetic.fmin
+    return lambda a, b: function(a, b, nan, larger)
 
 
 # --- halves
@@ -49,44 +47,32 @@ def _half_function(e: Emitter, ins: Instr) -> Function:
     base, is_f16 = ins.base, ins.parts[-1].startswith("f16")
     if base in ("min", "max"):
         function = _extremum(e, ins)
-    elif base in ("fma", "mad") and is_f16:
-        function = arithmetic.fma16
+    elif base == "fma":
+        function = arithmetic.fma16 if is_f16 else arithmetic.fma_bf16
     elif base in _FUNCTIONS:
         function = _FUNCTIONS[base]
     else:
         raise e.fail()
     if base in _WIDENED and is_f16:
         function = _widened(function)
-    if "ftz" in ins.parts and is_f16:
-        function = _without_subnormals(function)
+    if "ftz" in ins.parts:
+        function = _without_subnormals(function, arithmetic.flush if is_f16 else arithmetic.flush_bf16)
     if "relu" in ins.parts:
-        return _relu(function)
-    return _saturated(function) if "sat" in ins.parts else function
+        return lambda *arrays: arithmetic.relu(function(*arrays))
+    if "sat" in ins.parts:
+        return lambda *arrays: arithmetic.saturate(function(*arrays))
+    return function
 
 
 def _widened(function: Function) -> Function:
     return lambda *arrays: function(*(x.astype(np.float64) for x in arrays)).astype(np.float16)
 
 
-def _without_subnormals(function: Function) -> Function:
-    return lambda *arrays: arithmetic.flush(function(*map(arithmetic.flush, arrays)))
+def _without_subnormals(function: Function, flush: Function) -> Function:
+    return lambda *arrays: flush(function(*map(flush, arrays)))
 
 
-def _relu(function: Function) -> Function:
-    def relu(*arrays: Array) -> Array:
-        out = function(*arrays)
-        return np.where(out < 0, out.dtype.type(0), out)
-
-    return relu
-
-
-def _saturated(function: Function) -> Function:
-    return lambda *arrays: arithmetic.saturate(function(*arrays))
-
-
-@instruction(
-    "add", "sub", "mul", "div", "min", "max", "fma", "mad", "rcp", "sqrt", "rsqrt", "ex2", "tanh", types=HALVES
-)
+@instruction("add", "sub", "mul", "min", "max", "fma", "ex2", "tanh", types=HALVES)
 def halves(e: Emitter, ins: Instr) -> None:
     """Arithmetic of f16 and bf16, alone or in pairs."""
     e.refuse("oob", "f32")  # fma that drops operands out of bounds; sums in f32 of halves
@@ -107,7 +93,11 @@ def sign(e: Emitter, ins: Instr) -> None:
     d, a = ins.operands
     ones = {"f16": 0x8000, "bf16": 0x8000, "f32": 1 << 31, "f64": 1 << 63}.get(ins.parts[-1], 0x80008000)
     u, full = ("u2", 0xFFFF) if ones == 0x8000 else ("u8", (1 << 64) - 1) if ones >> 63 else ("u4", 0xFFFFFFFF)
-    raw = f"{flushed(ins, a, e.array(a, 'f4'))}.view(u4)" if ins.parts[-1] == "f32" else e.array(a, u)
+    if "ftz" in ins.parts:
+        float_kind = "f4" if ins.parts[-1] == "f32" else "f2"
+        raw = f"A.flush({e.array(a, u)}.view({float_kind})).view({u})"
+    else:
+        raw = e.array(a, u)
     e.assign(d, Value(f"{raw} & {full ^ ones}" if ins.base == "abs" else f"{raw} ^ {ones}", u, False))
 
 
@@ -117,7 +107,7 @@ def flushed(ins: Instr, op: Operand, text: str) -> str:
 
 
 def _finish(ins: Instr, text: str, kind: str) -> Value:
-    if "ftz" in ins.parts:
+    if "ftz" in ins.parts and kind == "f32":
         text = f"A.flush({text})"
     if "sat" in ins.parts:
         text = f"A.saturate({text})"
@@ -129,8 +119,17 @@ def _operand(e: Emitter, ins: Instr, op: Operand, kind: str, as_array: bool = Tr
     return flushed(ins, op, text) if kind == "f32" else text
 
 
-def _directed(ins: Instr) -> str | None:
-    return next((p for p in ins.parts if p in ("rz", "rm", "rp")), None)
+def _toward(e: Emitter, ins: Instr, function: Function | None) -> bool:
+    """If the rounding is directed, write the instruction as ``function`` of its operands."""
+    mode = next((p for p in ins.parts if p in ("rz", "rm", "rp")), None)
+    if mode is None:
+        return False
+    if function is None:
+        raise e.fail("directed rounding of this operation")
+    kind = ins.parts[-1]
+    texts = ", ".join(_operand(e, ins, op, kind) for op in ins.operands[1:])
+    e.assign(ins.operands[0], _finish(ins, f"A.toward({mode!r}, {e.bind('fn', function)}, {texts})", kind))
+    return True
 
 
 @instruction("min", "max", types=REALS, mutations=(lose_nan,))
@@ -142,29 +141,17 @@ def arithmetic2(e: Emitter, ins: Instr) -> None:
     if "bf16" in ins.parts or "f16" in ins.parts or len(ins.operands) > 3:
         raise e.fail()
     d, a, b = ins.operands
-    mode = _directed(ins)
-    if mode is not None:
-        text = _rounded(e, ins, a, b, mode)
-    elif ins.base in ("min", "max"):
+    if _toward(e, ins, _FUNCTIONS.get(ins.base)):
+        return
+    if ins.base in ("min", "max"):
         name = e.bind("fn", _extremum(e, ins))
         text = f"{name}({_operand(e, ins, a, kind)}, {_operand(e, ins, b, kind)})"
+    elif ins.base == "div" and "approx" in ins.parts:
+        text = f"A.divide_approximately({_operand(e, ins, a, kind)}, {_operand(e, ins, b, kind)})"
     else:
         second = _operand(e, ins, b, kind, as_array=False)
         text = f"({_operand(e, ins, a, kind)} {_SYMBOLS[ins.base]} {second})"
     e.assign(d, _finish(ins, text, kind))
-
-
-def _rounded(e: Emitter, ins: Instr, a: Operand, b: Operand, mode: str) -> str:
-    """A sum, difference or product with directed rounding, as a fused multiply-add."""
-    kind = ins.parts[-1]
-    if kind != "f32" or ins.base not in ("add", "sub", "mul"):
-        raise e.fail("directed rounding of this operation")
-    x, y = _operand(e, ins, a, kind), _operand(e, ins, b, kind)
-    if ins.base == "mul":
-        minus_zero = e.bind("mz", np.float32(-0.0))
-        return f"A.fma32({x}, {y}, np.full(M.size, {minus_zero}), {mode!r})"
-    unit = e.bind("unit", np.float32(1))
-    return f"A.fma32({x}, np.full(M.size, {unit}), {'' if ins.base == 'add' else '-'}{y}, {mode!r})"
 
 
 @instruction("fma", types=REALS, mutations=(lose, twice))
@@ -172,23 +159,22 @@ def _rounded(e: Emitter, ins: Instr, a: Operand, b: Operand, mode: str) -> str:
 def fma(e: Emitter, ins: Instr) -> None:
     """fma and mad of f32 and f64."""
     kind = ins.parts[-1]
-    d, a, b, c = ins.operands
-    texts = ", ".join(_operand(e, ins, op, kind) for op in (a, b, c))
-    mode = _directed(ins) or "rn"
-    if kind == "f64":
-        if mode != "rn":
-            raise e.fail("directed rounding of f64")
-        e.assign(d, Value(f"A.fma64({texts})", "f8", False))
+    if _toward(e, ins, arithmetic.fma64 if kind == "f64" else arithmetic.fma32_widened):
         return
-    e.assign(d, _finish(ins, f"A.fma32({texts}, {mode!r})", kind))
+    d, *operands = ins.operands
+    texts = ", ".join(_operand(e, ins, op, kind) for op in operands)
+    e.assign(d, _finish(ins, f"A.{'fma64' if kind == 'f64' else 'fma32'}({texts})", kind))
 
 
 @instruction("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh", types=REALS)
 def function1(e: Emitter, ins: Instr) -> None:
     """The functions of one argument."""
     kind = ins.parts[-1]
+    if _toward(e, ins, _FUNCTIONS.get(ins.base)):
+        return
     d, a = ins.operands
-    e.assign(d, _finish(ins, f"A.unary32({ins.base!r}, {_operand(e, ins, a, kind)})", kind))
+    function = "approximate64" if kind == "f64" and "ftz" in ins.parts else "unary32"
+    e.assign(d, _finish(ins, f"A.{function}({ins.base!r}, {_operand(e, ins, a, kind)})", kind))
 
 
 @instruction("copysign")

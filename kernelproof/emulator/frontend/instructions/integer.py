@@ -75,10 +75,28 @@ def mul(e: Emitter, ins: Instr) -> None:
 @instruction("mad", types=INTEGERS, uniform=_is_plain)
 def mad(e: Emitter, ins: Instr) -> None:
     """mad: lo, hi, wide."""
-    if "sat" in ins.parts:
-        raise e.fail()
     d, a, b, c = ins.operands
     _product(e, ins, d, a, b, c)
+
+
+@instruction("mad.hi.sat", types=frozenset(("s32",)))
+def mad_saturated(e: Emitter, ins: Instr) -> None:
+    """mad.hi.sat of s32."""
+    d, a, b, c = (ins.operands[0], *(e.array(op, "i4") for op in ins.operands[1:]))
+    e.assign(d, Value(f"A.saturate_add(A.mulhi({a}, {b}), {c}, False)", "i4", False))
+
+
+@instruction("mul24", "mad24", types=frozenset(("u32", "s32")))
+def mul24(e: Emitter, ins: Instr) -> None:
+    """mul24 and mad24: lo, hi."""
+    kind = "i4" if ins.parts[-1] == "s32" else "u4"
+    d, a, b = ins.operands[:3]
+    text = f"A.product24({e.array(a, kind)}, {e.array(b, kind)}, {'hi' in ins.parts})"
+    if "sat" in ins.parts:
+        text = f"A.saturate_add({text}.view(i4), {e.array(ins.operands[3], 'i4')}, False).view(u4)"
+    elif ins.base == "mad24":
+        text = f"{text} + {e.array(ins.operands[3], 'u4')}"
+    e.assign(d, Value(text, "u4", False))
 
 
 @instruction("mad.cc", "madc", types=INTEGERS)
@@ -178,11 +196,14 @@ def div(e: Emitter, ins: Instr) -> None:
         e.assign(d, Value(text, t, False))
 
 
-@instruction("min", "max", types=INTEGERS, uniform=True)
+@instruction("min", "max", types=INTEGERS, uniform=lambda ins: "relu" not in ins.parts)
 def minimum(e: Emitter, ins: Instr) -> None:
     """min and max."""
-    e.refuse("relu")
-    _by_sign(e, ins, ins.base, f"np.{ins.base}imum")
+    if "relu" in ins.parts:
+        d, a, b = ins.operands
+        e.assign(d, Value(f"np.maximum(np.{ins.base}imum({e.array(a, 'i4')}, {e.array(b, 'i4')}), 0)", "i4", False))
+    else:
+        _by_sign(e, ins, ins.base, f"np.{ins.base}imum")
 
 
 def _by_sign(e: Emitter, ins: Instr, of_ints: str, of_arrays: str) -> None:

@@ -1,0 +1,43 @@
+"""Directed rounding of f32 and f64: NumPy's operations, executed while the processor rounds in that direction."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from kernelproof.emulator.state.arrays import Array
+
+# The arguments of C's fesetround, by processor; 0 rounds to nearest on both.
+_X86 = {"rn": 0, "rm": 0x400, "rp": 0x800, "rz": 0xC00}
+_ARM = {"rn": 0, "rp": 0x400000, "rm": 0x800000, "rz": 0xC00000}
+_DIRECTIONS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
+
+
+@cache
+def libm() -> Any:
+    """The mathematical library of C."""
+    return ctypes.CDLL(ctypes.util.find_library("m") or "libm.so.6")
+
+
+@contextmanager
+def _rounding(mode: str) -> Iterator[None]:
+    """The thread's operations on f32 and f64 round by ``mode`` (rz, rm or rp). f16 is not affected."""
+    directions = _DIRECTIONS[platform.machine()]
+    if libm().fesetround(directions[mode]):
+        raise OSError("the processor cannot change how it rounds")
+    try:
+        yield
+    finally:
+        libm().fesetround(directions["rn"])
+
+
+def toward(mode: str, function: Callable[..., Array], *operands: Array) -> Array:
+    """``function`` of the operands, whose roundings are all in direction ``mode``. Two roundings in one direction, to
+    more and then to fewer bits, are as good as one."""
+    with _rounding(mode):
+        return function(*operands)
