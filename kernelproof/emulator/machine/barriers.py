@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernelproof.emulator.machine.barrier_sites import BarrierSites
 from kernelproof.emulator.machine.scheduler import WARP_BARRIER, Scheduler, Step, ranges
 from kernelproof.emulator.memory.order import GlobalOrder, WarpView
 from kernelproof.emulator.state.arrays import Array, Mask, Scalar, bits_of
 from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
@@ -49,6 +51,7 @@ class Barriers:
         self.released: dict[tuple[int, int], Released] = {}
         # Barriers whose phase was begun without a count.
         self.without_count: set[int] = set()
+        self.by_instruction = BarrierSites(batch.count, batch.width, self.launch.kernel.sites)
         # Per lane that waits at bar.warp.sync: the mask of lanes it waits for.
         self.members: Array = np.zeros(batch.size, np.uint32)
         scheduler.on_exit.append(self._after_exit)
@@ -69,6 +72,7 @@ class Barriers:
             and (m is None or self.batch.is_everyone(m))
             and (self.scheduler.complete or self._ctas_are_whole())
         ):
+            self.by_instruction.passed_by_all.add(site)
             self._sync_all()
             return resume, m, False
         for barrier, count, group in self._groups(number, expected, m):
@@ -189,7 +193,7 @@ class Barriers:
         """Let rows go on in which the barrier is complete, by its count (``done``) or because all others have
         exited."""
         batch = self.batch
-        participants = arrived
+        participants, early = arrived, np.zeros(batch.count, bool)
         if number in self.without_count:
             absent = (batch.alive & ~arrived).reshape(batch.count, batch.width).any(axis=1)
             early = arrived.reshape(batch.count, batch.width).any(axis=1) & ~absent & ~done
@@ -200,6 +204,9 @@ class Barriers:
                 participants, done = arrived | exited, done | early
         if done.any():
             finished = done[batch.row_of]
+            if number in self.without_count:
+                self.by_instruction.meet(arrived & finished, self.phases[number][1])
+                self._report_crossings(number, early)
             self._sync_some(number, participants & finished, done)
             self.scheduler.release(number, finished)
             arrived = arrived & ~finished
@@ -213,6 +220,19 @@ class Barriers:
         lanes = np.flatnonzero(arrived & (batch.row_of == row))
         text = f"{len(ended)} threads ({ranges(ended)}) have exited before barrier {number}, at which {len(lanes)} wait"
         batch.report_lanes("exit-before-barrier", text, int(self.phases[number][1][lanes[0]]), lanes)
+
+    def _report_crossings(self, number: int, early: Array) -> None:
+        """Report that warps of CTAs (``early``, bool per row), in which threads have exited before a barrier, had met
+        there by different instructions."""
+        for row in early.nonzero()[0].tolist():
+            crossing = self.by_instruction.crossings.get(row)
+            if crossing is not None and self._is_aligned(crossing.site) and self._is_aligned(crossing.other):
+                text = (
+                    f"warps have met at barrier {number} by different instructions, and threads have exited before its "
+                    "last phase: their loops pass it a different number of times"
+                )
+                other = Participant(self.launch.kernel.sites[crossing.other])
+                self.batch.report_lanes("barrier-divergence", text, crossing.site, crossing.lanes, other=other)
 
     def _keep(self, number: int, arrived: Array) -> None:
         if arrived.any():
