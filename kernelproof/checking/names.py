@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from kernelproof.emulator.frontend.mangled import plain_name, without_file
+from kernelproof.emulator.state.mangled import plain_name, without_file
 from kernelproof.ground.errors import WrongInput
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.frontend.ptx import (
     Function,
     Instr,
@@ -24,6 +23,7 @@ from kernelproof.emulator.frontend.ptx import (
     Variable,
     Vec,
 )
+from kernelproof.emulator.state.mangled import plain_name
 
 
 def linked(modules: Sequence[Module]) -> Module:

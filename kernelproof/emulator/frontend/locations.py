@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from kernelproof.emulator.frontend.mangled import plain_name
+from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.sites import Frame
 
 _DIRECTIVE = re.compile(

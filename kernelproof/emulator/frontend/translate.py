@@ -31,7 +31,6 @@ from kernelproof.emulator.frontend.flow.swaps import checked_loads
 from kernelproof.emulator.frontend.instruction import Instruction, defs_uses, modelled, symbols
 from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.instructions.memory import observed_spaces
-from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.frontend.product_grids import join_products
 from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Reg, Variable
 from kernelproof.emulator.frontend.registers import registers
@@ -41,6 +40,7 @@ from kernelproof.emulator.machine.tensor import Accumulator, force
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import MOVER, Array
 from kernelproof.emulator.state.launch_state import KernelFacts, SharedVariable
+from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.scopes import restricted
 

@@ -7,11 +7,11 @@ import re
 import struct
 from dataclasses import replace
 
-from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.frontend.ptx import Function
 from kernelproof.emulator.host.declarations import Declared, parameters, shared_variable, source_text
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.state.launch_state import KernelFacts, SharedVariable
+from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import Report
 

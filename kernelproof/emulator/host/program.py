@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Function, Module, Variable
 from kernelproof.emulator.frontend.translate import Compiled, translate
@@ -27,6 +26,7 @@ from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.tensors import Tensor, is_tensor
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.launch_state import Geometry, LaunchResult
+from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.participants import Dim3
 from kernelproof.emulator.state.reports import EmulatorError

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.host.cuda import INVALID_HANDLE, SUCCESS
 from kernelproof.emulator.host.graph_memory import GraphMemory
 from kernelproof.emulator.host.graphs import Graph, Graphs
@@ -24,6 +23,7 @@ from kernelproof.emulator.host.standin import Words
 from kernelproof.emulator.memory.arena import Buffer
 from kernelproof.emulator.memory.device_state import Touched
 from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.participants import placed
 from kernelproof.emulator.state.reports import Report
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kernelproof.emulator import Frame, Memory, Options, Participant, Place, Report, Site, findings_document, load
-from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.host.declarations import parameters, shared_variable
+from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.participants import Space
 from kernelproof.emulator.state.reports import Reports, by_cause
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from kernelproof.emulator.frontend.mangled import plain_name
 from kernelproof.emulator.frontend.ptx import (
     TYPE_BYTES,
     Function,
@@ -26,6 +25,7 @@ from kernelproof.emulator.frontend.ptx import (
     refused,
 )
 from kernelproof.emulator.frontend.registers import SPECIALS
+from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.sites import Frame as SourceFrame
 
 # Functions of the system that have no body: the bytes of each argument.
