@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.reports import EmulatorError
 
 # The arguments of C's fesetround, by processor; 0 rounds to nearest on both.
 _X86 = {"rn": 0, "rm": 0x400, "rp": 0x800, "rz": 0xC00}
@@ -26,10 +27,11 @@ def libm() -> Any:
 
 @contextmanager
 def _rounding(mode: str) -> Iterator[None]:
-    """The thread's operations on f32 and f64 round by ``mode`` (rz, rm or rp). f16 is not affected."""
-    directions = _DIRECTIONS[platform.machine()]
-    if libm().fesetround(directions[mode]):
-        raise OSError("the processor cannot change how it rounds")
+    """The thread's operations on f32 and f64 round by ``mode`` (rz, rm or rp). f16 is not affected. Raises
+    EmulatorError."""
+    directions = _DIRECTIONS.get(platform.machine())
+    if directions is None or libm().fesetround(directions[mode]):
+        raise EmulatorError(f"directed rounding is not modelled on this processor ({platform.machine()})")
     try:
         yield
     finally:

@@ -184,9 +184,11 @@ def fmin(a: Array, b: Array, nan: bool, larger: bool) -> Array:
     pick_a = np.where(tie, np.signbit(a) != larger, pick_a)
     out = np.where(pick_a, a, b)
     na, nb = np.isnan(a), np.isnan(b)
+    if not (na.any() or nb.any()):
+        return out
     if not nan:
         out = np.where(na, b, np.where(nb, a, out))
-    return canonical(np.asarray(out.astype(a.dtype)), na | nb if nan else na & nb)
+    return canonical(out, na | nb if nan else na & nb)
 
 
 def canonical(x: Array, nan: Array) -> Array:
