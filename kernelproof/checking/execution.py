@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from kernelproof.checking import devices, names, sampling, text
-from kernelproof.checking.findings import CANNOT, Cause, Run, extents, run_of
+from kernelproof.checking.findings import CANNOT, Run, extents, run_of
 from kernelproof.checking.names import resolved, short_names
 from kernelproof.checking.plan import Argument, BufferSpec, Plan
 from kernelproof.checking.repetition import Repetitions
@@ -41,6 +41,7 @@ from kernelproof.emulator.host.execution import KernelLaunch
 from kernelproof.emulator.host.images import image_count
 from kernelproof.emulator.host.program import KernelArgument, call
 from kernelproof.emulator.host.standin import runtime_path, stand_for, stand_in_path
+from kernelproof.emulator.state.causes import Key, keys, precedence
 from kernelproof.emulator.state.sites import Site
 from kernelproof.ground import places
 from kernelproof.ground.errors import UserError, WrongInput
@@ -93,7 +94,7 @@ class Reporter:
         self.quiet, self.output = quiet, _high_copy(1)
         self.bytes_left = longest  # how much may still be printed
         self.progress_sent = 0.0
-        self.printed: set[Cause] = set()
+        self.printed: set[Key] = set()
         self.libc = ctypes.CDLL(None)
 
     def send(self, message: Message) -> None:
@@ -126,10 +127,10 @@ class Reporter:
 
     def finding(self, finding: Report) -> None:
         """Send a finding; print it only the first time that its cause is seen."""
-        if finding.cause not in self.printed:
-            self.printed.add(finding.cause)
-            if not self.quiet:
-                self.write(text.finding(finding))
+        own, links = keys(finding)
+        if self.printed.isdisjoint((*own, *links)) and not self.quiet:
+            self.write(text.finding(finding))
+        self.printed.update(own)
         self.send(Message("finding", finding.kernel, finding=finding))
 
 
@@ -177,7 +178,7 @@ class CheckHooks(SessionHooks):
 
     def report(self, reports: list[Report], launches: list[LaunchResult]) -> None:
         """Report what the emulator has found since the last call."""
-        for report in reports:
+        for report in sorted(reports, key=precedence):
             if report.kind == CANNOT:
                 kernel = report.kernel
                 reason = report.message.replace(kernel, names.plain(kernel)) if kernel else report.message

@@ -10,6 +10,7 @@ from kernelproof.checking import text
 from kernelproof.checking.findings import Cause, Kernel
 from kernelproof.checking.names import demangled, fitted, short_names
 from kernelproof.emulator import Report
+from kernelproof.emulator.state.causes import grouped
 from kernelproof.emulator.state.findings_json import finding_fields
 from kernelproof.ground.pages import counted
 
@@ -23,7 +24,8 @@ CLEAN, ERRORS, NOT_CHECKED = 0, 1, 2
 class Result:
     """What a check found.
 
-    - ``findings``: each distinct finding, with its count. ``expected``: those that the user's list accepts.
+    - ``findings``: each distinct finding, with its count; ``ordered`` has one per cause. ``expected``: those that the
+      user's list accepts.
     - ``refusals``: a kernel ("" for host code) and the reason why it could not be checked, with a count.
     - ``unsupported``: CUDA functions that the program called and that returned "not supported".
     - ``ending``: how the program ended, as the rest of a sentence; empty if it ended by itself with exit code 0.
@@ -58,12 +60,13 @@ class Result:
 
     @property
     def ordered(self) -> list[Report]:
-        """All findings, errors first."""
-        return sorted(self.findings.values(), key=lambda item: item.order)
+        """One finding per cause, errors first."""
+        return grouped(self.findings.values())
 
     @property
     def errors(self) -> list[Report]:
-        return [item for item in self.findings.values() if item.is_error]
+        """The errors, one per cause."""
+        return [item for item in self.ordered if item.is_error]
 
     @property
     def code(self) -> int:
@@ -116,8 +119,9 @@ class Result:
         names = fitted(short_names(self.kernels), LONGEST_NAME)
         lines = []
         for symbol, kernel in self.kernels.items():
-            own = [item for item in self.ordered if item.kernel == symbol]
+            own = [item for item in self.findings.values() if item.kernel == symbol]
             lines += text.kernel_lines(names[symbol], kernel, own)
+        lines += [text.others(item) for item in self.ordered if item.also]
         lines += [
             f"not checked: {reason}" + (f" (x{count})" if count > 1 else "")
             for (_, reason), count in self._not_checked.items()
@@ -135,7 +139,7 @@ class Result:
         counts = [
             f"{number} benign" if severity == "benign" else counted(number, severity)
             for severity in ("error", "benign", "lint")
-            if (number := _count(self.findings.values(), severity))
+            if (number := _count(self.ordered, severity))
         ]
         if self.expected:
             counts.append(f"{len(self.expected)} expected")

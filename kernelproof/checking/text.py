@@ -12,7 +12,7 @@ from kernelproof.emulator import Report
 from kernelproof.emulator.state.sites import Frame
 from kernelproof.ground.pages import counted
 
-LONGEST_LIST = 8  # most grids listed for a kernel
+LONGEST_LIST = 8  # most grids listed for a kernel, and most places for a cause
 
 
 def finding(item: Report) -> str:
@@ -36,6 +36,31 @@ def finding(item: Report) -> str:
     return "\n".join(out) + "\n"
 
 
+def others(item: Report) -> str:
+    """What else follows from the cause of a finding: how many findings there are, and where."""
+    places: dict[str, int] = {}
+    for other in item.also:
+        at = f"{other.kind} at {_sides(other)}" if other.kind != item.kind else _sides(other)
+        places[at] = places.get(at, 0) + other.count
+    listed = [f"{at}{f' x{count}' if count > 1 else ''}" for at, count in places.items()]
+    more = f", {len(listed) - LONGEST_LIST} more" if len(listed) > LONGEST_LIST else ""
+    return (
+        f"{item.kind} at {_sides(item)}: and {len(item.also)} more of this cause, at "
+        f"{', '.join(listed[:LONGEST_LIST])}{more}"
+    )
+
+
+def _sides(item: Report) -> str:
+    """The lines of a finding, of a race both."""
+    sides = [item.access.site, *([item.other.site] if item.other is not None and item.other.site.line else [])]
+    homes = [site.home for site in sides]
+    names = [
+        f"{PurePosixPath(home.file).name}:{home.line}" if home else f"PTX line {site.line}"
+        for home, site in zip(homes, sides, strict=True)
+    ]
+    return " and ".join(dict.fromkeys(names))
+
+
 def _ways(lines: Sequence[Frame]) -> Iterator[str]:
     """The program's own lines in full; consecutive lines of library headers are joined and shortened to
     ``file:line``."""
@@ -50,7 +75,11 @@ def kernel_lines(name: str, kernel: Kernel, findings: list[Report]) -> list[str]
     """The lines of a kernel in the summary."""
     grids = [f"{spelled}{f' x{count}' if count > 1 else ''}" for spelled, count in kernel.grids.items()]
     more = f", {len(grids) - LONGEST_LIST} more" if len(grids) > LONGEST_LIST else ""
-    outcome = ", ".join(f"{item.severity} {item.kind} x{item.count}" for item in findings) or "no findings"
+    counts: dict[str, int] = {}
+    for item in sorted(findings, key=lambda item: item.order):
+        rule = f"{item.severity} {item.kind}"
+        counts[rule] = counts.get(rule, 0) + item.count
+    outcome = ", ".join(f"{rule} x{count}" for rule, count in counts.items()) or "no findings"
     repetitions = f", {counted(kernel.repetitions, 'repetition')} on the same data" if kernel.repetitions else ""
     head = f"{name}: {counted(kernel.launches, 'launch')} in {kernel.seconds:.2f} s{repetitions}; {outcome}"
     lines = [head, f"    grid {', '.join(grids[:LONGEST_LIST])}{more}"]

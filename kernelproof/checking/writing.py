@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kernelproof.checking import text
 from kernelproof.checking.findings import frames, local
 from kernelproof.checking.names import plain
 from kernelproof.checking.result import Result
@@ -22,7 +23,7 @@ CONTEXT = 4  # source lines shown before and after that of a finding
 
 def sarif(result: Result, path: Path) -> None:
     """Write the findings as a SARIF 2.1.0 file. Raises Failure."""
-    rules = sorted({item.kind for item in result.findings.values()})
+    rules = sorted({item.kind for item in result.ordered})
     run: dict[str, Any] = {
         "tool": {
             "driver": {
@@ -52,13 +53,19 @@ def _sarif_result(item: Report, rules: list[str]) -> dict[str, Any]:
         "ruleId": item.kind,
         "ruleIndex": rules.index(item.kind),
         "level": LEVELS[str(item.severity)],
-        "message": {"text": f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message},
+        "message": {"text": _message(item)},
         "locations": places[:1],
         "occurrenceCount": item.count,
     }
     if places[1:]:
         record["relatedLocations"] = places[1:]
     return record
+
+
+def _message(item: Report) -> str:
+    """What is wrong, in which kernel, and what else follows from it."""
+    message = f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message
+    return f"{message}\n{text.others(item)}" if item.also else message
 
 
 def github(result: Result) -> Iterator[str]:
@@ -71,8 +78,7 @@ def annotation(item: Report) -> str:
     kind = "error" if item.is_error else "notice"
     home = item.access.site.home
     place = f"file={local(home).file},line={home.line}," if home else ""
-    message = f"{plain(item.kernel)}: {item.message}" if item.kernel else item.message
-    escaped = message.replace("%", "%25").replace("\n", "%0A")
+    escaped = _message(item).replace("%", "%25").replace("\n", "%0A")
     return f"::{kind} {place}title={item.kind}::{escaped}"
 
 
@@ -94,9 +100,9 @@ def page(result: Result, path: Path) -> None:
 
 def _item(item: Report) -> str:
     times = f" &times;{item.count}" if item.count > 1 else ""
-    text = html.escape(f"{item.kind} in {plain(item.kernel)}: {item.message}")
-    ptx = html.escape(item.text)
-    return f'<p class="{item.severity}"><b>{item.severity}</b> {text}{times}<br><small>{ptx}</small></p>'
+    words = html.escape(f"{item.kind} in {plain(item.kernel)}: {item.message}")
+    small = "<br>".join(html.escape(line) for line in (item.text, *([text.others(item)] if item.also else [])))
+    return f'<p class="{item.severity}"><b>{item.severity}</b> {words}{times}<br><small>{small}</small></p>'
 
 
 def _source(place: Frame) -> str:

@@ -25,7 +25,8 @@ from pydantic import ValidationError
 
 from kernelproof.checking import devices, execution, includes
 from kernelproof.checking.names import plain
-from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report, by_cause
+from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report
+from kernelproof.emulator.state.causes import grouped
 from kernelproof.grading import floor, inputs, launcher, modules
 from kernelproof.grading.contract import Contract, HostCall, Launch, contract, named_shapes
 from kernelproof.grading.device import DeviceCalls, WrongSignature, is_ptx, program, ptx, read
@@ -257,7 +258,7 @@ def grade(task: Task, verdict: Verdict, stated: int) -> Verdict:
         if shape == largest:
             verdict.kernels = examination.kernels
         stated_right = stated_right and not examination.findings
-    for report in by_cause(machine):
+    for report in grouped(machine):
         if report.is_error:
             verdict.findings.append(_emulator_finding(report))
         else:

@@ -25,6 +25,7 @@ REQUEST, ANSWER = "request.json", "answer.json"
 START_S = 60.0  # seconds for starting Python and compiling, beside the limit of the run
 LONGEST_OUTPUT = 4000  # most characters of the kernels' output in an answer
 MAX_THREADS = 8  # most threads listed for each side of a finding
+MAX_OTHERS = 8  # most other places that an answer lists for a cause
 NAME = "kernel.cu"  # the file name that findings show for a text that came without a file
 # Options of the command line that messages mention, and the words of requests that replace them.
 _WORDS = {"--timeout": "seconds", "--memory": "the server's --memory", "--sample N": "sample=N", "--launch ": "entry "}
@@ -50,6 +51,7 @@ def answer(request: Request) -> dict[str, Any]:
     if "error" in document:
         raise WrongInput(document["error"])
     for finding in document["findings"]:
+        finding["also"] = finding["also"][:MAX_OTHERS]
         for side in filter(None, (finding["access"], finding["other"])):
             side["threads"] = side["threads"][:MAX_THREADS]
     return {**document, "output": brief(output, LONGEST_OUTPUT)}

@@ -38,6 +38,7 @@ from kernelproof.emulator.host.program import Dim, call, from_file
 from kernelproof.emulator.host.standin import standin
 from kernelproof.emulator.memory.tensors import Tensor
 from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.causes import grouped
 from kernelproof.ground import places, toolchain
 from kernelproof.ground.errors import MissingTool, WrongInput
 from kernelproof.testing.arrays import Loan, Role
@@ -367,18 +368,20 @@ class CudaEmulator:
 
     def failure(self) -> str:
         """Why the test fails: a line per error; empty if it passes."""
-        lines = [*self.failures, *(f"{item.kind}{_where(item)}: {item.message}" for item in self.errors)]
+        lines = [*self.failures, *(f"{item.kind}{_where(item)}: {item.message}" for item in grouped(self.errors))]
         return "\n".join(lines)
 
     def report(self) -> str:
         """All findings as people read them: what, where, both sides, what to do, and the page of the rule."""
-        failing = self.errors
+        failing = grouped(self.errors)
+        allowed_errors = grouped(item for item in self.findings if item.is_error and item.kind in self.settings.allow)
         parts = []
-        for item in self.findings:
-            allowed = "allowed " if item.is_error and item not in failing else ""
+        for item in (*failing, *allowed_errors, *grouped(item for item in self.findings if not item.is_error)):
+            allowed = "allowed " if item.is_error and item.kind in self.settings.allow else ""
             times = f"    {item.count} times\n" if item.count > 1 else ""
             page = places.pages() / "rules" / f"{item.kind}.md"
-            parts.append(f"{allowed}{text.finding(item)}{times}    page: {page}")
+            others = f"    {text.others(item)}\n" if item.also else ""
+            parts.append(f"{allowed}{text.finding(item)}{times}{others}    page: {page}")
         if os.environ.get("GITHUB_ACTIONS"):
             parts += [writing.annotation(item) for item in failing]
         return "\n".join([*parts, *self.failures])

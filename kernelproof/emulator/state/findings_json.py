@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypedDict
 
+from kernelproof.emulator.state.causes import grouped
 from kernelproof.emulator.state.participants import Participant, Place
-from kernelproof.emulator.state.reports import Report, by_cause
+from kernelproof.emulator.state.reports import Report
 from kernelproof.emulator.state.sites import Frame
 
 VERSION = 1
@@ -51,10 +52,22 @@ class PlaceFields(TypedDict):
     note: str
 
 
+class AlsoFields(TypedDict):
+    """Another finding of the same cause; ``access`` and ``other`` are the user's own lines."""
+
+    rule: str
+    message: str
+    kernel: str
+    access: FrameFields | None
+    other: FrameFields | None
+    ptx_line: int
+    count: int
+
+
 class FindingFields(TypedDict):
     """One cause. ``rule``: a key of ``RULES``; ``severity``: error, benign or lint. ``access`` breaks the rule,
-    ``other`` is the earlier access of a race. ``count``: how often, at how many PTX ``instructions``; the rest
-    describes the first time."""
+    ``other`` is the earlier access of a race. ``count``: how often, at how many PTX ``instructions``; ``also``: what
+    else follows from it, and is part of the counts. The rest describes the first time."""
 
     rule: str
     severity: str
@@ -67,6 +80,7 @@ class FindingFields(TypedDict):
     place: PlaceFields | None
     count: int
     instructions: int
+    also: list[AlsoFields]
     text: str
 
 
@@ -79,7 +93,7 @@ class FindingsDocument(TypedDict):
 
 def findings_document(reports: Iterable[Report]) -> FindingsDocument:
     """The findings of any number of launches, one per cause."""
-    return {"version": VERSION, "findings": [finding_fields(report) for report in by_cause(reports)]}
+    return {"version": VERSION, "findings": [finding_fields(report) for report in grouped(reports)]}
 
 
 def finding_fields(report: Report) -> FindingFields:
@@ -96,7 +110,21 @@ def finding_fields(report: Report) -> FindingFields:
         "place": None if report.place is None else _place(report.place),
         "count": report.count,
         "instructions": report.instructions,
+        "also": [_also(other) for other in report.also],
         "text": str(report),
+    }
+
+
+def _also(report: Report) -> AlsoFields:
+    home, other = report.access.site.home, report.other.site.home if report.other is not None else None
+    return {
+        "rule": report.kind,
+        "message": report.message,
+        "kernel": report.kernel,
+        "access": None if home is None else _frame(home),
+        "other": None if other is None else _frame(other),
+        "ptx_line": report.line,
+        "count": report.count,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count as numbers
 
 from kernelproof.emulator.state.participants import Participant, Place, placed
 from kernelproof.emulator.state.rules import RACES, RULES, SEVERITIES, UNSPECIFIED, Rule, Severity
@@ -15,13 +16,18 @@ class EmulatorError(Exception):
     """The emulator cannot go on, because of an unknown instruction, a missing kernel or a wrong argument."""
 
 
+# Findings of a process in the order in which they were made.
+_serials = numbers()
+
+
 @dataclass(slots=True)
 class Report:
     """One finding. Repetitions of its cause are counted in ``count``; the other fields describe the first one.
 
     ``kind`` is the id of a rule. ``severity`` is the rule's, unless the value turned out not to matter. ``access`` is
     the side that breaks the rule, ``other`` the other side of a race: the earlier access. ``place`` is the memory
-    concerned. ``instructions``: how many PTX instructions have findings of this cause.
+    concerned. ``instructions``: how many PTX instructions have findings of this cause. ``serial`` rises from finding
+    to finding. ``also``: other findings that follow from the same mistake (``causes.grouped``).
     """
 
     kind: str
@@ -32,6 +38,8 @@ class Report:
     place: Place | None = None
     count: int = 1
     instructions: int = 1
+    serial: int = field(default_factory=lambda: next(_serials), compare=False, repr=False)
+    also: list[Report] = field(default_factory=list)
     severity: Severity = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,84 @@
+"""Findings that have one cause: shown as one, with the others counted.
+
+A missing barrier is seen at every instruction that it should have ordered, and a wrong size at every store behind it.
+Findings of one severity in one kernel, whatever its template arguments, have the same cause if
+
+- they are races on one buffer that share a source line with each other, directly or through others,
+- they are of another rule and about the same named buffer,
+- they are of the same rule at the same source lines, and about no named buffer,
+- one is a read of memory that nobody has written, at a line that races on the same buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kernelproof.emulator.state.mangled import plain_name
+from kernelproof.emulator.state.participants import Participant
+from kernelproof.emulator.state.reports import Report, by_cause, replace_count
+
+_RACES = frozenset(("shared-race", "global-race", "memory-scope"))
+# What a race may lead to: the writer comes too late.
+_FOLLOWING = frozenset(("uninitialised-shared", "uninitialised-global"))
+
+Key = tuple[object, ...]
+
+
+def grouped(reports: Iterable[Report]) -> list[Report]:
+    """One report per cause, errors first: the first race, or else the first finding. The others are in ``also``, and
+    its counts are those of all."""
+    causes = sorted(by_cause(reports), key=precedence)
+    groups: list[list[Report]] = []
+    group_of: dict[Key, list[Report]] = {}
+    for report in causes:
+        own, links = keys(report)
+        met: list[list[Report]] = []
+        for key in (*own, *links):
+            group = group_of.get(key)
+            if group is not None and not any(group is other for other in met):
+                met.append(group)
+        group = met[0] if met else []
+        if not met:
+            groups.append(group)
+        group.append(report)
+        for other in met[1:]:
+            group += other
+            groups = [one for one in groups if one is not other]
+            group_of.update((key, group) for key, owner in group_of.items() if owner is other)
+        group_of.update((key, group) for key in own)
+    return sorted(map(_as_one, groups), key=lambda report: report.order)
+
+
+def precedence(report: Report) -> tuple[bool, int]:
+    """Of several findings, the one with the least is shown for all: races first, then the earliest."""
+    return report.kind not in _RACES, report.serial
+
+
+def keys(report: Report) -> tuple[list[Key], list[Key]]:
+    """What a finding shares with others of its cause, and what links it to a race without being shared by others."""
+    place = report.place
+    buffer = place.buffer if place is not None else ""
+    base = (report.severity, plain_name(report.kernel), buffer)
+    lines = [_line(side) for side in (report.access, report.other) if side is not None and side.site.line]
+    races: list[Key] = [("race", *base, line) for line in lines]
+    if report.kind in _RACES and races:
+        return races, []
+    if buffer:
+        own: Key = (report.kind, *base)
+    else:
+        own = (report.kind, *base, *(lines or (report.message,)))
+    return [own], races if report.kind in _FOLLOWING else []
+
+
+def _line(side: Participant) -> tuple[str, int]:
+    """The user's source line, or the PTX line without ``-lineinfo``."""
+    home = side.site.home
+    return (home.file, home.line) if home is not None else ("", side.site.line)
+
+
+def _as_one(group: list[Report]) -> Report:
+    first, *others = sorted(group, key=precedence)
+    counts = (sum(report.count for report in group), sum(report.instructions for report in group))
+    out = replace_count(first, *counts)
+    out.also = others
+    return out
