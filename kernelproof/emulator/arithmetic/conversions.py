@@ -15,6 +15,7 @@ from kernelproof.emulator.arithmetic.floats import (
     f32_to_bf16,
     f64_to_bf16,
     flush,
+    has_nan,
     saturate,
 )
 from kernelproof.emulator.arithmetic.types import F, S, U, type_bits
@@ -28,9 +29,9 @@ _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 def converter(dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Conversion:
     """The function for ``cvt.mode.dst.src``: raw bits of ``src`` (in its own width) -> raw bits of ``dst``."""
     if dst == "f32" and src == "f16" and not sat:
-        return lambda raw: _raw(np.ascontiguousarray(raw).view(np.float16).astype(np.float32), dst)
+        return _widen_f16
     if dst == "f16" and src == "f32" and mode == "rn" and not sat and not ftz:
-        return lambda raw: _raw(raw.view(np.float32).astype(np.float16), dst)
+        return _narrow_f32
     if dst[0] in "us" and src[0] in "us":
         return lambda raw: _integer_to_integer(_decoded(raw, src, ftz), dst, src, sat)
     if dst[0] in "us":
@@ -94,7 +95,19 @@ def _to_float(x: Array, dst: str, src: str, mode: str, ftz: bool, sat: bool) -> 
 
 def _raw(x: Array, dst: str) -> Array:
     """The bits of floats. NaN of f16 and f32 is the canonical one."""
-    return (x if dst == "f64" else canonical(x, np.isnan(x))).view(U[type_bits(dst)])
+    return (canonical(x, np.isnan(x)) if dst != "f64" and has_nan(x) else x).view(U[type_bits(dst)])
+
+
+# The conversions that occur most, without what they do not need.
+def _widen_f16(raw: Array) -> Array:
+    x = np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
+    return (canonical(x, np.isnan(x)) if has_nan(x) else x).view(np.uint32)
+
+
+def _narrow_f32(raw: Array) -> Array:
+    x = raw.view(np.float32)
+    out = x.astype(np.float16)
+    return (canonical(out, np.isnan(x)) if has_nan(x) else out).view(np.uint16)
 
 
 def _widened(x: Array, dst: str, src: str, mode: str) -> Array:

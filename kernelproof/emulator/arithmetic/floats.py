@@ -8,6 +8,7 @@ never halfway between two narrower numbers.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -183,18 +184,23 @@ def fmin(a: Array, b: Array, nan: bool, larger: bool) -> Array:
     tie = (a == b) & (np.signbit(a) != np.signbit(b))
     pick_a = np.where(tie, np.signbit(a) != larger, pick_a)
     out = np.where(pick_a, a, b)
-    na, nb = np.isnan(a), np.isnan(b)
-    if not (na.any() or nb.any()):
+    if not (has_nan(a) or has_nan(b)):
         return out
+    na, nb = np.isnan(a), np.isnan(b)
     if not nan:
         out = np.where(na, b, np.where(nb, a, out))
     return canonical(out, na | nb if nan else na & nb)
 
 
+def has_nan(x: Array) -> bool:
+    """Is one of the numbers NaN? Only then is the sum of their squares; BLAS has no sum of float16."""
+    if x.dtype == np.float16:
+        return bool(np.isnan(x).any())
+    return math.isnan(np.dot(x, x))
+
+
 def canonical(x: Array, nan: Array) -> Array:
     """The numbers, with the canonical NaN where ``nan`` holds."""
-    if not nan.any():
-        return x
     unsigned = U[8 * x.dtype.itemsize]
     bits = np.where(nan, unsigned(_CANONICAL_NAN[x.dtype.type]), x.view(unsigned)).astype(unsigned)
     return np.asarray(bits.view(x.dtype))
