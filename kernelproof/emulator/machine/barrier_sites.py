@@ -45,7 +45,8 @@ class BarrierSites:
 
     def meet(self, arrived: Array, sites: Array) -> None:
         """A phase is complete, for lanes of some CTAs that have ``arrived`` by the instructions in ``sites``."""
-        came = np.unique(sites[arrived]).tolist()
+        at = sites[arrived]
+        came = [int(at[0])] if (at == at[0]).all() else np.unique(at).tolist()
         if len(came) > 1 or self._apart:
             for row in np.flatnonzero(arrived.reshape(self.rows, self.width).any(axis=1)).tolist():
                 if row not in self.crossings:
