@@ -30,12 +30,12 @@ SECTION = re.compile(r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?")
 END = ".section .end"
 TARGET = re.compile(r"\.target\s+(\S+)")
 OLD_TARGET = re.compile(r"\bEF_CUDA_SM(\d+)\b(.*EF_CUDA_ACCELERATORS)?")  # the target in cubins of CUDA 12
-LABEL = re.compile(r"(\.L\w+):")
+LABEL = re.compile(r"([.$]\w[\w$.]*):")
 CODE = re.compile(
     r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;?\s*\}?\s*/\* 0x([0-9a-f]{16}) \*/"
 )
 UPPER = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
-JUMP = re.compile(r"`\((\.L\w+)\)")
+JUMP = re.compile(r"`\(([.$]\w[\w$.]*)\)")
 SOURCE = re.compile(r'//## File "([^"]*)", line (\d+)')
 # 64-bit addresses. For sm_8x nvdisasm leaves out the descriptor (a pair of uniform registers) of their memory window.
 WIDE_ADDRESS = re.compile(r"\[U?R\w+\.64\b")
@@ -117,9 +117,14 @@ class Instruction:
     def modifiers(self) -> tuple[str, ...]:
         return tuple(self.opcode.split(".")[1:])
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """The instruction as nvdisasm prints it."""
         guard = f"@{self.guard} " if self.guard else ""
-        return f"{self.address:04x}  {guard}{self.opcode} {', '.join(self.operands)}"
+        return f"{guard}{self.opcode} {', '.join(self.operands)}".rstrip()
+
+    def __str__(self) -> str:
+        return f"{self.address:04x}  {self.text}"
 
 
 NO_RESOURCES = Resources()

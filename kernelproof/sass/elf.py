@@ -15,6 +15,7 @@ from typing import NamedTuple
 from kernelproof.ground.errors import WrongInput
 
 REGISTERS, STACK, MAX_THREADS, THREADS = 0x2F, 0x11, 0x05, 0x10  # EIATTR_REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID
+PARAMETER, PARAMETER_BANK = 0x17, 0x0A  # EIATTR_KPARAM_INFO, EIATTR_PARAM_CBANK
 SIZED = 4  # EIFMT_SVAL: the length of the value follows; values of other attributes have two bytes
 SYMBOLS = 2  # SHT_SYMTAB
 SECTION = "<IIQQQQIIQQ"  # the header of a section
@@ -29,13 +30,16 @@ class Resources:
     """The resources of one function.
 
     ``registers`` and ``stack_bytes``: per thread. ``shared_bytes``: static shared memory per CTA. ``threads``: per CTA,
-    as the source demands (``reqntid``) or else allows (``maxntid``); None if it states neither.
+    as the source demands (``reqntid``) or else allows (``maxntid``); None if it states neither. ``parameters``: byte
+    offset and size of each parameter of a kernel, and ``parameter_base``: where they begin in constant bank 0.
     """
 
     registers: int = 0
     stack_bytes: int = 0
     shared_bytes: int = 0
     threads: int | None = None
+    parameters: tuple[tuple[int, int], ...] = ()
+    parameter_base: int | None = None
 
 
 class Section(NamedTuple):
@@ -81,6 +85,8 @@ def resources(cubin: Path) -> dict[str, Resources]:
             stack_bytes=counts[STACK].get(symbol, 0),
             shared_bytes=max(0, shared.size - (SYSTEM_BYTES if RESERVED in by_name else 0)) if shared else 0,
             threads=_threads(own.data(file)) if own else None,
+            parameters=_parameters(own.data(file)) if own else (),
+            parameter_base=_parameter_base(own.data(file)) if own else None,
         )
     return result
 
@@ -131,3 +137,16 @@ def _threads(data: bytes) -> int | None:
         return None
     x, y, z = struct.unpack_from("<III", value)
     return int(x * y * z)
+
+
+def _parameters(data: bytes) -> tuple[tuple[int, int], ...]:
+    """Offset and size of each parameter. An attribute has the parameter's number and offset, and its size in the upper
+    14 bits of its last word."""
+    found = [struct.unpack_from("<4xHHI", value) for key, value in _attributes(data) if key == PARAMETER]
+    return tuple((offset, word >> 18) for _, offset, word in sorted(found))
+
+
+def _parameter_base(data: bytes) -> int | None:
+    return next(
+        (struct.unpack_from("<4xH", value)[0] for key, value in _attributes(data) if key == PARAMETER_BANK), None
+    )

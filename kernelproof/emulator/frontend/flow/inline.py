@@ -42,7 +42,8 @@ REFUSED_CALLS = {
 }
 
 
-def _renamed(op: Operand, reg: Rename, sym: Rename) -> Operand:
+def renamed(op: Operand, reg: Rename, sym: Rename) -> Operand:
+    """An operand with other names of its registers and symbols."""
     if isinstance(op, Reg):
         return Reg(reg(op.name), op.negated)
     if isinstance(op, Sym):
@@ -53,11 +54,11 @@ def _renamed(op: Operand, reg: Rename, sym: Rename) -> Operand:
             return Mem(Reg(reg(base.name)), op.offset)
         return Mem(Sym(sym(base.name), base.offset), op.offset) if isinstance(base, Sym) else op
     if isinstance(op, Tensor):
-        at = _renamed(Mem(op.base, op.offset), reg, sym)
+        at = renamed(Mem(op.base, op.offset), reg, sym)
         assert isinstance(at, Mem)
-        return Tensor(at.base, at.offset, tuple(_renamed(x, reg, sym) for x in op.coordinates))
+        return Tensor(at.base, at.offset, tuple(renamed(x, reg, sym) for x in op.coordinates))
     if isinstance(op, Vec):
-        return Vec(tuple(_renamed(x, reg, sym) for x in op.items))
+        return Vec(tuple(renamed(x, reg, sym) for x in op.items))
     if isinstance(op, Pair):
         return Pair(Reg(reg(op.first.name)), Reg(reg(op.second.name)))
     return op
@@ -201,7 +202,7 @@ class Inliner:
         if frame.after is not None and item.base == "ret":
             return replace(item, op="bra", parts=("bra",), operands=(Sym(frame.after),), guard=guard, frames=frames)
         if item.base != "brx":
-            operands = tuple(_renamed(op, reg, sym) for op in item.operands)
+            operands = tuple(renamed(op, reg, sym) for op in item.operands)
             return replace(item, operands=operands, guard=guard, frames=frames)
         targets = item.operands[1]
         names = None
@@ -212,7 +213,7 @@ class Inliner:
         if names is None:
             raise PtxError(item.line, "brx.idx without .branchtargets")
         labels = Vec(tuple(Sym(frame.prefix + name) for name in names))
-        return replace(item, operands=(_renamed(item.operands[0], reg, sym), labels), guard=guard, frames=frames)
+        return replace(item, operands=(renamed(item.operands[0], reg, sym), labels), guard=guard, frames=frames)
 
     def _move(self, item: Instr, mem: Mem, value: Operand, guard: Reg | None) -> Iterator[Instr]:
         """A ld.param or st.param of a call, as moves from or to registers that stand for bytes of the parameter."""

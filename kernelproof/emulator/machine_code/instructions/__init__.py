@@ -1,0 +1,13 @@
+"""One function for each mnemonic of machine code; importing this package registers them."""
+
+from kernelproof.emulator.machine_code.instructions import (  # noqa: F401
+    atomics,
+    compare,
+    control,
+    floating,
+    integer,
+    matrices,
+    memory,
+    moves,
+    warps,
+)

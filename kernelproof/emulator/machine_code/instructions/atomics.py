@@ -1,0 +1,71 @@
+"""Atomics, fences, and the invalidation of the L1 cache by which an acquire takes effect."""
+
+from __future__ import annotations
+
+from kernelproof.emulator.machine_code.instructions.memory import SCOPES, place
+from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, mnemonic
+from kernelproof.sass import Instruction
+
+_OPERATIONS = "ADD MIN MAX AND OR XOR EXCH INC DEC CAS"
+_TYPES = "32 64 S32 U32 S64 U64 F32 F64 F16x2 BF16_V2"
+_HINTS = "E STRONG CTA SM GPU SYS FTZ RN"
+
+
+def _kind(ins: Instruction, operation: str) -> str:
+    """The PTX type of an atomic; u32 if none is named."""
+    floats = {"F32": "f32", "F64": "f64", "F16x2": "f16x2", "BF16_V2": "bf16x2"}
+    for part in ins.modifiers:
+        if part in floats:
+            return floats[part]
+    wide = "64" if any(part.endswith("64") for part in ins.modifiers) else "32"
+    if operation in ("AND", "OR", "XOR", "EXCH", "CAS"):
+        return f"b{wide}"
+    signed = any(part in ("S32", "S64") for part in ins.modifiers)
+    return f"s{wide}" if signed and operation in ("MIN", "MAX") else f"u{wide}"
+
+
+def _scope(ins: Instruction) -> str:
+    return next((SCOPES[part] for part in ins.modifiers if part in SCOPES), "cta")
+
+
+@mnemonic("ATOMG ATOM ATOMS", f"{_OPERATIONS} {_TYPES} {_HINTS}")
+@mnemonic("RED REDG", f"{_OPERATIONS} {_TYPES} {_HINTS}")
+def atomic(low: Lowering, ins: Instruction) -> None:
+    """A relaxed read-modify-write; RED returns nothing."""
+    operation = next(part for part in ins.modifiers if part in _OPERATIONS.split())
+    kind = _kind(ins, operation)
+    operands = list(ins.operands)
+    if is_predicate(operands[0]):
+        operands.pop(0)
+    returns = not ins.name.startswith("RED")
+    result = operands.pop(0) if returns else ""
+    space, address = place(low, ins, operands.pop(0))
+    wide = kind.endswith("64")
+    values = [low.pair(text) if wide else low.word(text) for text in operands]
+    option = ".noftz" if kind in ("f16x2", "bf16x2") else ""
+    op = f"{'atom' if returns else 'red'}.relaxed.{_scope(ins)}{space}.{operation.lower()}{option}.{kind}"
+    if not returns:
+        low.emit(op, address, *values)
+    elif wide:
+        low.kinds[old := "%old" + str(len(low.kinds))] = "b64"  # no temporary: the guard holds for the atomic
+        low.emit(op, old, address, *values)
+        low.set_pair(result, old)
+    else:
+        low.emit(op, low.target(result), address, *values)
+
+
+@mnemonic("MEMBAR", "SC ALL CTA SM GPU SYS VC")
+def fence(low: Lowering, ins: Instruction) -> None:
+    """A fence of both directions (``.ALL``), or one that is sequentially consistent (``.SC``)."""
+    low.emit(f"fence.{'sc' if 'SC' in ins.modifiers else 'acq_rel'}.{_scope(ins)}")
+
+
+@mnemonic("CCTL", "IVALL")
+def invalidate(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """Later loads do not find old lines in the L1: the second half of an acquire."""
+    low.emit("fence.acquire.gpu")
+
+
+@mnemonic("ERRBAR CGAERRBAR")
+def error_barrier(low: Lowering, ins: Instruction) -> None:
+    """Waits for errors of earlier accesses."""

@@ -1,0 +1,60 @@
+"""Comparisons of integers, and logic of predicates."""
+
+from __future__ import annotations
+
+from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
+from kernelproof.sass import Instruction
+
+_ORDERS = ("LT", "LE", "GT", "GE", "EQ", "NE")
+_BOOLEANS = ("AND", "OR", "XOR")
+
+
+@mnemonic("ISETP UISETP", "LT LE GT GE EQ NE U32 AND OR XOR EX")
+def compare(low: Lowering, ins: Instruction) -> None:
+    """``p = (a <> b) op r`` and ``q = !(a <> b) op r``. ``.EX`` compares upper words, where the last predicate is the
+    result for the lower ones."""
+    p, q, a, b, r, *below = ins.operands
+    order = next(part for part in ins.modifiers if part in _ORDERS)
+    boolean = next(part for part in ins.modifiers if part in _BOOLEANS)
+    kind = "u32" if "U32" in ins.modifiers else "s32"
+    x, y = low.word(a), low.word(b)
+    if "EX" in ins.modifiers:
+        lower = low.predicate(below[0])
+        equal = low.computed("setp.eq.u32", x, y, kind="pred")
+        if order == "EQ":
+            held = low.both(equal, lower)
+        elif order == "NE":
+            held = low.either(low.inverse(equal), lower)
+        else:
+            above = low.computed(f"setp.{order[0].lower()}t.{kind}", x, y, kind="pred")
+            held = low.either(above, low.both(equal, lower))
+    else:
+        held = low.computed(f"setp.{order.lower()}.{kind}", x, y, kind="pred")
+    other = low.predicate(r)
+    values = low.logic(boolean, held, other), low.logic(boolean, low.inverse(held), other)
+    for name, value in zip((p, q), values, strict=True):
+        low.set_predicate(name, value)
+
+
+@mnemonic("PLOP3 UPLOP3", "LUT")
+def predicate_logic(low: Lowering, ins: Instruction) -> None:
+    """Two truth tables of the same three predicates."""
+    p, q, a, b, c, first, second = ins.operands
+    sources = [low.predicate(text) for text in (a, b, c)]
+    values = [_table(low, sources, int(table, 0)) for table in (first, second)]
+    for name, value in zip((p, q), values, strict=True):
+        low.set_predicate(name, value)
+
+
+def _table(low: Lowering, sources: list[str], table: int) -> str:
+    """A truth table of predicates, as the sum of products of the rows that hold (Shannon's expansion)."""
+    if not sources:
+        return str(table & 1)
+    head, *rest = sources
+    half = 1 << len(rest)
+    if head in ("0", "1"):
+        return _table(low, rest, table >> half if head == "1" else table)
+    yes, no = _table(low, rest, table >> half), _table(low, rest, table)
+    if yes == no:
+        return yes
+    return low.either(low.both(head, yes), low.both(low.inverse(head), no))

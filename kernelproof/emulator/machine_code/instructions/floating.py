@@ -1,0 +1,285 @@
+"""Floating-point arithmetic, comparisons and conversions.
+
+Signs of a source flip or clear its sign bit, also of NaN. ``.FTZ`` flushes subnormal numbers to zero, and a rounding is
+named if it is not to the nearest.
+"""
+
+from __future__ import annotations
+
+from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
+from kernelproof.emulator.machine_code.operands import Constant, Literal, Register, operand
+from kernelproof.sass import Instruction
+
+_ROUNDINGS = "RZ RM RP"
+_ORDERS = "LT LE GT GE EQ NE LTU LEU GTU GEU EQU NEU NUM NAN"
+_SIGN, _MAGNITUDE = str(0x80000000), str(0x7FFFFFFF)
+
+
+def _rounding(ins: Instruction) -> str:
+    return next((f".{part.lower()}" for part in ins.modifiers if part in _ROUNDINGS.split()), ".rn")
+
+
+def _options(ins: Instruction) -> str:
+    return "".join(f".{part.lower()}" for part in ("FTZ", "SAT") if part in ins.modifiers)
+
+
+def single(low: Lowering, text: str) -> str:
+    """A source in single precision, as its bits."""
+    source = operand(text)
+    if isinstance(source, Literal):
+        return str(source.single)
+    bits = low.bits(source)
+    for sign in reversed(source.signs if isinstance(source, Register | Constant) else ""):
+        op, mask = ("xor.b32", _SIGN) if sign == "-" else ("and.b32", _MAGNITUDE)
+        if bits.isdigit():
+            bits = str(int(bits) ^ int(_SIGN) if sign == "-" else int(bits) & int(_MAGNITUDE))
+        else:
+            bits = low.computed(op, bits, mask)
+    return f"0f{int(bits):08X}" if bits.isdigit() else bits
+
+
+@mnemonic("FADD FMUL FFMA", f"FTZ SAT {_ROUNDINGS}")
+def arithmetic(low: Lowering, ins: Instruction) -> None:
+    """Sums, products, and products plus a sum that are rounded once."""
+    op = {"FADD": "add", "FMUL": "mul", "FFMA": "fma"}[ins.name]
+    result, *sources = ins.operands
+    low.emit(f"{op}{_rounding(ins)}{_options(ins)}.f32", low.target(result), *(single(low, text) for text in sources))
+
+
+@mnemonic("FMNMX", "FTZ NAN")
+def minimum(low: Lowering, ins: Instruction) -> None:
+    """The minimum of two numbers if the predicate holds, else the maximum."""
+    result, a, b, p = ins.operands
+    x, y = single(low, a), single(low, b)
+    options = _options(ins) + (".NaN" if "NAN" in ins.modifiers else "")
+    test = low.predicate(p)
+    if test in ("0", "1"):
+        low.emit(f"{'min' if test == '1' else 'max'}{options}.f32", low.target(result), x, y)
+        return
+    least, most = (low.computed(f"{op}{options}.f32", x, y) for op in ("min", "max"))
+    if test[0] == "!":
+        least, most, test = most, least, test[1:]
+    low.emit("selp.b32", low.target(result), least, most, test)
+
+
+@mnemonic("FSETP", f"{_ORDERS} FTZ AND OR XOR")
+def compare(low: Lowering, ins: Instruction) -> None:
+    """``p = (a <> b) op r`` and ``q = !(a <> b) op r``."""
+    order, boolean = _compared(ins)
+    p, q, a, b, r = ins.operands
+    held = low.computed(f"setp.{order}{_options(ins)}.f32", single(low, a), single(low, b), kind="pred")
+    _assign(low, (p, q), held, boolean, r)
+
+
+def _compared(ins: Instruction) -> tuple[str, str]:
+    order = next(part.lower() for part in ins.modifiers if part in _ORDERS.split())
+    return order, next(part for part in ins.modifiers if part in ("AND", "OR", "XOR"))
+
+
+def _assign(low: Lowering, results: tuple[str, str], held: str, boolean: str, other: str) -> None:
+    value = low.predicate(other)
+    values = low.logic(boolean, held, value), low.logic(boolean, low.inverse(held), value)
+    for name, text in zip(results, values, strict=True):
+        low.set_predicate(name, text)
+
+
+@mnemonic("FSEL", "FTZ")
+def select(low: Lowering, ins: Instruction) -> None:
+    """The first source where the predicate holds, else the second."""
+    result, a, b, p = ins.operands
+    test = low.predicate(p)
+    if test[0] == "!":
+        a, b, test = b, a, test[1:]
+    low.emit("selp.b32", low.target(result), single(low, a), single(low, b), test)
+
+
+_FUNCTIONS = {"RCP": "rcp", "RSQ": "rsqrt", "EX2": "ex2", "LG2": "lg2", "SQRT": "sqrt", "TANH": "tanh"}
+
+
+@mnemonic("MUFU", " ".join(_FUNCTIONS))
+def approximate(low: Lowering, ins: Instruction) -> None:
+    """Approximations, which flush subnormal numbers."""
+    function = _FUNCTIONS[ins.modifiers[0]]
+    options = "" if function == "tanh" else ".ftz"
+    low.emit(f"{function}.approx{options}.f32", low.target(ins.operands[0]), single(low, ins.operands[1]))
+
+
+# --- double precision
+
+
+def _double(low: Lowering, text: str) -> str:
+    source = operand(text)
+    if isinstance(source, Literal):
+        raise low.refusal("a literal in double precision is not modelled")
+    bits = low.join(low.bits(source), low.bits(source, 1))
+    for sign in reversed(source.signs if isinstance(source, Register | Constant) else ""):
+        op = "neg" if sign == "-" else "abs"
+        bits = low.computed(f"{op}.f64", bits, kind="b64")
+    return f"0d{int(bits):016X}" if bits.isdigit() else bits
+
+
+@mnemonic("DADD DMUL DFMA", _ROUNDINGS)
+def double_arithmetic(low: Lowering, ins: Instruction) -> None:
+    """Sums and products of pairs of registers."""
+    op = {"DADD": "add", "DMUL": "mul", "DFMA": "fma"}[ins.name]
+    result, *sources = ins.operands
+    total = low.computed(f"{op}{_rounding(ins)}.f64", *(_double(low, text) for text in sources), kind="b64")
+    low.set_pair(result, total)
+
+
+@mnemonic("DSETP", f"{_ORDERS} AND OR XOR")
+def double_compare(low: Lowering, ins: Instruction) -> None:
+    """As FSETP, on pairs of registers."""
+    order, boolean = _compared(ins)
+    p, q, a, b, r = ins.operands
+    held = low.computed(f"setp.{order}.f64", _double(low, a), _double(low, b), kind="pred")
+    _assign(low, (p, q), held, boolean, r)
+
+
+# --- halves, two in a register
+
+
+def halves(low: Lowering, text: str, kind: str) -> str:
+    """A source of two halves: ``.H0_H0`` and ``.H1_H1`` take one of them twice."""
+    source = operand(text)
+    if isinstance(source, Literal):
+        half = source.half if kind == "f16x2" else source.single >> 16
+        return str(half | half << 16)
+    assert isinstance(source, Register | Constant)
+    bits = low.bits(source)
+    for part in source.parts:
+        bits = low.computed("prmt.b32", bits, "0", {"H0_H0": "0x1010", "H1_H1": "0x3232"}[part])
+    for sign in reversed(source.signs):
+        number = 0x80008000 if sign == "-" else 0x7FFF7FFF
+        if bits.isdigit():
+            bits = str(int(bits) ^ number if sign == "-" else int(bits) & number)
+        else:
+            bits = low.computed("xor.b32" if sign == "-" else "and.b32", bits, str(number))
+    return bits
+
+
+def _half_sources(low: Lowering, texts: list[str], count: int, kind: str) -> list[str]:
+    """The sources; where a literal stands for two halves, two numbers are printed, of which the first is the upper."""
+    out: list[str] = []
+    rest = list(texts)
+    while rest:
+        text = rest.pop(0)
+        first = operand(text)
+        if isinstance(first, Literal) and len(out) + 1 + len(rest) > count:
+            second = operand(rest.pop(0))
+            assert isinstance(second, Literal)
+            upper, lower = ((lit.half if kind == "f16x2" else lit.single >> 16) for lit in (first, second))
+            out.append(str(upper << 16 | lower))
+        else:
+            out.append(halves(low, text, kind))
+    assert len(out) == count
+    return out
+
+
+@mnemonic("HADD2 HMUL2 HFMA2", "F32 BF16_V2 FTZ SAT RELU MMA")
+def half_arithmetic(low: Lowering, ins: Instruction) -> None:
+    """Sums and products of two halves. ``HADD2.F32`` gives the sum of the lower ones in single precision."""
+    kind = "bf16x2" if "BF16_V2" in ins.modifiers else "f16x2"
+    op, count = {"HADD2": ("add", 2), "HMUL2": ("mul", 2), "HFMA2": ("fma", 3)}[ins.name]
+    result, *texts = ins.operands
+    sources = _half_sources(low, texts, count, kind)
+    if "F32" in ins.modifiers:
+        assert ins.name == "HADD2"
+        numbers = [_lower_half(low, source, kind[:-2]) for source in sources]
+        low.emit("add.rn.f32", low.target(result), *numbers)
+        return
+    if all(source.isdigit() for source in sources) and ins.name == "HFMA2" and sources[0] in ("0", str(0x80008000)):
+        low.set(result, sources[2])  # how ptxas moves a literal
+        return
+    options = ".relu" if "RELU" in ins.modifiers else _options(ins)
+    low.emit(f"{op}.rn{options}.{kind}", low.target(result), *sources)
+
+
+def _lower_half(low: Lowering, source: str, kind: str) -> str:
+    if kind == "bf16":
+        return (
+            low.computed("shl.b32", source, "16") if not source.isdigit() else f"0f{int(source) << 16 & 0xFFFFFFFF:08X}"
+        )
+    half = low.computed("cvt.u16.u32", source, kind="b16")
+    return low.computed("cvt.f32.f16", half)
+
+
+# --- conversions
+
+_FLOATS = {"F16": "f16", "F32": "f32", "F64": "f64", "BF16": "bf16"}
+_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+_INTEGER_TYPES = "U8 S8 U16 S16 U32 S32 U64 S64"
+
+
+def _value(low: Lowering, text: str, kind: str) -> str:
+    """A source of a type, its signs applied."""
+    if kind == "f64":
+        return _double(low, text)
+    if kind in ("f16", "bf16"):
+        return low.computed("cvt.u16.u32", halves(low, text, f"{kind}x2"), kind="b16")
+    if kind == "f32":
+        return single(low, text)
+    if kind[1:] == "64":
+        return low.pair(text)
+    word = low.word(text)
+    return word if kind[1:] == "32" or word.isdigit() else low.computed(f"cvt.u{kind[1:]}.u32", word, kind="b16")
+
+
+def _store(low: Lowering, text: str, op: str, kind: str, value: str) -> None:
+    """Convert a value to a type, and write it: narrow results to the lower part of a word."""
+    if kind.endswith("64"):
+        low.set_pair(text, low.computed(op, value, kind="b64"))
+    elif kind in ("f16", "bf16"):
+        low.set(text, low.computed("cvt.u32.u16", low.computed(op, value, kind="b16")))
+    else:
+        low.emit(op, low.target(text), value)
+
+
+def _to_integer(ins: Instruction) -> str:
+    """How a number is rounded to an integer, to the nearest one if nothing is named."""
+    modes = (("TRUNC", "rzi"), ("FLOOR", "rmi"), ("CEIL", "rpi"))
+    return next((mode for part, mode in modes if part in ins.modifiers), "rni")
+
+
+@mnemonic("F2I", f"F16 F32 F64 FTZ NTZ TRUNC FLOOR CEIL {_INTEGER_TYPES}")
+def to_integer(low: Lowering, ins: Instruction) -> None:
+    """A number as an integer, s32 of f32 if no type is named."""
+    origin = next((_FLOATS[part] for part in ins.modifiers if part in _FLOATS), "f32")
+    kind = next((part.lower() for part in ins.modifiers if part in _INTEGER_TYPES.split()), "s32")
+    mode = _to_integer(ins)
+    ftz = ".ftz" if "FTZ" in ins.modifiers and origin == "f32" else ""
+    _store(low, ins.operands[0], f"cvt.{mode}{ftz}.{kind}.{origin}", kind, _value(low, ins.operands[1], origin))
+
+
+@mnemonic("I2F I2FP", f"F16 F32 F64 {_ROUNDINGS} {_INTEGER_TYPES}")
+def from_integer(low: Lowering, ins: Instruction) -> None:
+    """An integer as a number, f32 of s32 if no type is named."""
+    kind = next((_FLOATS[part] for part in ins.modifiers if part in _FLOATS), "f32")
+    origin = next((part.lower() for part in ins.modifiers if part in _INTEGER_TYPES.split()), "s32")
+    _store(low, ins.operands[0], f"cvt{_rounding(ins)}.{kind}.{origin}", kind, _value(low, ins.operands[1], origin))
+
+
+@mnemonic("F2F FRND", f"F16 F32 F64 BF16 FTZ TRUNC FLOOR CEIL {_ROUNDINGS}")
+def between_floats(low: Lowering, ins: Instruction) -> None:
+    """A number in another precision (the result's type is named first), or rounded to an integer (FRND)."""
+    named = [_FLOATS[part] for part in ins.modifiers if part in _FLOATS]
+    kind, origin = [*named, "f32", "f32"][:2]
+    ftz = ".ftz" if "FTZ" in ins.modifiers and "f32" in (kind, origin) else ""
+    if ins.name == "FRND":
+        origin = kind
+        mode = _to_integer(ins)
+    else:
+        mode = "" if _BYTES[kind] > _BYTES[origin] else _rounding(ins)[1:]
+    op = f"cvt{'.' if mode else ''}{mode}{ftz}.{kind}.{origin}"
+    _store(low, ins.operands[0], op, kind, _value(low, ins.operands[1], origin))
+
+
+@mnemonic("F2FP", "F16 BF16 F32 PACK_AB RELU MERGE_C")
+def pack(low: Lowering, ins: Instruction) -> None:
+    """Two numbers as two halves, the first one in the upper half."""
+    if "MERGE_C" in ins.modifiers:
+        raise low.refusal(".MERGE_C is not modelled")
+    kind = "bf16x2" if "BF16" in ins.modifiers else "f16x2"
+    relu = ".relu" if "RELU" in ins.modifiers else ""
+    result, a, b = ins.operands[:3]
+    low.emit(f"cvt.rn{relu}.{kind}.f32", low.target(result), single(low, a), single(low, b))

@@ -1,0 +1,294 @@
+"""Integer arithmetic, shifts and logic of words.
+
+A carry is the predicate of an addition, so that numbers of 64 bits and more are added word by word. Where a negated
+source meets a carry, its negation is the complement plus one, as the adder has it.
+"""
+
+from __future__ import annotations
+
+from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, is_zero, mnemonic
+from kernelproof.emulator.machine_code.operands import Constant, Register, operand
+from kernelproof.sass import Instruction
+
+
+def _split_predicates(operands: tuple[str, ...], results: int) -> tuple[str, list[str], list[str], list[str]]:
+    """The result, its carries out, the sources, and the carries in."""
+    rest = list(operands[1:])
+    carries: list[str] = []
+    while len(carries) < results and rest and is_predicate(rest[0]):
+        carries.append(rest.pop(0))
+    inputs: list[str] = []
+    while rest and is_predicate(rest[-1]):
+        inputs.insert(0, rest.pop())
+    return operands[0], carries, rest, inputs
+
+
+@mnemonic("IADD3 UIADD3", "X")
+def add3(low: Lowering, ins: Instruction) -> None:
+    """The sum of three words and, with ``.X``, of up to two carries. Its two carries out count what the sum carries."""
+    result, carries, sources, inputs = _split_predicates(ins.operands, 2)
+    if not carries:
+        total = low.word(sources[0])
+        for source in sources[1:]:
+            total = _plus(low, total, low.word(source))
+        for p in inputs:
+            total = _plus(low, total, low.number(low.predicate(p)))
+        low.set(result, total)
+        return
+    total = "0"
+    for source in sources:
+        total = _plus(low, total, _unsigned(low, source), "s64")
+    for p in inputs:
+        total = _plus(low, total, low.number(low.predicate(p)), "s64")
+    low.set(result, low.computed("cvt.u32.u64", total) if not total.isdigit() else str(int(total) & 0xFFFFFFFF))
+    for count, p in enumerate(carries, 1):
+        low.set_predicate(p, _at_least(low, total, count << 32))
+
+
+def _plus(low: Lowering, a: str, b: str, kind: str = "s32") -> str:
+    """The sum of two sources; literals are folded."""
+    if "0" in (a, b):
+        a, b = (b, "0") if a == "0" else (a, b)
+        return a if b == "0" and (kind == "s32" or a.isdigit() or low.kinds[a] == "b64") else _widened(low, a)
+    if a.isdigit() and b.isdigit():
+        return str(int(a) + int(b) & (0xFFFFFFFF if kind == "s32" else (1 << 64) - 1))
+    if kind == "s64":
+        a, b = _widened(low, a), _widened(low, b)
+    return low.computed(f"add.{kind}", a, b, kind="b64" if kind == "s64" else "b32")
+
+
+def _widened(low: Lowering, source: str) -> str:
+    return source if source.isdigit() or low.kinds[source] == "b64" else low.computed("cvt.u64.u32", source, kind="b64")
+
+
+def _unsigned(low: Lowering, text: str) -> str:
+    """A source as the adder takes it: 64 bits, a negated one as its complement plus one."""
+    source = operand(text)
+    if not isinstance(source, Register | Constant) or not source.signs:
+        return _widened(low, low.word(text))
+    bits = low.bits(source)
+    complement = str(~int(bits) & 0xFFFFFFFF) if bits.isdigit() else low.computed("not.b32", bits)
+    wide = _widened(low, complement)
+    return wide if source.signs == "~" else _plus(low, wide, "1", "s64")
+
+
+def _at_least(low: Lowering, value: str, bound: int) -> str:
+    if value.isdigit():
+        return str(int(int(value) >= bound))
+    return low.computed("setp.ge.u64", value, str(bound), kind="pred")
+
+
+@mnemonic("IMAD UIMAD", "MOV IADD SHL U32 X WIDE HI")
+def multiply_add(low: Lowering, ins: Instruction) -> None:
+    """a * b + c. ``.MOV``, ``.IADD`` and ``.SHL`` are nvdisasm's names for products by 0, 1 or a power of two."""
+    if "WIDE" in ins.modifiers:
+        _multiply_wide(low, ins)
+        return
+    result, carries, (a, b, c), inputs = _split_predicates(ins.operands, 1)
+    if carries:
+        raise low.refusal("a carry out of a product of one word is not modelled")
+    if "HI" in ins.modifiers:
+        kind = "u32" if "U32" in ins.modifiers else "s32"
+        total = _plus64(low, low.computed(f"mul.wide.{kind}", low.word(a), low.word(b), kind="b64"), low.pair(c))
+        low.emit("mov.b64", f"{{{low.temp()}, {low.target(result)}}}", total)
+        return
+    total = _product(low, low.word(a), low.word(b), low.word(c))
+    for p in inputs:
+        total = _plus(low, total, low.number(low.predicate(p)))
+    low.set(result, total)
+
+
+def _product(low: Lowering, a: str, b: str, c: str) -> str:
+    if "0" in (a, b):
+        return c
+    if "1" in (a, b):
+        return _plus(low, b if a == "1" else a, c)
+    if b.isdigit() and int(b).bit_count() == 1 and not a.isdigit():
+        return _plus(low, low.computed("shl.b32", a, str(int(b).bit_length() - 1)), c)
+    if c == "0":
+        return low.computed("mul.lo.s32", a, b)
+    return low.computed("mad.lo.s32", a, b, c)
+
+
+def _multiply_wide(low: Lowering, ins: Instruction) -> None:
+    result, carries, (a, b, c), inputs = _split_predicates(ins.operands, 1)
+    kind = "u32" if "U32" in ins.modifiers else "s32"
+    x, y = low.word(a), low.word(b)
+    product = "0" if "0" in (x, y) else low.computed(f"mul.wide.{kind}", x, y, kind="b64")
+    addend = low.pair(c)
+    total = _plus64(low, product, addend)
+    for p in inputs:
+        total = _plus64(low, total, _widened(low, low.number(low.predicate(p))))
+    low.set_pair(result, total)
+    for p in carries:
+        if inputs:
+            raise low.refusal("carries into and out of a wide product are not modelled together")
+        carried = "0" if "0" in (product, addend) else low.computed("setp.lt.u64", total, addend, kind="pred")
+        low.set_predicate(p, carried)
+
+
+def _plus64(low: Lowering, a: str, b: str) -> str:
+    if "0" in (a, b):
+        return b if a == "0" else a
+    return low.computed("add.s64", a, b, kind="b64")
+
+
+@mnemonic("LEA ULEA", "HI X SX32")
+def shift_add(low: Lowering, ins: Instruction) -> None:
+    """(a << s) + b. With ``.HI`` the upper word of (c:a << s), plus b; ``.SX32`` takes the sign of a for c."""
+    result, carries, sources, inputs = _split_predicates(ins.operands, 1)
+    if "HI" in ins.modifiers:
+        if "SX32" in ins.modifiers:
+            a, b, s = sources
+            shift = 32 - int(s, 0)
+            part = low.computed("shr.s32", low.word(a), str(shift)) if shift else low.word(a)
+        else:
+            a, b, c, s = sources
+            part = _upper_left(low, low.word(a), low.word(c), int(s, 0))
+    else:
+        a, b, s = sources
+        part = low.computed("shl.b32", low.word(a), s) if int(s, 0) and not is_zero(a) else low.word(a)
+    if not carries:
+        total = _plus(low, part, low.word(b))
+        for p in inputs:
+            total = _plus(low, total, low.number(low.predicate(p)))
+        low.set(result, total)
+        return
+    total = _plus(low, _widened(low, part), _unsigned(low, b), "s64")
+    for p in inputs:
+        total = _plus(low, total, low.number(low.predicate(p)), "s64")
+    low.set(result, str(int(total) & 0xFFFFFFFF) if total.isdigit() else low.computed("cvt.u32.u64", total))
+    low.set_predicate(carries[0], _at_least(low, total, 1 << 32))
+
+
+def _upper_left(low: Lowering, a: str, c: str, shift: int) -> str:
+    """The upper word of c:a << shift."""
+    if shift == 0:
+        return c
+    bottom = "0" if a == "0" else low.computed("shr.u32", a, str(32 - shift))
+    top = "0" if c == "0" else low.computed("shl.b32", c, str(shift))
+    if "0" in (top, bottom):
+        return top if bottom == "0" else bottom
+    return low.computed("or.b32", top, bottom)
+
+
+@mnemonic("SHF USHF", "L R W U32 S32 U64 S64 HI")
+def funnel_shift(low: Lowering, ins: Instruction) -> None:
+    """c:a shifted by a count; the upper word with ``.HI``, else the lower one. ``.W`` takes the count modulo its width,
+    otherwise counts beyond it shift everything out."""
+    result, a, count, c = ins.operands
+    left, high, wraps = "L" in ins.modifiers, "HI" in ins.modifiers, "W" in ins.modifiers
+    kind = next((part for part in ins.modifiers if part[1:] in ("32", "64")), "U32")
+    by = low.word(count)
+    if wraps:
+        most = 31 if kind[1:] == "32" else 63
+        by = str(int(by) & most) if by.isdigit() else low.computed("and.b32", by, str(most))
+    if left != high:  # one word decides: the lower one of a left shift, the upper one of a right shift
+        word = low.word(a if left else c)
+        op = "shl.b32" if left else f"shr.{kind[0].lower()}32"
+        low.set(result, "0" if word == "0" else low.computed(op, word, by))
+        return
+    value = low.join(low.word(a), low.word(c))
+    if kind[1:] == "32" and not wraps:
+        by = str(min(int(by), 32)) if by.isdigit() else low.computed("min.u32", by, "32")
+    shifted = low.computed("shl.b64" if left else f"shr.{kind[0].lower()}64", value, by, kind="b64")
+    halves = (low.temp(), low.target(result)) if high else (low.target(result), low.temp())
+    low.emit("mov.b64", f"{{{', '.join(halves)}}}", shifted)
+
+
+@mnemonic("LOP3 ULOP3", "LUT PAND")
+def logic3(low: Lowering, ins: Instruction) -> None:
+    """A truth table of three words; a predicate result says whether any bit is set, or what the last predicate says."""
+    operands = list(ins.operands)
+    p = operands.pop(0) if is_predicate(operands[0]) else ""
+    result, a, b, c, table, other = operands
+    value = _table(low, low.word(a), low.word(b), low.word(c), int(table, 0))
+    low.set(result, value)
+    if p:
+        some = str(int(int(value) != 0)) if value.isdigit() else low.computed("setp.ne.u32", value, "0", kind="pred")
+        low.set_predicate(p, low.logic("AND" if "PAND" in ins.modifiers else "OR", some, low.predicate(other)))
+
+
+_TABLES = {0xC0: "and.b32", 0xFC: "or.b32", 0x3C: "xor.b32"}
+_A, _B, _C = 0xF0, 0xCC, 0xAA
+
+
+def _table(low: Lowering, a: str, b: str, c: str, table: int) -> str:
+    """The bits of a truth table. Sources that are zero or that the table ignores leave a simpler one."""
+    if a == "0":  # the half of the table for a = 0 counts
+        table = (table & 0x0F) * 0x11
+    if b == "0":
+        table = (table & 0x33) * 0x05
+    if c == "0":
+        table = (table & 0x55) * 0x03
+    if table in (0, 0xFF):
+        return "0" if table == 0 else str(0xFFFFFFFF)
+    for source, own in ((a, _A), (b, _B), (c, _C)):
+        if table == own:
+            return source
+        if table == own ^ 0xFF:
+            return low.computed("not.b32", source)
+    for (x, own_x), (y, own_y) in (((a, _A), (b, _B)), ((a, _A), (c, _C)), ((b, _B), (c, _C))):
+        for op, bits in (("and", own_x & own_y), ("or", own_x | own_y), ("xor", own_x ^ own_y)):
+            if table == bits:
+                return low.computed(f"{op}.b32", x, y)
+    return low.computed("lop3.b32", a, b, c, str(table))
+
+
+@mnemonic("IMNMX UIMNMX VIMNMX", "U32 S32")
+def minimum(low: Lowering, ins: Instruction) -> None:
+    """The minimum of two words if the predicate holds, else the maximum."""
+    result, a, b, p = ins.operands
+    kind = "u32" if "U32" in ins.modifiers else "s32"
+    test = low.predicate(p)
+    x, y = low.word(a), low.word(b)
+    if test in ("0", "1"):
+        low.set(result, low.computed(f"{'min' if test == '1' else 'max'}.{kind}", x, y))
+        return
+    least, most = low.computed(f"min.{kind}", x, y), low.computed(f"max.{kind}", x, y)
+    if test[0] == "!":
+        least, most, test = most, least, test[1:]
+    low.set(result, low.computed("selp.b32", least, most, test))
+
+
+@mnemonic("IABS")
+def absolute(low: Lowering, ins: Instruction) -> None:
+    """The magnitude of a word."""
+    low.set(ins.operands[0], low.computed("abs.s32", low.word(ins.operands[1])))
+
+
+@mnemonic("SGXT USGXT", "U32 W")
+def extend(low: Lowering, ins: Instruction) -> None:
+    """The lower bits of a word, so many as the second source says, extended by zeros or by their sign."""
+    result, a, count = ins.operands
+    kind, mode = "u32" if "U32" in ins.modifiers else "s32", "wrap" if "W" in ins.modifiers else "clamp"
+    low.set(result, low.computed(f"szext.{mode}.{kind}", low.word(a), low.word(count)))
+
+
+@mnemonic("BMSK UBMSK", "W")
+def mask(low: Lowering, ins: Instruction) -> None:
+    """So many bits that are set, from a position on."""
+    result, position, count = ins.operands
+    mode = "wrap" if "W" in ins.modifiers else "clamp"
+    low.set(result, low.computed(f"bmsk.{mode}.b32", low.word(position), low.word(count)))
+
+
+@mnemonic("POPC UPOPC")
+def count_bits(low: Lowering, ins: Instruction) -> None:
+    """The number of bits that are set."""
+    low.set(ins.operands[0], low.computed("popc.b32", low.word(ins.operands[1])))
+
+
+@mnemonic("BREV UBREV")
+def reverse(low: Lowering, ins: Instruction) -> None:
+    """The bits of a word in the opposite order."""
+    low.set(ins.operands[0], low.computed("brev.b32", low.word(ins.operands[1])))
+
+
+@mnemonic("FLO UFLO", "U32 SH")
+def leading_bit(low: Lowering, ins: Instruction) -> None:
+    """The position of the leading bit (of a negative number: the leading zero); ``.SH``: the shift that brings it to
+    the top."""
+    kind = "u32" if "U32" in ins.modifiers else "s32"
+    shift = ".shiftamt" if "SH" in ins.modifiers else ""
+    low.set(ins.operands[0], low.computed(f"bfind{shift}.{kind}", low.word(ins.operands[-1])))

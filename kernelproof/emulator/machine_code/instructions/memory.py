@@ -1,0 +1,109 @@
+"""Loads, stores and asynchronous copies.
+
+Widths are modifiers: none is 32 bits. Cache hints (``.BYPASS``, ``.LTC128B`` ..) change no value.
+"""
+
+from __future__ import annotations
+
+from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
+from kernelproof.emulator.machine_code.operands import Address, operand
+from kernelproof.emulator.memory.shared import WINDOW_START
+from kernelproof.sass import Instruction
+
+_HINTS = "E LTC64B LTC128B LTC256B EF EL LU EU NA"
+_WIDTHS = "U8 S8 U16 S16 64 128 U"
+SCOPES = {"CTA": "cta", "SM": "cta", "GPU": "gpu", "SYS": "sys"}
+_STRENGTHS = "STRONG CTA SM GPU SYS"
+_SPACES = {"G": "global", "S": "shared", "L": "local"}
+
+
+def _kind(ins: Instruction) -> tuple[str, int]:
+    """The PTX type of an element and the number of registers."""
+    narrow = next((part for part in ins.modifiers if part in ("U8", "S8", "U16", "S16")), "")
+    if narrow:
+        return narrow.lower(), 1
+    return "b32", 4 if "128" in ins.modifiers else 2 if "64" in ins.modifiers else 1
+
+
+def _strength(ins: Instruction) -> str:
+    if "STRONG" not in ins.modifiers:
+        return ""
+    return f".relaxed.{next(SCOPES[part] for part in ins.modifiers if part in SCOPES)}"
+
+
+def place(low: Lowering, ins: Instruction, text: str) -> tuple[str, str]:
+    """State space and address of an access."""
+    space = _SPACES.get(ins.name[-1], "generic")
+    if space == "shared":
+        return ".shared", shared_address(low, text)
+    if space == "local":
+        return ".local", low.near_address(text, 0)
+    at = operand(text)
+    if isinstance(at, Address) and not at.wide and any(register.number is not None for register in at.registers):
+        raise low.refusal("an address of 32 bits in global memory is not modelled")
+    return "" if space == "generic" else ".global", low.address(text)
+
+
+def shared_address(low: Lowering, text: str) -> str:
+    """An address in shared memory, which begins elsewhere in the emulator than in some machine code."""
+    return low.near_address(text, WINDOW_START - low.bank.shared)
+
+
+@mnemonic("LDG LD LDS LDL", f"{_HINTS} {_WIDTHS} {_STRENGTHS} CONSTANT")
+def load(low: Lowering, ins: Instruction) -> None:
+    """Loads of one to four registers. ``.CONSTANT`` reads what no thread writes."""
+    result, at, *rest = ins.operands
+    if rest:
+        raise low.refusal("a load with a predicate is not modelled")
+    kind, count = _kind(ins)
+    space, address = place(low, ins, at)
+    order = ".nc" if "CONSTANT" in ins.modifiers else _strength(ins)
+    vector = f".v{count}" if count > 1 else ""
+    target = low.targets(result, count) if count > 1 else low.target(result)
+    low.emit(f"ld{order}{space}{vector}.{kind}", target, address)
+
+
+@mnemonic("STG ST STS STL", f"{_HINTS} {_WIDTHS} {_STRENGTHS}")
+def store(low: Lowering, ins: Instruction) -> None:
+    """Stores of one to four registers."""
+    at, source = ins.operands
+    kind, count = _kind(ins)
+    space, address = place(low, ins, at)
+    vector = f".v{count}" if count > 1 else ""
+    value = low.words(source, count) if count > 1 else low.word(source)
+    if kind[1:] in ("8", "16"):
+        kind = f"u{kind[1:]}"
+    low.emit(f"st{_strength(ins)}{space}{vector}.{kind}", address, value)
+
+
+# --- asynchronous copies
+
+
+@mnemonic("LDGSTS", f"{_HINTS} 64 128 BYPASS ACCESS ZFILL")
+def copy(low: Lowering, ins: Instruction) -> None:
+    """cp.async; with ``.ZFILL`` zeros are written where the predicate does not hold."""
+    to, source, *rest = ins.operands
+    size = 4 * _kind(ins)[1]
+    operands = [shared_address(low, to), low.address(source), str(size)]
+    if rest:
+        if "ZFILL" not in ins.modifiers:
+            raise low.refusal("a copy with a predicate and without .ZFILL is not modelled")
+        ignored = low.inverse(low.predicate(rest[0]))
+        if ignored[0] == "!":
+            ignored = low.computed("not.pred", ignored[1:], kind="pred")
+        operands.append(ignored)
+    low.emit(f"cp.async.{'cg' if 'BYPASS' in ins.modifiers else 'ca'}.shared.global", *operands)
+
+
+@mnemonic("LDGDEPBAR")
+def commit(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """Copies so far form a group, whose end a scoreboard counts."""
+    low.emit("cp.async.commit_group")
+
+
+@mnemonic("DEPBAR", "LE")
+def wait(low: Lowering, ins: Instruction) -> None:
+    """Waits until a scoreboard counts so many groups of copies at most. Other scoreboards are those of registers."""
+    board, count = ins.operands[:2]
+    if board in low.copy_scoreboards:
+        low.emit("cp.async.wait_group", str(int(count, 0)))

@@ -1,0 +1,59 @@
+"""Instructions that the lanes of a warp execute together: shuffles, votes, matches and reductions.
+
+Machine code names no members: the lanes that have come together take part, so the members are the active lanes.
+"""
+
+from __future__ import annotations
+
+from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, is_zero, mnemonic
+from kernelproof.sass import Instruction
+
+
+def _members(low: Lowering) -> str:
+    return low.computed("activemask.b32")
+
+
+@mnemonic("SHFL", "IDX UP DOWN BFLY")
+def shuffle(low: Lowering, ins: Instruction) -> None:
+    """shfl.sync; the predicate says whether the lane that was read is in range."""
+    p, result, a, b, c = ins.operands
+    target = low.target(result)
+    within = low.temp("pred")
+    sources = low.word(a), low.word(b), low.word(c), _members(low)
+    low.emit(f"shfl.sync.{ins.modifiers[0].lower()}.b32", f"{target}|{within}", *sources)
+    low.set_predicate(p, within)
+
+
+@mnemonic("VOTE VOTEU", "ANY ALL EQ")
+def vote(low: Lowering, ins: Instruction) -> None:
+    """The lanes for which a predicate holds as a word, and whether it holds for any, all or equally many of them."""
+    operands = list(ins.operands)
+    result = operands.pop(0) if not is_predicate(operands[0]) else ""
+    p, source = operands
+    value, members = low.predicate(source), _members(low)
+    if result and not is_zero(result):
+        low.emit("vote.sync.ballot.b32", low.target(result), value, members)
+    mode = {"ANY": "any", "ALL": "all", "EQ": "uni"}[ins.modifiers[0]]
+    low.set_predicate(p, low.computed(f"vote.sync.{mode}.pred", value, members, kind="pred"))
+
+
+@mnemonic("MATCH", "ANY ALL")
+def match(low: Lowering, ins: Instruction) -> None:
+    """The lanes that have the same word."""
+    operands = list(ins.operands)
+    p = operands.pop(0) if is_predicate(operands[0]) else ""
+    result, value = operands
+    target, same = low.target(result), low.temp("pred")
+    mode = ins.modifiers[0].lower()
+    low.emit(f"match.{mode}.sync.b32", f"{target}|{same}" if p else target, low.word(value), _members(low))
+    if p:
+        low.set_predicate(p, same)
+
+
+@mnemonic("REDUX", "SUM MIN MAX AND OR XOR S32 U32")
+def reduce(low: Lowering, ins: Instruction) -> None:
+    """redux.sync; without a named operation AND."""
+    mode = next((part for part in ins.modifiers if part in ("SUM", "MIN", "MAX", "OR", "XOR")), "AND")
+    kind = "b32" if mode in ("AND", "OR", "XOR") else "s32" if "S32" in ins.modifiers else "u32"
+    name = "add" if mode == "SUM" else mode.lower()
+    low.emit(f"redux.sync.{name}.{kind}", low.target(ins.operands[0]), low.word(ins.operands[1]), _members(low))

@@ -1,0 +1,355 @@
+"""Lowers instructions of machine code to PTX instructions: the registry of mnemonics, and what their functions write
+with.
+
+Registers keep their names (``%R4``, ``%UR4``, ``%P0``), and results that nobody else sees are temporaries. A guard
+holds for every instruction that writes a register of the machine code or memory; temporaries are computed always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from kernelproof.emulator.frontend.operands import operands as ptx_operands
+from kernelproof.emulator.frontend.ptx import Instr, Label, Reg
+from kernelproof.emulator.machine_code.abi import Bank
+from kernelproof.emulator.machine_code.operands import (
+    Address,
+    Constant,
+    Literal,
+    Name,
+    Operand,
+    Predicate,
+    Register,
+    operand,
+)
+from kernelproof.emulator.state.reports import EmulatorError
+from kernelproof.emulator.state.sites import Frame
+from kernelproof.sass import Instruction
+
+TRUE, FALSE, ZERO = "1", "0", "0"
+
+Handler = Callable[["Lowering", Instruction], None]
+
+
+@dataclass(frozen=True)
+class Mnemonic:
+    """How an opcode is lowered. ``modifiers``: those that the handler knows; others are refused."""
+
+    handler: Handler
+    modifiers: frozenset[str]
+
+
+_mnemonics: dict[str, Mnemonic] = {}
+
+
+class UnknownMachineCode(EmulatorError):
+    """Machine code that the emulator does not execute; the message names address, opcode and modifier."""
+
+
+def mnemonic(names: str, modifiers: str = "") -> Callable[[Handler], Handler]:
+    """Register the function that lowers these opcodes. ``modifiers``: all that it understands."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names.split():
+            _mnemonics[name] = Mnemonic(handler, frozenset(modifiers.split()))
+        return handler
+
+    return register
+
+
+def registered() -> Iterator[str]:
+    """All opcodes that are executed."""
+    yield from _mnemonics
+
+
+@dataclass
+class Lowering:
+    """The lowered body of one function.
+
+    ``copy_scoreboards``: the scoreboards that count groups of asynchronous copies. ``returns``: the addresses behind
+    calls. ``kinds``: the type of each register that occurs. ``current``: the instruction that is being lowered.
+    """
+
+    bank: Bank
+    copy_scoreboards: frozenset[str] = frozenset()
+    returns: tuple[int, ...] = ()
+    body: list[Instr | Label] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
+    current: Instruction | None = None
+    _guard: Reg | None = None
+
+    # --- instructions ---
+
+    def lower(self, instruction: Instruction) -> None:
+        """Append what an instruction does. Raises UnknownMachineCode."""
+        self.current, self._guard = instruction, None
+        known = _mnemonics.get(instruction.name)
+        if known is None:
+            raise self.refusal("this instruction is not modelled")
+        unknown = [part for part in instruction.modifiers if part not in known.modifiers]
+        if unknown:
+            raise self.refusal(f".{unknown[0]} is not modelled")
+        if instruction.guard is not None:
+            guard = operand(instruction.guard)
+            assert isinstance(guard, Predicate)
+            if guard.number is None and guard.negated:
+                return  # @!PT: never executed
+            if guard.number is not None:
+                self._guard = Reg(self._named(guard.file, guard.number), guard.negated)
+        try:
+            known.handler(self, instruction)
+        except (ValueError, IndexError, AssertionError, StopIteration) as error:
+            raise self.refusal("this form is not modelled") from error
+
+    def refusal(self, why: str) -> UnknownMachineCode:
+        """The error for the current instruction."""
+        ins = self.current
+        assert ins is not None
+        where = f" [{ins.source[0].file}:{ins.source[0].line}]" if ins.source else ""
+        return UnknownMachineCode(f"machine code at {ins.address:#06x}: {why}: {ins.text}{where}")
+
+    def emit(self, op: str, *operands: str) -> None:
+        """Append a PTX instruction. It has the guard unless its result is a temporary."""
+        assert self.current is not None
+        guard = None if operands and operands[0].startswith("%t") else self._guard
+        self.body.append(self._instr(op, operands, guard))
+
+    def branch(self, op: str, target: str, condition: str = TRUE) -> None:
+        """Append a branch or exit, taken under the guard and a condition."""
+        guard = self._guard
+        if condition != TRUE:
+            own = ("!" if guard.negated else "") + guard.name if guard else TRUE
+            both = self.both(own, condition)
+            if both == FALSE:
+                return
+            guard = Reg(both.lstrip("!"), both[0] == "!")
+        self.body.append(self._instr(op, (target,) if target else (), guard))
+
+    def label(self, address: int) -> None:
+        """Append the label of an address."""
+        self.body.append(Label(label_of(address), address))
+
+    def _instr(self, op: str, operands: tuple[str, ...], guard: Reg | None) -> Instr:
+        ins = self.current
+        assert ins is not None
+        frames = tuple(Frame(line.file, line.line) for line in ins.source)
+        return Instr(
+            op, tuple(op.replace("::", ":").split(".")), ptx_operands(", ".join(operands), ins.address, {}), guard,
+            ins.address, frames, ins.text,
+        )  # fmt: skip
+
+    # --- registers ---
+
+    def _named(self, file: str, number: int) -> str:
+        name = f"%{file}{number}"
+        self.kinds[name] = "pred" if "P" in file else "b32"
+        return name
+
+    def temp(self, kind: str = "b32") -> str:
+        """A new register of a type."""
+        name = f"%t{len(self.kinds)}"
+        self.kinds[name] = kind
+        return name
+
+    def computed(self, op: str, *operands: str, kind: str = "b32") -> str:
+        """A new register of a type with the result of an instruction."""
+        out = self.temp(kind)
+        self.emit(op, out, *operands)
+        return out
+
+    # --- sources ---
+
+    def word(self, text: str, plus: int = 0) -> str:
+        """A source of 32 bits, with its signs as integers. ``plus``: so many registers further on."""
+        source = operand(text)
+        if isinstance(source, Literal):
+            number = source.integer
+            return str((source.single if number is None else number) & 0xFFFFFFFF)
+        out = self.bits(source, plus)
+        for sign in reversed(source.signs if isinstance(source, Register | Constant) else ""):
+            op = {"-": "neg.s32", "~": "not.b32", "|": "abs.s32"}[sign]
+            out = ZERO if out == ZERO and sign != "~" else self.computed(op, out)
+        return out
+
+    def bits(self, source: Operand, plus: int = 0) -> str:
+        """The bits of a register or of a word of a constant bank, without signs."""
+        if isinstance(source, Register):
+            return ZERO if source.number is None else self._named(source.file, source.number + plus)
+        if isinstance(source, Constant):
+            return self._constant(source, 4 * plus)
+        raise ValueError(source)
+
+    def words(self, text: str, count: int) -> str:
+        """Consecutive registers as a vector operand."""
+        items = [self.word(text, i) for i in range(count)]
+        return f"{{{', '.join(items)}}}"
+
+    def pair(self, text: str) -> str:
+        """A source of 64 bits: a pair of registers, or a literal with its sign extended."""
+        source = operand(text)
+        if isinstance(source, Literal):
+            assert source.integer is not None
+            return str(source.integer & (1 << 64) - 1)
+        out = self.join(self.bits(source), self.bits(source, 1))
+        for sign in reversed(source.signs if isinstance(source, Register | Constant) else ""):
+            out = self.computed({"-": "neg.s64", "~": "not.b64"}[sign], out, kind="b64")
+        return out
+
+    def join(self, low: str, high: str) -> str:
+        """64 bits of two words."""
+        if low.isdigit() and high.isdigit():
+            return str(int(low) | int(high) << 32)
+        if high == ZERO:
+            return self.computed("cvt.u64.u32", low, kind="b64")
+        return self.computed("mov.b64", f"{{{low}, {high}}}", kind="b64")
+
+    def _constant(self, source: Constant, plus: int) -> str:
+        if source.base is not None and source.base.number is not None:
+            raise self.refusal("an index into a constant bank is modelled in LDC alone")
+        meaning = self.bank.word(source.offset + plus) if source.bank == 0 else None
+        if meaning is None:
+            raise self.refusal(f"word {source.offset + plus:#x} of constant bank {source.bank} is not known")
+        if meaning.isdigit():
+            return meaning
+        if meaning.startswith("%"):
+            return self.computed("mov.u32", meaning)
+        return self.computed("ld.param.b32", f"[{meaning}]")
+
+    def predicate(self, text: str) -> str:
+        """A predicate as a source: a register, perhaps with ``!``, or a literal."""
+        source = operand(text)
+        assert isinstance(source, Predicate)
+        if source.number is None:
+            return FALSE if source.negated else TRUE
+        return ("!" if source.negated else "") + self._named(source.file, source.number)
+
+    def address(self, text: str) -> str:
+        """An address of 64 bits in global or generic memory, in brackets."""
+        at = self._parsed_address(text)
+        total = ZERO
+        for i, source in enumerate(at.registers):
+            if at.wide and (i == 0 or source.wide):
+                part = self.join(self.bits(source), self.bits(source, 1))
+            else:
+                part = self.bits(source)
+                part = part if part == ZERO else self.computed("cvt.u64.u32", part, kind="b64")
+            total = self._sum(total, part, "s64")
+        return _bracketed(total, at.offset)
+
+    def near_address(self, text: str, start: int) -> str:
+        """An address of 32 bits in shared or local memory, in brackets. ``start``: what is added to each."""
+        at = self._parsed_address(text)
+        total = ZERO
+        for i, source in enumerate(at.registers):
+            part = self.bits(source)
+            if i == 0 and at.scale > 1 and part != ZERO:
+                part = self.computed("shl.b32", part, str(at.scale.bit_length() - 1))
+            total = self._sum(total, part, "s32")
+        return _bracketed(total, at.offset + start)
+
+    def _parsed_address(self, text: str) -> Address:
+        at = operand(text)
+        assert isinstance(at, Address)
+        return at
+
+    def _sum(self, a: str, b: str, kind: str) -> str:
+        if ZERO in (a, b):
+            return b if a == ZERO else a
+        return self.computed(f"add.{kind}", a, b, kind=f"b{kind[1:]}")
+
+    # --- logic of predicates, with literals folded ---
+
+    def inverse(self, p: str) -> str:
+        """The negation of a predicate source."""
+        if p in (TRUE, FALSE):
+            return FALSE if p == TRUE else TRUE
+        return p[1:] if p[0] == "!" else f"!{p}"
+
+    def both(self, a: str, b: str) -> str:
+        """``a and b``."""
+        if FALSE in (a, b):
+            return FALSE
+        if TRUE in (a, b):
+            return b if a == TRUE else a
+        return self.computed("and.pred", a, b, kind="pred")
+
+    def either(self, a: str, b: str) -> str:
+        """``a or b``."""
+        return self.inverse(self.both(self.inverse(a), self.inverse(b)))
+
+    def logic(self, name: str, a: str, b: str) -> str:
+        """``a`` AND, OR or XOR ``b``."""
+        if name == "AND":
+            return self.both(a, b)
+        if name == "OR":
+            return self.either(a, b)
+        if a in (TRUE, FALSE) or b in (TRUE, FALSE):
+            known, other = (a, b) if a in (TRUE, FALSE) else (b, a)
+            return self.inverse(other) if known == TRUE else other
+        return self.computed("xor.pred", a, b, kind="pred")
+
+    def number(self, p: str) -> str:
+        """1 or 0 for a predicate source."""
+        if p in (TRUE, FALSE):
+            return p
+        return self.computed("selp.b32", "0", "1", p[1:]) if p[0] == "!" else self.computed("selp.b32", "1", "0", p)
+
+    # --- results ---
+
+    def target(self, text: str, plus: int = 0) -> str:
+        """A register as a result; of the zero register a temporary that nobody reads."""
+        result = operand(text)
+        assert isinstance(result, Register)
+        return self.temp() if result.number is None else self._named(result.file, result.number + plus)
+
+    def targets(self, text: str, count: int) -> str:
+        """Consecutive registers as a vector result."""
+        return f"{{{', '.join(self.target(text, i) for i in range(count))}}}"
+
+    def set(self, text: str, value: str) -> None:
+        """Write a word to a register."""
+        if not is_zero(text):
+            self.emit("mov.b32", self.target(text), value)
+
+    def set_pair(self, text: str, value: str) -> None:
+        """Write 64 bits to a pair of registers."""
+        if not is_zero(text):
+            self.emit("mov.b64", self.targets(text, 2), value)
+
+    def set_predicate(self, text: str, value: str) -> None:
+        """Write a predicate; writes to PT are lost."""
+        result = operand(text)
+        assert isinstance(result, Predicate)
+        if result.number is not None:
+            name = self._named(result.file, result.number)
+            if value[0] == "!":
+                self.emit("not.pred", name, value[1:])
+            else:
+                self.emit("mov.pred", name, value)
+
+
+def _bracketed(base: str, offset: int) -> str:
+    if base == ZERO:
+        return f"[{offset}]"
+    return f"[{base}{offset:+}]" if offset else f"[{base}]"
+
+
+def is_zero(text: str) -> bool:
+    """Is the operand the zero register?"""
+    return text.split(".", maxsplit=1)[0] in ("RZ", "URZ")
+
+
+def is_predicate(text: str) -> bool:
+    """Is the operand a predicate?"""
+    return isinstance(operand(text), Predicate)
+
+
+def is_name(text: str) -> bool:
+    """Is the operand a special register, a scoreboard or a label?"""
+    return isinstance(operand(text), Name)
+
+
+def label_of(address: int) -> str:
+    """The name of the label at an address."""
+    return f"L{address:x}"

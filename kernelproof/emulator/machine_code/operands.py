@@ -1,0 +1,142 @@
+"""Reads operands of machine code as nvdisasm prints them."""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import NamedTuple
+
+REGISTER = re.compile(r"([-~|]*)(U?R)(\d+|Z)(\.64)?(?:\.reuse)?((?:\.\w+)*?)\|?(?:\.reuse)?$")
+PREDICATE = re.compile(r"(!?)(U?P)(\d+|T)$")
+CONSTANT = re.compile(r"([-~|]*)cx?\[(0x[0-9a-f]+)\]\[([^\]]+)\]((?:\.\w+)*)\|?$")
+INTEGER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)$")
+ADDRESS = re.compile(r"(?:desc\[(?P<window>UR\d+)\])?\[(?P<inside>[^\]]*)\]$")
+TERM = re.compile(r"(U?R)(\d+|Z)((?:\.\w+)*)$")
+NAMED_FLOATS = {"INF": "7f800000", "QNAN": "7fffffff", "SNAN": "7f8fffff"}
+
+
+class Register(NamedTuple):
+    """A register of the files R and UR as a source. ``number`` is None for the zero register. ``signs``: the operators
+    before it (``-``, ``~``, ``|``), the outermost first. ``parts``: its modifiers, such as ``H0_H0``."""
+
+    file: str
+    number: int | None
+    signs: str = ""
+    wide: bool = False
+    parts: tuple[str, ...] = ()
+
+
+class Predicate(NamedTuple):
+    """A predicate of the files P and UP. ``number`` is None for the true predicate."""
+
+    file: str
+    number: int | None
+    negated: bool = False
+
+
+class Constant(NamedTuple):
+    """A word of a constant bank, at a byte offset; ``base`` is the register that is added, if any."""
+
+    bank: int
+    offset: int
+    signs: str = ""
+    base: Register | None = None
+    parts: tuple[str, ...] = ()
+
+
+class Literal(NamedTuple):
+    """A number in the text, as it was printed: its type depends on the instruction."""
+
+    text: str
+
+    @property
+    def integer(self) -> int | None:
+        """Its value if it was printed as an integer."""
+        return int(self.text, 0) if INTEGER.match(self.text) else None
+
+    @property
+    def single(self) -> int:
+        """Its bits in single precision. nvdisasm prints enough digits for them."""
+        sign, name = (0x80000000, self.text[1:]) if self.text[0] == "-" else (0, self.text.removeprefix("+"))
+        if name in NAMED_FLOATS:
+            return sign | int(NAMED_FLOATS[name], 16)
+        if name.startswith("0x"):
+            return int(self.text, 0) & 0xFFFFFFFF
+        return int(struct.unpack("<I", struct.pack("<f", float(self.text)))[0])
+
+    @property
+    def half(self) -> int:
+        """Its bits in half precision."""
+        sign, name = (0x8000, self.text[1:]) if self.text[0] == "-" else (0, self.text.removeprefix("+"))
+        if name in NAMED_FLOATS:
+            return sign | int(NAMED_FLOATS[name], 16) >> 13 & 0x7FFF | (0x7C00 if name == "INF" else 0)
+        return int(struct.unpack("<H", struct.pack("<e", float(self.text)))[0])
+
+
+class Address(NamedTuple):
+    """An address: the sum of registers, of which uniform ones come last, and of an offset in bytes.
+
+    ``scale`` multiplies the first register, which ``wide`` says has 64 bits.
+    """
+
+    registers: tuple[Register, ...]
+    offset: int
+    wide: bool
+    scale: int = 1
+
+
+class Name(NamedTuple):
+    """Anything else: a special register, a scoreboard, a label."""
+
+    text: str
+
+
+Operand = Register | Predicate | Constant | Literal | Address | Name
+
+
+def operand(text: str) -> Operand:
+    """The operand in a text."""
+    if match := REGISTER.match(text):
+        signs, file, number, wide, parts = match.groups()
+        return Register(file, _number(number), signs, wide is not None, _parts(parts))
+    if match := PREDICATE.match(text):
+        return Predicate(match[2], _number(match[3]), match[1] == "!")
+    if match := CONSTANT.match(text):
+        return _constant(match)
+    if match := ADDRESS.match(text):
+        return _address(match["inside"])
+    if INTEGER.match(text) or re.match(r"[-+]?(\d|INF$|QNAN$|SNAN$)", text):
+        return Literal(text)
+    return Name(text)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(".") if part)
+
+
+def _constant(match: re.Match[str]) -> Constant:
+    signs, bank, inside, parts = match.groups()
+    base, offset = None, 0
+    for term in inside.split("+"):
+        if found := TERM.match(term.strip()):
+            base = Register(found[1], _number(found[2]))
+        else:
+            offset += int(term, 0)
+    return Constant(int(bank, 16), offset, signs, base, _parts(parts))
+
+
+def _address(inside: str) -> Address:
+    registers, offset, wide, scale = [], 0, False, 1
+    for term in filter(None, inside.split("+")):
+        if found := TERM.match(term):
+            parts = _parts(found[3])
+            wide = wide or "64" in parts
+            scale = next((int(part[1:]) for part in parts if re.match(r"X\d+$", part)), scale)
+            registers.append(Register(found[1], _number(found[2]), wide="64" in parts))
+        else:
+            offset += int(term, 0)
+    return Address(tuple(registers), offset, wide, scale)
