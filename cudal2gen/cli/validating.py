@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 
 HELP_ON = (
     "Where kernels run: on the CPU by emulation. Its tensor cores round fp32 sums once; with :a100 or :h100 they round "
-    "bit by bit as published of that GPU, which is slow"
+    "bit by bit as published of that GPU, which is slow. With :machine-code the cubin's instructions are executed in "
+    "place of PTX; for sm_80, sm_86 and sm_89"
 )
-Emulator = Literal["emulator", "emulator:a100", "emulator:h100"]
-Place = Literal["emulator", "emulator:a100", "emulator:h100", "gpu"]
+Emulator = Literal["emulator", "emulator:a100", "emulator:h100", "emulator:machine-code"]
+Place = Literal["emulator", "emulator:a100", "emulator:h100", "emulator:machine-code", "gpu"]
 
 
 def _inputs() -> tuple[str, ...]:
@@ -55,6 +56,7 @@ def _extra_checks() -> tuple[str, ...]:
 
 
 SANITIZER, EMULATOR = "sanitizer", "emulator"
+MACHINE_CODE = "emulator:machine-code"
 
 
 @verb(app, "run")
@@ -80,7 +82,14 @@ def run(
     (artifact,) = compilation.build([record])
     shape = validator.own_shape(record)
     case, done = validator.run_case(
-        record, artifact, compilation.launcher(), shape, inputs, counters=True, rounding=_rounding(on)
+        record,
+        artifact,
+        compilation.launcher(),
+        shape,
+        inputs,
+        counters=True,
+        rounding=_rounding(on),
+        machine_code=on == MACHINE_CODE,
     )
     counters = validator.summary(record, done)
     if as_json:
@@ -143,15 +152,12 @@ def validate(
     sanitize, compare_emulator = (name in (extra or ()) for name in _extra_checks())
     if extra and on != "gpu":
         refuse(f"--also {','.join(extra)}: needs --on gpu")
-    rounding = _rounding(on)
     records = (replace(selection, everything=True) if changed and not selection.names_sizes else selection).records()
     card = _gpu(selection.device, records) if on == "gpu" else None
     kernels = _kernels(records, compilation)
-    pending = (
-        _without_verdict(kernels, card.model if card else _emulator(rounding)) if changed else list(kernels.values())
-    )
+    pending = _without_verdict(kernels, card.model if card else _emulator(on)) if changed else list(kernels.values())
     built = compilation.attempt(pending)
-    judgements = _emulated(built, compilation, rounding)
+    judgements = _emulated(built, compilation, on)
     if card is not None:
         judgements = _on_gpu(
             card, built, compilation.launcher(), selection.device if sanitize else None, compare_emulator
@@ -196,20 +202,21 @@ def _rounding(on: str) -> RoundingName:
     return named.get(on.partition(":")[2], "model")
 
 
-def _emulator(rounding: RoundingName) -> str:
+def _emulator(on: str) -> str:
     from cudal2gen import validator
 
-    return validator.place(rounding)
+    return validator.place(_rounding(on), on == MACHINE_CODE)
 
 
-def _emulated(
-    built: Sequence[tuple[Record, Artifact]], compilation: Compilation, rounding: RoundingName
-) -> Iterator[Verdict | Lost]:
+def _emulated(built: Sequence[tuple[Record, Artifact]], compilation: Compilation, on: str) -> Iterator[Verdict | Lost]:
     from cudal2gen import validator
 
     if built:
         processes = compilation.jobs or os.cpu_count() or 1
-        with closing(validator.validate_all(built, compilation.launcher(), processes, rounding)) as judgements:
+        verdicts = validator.validate_all(
+            built, compilation.launcher(), processes, _rounding(on), machine_code=on == MACHINE_CODE
+        )
+        with closing(verdicts) as judgements:
             yield from judgements
 
 

@@ -1,4 +1,5 @@
-"""The emulator's verdict: a built kernel's PTX is executed on the CPU, through the launcher, and D is compared.
+"""The emulator's verdict: a built kernel's PTX, or its machine code, is executed on the CPU, through the launcher, and
+D is compared.
 
 Every problem is executed once with hazard detection. If warpgroups wait for each other at mbarriers, the largest
 problem is executed again in an adverse order. Leading dimensions are longer than rows unless sizes are compiled in; the
@@ -90,6 +91,7 @@ class Modes(TypedDict, total=False):
     adverse: bool
     rounding: emulator.RoundingName
     seed: int
+    machine_code: bool
 
 
 class _Matrices:
@@ -245,10 +247,12 @@ def execute(
     adverse: bool = False,
     rounding: emulator.RoundingName = "model",
     seed: int = 0,
+    machine_code: bool = False,
 ) -> Execution:
     """Launches a built kernel on one problem in the emulator. A faulty kernel raises nothing; it gives findings.
 
-    ``hazards``, ``counters``, ``adverse``, ``rounding``: see ``emulator.Options``.
+    ``machine_code``: the cubin's instructions are executed in place of the PTX. ``hazards``, ``counters``, ``adverse``,
+    ``rounding``: see ``emulator.Options``.
     """
     m, n, k = shape.launched(record)
     tiles_m, tiles_n = _executed_tiles(shape, record)
@@ -263,7 +267,8 @@ def execute(
     device = device_of(record, CLUSTERS * record.cluster_ctas)
     findings: list[str] = []
     memory, cta_filter = matrices.memory, corners if shape.corners else None
-    with emulator.Session(emulator.SessionPolicy(device, modes, cta_filter), memory) as session:
+    policy = emulator.SessionPolicy(device, modes, cta_filter, machine_code=machine_code)
+    with emulator.Session(policy, memory) as session:
         try:
             with OpenKernel(library, artifact.directory, options, emulator.runtime_path()) as kernel:
                 size = kernel.workspace_bytes(m, n, k, matrices.batches.products)
@@ -378,15 +383,22 @@ def run_case(
     return case, execution
 
 
-def place(rounding: emulator.RoundingName) -> str:
-    """The place of a verdict: the emulator, and the rounding of its tensor cores if that is not its default model."""
-    return "emulator" if rounding == "model" else f"emulator, {rounding} rounding"
+def place(rounding: emulator.RoundingName, machine_code: bool = False) -> str:
+    """The place of a verdict: the emulator, whether it executed machine code, and the rounding of its tensor cores if
+    that is not its default model."""
+    form = "emulator, machine code" if machine_code else "emulator"
+    return form if rounding == "model" else f"{form}, {rounding} rounding"
 
 
 def validate(
-    record: Record, artifact: Artifact, library: Path, rounding: emulator.RoundingName = "model"
-) -> Verdict:  # fmt: skip
-    """The verdict on one built kernel, from the emulator. ``library``: the launcher."""
+    record: Record,
+    artifact: Artifact,
+    library: Path,
+    rounding: emulator.RoundingName = "model",
+    machine_code: bool = False,
+) -> Verdict:
+    """The verdict on one built kernel, from the emulator. ``library``: the launcher. ``machine_code``: see
+    ``execute``."""
     cases: list[Case] = []
     counters: dict[str, float] = {}
     shapes = stress_shapes(record)
@@ -397,16 +409,18 @@ def validate(
             case, execution = run_case(
                 record, artifact, library, shape, inputs,
                 hazards=number == 0, counters=number == 1 and shape == largest, rounding=rounding, seed=len(cases),
+                machine_code=machine_code,
             )  # fmt: skip
             cases.append(case)
             counters |= summary(record, execution)
     if record.waits_by_mbarriers:
         most = max(shapes, key=lambda shape: shape.m * shape.n * shape.k)
-        cases.append(run_case(record, artifact, library, most, "binary", adverse=True, rounding=rounding)[0])
+        modes = Modes(adverse=True, rounding=rounding, machine_code=machine_code)
+        cases.append(run_case(record, artifact, library, most, "binary", **modes)[0])
     return Verdict(
         record=record.name,
         digest=artifact.digest,
-        on=place(rounding),
+        on=place(rounding, machine_code),
         cases=tuple(cases),
         counters=counters,
     )
@@ -445,12 +459,16 @@ def summary(record: Record, execution: Execution) -> dict[str, float]:
 
 
 def validate_all(
-    work: Iterable[tuple[Record, Artifact]], library: Path, jobs: int, rounding: emulator.RoundingName = "model"
+    work: Iterable[tuple[Record, Artifact]],
+    library: Path,
+    jobs: int,
+    rounding: emulator.RoundingName = "model",
+    machine_code: bool = False,
 ) -> Generator[Verdict | Lost, None, None]:
     """Verdicts on many kernels as they come, from ``jobs`` processes; ``Lost`` names the record whose process died.
 
     Closing the iterator ends the processes. Raises EmulatorError without a C compiler.
     """
     emulator.runtime_path()  # built once, before the worker processes need it
-    tasks = (Task(record.name, (record, artifact, library, rounding)) for record, artifact in work)
+    tasks = (Task(record.name, (record, artifact, library, rounding, machine_code)) for record, artifact in work)
     return workers.answers(validate, tasks, jobs)

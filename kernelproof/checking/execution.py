@@ -122,7 +122,7 @@ class Reporter:
 
     def loop(self, site: Site, turns: int) -> None:
         """Report a loop that has run for many turns."""
-        place = site.home or f"PTX line {site.line}"
+        place = site.home or site.place
         self.send(Message("loop", text=f"in the loop at {place} ({turns} turns and more)"))
 
     def finding(self, finding: Report) -> None:
@@ -155,6 +155,7 @@ def check_session(plan: Plan, reporter: Reporter) -> Session:
         sampling.sampler(plan.sample, plan.seed) if plan.sample else None,
         check_outputs=False,  # a program's main may never return; calls and launches check their outputs themselves
         refusals_are_findings=True,
+        machine_code=plan.machine_code,
         hooks=CheckHooks(memory, reporter, plan.sample),
     )
     return Session(policy, memory)
@@ -237,7 +238,7 @@ def serve(pipe: Connection, plan: Plan, box: Sandbox | None) -> None:
     try:
         with check_session(plan, reporter) as session:
             library = _open(plan.library) if plan.library is not None else None
-            session.programs = [load(path) for path in plan.ptx]
+            session.programs = [load(path) for path in plan.kernels]
             if plan.main is not None:
                 kernels = () if hasattr(library, "main") else tuple(session.kernels())
                 _run_main(library, plan, reporter, kernels)

@@ -206,14 +206,15 @@ def launch(text: str, arguments: tuple[Argument, ...]) -> LaunchSpec:
 class Plan:
     """Everything that the process of a check needs to know.
 
-    ``device`` is a capability or a chip, as in ``devices``. ``library`` holds host code and PTX; ``ptx`` are files of
-    PTX without host code. Exactly one of ``main`` (the program's name and its arguments), ``call`` (a function and its
-    arguments) and ``launches`` is set. ``sample`` is how many CTAs of each launch run; 0 runs all.
+    ``device`` is a capability or a chip, as in ``devices``. ``library`` holds host code and kernels; ``kernels`` are
+    files of PTX, or cubins, without host code. Exactly one of ``main`` (the program's name and its arguments), ``call``
+    (a function and its arguments) and ``launches`` is set. ``sample`` is how many CTAs of each launch run; 0 runs all.
+    ``machine_code``: it is executed in place of PTX.
     """
 
     device: str
     library: Path | None = None
-    ptx: tuple[Path, ...] = ()
+    kernels: tuple[Path, ...] = ()
     main: tuple[str, ...] | None = None
     call: tuple[str, tuple[Argument, ...]] | None = None
     launches: tuple[LaunchSpec, ...] = ()
@@ -222,6 +223,7 @@ class Plan:
     adverse: bool = False
     sample: int = 0
     seed: int = 0
+    machine_code: bool = False
     quiet: bool = False
     output_to_stderr: bool = False
 

@@ -26,11 +26,11 @@ def finding(item: Report) -> str:
     if item.access.cta is not None:
         out.append(f"    {item.access.who}")
     if item.line:
-        out.append(f"    PTX line {item.line}: {' '.join(item.text.split())}")
+        out.append(f"    {item.access.site.place}: {' '.join(item.text.split())}")
     if item.other is not None:
         site = item.other.site
         home = local(site.home) if site.home else None
-        where = f" at {home.file}:{home.line}" if home else f" at PTX line {site.line}" if site.line else ""
+        where = f" at {home.file}:{home.line}" if home else f" at {site.place}" if site.line else ""
         out.append(f"    the other side: {item.other.who}{where}")
     out.append(f"    hint: {item.rule.hint}")
     return "\n".join(out) + "\n"

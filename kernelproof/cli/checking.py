@@ -69,6 +69,9 @@ class How:
     ] = 0
     seed: Annotated[int, typer.Option("--seed", help="Seed of random inputs and of --sample.")] = 0
     adverse: Annotated[bool, typer.Option("--adverse", help="Run in another order that hardware may choose.")] = False
+    machine_code: Annotated[
+        bool, typer.Option("--machine-code", help="Execute machine code in place of PTX, for sm_80, sm_86 and sm_89.")
+    ] = False
     counters: Annotated[bool, typer.Option("--counters", help="Count bank conflicts, sectors, barriers.")] = False
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that the program may take.")] = TIMEOUT_S
     memory: Annotated[float, typer.Option("--memory", min=0.1, help="GiB that the program may need.")] = MEMORY_GIB
@@ -110,7 +113,10 @@ class CheckCommand(TyperCommand):
 def check(
     context: typer.Context,
     files: Annotated[
-        list[str], typer.Argument(metavar="FILES [-- ARGS]", help="x.cu ..., x.ptx, x.so, or x.cubin beside x.ptx.")
+        list[str],
+        typer.Argument(
+            metavar="FILES [-- ARGS]", help="x.cu ..., x.ptx, x.so, or x.cubin (beside x.ptx, or with --machine-code)."
+        ),
     ],
     what: What,
     how: How,
@@ -159,9 +165,13 @@ def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tu
     if others:
         refuse(f"{others[0]}: not a .cu, .cpp, .ptx, .so or .cubin file; a program's own arguments stand behind --")
     nvcc_args, sm = compilation.split_arguments(how.nvcc_args)
-    ptx = [*kinds["ptx"], *(_beside(cubin) for cubin in kinds["cubin"])]
-    device = how.gpu or devices.nearest(sm or plan.target_of(ptx) or devices.DEFAULT)
+    kernels = [*kinds["ptx"], *(cubin if how.machine_code else _beside(cubin) for cubin in kinds["cubin"])]
+    targets = plan.target_of([file for file in kernels if file.suffix == ".ptx"])
+    device = how.gpu or devices.nearest(sm or targets or devices.DEFAULT)
     devices.device(device)
+    if how.machine_code and kinds["source"]:
+        number = (sm or devices.target(device)).removeprefix("sm_")
+        nvcc_args.append(f"-gencode=arch=compute_{number},code=sm_{number}")
     library = kinds["library"][0] if kinds["library"] else None
     if len(kinds["library"]) > 1 or (library and kinds["source"]):
         refuse("one library, or sources, make a program; name them alone")
@@ -182,9 +192,9 @@ def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tu
 
         library = compilation.library(kinds["source"], nvcc_args, sm or devices.target(device), toolchain.discover())
     return plan.Plan(
-        device, library, tuple(ptx), (str(files[0].with_suffix("")), *arguments) if runs_main else None,
+        device, library, tuple(kernels), (str(files[0].with_suffix("")), *arguments) if runs_main else None,
         (what.call, listed) if what.call else None, launches, buffers, how.counters, how.adverse, how.sample, how.seed,
-        quiet=output.as_json, output_to_stderr=output.as_json,
+        machine_code=how.machine_code,        quiet=output.as_json, output_to_stderr=output.as_json,
     )  # fmt: skip
 
 
@@ -192,7 +202,7 @@ def _beside(cubin: Path) -> Path:
     """The PTX file from which a cubin was assembled. Ends the command if it is missing."""
     ptx = cubin.with_suffix(".ptx")
     if not ptx.is_file():
-        refuse(f"{cubin}: the emulator executes PTX, and {ptx} is missing; keep it with nvcc --keep")
+        refuse(f"{cubin}: {ptx} is missing; keep it with nvcc --keep, or execute the cubin itself with --machine-code")
     return ptx
 
 

@@ -49,7 +49,8 @@ A launch through a host launcher, which is a shared library built by ``nvcc -sha
 
 ``Session`` and ``SessionPolicy`` say in one place what is checked, what ends a launch and where findings go. A launcher
 that opens the runtime library itself is given ``emulator.runtime_path()``; inside of a session, its
-``cudaLibraryLoadFromFile("DIR/kernel.cubin")`` is answered with ``DIR/kernel.ptx``.
+``cudaLibraryLoadFromFile("DIR/kernel.cubin")`` is answered with ``DIR/kernel.ptx``, unless the session's policy asks
+for machine code.
 
 **Findings.** A finding breaks one of ``RULES``; ``Report.severity`` says how bad that is. A read of undefined memory,
 or of data that has not arrived, is an error only if the value reaches memory: the launch is executed again with other
@@ -66,7 +67,7 @@ parallelism. Order is kept per warp: what one lane passes on covers everything t
 only the warp's other lanes have is not found.
 
 **The parts.** Imports go strictly down: ``state`` < ``arithmetic`` < ``memory`` < ``machine`` < ``hopper`` <
-``blackwell`` < ``frontend`` < ``host``.
+``blackwell`` < ``frontend`` < ``machine_code`` < ``host``.
 
 - ``state``: what every unit knows: lanes, clocks, findings, counters, options.
 - ``arithmetic``: integers, floats and conversions as PTX defines them.
@@ -75,6 +76,7 @@ only the warp's other lanes have is not found.
 - ``hopper``: the units that sm_90 adds (``HopperBatch``).
 - ``blackwell``: the units that sm_100 adds, tensor memory and its products (``BlackwellBatch``).
 - ``frontend``: makes a Python function of a kernel's PTX; the facts of an instruction are on its registration.
+- ``machine_code``: lowers the machine code of a cubin to instructions of the front end.
 - ``host``: programs, sessions, and the stand-in CUDA runtime.
 
 ``emulator.mutants`` makes mutants of a PTX text, to test a checker that is built on this package.

@@ -71,7 +71,7 @@ def run(request: Request) -> dict[str, Any]:
         ptx = compilation.ptx(path, arguments, sm, toolchain.discover(), START_S, foreign=request.roots)
     device = request.device or devices.nearest(plan.target_of([ptx]) or devices.DEFAULT)
     program = plan.Plan(
-        device, ptx=(ptx,), launches=launches, buffers=buffers, counters=request.counters, adverse=request.adverse,
+        device, kernels=(ptx,), launches=launches, buffers=buffers, counters=request.counters, adverse=request.adverse,
         sample=request.sample, quiet=True,
     )  # fmt: skip
     box = execution.program_sandbox([ptx, *request.roots], request.seconds)

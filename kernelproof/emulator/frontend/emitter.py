@@ -73,7 +73,7 @@ class Names:
     that may hold an accumulator which is not computed or not complete yet. ``checked``: loads (by identity) whose value
     a compare-and-swap checks. ``symbols``: variable -> (state space, offset). ``hopper``: the kernel runs on the units
     of sm_90. ``polls``: it has loops that wait for memory. ``origins``: 64-bit register -> pointers that it may be
-    computed from.
+    computed from. ``machine_code``: lines are addresses.
     """
 
     kinds: dict[str, str]
@@ -84,6 +84,7 @@ class Names:
     hopper: bool
     polls: bool
     origins: dict[str, frozenset[Origin]]
+    machine_code: bool
 
 
 class Emitter:
@@ -93,7 +94,7 @@ class Emitter:
     def __init__(self, names: Names, scope: dict[str, object]) -> None:
         self.kinds, self.uniform, self.lazy, self.symbols = names.kinds, names.uniform, names.lazy, names.symbols
         self.checked, self.hopper, self.polls = names.checked, names.hopper, names.polls
-        self.origins = names.origins
+        self.origins, self.machine_code = names.origins, names.machine_code
         # Number of an instruction -> the pointers from which its address may be computed.
         # Register that some path reads before it writes it -> the first instruction that reads it.
         self.address_origins: dict[int, frozenset[Origin]] = {}
@@ -167,7 +168,7 @@ class Emitter:
         number = self._site_of.get(id(ins))
         if number is None:
             number = self._site_of[id(ins)] = len(self.sites)
-            self.sites.append(Site(ins.line, " ".join(ins.text.split()), ins.frames))
+            self.sites.append(Site(ins.line, " ".join(ins.text.split()), ins.frames, self.machine_code))
         return number
 
     def sites_of(self, instructions: Iterable[int]) -> list[int]:

@@ -140,7 +140,7 @@ class Variable:
 @dataclass(slots=True)
 class Function:
     """An ``.entry`` or ``.func`` with a body. ``params`` have their sizes in bytes; ``offsets`` are byte offsets by the
-    kernel ABI."""
+    kernel ABI. ``machine_code``: lowered from a cubin, so lines are addresses, and pointers are pairs of words."""
 
     name: str
     entry: bool
@@ -153,6 +153,7 @@ class Function:
     variables: list[Variable] = field(default_factory=list)
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    machine_code: bool = False
 
     def register_type(self, name: str, line: int) -> str:
         """The declared type (``b32``, ``pred``, ...) of a register. Raises PtxError."""

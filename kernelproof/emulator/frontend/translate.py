@@ -128,7 +128,8 @@ class _Translator:
         names = Names(
             graph.kinds, graph.uniform, lazy, checked_loads(graph.blocks), self.layout.symbols, graph.hopper,
             polls=bool(graph.spin_heads),
-            origins=origins(graph.instructions(), graph.kinds, self.layout.symbols),
+            origins=origins(graph.instructions(), graph.kinds, self.layout.symbols, graph.function.machine_code),
+            machine_code=graph.function.machine_code,
         )  # fmt: skip
         # Registers that some path reads before it writes them; and those of them whose value may change a result.
         self.unset = self._unset_registers()
@@ -173,6 +174,7 @@ class _Translator:
             uncertain=[(name, site) for name, site in e.first_uses.items() if site >= 0],
             cancels=any(ins.parts[:2] == CANCEL for ins in graph.instructions()),
             restricts=any(ins.base == "fence" and restricted(ins.parts) for ins in graph.instructions()),
+            machine_code=graph.function.machine_code,
             observes=frozenset().union(*(observed_spaces(ins, id(ins) in polled) for ins in graph.instructions())),
             polls={site: head for head, reads in graph.spin_heads.items() for site in e.sites_of(reads)},
             function=defined["kernel"],

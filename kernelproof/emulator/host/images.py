@@ -1,4 +1,4 @@
-"""Fat binaries: the PTX that nvcc embeds in a program, which the program registers or loads from memory.
+"""Fat binaries: PTX and machine code that nvcc embeds in a program, which the program registers or loads from memory.
 
 The layout is that of CUDA 13's ``fatbinary``: a wrapper points to a header, and entries follow the header. Registered
 images are trusted as far as the program is: their sizes are not checked against anything.
@@ -8,33 +8,41 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from kernelproof.emulator.frontend.linking import linked
 from kernelproof.emulator.frontend.ptx import LinkError
 from kernelproof.emulator.host.cuda import INVALID_IMAGE, NO_IMAGE, LaunchRefused
 from kernelproof.emulator.host.launch_limits import runs
-from kernelproof.emulator.host.program import Program
+from kernelproof.emulator.host.program import Program, load
 from kernelproof.emulator.host.standin import standin
 from kernelproof.emulator.state.options import Device
+from kernelproof.ground.errors import WrongInput
 
+ELF = b"\x7fELF"  # how a cubin begins
 _WRAPPER, _HEADER = 0x466243B1, 0xBA55ED50
 _PTX = 1
 _LZ4, _ZSTD = 0x2000, 0x8000
-# The libraries that decompress PTX, if the system has them.
+# The libraries that decompress entries, if the system has them.
 _LIBRARIES = {_LZ4: "liblz4.so.1", _ZSTD: "libzstd.so.1"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a fat binary: PTX or machine code for ``sm``. ``text`` is empty for machine code, and for PTX that
-    this system cannot decompress."""
+    """An entry of a fat binary: PTX or machine code for ``sm``. ``content``: its bytes, none if this system cannot
+    decompress them."""
 
     ptx: bool
     sm: int
-    compressed: bool
-    text: str
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """The PTX, empty for machine code."""
+        return self.content.rstrip(b"\0").decode() if self.ptx else ""
 
 
 def entries(address: int) -> list[Entry]:
@@ -56,17 +64,17 @@ def entries(address: int) -> list[Entry]:
         sm = int.from_bytes(ctypes.string_at(at + 28, 4), "little")
         flags = int.from_bytes(ctypes.string_at(at + 40, 8), "little")
         compressed = flags & (_LZ4 | _ZSTD)
-        raw = ctypes.string_at(at + head, payload) if kind == _PTX else b""
-        if raw and compressed:
+        raw = ctypes.string_at(at + head, payload)
+        if compressed:
             stored, whole = struct.unpack("<I36xQ", ctypes.string_at(at + 16, 48))
             raw = _decompressed(raw[:stored], whole, compressed)
-        parts.append(Entry(kind == _PTX, sm, bool(compressed), raw.rstrip(b"\0").decode()))
+        parts.append(Entry(kind == _PTX, sm, raw))
         at += head + payload
     return parts
 
 
 def _decompressed(raw: bytes, size: int, form: int) -> bytes:
-    """The PTX of compressed bytes; empty if the system lacks the library of their format."""
+    """The content of compressed bytes; empty if the system lacks the library of their format."""
     out = ctypes.create_string_buffer(size)
     try:
         library = ctypes.CDLL(_LIBRARIES[form])
@@ -90,6 +98,27 @@ def _parsed(text: str) -> Program:
     return Program(text + "\n")
 
 
+def cubin_at(address: int) -> bytes:
+    """The bytes of a cubin in memory. Its tables of sections and segments come last."""
+    segments, sections = struct.unpack("<QQ", ctypes.string_at(address + 0x20, 16))
+    segment_size, segment_count, section_size, section_count = struct.unpack("<4H", ctypes.string_at(address + 0x36, 8))
+    end = max(segments + segment_size * segment_count, sections + section_size * section_count)
+    return ctypes.string_at(address, end)
+
+
+@lru_cache(maxsize=64)
+def machine_program(content: bytes) -> Program:
+    """The program of a cubin, whose machine code is executed. Raises LaunchRefused for what is no cubin or is not
+    modelled."""
+    try:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(content)
+            file.flush()
+            return load(Path(file.name))
+    except WrongInput as error:
+        raise LaunchRefused(INVALID_IMAGE, f"the machine code cannot be read: {error}") from None
+
+
 @lru_cache(maxsize=16)
 def _linked(programs: tuple[Program, ...]) -> Program:
     """The program that files with relocatable device code form together. Raises LaunchRefused."""
@@ -99,9 +128,15 @@ def _linked(programs: tuple[Program, ...]) -> Program:
         raise LaunchRefused(NO_IMAGE, f"device code cannot be linked: {error}") from None
 
 
-def program_of(address: int, device: Device) -> Program:
-    """The PTX of a fat binary that a device would take: the newest target that it can run. Raises LaunchRefused."""
+def program_of(address: int, device: Device, machine_code: bool = False) -> Program:
+    """What a device would take of a fat binary: the PTX of the newest target that it can run, and machine code where
+    there is no PTX or ``machine_code`` asks for it. Raises LaunchRefused."""
     parts = entries(address)
+    if machine_code or not any(part.ptx for part in parts):
+        major, minor = device.capability
+        cubins = [part for part in parts if not part.ptx and part.sm // 10 == major and part.sm % 10 <= minor]
+        if cubins:
+            return machine_program(max(cubins, key=lambda part: part.sm).content)
     texts = [part.text for part in parts if part.text]
     programs = [_parsed(text) for text in texts]
     usable = [program for program in programs if runs(program.module.target, device)]
@@ -121,8 +156,8 @@ def program_of(address: int, device: Device) -> Program:
     present = ", ".join(f"sm_{part.sm}" for part in parts) or "nothing"
     raise LaunchRefused(
         NO_IMAGE,
-        f"the program has no PTX, only machine code ({present}); compile it with -gencode "
-        "arch=compute_80,code=compute_80",
+        f"the program has no PTX, only machine code ({present}), and the device is {sm_name(device)}; choose another "
+        "one, or compile with -gencode arch=compute_80,code=compute_80",
     )
 
 
@@ -131,16 +166,18 @@ def sm_name(device: Device) -> str:
     return f"sm_{device.capability[0]}{device.capability[1]}"
 
 
-def registered(image: int, device: Device) -> Program:
+def registered(image: int, device: Device, machine_code: bool = False) -> Program:
     """The program of a registered image, by its number, together with the images that are linked with it. Raises
     LaunchRefused."""
     wrapper, group = _image(image)
     if wrapper is None:
         raise LaunchRefused(INVALID_IMAGE, f"image {image} was never registered")
     if not group:
-        return program_of(wrapper, device)
+        return program_of(wrapper, device, machine_code)
     images = (_image(number) for number in range(image_count()))
-    return _linked(tuple(program_of(address, device) for address, other in images if address and other == group))
+    return _linked(
+        tuple(program_of(address, device, machine_code) for address, other in images if address and other == group)
+    )
 
 
 def _image(number: int) -> tuple[int | None, int]:

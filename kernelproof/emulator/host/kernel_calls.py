@@ -30,7 +30,7 @@ from kernelproof.emulator.host.cuda import (
     LaunchRefused,
 )
 from kernelproof.emulator.host.execution import KernelLaunch, load_globals
-from kernelproof.emulator.host.images import is_fat_binary, program_of, registered
+from kernelproof.emulator.host.images import ELF, cubin_at, is_fat_binary, machine_program, program_of, registered
 from kernelproof.emulator.host.launch_limits import check_cluster, resident
 from kernelproof.emulator.host.program import Program, from_file, load, owners
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
@@ -138,7 +138,11 @@ class KernelCalls:
         for program in [*([bound] if bound is not None else []), *self.state.programs]:
             if name in program.module.kernels:
                 return KernelHandle(program, name)
-        if bound is None and name in (program := registered(image.value, self.state.device)).module.kernels:
+        if (
+            bound is None
+            and name
+            in (program := registered(image.value, self.state.device, self.state.policy.machine_code)).module.kernels
+        ):
             return KernelHandle(program, name)
         raise LaunchRefused(INVALID_FUNCTION, f"kernel {name} is in no loaded PTX")
 
@@ -232,32 +236,35 @@ class KernelCalls:
         return self.last_handle
 
     def load_file(self, a: Words) -> int:
-        """cudaLibraryLoadFromFile and cuModuleLoad: out, path. DIR/kernel.cubin is answered with DIR/kernel.ptx."""
+        """cudaLibraryLoadFromFile and cuModuleLoad: out, path. DIR/kernel.cubin is answered with DIR/kernel.ptx, unless
+        machine code is to be executed."""
         path = Path(ctypes.string_at(a[1]).decode())
         sibling = path.with_suffix(".ptx")
-        if sibling.exists():
+        if sibling.exists() and not (self.state.policy.machine_code and path.suffix == ".cubin"):
             own = (program for program in self.state.programs if program.name == str(sibling))
             program = next(own, None) or from_file(sibling)
         elif path.exists():
             content = ctypes.create_string_buffer(path.read_bytes())
-            program = self._in_memory(ctypes.addressof(content), f"{path}, with no {sibling.name} beside it")
+            program = self._in_memory(ctypes.addressof(content))
         else:
             raise LaunchRefused(FILE_NOT_FOUND, f"{path} does not exist")
         self.libraries[self._new_handle(a[0])] = program
         return SUCCESS
 
     def load_data(self, a: Words) -> int:
-        """cudaLibraryLoadData: out, PTX text or a fat binary of it."""
-        self.libraries[self._new_handle(a[0])] = self._in_memory(a[1], "a cubin in memory")
+        """cudaLibraryLoadData: out, PTX text, a cubin, or a fat binary of them."""
+        self.libraries[self._new_handle(a[0])] = self._in_memory(a[1])
         return SUCCESS
 
-    def _in_memory(self, address: int, name: str) -> Program:
-        """The program of PTX text or of a fat binary. ``name``: the image's name in the refusal of machine code."""
+    def _in_memory(self, address: int) -> Program:
+        """The program of PTX text, a cubin or a fat binary."""
         if is_fat_binary(address):
-            return program_of(address, self.state.device)
+            return program_of(address, self.state.device, self.state.policy.machine_code)
         head = ctypes.string_at(address, 4)
-        if head == b"\x7fELF" or not head.strip(b"\t\n /.").isascii():
-            raise LaunchRefused(INVALID_IMAGE, f"{name}: the emulator executes PTX, not machine code")
+        if head == ELF:
+            return machine_program(cubin_at(address))
+        if not head.strip(b"\t\n /.").isascii():
+            raise LaunchRefused(INVALID_IMAGE, "the image is neither PTX, nor a cubin, nor a fat binary")
         return load(ctypes.string_at(address).decode() + "\n")
 
     def unload(self, a: Words) -> int:

@@ -238,7 +238,7 @@ class MemoryCalls:
 
     def _placed(self, owner: int, image: int, name: str) -> int:
         """The address of a variable of a registered module. Raises LaunchRefused."""
-        program = owners.get(owner) or registered(image, self.state.device)
+        program = owners.get(owner) or registered(image, self.state.device, self.state.policy.machine_code)
         address = load_globals(program.module, self.memory).get(name)
         if address is None:
             raise LaunchRefused(INVALID_SYMBOL, f"variable {name} is in no loaded PTX")

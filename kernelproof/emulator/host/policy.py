@@ -49,7 +49,8 @@ class SessionPolicy:
     order of events (``adverse``) and who is told of progress. ``cta_filter``: the CTAs of each grid to run; None: all.
     ``check_outputs``: when the session ends without an exception and all CTAs ran, elements of output buffers that
     were never written are findings. ``refusals_are_findings``: launches and copies that the runtime refuses are
-    findings too, instead of failed calls only. ``hooks``: what the owner does meanwhile.
+    findings too, instead of failed calls only. ``machine_code``: where a program carries both forms, machine code is
+    executed in place of PTX. ``hooks``: what the owner does meanwhile.
     """
 
     device: Device | None = None
@@ -57,4 +58,5 @@ class SessionPolicy:
     cta_filter: CtaFilter | None = None
     check_outputs: bool = True
     refusals_are_findings: bool = False
+    machine_code: bool = False
     hooks: SessionHooks = field(default_factory=SessionHooks)

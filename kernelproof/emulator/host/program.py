@@ -22,6 +22,7 @@ from kernelproof.emulator.host.execution import KernelLaunch, output_reports
 from kernelproof.emulator.host.launch_limits import device_for
 from kernelproof.emulator.host.standin import active, standin
 from kernelproof.emulator.host.tensors import Tensors
+from kernelproof.emulator.machine_code.module import read_cubin
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.tensors import Tensor, is_tensor
 from kernelproof.emulator.state.arrays import Array
@@ -268,12 +269,16 @@ owners: dict[int, Program] = {}
 
 
 def load(source: str | Path, launcher: str | Path | None = None) -> Program:
-    """A program from PTX text, or from a PTX file (a Path, or a str without line breaks that ends in ``.ptx``).
+    """A program from PTX text, from a PTX file (a Path, or a str without line breaks that ends in ``.ptx``), or from
+    the machine code of a cubin (a Path that ends in ``.cubin``).
 
     ``launcher``: a shared library built by ``nvcc -shared -Xcompiler -fPIC -cudart none``; its kernels are looked up by
-    name in this PTX. Raises PtxError for text that is not PTX, EmulatorError for a launcher that cannot be opened.
+    name in this PTX. Raises PtxError for text that is not PTX, EmulatorError for a launcher that cannot be opened and
+    for machine code that is not modelled, DisassemblyError for a file that is no cubin.
     """
-    if isinstance(source, Path) or ("\n" not in source and source.endswith(".ptx")):
+    if isinstance(source, Path) and source.suffix == ".cubin":
+        program = Program(read_cubin(source), str(source))
+    elif isinstance(source, Path) or ("\n" not in source and source.endswith(".ptx")):
         program = Program(Path(source).read_text(), str(source))
     else:
         program = Program(source)

@@ -161,7 +161,10 @@ class Session(RuntimeState):
 
     def kernels(self) -> dict[str, Program]:
         """All kernels by name: those of ``programs``, and those that libraries registered since the session began."""
-        images = (registered(number, self.device) for number in range(self.first_image, image_count()))
+        images = (
+            registered(number, self.device, self.policy.machine_code)
+            for number in range(self.first_image, image_count())
+        )
         return {name: program for program in (*self.programs, *images) for name in program.kernels}
 
     def check_outputs(self) -> None:

@@ -277,8 +277,8 @@ class Barriers:
         active = batch.running(m).reshape(batch.count, batch.width)
         counts = active.sum(axis=1)
         if ((counts != 0) & (counts != batch.threads)).any():
-            line = self.launch.kernel.sites[site].line
-            raise EmulatorError(f"PTX line {line}: barrier with reduction by a part of a CTA is not modelled")
+            place = self.launch.kernel.sites[site].place
+            raise EmulatorError(f"{place}: barrier with reduction by a part of a CTA is not modelled")
         bits = value.reshape(batch.count, batch.width) & active
         if mode == "popc":
             return np.repeat(bits.sum(axis=1).astype(np.uint32), batch.width)

@@ -293,7 +293,8 @@ class Scheduler:
             head, lanes = polls[0]
             line = self.kernel.block_lines[head]
             near = next((i for i, site in enumerate(self.kernel.sites) if site.line >= line), None)
-            text = f"all CTAs are blocked; these threads poll in the loop at PTX line {line} for a value nobody writes"
+            loop = f"the loop at {self.kernel.place(line)}"
+            text = f"all CTAs are blocked; these threads poll in {loop} for a value nobody writes"
             row = int(batch.row_of[lanes[0]])
             batch.report("deadlock", text, near, row, batch.thread[lanes[batch.row_of[lanes] == row]])
 
@@ -306,7 +307,7 @@ class Scheduler:
                 first = sleeper.site if first is None else first
                 threads += [int(t) for t in waiting]
                 site = self.kernel.sites[sleeper.site]
-                where = f"PTX line {site.line}" + (f" [{site.source}]" if site.source else "")
+                where = site.place + (f" [{site.source}]" if site.source else "")
                 name = _barrier_name(sleeper.barrier, row)
                 clauses.append(f"{len(waiting)} threads ({ranges(waiting)}) wait at {name}, {where}")
         exited = ~batch.alive & (batch.thread < batch.threads) & (batch.row_of == row)
@@ -316,7 +317,9 @@ class Scheduler:
             waiting = batch.thread[mask & (batch.row_of == row)]
             if len(waiting):
                 line = self.kernel.block_lines[head]
-                clauses.append(f"{len(waiting)} threads ({ranges(waiting)}) poll in the loop at PTX line {line}")
+                clauses.append(
+                    f"{len(waiting)} threads ({ranges(waiting)}) poll in the loop at {self.kernel.place(line)}"
+                )
         numbered = all(isinstance(sleeper.barrier, int) for sleeper in self.waiting)
         kind = "barrier-divergence" if numbered else "deadlock"
         batch.report(kind, "; ".join(clauses), first, row, threads)

@@ -24,7 +24,7 @@ from kernelproof.emulator.machine_code.operands import (
     operand,
 )
 from kernelproof.emulator.state.reports import EmulatorError
-from kernelproof.emulator.state.sites import Frame
+from kernelproof.emulator.state.sites import Frame, place
 from kernelproof.sass import Instruction
 
 TRUE, FALSE, ZERO = "1", "0", "0"
@@ -107,7 +107,7 @@ class Lowering:
         ins = self.current
         assert ins is not None
         where = f" [{ins.source[0].file}:{ins.source[0].line}]" if ins.source else ""
-        return UnknownMachineCode(f"machine code at {ins.address:#06x}: {why}: {ins.text}{where}")
+        return UnknownMachineCode(f"{place(ins.address, True)}: {why}: {ins.text}{where}")
 
     def emit(self, op: str, *operands: str) -> None:
         """Append a PTX instruction. It has the guard unless its result is a temporary."""

@@ -51,7 +51,7 @@ def _lowered(function: MachineFunction) -> Function:
     variables = [
         Variable(name, "param", size, (start - base) & (base - start) or 16) for name, start, size in parameters
     ]
-    return Function(function.name, True, variables, [], 0, body, kinds, variables=[static])
+    return Function(function.name, True, variables, [], 0, body, kinds, variables=[static], machine_code=True)
 
 
 def _reachable(function: MachineFunction) -> list[Instruction]:

@@ -18,7 +18,7 @@ from kernelproof.emulator.state.participants import Dim3
 from kernelproof.emulator.state.queue import CtaQueue
 from kernelproof.emulator.state.reports import Report, Reports
 from kernelproof.emulator.state.scopes import Scope
-from kernelproof.emulator.state.sites import NOWHERE, Site
+from kernelproof.emulator.state.sites import NOWHERE, Site, place
 from kernelproof.emulator.state.suspects import Suspects, Trial
 
 
@@ -63,7 +63,8 @@ class KernelFacts:
     ``uncertain``: registers that a path reads before it writes them, and the instructions that do. ``cancels``: its
     CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone. ``observes``: the
     state spaces of which it has strong loads, which may return older values. ``polls``: number of an instruction that
-    decides whether a loop goes on polling -> head of that loop.
+    decides whether a loop goes on polling -> head of that loop. ``machine_code``: it was lowered from a cubin, so its
+    lines are addresses.
     """
 
     name: str
@@ -85,6 +86,11 @@ class KernelFacts:
     restricts: bool
     observes: frozenset[str]
     polls: dict[int, int]
+    machine_code: bool
+
+    def place(self, line: int) -> str:
+        """Where an instruction with this line stands, in words."""
+        return place(line, self.machine_code)
 
 
 @dataclass(frozen=True)

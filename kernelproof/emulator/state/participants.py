@@ -51,7 +51,7 @@ class Participant:
     def at(self) -> str:
         """The instruction, as text."""
         source = f" [{self.site.source}]" if self.site.frames else ""
-        return f"at PTX line {self.site.line}: {self.site.text}{source}"
+        return f"at {self.site.place}: {self.site.text}{source}"
 
 
 class Space(StrEnum):

@@ -36,11 +36,17 @@ class Frame(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Site:
     """An instruction: its PTX line and text, and the CUDA lines of ``-lineinfo``, the innermost first, each inlined at
-    the next one."""
+    the next one. In machine code its line is its address."""
 
     line: int = 0
     text: str = ""
     frames: tuple[Frame, ...] = ()
+    machine_code: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it stands in the kernel, in words."""
+        return place(self.line, self.machine_code)
 
     @property
     def home(self) -> Frame | None:
@@ -63,6 +69,11 @@ class Site:
         """The lines at which the function of the user's line was inlined, the innermost first."""
         home = self.home
         return () if home is None else self.frames[self.frames.index(home) + 1 :]
+
+
+def place(line: int, machine_code: bool) -> str:
+    """Where an instruction stands, in words: its PTX line, or its address in machine code."""
+    return f"machine code at {line:#06x}" if machine_code else f"PTX line {line}"
 
 
 # The site of what no instruction is to blame for.

@@ -10,7 +10,7 @@ import pytest
 from tests import house
 
 # From the lowest up, as the docstring of ``kernelproof.emulator`` has them.
-FLOORS = ["state", "arithmetic", "memory", "machine", "hopper", "blackwell", "frontend", "host"]
+FLOORS = ["state", "arithmetic", "memory", "machine", "hopper", "blackwell", "frontend", "machine_code", "host"]
 PREFIX = "kernelproof.emulator."
 
 

@@ -21,19 +21,23 @@ _OPAQUE = frozenset(("ld", "ldu", "atom", "shfl", "mapa", "getctarank"))
 
 
 def origins(
-    instructions: Iterable[Instr], kinds: Mapping[str, str], places: Mapping[str, tuple[str, int]]
+    instructions: Iterable[Instr],
+    kinds: Mapping[str, str],
+    places: Mapping[str, tuple[str, int]],
+    words: bool = False,
 ) -> dict[str, Origins]:
     """Maps each 64-bit register to the pointers that its value may be computed from, over all of its writes.
 
     A register is absent if it may hold a pointer that cannot be traced. ``places``: state space and offset of each
-    variable.
+    variable. ``words``: pointers may also be handled as two words each, as in machine code.
     """
+    widths = ("64", "32") if words else ("64",)
     writes: list[tuple[str, Origins | None, list[str]]] = []
     for ins in instructions:
         defs, uses = defs_uses(ins)
-        wide = [name for name in defs if kinds.get(name, "").endswith("64")]
+        wide = [name for name in defs if kinds.get(name, "").endswith(widths)]
         if wide:
-            own = _own(ins, places)
+            own = _own(ins, places, words)
             sources = [] if own is None or ins.base == "ld" else uses
             writes += [(name, own, sources) for name in wide]
     result: dict[str, Origins | None] = {name: _NONE for name, _, _ in writes}
@@ -54,7 +58,7 @@ def origins(
     return {name: pointers for name, pointers in result.items() if pointers}
 
 
-def _own(ins: Instr, places: Mapping[str, tuple[str, int]]) -> Origins | None:
+def _own(ins: Instr, places: Mapping[str, tuple[str, int]], words: bool) -> Origins | None:
     """The pointers that an instruction itself contributes; None if it may contribute one that cannot be followed."""
     if ins.base in ("ld", "ldu"):
         at = ins.operands[1]
@@ -63,9 +67,11 @@ def _own(ins: Instr, places: Mapping[str, tuple[str, int]]) -> Origins | None:
             first = places[at.base.name][1] + at.base.offset + at.offset
             count = len(ins.operands[0].items) if isinstance(ins.operands[0], Vec) else 1
             # A parameter is named by its offset. Only 64-bit values can be pointers.
+            if words and width == 4:
+                return frozenset((first + i * width) & ~7 for i in range(count))
             return frozenset(first + i * width for i in range(count)) if width == 8 else _NONE
-        return None if width >= 8 else _NONE
-    packed = ins.base == "mov" and len(ins.operands) > 1 and isinstance(ins.operands[1], Vec)
+        return None if width >= (4 if words else 8) else _NONE
+    packed = ins.base == "mov" and len(ins.operands) > 1 and isinstance(ins.operands[1], Vec) and not words
     if ins.base in _OPAQUE or packed:
         return None
     return frozenset(name for name in symbols(ins) if places.get(name, ("",))[0] in ("global", "const"))

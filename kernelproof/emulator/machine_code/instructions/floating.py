@@ -104,6 +104,20 @@ def approximate(low: Lowering, ins: Instruction) -> None:
     low.emit(f"{function}.approx{options}.f32", low.target(ins.operands[0]), single(low, ins.operands[1]))
 
 
+@mnemonic("FCHK", "DIVIDE")
+def check_quotient(low: Lowering, ins: Instruction) -> None:
+    """Whether a quotient needs its slow path, which is right for all numbers: an exponent is close to the ends of its
+    range, or the exponents are far apart. Hardware's own limits are not published; these take the slow path earlier."""
+    p, *sources = ins.operands
+    exponents = [low.computed("bfe.u32", single(low, text), "23", "8") for text in sources]
+    difference = low.computed("sub.s32", *exponents)
+    slow = "0"
+    for value, least, most in ((exponents[0], 32, 250), (exponents[1], 2, 252), (difference, -120, 120)):
+        for order, bound in (("lt", least), ("gt", most)):
+            slow = low.either(slow, low.computed(f"setp.{order}.s32", value, str(bound), kind="pred"))
+    low.set_predicate(p, slow)
+
+
 # --- double precision
 
 

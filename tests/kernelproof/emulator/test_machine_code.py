@@ -1,0 +1,192 @@
+"""Proves that machine code of sm_80 computes what its PTX computes, with the same findings, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernelproof import emulator
+from kernelproof.emulator import Memory, Options
+from kernelproof.emulator.machine_code.lowering import UnknownMachineCode
+from kernelproof.ground import toolchain
+from kernelproof.sass import DisassemblyError
+from tests.draws import THOROUGH
+from tests.kernelproof.emulator import drawn_programs
+from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.gemm import gemm
+
+SEEDS = range(1000) if THOROUGH else range(5)
+
+
+def assembled(ptx: str, folder: Path, level: int = 3, target: str = "sm_80") -> Path:
+    """The cubin of a PTX text, by ptxas at a level of optimisation."""
+    source, cubin = folder / "kernel.ptx", folder / f"kernel.{level}.cubin"
+    source.write_text(ptx)
+    command = [toolchain.discover().ptxas, f"-O{level}", f"-arch={target}", source, "-o", cubin]
+    subprocess.run(command, check=True)
+    return cubin
+
+
+def run(program: emulator.Program, words: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """What a drawn program writes, and the rules of its findings."""
+    memory = Memory()
+    out = memory.upload(np.zeros((len(words), drawn_programs.WORDS_OUT), np.uint32), "output")
+    result = program.launch("k", 1, len(words), [memory.upload(words), out], memory=memory)
+    return out.bytes().view(np.uint32).reshape(len(words), -1).copy(), [report.kind for report in result.reports]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_drawn_programs_compute_the_same_in_both_forms(level: int, tmp_path: Path) -> None:
+    for seed in SEEDS:
+        text, words = drawn_programs.text(seed), drawn_programs.operands(seed)
+        expected, findings = run(emulator.load(text), words)
+        result, same = run(emulator.load(assembled(text, tmp_path, level)), words)
+        wrong = np.argwhere(drawn_programs.differs(expected, result))
+        assert wrong.tolist() == [], f"seed {seed}"
+        assert findings == same
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["gemm_f32", "gemm_f16"])
+def test_a_matrix_product_is_exact(kernel: str) -> None:
+    program = emulator.load(compiled("multistage", ".cubin"))
+    result, exact = gemm(program, kernel, 256, 128, 96, low=-2, high=3)
+    assert exact
+    assert result.reports == []
+
+
+SIZES = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u8 first, .param .u64 out, .param .u32 last)
+{
+.reg .b32 %r<10>; .reg .b64 %a;
+ld.param.u64 %a, [out]; ld.param.u8 %r6, [first]; ld.param.u32 %r7, [last];
+mov.u32 %r0, %ntid.x; mov.u32 %r1, %ntid.y; mov.u32 %r2, %ntid.z;
+mov.u32 %r3, %nctaid.x; mov.u32 %r4, %nctaid.y; mov.u32 %r5, %nctaid.z;
+st.global.b32 [%a], %r0; st.global.b32 [%a+4], %r1; st.global.b32 [%a+8], %r2;
+st.global.b32 [%a+12], %r3; st.global.b32 [%a+16], %r4; st.global.b32 [%a+20], %r5;
+st.global.b32 [%a+24], %r6; st.global.b32 [%a+28], %r7; ret;
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89"])
+def test_sizes_and_parameters_are_where_the_launch_puts_them(target: str, tmp_path: Path) -> None:
+    memory = Memory()
+    out = memory.upload(np.zeros(8, np.uint32), "inout")
+    program = emulator.load(assembled(SIZES.replace("sm_80", target), tmp_path, target=target))
+    program.launch("k", (2, 3, 4), (5, 6, 7), [np.uint8(200), out, np.uint32(9)], memory=memory, ctas=[0])
+    assert out.bytes().view(np.uint32).tolist() == [5, 6, 7, 2, 3, 4, 200, 9]
+
+
+RACE = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 out)
+{
+.reg .b32 %r<6>; .reg .b64 %a<3>;
+.shared .align 4 .b8 buf[512];
+ld.param.u64 %a0, [out]; mov.u32 %r0, %tid.x; mov.u32 %r1, buf; shl.b32 %r2, %r0, 2; add.s32 %r3, %r1, %r2;
+st.shared.b32 [%r3], %r0;
+bar.sync 0;
+xor.b32 %r4, %r3, 256; ld.shared.b32 %r5, [%r4];
+mul.wide.u32 %a1, %r0, 4; add.s64 %a2, %a0, %a1; st.global.b32 [%a2], %r5; ret;
+}
+"""
+
+
+@pytest.mark.parametrize(("dropped", "findings"), [("", []), ("bar.sync 0;", ["shared-race"])])
+def test_a_race_is_named_by_its_address(dropped: str, findings: list[str], tmp_path: Path) -> None:
+    memory = Memory()
+    out = memory.upload(np.zeros(128, np.uint32), "output")
+    program = emulator.load(assembled(RACE.replace(dropped, ""), tmp_path))
+    reports = program.launch("k", 1, 128, [out], memory=memory, options=Options()).reports
+    assert [report.kind for report in reports if report.is_error] == findings
+    for report in reports:
+        site = report.access.site
+        assert site.machine_code
+        assert re.match("LDS|STS", site.text)
+        assert site.line % 16 == 0
+
+
+def test_pointers_are_followed_through_pairs_of_registers(tmp_path: Path) -> None:
+    """A store that lands in a buffer other than its pointer's is wrong."""
+    memory = Memory()
+    out = memory.upload(np.zeros(128, np.uint32), "inout", guard=0)
+    other = memory.upload(np.zeros(128, np.uint32), "inout")
+    text = RACE.replace("[%a2], %r5", f"[%a2+{other.address - out.address}], %r5")
+    reports = emulator.load(assembled(text, tmp_path)).launch("k", 1, 128, [out], memory=memory).reports
+    assert {report.kind for report in reports} == {"another-buffer"}
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "part"),
+    [
+        ("sm_90a", "bar.sync 0;", "sm_90a"),
+        ("sm_80", "tex.2d.v4.f32.f32 {%f0,%f1,%f2,%f3}, [%a0, {%f0,%f1}];", "TEX"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(target: str, body: str, part: str, tmp_path: Path) -> None:
+    text = f""".version 8.0
+.target {target}
+.address_size 64
+.visible .entry k(.param .u64 out)
+{{ .reg .b64 %a<2>; .reg .f32 %f<4>; ld.param.u64 %a0, [out]; mov.f32 %f0, 0f00000000; mov.f32 %f1, 0f00000000;
+{body} st.global.f32 [%a0], %f0; ret; }}
+"""
+    with pytest.raises(UnknownMachineCode, match=part):
+        emulator.load(assembled(text, tmp_path, target=target))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF\x02" + bytes(200), b"no cubin at all"])
+def test_a_file_that_is_no_cubin_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(content)
+    with pytest.raises(DisassemblyError):
+        emulator.load(path)
+
+
+PROGRAM = """
+#include <cstdio>
+__global__ void total(const float* x, float* out, int n, float divisor) {
+    __shared__ float part[256];
+    float sum = 0;
+    for (int i = threadIdx.x; i < n; i += 256) sum += x[i] / divisor;
+    part[threadIdx.x] = sum;
+    __syncthreads();
+    for (int width = 128; width; width >>= 1) {
+        if (threadIdx.x < width) part[threadIdx.x] += part[threadIdx.x + width];
+        BETWEEN;
+    }
+    if (!threadIdx.x) *out = part[0];
+}
+int main() {
+    float *x, *out, numbers[1000], result;
+    for (int i = 0; i < 1000; ++i) numbers[i] = i;
+    cudaMalloc(&x, sizeof numbers), cudaMalloc(&out, 4);
+    cudaMemcpy(x, numbers, sizeof numbers, cudaMemcpyHostToDevice);
+    total<<<1, 256>>>(x, out, 1000, 2.f);
+    cudaMemcpy(&result, out, 4, cudaMemcpyDeviceToHost);
+    printf("%.0f\\n", result);
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only", ["", " -gencode=arch=compute_80,code=sm_80"])
+@pytest.mark.parametrize(("between", "code"), [("__syncthreads()", 0), ("", 1)])
+def test_a_program_runs_by_its_machine_code(only: str, between: str, code: int, tmp_path: Path) -> None:
+    """A quotient calls a subroutine. Findings name the address and the line of CUDA."""
+    source = tmp_path / "total.cu"
+    source.write_text(PROGRAM)
+    command = ["check", str(source), "--json", "--machine-code", f"--nvcc-args=-DBETWEEN='{between}'{only}"]
+    done = commands.run("kernelproof", *command)
+    assert done.returncode == code, done.stderr
+    findings = json.loads(done.stdout)["findings"]
+    assert {finding["kind"] for finding in findings} == ({"shared-race"} if code else set())
