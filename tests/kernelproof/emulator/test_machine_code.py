@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from kernelproof.emulator import Memory, Options
 from kernelproof.emulator.machine_code.lowering import UnknownMachineCode
 from kernelproof.ground import toolchain
 from kernelproof.sass import DisassemblyError
+from tests import commands
 from tests.draws import THOROUGH
 from tests.kernelproof.emulator import drawn_programs
 from tests.kernelproof.emulator.build import compiled
@@ -186,7 +188,7 @@ def test_a_program_runs_by_its_machine_code(only: str, between: str, code: int, 
     source = tmp_path / "total.cu"
     source.write_text(PROGRAM)
     command = ["check", str(source), "--json", "--machine-code", f"--nvcc-args=-DBETWEEN='{between}'{only}"]
-    done = commands.run("kernelproof", *command)
+    done = commands.run(*command, program="kernelproof")
     assert done.returncode == code, done.stderr
     findings = json.loads(done.stdout)["findings"]
-    assert {finding["kind"] for finding in findings} == ({"shared-race"} if code else set())
+    assert {finding["rule"] for finding in findings} == ({"shared-race"} if code else set())
