@@ -39,6 +39,8 @@ _OWN = {
 }  # fmt: skip
 # Substitutes for the headers of libraries that are not emulated: just enough for programs to compile.
 _STAND_INS = Path(__file__).parent / "include"
+# Functions that every program is linked with.
+_HOST_CALLS = Path(__file__).parent / "host_calls.c"
 _RELOCATABLE = frozenset(("-dc", "--device-c", "-rdc=true", "--relocatable-device-code=true"))
 _RDC = "-rdc=true"
 # Functions that nvcc's device linker would define. The constructor of each relocatable object calls one of them to
@@ -114,16 +116,14 @@ def library(
     of_objects = re.sub(r"\0(?:-x|--x)\0[^\0]*", "", "\0".join(["", *arguments])).split("\0")[1:]
     own = [argument for argument in of_objects if argument != _RDC]
     link = ["-shared", "-nodlink", "-cudart=none", "-Xlinker=-Bsymbolic", *own, *tools.link_flags]
-    stubs = _registration(objects) if _RDC in arguments else ""
+    stubs = _HOST_CALLS.read_text() + (_registration(objects) if _RDC in arguments else "")
     key = _digest(tools.nvcc_version, *link, stubs, *(path.name for path in objects))
     target = _folder() / f"{key}.so"
     if target.exists():
         return target
     with _workplace(key) as place:
-        inputs = objects
-        if stubs:
-            inputs = [*objects, place / "stubs.c"]
-            files.write(inputs[-1], stubs)
+        inputs = [*objects, place / "stubs.c"]
+        files.write(inputs[-1], stubs)
         scratch = place / target.name
         _compile(tools, link, inputs, scratch, sources[0].parent, seconds, foreign)
         scratch.replace(target)
@@ -185,7 +185,7 @@ def _object(
     """The object file of a source."""
     number = sm.removeprefix("sm_")
     options = [
-        "-c", "-lineinfo", "--no-compress", "-Xcompiler=-fPIC", *_includes(tools),
+        "-c", "-lineinfo", "--no-compress", "-Xcompiler=-fPIC,-g1", *_includes(tools),
         f"-gencode=arch=compute_{number},code=compute_{number}", *arguments,
     ]  # fmt: skip
     try:

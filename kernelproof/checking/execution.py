@@ -11,7 +11,7 @@ import faulthandler
 import fcntl
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf, prod
 from multiprocessing.connection import Connection
@@ -125,6 +125,17 @@ class Reporter:
         place = site.home or site.place
         self.send(Message("loop", text=f"in the loop at {place} ({turns} turns and more)"))
 
+    def note_at_exit(self, words: Callable[[], str]) -> None:
+        """When the program exits, and its destructors have run, send a note unless there are no words."""
+
+        def send(*_: object) -> None:
+            if text := words():
+                self.send(Message("note", text=text))
+
+        # C calls it after the last reference of Python's would be gone.
+        self.at_exit = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(send)
+        self.libc.on_exit(self.at_exit, None)
+
     def finding(self, finding: Report) -> None:
         """Send a finding; print it only the first time that its cause is seen."""
         own, links = keys(finding)
@@ -141,7 +152,7 @@ def _high_copy(descriptor: int) -> int:
 
 def check_session(plan: Plan, reporter: Reporter) -> Session:
     """The emulated device of a check. It reports each finding at once."""
-    memory = Memory()
+    memory = Memory(guarded=plan.main is not None or plan.call is not None)
     options = Options(
         counters=plan.counters,
         loop_limit=None,
@@ -237,6 +248,8 @@ def serve(pipe: Connection, plan: Plan, box: Sandbox | None) -> None:
     reporter = Reporter(pipe, plan.quiet, box.output_bytes if box else inf)
     try:
         with check_session(plan, reporter) as session:
+            if plan.main is not None:
+                reporter.note_at_exit(session.leaks)
             library = _open(plan.library) if plan.library is not None else None
             session.programs = [load(path) for path in plan.kernels]
             if plan.main is not None:

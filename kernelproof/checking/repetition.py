@@ -16,10 +16,11 @@ from typing import NamedTuple
 from kernelproof.emulator.frontend.ptx import Module
 from kernelproof.emulator.host.execution import KernelLaunch, Snapshot
 from kernelproof.emulator.memory.arena import Memory
+from kernelproof.emulator.memory.device_state import Touched
 
 _Key = tuple[int, str, object, bytes]
-# Most bytes that all stored effects together may hold.
-EFFECTS_LIMIT = 1 << 29
+# Most bytes that all stored effects together may hold, and most that all stored accesses may.
+EFFECTS_LIMIT, ACCESSES_LIMIT = 1 << 29, 1 << 27
 
 
 class _Effect(NamedTuple):
@@ -44,11 +45,14 @@ class Repetitions:
         self._fixed: dict[_Key, tuple[int, int]] = {}
         # The last effect of each launch that changed memory, the latest last.
         self._effects: dict[_Key, _Effect] = {}
+        # What those launches do to the buffers that matter for the order of streams and the host, the latest last.
+        self._touched: dict[_Key, list[Touched]] = {}
         self._changes = 0
 
     def repeat(self, launch: KernelLaunch) -> bool:
         """Apply a launch's effect without executing it. Returns False, and does nothing, if the effect is not known."""
         key = _key(launch)
+        launch.remembered = self._touched.get(key, [])
         fixed = self._fixed.get(key)
         if fixed is not None and fixed == self._version():
             return True
@@ -66,6 +70,7 @@ class Repetitions:
         before = launch.before = Snapshot.of(self.memory)
         self._modules[key[0]] = launch.module
         yield
+        self._keep_accesses(key, launch.touched())
         changed = before.changed() if before is not None else None
         if changed == []:
             self._fixed[key] = self._version()
@@ -84,6 +89,19 @@ class Repetitions:
                 break
             total -= self._effects.pop(old).nbytes
 
+    def _keep_accesses(self, key: _Key, touched: list[Touched]) -> None:
+        """Store what a launch touches. While all together exceed the limit, the oldest launches are forgotten."""
+        self._touched.pop(key, None)
+        if touched:
+            self._touched[key] = touched
+        total = sum(map(_mask_bytes, self._touched.values()))
+        for old in list(self._touched):
+            if total <= ACCESSES_LIMIT or old == key:
+                break
+            total -= _mask_bytes(self._touched.pop(old))
+            self._fixed.pop(old, None)
+            self._effects.pop(old, None)
+
     def forget(self, launch: KernelLaunch) -> None:
         """Drop a launch's effect. It is called for launches that print, because memory is not all that they change."""
         self._fixed.pop(_key(launch), None)
@@ -101,6 +119,10 @@ def _written_by_host(memory: Memory) -> int:
         if buffer.written is None and buffer.role == "inout":
             total = zlib.crc32(buffer.bytes().data, total)
     return total
+
+
+def _mask_bytes(touched: list[Touched]) -> int:
+    return sum(len(mask) for part in touched for mask in (part.read, part.written) if mask is not None)
 
 
 def _key(launch: KernelLaunch) -> _Key:

@@ -103,11 +103,15 @@ class MemoryCalls:
 
     Before each call, inputs are written again, and outputs and scratch memory are poisoned, so that no earlier result
     can pass for a new one. ``written`` masks, for outputs that host code allocated itself, the elements that it wrote.
+    ``runs_host_code``: host code of the source runs, and must not touch the device's memory. ``unreturned``: what was
+    found in a call that raised an error.
     """
+
+    runs_host_code = False
 
     def __init__(self, contract: Contract, shape: Shape, device: str, names: Iterable[str]) -> None:
         self.contract, self.shape, self.device = contract, shape, devices.device(device)
-        self.memory = Memory()
+        self.memory = Memory(guarded=self.runs_host_code)
         self.buffers: dict[str, Buffer] = {}
         self.written: dict[str, Array] = {}
         for name in names:
@@ -115,6 +119,7 @@ class MemoryCalls:
             zeros = np.zeros(item.shape(shape), item.format.dtype)
             role = "inout" if item.zeroed else ROLES[item.role]
             self.buffers[name] = self.memory.upload(zeros, role, name=name)
+        self.unreturned: list[Report] = []
         self.count = 0
 
     def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:

@@ -64,6 +64,8 @@ def library(text: str, function: str, device: str, arguments: tuple[str, ...], s
 class HostCalls(MemoryCalls):
     """Calls of a function of host code, whose tensors are buffers of the contract."""
 
+    runs_host_code = True
+
     def __init__(self, path: Path, contract: Contract, shape: Shape, device: str) -> None:
         assert contract.call is not None
         self.host_call: HostCall = contract.call
@@ -82,6 +84,7 @@ class HostCalls(MemoryCalls):
         with self.session(counters, hazards) as emulated:
             code = self.entry((_Value * len(values))(*values), len(values), ctypes.byref(results))
         self.count += 1
+        self.unreturned = emulated.reports
         for error in emulated.errors:
             raise error
         for launch in emulated.launches:
@@ -96,6 +99,7 @@ class HostCalls(MemoryCalls):
             if changed.any():
                 result.globals_changed[key[1]] = int(changed.sum())
         self._collect(results, result)
+        self.unreturned = []
         return result
 
     def _value(self, argument: str | int | float | Callable[..., object]) -> _Value:

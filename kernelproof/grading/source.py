@@ -250,6 +250,8 @@ def grade(task: Task, verdict: Verdict, stated: int) -> Verdict:
             examination.run()
         except (LaunchRefused, HostFailure, WrongSignature, PtxError, EmulatorError) as error:
             _record_error(error, shape, verdict)
+            if examination is not None:
+                machine += examination.device.unreturned
         if examination is None:
             break
         verdict.findings += examination.findings

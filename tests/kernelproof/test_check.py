@@ -49,7 +49,7 @@ WRONG = [
     ("unordered", {"stream-race": 1}, 0), ("long copy", {"copy-out-of-bounds": 1}, 0), ("assert", {"trap": 24}, 0),
     ("abort", {"global-out-of-bounds": 2}, -6), ("no path", {"stream-race": 1}, 0), ("early", {"stream-race": 4}, 0),
     ("hidden", {"global-out-of-bounds": 2}, 0), ("overlap", {"stream-race": 1}, 0), ("circle", {"runaway": 1}, 0),
-    ("poll", {"deadlock": 1}, 0), ("freed", {"global-out-of-bounds": 1}, 0),
+    ("poll", {"deadlock": 1}, 0), ("freed", {"use-after-free": 1}, 0),
     ("launched twice", {"launch-refused": 1}, 0),
 ]  # fmt: skip
 
@@ -93,7 +93,7 @@ def test_progress_counts_ctas(library: Path) -> None:
 
 def test_a_refused_tensor_map_is_noted_once(library: Path) -> None:
     text = "cuTensorMapEncodeTiled: box extent 512 of dimension 0, allowed are 1 to 256"
-    assert run(library, "wide box").notes == [text]
+    assert run(library, "wide box").notes.count(text) == 1
 
 
 def test_a_launch_that_takes_long_says_how_long() -> None:
@@ -277,7 +277,8 @@ def test_expected_findings_do_not_count(library: Path, tmp_path: Path) -> None:
     file.write_text("# a list\nglobal-out-of-bounds beyond program.cu\nshared-race *\n")
     result = run(library, "bounds")
     expectations.apply(result, expectations.read(file))
-    assert (result.code, len(result.expected), result.notes) == (0, 2, ["expected and not seen: shared-race *"])
+    assert (result.code, len(result.expected)) == (0, 2)
+    assert "expected and not seen: shared-race *" in result.notes
     file.write_text("no-such-rule\n")
     with pytest.raises(WrongInput, match="expected:1"):
         expectations.read(file)
@@ -505,7 +506,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_prints_in_order_and_exits_by_outcome() -> None:
     done = command(str(SOURCE), "--", "printf")
     assert (done.returncode, done.stderr) == (0, "")
-    first, *lines, _, _, last = done.stdout.splitlines()
+    first, *lines, _, _, _, last = done.stdout.splitlines()
     assert first == "case printf"
     assert lines == ["warp 0 of block:  2.50 5 -5%", "warp 1 of block:  2.50 5 -5%"]
     assert last.startswith("1 launch of 1 kernel on A100")

@@ -168,7 +168,8 @@ class _Parser:
             for extent in re.findall(r"\[\s*(\d*)\s*\]", m2[2]):
                 size *= int(extent) if extent else 0
             init, pointers = self.initialiser(initialiser, kind, size, line) if initialiser else (None, ())
-            out.append(Variable(m2[1], space, size, align, init, pointers, line, kind))
+            managed = ".managed" in modifiers
+            out.append(Variable(m2[1], space, size, align, init, pointers, line, kind, managed))
         return space, out
 
     def initialiser(self, text: str, kind: str, size: int, line: int) -> tuple[bytes, tuple[tuple[int, str, int], ...]]:

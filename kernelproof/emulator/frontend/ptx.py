@@ -106,6 +106,13 @@ class Instr:
         """The opcode up to the first dot."""
         return self.parts[0]
 
+    @property
+    def has_system_scope(self) -> bool:
+        """Is it an access to global memory that host code may take part in while the kernel runs? Volatile ones are."""
+        if self.base not in ("ld", "st", "atom", "red") or any(part.startswith("shared") for part in self.parts):
+            return False
+        return not {"volatile", "sys", "mmio"}.isdisjoint(self.parts)
+
 
 def refused(ins: Instr, why: str) -> PtxError:
     """The error for an instruction that the emulator refuses, with PTX line, opcode and CUDA line."""
@@ -125,7 +132,7 @@ class Label:
 class Variable:
     """A declared variable. ``size`` is in bytes (0: ``.extern .shared``). ``init`` has the bytes of its initialiser,
     ``pointers`` the places in it that hold addresses: (byte offset, symbol, addend). ``kind``: the type of its
-    elements."""
+    elements. ``managed``: the host reads and writes it as well."""
 
     name: str
     space: str
@@ -135,6 +142,7 @@ class Variable:
     pointers: tuple[tuple[int, str, int], ...] = ()
     line: int = 0
     kind: str = ""
+    managed: bool = False
 
 
 @dataclass(slots=True)
@@ -211,6 +219,13 @@ class Module:
     def function_addresses(self) -> dict[str, int]:
         """What stands for the addresses of functions, by name: no address of data."""
         return {name: CODE_START + 16 * i for i, name in enumerate(self.functions)}
+
+    def meets_the_host(self, kernel: str) -> bool:
+        """Does a kernel, or a function that it may call, have accesses by which it may talk to the host?"""
+        body = self.kernels[kernel].body
+        calls = any(isinstance(item, Instr) and item.base == "call" for item in body)
+        bodies = [body, *(function.body for function in self.functions.values() if calls)]
+        return any(isinstance(item, Instr) and item.has_system_scope for body in bodies for item in body)
 
     @cached_property
     def addressed(self) -> set[str]:

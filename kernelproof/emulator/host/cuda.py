@@ -20,9 +20,9 @@ OTHER_FUNCTION_ATTRIBUTES = (9, 10, 11, 12, 13, 15)
 
 
 class LaunchRefused(EmulatorError):
-    """The runtime would refuse this launch. ``code`` is its cudaError_t; ``kernel`` is the kernel if a launch was
-    refused, else empty."""
+    """The runtime would refuse this call. ``code`` is its cudaError_t; ``kernel`` is the kernel if a launch was
+    refused, else empty. ``rule``: what the program breaks, if the call alone does not say it."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, rule: str = "") -> None:
         super().__init__(message)
-        self.code, self.kernel = code, ""
+        self.code, self.kernel, self.rule = code, "", rule

@@ -2,7 +2,7 @@
    libraries are the handles that the session gives; there is one device and one context. */
 
 /* A driver call leaves the runtime's last error as it is. */
-static int driver_call(const char *name, int64_t *args) { return g_callback ? g_callback(name, args) : kErrorNoDevice; }
+static int driver_call(const char *name, int64_t *args) { return answered(name, args); }
 #define DRIVER(name, ...)                  \
   do {                                     \
     int64_t words[] = {__VA_ARGS__, 0};    \
@@ -37,7 +37,7 @@ EXPORT int cuDeviceComputeCapability(int *major, int *minor, int device) {
 }
 EXPORT int cuDevicePrimaryCtxRetain(void **c, int device) { (void)device; *c = &g_context; return 0; }
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return 0; }
-EXPORT int cuDevicePrimaryCtxReset_v2(int device) { (void)device; return 0; }
+EXPORT int cuDevicePrimaryCtxReset_v2(int device) { (void)device; DRIVER("device_reset", 0); }
 EXPORT int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) { (void)device; (void)flags; return 0; }
 EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { (void)device; *flags = 0; *active = 1; return 0; }
 EXPORT int cuCtxCreate_v2(void **c, unsigned flags, int device) { (void)flags; (void)device; *c = &g_context; return 0; }
@@ -137,8 +137,8 @@ EXPORT int cuMemAllocManaged(address_t *p, size_t n, unsigned flags) { (void)fla
 EXPORT int cuMemAllocHost_v2(void **p, size_t n) { DRIVER("malloc_host", W(p), W(n), 0); }
 EXPORT int cuMemHostAlloc(void **p, size_t n, unsigned flags) { (void)flags; return cuMemAllocHost_v2(p, n); }
 EXPORT int cuMemHostGetDevicePointer_v2(address_t *d, void *h, unsigned flags) { (void)flags; DRIVER("host_pointer", W(d), W(h)); }
-EXPORT int cuMemFree_v2(address_t p) { DRIVER("free", W(p)); }
-EXPORT int cuMemFreeHost(void *p) { DRIVER("free", W(p)); }
+EXPORT int cuMemFree_v2(address_t p) { DRIVER("free", W(p), 0); }
+EXPORT int cuMemFreeHost(void *p) { DRIVER("free", W(p), 1); }
 EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total) { DRIVER("mem_info", W(available), W(total)); }
 static int driver_copy(address_t d, address_t s, size_t n, int kind, void *stream, int async) { DRIVER("memcpy", W(d), W(s), W(n), kind, W(stream), async); }
 static int driver_fill(address_t d, unsigned value, size_t n, int size, void *stream, int async) { DRIVER("memset", W(d), value, W(n), size, W(stream), async); }

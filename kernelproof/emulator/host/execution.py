@@ -8,7 +8,7 @@ benign. Sessions and ``Program.launch`` both end here.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -53,7 +53,10 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
         buffer = memory.globals.get(key)
         if buffer is None:
             buffer = memory.globals[key] = memory.allocate(
-                max(variable.size, 1), "input" if variable.space == "const" else "inout", name=variable.name
+                max(variable.size, 1),
+                "input" if variable.space == "const" else "inout",
+                name=variable.name,
+                of_host=variable.managed,
             )
             buffer.bytes()[:] = 0
             if variable.init is not None:
@@ -74,7 +77,8 @@ class KernelLaunch:
     ``parameters``: the kernel's parameter block. ``ctas``: linear numbers (x + gx * (y + gy * z)) of the CTAs to run,
     all if None. ``dynamic_limit``: bytes of dynamic shared memory allowed. ``large_clusters``: clusters may have more
     than 8 CTAs. ``memory_state``: which launch accesses touched memory, once it has been executed. ``before``: a copy
-    of memory before the launch, if the caller has one.
+    of memory before the launch, if the caller has one. ``matters``: the buffers whose accesses somebody asks for.
+    ``remembered``: the accesses of a launch that is not executed because its effect is known.
     """
 
     module: Module
@@ -89,10 +93,12 @@ class KernelLaunch:
     large_clusters: bool = False
     memory_state: DeviceState | None = None
     before: Snapshot | None = None
+    matters: Callable[[Buffer], bool] = lambda _: False
+    remembered: list[Touched] = field(default_factory=list)
 
     def touched(self) -> list[Touched]:
-        """What the launch did to buffers; empty without the option ``hazards``."""
-        return self.memory_state.touched() if self.memory_state is not None else []
+        """What the launch did to the buffers that matter; empty without the option ``hazards``."""
+        return self.memory_state.touched(self.matters) if self.memory_state is not None else self.remembered
 
     def execute(self) -> LaunchResult:
         """Check the launch and run it. Raises LaunchRefused or EmulatorError."""

@@ -1,7 +1,8 @@
 """CUDA graphs: work that is recorded once and executed at each launch, in an order that the graph's edges allow.
 
-A captured graph has the work of its streams in the order in which it was given. In a graph that is built node by node,
-every node has a clock: two nodes without a path between them that touch the same bytes are a finding, like two streams.
+A captured graph has the work of its streams in the order in which it was given, and every stream but the first is a
+branch of its own. In a graph that is built node by node, every node is one. Two branches or nodes without a path
+between them that touch the same bytes are a finding, like two streams.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ AUTO_FREE = 1  # cudaGraphInstantiateFlagAutoFreeOnLaunch
 class Graph:
     """A graph, or an executable one.
 
-    ``work``: captured work in the order in which it was given. ``nodes``: handle -> the work of a node. ``before``:
+    ``work``: captured work in the order in which it was given, each with its branch (0: that of the stream on which
+    capture began). ``nodes``: handle -> the work of a node. ``before``:
     node -> nodes that it waits for. ``memory``: what its nodes allocate and free; a graph and its executable graph
     share it. An executable graph has ``source``, the graph that it was made from, and ``auto_free``: whether a launch
     first frees what the launch before has allocated. ``instance``: the only executable graph of a graph whose nodes
     allocate or free memory.
     """
 
-    work: list[Work] = field(default_factory=list)
+    work: list[tuple[int, Work]] = field(default_factory=list)
     nodes: dict[int, list[Work]] = field(default_factory=dict)
     before: dict[int, set[int]] = field(default_factory=dict)
     memory: MemoryNodes = field(default_factory=MemoryNodes)
@@ -55,6 +57,18 @@ class Graph:
             raise LaunchRefused(INVALID_VALUE, "the nodes of a graph wait for each other in a circle") from None
 
 
+@dataclass(frozen=True)
+class _Branch:
+    """A stream under capture: work that is appended to it is recorded in a graph."""
+
+    graph: Graph
+    number: int
+
+    def append(self, work: Work) -> None:
+        """Record work."""
+        self.graph.work.append((self.number, work))
+
+
 class Graphs:
     """The graphs of a session, and which of them records. ``new_handle`` makes a handle and writes it through a
     pointer; ``play`` runs a graph on a stream; ``memory``: what graphs allocate."""
@@ -64,7 +78,7 @@ class Graphs:
     ) -> None:
         self.new_handle, self.play, self.memory = new_handle, play, memory
         self.by_handle: dict[int, Graph] = {}
-        self.capturing: dict[int, list[Work]] = {}  # stream -> where its work is recorded
+        self.capturing: dict[int, _Branch | list[Work]] = {}  # stream -> where its work is recorded
         self.captured: dict[int, Graph] = {}  # stream -> the graph that records it; NODE -> the graph that gets a node
         self.calls: dict[str, Call] = {
             "capture_status": self.capture_status,
@@ -109,13 +123,13 @@ class Graphs:
         """cudaStreamBeginCapture."""
         if a[0] in self.capturing:
             return INVALID_VALUE
-        self.join_capture(a[0], Graph())
+        self.join_capture(a[0], Graph(), 0)
         return SUCCESS
 
-    def join_capture(self, stream: int, graph: Graph) -> None:
-        """From now on a stream's work is recorded in a graph."""
+    def join_capture(self, stream: int, graph: Graph, branch: int) -> None:
+        """From now on a stream's work is recorded in a graph, as a branch of that number."""
         self.captured[stream] = graph
-        self.capturing[stream] = graph.work
+        self.capturing[stream] = _Branch(graph, branch)
 
     def end_capture(self, a: Words) -> int:
         """cudaStreamEndCapture: stream, out graph."""

@@ -108,6 +108,7 @@ class KernelCalls:
             ctas,
             self._limit(kernel),
             kernel.key in self.large_clusters,
+            matters=self.streams.matters,
         )
         return self.streams.give(a[9], lambda stream: self._execute(launch, stream))
 
@@ -117,7 +118,12 @@ class KernelCalls:
         except LaunchRefused as refused:
             refused.kernel = launch.kernel
             raise
-        self.streams.touch(stream, launch.kernel, launch.touched() if self.streams.several else ())
+        # What a launch that was given up has touched says nothing: it has not ended.
+        given_up = any(report.kind == "launch-error" for report in result.reports)
+        touched = [] if given_up else launch.touched()
+        if touched and not launch.module.meets_the_host(launch.kernel):
+            touched = [part._replace(strong=None) for part in touched]
+        self.streams.touch(stream, launch.kernel, touched)
         launch.memory_state = None
         if result.failed_asserts:
             self.state.device_failure = FAILED_ASSERT

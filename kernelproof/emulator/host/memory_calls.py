@@ -27,10 +27,17 @@ from kernelproof.emulator.memory.device_state import Touched
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.reports import EmulatorError
 
-# cudaMemcpyKind.
-TO_DEVICE, FROM_DEVICE, DEVICE_TO_DEVICE = 1, 2, 3
+# cudaMemcpyKind -> whether destination and source are device memory; None: their addresses say it.
+_ON_DEVICE: dict[int, tuple[bool | None, bool | None]] = {
+    0: (False, False),
+    1: (True, False),
+    2: (False, True),
+    3: (True, True),
+    4: (None, None),
+}
 # cudaMemoryType.
 PINNED, DEVICE, MANAGED = 1, 2, 3
+_KIND_NAMES = {PINNED: "pinned memory", DEVICE: "device memory", MANAGED: "managed memory"}
 
 
 class MemoryCalls:
@@ -40,11 +47,14 @@ class MemoryCalls:
     def __init__(self, state: RuntimeState, streams: Streams) -> None:
         self.state, self.memory, self.streams, self.graphs = state, state.memory, streams, streams.graphs
         self.kinds: dict[int, int] = {}  # address of an allocation -> its cudaMemoryType
+        self.is_reset = False
         self.calls: dict[str, Call] = {
             "malloc": self.malloc,
             "malloc_host": self.malloc_host,
             "malloc_async": self.malloc_async,
             "free": self.free,
+            "device_reset": self.reset_device,
+            "host_register": self.register_host,
             "free_async": self.free_async,
             "memcpy": self.memcpy,
             "memset": self.memset,
@@ -65,7 +75,10 @@ class MemoryCalls:
             return None
         buffer = self.memory.find(offset)
         if buffer is None or offset + count > buffer.end:
-            raise LaunchRefused(INVALID_VALUE, f"{count} bytes at {hex(address)}: {self.memory.describe(address)}")
+            gone = self.memory.find_gone(offset)
+            rule = "use-after-free" if buffer is None and gone is not None and gone.freed is not None else ""
+            text = f"{count} bytes at {hex(address)}: {self.memory.describe(address)}"
+            raise LaunchRefused(INVALID_VALUE, text, rule)
         return buffer
 
     def _check(self, address: int, count: int, stream: int) -> bool:
@@ -85,11 +98,11 @@ class MemoryCalls:
 
     def _allocate(self, out: int, nbytes: int, role: str, kind: int) -> int:
         try:
-            buffer = self.memory.allocate(max(1, nbytes), role)
+            buffer = self.memory.allocate(max(1, nbytes), role, of_host=kind != DEVICE)
         except EmulatorError:
             return OUT_OF_MEMORY
         self.kinds[buffer.address] = kind
-        buffer.of_host = kind != DEVICE
+        buffer.made = self.state.site
         put(out, "Q", buffer.address)
         return SUCCESS
 
@@ -120,6 +133,7 @@ class MemoryCalls:
             buffer = self.graphs.memory.reserve(graph.memory, nbytes)
         except EmulatorError:
             return OUT_OF_MEMORY
+        buffer.made = self.state.site
         put(out, "Q", buffer.address)
         return self.graphs.give(stream, lambda on: self.graphs.memory.allocate(buffer, on))
 
@@ -131,11 +145,10 @@ class MemoryCalls:
         if graph is not None:
             freed = self.graphs.memory.freed_by(graph.memory, a[0])
             return self.graphs.give(a[1], lambda on: self.graphs.memory.free(freed, on))
-        buffer = self._begins(a[0])
-        if buffer is None:
-            return INVALID_VALUE
+        buffer = self._freed(a[0], "cudaFreeAsync", (DEVICE, MANAGED))
         self.streams.touch_whole(a[1], "a free", buffer)
-        return self.free(a)
+        self._free(buffer)
+        return SUCCESS
 
     def _begins(self, address: int) -> Buffer | None:
         """The buffer that begins at an address."""
@@ -143,34 +156,92 @@ class MemoryCalls:
         return buffer if buffer is not None and buffer.address == address else None
 
     def free(self, a: Words) -> int:
-        """cudaFree."""
+        """cudaFree and cudaFreeHost: address, whether it is the latter. The host waits for the device."""
         if not a[0]:
             return SUCCESS
-        buffer = self._begins(a[0])
-        if buffer is None:
-            return INVALID_VALUE
+        buffer = (
+            self._freed(a[0], "cudaFreeHost", (PINNED,)) if a[1] else self._freed(a[0], "cudaFree", (DEVICE, MANAGED))
+        )
+        self.streams.synchronize_device(a)
+        self._free(buffer)
+        return SUCCESS
+
+    def _freed(self, address: int, name: str, kinds: tuple[int, ...]) -> Buffer:
+        """The buffer that a call frees, which can free memory of these kinds. Raises LaunchRefused."""
+        buffer, variables = self._begins(address), self.memory.globals.values()
+        if buffer is not None and buffer not in variables and self._kind(address) in kinds:
+            return buffer
+        gone = self.memory.find_gone(address - self.memory.base) if self._inside(address) else None
+        if gone is not None and gone.freed is not None:
+            why = f"memory that was freed before ({gone.history})" if gone.history else "memory that was freed before"
+        elif buffer is not None:
+            made = f", allocated at {buffer.made}" if buffer.made else ""
+            kind = "a variable" if buffer in variables else _KIND_NAMES[self._kind(address)]
+            why = f"{self.memory.name(buffer)}, which is {kind}{made}"
+        elif self._inside(address):
+            why = self.memory.describe(address)
+        else:
+            why = f"{hex(address)}, which CUDA has not allocated"
+        raise LaunchRefused(INVALID_VALUE, f"{name} of {why}", "invalid-free")
+
+    def _free(self, buffer: Buffer) -> None:
         self.streams.forget(buffer)
         self.memory.free(buffer)
-        return SUCCESS
+
+    def reset_device(self, a: Words) -> int:
+        """cudaDeviceReset: the host waits for the device, and nothing that is allocated counts as forgotten."""
+        self.is_reset = True
+        return self.streams.synchronize_device(a)
+
+    def kept(self) -> list[Buffer]:
+        """Allocations that the program has not freed."""
+        return [] if self.is_reset else [buffer for buffer in self.memory.buffers if buffer.address in self.kinds]
 
     def memcpy(self, a: Words) -> int:
         """cudaMemcpy: destination, source, bytes, kind, stream, whether it is asynchronous."""
         to, source, count, kind, stream, asynchronous = (a[i] for i in range(6))
-        for address, on_device, side in (
-            (to, kind in (TO_DEVICE, DEVICE_TO_DEVICE), "destination"),
-            (source, kind in (FROM_DEVICE, DEVICE_TO_DEVICE), "source"),
-        ):
-            if count and on_device and not self._inside(address):
-                raise LaunchRefused(INVALID_VALUE, f"the {side} {hex(address)} of a copy is not device memory")
         if count:  # a copy of no bytes may begin at a buffer's end
-            self._check(to, count, stream)
-            self._check(source, count, stream)
+            for address, on_device, side in (
+                (to, _ON_DEVICE[kind][0], "destination"), (source, _ON_DEVICE[kind][1], "source"),
+            ):  # fmt: skip
+                self._check_side(address, count, stream, on_device, side)
         return self.streams.give(stream, lambda on: self._copy(to, source, count, on, bool(asynchronous)))
+
+    def _check_side(self, address: int, count: int, stream: int, on_device: bool | None, side: str) -> None:
+        """Refuse a side of a copy that leaves its buffer, or that lies where the copy's direction does not say.
+        ``on_device``: what the direction says; None: the address decides."""
+        inside = self._check(address, count, stream)
+        if inside and on_device is False and self._kind(address) == DEVICE:
+            text = (
+                f"the {side} of a copy is {self.memory.describe(address)}, device memory, where the direction says host"
+            )
+            raise LaunchRefused(INVALID_VALUE, text, "copy-direction")
+        if not inside and on_device:
+            raise LaunchRefused(
+                INVALID_VALUE, f"the {side} of a copy, by its direction on the device, is {hex(address)}, which is not",
+                "copy-direction",
+            )  # fmt: skip
+
+    def _kind(self, address: int) -> int:
+        """The cudaMemoryType of an address: 0 for memory that CUDA has not allocated."""
+        buffer = self.memory.find(address - self.memory.base) if self._inside(address) else None
+        if buffer is None:
+            return 0
+        return self.kinds.get(buffer.address, MANAGED if buffer.of_host else DEVICE)
+
+    def _waits(self, to: int, source: int, asynchronous: bool) -> bool:
+        """Does a copy return only when it is done? See "API synchronization behavior" of the CUDA runtime."""
+        kinds = {self._kind(to), self._kind(source)}
+        if asynchronous:
+            return kinds <= {0, PINNED}  # from host to host
+        return kinds != {DEVICE}
 
     def _copy(self, to: int, source: int, count: int, stream: int, asynchronous: bool) -> int:
         if count:
             read, written = self._region(source, count), self._region(to, count)
-            self._account(stream, "a copy", (read, source), (written, to), count, asynchronous)
+            wait = self._waits(to, source, asynchronous)
+            tick = self._account(stream, "a copy", (read, source), (written, to), count, wait)
+            own_to, own_source = self.memory.own_address(to), self.memory.own_address(source)
             if written is not None:
                 start = to - written.address
                 if written.written is not None:
@@ -178,8 +249,26 @@ class MemoryCalls:
                     if read is not None and read.written is not None:
                         defined = read.written[source - read.address :][:count].copy()
                     written.written[start : start + count] = defined
-                self._note_change(written, start, (ctypes.c_uint8 * count).from_address(source))
-            ctypes.memmove(to, source, count)
+                self._note_change(written, start, (ctypes.c_uint8 * count).from_address(own_source))
+            ctypes.memmove(own_to, own_source, count)
+            if not wait:
+                self._watch_own(stream, tick, to, source, count)
+        return SUCCESS
+
+    def _watch_own(self, stream: int, tick: int, to: int, source: int, count: int) -> None:
+        """Watch the side of an asynchronous copy that is the program's own memory."""
+        if not self._kind(to):
+            self.streams.watch_own(stream, tick, to, count, writes=True)
+        elif not self._kind(source) and self.streams.order.own.is_registered(source):
+            self.streams.watch_own(stream, tick, source, count, writes=False)
+
+    def register_host(self, a: Words) -> int:
+        """cudaHostRegister and cudaHostUnregister: address, bytes (0: the latter)."""
+        registered = self.streams.order.own.registered
+        if a[1]:
+            registered[a[0]] = a[1]
+        else:
+            registered.pop(a[0], None)
         return SUCCESS
 
     def _note_change(self, buffer: Buffer, start: int, data: ctypes.Array[ctypes.c_uint8]) -> None:
@@ -198,16 +287,17 @@ class MemoryCalls:
         read: tuple[Buffer | None, int],
         written: tuple[Buffer | None, int],
         count: int,
-        asynchronous: bool,
-    ) -> None:
-        """Tell the streams of a copy or a fill."""
+        wait: bool,
+    ) -> int:
+        """Tell the streams of a copy or a fill. ``wait``: the host waits for its end. Returns its number on the
+        stream."""
         touched = []
         for (buffer, address), writes in ((read, False), (written, True)):
-            if buffer is not None and self.streams.several:
+            if buffer is not None and self.streams.matters(buffer):
                 mask = np.broadcast_to(np.True_, count)
                 first = address - buffer.address
                 touched.append(Touched(buffer, 1, None if writes else mask, mask if writes else None, first))
-        self.streams.touch(stream, name, touched, wait=not asynchronous)
+        return self.streams.touch(stream, name, touched, wait=wait)
 
     def memset(self, a: Words) -> int:
         """cudaMemset: destination, value, bytes, bytes of the value, stream, whether it is asynchronous."""
@@ -219,7 +309,8 @@ class MemoryCalls:
     def _fill(self, to: int, value: int, count: int, size: int, stream: int, asynchronous: bool) -> int:
         buffer = self._touch(to, count)
         if buffer is not None:
-            self._account(stream, "a memset", (None, 0), (buffer, to), count, asynchronous)
+            wait = not asynchronous and self._kind(to) != DEVICE
+            self._account(stream, "a memset", (None, 0), (buffer, to), count, wait)
             pattern = np.frombuffer((value & (1 << 8 * size) - 1).to_bytes(size, "little"), np.uint8)
             start = to - buffer.address
             content = buffer.bytes()[start : start + count]
@@ -281,8 +372,7 @@ class MemoryCalls:
 
     def pointer_attributes(self, a: Words) -> int:
         """cudaPointerGetAttributes: out, pointer."""
-        buffer = self.memory.find(a[1] - self.memory.base) if self._inside(a[1]) else None
-        kind = 0 if buffer is None else self.kinds.get(buffer.address, DEVICE)
+        kind = self._kind(a[1])
         on_host = a[1] if kind != DEVICE else 0
         ctypes.memset(a[0], 0, 24 + 64)
         put(a[0], "2i2Q", kind, 0 if kind else -2, a[1] if kind else 0, on_host)

@@ -30,6 +30,9 @@ class Naming:
         place = report.place
         if place is None or place.buffer:
             return
+        gone = self.memory.find_gone(place.address - self.memory.base)
+        if report.kind == "global-out-of-bounds" and gone is not None and gone.freed is not None:
+            report.kind = "use-after-free"
         frames = report.access.site.frames
         text = source_text(frames[-1].file) if frames else ""
         report.message = _NUMBERED.sub(lambda match: self._numbered(int(match[1]), text), report.message)
@@ -63,7 +66,8 @@ class Naming:
 
     def _global(self, place: Place, text: str) -> Place:
         memory, at = self.memory, place.address - self.memory.base
-        near = memory.nearest(at)
+        gone = memory.find_gone(at)
+        near = (gone, gone.history) if gone is not None and gone.freed is not None else memory.nearest(at)
         if near is None:
             return place
         buffer, note = near
@@ -84,7 +88,7 @@ class Naming:
             return plain_name(buffer.name)
         if declared is not None and declared.name:
             return declared.name
-        return f"buffer {self.memory.buffers.index(buffer)}"
+        return self.memory.name(buffer)
 
     def _parameter(self, buffer: Buffer, text: str) -> Declared | None:
         """The kernel's parameter that points into a buffer; None if there is none."""

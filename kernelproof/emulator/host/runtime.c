@@ -1,5 +1,5 @@
 /* A stand-in for the CUDA runtime: keeps what nvcc's generated code registers, hands every call to one callback.
-   Arguments travel as 64-bit words; pointers stay pointers. driver.c has the driver's face of the same calls, graphs.c
+   Arguments travel as 64-bit words; pointers stay pointers. guard.c has the host's own accesses, driver.c has the driver's face of the same calls, graphs.c
    graphs, boxes and pools, driver_graphs.c the driver's face of those. All are compiled as one text with the system's C
    compiler, behind it a function for every other name in symbols.txt, which answers "not supported". */
 #define _GNU_SOURCE
@@ -65,8 +65,10 @@ static void add(entry_t **table, int *count, const void *host, const char *name,
   (*table)[(*count)++] = e;
 }
 
+static void note_caller(void);
+static int answered(const char *name, int64_t *args);
 static int call(const char *name, int64_t *args) {
-  int rc = g_callback ? g_callback(name, args) : kErrorNoDevice;
+  int rc = answered(name, args);
   if (rc) g_last_error = rc;
   return rc;
 }
@@ -244,8 +246,8 @@ EXPORT int cudaMallocPitch(void **p, size_t *pitch, size_t width, size_t height)
 }
 EXPORT int cudaMallocHost(void **p, size_t n) { CALL("malloc_host", W(p), W(n), 0); }
 EXPORT int cudaHostAlloc(void **p, size_t n, unsigned flags) { (void)flags; return cudaMallocHost(p, n); }
-EXPORT int cudaFree(void *p) { CALL("free", W(p)); }
-EXPORT int cudaFreeHost(void *p) { return cudaFree(p); }
+EXPORT int cudaFree(void *p) { CALL("free", W(p), 0); }
+EXPORT int cudaFreeHost(void *p) { CALL("free", W(p), 1); }
 static int copy(void *d, const void *s, size_t n, int kind, void *stream, int async) { CALL("memcpy", W(d), W(s), W(n), kind, W(stream), async); }
 static int fill(void *d, int value, size_t n, int size, void *stream, int async) { CALL("memset", W(d), value, W(n), size, W(stream), async); }
 static int fill2d(void *d, size_t pitch, int value, size_t w, size_t h, int size, void *stream, int async) {
@@ -282,8 +284,8 @@ EXPORT int cudaGetSymbolSize(size_t *n, const void *symbol) {
   return 0;
 }
 EXPORT int cudaMemGetInfo(size_t *available, size_t *total) { CALL("mem_info", W(available), W(total)); }
-EXPORT int cudaHostRegister(void *p, size_t n, unsigned flags) { (void)p; (void)n; (void)flags; return 0; }
-EXPORT int cudaHostUnregister(void *p) { (void)p; return 0; }
+EXPORT int cudaHostRegister(void *p, size_t n, unsigned flags) { (void)flags; CALL("host_register", W(p), W(n)); }
+EXPORT int cudaHostUnregister(void *p) { CALL("host_register", W(p), 0); }
 EXPORT int cudaHostGetDevicePointer(void **d, void *h, unsigned flags) { (void)flags; CALL("host_pointer", W(d), W(h)); }
 EXPORT int cudaHostGetFlags(unsigned *flags, void *h) { (void)h; *flags = 0; return 0; }
 EXPORT int cudaPointerGetAttributes(void *out, const void *p) { CALL("pointer_attributes", W(out), W(p)); }
@@ -298,7 +300,7 @@ EXPORT int cudaDeviceGetAttribute(int *value, int attr, int device) { CALL("devi
 EXPORT int cudaGetDeviceProperties(void *out, int device) { CALL("device_properties", W(out), device); }
 EXPORT int cudaGetDeviceProperties_v2(void *out, int device) { CALL("device_properties", W(out), device); }
 EXPORT int cudaDeviceSynchronize(void) { CALL("synchronize", 0); }
-EXPORT int cudaDeviceReset(void) { return 0; }
+EXPORT int cudaDeviceReset(void) { CALL("device_reset", 0); }
 EXPORT int cudaInitDevice(int device, unsigned flags, unsigned more) { (void)flags; (void)more; return cudaSetDevice(device); }
 EXPORT int cudaSetDeviceFlags(unsigned flags) { (void)flags; return 0; }
 EXPORT int cudaGetDeviceFlags(unsigned *flags) { *flags = 0; return 0; }
@@ -363,11 +365,10 @@ EXPORT int cudaStreamGetPriority(void *s, int *priority) { (void)s; *priority = 
 EXPORT int cudaStreamGetDevice(void *s, int *device) { (void)s; *device = 0; return 0; }
 EXPORT int cudaStreamAttachMemAsync(void *s, void *p, size_t n, unsigned flags) { (void)s; (void)p; (void)n; (void)flags; return 0; }
 EXPORT int cudaStreamSetAttribute(void *s, int id, const void *value) { (void)s; (void)id; (void)value; return 0; }
-EXPORT int cudaLaunchHostFunc(void *s, void (*f)(void *), void *data) { CALL("host_function", W(s), W(f), W(data)); }
+EXPORT int cudaLaunchHostFunc(void *s, void (*f)(void *), void *data) { CALL("host_function", W(s), W(f), W(data), 0); }
 EXPORT int cudaStreamAddCallback(void *s, void (*f)(void *, int, void *), void *data, unsigned flags) {
   (void)flags;
-  f(s, 0, data);
-  return 0;
+  CALL("host_function", W(s), W(f), W(data), 1);
 }
 EXPORT int cudaStreamIsCapturing(void *s, int *status) { CALL("capture_status", W(s), W(status)); }
 EXPORT int cudaStreamGetCaptureInfo(void *s, int *status, void *id, void *graph, void *nodes, void *edges, size_t *count) {

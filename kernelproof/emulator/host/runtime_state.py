@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kernelproof.emulator.host.callsites import UNKNOWN, HostSite
 from kernelproof.emulator.host.policy import SessionPolicy
 from kernelproof.emulator.host.program import Program
 from kernelproof.emulator.host.standin import Words
@@ -27,7 +28,8 @@ class RuntimeState:
     ``programs``: where kernels are looked up beside the launcher's own program. ``launches``: results in order;
     ``reports``: all findings; ``errors``: exceptions behind failed calls; ``refusals``: why the runtime refused calls;
     ``unsupported``: functions called that the emulator lacks, each with a count; ``device_failure``: the cudaError_t
-    that calls which wait for the device return once a kernel has failed, else 0.
+    that calls which wait for the device return once a kernel has failed, else 0. ``site``: where host code stands, as
+    far as that is known.
     """
 
     memory: Memory
@@ -39,6 +41,7 @@ class RuntimeState:
     refusals: list[str] = field(default_factory=list)
     unsupported: Counter[str] = field(default_factory=Counter)
     device_failure: int = 0
+    site: HostSite = UNKNOWN
     device: Device = field(init=False)
     options: Options = field(init=False)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
+from kernelproof.emulator.host.callsites import HostSite
 from kernelproof.emulator.host.cuda import LAUNCH_FAILURE, NO_IMAGE, NOT_SUPPORTED, LaunchRefused
 from kernelproof.emulator.host.device_calls import DeviceCalls
 from kernelproof.emulator.host.execution import output_reports
@@ -16,18 +17,21 @@ from kernelproof.emulator.host.kernel_calls import KernelCalls
 from kernelproof.emulator.host.memory_calls import MemoryCalls
 from kernelproof.emulator.host.policy import CtaFilter, SessionPolicy
 from kernelproof.emulator.host.program import Dim, KernelArgument, Program, as_dim, session_tensors
-from kernelproof.emulator.host.runtime_state import RuntimeState
-from kernelproof.emulator.host.standin import Words, active, standin
+from kernelproof.emulator.host.runtime_state import Call, RuntimeState
+from kernelproof.emulator.host.standin import Words, active, frames, standin
 from kernelproof.emulator.host.streams import Streams
 from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.emulator.memory.arena import Memory
 from kernelproof.emulator.state.launch_state import LaunchResult
 from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.reports import Report
+from kernelproof.ground.pages import counted
 
 # Calls that tell the program of a kernel's failure.
 WAITING_CALLS = frozenset(("synchronize", "stream_synchronize", "event_synchronize", "memcpy", "launch"))
 LAUNCHING_CALLS = frozenset(("launch", "graph_launch"))
+# What guard.c asks of host code's own accesses.
+JUDGED_CALLS = frozenset(("host_access", "host_range"))
 COPYING_CALLS = frozenset(("memcpy", "memset", "memcpy_to_symbol", "memcpy_from_symbol"))
 
 
@@ -47,11 +51,12 @@ class Session(RuntimeState):
         self.interruption: BaseException | None = None
         self.streams = Streams(self)
         self.kernel_calls = KernelCalls(self, self.streams)
+        self.memory_calls = MemoryCalls(self, self.streams)
         self.lock = threading.RLock()  # host threads launch too
         self.first_image = 0
         self.calls = {
             **self.kernel_calls.calls,
-            **MemoryCalls(self, self.streams).calls,
+            **self.memory_calls.calls,
             **DeviceCalls(self).calls,
             **self.streams.calls,
             "launch": self.launch,
@@ -63,14 +68,21 @@ class Session(RuntimeState):
         standin().cudaGetLastError()
         self.first_image = image_count()
         active.append(self.handle)
+        self._guard()
         session_tensors.append(Tensors(self.memory))
         return self
+
+    def _guard(self) -> None:
+        """Let faults of host code come to this session if its memory is guarded."""
+        view = self.memory.view
+        standin().emulator_guard(*((view.base, view.base + view.nbytes) if view is not None else (0, 0)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         active.pop()
         session_tensors.pop()
+        standin().emulator_guard(0, 0)
         if self.interruption:
             raise self.interruption
         if kind is None and self.policy.check_outputs and self.launches:
@@ -84,21 +96,30 @@ class Session(RuntimeState):
         call = self.calls.get(name)
         if call is None:
             return NOT_SUPPORTED
+        with self.lock:
+            outer = self.site
+            if self.memory.view is not None:
+                self.site = HostSite(frames())
+            code = self._answer(name, call, words)
+            if name not in JUDGED_CALLS:
+                self.streams.order.settle()
+            self.site = outer
+            self.policy.hooks.report(self.reports, self.launches)
+        return code
+
+    def _answer(self, name: str, call: Call, words: Words) -> int:
+        """The code of a call; what it raises becomes a finding."""
         try:
-            with self.lock:
-                code = call(words) or (self.device_failure if name in WAITING_CALLS else 0)
+            return call(words) or (self.device_failure if name in WAITING_CALLS else 0)
         except LaunchRefused as refused:
             self._refuse(name, refused)
-            code = refused.code
+            return refused.code
         except (KeyboardInterrupt, SystemExit) as interruption:
             self.interruption = interruption
-            code = LAUNCH_FAILURE
         except BaseException as error:
             self.errors.append(error)
             self.reports.append(Report("launch-error", f"{type(error).__name__}: {error}"))
-            code = LAUNCH_FAILURE
-        self.policy.hooks.report(self.reports, self.launches)
-        return code
+        return LAUNCH_FAILURE
 
     def _refuse(self, call: str, refused: LaunchRefused) -> None:
         """Keep why the runtime refuses a call."""
@@ -106,6 +127,7 @@ class Session(RuntimeState):
         self.refusals.append(str(refused))
         report = refusal_report(call, refused) if self.policy.refusals_are_findings else None
         if report is not None:
+            report.access = self.site.participant()
             self.reports.append(report)
 
     def answer_unsupported(self, words: Words) -> int:
@@ -173,12 +195,26 @@ class Session(RuntimeState):
             self.reports += output_reports(self.memory, self.launches[-1].kernel if self.launches else "")
             self.policy.hooks.report(self.reports, self.launches)
 
+    def leaks(self) -> str:
+        """The allocations that host code has not freed, in words; "" if there are none."""
+        kept = self.memory_calls.kept()
+        if not kept:
+            return ""
+        nbytes, first = sum(buffer.nbytes for buffer in kept), kept[0]
+        where = f", allocated at {first.made}" if first.made else ""
+        return (
+            f"never freed: {counted(len(kept), 'allocation')} of CUDA, {nbytes} bytes in all; the first is "
+            f"{self.memory.name(first)} ({first.nbytes} bytes{where})"
+        )
+
 
 def refusal_report(call: str, refused: LaunchRefused) -> Report | None:
     """A refused call as a finding: a launch that never ran, or a copy that was not made. None for other calls, which
     programs may make to see what is possible. A file without PTX for the device says nothing about the program."""
     if refused.code == NO_IMAGE:
         return Report("launch-error", str(refused), refused.kernel)
+    if refused.rule:
+        return Report(refused.rule, str(refused), refused.kernel)
     if call in LAUNCHING_CALLS:
         return Report("launch-refused", str(refused), refused.kernel)
     return Report("copy-out-of-bounds", str(refused)) if call in COPYING_CALLS else None

@@ -29,6 +29,8 @@ class Words(Protocol):
     def __getitem__(self, index: int, /) -> int: ...
 
 
+MAX_FRAMES = 14  # kFrames of guard.c
+
 # Answers a call, by name, with a cudaError_t. It must not raise, because an exception cannot pass through C.
 Runtime = Callable[[str, Words], int]
 # The open sessions; the last one answers.
@@ -93,7 +95,9 @@ def stand_in_path(library: str) -> Path:
 def _text() -> str:
     """The C text: runtime, driver, and for every other name in symbols.txt a function that answers "not supported"."""
     folder = Path(__file__).parent
-    text = "".join((folder / name).read_text() for name in ("runtime.c", "driver.c", "graphs.c", "driver_graphs.c"))
+    text = "".join(
+        (folder / name).read_text() for name in ("runtime.c", "guard.c", "driver.c", "graphs.c", "driver_graphs.c")
+    )
     defined = set(re.findall(r"\b(_*cu\w+) ?\(", text))
     # Functions that macros of the C files define, which the pattern above cannot see: POOLS, NODES, COPY and FACE, and
     # BOTH and WITH_STREAM with their variants for per-thread streams.
@@ -125,8 +129,16 @@ def standin() -> ctypes.CDLL:
     library.emulator_image.argtypes = [ctypes.c_int, number, ctypes.POINTER(ctypes.c_void_p)]
     library.emulator_managed.restype = ctypes.c_char_p
     library.emulator_managed.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), number, number]
+    library.emulator_guard.restype, library.emulator_guard.argtypes = None, [ctypes.c_size_t, ctypes.c_size_t]
+    library.emulator_partial.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p]
     library.emulator_install(_callback)
     return library
+
+
+def frames() -> tuple[int, ...]:
+    """The callers of the runtime call or access that this thread is in, as return addresses, the innermost first."""
+    places = (ctypes.c_size_t * MAX_FRAMES)()
+    return tuple(places[: standin().emulator_frames(places)])
 
 
 def _dispatch(name: bytes, words: Words) -> int:

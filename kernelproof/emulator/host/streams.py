@@ -3,7 +3,8 @@
 Every stream has a clock, and so has the host. Work on a stream knows what the host knew when it gave the work. The
 default stream waits for all streams that block on it, and they wait for it. Events and synchronisation join clocks. Two
 pieces of work on the same bytes, of which one writes and which no clock orders, are a finding. ``graphs`` records the
-work of streams under capture and of graph nodes; each node has a clock, too.
+work of streams under capture and of graph nodes; each captured stream and each node has a clock, too. ``order`` keeps
+host code from what work in flight uses.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import numpy as np
 
 from kernelproof.emulator.host.cuda import INVALID_HANDLE, SUCCESS
 from kernelproof.emulator.host.graph_memory import GraphMemory
-from kernelproof.emulator.host.graphs import Graph, Graphs
+from kernelproof.emulator.host.graphs import Graph, Graphs, Work
+from kernelproof.emulator.host.host_order import HostOrder
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
 from kernelproof.emulator.host.standin import Words
+from kernelproof.emulator.host.work import Access, Clock, conflict, join
 from kernelproof.emulator.memory.arena import Buffer
 from kernelproof.emulator.memory.device_state import Touched
-from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.mangled import plain_name
-from kernelproof.emulator.state.participants import placed
+from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import Report
 
 HOST, DEFAULT = -1, 0
@@ -32,42 +34,16 @@ NON_BLOCKING = 1
 FIRST_HANDLE = 0x10000
 LONGEST_HISTORY = 32  # pieces of work that are remembered per buffer
 
-Clock = dict[int, int]  # stream -> number of its pieces of work that are known to be over
-
 
 @dataclass
 class _Event:
-    """What an event passes on: a clock, its time in seconds, and the graph under capture that it was recorded in."""
+    """What an event passes on: a clock, its time in seconds, and the graph under capture that it was recorded in, with
+    a number for that moment."""
 
     clock: Clock = field(default_factory=dict)
     seconds: float = 0.0
     graph: Graph | None = None
-
-
-@dataclass
-class _Access:
-    """Work that touched a buffer: its stream, the number of that work on the stream, and the bytes: masks of granules
-    of ``size`` bytes from byte ``first`` on (None: none)."""
-
-    stream: int
-    tick: int
-    name: str
-    size: int
-    read: Array | None
-    written: Array | None
-    first: int
-
-    @property
-    def end(self) -> int:
-        """The byte after the last granule."""
-        return self.first + self.size * max(len(mask) for mask in (self.read, self.written, ()) if mask is not None)
-
-    def window(self, mask: Array, size: int, first: int, end: int) -> Array:
-        """The part of a mask from byte ``first`` to before ``end``, in finer granules of ``size`` bytes."""
-        skipped = (first - self.first) // self.size
-        coarse = mask[skipped : -((self.first - end) // self.size)]
-        fine = coarse if size == self.size else np.repeat(coarse, self.size // size)
-        return fine[(first - self.first - skipped * self.size) // size :][: (end - first) // size]
+    mark: int = 0
 
 
 class Streams:
@@ -78,11 +54,13 @@ class Streams:
         self.clocks: dict[int, Clock] = {HOST: {}, DEFAULT: {}}
         self.created: set[int] = set()
         self.blocking: set[int] = set()
+        self.branches: set[int] = set()  # clocks of captured streams
         self.events: dict[int, _Event] = {}
         self.last_handle = FIRST_HANDLE
         self.graphs = Graphs(self._handle, self._play, GraphMemory(state.memory, self.touch_whole, self.forget))
-        self.give = self.graphs.give
-        self.history: dict[int, list[_Access]] = {}
+        self.marks: dict[int, Clock] = {}  # moments of captured streams -> their clocks when the graph last ran
+        self.history: dict[int, list[Access]] = {}  # start of a buffer -> the last work that has touched it
+        self.order = HostOrder(state, self.clocks[HOST], self.history)
         self.calls: dict[str, Call] = {
             "stream_create": self.create,
             "stream_destroy": self.destroy,
@@ -96,6 +74,7 @@ class Streams:
             "event_elapsed": self.elapsed,
             "host_function": self.host_function,
             **self.graphs.calls,
+            **self.order.calls,
         }
 
     @property
@@ -104,26 +83,58 @@ class Streams:
         return len(self.clocks) > 2
 
     def forget(self, buffer: Buffer) -> None:
-        """Forget a buffer that is about to be freed: the host waits for all work on it."""
+        """Forget a buffer that is freed here: the host waits for all work on it."""
+        buffer.freed = self.state.site
         self.history.pop(buffer.start, None)
+        self.order.forget(buffer)
+
+    def give(self, stream: int, work: Work) -> int:
+        """Do work on a stream now, or record it while the stream is under capture. It belongs to the present line of
+        host code, whenever it is done."""
+        site = self.state.site
+
+        def placed(on: int) -> int:
+            present, self.state.site = self.state.site, site
+            try:
+                return work(on)
+            finally:
+                self.state.site = present
+
+        return self.graphs.give(stream, placed)
 
     # --- work ---
 
-    def touch(self, stream: int, name: str, touched: Iterable[Touched], wait: bool = False) -> None:
+    def matters(self, buffer: Buffer) -> bool:
+        """Is what work does to a buffer compared with other work, or with host code?"""
+        return self.several or self.order.watches_over(buffer)
+
+    def touch(self, stream: int, name: str, touched: Iterable[Touched], wait: bool = False) -> int:
         """Account for work on a stream. There is a finding for each buffer that unordered work has touched. ``wait``:
-        the host waits for the end of the work."""
+        the host waits for the end of the work. Returns the number of the work on its stream."""
         stream = self._number(stream)
         clock = self._issue(stream)
-        if self.several:
-            for buffer, size, read, written, at in touched:
-                self._compare(buffer, _Access(stream, clock[stream], name, size, read, written, at), clock)
+        for buffer, size, read, written, at, strong in touched:
+            if (read is not None or written is not None) and self.matters(buffer):
+                access = Access(stream, clock[stream], name, size, read, written, at, self.state.site, strong)
+                self._compare(buffer, access, clock)
+                if not wait:
+                    self.order.watch(buffer)
         if wait:
-            _join(self.clocks[HOST], clock)
+            join(self.clocks[HOST], clock)
+        return clock[stream]
+
+    def watch_own(self, stream: int, tick: int, address: int, count: int, *, writes: bool) -> None:
+        """A copy, which the host does not wait for, uses memory of the program's own."""
+        if self.state.memory.view is not None:
+            everything = np.broadcast_to(np.True_, count)
+            read, written = (None, everything) if writes else (everything, None)
+            access = Access(self._number(stream), tick, "a copy", 1, read, written, 0, self.state.site)
+            self.order.own.watch(address, count, access)
 
     def touch_whole(self, stream: int, name: str, buffer: Buffer) -> None:
         """An allocation begins or ends on a stream; for the order of streams it is an access to all of its bytes."""
         everything = np.broadcast_to(np.True_, buffer.nbytes)
-        self.touch(stream, name, [Touched(buffer, 1, None, everything)] if self.several else [])
+        self.touch(stream, name, [Touched(buffer, 1, None, everything)])
 
     def _number(self, stream: int) -> int:
         """The number of a stream with a clock: the default stream for handles that are no stream of this session."""
@@ -133,34 +144,36 @@ class Streams:
         """The clock of a stream on which new work begins."""
         clock = self.clocks[stream]
         # The host gives work in order, so the stream knows all that the host knows.
-        _join(clock, self.clocks[HOST])
+        join(clock, self.clocks[HOST])
         if stream == DEFAULT:
             for other in self.blocking:
-                _join(clock, self.clocks[other])
+                join(clock, self.clocks[other])
         elif stream in self.blocking:
-            _join(clock, self.clocks[DEFAULT])
+            join(clock, self.clocks[DEFAULT])
         clock[stream] = clock.get(stream, 0) + 1
         return clock
 
-    def _compare(self, buffer: Buffer, access: _Access, clock: Clock) -> None:
+    def _compare(self, buffer: Buffer, access: Access, clock: Clock) -> None:
         earlier = self.history.setdefault(buffer.start, [])
         for other in earlier:
-            ordered = other.tick <= clock.get(other.stream, 0)
-            if not ordered and (place := _conflict(access, other)) is not None:
+            if not other.is_over(clock) and (place := conflict(access, other)) is not None:
                 address = buffer.address + place
                 first, second = (f"{plain_name(item.name)} on {self._spelled(item.stream)}" for item in (access, other))
-                text = f"{first} and {second} touch {self.state.memory.describe(address)}, and nothing orders them"
-                self.state.reports.append(Report("stream-race", text, access.name, place=placed("global", address)))
+                text = f"{first} and {second} touch the same memory, and nothing orders them"
+                sides = access.site.participant(), other.site.participant(second)
+                at = Place(Space.GLOBAL, address, self.state.memory.name(buffer), place)
+                self.state.reports.append(Report("stream-race", text, access.name, *sides, at))
                 break
         # Work that the host knows to be over is ordered before all work to come.
-        earlier[:] = [other for other in earlier if other.tick > self.clocks[HOST].get(other.stream, 0)]
+        earlier[:] = [other for other in earlier if not other.is_over(self.clocks[HOST])]
         earlier.append(access)
         del earlier[:-LONGEST_HISTORY]
 
     def _spelled(self, stream: int) -> str:
         if stream == DEFAULT:
             return "the default stream"
-        return f"{'stream' if stream in self.created else 'graph node'} {(stream - FIRST_HANDLE) // 16}"
+        kind = "stream" if stream in self.created else "branch" if stream in self.branches else "graph node"
+        return f"{kind} {(stream - FIRST_HANDLE) // 16}"
 
     # --- streams ---
 
@@ -190,7 +203,7 @@ class Streams:
     def destroy(self, a: Words) -> int:
         """cudaStreamDestroy: what the stream has done stays, in the clock of the default stream only if it blocks."""
         if a[0] in self.blocking:
-            _join(self.clocks[DEFAULT], self.clocks[a[0]])
+            join(self.clocks[DEFAULT], self.clocks[a[0]])
         self.blocking.discard(a[0])
         return SUCCESS
 
@@ -199,26 +212,33 @@ class Streams:
         stream = self._number(a[0])
         if stream == DEFAULT:
             self._issue(DEFAULT)
-        _join(self.clocks[HOST], self.clocks[stream])
+        join(self.clocks[HOST], self.clocks[stream])
         return SUCCESS
 
     def synchronize_device(self, _: Words) -> int:
         """cudaDeviceSynchronize: the host knows everything."""
         for stream, clock in self.clocks.items():
             if stream != HOST:
-                _join(self.clocks[HOST], clock)
+                join(self.clocks[HOST], clock)
         self.history.clear()
         return SUCCESS
 
     def host_function(self, a: Words) -> int:
-        """cudaLaunchHostFunc: stream, function, its argument. It runs now, as part of the stream."""
-        function, data = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(a[1]), a[2]
+        """cudaLaunchHostFunc: stream, function, its argument; and cudaStreamAddCallback, whose function takes stream,
+        status and argument. It runs now, as part of the stream."""
+        stream, data, callback = a[0], a[2], bool(a[3])
+        plain = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(a[1])
+        with_status = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(a[1])
 
         def work(_: int) -> int:
-            function(data)
+            with self.order.suspended():
+                if callback:
+                    with_status(stream, SUCCESS, data)
+                else:
+                    plain(data)
             return SUCCESS
 
-        return self.give(a[0], work)
+        return self.give(stream, work)
 
     # --- events ---
 
@@ -237,9 +257,20 @@ class Streams:
         if event is None:
             return INVALID_HANDLE
         event.graph = self.graphs.captured.get(a[1])
-        if event.graph is None:
-            event.clock = dict(self._issue(self._number(a[1])))
-            event.seconds = time.perf_counter()
+        if event.graph is not None:
+            self.last_handle += 16
+            mark = event.mark = self.last_handle
+            return self.graphs.give(a[1], lambda branch: self._mark(mark, branch))
+        event.clock = dict(self._issue(self._number(a[1])))
+        event.seconds = time.perf_counter()
+        return SUCCESS
+
+    def _mark(self, mark: int, branch: int) -> int:
+        self.marks[mark] = dict(self._issue(self._number(branch)))
+        return SUCCESS
+
+    def _wait_for_mark(self, mark: int, branch: int) -> int:
+        join(self.clocks[self._number(branch)], self.marks[mark])
         return SUCCESS
 
     def wait_event(self, a: Words) -> int:
@@ -248,9 +279,13 @@ class Streams:
         if event is None:
             return INVALID_HANDLE
         if event.graph is not None:
-            self.graphs.join_capture(a[0], event.graph)
+            mark = event.mark
+            if a[0] not in self.graphs.captured:
+                self.last_handle += 16
+                self.graphs.join_capture(a[0], event.graph, self.last_handle)
+            return self.graphs.give(a[0], lambda branch: self._wait_for_mark(mark, branch))
         else:
-            _join(self.clocks[self._number(a[0])], event.clock)
+            join(self.clocks[self._number(a[0])], event.clock)
         return SUCCESS
 
     def synchronize_event(self, a: Words) -> int:
@@ -258,7 +293,7 @@ class Streams:
         event = self.events.get(a[0])
         if event is None:
             return INVALID_HANDLE
-        _join(self.clocks[HOST], event.clock)
+        join(self.clocks[HOST], event.clock)
         return SUCCESS
 
     def elapsed(self, a: Words) -> int:
@@ -274,40 +309,26 @@ class Streams:
 
     def _play(self, graph: Graph, stream: int) -> int:
         """Do the work of a graph on a stream: captured work first, then each node after those that it waits for."""
-        for work in list(graph.work):
-            if code := work(stream):
+        begin = dict(self._issue(self._number(stream)))
+        branches = {branch for branch, _ in graph.work} - {0}
+        self.branches |= branches
+        for branch in branches:
+            join(self.clocks.setdefault(branch, {}), begin)
+        for branch, work in list(graph.work):
+            if code := work(branch or stream):
                 return code
+        for branch in branches:
+            join(self.clocks[self._number(stream)], self.clocks[branch])
         begin = dict(self._issue(self._number(stream)))
         nodes = graph.ordered()
         for node in nodes:
             clock = self.clocks.setdefault(node, {})
-            _join(clock, begin)
+            join(clock, begin)
             for earlier in graph.before[node]:
-                _join(clock, self.clocks[earlier])
+                join(clock, self.clocks[earlier])
             for work in list(graph.nodes[node]):
                 if code := work(node):
                     return code
         for node in nodes:
-            _join(self.clocks[self._number(stream)], self.clocks[node])
+            join(self.clocks[self._number(stream)], self.clocks[node])
         return SUCCESS
-
-
-def _join(clock: Clock, other: Clock) -> None:
-    for stream, tick in other.items():
-        if clock.get(stream, 0) < tick:
-            clock[stream] = tick
-
-
-def _conflict(a: _Access, b: _Access) -> int | None:
-    """The first byte that both pieces of work touch and at least one writes; None if there is none."""
-    start, end, size = max(a.first, b.first), min(a.end, b.end), min(a.size, b.size)
-    if start >= end:
-        return None
-    first = None
-    for x, y in ((a.written, b.written), (a.written, b.read), (a.read, b.written)):
-        if x is None or y is None:
-            continue
-        common = np.flatnonzero(a.window(x, size, start, end) & b.window(y, size, start, end))
-        if len(common) and (first is None or start + common[0] * size < first):
-            first = start + int(common[0]) * size
-    return first

@@ -7,14 +7,15 @@ to. Guard gaps between buffers make accesses beyond a buffer's end visible.
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from kernelproof.emulator.memory.host_view import PAGE, Access, HostView
 from kernelproof.emulator.memory.tensors import Tensor, element_name, host_array, is_tensor
 from kernelproof.emulator.state.arrays import MOVER, POISON, Array
 from kernelproof.emulator.state.reports import EmulatorError
@@ -26,6 +27,16 @@ ROLES = ("input", "output", "inout", "scratch")
 ALIGN = 256
 
 
+class Origin(Protocol):
+    """Where a program allocated or freed memory; printed, it names a line. False if that is not known."""
+
+    def __bool__(self) -> bool: ...
+
+    @property
+    def variable(self) -> str:
+        """The variable that got the address, "" if it is not known."""
+
+
 @dataclass(eq=False)
 class Buffer:
     """An allocation. ``address`` is the device pointer, ``nbytes`` its size.
@@ -34,7 +45,8 @@ class Buffer:
     ``output`` must be written everywhere in its region. ``written`` has one byte per byte of the buffer, nonzero where
     it was written (None: all of it is defined); ``allowed`` likewise says where it may be written (None: everywhere).
     ``element`` names a type of elements that NumPy lacks, such as bfloat16; ``dtype`` is then an integer of that size.
-    ``of_host``: the host writes to it directly, without a runtime call, also while kernels run.
+    ``of_host``: the host reads and writes it directly, without a runtime call, also while kernels run. ``made`` and
+    ``freed``: where a program allocated and freed it, if that is known; printed, they name a line.
     """
 
     memory: Memory
@@ -48,6 +60,8 @@ class Buffer:
     name: str = ""
     element: str = ""
     of_host: bool = False
+    made: Origin | None = None
+    freed: Origin | None = None
 
     @property
     def element_name(self) -> str:
@@ -63,6 +77,12 @@ class Buffer:
     def end(self) -> int:
         """Arena offset behind the last byte."""
         return self.start + self.nbytes
+
+    @property
+    def history(self) -> str:
+        """Where it was freed and allocated, in words."""
+        known = [f"freed at {self.freed}" if self.freed else "", f"allocated at {self.made}" if self.made else ""]
+        return ", ".join(part for part in known if part)
 
     @property
     def is_typed(self) -> bool:
@@ -87,15 +107,20 @@ class Buffer:
         return np.flatnonzero(missing)
 
 
+def _start(buffer: Buffer) -> int:
+    return buffer.start
+
+
 # Linux's value, for versions of Python that do not name it.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-def _reserve(capacity: int) -> Array:
+def _reserve(capacity: int, *, shared: bool) -> Array:
     """Reserve address space, which costs nothing until it is touched. Ask for half as often as the system refuses."""
+    kind = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
     while True:
         try:
-            block = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+            block = mmap.mmap(-1, capacity, flags=kind | mmap.MAP_ANONYMOUS | _NORESERVE)
             return np.frombuffer(block, np.uint8)
         except OSError:
             if capacity <= 1 << 26:
@@ -106,34 +131,55 @@ def _reserve(capacity: int) -> Array:
 class Memory:
     """Global memory. ``capacity`` bytes of address space are reserved; only what is touched takes memory.
 
+    ``guarded``: device pointers are addresses of a second mapping, the ``view``, in which host code may touch only what
+    is its own. The emulator itself must then pass no device pointer to C: ``own_address`` is its address of a byte.
+
     Invariants: ``starts`` is ascending and has the starts of ``buffers``. Addresses are never used again, so an access
-    to a freed buffer is out of bounds for ever.
+    to a freed buffer is out of bounds for ever; ``gone`` has these buffers, in ascending order. A page of the view that
+    has bytes of the host's memory has none of other buffers.
     """
 
-    def __init__(self, capacity: int = 1 << 35, guard: int = 4096) -> None:
-        self.data: Array = _reserve(capacity)
+    def __init__(self, capacity: int = 1 << 35, guard: int = 4096, *, guarded: bool = False) -> None:
+        self.data: Array = _reserve(capacity, shared=guarded)
         capacity = len(self.data)
-        self.base = int(self.data.ctypes.data)
+        self.view = HostView(self.data) if guarded else None
+        self.base = self.view.base if self.view is not None else int(self.data.ctypes.data)
         self.capacity, self.guard = capacity, guard
         self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
         self.starts: list[int] = []
         self.buffers: list[Buffer] = []
+        self.gone: list[Buffer] = []
         self.next = guard
         # Counts changes of contents or allocations, except those by kernels and by the host without a runtime call.
         self.writes = 0
         # (Text of the module, name of the variable) -> its buffer.
         self.globals: dict[tuple[str, str], Buffer] = {}
 
-    def allocate(self, nbytes: int, role: str = "scratch", guard: int | None = None, name: str = "") -> Buffer:
+    def __del__(self) -> None:
+        view: HostView | None = getattr(self, "view", None)
+        if view is not None:
+            view.close()
+
+    def own_address(self, address: int) -> int:
+        """The address by which the emulator itself reads what a program knows by ``address``, which may be any."""
+        at = address - self.base
+        return address if self.view is None or not 0 <= at < self.capacity else int(self.data.ctypes.data) + at
+
+    def allocate(
+        self, nbytes: int, role: str = "scratch", guard: int | None = None, name: str = "", *, of_host: bool = False
+    ) -> Buffer:
         """Allocate undefined memory. Raises EmulatorError when the arena is full or the role unknown."""
         if role not in ROLES:
             raise EmulatorError(f"role {role!r}: one of {', '.join(ROLES)}")
-        start = -(-self.next // ALIGN) * ALIGN
-        gap = self.guard if guard is None else max(guard, ALIGN)
+        alignment = PAGE if of_host and self.view is not None else ALIGN
+        start = -(-self.next // alignment) * alignment
+        gap = max(self.guard if guard is None else max(guard, ALIGN), alignment)
         if start + nbytes + gap > self.capacity:
             raise EmulatorError(f"out of device memory: {nbytes} bytes needed, {self.capacity - start} left")
         self.next = start + nbytes + gap
-        buffer = Buffer(self, start, nbytes, role, (nbytes,), np.dtype(np.uint8), name=name)
+        buffer = Buffer(self, start, nbytes, role, (nbytes,), np.dtype(np.uint8), name=name, of_host=of_host)
+        if of_host and self.view is not None:
+            self.view.protect(start, buffer.end, Access.FULL)
         if role in ("output", "scratch"):
             buffer.written = np.zeros(nbytes, np.uint8)
         self.starts.append(start)
@@ -176,10 +222,15 @@ class Memory:
         self.writes += 1
         i = self.buffers.index(buffer)
         del self.buffers[i], self.starts[i]
+        insort(self.gone, buffer, key=_start)
+        if buffer.of_host and self.view is not None:
+            self.view.protect(buffer.start, buffer.end, Access.NONE)
 
     def restore(self, buffer: Buffer) -> None:
         """Allocate a freed buffer again, at its old address. Its contents are undefined."""
         self.writes += 1
+        self.gone.remove(buffer)
+        buffer.freed = None
         i = bisect_right(self.starts, buffer.start)
         self.starts.insert(i, buffer.start)
         self.buffers.insert(i, buffer)
@@ -191,6 +242,11 @@ class Memory:
         if i >= 0 and offset < self.buffers[i].end:
             return self.buffers[i]
         return None
+
+    def find_gone(self, offset: int) -> Buffer | None:
+        """The freed buffer that contained this arena offset, None if there was none."""
+        i = bisect_right(self.gone, offset, key=_start) - 1
+        return self.gone[i] if i >= 0 and offset < self.gone[i].end else None
 
     def nearest(self, offset: int) -> tuple[Buffer, str] | None:
         """The buffer that contains an arena offset and "", or the nearest buffer and its distance in words; None for an
@@ -209,13 +265,24 @@ class Memory:
 
     def describe(self, address: int) -> str:
         """Where a device address lies, in words."""
-        near = self.nearest(address - self.base)
+        at = address - self.base
+        gone = self.find_gone(at)
+        if gone is not None:
+            return f"byte {at - gone.start} of {gone.nbytes} that were freed" + (
+                f" ({gone.history})" if gone.history else ""
+            )
+        near = self.nearest(at)
         if near is None:
             return "outside any allocation"
         buffer, beside = near
         return f"{beside or f'byte {address - self.base - buffer.start}'} of {self.label(buffer)}"
 
+    def name(self, buffer: Buffer) -> str:
+        """A buffer's name: its own, that of the variable which got its address, or its number."""
+        known = buffer.name or (buffer.made.variable if buffer.made is not None else "")
+        return known or (f"buffer {self.buffers.index(buffer)}" if buffer in self.buffers else "a freed buffer")
+
     def label(self, buffer: Buffer) -> str:
         """A buffer in words."""
         role = "" if buffer.role == "scratch" else f"{buffer.role}, "
-        return f"{buffer.name or f'buffer {self.buffers.index(buffer)}'} ({role}{buffer.nbytes} bytes)"
+        return f"{self.name(buffer)} ({role}{buffer.nbytes} bytes)"

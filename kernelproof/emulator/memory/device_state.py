@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+import numpy as np
 
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.order import GlobalOrder
-from kernelproof.emulator.memory.tags import Tags
+from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, Tags
 from kernelproof.emulator.state.arrays import SHIFT, Array
 from kernelproof.emulator.state.launch_state import Origin
 from kernelproof.emulator.state.scopes import Scope
@@ -14,13 +17,14 @@ from kernelproof.emulator.state.scopes import Scope
 
 class Touched(NamedTuple):
     """Granules of ``size`` bytes of a buffer, from byte ``first`` on, that a launch or copy has read and written
-    (masks; None: none)."""
+    (masks; None: none). ``strong``: those that it has touched by strong accesses."""
 
     buffer: Buffer
     size: int
     read: Array | None
     written: Array | None
     first: int = 0
+    strong: Array | None = None
 
 
 class DeviceState:
@@ -77,12 +81,15 @@ class DeviceState:
             tags = self._tags[id(buffer)] = Tags(granules, recording)
         return tags
 
-    def touched(self) -> list[Touched]:
-        """What the launch did to each buffer, so far as accesses are tagged."""
+    def touched(self, wanted: Callable[[Buffer], bool]) -> list[Touched]:
+        """What the launch did to each buffer that is wanted, so far as accesses are tagged."""
         parts = []
         for buffer in self.arena.buffers:
             tags = self._tags.get(id(buffer))
-            if tags is not None:
-                read = tags.read != 0 if tags.is_read else None
-                parts.append(Touched(buffer, self.granule, read, tags.written != 0 if tags.is_written else None))
+            if tags is not None and wanted(buffer):
+                masks = [tags.read if tags.is_read else None, tags.written if tags.is_written else None]
+                read, written = (None if mask is None else mask != 0 for mask in masks)
+                scopes = [mask >> SCOPE_SHIFT & SCOPE for mask in masks if mask is not None]
+                strong = np.logical_or.reduce(scopes) if scopes else None
+                parts.append(Touched(buffer, self.granule, read, written, strong=strong))
         return parts

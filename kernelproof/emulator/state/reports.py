@@ -90,8 +90,8 @@ class Report:
         """The key that findings of one cause share: rule, severity, kernel, buffer, and the CUDA lines of both sides
         (without ``-lineinfo`` the PTX lines)."""
         buffer = self.place.buffer if self.place is not None else ""
-        # Without an instruction only the message tells findings apart.
-        alone = self.message if not self.line else ""
+        # Without an instruction or a line only the message tells findings apart.
+        alone = self.message if not self.line and not self.access.site.frames else ""
         other = self.other.where if self.other is not None else None
         return self.kind, self.severity, self.kernel, self.access.where, other, buffer, alone
 

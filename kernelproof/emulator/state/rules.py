@@ -256,6 +256,29 @@ _ERRORS = {
         "record an event behind the first work and let the other stream wait for it (cudaStreamWaitEvent), "
         "synchronise the host in between, or add an edge between the nodes of a graph",
     ),
+    "host-race": (
+        "an access of host code to memory that work on a stream still uses",
+        "synchronise before the access (cudaStreamSynchronize, cudaEventSynchronize, cudaDeviceSynchronize): the call "
+        "that gives a copy or a launch returns before that has ended",
+    ),
+    "host-access": (
+        "an access of host code to device memory, or outside of an allocation of CUDA",
+        "copy the data to the host first (cudaMemcpy), or allocate it with cudaMallocManaged; hardware would end the "
+        "program here",
+    ),
+    "use-after-free": (
+        "an access to memory that was freed",
+        "free the memory behind its last use, or set the pointer to null where it is freed and look who uses it later",
+    ),
+    "invalid-free": (
+        "a free of memory that was freed before, or that the call cannot free",
+        "free each allocation once, by the address that it began at: cudaFree for cudaMalloc and cudaMallocManaged, "
+        "cudaFreeHost for cudaMallocHost and cudaHostAlloc",
+    ),
+    "copy-direction": (
+        "a copy whose direction contradicts its pointers",
+        "the destination comes first; name the direction that the pointers have, or cudaMemcpyDefault",
+    ),
     "launch-refused": (
         "a launch that the CUDA runtime refuses",
         "the kernel never ran: mend what the message names, and check the error that the launch returns",

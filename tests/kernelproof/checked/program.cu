@@ -494,6 +494,7 @@ static int changed() {
   for (int i = 0; i < 4; ++i) {
     managed[0] = i / 3;
     scale<<<1, 1>>>(managed, y, 1);
+    cudaDeviceSynchronize();
   }
   cudaMemcpy(host, y, 4, cudaMemcpyDeviceToHost);
   check("behind a write", host[0], 3);

@@ -73,6 +73,26 @@ def test_operations_of_torch_may_be_allowed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "rule"),
+    [
+        # The host computes what the kernel should: right values, by pointers that a real host cannot follow.
+        ("for (int i = 0; i < n; ++i) y.data_ptr<float>()[i] = alpha * x.data_ptr<float>()[i];", "host-access"),
+        ("y.data_ptr<float>()[n - 1] = alpha * x.data_ptr<float>()[n - 1];", "host-access"),
+        ("auto *p = y.data_ptr<float>(); cudaFree(p); p[0] = 1;", "use-after-free"),
+        ("float *h; cudaMallocHost(&h, 4 * n); cudaMemcpyAsync(h, x.data_ptr<float>(), 4 * n, cudaMemcpyDefault);"
+         "if (h[0] == 0.5f) return x; cudaFreeHost(h);", "host-race"),
+    ],
+)  # fmt: skip
+def test_host_code_that_touches_memory_of_the_device_is_wrong(body: str, rule: str) -> None:
+    text = replaced('    return y;\n}\n"""', f'    {body}\n    return y;\n}}\n"""')
+    verdict = graded(text, call=CALL, run_host=True)
+    assert verdict.outcome == "wrong", str(verdict)
+    finding = next(item for item in verdict.findings if item.rule == rule)
+    assert finding.evidence["line"]
+
+
+@pytest.mark.slow
 def test_its_launcher_is_called_where_that_is_allowed() -> None:
     verdict = graded(modules.HONEST, call=CALL, run_host=True)
     assert verdict.right, str(verdict)

@@ -1,0 +1,157 @@
+"""Where host code stands: the source lines behind addresses of machine code.
+
+A runtime call, or a forbidden access, has the addresses of its callers. The lines behind them are looked up only for a
+finding, by addr2line, which is part of the binutils that every C compiler needs. Programs that the check compiles have
+tables of lines; of others the functions are known.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import linecache
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from kernelproof.emulator.state.participants import Participant
+from kernelproof.emulator.state.sites import Frame, Site
+
+SECONDS = 60  # for one call of addr2line
+# Files whose code is not the program's: C's own libraries and the stand-in runtime.
+_SYSTEM = re.compile(r"^(?:/usr)?/lib|/emulator/runtime-\w+\.so$")
+# Python, which calls the program.
+_INTERPRETER = re.compile(r"/(?:libffi|_ctypes|libpython)[^/]*$")
+# The first argument of a call that allocates: &x, (void **)&s.x, &x[i].
+_ADDRESS_OF = re.compile(
+    r"\w*(?i:alloc)\w*(?:<[^()]*>)?\s*\(\s*(?:\([^()]*\)|\w+_cast<[^()]*>\()?\s*&\s*([\w.\[\]>-]+)"
+)
+# What nvcc adds to a program, in files of a temporary folder. A launch calls the kernel's host function, which stands
+# at the kernel's line; that calls a stub with the kernel's mangled name in its own.
+_GENERATED = re.compile(r"\.cudafe1\.(?:stub\.c|cpp|gpu)$|^<built-in>$")
+_STUB = re.compile(r"__(?:wrapper__)?device_stub_")
+
+
+class _Symbol(ctypes.Structure):
+    """Dl_info of dladdr(3)."""
+
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("at", ctypes.c_void_p),
+    ]
+
+
+# Address -> the lines that it stands for, the innermost first, each inlined at the next one.
+_known: dict[int, tuple[Frame, ...]] = {}
+
+
+@dataclass(frozen=True)
+class HostSite:
+    """A place in host code, by the return addresses of its callers, the innermost first; false if it is not known."""
+
+    addresses: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.frames)
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """The lines: the innermost first, its callers behind it."""
+        _look_up(address for address in self.addresses if address not in _known)
+        frames = list(_without_stubs(frame for address in self.addresses for frame in _known[address]))
+        # How a header calls the runtime tells nobody anything.
+        own = next((i for i, frame in enumerate(frames) if not frame.is_library), 0)
+        return tuple(frames[own:])
+
+    @property
+    def site(self) -> Site:
+        """The place as that of a finding."""
+        return Site(frames=self.frames)
+
+    @property
+    def variable(self) -> str:
+        """The variable whose address the call at this place takes first, "" if the line shows none."""
+        home = self.site.home
+        m = _ADDRESS_OF.search(linecache.getline(home.file, home.line)) if home is not None else None
+        return re.sub(r"\s", "", m[1]) if m is not None else ""
+
+    def participant(self, agent: str = "") -> Participant:
+        """The place as a side of a finding. ``agent``: what acts there."""
+        return Participant(self.site, agent=agent)
+
+    def __str__(self) -> str:
+        home = self.site.home
+        return "an unknown line" if home is None else f"{PurePosixPath(home.file).name}:{home.line}"
+
+
+UNKNOWN = HostSite()
+
+
+def _without_stubs(frames: Iterable[Frame]) -> Iterator[Frame]:
+    """The frames of a program's own text: without generated code, and without the host function of a kernel."""
+    stub = ""
+    for frame in frames:
+        name = frame.function.split("<")[0].rpartition("::")[2]
+        if _STUB.match(name):
+            stub = frame.function
+        elif stub and f"{len(name)}{name}" in stub:
+            stub = ""
+        elif not _GENERATED.search(frame.file):
+            yield frame
+
+
+def _look_up(addresses: Iterable[int]) -> None:
+    """Find the lines of addresses that are not known yet."""
+    by_file: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for address in addresses:
+        _known[address] = ()
+        symbol = _Symbol()
+        if _dladdr(ctypes.c_void_p(address - 1), ctypes.byref(symbol)) and symbol.file and symbol.base:
+            file = symbol.file.decode(errors="surrogateescape")
+            if _is_foreign(file):
+                continue
+            by_file[file].append((address, address - 1 - symbol.base))
+    for file, places in by_file.items():
+        for (address, _), frames in zip(places, _lines(file, [offset for _, offset in places]), strict=False):
+            _known[address] = frames
+
+
+_dladdr = ctypes.CDLL(None).dladdr
+
+
+@cache
+def _is_foreign(file: str) -> bool:
+    """Is this a file whose code is not the program's?"""
+    own = Path(sys.executable).resolve()
+    return any(pattern.search(file) for pattern in (_SYSTEM, _INTERPRETER)) or Path(file).resolve() == own
+
+
+def _lines(file: str, offsets: list[int]) -> list[tuple[Frame, ...]]:
+    """The lines behind offsets in a file of machine code, one tuple each; none if addr2line does not answer."""
+    program = shutil.which("addr2line")
+    if program is None:
+        return []
+    command = [program, "-a", "-f", "-i", "-C", "-e", file, *map(hex, offsets)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    answers = re.split(r"^0x[0-9a-f]+\n", done.stdout, flags=re.M)[1:]
+    return [tuple(_frames(answer)) for answer in answers]
+
+
+def _frames(answer: str) -> Iterable[Frame]:
+    """The frames of one answer of addr2line: a function and its line, and those that it is inlined in."""
+    lines = answer.splitlines()
+    for function, place in zip(lines[::2], lines[1::2], strict=False):
+        m = re.match(r"(.*):(\d+)", place)
+        if m is not None and m[2] != "0":
+            name = function.replace("(anonymous namespace)", "").split("(")[0]
+            yield Frame(m[1], int(m[2]), name.rpartition(" ")[2])

@@ -1,0 +1,239 @@
+/* Host code that touches what it must not touch now: a part of runtime.c's text. The addresses that programs get for the
+   emulated memory are a second mapping of it, whose pages are protected one by one (memory/host_view.py). A fault there is
+   handed to the session like a runtime call, with the address and whether it is a write. The session allows the access,
+   and it is made again; or it does not, and the signal does what it would have done. Of a page that is only in part
+   forbidden the session says which bytes are: an access to others is made alone, and the page is protected again. */
+#include <errno.h>
+#include <execinfo.h>
+#include <malloc.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+/* The callers of the runtime call or access that a thread is in, the innermost first. All are return addresses: one byte
+   before each lies the instruction. */
+enum { kFrames = 14 };
+static __thread void *g_frames[kFrames];
+static __thread int g_frame_count;
+static __thread int g_inside; /* how many runtime calls the thread is in */
+static struct { uintptr_t start, end; } g_guarded;
+static struct sigaction g_other, g_other_trap; /* what handled faults and traps before */
+
+/* Pages that are in part forbidden. "mask" per byte: 1 forbids to write, 2 to read. "left": how many more accesses are
+   made alone; behind them the page is open until the session looks again. */
+enum { kPage = 4096, kPartial = 64, kAlone = 65536, kSteps = 4 };
+typedef struct { uintptr_t page; int access, left; unsigned char mask[kPage]; } partial_t;
+static partial_t g_partial[kPartial];
+static int g_partial_count;
+/* The pages that the instruction which a thread executes alone has open. */
+static __thread struct { uintptr_t page; int access; } g_steps[kSteps];
+static __thread int g_step_count;
+
+/* Answers 0 where instructions cannot be executed alone, or there are too many pages. */
+EXPORT int emulator_partial(uintptr_t page, int access, const unsigned char *mask) {
+#if defined(__x86_64__)
+  partial_t *p = &g_partial[g_partial_count];
+  if (g_partial_count == kPartial) return 0;
+  p->page = page;
+  p->access = access;
+  p->left = kAlone;
+  memcpy(p->mask, mask, kPage);
+  ++g_partial_count;
+  return 1;
+#else
+  (void)page; (void)access; (void)mask;
+  return 0;
+#endif
+}
+EXPORT void emulator_no_partial(void) { g_partial_count = 0; }
+
+static void note_caller(void) {
+  if (g_guarded.start) g_frame_count = backtrace(g_frames, kFrames);
+}
+static int answered(const char *name, int64_t *args) {
+  if (!g_callback) return kErrorNoDevice;
+  note_caller();
+  ++g_inside;
+  int rc = g_callback(name, args);
+  --g_inside;
+  return rc;
+}
+EXPORT int emulator_frames(void **out) {
+  memcpy(out, g_frames, sizeof *out * (size_t)g_frame_count);
+  return g_frame_count;
+}
+
+static void *instruction(const ucontext_t *c) {
+#if defined(__x86_64__)
+  return (void *)c->uc_mcontext.gregs[REG_RIP];
+#else
+  return (void *)c->uc_mcontext.pc;
+#endif
+}
+static int is_write(const ucontext_t *c) {
+#if defined(__x86_64__)
+  return c->uc_mcontext.gregs[REG_ERR] >> 1 & 1;
+#else
+  (void)c;
+  return 0; /* Unknown: a page that may only be read says so itself. */
+#endif
+}
+static void note_fault(const ucontext_t *c) {
+  void *raw[kFrames + 4], *at = instruction(c);
+  int first = 0, n = backtrace(raw, kFrames + 4);
+  while (first < n && raw[first] != at) ++first;
+  g_frames[0] = (char *)at + 1;
+  g_frame_count = 1;
+  for (int i = first + 1; i < n && g_frame_count < kFrames; ++i) g_frames[g_frame_count++] = raw[i];
+}
+/* Memory of the program's own to which copies are under way. */
+enum { kOwn = 64 };
+static struct { uintptr_t start, end; } g_own[kOwn];
+static int g_own_count;
+/* Protect whole pages of the program's own memory; answers 0 if that cannot be. */
+EXPORT int emulator_watch_own(uintptr_t start, uintptr_t end, int access) {
+  if (g_own_count == kOwn || mprotect((void *)start, end - start, access)) return 0;
+  g_own[g_own_count].start = start;
+  g_own[g_own_count++].end = end;
+  return 1;
+}
+EXPORT void emulator_leave_own(uintptr_t start) {
+  for (int i = 0; i < g_own_count; ++i)
+    if (g_own[i].start == start) {
+      mprotect((void *)start, g_own[i].end - start, PROT_READ | PROT_WRITE);
+      g_own[i] = g_own[--g_own_count];
+      return;
+    }
+}
+static uintptr_t own(uintptr_t at) {
+  for (int i = 0; i < g_own_count; ++i)
+    if (at >= g_own[i].start && at < g_own[i].end) return g_own[i].start;
+  return 0;
+}
+static int is_guarded(uintptr_t at) { return (at >= g_guarded.start && at < g_guarded.end) || own(at); }
+
+/* What a program passes to the system (host_calls.c) is judged before: the system would refuse it without a fault. */
+EXPORT void kernelproof_touch(const void *p, size_t n, int write) {
+  uintptr_t at = (uintptr_t)p, page = at / kPage * kPage;
+  int guarded = 0;
+  if (!g_callback || !g_guarded.start || !n || g_inside) return;
+  if (at + n > g_guarded.start && at < g_guarded.end) guarded = 1;
+  for (int i = 0; i < g_own_count; ++i) guarded |= at + n > g_own[i].start && page < g_own[i].end;
+  if (guarded) {
+    int64_t words[] = {W(at), W(n), write, 0};
+    note_caller();
+    g_callback("host_range", words);
+  }
+}
+/* Allocations of the program's own that have whole pages for themselves, so that they can be protected. Their chunks are
+   those of malloc, which anybody may free. */
+enum { kBlocks = 1 << 14 };
+static struct { uintptr_t start, end; } g_blocks[kBlocks];
+static int g_block_count; /* of those that are not released; more of them would take too much memory */
+static size_t slot(uintptr_t start) { return start / kPage * 0x9E3779B97F4A7C15u >> 50; }
+EXPORT void *kernelproof_allocate(size_t n) {
+  size_t whole = (n + kPage - 1) / kPage * kPage;
+  if (!g_guarded.start || !n || whole < n || g_block_count >= kBlocks) return 0;
+  uintptr_t start = (uintptr_t)memalign(kPage, whole);
+  size_t i = slot(start);
+  /* A block that is forgotten here is only not watched. */
+  if (start) {
+    g_blocks[i].start = start;
+    g_blocks[i].end = start + whole;
+    __atomic_add_fetch(&g_block_count, 1, __ATOMIC_RELAXED);
+  }
+  return (void *)start;
+}
+EXPORT void kernelproof_release(void *p) {
+  size_t i = slot((uintptr_t)p);
+  if (g_blocks[i].start == (uintptr_t)p && p) {
+    kernelproof_touch(p, g_blocks[i].end - g_blocks[i].start, 1);
+    g_blocks[i].start = g_blocks[i].end = 0;
+    __atomic_sub_fetch(&g_block_count, 1, __ATOMIC_RELAXED);
+  }
+}
+/* The whole pages that memory of the program has for itself: those of its allocation, or those that it fills. Not of a
+   stack: signals need it. */
+EXPORT int emulator_own_pages(uintptr_t at, size_t n, uintptr_t *start, uintptr_t *end) {
+  uintptr_t stack = (uintptr_t)__builtin_frame_address(0);
+  if (at + n > stack && at < stack + (16 << 20)) return 0;
+  for (int i = 0; i < kBlocks; ++i)
+    if (g_blocks[i].start && at >= g_blocks[i].start && at + n <= g_blocks[i].end) {
+      *start = at / kPage * kPage;
+      *end = (at + n + kPage - 1) / kPage * kPage;
+      return 1;
+    }
+  *start = at / kPage * kPage + kPage; /* the first page has what malloc writes when it frees */
+  *end = (at + n) / kPage * kPage;
+  return *start < *end;
+}
+
+/* Execute the instruction alone if it touches a byte of a page that is not forbidden. */
+static int step(uintptr_t at, int write, ucontext_t *c) {
+#if defined(__x86_64__)
+  for (int i = 0; i < g_partial_count; ++i) {
+    partial_t *p = &g_partial[i];
+    if (p->page != at / kPage * kPage || p->mask[at % kPage] & (write ? 1 : 2) || g_step_count == kSteps) continue;
+    if (mprotect((void *)p->page, kPage, PROT_READ | PROT_WRITE)) return 0;
+    if (p->left-- <= 0) return 1;
+    g_steps[g_step_count].page = p->page;
+    g_steps[g_step_count++].access = p->access;
+    c->uc_mcontext.gregs[REG_EFL] |= 0x100; /* the trap flag */
+    return 1;
+  }
+#endif
+  return 0;
+}
+static void on_trap(int number, siginfo_t *info, void *context) {
+  (void)number; (void)info;
+  if (!g_step_count) {
+    sigaction(SIGTRAP, &g_other_trap, 0);
+    raise(SIGTRAP);
+    return;
+  }
+  while (g_step_count) {
+    --g_step_count;
+    mprotect((void *)g_steps[g_step_count].page, kPage, g_steps[g_step_count].access);
+  }
+#if defined(__x86_64__)
+  ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~0x100l;
+#endif
+}
+static void on_fault(int number, siginfo_t *info, void *context) {
+  uintptr_t at = (uintptr_t)info->si_addr;
+  (void)number;
+  if (g_inside && own(at)) { /* The session itself copies. */
+    emulator_leave_own(own(at));
+    return;
+  }
+  if (g_callback && is_guarded(at)) {
+    if (step(at, is_write(context), context)) return;
+    int saved = errno;
+    int64_t words[] = {(int64_t)at, is_write(context), 0};
+    note_fault(context);
+    int refused = g_callback("host_access", words);
+    errno = saved;
+    if (!refused) return;
+  }
+  sigaction(SIGSEGV, &g_other, 0); /* The instruction is executed again, and faults again. */
+}
+/* From now on the addresses between "start" and "end" are guarded; 0, 0: none. */
+EXPORT void emulator_guard(uintptr_t start, uintptr_t end) {
+  struct sigaction now, own = {0};
+  g_guarded.start = start;
+  g_guarded.end = end;
+  sigaction(SIGSEGV, 0, &now);
+  if (!start || now.sa_sigaction == on_fault) return;
+  own.sa_sigaction = on_fault;
+  own.sa_flags = SA_SIGINFO;
+  sigemptyset(&own.sa_mask);
+  g_other = now;
+  sigaction(SIGSEGV, &own, 0);
+  own.sa_sigaction = on_trap;
+  sigaction(SIGTRAP, &own, &g_other_trap);
+}
+/* Do faults still come here? A program may handle the signal itself. */
+EXPORT int emulator_guards(void) {
+  struct sigaction now;
+  return !sigaction(SIGSEGV, 0, &now) && now.sa_sigaction == on_fault;
+}

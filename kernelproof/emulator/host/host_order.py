@@ -1,0 +1,273 @@
+"""The order between host code and work on streams: what host code may touch at present.
+
+Work is done when it is given, so its results are there early. Until the host knows that the work is over, the pages
+that it has written are forbidden to host code, and those that it has read may only be read. A forbidden access faults,
+and is judged byte by byte. Host code that touches device memory faults, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kernelproof.emulator.host.own_memory import Copied, OwnMemory
+from kernelproof.emulator.host.runtime_state import Call, RuntimeState
+from kernelproof.emulator.host.standin import Words, standin
+from kernelproof.emulator.host.work import Access, Clock
+from kernelproof.emulator.memory.arena import Buffer
+from kernelproof.emulator.memory.host_view import PAGE, HostView
+from kernelproof.emulator.memory.host_view import Access as Allowed
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.mangled import plain_name
+from kernelproof.emulator.state.participants import Place, Space
+from kernelproof.emulator.state.reports import Report
+
+ALLOWED, FORBIDDEN = 0, 1  # answers to an access that has faulted
+# Accesses to no allocation at all that are let pass, so that the program goes on. Behind them it ends, as on hardware.
+MAX_STRAY = 64
+
+
+@dataclass
+class _Watch:
+    """What host code may do with each page of a buffer: ``pages``, shape (pages,). ``accesses`` are those that it
+    follows from; ``stale``: a page was opened for an access that was in order."""
+
+    pages: Array
+    accesses: list[Access] = field(default_factory=list)
+    stale: bool = False
+
+
+class HostOrder:
+    """Judges host code. ``host``: the clock of what the host knows to be over. ``history``: start of a buffer -> work
+    that has touched it. Without a second mapping of the memory (``Memory.view``) nothing is watched."""
+
+    def __init__(self, state: RuntimeState, host: Clock, history: dict[int, list[Access]]) -> None:
+        self.state, self.memory, self.host, self.history = state, state.memory, host, history
+        self.watches: dict[Buffer, _Watch] = {}
+        self.opened: list[tuple[int, int]] = []  # parts of the arena that host code may touch until the next call
+        self.strays = 0
+        self.has_partial = False  # guard.c knows pages that are in part forbidden
+        self.own = OwnMemory(host, self._report_own)
+        self.calls: dict[str, Call] = {"host_access": self.access, "host_range": self.access_range}
+
+    def watches_over(self, buffer: Buffer) -> bool:
+        """Does it matter here what work does to a buffer?"""
+        return buffer.of_host and self.memory.view is not None
+
+    def watch(self, buffer: Buffer) -> None:
+        """Work has touched a buffer."""
+        if buffer not in self.watches and self.watches_over(buffer):
+            count = -(-max(buffer.nbytes, 1) // PAGE)
+            self.watches[buffer] = _Watch(np.full(count, Allowed.FULL, np.uint8))
+
+    def forget(self, buffer: Buffer) -> None:
+        """A buffer is about to be freed."""
+        self.watches.pop(buffer, None)
+
+    # --- protection ---
+
+    def settle(self) -> None:
+        """Let the pages follow the host's clock; called at the end of every runtime call."""
+        view = self.memory.view
+        if view is None:
+            return
+        self.own.settle()
+        while self.opened:
+            view.protect(*self.opened.pop(), Allowed.NONE)
+        if self.watches and not standin().emulator_guards():
+            self._give_up(view)
+        if self.has_partial:
+            standin().emulator_no_partial()
+            self.has_partial = False
+        for buffer, watch in list(self.watches.items()):
+            pending = self._pending(buffer)
+            if watch.stale or pending != watch.accesses:
+                self._follow(view, buffer, watch, pending)
+            if not pending:
+                del self.watches[buffer]
+
+    def _give_up(self, view: HostView) -> None:
+        """The program handles faults itself: it must not see ours."""
+        self.state.reports.append(
+            Report("launch-error", "the program handles SIGSEGV itself, so accesses of host code are not ordered")
+        )
+        for buffer, watch in self.watches.items():
+            self._protect(view, buffer, watch, np.full_like(watch.pages, Allowed.FULL))
+        self.watches.clear()
+
+    def _pending(self, buffer: Buffer) -> list[Access]:
+        """Work on a buffer that the host does not know to be over."""
+        return [a for a in self.history.get(buffer.start, ()) if not a.excused and not a.is_over(self.host)]
+
+    def _follow(self, view: HostView, buffer: Buffer, watch: _Watch, pending: list[Access]) -> None:
+        more = not watch.stale and pending[: len(watch.accesses)] == watch.accesses
+        pages = watch.pages.copy() if more else np.full_like(watch.pages, Allowed.FULL)
+        for access in pending[len(watch.accesses) if more else 0 :]:
+            for mask, allowed in ((access.read, Allowed.READ), (access.written, Allowed.NONE)):
+                if mask is not None:
+                    pages[access.pages(mask, PAGE, len(pages))] &= np.uint8(allowed)
+        self._protect(view, buffer, watch, pages)
+        watch.accesses, watch.stale = pending, False
+
+    def _protect(self, view: HostView, buffer: Buffer, watch: _Watch, pages: Array) -> None:
+        """Change the pages that differ, in runs of one kind."""
+        edges = np.flatnonzero(np.diff(pages)) + 1
+        for first, end in zip([0, *edges.tolist()], [*edges.tolist(), len(pages)], strict=True):
+            if (watch.pages[first:end] != pages[first]).any():
+                start = buffer.start + first * PAGE
+                view.protect(start, start + (end - first) * PAGE, Allowed(int(pages[first])))
+        watch.pages = pages
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Surround a host function that is itself work on a stream: it may touch what earlier work there has."""
+        view = self.memory.view
+        for buffer, watch in self.watches.items():
+            if view is not None:
+                self._protect(view, buffer, watch, np.full_like(watch.pages, Allowed.FULL))
+            watch.stale = True
+        yield
+        self.settle()
+
+    # --- accesses ---
+
+    def access(self, a: Words) -> int:
+        """Host code has touched what it may not: address, whether it writes. Answers whether the access is made."""
+        view, at, writes = self.memory.view, a[0] - self.memory.base, bool(a[1])
+        assert view is not None
+        if not 0 <= at < self.memory.capacity:
+            self.has_partial |= self.own.touch(a[0], 1, writes)
+            return ALLOWED
+        buffer = self.memory.find(at)
+        if buffer is None:
+            return self._stray(view, at, writes)
+        if not buffer.of_host:
+            self._report("host-access", f"host code {_verb(writes)} device memory", at, buffer)
+            self._open(view, buffer.start, buffer.end)
+            if buffer.written is not None:
+                buffer.written[:] = 1
+            return ALLOWED
+        watch, offset = self.watches.get(buffer), at - buffer.start
+        if watch is None or not self._watched(buffer, watch, offset, writes):
+            view.protect(at, at + 1, Allowed.FULL)
+        return ALLOWED
+
+    def access_range(self, a: Words) -> int:
+        """Host code hands bytes to the system: address, bytes, whether they are written."""
+        at, count, writes = a[0], a[1], a[2]
+        self.own.touch(at, count, bool(writes))
+        first, end = max(at, self.memory.base), min(at + count, self.memory.base + self.memory.capacity)
+        while first < end:
+            buffer = self.memory.find(first - self.memory.base)
+            watch = self.watches.get(buffer) if buffer is not None else None
+            if buffer is None or not buffer.of_host:
+                self.access((first, writes))
+            elif watch is not None:
+                self._open_range(buffer, watch, first - buffer.address, end - buffer.address, bool(writes))
+            first = self.memory.base + buffer.end if buffer is not None else first + PAGE
+        return ALLOWED
+
+    def _open_range(self, buffer: Buffer, watch: _Watch, first: int, end: int, writes: bool) -> None:
+        """Judge an access to bytes of a buffer, and let it pass."""
+        assert self.memory.view is not None
+        for access in self._pending(buffer):
+            for mask in (access.written, access.read if writes else None):
+                common = np.flatnonzero(access.bytes_of(mask, first, min(end, buffer.nbytes) - first))
+                if len(common):
+                    self._judge(buffer, first + int(common[0]), writes)
+                    break
+        pages = slice(first // PAGE, -(-end // PAGE))
+        watch.pages[pages] = Allowed.FULL
+        watch.stale = True
+        self.memory.view.protect(buffer.start + first, buffer.start + min(end, buffer.nbytes), Allowed.FULL)
+
+    def _watched(self, buffer: Buffer, watch: _Watch, offset: int, writes: bool) -> bool:
+        """Judge an access to a page that is protected. Does the page stay so, with this access made alone?"""
+        page = offset // PAGE
+        if watch.pages[page] == Allowed.READ:
+            writes = True
+        watch.stale = True
+        if not self._judge(buffer, offset, writes):
+            mask = np.zeros(PAGE, np.uint8)
+            for access in self._pending(buffer):
+                mask[access.bytes_of(access.read, page * PAGE, PAGE)] |= 1
+                mask[access.bytes_of(access.written, page * PAGE, PAGE)] |= 3
+            place = self.memory.base + buffer.start + page * PAGE
+            if standin().emulator_partial(place, int(watch.pages[page]), mask.tobytes()):
+                self.has_partial = True
+                return True
+        watch.pages[page] = Allowed.FULL
+        return False
+
+    def _judge(self, buffer: Buffer, offset: int, writes: bool) -> bool:
+        """Report the access to a byte of a buffer if work that is not over uses the byte. Does some?"""
+        found = False
+        for access in self._pending(buffer):
+            written = access.touches(access.written, offset)
+            if not written and not (writes and access.touches(access.read, offset)):
+                continue
+            access.excused = True
+            if found:
+                continue
+            found = True
+            name = plain_name(access.name)
+            if access.touches(access.strong, offset):
+                # The host may learn from such a value that other data is there, in an order that is not modelled.
+                for other in self._accesses_of(access):
+                    other.excused = True
+                use = "writes" if written else "reads"
+                text = f"host code {_verb(writes)} what {access.name} {use} with system scope, at {self.state.site}"
+                self.state.reports.append(Report("launch-error", text, access.name))
+                continue
+            text = f"host code {_verb(writes)} what {name} may still {'write' if written else 'read'}"
+            self._report("host-race", text, buffer.start + offset, buffer, access)
+        return found
+
+    def _accesses_of(self, access: Access) -> Iterator[Access]:
+        """The accesses of a piece of work and of all that the host would know to be over with it."""
+        for accesses in self.history.values():
+            yield from (a for a in accesses if a.stream == access.stream and a.tick <= access.tick)
+
+    def _stray(self, view: HostView, at: int, writes: bool) -> int:
+        """An access to no allocation."""
+        gone = self.memory.find_gone(at)
+        if gone is not None:
+            self._report("use-after-free", f"host code {_verb(writes)} memory that was freed", at, gone)
+        else:
+            near = self.memory.nearest(at)
+            self._report("host-access", f"host code {_verb(writes)} outside of every allocation", at, near and near[0])
+        self.strays += 1
+        if self.strays > MAX_STRAY:
+            return FORBIDDEN
+        self._open(view, at, at + 1)
+        return ALLOWED
+
+    def _report_own(self, copied: Copied, address: int, writes: bool) -> None:
+        use = "write" if copied.access.written is not None else "read"
+        text = f"host code {_verb(writes)} what a copy may still {use}, in memory of its own"
+        sides = self.state.site.participant(), copied.access.site.participant(copied.access.name)
+        place = Place(Space.GLOBAL, address, "what is copied", address - copied.address)
+        self.state.reports.append(Report("host-race", text, "", *sides, place))
+
+    def _open(self, view: HostView, start: int, end: int) -> None:
+        view.protect(start, end, Allowed.FULL)
+        self.opened.append((start, end))
+
+    def _report(self, rule: str, text: str, at: int, buffer: Buffer | None, access: Access | None = None) -> None:
+        """A finding at the present line of host code about a byte of the arena in or near a buffer. ``access``: the
+        work on the other side."""
+        place = None
+        if buffer is not None:
+            beside = "" if buffer.start <= at < buffer.end else self.memory.nearest(at)
+            note = ", ".join(part for part in (beside[1] if beside else "", buffer.history) if part)
+            place = Place(Space.GLOBAL, self.memory.base + at, self.memory.name(buffer), at - buffer.start, note=note)
+        other = access.site.participant(plain_name(access.name)) if access is not None else None
+        kernel = access.name if access is not None and not access.name.startswith("a ") else ""
+        self.state.reports.append(Report(rule, text, kernel, self.state.site.participant(), other, place))
+
+
+def _verb(writes: bool) -> str:
+    return "writes" if writes else "reads"

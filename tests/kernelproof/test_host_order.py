@@ -1,0 +1,131 @@
+"""Host code and work in flight: planted defects are found at their lines, and right programs have no findings.
+
+The cases are in ``checked/orders.cu``, where comments mark the lines that a finding names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kernelproof.checking import compilation, plan, supervision
+from kernelproof.checking.result import Result
+from kernelproof.emulator import RULES as RULE_TEXTS
+from kernelproof.emulator import Participant, Report
+from kernelproof.ground import toolchain
+from tests.kernelproof.emulator.test_rule_pages import WITH_PROGRAMS, examples
+
+SOURCE = Path(__file__).parent / "checked" / "orders.cu"
+LINES = SOURCE.read_text().splitlines()
+CASES = re.findall(r'^    \{"([^"]+)", \[\]', SOURCE.read_text(), re.M)
+RIGHT = [case for case in CASES if case.startswith("r ")]
+RULES = {
+    "branches": "stream-race", "late branch": "stream-race",
+    **dict.fromkeys(["device read", "device write", "device by driver", "device copied by host", "device variable",
+                     "beyond pinned", "file from device"], "host-access"),
+    **dict.fromkeys(["freed twice", "pinned freed twice", "freed in order twice", "wrong free",
+                     "wrong free of the host", "inner free", "foreign free"], "invalid-free"),
+    **dict.fromkeys(["freed, launched", "freed, copied", "freed, set", "freed, read by host"], "use-after-free"),
+    **dict.fromkeys(["to the host", "from the host", "on the device", "between hosts"], "copy-direction"),
+}  # fmt: skip
+WRONG = [case for case in CASES if case not in RIGHT and case not in ("poll", "leak")]
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compilation.library([SOURCE], [], "sm_80", toolchain.discover())
+
+
+def run(library: Path, case: str) -> Result:
+    program = plan.Plan("sm_80", library, main=("orders", case), quiet=True)
+    return supervision.run(program, "orders.cu", 120, 4)
+
+
+def marked(mark: str, case: str) -> set[int]:
+    """The lines (from 1) whose comments have a mark of a case."""
+    words = re.compile(rf"\b{mark} {re.escape(case)}(?:;|$)")
+    return {i for i, line in enumerate(LINES, 1) if words.search(line.partition("//")[2])}
+
+
+def lines(side: Participant | None) -> set[int]:
+    """The line of a side, and those that called it."""
+    return set() if side is None else {frame.line for frame in side.site.frames}
+
+
+def test_there_are_enough_cases_of_each_kind() -> None:
+    assert len(WRONG) >= 45
+    assert len(RIGHT) >= 30
+    assert RULES.keys() <= set(WRONG)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_planted_defect_is_found_once_and_at_its_lines(library: Path, case: str) -> None:
+    result = run(library, case)
+    (finding,) = result.findings.values()
+    assert finding.kind == RULES.get(case, "host-race")
+    assert (result.code, result.refusals) == (1, {})
+    assert finding.access.site.home is not None
+    assert lines(finding.access) >= marked("here", case)
+    assert lines(finding.other) >= marked("there", case)
+    assert origins(finding) >= {*marked("made", case), *marked("freed", case)}
+
+
+def origins(finding: Report) -> set[int]:
+    """The lines of this source that a finding's words name: where memory was allocated and freed."""
+    return {int(line) for line in re.findall(r"orders\.cu:(\d+)", str(finding))}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_right_programs_have_no_findings(library: Path, case: str) -> None:
+    result = run(library, case)
+    assert (dict(result.findings), result.ending, result.refusals, result.unsupported) == ({}, "", {}, [])
+    assert (result.code, result.exit_code) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", sorted(WITH_PROGRAMS))
+def test_the_programs_of_a_rules_page_are_as_it_says(rule: str, tmp_path: Path) -> None:
+    wrong, *right = examples(rule)
+    result = checked(wrong.code, tmp_path)
+    (finding,) = result.findings.values()
+    assert (finding.kind, finding.severity) == (rule, RULE_TEXTS[rule].severity)
+    for side, mark in ((finding.access, "here"), (finding.other, "there")):
+        home = side.site.home if side is not None else None
+        assert wrong.marked(mark) == ([home.line] if home is not None else [])
+    assert right
+    for program in right:
+        assert checked(program.code, tmp_path).code == 0
+
+
+def checked(code: str, folder: Path) -> Result:
+    """The check of a program's text."""
+    source = folder / "program.cu"
+    source.write_text(code)
+    library = compilation.library([source], [], "sm_80", toolchain.discover())
+    return supervision.run(plan.Plan("sm_80", library, main=("program",), quiet=True), "program.cu", 120, 4)
+
+
+def test_what_host_code_learns_from_a_running_kernel_is_not_checked(library: Path) -> None:
+    result = run(library, "poll")
+    ((kernel, reason),) = result.refusals
+    assert (result.code, result.exit_code, dict(result.findings)) == (2, 0, {})
+    assert "produce" in kernel
+    assert "orders.cu:" in reason
+
+
+def test_what_is_never_freed_is_noted(library: Path) -> None:
+    result = run(library, "leak")
+    (note,) = result.notes
+    (line,) = marked("made", "leak")
+    assert note.endswith(f"the first is p (100 bytes, allocated at orders.cu:{line})")
+    assert (result.code, dict(result.findings)) == (0, {})
+
+
+def test_a_finding_names_the_variable_and_the_byte(library: Path) -> None:
+    (finding,) = run(library, "device write").findings.values()
+    assert finding.place is not None
+    assert (finding.place.buffer, finding.place.offset) == ("d", 3996)
+    assert Counter(finding.access.site.frames)[finding.access.site.frames[0]] == 1
