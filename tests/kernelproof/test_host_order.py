@@ -6,7 +6,6 @@ The cases are in ``checked/orders.cu``, where comments mark the lines that a fin
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -128,4 +127,11 @@ def test_a_finding_names_the_variable_and_the_byte(library: Path) -> None:
     (finding,) = run(library, "device write").findings.values()
     assert finding.place is not None
     assert (finding.place.buffer, finding.place.offset) == ("d", 3996)
-    assert Counter(finding.access.site.frames)[finding.access.site.frames[0]] == 1
+
+
+def test_a_launch_is_the_line_that_launches_and_not_the_kernels(library: Path) -> None:
+    (finding,) = run(library, "managed variable").findings.values()
+    assert finding.other is not None
+    home = finding.other.site.home
+    assert home is not None
+    assert {home.line} == marked("there", "managed variable")

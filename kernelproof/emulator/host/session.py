@@ -104,7 +104,7 @@ class Session(RuntimeState):
             if name not in JUDGED_CALLS:
                 self.streams.order.settle()
             self.site = outer
-            self.policy.hooks.report(self.reports, self.launches)
+        self.policy.hooks.report(self.reports, self.launches)
         return code
 
     def _answer(self, name: str, call: Call, words: Words) -> int:
