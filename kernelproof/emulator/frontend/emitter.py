@@ -247,7 +247,7 @@ class Emitter:
         if name in LAUNCH_CONSTANTS:
             return Value(f"I.constant({name!r})", kind, True)
         if name in CLOCKS:
-            return Value(f"I.clock({bits})", kind, False)
+            return Value(f"I.clock({bits}, m)", kind, False)
         text = f"I.lanes({name!r})"
         return Value(text if bits == 32 else f"{text}.astype({kind})", kind, False)
 

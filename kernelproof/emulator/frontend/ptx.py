@@ -213,7 +213,9 @@ class Module:
     text: str
     linkage: dict[str, Linkage] = field(default_factory=dict)
     # Translations, kept here so that they live as long as the text they belong to.
-    translated: dict[tuple[str, bool, bool], object] = field(default_factory=dict)
+    translated: dict[tuple[str, bool, bool, frozenset[int]], object] = field(default_factory=dict)
+    # Kernel -> lines of the heads of loops that have turned out to wait for other threads.
+    waiting: dict[str, set[int]] = field(default_factory=dict)
 
     @cached_property
     def function_addresses(self) -> dict[str, int]:

@@ -34,7 +34,7 @@ from kernelproof.emulator.frontend.instructions.memory import observed_spaces
 from kernelproof.emulator.frontend.product_grids import join_products
 from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Reg, Variable
 from kernelproof.emulator.frontend.registers import registers
-from kernelproof.emulator.machine.ampere_batch import KernelFunction
+from kernelproof.emulator.machine.execution import KernelFunction
 from kernelproof.emulator.machine.scheduler import BLOCKED, DONE
 from kernelproof.emulator.machine.tensor import Accumulator, force
 from kernelproof.emulator.memory.shared import WINDOW_START
@@ -121,8 +121,8 @@ def _lazy_registers(graph: Graph) -> set[str]:
 class _Translator:
     """Writes the function of one kernel. The emitter holds the lines of the block that is being written."""
 
-    def __init__(self, module: Module, graph: Graph, counters: bool) -> None:
-        self.graph, self.counters = graph, counters
+    def __init__(self, module: Module, graph: Graph, counters: bool, waiting: frozenset[int]) -> None:
+        self.graph, self.counters, self.waiting = graph, counters, waiting
         self.layout = _Layout(module, graph)
         lazy = _lazy_registers(graph)
         names = Names(
@@ -146,7 +146,7 @@ class _Translator:
             e.lines, e.indent, e.products = [], "", []
             self._block(block)
             code.append(join_products(e.lines, e.products, e.bind))
-        polled = frozenset().union(*graph.spin_heads.values())
+        polled = frozenset().union(*(polling.reads for polling in graph.spin_heads.values()))
         units = UNITS | (HOPPER_UNITS if graph.hopper else {}) | (BLACKWELL_UNITS if graph.blackwell else {})
         out = ["def kernel(M):", " " + "; ".join(f"{name} = M.{unit}" for name, unit in units.items())]
         out += self._initial_registers()
@@ -167,6 +167,8 @@ class _Translator:
             clobbers=[frozenset(c) for c in graph.clobbers],
             live_in=[frozenset(s) for s in graph.live_in],
             block_lines=[b.line for b in graph.blocks],
+            polling={head: frozenset(map(e.variable, loop.deciding)) for head, loop in graph.spin_heads.items()},
+            learned=frozenset(head for head in graph.spin_heads if graph.blocks[head].line in self.waiting),
             block_opcodes=[_opcodes(block) for block in graph.blocks],
             attributes=graph.function.attributes,
             origins=e.address_origins,
@@ -176,7 +178,7 @@ class _Translator:
             restricts=any(ins.base == "fence" and restricted(ins.parts) for ins in graph.instructions()),
             machine_code=graph.function.machine_code,
             observes=frozenset().union(*(observed_spaces(ins, id(ins) in polled) for ins in graph.instructions())),
-            polls={site: head for head, reads in graph.spin_heads.items() for site in e.sites_of(reads)},
+            polls={site: head for head, loop in graph.spin_heads.items() for site in e.sites_of(loop.reads)},
             function=defined["kernel"],
             source=source,
             conservative=graph.conservative,
@@ -363,7 +365,8 @@ class _Translator:
         """Tell the scheduler of a backward branch, so that endless loops are found."""
         # The instruction to name; a block that simply continues at its successor has no branch.
         self.emitter.current = next(filter(None, (block.last, *reversed(block.instrs))), self.emitter.current)
-        self.emitter.line(f"R.backward({self.emitter.site()}, {block.index}, m)")
+        head = next(t for t in block.targets if (block.index, t) in self.graph.back_edges)
+        self.emitter.line(f"R.backward({self.emitter.site()}, {head}, m)")
 
     def _blocked(self) -> None:
         """Write the loop that lets other CTAs run while every lane of the batch waits for them."""
@@ -444,16 +447,20 @@ _NAMESPACE: dict[str, object] = {
 
 
 def translate(module: Module, name: str, counters: bool = False, conservative: bool = False) -> Compiled:
-    """Translate kernel ``name`` of a module. The result is kept in the module object.
+    """Translate kernel ``name`` of a module. The result is kept in the module object, which also knows which loops of
+    the kernel have turned out to wait for other threads (``Module.waiting``).
 
     Raises UnknownInstruction (an EmulatorError) or PtxError, both of which name the PTX line; EmulatorError for an
     unknown kernel.
     """
-    key = (name, counters, conservative)
+    waiting = frozenset(module.waiting.get(name, ()))
+    key = (name, counters, conservative, waiting)
     out = module.translated.get(key)
     if not isinstance(out, Compiled):
         kernel: Function | None = module.kernels.get(name)
         if kernel is None:
             raise EmulatorError(f"no kernel {name!r} in this file; it has {', '.join(module.kernels) or 'none'}")
-        out = module.translated[key] = _Translator(module, build(module, kernel, conservative), counters).compile()
+        out = module.translated[key] = _Translator(
+            module, build(module, kernel, conservative, waiting), counters, waiting
+        ).compile()
     return out

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kernelproof.emulator.state.reports import EmulatorError
 
 STATIC_SHARED_LIMIT = 48 * 1024
-RESERVED_SHARED = 1024
 PORTABLE_CLUSTER, NON_PORTABLE_CLUSTER = 8, 16
 # cudaError_t.
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONFIGURATION, INVALID_SYMBOL = 0, 1, 2, 9, 13

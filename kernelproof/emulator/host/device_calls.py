@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import struct
 
-from kernelproof.emulator.host.cuda import INVALID_DEVICE, RESERVED_SHARED, STATIC_SHARED_LIMIT, SUCCESS
+from kernelproof.emulator.host.cuda import INVALID_DEVICE, STATIC_SHARED_LIMIT, SUCCESS
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
 from kernelproof.emulator.host.standin import Words
-from kernelproof.emulator.state.options import Device
+from kernelproof.emulator.state.options import RESERVED_SHARED, Device
 
 PROPERTIES_BYTES = 1008
 

@@ -19,8 +19,9 @@ from kernelproof.emulator.frontend.translate import Compiled, translate
 from kernelproof.emulator.hopper.hopper_batch import HopperBatch
 from kernelproof.emulator.host.launch_limits import check_launch, check_target, fixed_cluster
 from kernelproof.emulator.host.naming import Naming
-from kernelproof.emulator.machine.ampere_batch import AmpereBatch, in_clusters, run
-from kernelproof.emulator.machine.scheduler import Overtaken, Runaway
+from kernelproof.emulator.machine.ampere_batch import AmpereBatch
+from kernelproof.emulator.machine.execution import in_clusters, run
+from kernelproof.emulator.machine.scheduler import Overtaken, Runaway, Waits
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.device_state import DeviceState, Touched
 from kernelproof.emulator.state.arrays import Array
@@ -150,7 +151,7 @@ class _Run:
     batches: list[int] = field(default_factory=list)
 
     def once(self, code: Compiled, options: Options, variation: Variation = USUAL) -> LaunchState:
-        """Execute once. Raises Overtaken if lanes left lockstep where the translation relied on it."""
+        """Execute once. Raises Overtaken or Waits where lanes did what the translation does not allow for."""
         launch, geometry = self.launch, self.geometry
         state = LaunchState(code, geometry, options, launch.device, variation, self.batches)
         for name, site in code.uncertain:
@@ -171,7 +172,7 @@ class _Run:
         except Runaway:
             # What was found so far counts; the loop that never ends is among it.
             pass
-        except (EmulatorError, Overtaken):
+        except (EmulatorError, Overtaken, Waits):
             raise
         except Exception as error:
             raise EmulatorError(f"{launch.kernel}: internal error, {type(error).__name__}: {error}") from error
@@ -180,21 +181,25 @@ class _Run:
         return state
 
     def in_order(self, compiled: Compiled, before: Snapshot | None) -> tuple[LaunchState, Compiled]:
-        """Execute; if lanes leave lockstep where the translation relied on it, execute again from the start with the
-        conservative translation."""
+        """Execute; if lanes leave lockstep where the translation relied on it, or wait for others where it saw no wait,
+        execute again from the start with a translation that allows for it."""
         launch = self.launch
-        try:
-            # A launch that cannot be executed again records instructions from the start.
-            return self.once(compiled, launch.options, Variation(recording=before is None)), compiled
-        except Overtaken:
+        conservative = False
+        while True:
+            try:
+                # A launch that cannot be executed again records instructions from the start.
+                return self.once(compiled, launch.options, Variation(recording=before is None)), compiled
+            except Overtaken:
+                conservative = True
+            except Waits as waits:
+                launch.module.waiting.setdefault(launch.kernel, set()).add(waits.line)
             if before is None:
                 raise EmulatorError(
                     f"{launch.kernel}: threads leave lockstep, and too much memory is allocated to start over"
-                ) from None
-        before.restore()
-        self.batches.clear()
-        compiled = translate(launch.module, launch.kernel, launch.options.counters, conservative=True)
-        return self.once(compiled, launch.options), compiled
+                )
+            before.restore()
+            self.batches.clear()
+            compiled = translate(launch.module, launch.kernel, launch.options.counters, conservative)
 
     def with_undefined_values(self, compiled: Compiled) -> LaunchState:
         """Execute, and then as often again as findings need it. The contents of memory afterwards are those of the
@@ -253,7 +258,11 @@ class _Run:
             before.poison(variation.poison)
         # Which values strong loads return depends on what is checked.
         hazards = variation.trial is not None or bool(compiled.observes)
-        self.once(compiled, replace(self.launch.options, hazards=hazards), variation)
+        try:
+            self.once(compiled, replace(self.launch.options, hazards=hazards), variation)
+        except (Overtaken, Waits):
+            # With other values the lanes take other ways.
+            return False
         return after.matches()
 
 

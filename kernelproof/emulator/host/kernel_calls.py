@@ -31,7 +31,7 @@ from kernelproof.emulator.host.cuda import (
 )
 from kernelproof.emulator.host.execution import KernelLaunch, load_globals
 from kernelproof.emulator.host.images import ELF, cubin_at, is_fat_binary, machine_program, program_of, registered
-from kernelproof.emulator.host.launch_limits import check_cluster, resident
+from kernelproof.emulator.host.launch_limits import check_cluster
 from kernelproof.emulator.host.program import Program, from_file, load, owners
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
 from kernelproof.emulator.host.standin import Words, standin
@@ -232,7 +232,7 @@ class KernelCalls:
 
     def _resident(self, kernel: KernelHandle, threads: int, shared: int) -> int:
         """CTAs that an SM can hold at a time."""
-        return resident(self.state.device, threads, self._static(kernel) + shared)
+        return self.state.device.resident(threads, self._static(kernel) + shared)
 
     # --- libraries ---
 

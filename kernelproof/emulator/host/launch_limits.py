@@ -15,7 +15,6 @@ from kernelproof.emulator.host.cuda import (
     NON_PORTABLE_CLUSTER,
     NOT_SUPPORTED,
     PORTABLE_CLUSTER,
-    RESERVED_SHARED,
     LaunchRefused,
 )
 from kernelproof.emulator.state.launch_state import Geometry
@@ -51,20 +50,10 @@ def check_launch(
         _check_resident(geometry, shared_static + geometry.shared_bytes, device)
 
 
-def resident(device: Device, threads: int, shared_bytes: int) -> int:
-    """CTAs that an SM can hold at a time by their threads and shared memory. Registers also limit them, but only ptxas
-    knows how many a kernel uses."""
-    if shared_bytes > device.smem_optin_bytes:
-        return 0
-    by_threads = device.threads_per_sm // (32 * -(-threads // 32))
-    by_shared = device.smem_per_sm_bytes // (128 * -(-shared_bytes // 128) + RESERVED_SHARED)
-    return min(device.blocks_per_sm, by_threads, by_shared)
-
-
 def _check_resident(geometry: Geometry, shared_bytes: int, device: Device) -> None:
     """Refuse a cooperative grid if the device cannot hold all of its CTAs, in whole clusters, at a time."""
     size = geometry.cluster_size
-    most = resident(device, geometry.threads, shared_bytes) * device.sm_count // size * size
+    most = device.resident(geometry.threads, shared_bytes) * device.sm_count // size * size
     if geometry.ctas > most:
         raise LaunchRefused(
             COOPERATIVE_TOO_LARGE, f"a cooperative grid of {geometry.ctas} CTAs, the device holds {most} at a time"

@@ -26,10 +26,10 @@ def _copied(value: object) -> object:
 
 
 class Recurrence:
-    """Compares the states of some turns with an earlier state."""
+    """Compares the states of some turns with an earlier state, from turn ``first`` on."""
 
-    def __init__(self) -> None:
-        self.first = FIRST
+    def __init__(self, first: int = FIRST) -> None:
+        self.first = first
         self.earlier: State | None = None
 
     def looks_at(self, turn: int) -> bool:

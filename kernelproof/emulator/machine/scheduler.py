@@ -7,7 +7,7 @@ blocks, sleep at barriers, or poll memory; one group runs at a time.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
@@ -26,6 +26,15 @@ DONE, BLOCKED = -1, -2
 
 class Overtaken(Exception):
     """Lanes left lockstep where the translation relied on it: the launch must be run with the conservative one."""
+
+
+class Waits(Exception):
+    """Lanes go round a loop in which the translation saw no wait, until others act: the launch must be run with a
+    translation that knows the loop, whose head stands at PTX line ``line``."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
 
 
 class Runaway(Exception):
@@ -79,6 +88,8 @@ class Scheduler:
         self.has_clobbers = any(self.kernel.clobbers)
         self.backward_branches = 0
         self.recurrence = Recurrence()
+        # The launch's version when the pollers last tried.
+        self.version = -1
         # Choices of a next group and backward branches: a measure of how far the CTAs run apart.
         self.steps = 0
         # Called with the lanes that have exited.
@@ -186,15 +197,18 @@ class Scheduler:
 
     # --- loops ---
 
-    def backward(self, site: int, block: int, m: Mask) -> None:
-        """The kernel takes a backward branch by instruction ``site`` in ``block``. Endless loops are given up: raises
-        Runaway."""
+    def backward(self, site: int, head: int, m: Mask) -> None:
+        """The kernel takes a backward branch by instruction ``site`` to block ``head``. Endless loops are given up:
+        raises Runaway. A loop that repeats itself while others can act may wait for them: raises Waits."""
         self.backward_branches += 1
         self.steps += 1
         turns, limit = self.backward_branches, self.launch.options.loop_limit
-        if self.recurrence.looks_at(turns):
+        if self.recurrence.looks_at(turns) and head not in self.kernel.polling:
             # Frame 1 is the kernel's generator, which called this method: its local variables are the registers.
-            period = self.recurrence.period(turns, self._state(sys._getframe(1), block))
+            period = self.recurrence.period(turns, self._state(sys._getframe(1), head))
+            self.launch.repeating = self.recurrence.earlier is not None
+            if period and self._others_can_act():
+                raise Waits(self.kernel.block_lines[head])
             if period:
                 again = "every backward branch" if period == 1 else f"every {period} backward branches"
                 self._give_up(site, m, f"never ends: {again} all registers and all memory are as before")
@@ -203,6 +217,11 @@ class Scheduler:
         if limit is not None and turns > limit:
             self._give_up(site, m, f"more than {limit} backward branches")
 
+    def _others_can_act(self) -> bool:
+        """Can anything but the running group change memory: other groups, a time limit, or other CTAs?"""
+        limited = self.waiting and self.alarms
+        return bool(self.pend or self.deferred or limited or self.launch.active > self.batch.count or self.launch.queue)
+
     def _give_up(self, site: int, m: Mask, text: str) -> None:
         batch = self.batch
         lanes = np.flatnonzero(batch.running(m))
@@ -210,13 +229,27 @@ class Scheduler:
         batch.report("runaway", text, site, row, batch.thread[lanes[batch.row_of[lanes] == row]])
         raise Runaway
 
-    def _state(self, kernel: FrameType, block: int) -> State:
+    def _state(self, kernel: FrameType, head: int) -> State:
         """Everything that decides the batch's future. ``kernel``: the frame of the kernel's function."""
-        batch, launch = self.batch, self.launch
+        launch = self.launch
+        # What racing reads are given in a trial depends on the tick, as nothing else does.
+        tick = launch.tick if launch.trial is not None else 0
+        counts = head, launch.version, tick, launch.printed_characters
+        return state_of(kernel.f_locals | self._groups(), counts)
+
+    def _groups(self) -> dict[str, Array]:
+        """Where the batch's lanes are, by name."""
         groups = {f"pend {block}": mask for block, mask in self.pend.items()}
         groups |= {f"deferred {block}": mask for block, mask in self.deferred.items()}
-        counts = block, launch.version, launch.tick, launch.printed_characters, len(self.waiting)
-        return state_of(kernel.f_locals | groups | {"alive": batch.alive}, counts)
+        groups |= {f"waiting {i}": sleeper.mask for i, sleeper in enumerate(self.waiting)}
+        return groups | {"alive": self.batch.alive}
+
+    def polling_state(self, variables: Mapping[str, object]) -> State:
+        """What decides whether a batch whose lanes all poll, or sleep, can ever go on by itself. ``variables``: those
+        of the kernel's function."""
+        deciding = frozenset().union(*(self.kernel.polling.get(head, ()) for head in self.deferred))
+        values = {name: value for name, value in variables.items() if name in deciding}
+        return state_of(values | self._groups(), ())
 
     def spin(self, head: int, m: Mask) -> Step:
         """The running group is back at the head of a loop that polls memory: all other groups run first."""
@@ -237,8 +270,14 @@ class Scheduler:
         return self.pick() if self.pend else (BLOCKED, None, True)
 
     def resume(self) -> Step:
-        """Other CTAs have run since the batch yielded: the pollers try again."""
-        self.pend.update(self.deferred)
+        """Other CTAs have run since the batch yielded: the pollers try again. If nothing at all has changed meanwhile,
+        time limits of sleepers are over, too."""
+        if self.waiting and self.launch.version == self.version:
+            for alarm in self.alarms:
+                alarm()
+        self.version = self.launch.version
+        for head, mask in self.deferred.items():
+            _add(self.pend, head, mask)
         self.deferred = {}
         return self.pick()
 
@@ -282,47 +321,60 @@ class Scheduler:
     # --- the end ---
 
     def report_stuck(self) -> None:
-        """Report that nothing can run any more, and where every group waits. At most four CTAs are reported."""
-        batch = self.batch
-        places = [(sleeper, np.flatnonzero(sleeper.mask)) for sleeper in self.waiting]
-        rows = sorted({int(row) for _, lanes in places for row in batch.row_of[lanes]})
-        for row in rows[:4]:
-            self._report_stuck_row(row, places)
-        polls = [(head, np.flatnonzero(mask)) for head, mask in self.deferred.items()]
-        if polls and not rows:
-            head, lanes = polls[0]
-            line = self.kernel.block_lines[head]
-            near = next((i for i, site in enumerate(self.kernel.sites) if site.line >= line), None)
+        """Report that nothing can run any more, and where every group waits: one CTA of all that wait at the same
+        places."""
+        groups = [(sleeper.mask, sleeper.site) for sleeper in self.waiting]
+        groups += [(mask, -1 - head) for head, mask in self.deferred.items()]
+        by_row = [np.asarray(mask.reshape(self.batch.count, self.batch.width).any(axis=1)) for mask, _ in groups]
+        rows_at: dict[frozenset[int], list[int]] = {}
+        for row in range(self.batch.count):
+            places = frozenset(place for (_, place), rows in zip(groups, by_row, strict=True) if rows[row])
+            if places:
+                rows_at.setdefault(places, []).append(row)
+        for alike in rows_at.values():
+            self._report_stuck_row(alike[0], len(alike))
+
+    def _report_stuck_row(self, row: int, count: int) -> None:
+        """Report where the threads of a CTA, one of ``count``, wait for ever."""
+        batch, kernel = self.batch, self.kernel
+        lanes = slice(row * batch.width, (row + 1) * batch.width)
+        clauses, threads, polls = [], [], []
+        sleepers = [sleeper for sleeper in self.waiting if sleeper.mask[lanes].any()]
+        for sleeper in sleepers:
+            waiting = np.flatnonzero(sleeper.mask[lanes])
+            threads += waiting.tolist()
+            site = kernel.sites[sleeper.site]
+            where = site.place + (f" [{site.source}]" if site.source else "")
+            name = _barrier_name(sleeper.barrier, row)
+            clauses.append(f"{len(waiting)} threads ({ranges(waiting)}) wait at {name}, {where}")
+        exited = np.flatnonzero(~batch.alive[lanes])
+        exited = exited[exited < batch.threads]
+        if exited.size:
+            clauses.append(f"{len(exited)} threads ({ranges(exited)}) have exited")
+        for head, mask in self.deferred.items():
+            waiting = np.flatnonzero(mask[lanes])
+            if waiting.size:
+                polls.append((head, waiting))
+                loop = kernel.place(kernel.block_lines[head])
+                clauses.append(f"{len(waiting)} threads ({ranges(waiting)}) poll in the loop at {loop}")
+        if polls and (not sleepers or polls[0][0] in kernel.learned):
+            self._report_polls(row, count, *polls[0])
+            return
+        numbered = all(isinstance(sleeper.barrier, int) for sleeper in sleepers)
+        kind = "barrier-divergence" if numbered else "deadlock"
+        batch.report(kind, "; ".join(clauses), sleepers[0].site, row, threads, count=count)
+
+    def _report_polls(self, row: int, count: int, head: int, threads: Array) -> None:
+        """Report a CTA, one of ``count``, whose threads go round a loop for ever."""
+        line = self.kernel.block_lines[head]
+        near = next((i for i, site in enumerate(self.kernel.sites) if site.line >= line), None)
+        if head in self.kernel.learned:
+            text = "never ends: after every iteration all registers and all memory are as before"
+            self.batch.report("runaway", text, near, row, threads, count=count)
+        else:
             loop = f"the loop at {self.kernel.place(line)}"
             text = f"all CTAs are blocked; these threads poll in {loop} for a value nobody writes"
-            row = int(batch.row_of[lanes[0]])
-            batch.report("deadlock", text, near, row, batch.thread[lanes[batch.row_of[lanes] == row]])
-
-    def _report_stuck_row(self, row: int, places: list[tuple[Sleeper, Array]]) -> None:
-        batch = self.batch
-        clauses, first, threads = [], None, []
-        for sleeper, lanes in places:
-            waiting = batch.thread[lanes[batch.row_of[lanes] == row]]
-            if len(waiting):
-                first = sleeper.site if first is None else first
-                threads += [int(t) for t in waiting]
-                site = self.kernel.sites[sleeper.site]
-                where = site.place + (f" [{site.source}]" if site.source else "")
-                name = _barrier_name(sleeper.barrier, row)
-                clauses.append(f"{len(waiting)} threads ({ranges(waiting)}) wait at {name}, {where}")
-        exited = ~batch.alive & (batch.thread < batch.threads) & (batch.row_of == row)
-        if exited.any():
-            clauses.append(f"{int(exited.sum())} threads ({ranges(batch.thread[exited])}) have exited")
-        for head, mask in self.deferred.items():
-            waiting = batch.thread[mask & (batch.row_of == row)]
-            if len(waiting):
-                line = self.kernel.block_lines[head]
-                clauses.append(
-                    f"{len(waiting)} threads ({ranges(waiting)}) poll in the loop at {self.kernel.place(line)}"
-                )
-        numbered = all(isinstance(sleeper.barrier, int) for sleeper in self.waiting)
-        kind = "barrier-divergence" if numbered else "deadlock"
-        batch.report(kind, "; ".join(clauses), first, row, threads)
+            self.batch.report("deadlock", text, near, row, threads, count=count)
 
 
 def _add(groups: dict[int, Array], block: int, mask: Array) -> None:

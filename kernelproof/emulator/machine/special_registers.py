@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernelproof.emulator.state.arrays import MOVER, Array
+from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
-
-# A clock advances by so much per read. A kernel that waits for milliseconds then reads it some thousand times.
-TICK = 2048
 
 
 class SpecialRegisters:
@@ -20,7 +17,9 @@ class SpecialRegisters:
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self._read: dict[str, Array] = {}
-        self.clock_reads = 0
+        # Per lane, what its clocks show; and whether a lane has read one.
+        self.time: Array = np.zeros(batch.size, np.uint64)
+        self.reads_clock = False
 
     def lanes(self, name: str) -> Array:
         """A special register that differs between threads, uint32 per lane."""
@@ -107,7 +106,8 @@ class SpecialRegisters:
             raise EmulatorError(f"special register {name} is not modelled")
         return values[name]
 
-    def clock(self, bits: int) -> Array:
-        """A clock register: a counter that advances with every read. Time is not modelled."""
-        self.clock_reads += 1
-        return np.full(self.batch.size, self.clock_reads * TICK & ((1 << bits) - 1), MOVER[bits // 8])
+    def clock(self, bits: int, m: Mask) -> Array:
+        """A clock register: a counter that advances with every read of the lane. Time is not modelled."""
+        self.reads_clock = True
+        self.time[self.batch.lanes(m)] += np.uint64(self.launch.clock_step)
+        return (self.time & np.uint64((1 << bits) - 1)).astype(MOVER[bits // 8])

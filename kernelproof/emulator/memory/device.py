@@ -13,7 +13,7 @@ from kernelproof.emulator.memory.device_hazards import DeviceHazards, GlobalAcce
 from kernelproof.emulator.memory.device_state import DeviceState
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, take
 from kernelproof.emulator.memory.shared import SharedMemory
-from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, distinct
+from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, distinct, equal_bits
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope
 from kernelproof.emulator.state.warp_clocks import WarpClocks
@@ -248,11 +248,12 @@ class DeviceMemory:
             buffer_access = GlobalAccess(buffer, *self._part(lanes, offset, part), width, site, strong, form)
             self.hazards.before_write(buffer_access, value if part is None else value[part])
             self.mark(buffer_access)
+        view = self.arena.views[width]
         if strong and (self.flags.active or strong & ORDERS):
-            old = take(self.arena.views[width], elements) if self.flags.observed else None
+            old = take(view, elements) if self.flags.observed else None
             self.flags.write(lanes, offset, strong, old, value)
-        put(self.arena.views[width], elements, value)
-        self.launch.version += 1
+        self.launch.stores(lambda: bool(equal_bits(take(view, elements), value).all()))
+        put(view, elements, value)
 
     def touch(self, address: Array, width: int, m: Mask, site: int, write: int) -> tuple[Array, Array] | None:
         """Check and tag a read-modify-write, which the caller then performs and passes to ``flags``; returns (lanes,

@@ -78,8 +78,8 @@ class LocalMemory:
         lanes, offset = self._locate(address, width, m, site)
         raw = np.ascontiguousarray(value[lanes]).view(np.uint8).reshape(-1, width)
         places = lanes[:, None], offset[:, None] + np.arange(width)
+        self.batch.launch.stores(lambda: np.array_equal(self.data[places], raw))
         self.data[places] = raw
-        self.batch.launch.version += 1
         if self.written is not None:
             self.written[places] = True
 

@@ -410,7 +410,7 @@ class SharedMemory(SharedTags):
         if self.counters is not None:
             self.counters.shared(kind, address, width, m)
         view = self.views[width]
-        self.launch.version += 1
+        self.launch.stores(lambda: bool(equal_bits(view[at], value).all()))
         if not self.hazards:
             view[at] = value
             return

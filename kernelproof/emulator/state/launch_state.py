@@ -5,6 +5,7 @@ The tick is the clock of the whole machine: see ``LaunchState``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,6 +48,9 @@ class SharedVariable(NamedTuple):
     nbytes: int
 
 
+# A clock advances by so much per read. A kernel that waits for milliseconds then reads it some thousand times.
+CLOCK_STEP = 2048
+
 # Where a pointer comes from: the offset of a parameter (bytes), or the name of a variable.
 Origin = int | str
 
@@ -57,8 +61,10 @@ class KernelFacts:
 
     ``shared_granule`` and ``global_granule``: bytes of the kernel's smallest access to that memory. One tag describes
     so many bytes. Basic blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i writes
-    and others read, ``live_in[i]`` those that block i or a later one reads. ``attributes``: directives of the entry
-    (maxntid, minnctapersm, ...). ``origins``: instruction -> pointers from which its address may be computed.
+    and others read, ``live_in[i]`` those that block i or a later one reads. ``polling``: heads
+    of loops that wait for memory, with the variables of the kernel's function that decide how the loop goes on;
+    ``learned`` are those of them in which the text shows no wait, but an execution did. ``attributes``: directives of
+    the entry (maxntid, minnctapersm, ...). ``origins``: instruction -> pointers from which its address may be computed.
     ``written``: the pointers through which the kernel may write global memory, None if one cannot be followed.
     ``uncertain``: registers that a path reads before it writes them, and the instructions that do. ``cancels``: its
     CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone. ``observes``: the
@@ -76,6 +82,8 @@ class KernelFacts:
     local_bytes: int
     clobbers: list[frozenset[str]]
     live_in: list[frozenset[str]]
+    polling: dict[int, frozenset[str]]
+    learned: frozenset[int]
     block_lines: list[int]
     block_opcodes: list[dict[str, int]]
     attributes: dict[str, tuple[int, ...]]
@@ -177,10 +185,21 @@ class LaunchState:
         self.failed_asserts = False
         self.tick = 1
         self.version = 0
+        # Has nothing started or ended for long, or does a batch compare its state with an earlier one? Then stores of
+        # the values that are there do not count as changes.
+        self.idle = self.repeating = False
+        self.clock_step = CLOCK_STEP
+        # CTAs that have started and not ended.
+        self.active = 0
         # CTAs of each batch so far. A further execution must form the same batches: suspects are found by batch.
         self.batches: list[int] = [] if batches is None else batches
         self.queue = CtaQueue(np.zeros(0, np.int64), 1, 0)
         self._lanes: dict[int, Lanes] = {}
+
+    def stores(self, is_there: Callable[[], bool]) -> None:
+        """Memory is about to be written. ``is_there``: does it hold the same values already?"""
+        if not (self.idle or self.repeating) or not is_there():
+            self.version += 1
 
     def lanes(self, count: int) -> Lanes:
         """The lanes of a batch of ``count`` CTAs, which are made once per launch and count."""

@@ -10,6 +10,8 @@ from kernelproof.emulator.state.sites import Site
 from kernelproof.ground.chips import GPUS, REGISTERS_SM, Chip
 
 _A100 = GPUS["a100"]
+# Bytes of an SM's shared memory that the system takes per CTA.
+RESERVED_SHARED = 1024
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,15 @@ class Device:
             chip.sms, kind.smem_block_bytes, kind.number, chip.title, kind.smem_sm_bytes,
             threads_per_sm=kind.threads_sm, blocks_per_sm=kind.blocks_sm, l2_bytes=chip.rates.l2_size,
         )  # fmt: skip
+
+    def resident(self, threads: int, shared_bytes: int) -> int:
+        """CTAs that an SM can hold at a time by their threads and shared memory. Registers also limit them, but only
+        ptxas knows how many a kernel uses."""
+        if shared_bytes > self.smem_optin_bytes:
+            return 0
+        by_threads = self.threads_per_sm // (32 * -(-threads // 32))
+        by_shared = self.smem_per_sm_bytes // (128 * -(-shared_bytes // 128) + RESERVED_SHARED)
+        return min(self.blocks_per_sm, by_threads, by_shared)
 
 
 HOPPER = Device.of(GPUS["h200"])

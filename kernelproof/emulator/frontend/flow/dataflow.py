@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kernelproof.emulator.frontend.flow.blocks import Block
-from kernelproof.emulator.frontend.flow.loops import bits, immediate_postdominators, reachable
-from kernelproof.emulator.frontend.instruction import defs_uses, facts, holds, is_uniform, symbols
+from kernelproof.emulator.frontend.flow.loops import immediate_postdominators, reachable
+from kernelproof.emulator.frontend.instruction import defs_uses, is_uniform, symbols
 from kernelproof.emulator.frontend.ptx import Instr
 from kernelproof.emulator.frontend.registers import LAUNCH_CONSTANTS, SPECIALS
 
@@ -171,39 +171,3 @@ def _leaves(blocks: list[Block], sides: list[set[int]]) -> bool:
     two sides have a block in common."""
     waiting = [side for side in sides if any(blocks[i].end == "wait" for i in side)]
     return len(waiting) <= 1 and sum(map(len, sides)) == len(set().union(*sides))
-
-
-def spin_heads(blocks: list[Block], loops: dict[int, int], sites: dict[str, list[Write]]) -> dict[int, frozenset[int]]:
-    """Heads of loops whose exit depends on memory that another thread may write, the largest loop first. Of each the
-    identities of the instructions that read that memory."""
-    largest_first = sorted(loops.items(), key=lambda loop: (-loop[1].bit_count(), loop[0]))
-    polled = {head: _polled(blocks, set(bits(mask)), sites) for head, mask in largest_first}
-    return {head: reads for head, reads in polled.items() if reads}
-
-
-def _polled(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]]) -> frozenset[int]:
-    todo = []
-    for i in inside:
-        cond = blocks[i].cond
-        if cond is not None and any(t not in inside for t in blocks[i].targets):
-            todo.append(cond.name)
-    visited = set(todo)
-    stores = (ins for i in inside for ins in blocks[i].all() if _is_shared(ins, "st"))
-    stored = frozenset(name for ins in stores for name in defs_uses(ins)[1])
-    reads = set()
-    while todo:
-        for write in sites.get(todo.pop(), ()):
-            if write.block in inside:
-                form = facts(write.ins)
-                if form is not None and holds(form.polls, write.ins):
-                    reads.add(id(write.ins))
-                # One thread may poll for its whole CTA, and hand on in shared memory what it has read.
-                handed = stored if _is_shared(write.ins, "ld") else frozenset()
-                fresh = [name for name in {*write.uses, *handed} if name not in visited]
-                visited.update(fresh)
-                todo += fresh
-    return frozenset(reads)
-
-
-def _is_shared(ins: Instr, base: str) -> bool:
-    return ins.base == base and any(part.startswith("shared") for part in ins.parts)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kernelproof.emulator.frontend.flow.blocks import Block, split, with_waits
-from kernelproof.emulator.frontend.flow.dataflow import Liveness, launch_constants, spin_heads, varying_registers
+from kernelproof.emulator.frontend.flow.dataflow import Liveness, launch_constants, varying_registers
 from kernelproof.emulator.frontend.flow.inline import Inliner
 from kernelproof.emulator.frontend.flow.loops import add_latches, natural_loops, scheduling_order
+from kernelproof.emulator.frontend.flow.polling import Polling, spin_heads
 from kernelproof.emulator.frontend.instruction import needs_blackwell, needs_hopper
 from kernelproof.emulator.frontend.ptx import Function, Instr, Label, Module, Variable
 from kernelproof.emulator.frontend.registers import SPECIALS
@@ -28,7 +29,7 @@ class Graph:
 
     ``kinds``: declared types. ``live_in``: per block, registers that it or a later block reads. ``uniform``: see the
     module. ``shared_across``: registers that several blocks see. ``clobbers``: per block, uniform registers that it
-    writes and other blocks see, launch constants left out. ``spin_heads``: see ``dataflow.spin_heads``.
+    writes and other blocks see, launch constants left out. ``spin_heads``: loops that wait for memory, by their heads.
     ``conservative``: only launch constants, and registers that one block alone sees, are uniform. ``hopper``,
     ``blackwell``: it needs the units of sm_90, of sm_100.
     """
@@ -41,7 +42,7 @@ class Graph:
     uniform: set[str]
     shared_across: set[str]
     clobbers: list[set[str]]
-    spin_heads: dict[int, frozenset[int]]
+    spin_heads: dict[int, Polling]
     back_edges: set[tuple[int, int]]
     conservative: bool
     hopper: bool
@@ -53,8 +54,8 @@ class Graph:
             yield from block.all()
 
 
-def build(module: Module, kernel: Function, conservative: bool = False) -> Graph:
-    """The graph of ``kernel``.
+def build(module: Module, kernel: Function, conservative: bool = False, waiting: frozenset[int] = frozenset()) -> Graph:
+    """The graph of ``kernel``. ``waiting``: PTX lines of the heads of loops that are known to wait for other threads.
 
     ``conservative``: the lanes of the kernel may overtake each other. A kernel that polls, sleeps at mbarriers, waits
     on both sides of a divergent branch, or has irreducible loops is translated so in any case.
@@ -66,11 +67,11 @@ def build(module: Module, kernel: Function, conservative: bool = False) -> Graph
     variables = [*module.variables.values(), *inliner.variables]
     # Where there may be clusters, an address of shared memory contains the rank of the CTA, so it varies.
     ranked = frozenset(v.name for v in variables if v.space == "shared") if hopper else frozenset()
-    blocks, reducible, back, liveness, heads = _flow(with_waits(items) if hopper else items, ranked)
+    blocks, reducible, back, liveness, heads = _flow(with_waits(items) if hopper else items, ranked, waiting)
     # If a loop polls, lanes of a warp may be at different places, so warp-wide instructions must first wait for all of
     # their lanes. Kernels for sm_90 have these waits in any case.
     if heads and not hopper:
-        blocks, reducible, back, liveness, heads = _flow(with_waits(items), ranked)
+        blocks, reducible, back, liveness, heads = _flow(with_waits(items), ranked, waiting)
     constant = launch_constants(liveness.sites)
     # Lanes that sleep at an mbarrier, or poll, are overtaken by others. In an irreducible graph no order of blocks
     # makes lanes meet again. In both cases only the conservative analysis is right.
@@ -98,15 +99,15 @@ class _Flow(NamedTuple):
     reducible: bool
     back_edges: set[tuple[int, int]]
     liveness: Liveness
-    spin_heads: dict[int, frozenset[int]]
+    spin_heads: dict[int, Polling]
 
 
-def _flow(items: Iterable[Instr | Label], ranked: frozenset[str]) -> _Flow:
+def _flow(items: Iterable[Instr | Label], ranked: frozenset[str], waiting: frozenset[int]) -> _Flow:
     """Blocks and facts of a body."""
     blocks, reducible = _ordered(split(items))
     loops, back, _ = natural_loops(blocks)
     liveness = Liveness.of(blocks, ranked)
-    return _Flow(blocks, reducible, back, liveness, spin_heads(blocks, loops, liveness.sites))
+    return _Flow(blocks, reducible, back, liveness, spin_heads(blocks, loops, liveness.sites, waiting))
 
 
 def _ordered(blocks: list[Block]) -> tuple[list[Block], bool]:

@@ -1,0 +1,125 @@
+"""Loops that wait for memory: their exit depends on what other threads may write."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kernelproof.emulator.frontend.flow.blocks import Block
+from kernelproof.emulator.frontend.flow.dataflow import Write
+from kernelproof.emulator.frontend.flow.loops import bits, immediate_postdominators, reachable
+from kernelproof.emulator.frontend.instruction import defs_uses, facts, holds
+from kernelproof.emulator.frontend.ptx import Instr, Mem, Tensor
+
+# State spaces, and a path, by which no thread sees what another one writes.
+_UNCHANGING = frozenset(("param", "const", "local", "nc"))
+
+
+class Polling(NamedTuple):
+    """A loop that waits for memory. ``reads``: identities of the instructions that read that memory. ``deciding``: the
+    registers on which its branches, waits and memory accesses depend; if all of them and memory are as in an earlier
+    iteration, the loop repeats itself."""
+
+    reads: frozenset[int]
+    deciding: frozenset[str]
+
+
+def spin_heads(
+    blocks: list[Block], loops: dict[int, int], sites: dict[str, list[Write]], known: frozenset[int]
+) -> dict[int, Polling]:
+    """Heads of loops whose exit depends on memory that another thread may write, and of those whose head stands at one
+    of the ``known`` PTX lines; the largest loop first."""
+    controls: dict[int, set[str]] | None = None
+    out = {}
+    for head, mask in sorted(loops.items(), key=lambda loop: (-loop[1].bit_count(), loop[0])):
+        inside = set(bits(mask))
+        polled = {id(ins) for i in inside for ins in blocks[i].all() if _may_poll(ins)}
+        polled |= _reloads(blocks, inside, sites)
+        if polled and controls is None:
+            controls = _controls(blocks)
+        reads = _read_for_exit(blocks, inside, sites, polled, controls or {}) if polled else frozenset()
+        if reads or blocks[head].line in known:
+            out[head] = Polling(reads, _deciding(blocks, inside, sites))
+    return out
+
+
+def _may_poll(ins: Instr) -> bool:
+    form = facts(ins)
+    return form is not None and holds(form.polls, ins)
+
+
+def _reloads(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]]) -> set[int]:
+    """Weak loads (by identity) that read one place again in every iteration of a loop with a fence: only another thread
+    can change what they find there."""
+    instructions = [ins for i in inside for ins in blocks[i].all()]
+    if not any(ins.base in ("membar", "fence") for ins in instructions):
+        return set()
+    loads = (ins for ins in instructions if ins.base == "ld" and not _UNCHANGING.intersection(ins.parts))
+    return {
+        id(ins)
+        for ins in loads
+        if not any(write.block in inside for name in defs_uses(ins)[1] for write in sites.get(name, ()))
+    }
+
+
+def _controls(blocks: list[Block]) -> dict[int, set[str]]:
+    """Per block: the conditions of branches that decide whether it is executed."""
+    joins = immediate_postdominators(blocks)
+    out: dict[int, set[str]] = {}
+    for block in blocks:
+        if block.cond is not None:
+            for i in reachable(blocks, block.targets, joins[block.index]):
+                out.setdefault(i, set()).add(block.cond.name)
+    return out
+
+
+def _read_for_exit(
+    blocks: list[Block],
+    inside: set[int],
+    sites: dict[str, list[Write]],
+    polled: set[int],
+    controls: dict[int, set[str]],
+) -> frozenset[int]:
+    """Those of the ``polled`` instructions (by identity) on which the exit of a loop depends, by values or by
+    branches."""
+    exits = [i for i in inside if any(t not in inside for t in blocks[i].targets)]
+    conditions = {cond.name for i in inside if (cond := blocks[i].cond) is not None}
+    todo = [cond.name for i in exits if (cond := blocks[i].cond) is not None]
+    todo += [name for i in exits for name in controls.get(i, ()) if name in conditions]
+    visited = set(todo)
+    stores = (ins for i in inside for ins in blocks[i].all() if _is_shared(ins, "st"))
+    stored = frozenset(name for ins in stores for name in defs_uses(ins)[1])
+    reads = set()
+    while todo:
+        for write in sites.get(todo.pop(), ()):
+            if write.block in inside:
+                if id(write.ins) in polled:
+                    reads.add(id(write.ins))
+                # One thread may poll for its whole CTA, and hand on in shared memory what it has read.
+                handed = stored if _is_shared(write.ins, "ld") else frozenset()
+                deciding = conditions.intersection(controls.get(write.block, ()))
+                fresh = [name for name in {*write.uses, *handed, *deciding} if name not in visited]
+                visited.update(fresh)
+                todo += fresh
+    return frozenset(reads)
+
+
+def _deciding(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]]) -> frozenset[str]:
+    """See ``Polling``."""
+    todo = [cond.name for i in inside if (cond := blocks[i].cond) is not None]
+    for i in inside:
+        for ins in blocks[i].all():
+            form = facts(ins)
+            if form is None or form.waits or any(isinstance(operand, Mem | Tensor) for operand in ins.operands):
+                todo += defs_uses(ins)[1]
+    out = set(todo)
+    while todo:
+        for write in sites.get(todo.pop(), ()):
+            if write.block in inside:
+                fresh = [name for name in write.uses if name not in out]
+                out.update(fresh)
+                todo += fresh
+    return frozenset(out)
+
+
+def _is_shared(ins: Instr, base: str) -> bool:
+    return ins.base == base and any(part.startswith("shared") for part in ins.parts)

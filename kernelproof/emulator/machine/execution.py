@@ -1,0 +1,200 @@
+"""The execution of a launch's CTAs, batch by batch.
+
+A batch runs until it ends or until all its lanes wait for other CTAs; batches that wait take turns. Kernels that wait
+for memory get as many CTAs at a time as the device holds, because on hardware only those wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from inspect import getgeneratorlocals
+
+import numpy as np
+
+from kernelproof.emulator.machine.ampere_batch import AmpereBatch
+from kernelproof.emulator.machine.batch_sizes import BatchSizes
+from kernelproof.emulator.machine.recurrence import Recurrence, State
+from kernelproof.emulator.memory.device_state import DeviceState
+from kernelproof.emulator.state.arrays import Array, reuse_memory
+from kernelproof.emulator.state.launch_state import CLOCK_STEP, LaunchState
+from kernelproof.emulator.state.queue import CtaQueue
+
+# Rounds without progress after which the states of batches that poll memory are compared, and stores with the values
+# that they replace. Time passes faster from then on, because CTAs may give up by a clock.
+IDLE_ROUNDS = 64
+# Rounds without progress after which CTAs that read a clock count as stuck: hours have passed on it by then.
+MAX_TIMED_ROUNDS = 8192
+# A clock advances by at most so much per read.
+MAX_CLOCK_STEP = 1 << 30
+
+# The Python function of a kernel. Every resumption runs until all lanes of the batch wait for other CTAs.
+Code = Generator[None, None, None]
+KernelFunction = Callable[[AmpereBatch], Code]
+
+
+@dataclass(slots=True, eq=False)
+class RunningBatch:
+    """A batch that has started and not ended, and the generator that executes its kernel."""
+
+    batch: AmpereBatch
+    code: Code
+
+    def goes_on(self) -> bool:
+        """Run the batch until it yields; returns whether it has not ended."""
+        try:
+            next(self.code)
+        except StopIteration:
+            return False
+        return True
+
+
+def run(
+    launch: LaunchState, device: DeviceState, function: KernelFunction, ctas: Array, batch_type: type[AmpereBatch]
+) -> None:
+    """Execute the CTAs with these linear numbers (whole clusters, rank by rank) in batches. Raises Runaway, Overtaken,
+    Waits, or EmulatorError for what the emulator does not support."""
+    reuse_memory()
+    held = _held(launch, len(ctas))
+    launch.queue = CtaQueue(ctas, launch.geometry.cluster_size, held)
+    with np.errstate(all="ignore"):
+        Execution(launch, device, function, batch_type, held).to_the_end(len(ctas))
+
+
+def _held(launch: LaunchState, count: int) -> int:
+    """CTAs that may run at a time, in whole clusters. Where CTAs can cancel others it is one per SM, because then it
+    matters which have started; where they can wait for others, what the device holds; else all."""
+    kernel, device, geometry = launch.kernel, launch.device, launch.geometry
+    if not kernel.cancels and not kernel.polling:
+        return count
+    shared_bytes = kernel.shared_static + geometry.shared_bytes
+    per_sm = 1 if kernel.cancels else device.resident(geometry.threads, shared_bytes)
+    size = geometry.cluster_size
+    return max(size, per_sm * device.sm_count // size * size)
+
+
+class Execution:
+    """The batches of a launch in turns. ``held``: the CTAs that may run at a time; it grows if those that the device
+    holds wait for others, and the launch then counts as not checked."""
+
+    def __init__(
+        self,
+        launch: LaunchState,
+        device: DeviceState,
+        function: KernelFunction,
+        batch_type: type[AmpereBatch],
+        held: int,
+    ) -> None:
+        self.launch, self.device, self.function, self.batch_type = launch, device, function, batch_type
+        self.held = self.resident = held
+        self.sizes = BatchSizes(launch)
+        self.running: list[RunningBatch] = []
+        # The most CTAs that have been running at a time.
+        self.most = 0
+        # Rounds since something last changed, and since a batch last started or ended.
+        self.idle = self.unmoved = 0
+        self.recurrence = Recurrence(IDLE_ROUNDS)
+
+    def to_the_end(self, total: int) -> None:
+        """Execute all CTAs of the queue, ``total`` in number."""
+        launch, queue, rounds = self.launch, self.launch.queue, 0
+        while queue or self.running:
+            version = launch.version
+            started = self._start()
+            ended = self._round()
+            if launch.options.progress and ended:
+                launch.options.progress(total - len(queue) - launch.active, total)
+            rounds += 1
+            self._note(moved=bool(started or ended), changed=launch.version != version)
+            if self.running and (self._is_stuck() or rounds > (launch.options.loop_limit or rounds)):
+                if not queue:
+                    self._report_stuck()
+                    return
+                # The device holds no more. What follows is only to learn whether that is what they wait for.
+                self.held = 2 * self.held
+                self.idle = 0
+        if self.most > self.resident:
+            self._refuse()
+
+    def _start(self) -> int:
+        """Start a batch if the device has room for more CTAs; returns how many."""
+        launch = self.launch
+        room = min(len(launch.queue), self.held - launch.active)
+        if not room:
+            return 0
+        batch = self.batch_type(launch, self.device, launch.queue.take(self.sizes.next(room)))
+        launch.active += batch.count
+        self.most = max(self.most, launch.active)
+        # The youngest batch runs first: others wait for CTAs that have not run yet, rarely for older ones.
+        self.running.insert(0, RunningBatch(batch, self.function(batch)))
+        return batch.count
+
+    def _round(self) -> int:
+        """Run every batch until it yields; returns how many have ended."""
+        left = []
+        for running in self.running:
+            if running.goes_on():
+                left.append(running)
+            else:
+                self.launch.active -= running.batch.count
+                self.sizes.ended(running.batch.count, running.batch.scheduler.steps)
+        ended = len(self.running) - len(left)
+        self.running = left
+        return ended
+
+    def _note(self, moved: bool, changed: bool) -> None:
+        """A round is over. ``moved``: a batch has started or ended; ``changed``: memory has changed."""
+        self.unmoved = 0 if moved else self.unmoved + 1
+        if moved or changed:
+            self.idle, self.recurrence = 0, Recurrence(IDLE_ROUNDS)
+        else:
+            self.idle += 1
+        self.launch.idle = self.unmoved > IDLE_ROUNDS
+        self.launch.clock_step = min(CLOCK_STEP << max(0, self.idle - IDLE_ROUNDS), MAX_CLOCK_STEP)
+
+    def _is_stuck(self) -> bool:
+        """Will no batch ever go on by itself? All of them poll or sleep, and what decides their loops repeats itself;
+        or they watch a clock on which hours have passed."""
+        if self.idle <= IDLE_ROUNDS:
+            return False
+        return bool(self.recurrence.period(self.idle, self._state())) or (
+            self.idle > MAX_TIMED_ROUNDS and any(running.batch.special.reads_clock for running in self.running)
+        )
+
+    def _state(self) -> State:
+        batches = {
+            str(running.batch.ctas[0]): running.batch.scheduler.polling_state(getgeneratorlocals(running.code))
+            for running in self.running
+        }
+        return (self.launch.printed_characters,), dict(batches)
+
+    def _report_stuck(self) -> None:
+        """Report that no batch can go on: a deadlock, unless lanes wait for the host or for CTAs that were left out."""
+        launch, batches = self.launch, [running.batch for running in self.running]
+        absent = launch.geometry.ctas - sum(launch.batches) - launch.queue.cancelled
+        text = ""
+        if any(batch.memory.last_read is not None and batch.memory.last_read.of_host for batch in batches):
+            text = "waits for memory that the host writes, which goes on only when the kernel has ended"
+        elif absent:
+            text = f"waits for some of the {absent} CTAs that are left out of {launch.geometry.ctas}"
+        if text:
+            launch.reports.add("launch-error", f"{launch.kernel.name} {text}")
+            return
+        for batch in batches:
+            batch.scheduler.report_stuck()
+
+    def _refuse(self) -> None:
+        """Report that CTAs have waited for others which the device does not start before they end."""
+        text = f"needs co-residency of {self.most} CTAs, which wait for each other; the device holds {self.resident}"
+        self.launch.reports.add("launch-error", f"{self.launch.kernel.name} {text}")
+
+
+def in_clusters(ctas: Array, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Array:
+    """The CTAs of all clusters that contain one of ``ctas``, cluster by cluster and by rank within each."""
+    (gx, gy, _), (cx, cy, cz) = grid, cluster
+    x, y, z = ctas % gx, ctas // gx % gy, ctas // (gx * gy)
+    first = np.unique(x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz)))
+    rank = np.arange(cx * cy * cz)
+    step = rank % cx + gx * (rank // cx % cy + gy * (rank // (cx * cy)))
+    out: Array = (first[:, None] + step).reshape(-1)
+    return out
