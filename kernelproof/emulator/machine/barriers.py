@@ -14,7 +14,6 @@ from kernelproof.emulator.memory.order import GlobalOrder, WarpView
 from kernelproof.emulator.state.arrays import Array, Mask, Scalar, bits_of
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
-from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 # Barriers that a CTA has.
@@ -34,6 +33,41 @@ class Released(NamedTuple):
         return Released(np.maximum(self.clock, clock), views)
 
 
+class Phases:
+    """The phases of a barrier that are open. Per row: threads ``expected``, and whether the phase is ``uncounted``: it
+    was begun without a count. Per lane: the instruction, ``site``, at which it arrived."""
+
+    def __init__(self, batch: BatchState) -> None:
+        self.expected: Array = np.zeros(batch.count, np.int64)
+        self.uncounted: Array = np.zeros(batch.count, bool)
+        self.site: Array = np.zeros(batch.size, np.int64)
+
+
+class Votes:
+    """What lanes have brought to a barrier with reduction (bar.red), and what they take away from it.
+
+    Per lane: whether it votes in the phase that is open, and how; of its last phase that is complete, how many lanes
+    voted (``voters``), and for how many the predicate held (``ayes``).
+    """
+
+    def __init__(self, batch: BatchState) -> None:
+        self.batch = batch
+        self.votes, self.aye = np.zeros(batch.size, bool), np.zeros(batch.size, bool)
+        self.voters, self.ayes = np.zeros(batch.size, np.uint32), np.zeros(batch.size, np.uint32)
+
+    def bring(self, mask: Array, value: Array) -> None:
+        """The lanes of ``mask`` arrive with predicates."""
+        self.votes[mask], self.aye[mask] = True, value[mask]
+
+    def count(self, participants: Array) -> None:
+        """A phase is complete, in one barrier of some rows, for these lanes."""
+        shape = self.batch.count, self.batch.width
+        voting = self.votes & participants
+        for out, voted in ((self.voters, voting), (self.ayes, voting & self.aye)):
+            out[participants] = np.repeat(voted.reshape(shape).sum(axis=1), self.batch.width)[participants]
+        self.votes &= ~participants
+
+
 class Barriers:
     """The numbered barriers of every CTA, and the barriers of its warps.
 
@@ -45,13 +79,13 @@ class Barriers:
         self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
         self.clocks, self.order = clocks, order
         self.arrived: dict[int, Array] = {}
-        # Number -> of the phase that is open: threads expected per row, and the instruction at which each lane arrived.
-        self.phases: dict[int, tuple[Array, Array]] = {}
+        # Number -> of the phases that are open, and of earlier ones in other rows.
+        self.phases: dict[int, Phases] = {}
         # (number, row) -> what the threads that have arrived without waiting release, in the phase that is open.
         self.released: dict[tuple[int, int], Released] = {}
-        # Barriers whose phase was begun without a count.
-        self.without_count: set[int] = set()
         self.by_instruction = BarrierSites(batch.count, batch.width, self.launch.kernel.sites)
+        # Made at the first bar.red, see ``Votes``.
+        self.votes: Votes | None = None
         # Per lane that waits at bar.warp.sync: the mask of lanes it waits for.
         self.members: Array = np.zeros(batch.size, np.uint32)
         scheduler.on_exit.append(self._after_exit)
@@ -60,7 +94,6 @@ class Barriers:
 
     def sync(self, number: Scalar, expected: Scalar, m: Mask, resume: int, site: int) -> Step:
         """bar.sync: ``expected`` threads (0: all of the CTA) wait for each other, then go on at block ``resume``."""
-        self._count(m)
         # Fast path: everybody is here, so nobody has to sleep.
         if (
             isinstance(number, int)
@@ -76,16 +109,28 @@ class Barriers:
             self._sync_all()
             return resume, m, False
         for barrier, count, group in self._groups(number, expected, m):
-            if isinstance(expected, int) and not expected:
-                self.without_count.add(barrier)
             self._check(barrier, count, group, site)
             self._arrive(barrier, count, group, resume, site)
         return self.scheduler.pick()
 
+    def sync_voting(self, value: Array, number: Scalar, expected: Scalar, m: Mask, resume: int, site: int) -> Step:
+        """bar.red: ``sync``, to which each lane brings a predicate. ``reduced`` then has the result."""
+        if self.votes is None:
+            self.votes = Votes(self.batch)
+        self.votes.bring(self.batch.running(m), value)
+        return self.sync(number, expected, m, resume, site)
+
+    def reduced(self, mode: str) -> Array:
+        """The result of the lanes' last bar.red: popc gives uint32, and/or give predicates."""
+        votes = self.votes
+        assert votes is not None
+        if mode == "popc":
+            return votes.ayes.copy()
+        return votes.ayes > 0 if mode == "or" else votes.ayes == votes.voters
+
     def arrive(self, number: Scalar, expected: Scalar, m: Mask, site: int) -> None:
         """bar.arrive: the lanes count as arrived and go on at once. That is a release: those who wait at the barrier
         are ordered behind what the lanes did so far, but the lanes behind nobody."""
-        self._count(m)
         for barrier, count, group in self._groups(number, expected, m):
             self._check(barrier, count, group, site)
             if self.launch.options.hazards:
@@ -105,12 +150,10 @@ class Barriers:
         # What the lanes do from now on is not part of it.
         self.launch.tick += 1
 
-    def _count(self, m: Mask) -> None:
-        """Count one barrier per CTA that takes part."""
+    def _count(self, ctas: int) -> None:
+        """Count a barrier that so many CTAs have passed."""
         if self.launch.counters is not None:
-            batch = self.batch
-            rows = batch.count if m is None else len(np.unique(batch.row_of[batch.lanes(m)]))
-            self.launch.counters.barriers += rows
+            self.launch.counters.barriers += ctas
 
     def _ctas_are_whole(self) -> bool:
         """Are all threads of each CTA alive, or none of them?"""
@@ -118,53 +161,65 @@ class Barriers:
         return bool(((left == 0) | (left == self.batch.threads)).all())
 
     def _groups(self, number: Scalar, expected: Scalar, m: Mask) -> list[tuple[int, int, Array]]:
-        """(barrier, threads expected, lanes) for every barrier that the lanes name."""
+        """(barrier, threads expected, 0 without a count, lanes) for every barrier that the lanes name."""
         batch = self.batch
         mask = batch.running(m).copy()
         if isinstance(number, int) and isinstance(expected, int):
-            return [(number, expected or batch.threads, mask)]
+            return [(number, expected, mask)]
         numbers = np.full(batch.size, number) if isinstance(number, int) else number
         counts = np.full(batch.size, expected) if isinstance(expected, int) else expected
         pairs = {(int(a), int(b)) for a, b in zip(numbers[mask], counts[mask], strict=True)}
-        return [(a, b or batch.threads, mask & (numbers == a) & (counts == b)) for a, b in sorted(pairs)]
+        return [(a, b, mask & (numbers == a) & (counts == b)) for a, b in sorted(pairs)]
 
-    def _check(self, number: int, expected: int, mask: Array, site: int) -> None:
-        """Report a barrier whose number does not exist, whose count is no multiple of 32 or differs from that of others
-        who have arrived, or at which lanes of one warp arrive by different instructions."""
+    def _check(self, number: int, count: int, mask: Array, site: int) -> None:
+        """Open the phases of a barrier where they are not, and report a barrier whose number does not exist, whose
+        ``count`` (0: none) is no multiple of 32 or differs from that of others who have arrived, or at which lanes of
+        one warp arrive by different instructions."""
         batch = self.batch
+        expected = count or batch.threads
         text = ""
         if number >= BARRIERS:
             text = f"barrier {number}, of {BARRIERS} per CTA"
         elif expected % 32 and expected != batch.threads:
             text = f"barrier {number} for {expected} threads: the count must be a multiple of 32"
         arrived = self.arrived.get(number)
-        counts, sites = self.phases.get(number) or (np.zeros(batch.count, np.int64), np.zeros(batch.size, np.int64))
-        rows = mask.reshape(batch.count, batch.width).any(axis=1)
-        if arrived is not None:
-            before = arrived.reshape(batch.count, batch.width).any(axis=1) & rows
-            if (counts[before] != expected).any():
-                first = int(counts[before][counts[before] != expected][0])
+        phases = self.phases.get(number)
+        if phases is None:
+            phases = self.phases[number] = Phases(batch)
+        rows = self._rows_of(mask)
+        if arrived is None:
+            before = np.zeros(batch.count, bool)
+        else:
+            before = self._rows_of(arrived) & rows
+            if (phases.expected[before] != expected).any():
+                first = int(phases.expected[before][phases.expected[before] != expected][0])
                 text = f"arrives at barrier {number} for {expected} threads, at which others arrive for {first}"
             if self._is_aligned(site):
-                elsewhere = (arrived & (sites != site)).reshape(-1, 32).any(axis=1)
+                elsewhere = (arrived & (phases.site != site)).reshape(-1, 32).any(axis=1)
                 split = np.repeat(elsewhere, 32) & mask
                 if split.any():
                     apart = f"lanes of one warp arrive at barrier {number} by different instructions"
                     batch.report_lanes("barrier-divergence", apart, site, np.flatnonzero(split))
-        counts[rows], sites[mask] = expected, site
-        self.phases[number] = counts, sites
+        phases.uncounted[rows & ~before] = False
+        phases.uncounted[rows] |= not count
+        phases.expected[rows], phases.site[mask] = expected, site
         if text:
             batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask))
+
+    def _rows_of(self, mask: Array) -> Array:
+        """Per row: is one of its lanes in the mask?"""
+        return np.asarray(mask.reshape(self.batch.count, self.batch.width).any(axis=1))
 
     def _is_aligned(self, site: int) -> bool:
         """Must all lanes of a warp arrive by the same instruction?"""
         opcode = next(part for part in self.launch.kernel.sites[site].text.split() if part[0] != "@")
         return opcode.startswith("bar.") or ".aligned" in opcode
 
-    def _arrive(self, number: int, expected: int, mask: Array, resume: int | None, site: int) -> None:
-        """Lanes arrive, and sleep until they go on at ``resume`` (None: they do not wait). CTAs whose count is reached
-        go on."""
+    def _arrive(self, number: int, count: int, mask: Array, resume: int | None, site: int) -> None:
+        """Lanes arrive, and sleep until they go on at ``resume`` (None: they do not wait). CTAs whose ``count`` (0: all
+        threads) is reached go on."""
         batch = self.batch
+        expected = count or batch.threads
         arrived = self.arrived.get(number)
         if arrived is not None and (arrived & mask).any():
             text = f"arrives at barrier {number} again before it has completed ({expected} threads expected)"
@@ -181,7 +236,7 @@ class Barriers:
 
     def _after_exit(self, exited: Array) -> None:  # noqa: ARG002
         """Lanes have exited: barriers without a count, and barriers of warps, may have waited for them alone."""
-        for number in self.without_count.intersection(self.arrived):
+        for number in [n for n, phases in self.phases.items() if n in self.arrived and phases.uncounted.any()]:
             self._settle(number, self.arrived[number], np.zeros(self.batch.count, bool))
         arrived = self.arrived.get(WARP_BARRIER)
         if arrived is not None:
@@ -194,9 +249,9 @@ class Barriers:
         exited."""
         batch = self.batch
         participants, early = arrived, np.zeros(batch.count, bool)
-        if number in self.without_count:
-            absent = (batch.alive & ~arrived).reshape(batch.count, batch.width).any(axis=1)
-            early = arrived.reshape(batch.count, batch.width).any(axis=1) & ~absent & ~done
+        phases = self.phases[number]
+        if phases.uncounted.any():
+            early = self._rows_of(arrived) & ~self._rows_of(batch.alive & ~arrived) & ~done & phases.uncounted
             if early.any():
                 exited = ~batch.alive & (batch.thread < batch.threads) & early[batch.row_of]
                 self._report_early(number, arrived, exited)
@@ -204,8 +259,8 @@ class Barriers:
                 participants, done = arrived | exited, done | early
         if done.any():
             finished = done[batch.row_of]
-            if number in self.without_count:
-                self.by_instruction.meet(arrived & finished, self.phases[number][1])
+            if phases.uncounted.any():
+                self.by_instruction.meet(arrived & finished & phases.uncounted[batch.row_of], phases.site)
                 self._report_crossings(number, early)
             self._sync_some(number, participants & finished, done)
             self.scheduler.release(number, finished)
@@ -213,13 +268,18 @@ class Barriers:
         self._keep(number, arrived)
 
     def _report_early(self, number: int, arrived: Array, exited: Array) -> None:
-        """Report that lanes wait at a barrier that the lanes of ``exited`` never reach."""
+        """Report that lanes wait at a barrier that the lanes of ``exited`` never reach: one CTA for each instruction
+        that waits."""
         batch = self.batch
-        row = int(batch.row_of[np.flatnonzero(exited)[0]])
-        ended = batch.thread[exited & (batch.row_of == row)]
-        lanes = np.flatnonzero(arrived & (batch.row_of == row))
-        text = f"{len(ended)} threads ({ranges(ended)}) have exited before barrier {number}, at which {len(lanes)} wait"
-        batch.report_lanes("exit-before-barrier", text, int(self.phases[number][1][lanes[0]]), lanes)
+        sites = self.phases[number].site
+        waiting = arrived & np.repeat(self._rows_of(exited), batch.width)
+        for site in np.unique(sites[waiting]).tolist():
+            lanes = np.flatnonzero(waiting & (sites == site))
+            row = int(batch.row_of[lanes[0]])
+            ended = batch.thread[exited & (batch.row_of == row)]
+            here = int((waiting & (batch.row_of == row)).sum())
+            text = f"{len(ended)} threads ({ranges(ended)}) have exited before barrier {number}, at which {here} wait"
+            batch.report_lanes("exit-before-barrier", text, site, lanes)
 
     def _report_crossings(self, number: int, early: Array) -> None:
         """Report that warps of CTAs (``early``, bool per row), in which threads have exited before a barrier, had met
@@ -244,6 +304,11 @@ class Barriers:
         """Every CTA of the batch has passed a barrier as a whole. The tick advances first: see ``LaunchState``."""
         self.launch.tick += 1
         self.clocks.meet_all()
+        alive = self.batch.alive
+        if self.votes is not None:
+            self.votes.count(alive)
+        if self.launch.counters is not None:
+            self._count(int(self._rows_of(alive).sum()))
         if self.order.active:
             warps = range(self.batch.warps_per_cta)
             threads = np.arange(self.batch.threads)
@@ -255,6 +320,9 @@ class Barriers:
         are ordered behind all of them; the others have exited, or have arrived without waiting."""
         batch = self.batch
         self.launch.tick += 1
+        self._count(int(rows.sum()))
+        if self.votes is not None:
+            self.votes.count(participants & batch.alive)
         waits = self.scheduler.asleep(number) & participants
         # Lanes that went on after they had arrived release what they did before that (``released``).
         present = waits | (participants & ~batch.alive)
@@ -270,20 +338,6 @@ class Barriers:
             self.order.barrier(
                 int(batch.ctas[row]), warps.tolist(), waiting.tolist(), threads, released.view if released else None
             )
-
-    def reduce(self, mode: str, value: Array, m: Mask, site: int) -> Array:
-        """bar.red over the whole CTA: popc gives uint32, and/or give predicates."""
-        batch = self.batch
-        active = batch.running(m).reshape(batch.count, batch.width)
-        counts = active.sum(axis=1)
-        if ((counts != 0) & (counts != batch.threads)).any():
-            place = self.launch.kernel.sites[site].place
-            raise EmulatorError(f"{place}: barrier with reduction by a part of a CTA is not modelled")
-        bits = value.reshape(batch.count, batch.width) & active
-        if mode == "popc":
-            return np.repeat(bits.sum(axis=1).astype(np.uint32), batch.width)
-        result = bits.any(axis=1) if mode == "or" else (bits | ~active).all(axis=1)
-        return np.repeat(result, batch.width)
 
     # --- barriers of a warp ---
 

@@ -34,8 +34,18 @@ class Block:
             yield self.last
 
 
+def expanded(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
+    """The statements of a body, with composite instructions replaced by what they consist of."""
+    for item in items:
+        form = facts(item) if isinstance(item, Instr) else None
+        if isinstance(item, Instr) and form is not None and form.expands is not None:
+            yield from form.expands(item)
+        else:
+            yield item
+
+
 def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
-    """The statements of a body, with composite instructions expanded and meetings inserted.
+    """The statements of a body, with meetings inserted.
 
     Before an instruction that lanes, a warp or a warpgroup execute together, an ``emu_meet`` lets them come together.
     A warp or warpgroup meets once for a run of such instructions, because nothing in between drives it apart.
@@ -46,10 +56,6 @@ def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
         if not isinstance(item, Instr) or form is None:
             last_meeting = last_meeting if isinstance(item, Instr) and item.base not in ("bra", "brx") else ""
             yield item
-            continue
-        if form.expands is not None:
-            last_meeting = ""
-            yield from form.expands(item)
             continue
         meeting = _meeting(item, form)
         if meeting and (meeting == "lanes" or meeting != last_meeting):

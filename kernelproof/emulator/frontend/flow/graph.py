@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kernelproof.emulator.frontend.flow.blocks import Block, split, with_waits
+from kernelproof.emulator.frontend.flow.blocks import Block, expanded, split, with_waits
 from kernelproof.emulator.frontend.flow.dataflow import Liveness, launch_constants, varying_registers
 from kernelproof.emulator.frontend.flow.inline import Inliner
 from kernelproof.emulator.frontend.flow.loops import add_latches, natural_loops, scheduling_order
@@ -61,7 +61,7 @@ def build(module: Module, kernel: Function, conservative: bool = False, waiting:
     on both sides of a divergent branch, or has irreducible loops is translated so in any case.
     """
     inliner = Inliner(module, kernel)
-    items = inliner.run()
+    items = list(expanded(inliner.run()))
     hopper = any(isinstance(item, Instr) and needs_hopper(item) for item in items)
     blackwell = any(isinstance(item, Instr) and needs_blackwell(item) for item in items)
     variables = [*module.variables.values(), *inliner.variables]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import Writes, instruction
 from kernelproof.emulator.frontend.mutation_operators import drop, drop_with, narrow, swap
@@ -22,14 +25,32 @@ def sync(e: Emitter, ins: Instr) -> None:
     e.wait("J.sync", *_number_and_count(e, ins.operands))
 
 
-@instruction("bar.red", "barrier.red", waits=True)
-def reduce(e: Emitter, ins: Instr) -> None:
-    """bar.red: a barrier, and a reduction over the CTA."""
+def _vote_and_result(ins: Instr) -> Iterator[Instr]:
+    """Expand a bar.red: a barrier to which lanes bring predicates, which ends a block, and the reading of the result,
+    which names the predicate because it depends on it."""
+    result, *_, value = ins.operands
+    yield replace(ins, op="emu_vote", parts=("emu_vote",), operands=ins.operands[1:])
+    yield replace(ins, op="emu_reduced", parts=("emu_reduced", *ins.parts[1:]), operands=(result, value))
+
+
+@instruction("bar.red", "barrier.red", expands=_vote_and_result)
+def reduce(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """bar.red: a barrier and a reduction; it has been expanded before it is written."""
+    raise e.fail()
+
+
+@instruction("emu_vote", writes=Writes.NOTHING, waits=True)
+def vote(e: Emitter, ins: Instr) -> None:
+    """The waiting part of a bar.red: a predicate is its last operand."""
+    *numbers, value = ins.operands
+    e.wait("J.sync_voting", e.predicate_array(value), *_number_and_count(e, tuple(numbers)))
+
+
+@instruction("emu_reduced")
+def reduced(e: Emitter, ins: Instr) -> None:
+    """The result of the bar.red before it."""
     mode = next(p for p in ins.parts if p in ("popc", "and", "or"))
-    d, *numbers, value = ins.operands
-    text = e.temp(f"J.reduce({mode!r}, {e.predicate_array(value)}, m, {e.site()})")
-    e.assign(d, Value(text, "u4" if mode == "popc" else "p", False))
-    e.wait("J.sync", *_number_and_count(e, tuple(numbers)))
+    e.assign(ins.operands[0], Value(f"J.reduced({mode!r})", "u4" if mode == "popc" else "p", False))
 
 
 @instruction("bar.arrive", "barrier.arrive", writes=Writes.NOTHING, mutations=(drop, swap))
