@@ -166,6 +166,10 @@ class ClusterMemory(SharedMemory):
             column = self._reader_column(row, int(readers[0])) if len(readers) else None
         return super()._recorded_site(granule, column)
 
+    def _columns_of(self, tags: Array) -> Array:
+        # Bulk copies have no columns of their own, see ``_recorded_site``.
+        return np.minimum(self.column_of[(tags & ACTOR).astype(np.int64)], self.cluster_clocks.barriers - 1)
+
     def _make_recorded(self, granules: int) -> RecordedSites:
         # Asynchronous readers have their columns behind those of the warps, up to that of the last bulk store.
         return RecordedSites(granules, self.cluster_clocks.barriers)

@@ -153,8 +153,9 @@ class Scheduler:
     def _last_warpgroup(self) -> tuple[int, Array]:
         """The adverse order: the last warpgroup that can run, at the first block where it has lanes. The others stay
         where they are."""
-        start = max(int(np.flatnonzero(mask)[-1]) for mask in self.pend.values()) // 128 * 128
-        lanes = slice(start, start + 128)
+        row, thread = divmod(max(int(np.flatnonzero(mask)[-1]) for mask in self.pend.values()), self.batch.width)
+        start = row * self.batch.width
+        lanes = slice(start + thread // 128 * 128, start + min(thread // 128 * 128 + 128, self.batch.width))
         block = min(block for block, mask in self.pend.items() if mask[lanes].any())
         rest = self.pend.pop(block).copy()
         chosen = np.zeros(self.batch.size, bool)

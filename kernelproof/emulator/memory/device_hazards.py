@@ -56,6 +56,13 @@ class Origin(NamedTuple):
         """The instruction of one element, -1 if it is not recorded."""
         return -1 if self.sites is None else int(take(self.sites, self.granules)[element]) - 1
 
+    def by_site(self, bad: Array) -> list[Array]:
+        """The ``bad`` elements, by the instructions that have left their tags: each pair is a finding of its own."""
+        if self.sites is None:
+            return [bad]
+        sites = take(self.sites, self.granules)
+        return [bad & (sites == site) for site in np.unique(sites[bad])]
+
     def matches_size(self, strong: int) -> Array | bool:
         """Which of them, if strong, cover exactly the bytes that a strong access covers? Morally strong accesses must
         overlap completely; read-modify-writes are atomic for each other whatever their sizes."""
@@ -97,11 +104,11 @@ class DeviceHazards:
             return
         stamp = self._stamp(lanes, strong)
         kind = "plain-first-load" if strong & CHECKED else "global-race"
+        racing: Array | None = None
         for touched in self._granules(access):
             if tags.is_written:
                 tagged, origin = take(tags.written, touched), Origin(tags.written_at, touched, tags.written_sizes)
-                if self._check_order("read after write", tagged, access, origin, kind=kind):
-                    break
+                racing = self._check_order("read after write", tagged, access, origin, kind=kind, reported=racing)
             put(tags.read, touched, stamp)
             if strong >> SIZE_SHIFT:
                 tags.size_read(touched, strong >> SIZE_SHIFT)
@@ -201,28 +208,34 @@ class DeviceHazards:
         origin: Origin,
         differs: Callable[[], Array] | None = None,
         kind: str = "global-race",
-    ) -> bool:
-        """Report lanes whose access does not happen after the tagged one; returns whether there are any. ``differs``:
-        which of them change the content; writing what is already there races with nobody."""
+        reported: Array | None = None,
+    ) -> Array | None:
+        """Report lanes whose access does not happen after the tagged one. ``differs``: which of them change the
+        content; writing what is already there races with nobody. ``reported``: lanes for whose access a race has been
+        reported, None if there are none; returns them with those of this call."""
         if not tags.any():
-            return False
+            return reported
         lanes = access.lanes
         # The tests are in order of cost, and each leaves fewer lanes. Most lanes touch granules that only they have
         # touched; tag 0 means that nobody has.
         bad = (tags & THREAD) != (self.batch.gthread if lanes is None else self.batch.gthread[lanes])
         if not bad.any():
-            return False
+            return reported
         bad &= tags != 0
+        if reported is not None:
+            bad &= ~reported
         if not bad.any():
-            return False
+            return reported
         compared = 0 if access.strong & CHECKED else access.strong
         everyone = self.batch.everyone if lanes is None else lanes
         bad &= self._unordered(everyone, tags, compared, hazard == "write after read", origin)
         if bad.any() and differs is not None:
             bad &= differs()
-        if bad.any():
-            self._report_race(kind, hazard, access, tags, bad, origin, compared)
-        return bool(bad.any())
+        if not bad.any():
+            return reported
+        for part in origin.by_site(bad):
+            self._report_race(kind, hazard, access, tags, part, origin, compared)
+        return bad if reported is None else bad | reported
 
     def _check_written(self, access: GlobalAccess, written: Array) -> None:
         """Report a read of bytes that nobody has written. Only the first and last byte of each element are tested."""
@@ -264,13 +277,14 @@ class DeviceHazards:
             return
         stamp = self._stamp(lanes, strong)
         shared_places = False
+        racing: Array | None = None
         differs = None if value is None else partial(self._bytes_differ, access, value)
         for touched in self._granules(access):
             if tags.read_only is not None and take(tags.read_only, touched).any():
                 bad = take(tags.read_only, touched) & (True if differs is None else differs())
                 if bad.any():
                     self._report("read-only-path", "writes what this launch reads by ld.global.nc", access, bad)
-            self._check_before_write(tags, touched, access, differs)
+            racing = self._check_before_write(tags, touched, access, differs, racing)
             put(tags.written, touched, stamp)
             if strong >> SIZE_SHIFT:
                 tags.size_written(touched, strong >> SIZE_SHIFT)
@@ -284,16 +298,24 @@ class DeviceHazards:
             self._check_duplicates(access, value)
 
     def _check_before_write(
-        self, tags: Tags, touched: Places, access: GlobalAccess, differs: Callable[[], Array] | None
-    ) -> None:
-        """Report a write of granules that does not happen after earlier writes and reads of them."""
+        self,
+        tags: Tags,
+        touched: Places,
+        access: GlobalAccess,
+        differs: Callable[[], Array] | None,
+        reported: Array | None,
+    ) -> Array | None:
+        """Report a write of granules that does not happen after earlier writes and reads of them. ``reported``, and
+        what is returned: see ``_check_order``."""
         if tags.is_written:
             origin = Origin(tags.written_at, touched, tags.written_sizes)
-            if self._check_order("write after write", take(tags.written, touched), access, origin, differs):
-                return
+            tagged = take(tags.written, touched)
+            reported = self._check_order("write after write", tagged, access, origin, differs, reported=reported)
         if tags.is_read:
             origin = Origin(tags.read_at, touched, tags.read_sizes)
-            self._check_order("write after read", take(tags.read, touched), access, origin, differs)
+            tagged = take(tags.read, touched)
+            reported = self._check_order("write after read", tagged, access, origin, differs, reported=reported)
+        return reported
 
     def _is_kept(self, access: GlobalAccess, keep: Callable[[Run], bool], size: Callable[[Places, int], None]) -> bool:
         """Try to store a packed access as a run; returns whether that was possible. ``keep`` stores it, as a read or as

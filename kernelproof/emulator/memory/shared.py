@@ -242,6 +242,42 @@ class SharedMemory(SharedTags):
     ) -> None:
         """Report a finding at the ``bad`` granules. ``tags``: who touched each granule before, if that is a side of the
         finding; ``reader``: the tags are of reads."""
+        parts = [bad] if tags is None or self.recorded is None else self._by_site(granules, bad, tags, reader)
+        for part in parts:
+            self._report_part(kind, message, granules, part, tags, doubtful, reader)
+
+    def _by_site(self, granules: Granules, bad: Array, tags: Array, reader: bool) -> list[Array]:
+        """The ``bad`` granules, by the instructions that have left their tags: each pair is a finding of its own."""
+        assert self.recorded is not None
+        which = np.flatnonzero(bad)
+        # The granules of an element follow each other.
+        element = granules.element
+        starts = np.flatnonzero(np.concatenate(([True], element[1:] != element[:-1])))
+        within = np.arange(len(element)) - np.repeat(starts, np.diff(starts, append=len(element)))
+        at = granules.offset[element[which]] // self.granule + within[which]
+        sites = self.recorded.readers[at, self._columns_of(tags[which])] if reader else self.recorded.writer[at]
+        out = []
+        for site in np.unique(sites):
+            part = np.zeros(len(bad), bool)
+            part[which[sites == site]] = True
+            out.append(part)
+        return out
+
+    def _columns_of(self, tags: Array) -> Array:
+        """The columns of the readers that left these tags."""
+        actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
+        return np.where(actor >= SEVERAL, actor - SEVERAL, actor >> 5)
+
+    def _report_part(
+        self,
+        kind: str,
+        message: str,
+        granules: Granules,
+        bad: Array,
+        tags: Array | None,
+        doubtful: bool,
+        reader: bool,
+    ) -> None:
         site, lane, element, offset = granules
         lanes = np.unique(lane[bad])
         first = int(np.flatnonzero(bad)[0])
