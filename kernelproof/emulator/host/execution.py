@@ -165,6 +165,7 @@ class _Run:
             self.symbols,
             geometry.overlapping and launch.device.capability >= (9, 0),  # dependent launch begins with sm_90
             code.origins,
+            code.written,
         )
         try:
             batch = BlackwellBatch if code.blackwell else HopperBatch if code.hopper else AmpereBatch

@@ -40,6 +40,7 @@ class AmpereBatch(BatchState):
         self.meetings = Meetings(self, self.scheduler)
         self.memory = DeviceMemory(self, clocks, device, shared)
         self.copies = AsyncCopies(self, self.memory, shared)
+        self.scheduler.on_exit.append(self.copies.exited)
         self.local = LocalMemory(self, launch.kernel.local_bytes)
         self.parameters = Parameters(self, device.parameters)
         self.generic = GenericMemory(self, self.memory, shared, self.local, self.parameters)

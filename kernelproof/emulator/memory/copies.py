@@ -189,5 +189,10 @@ class AsyncCopies:
             copies[:] = left
         return out
 
+    def exited(self, exited: Array) -> None:
+        """Lanes have exited: their copies that have not landed never do, since nobody waits for them any more."""
+        if self.open or self.flying:
+            self.take(np.flatnonzero(exited))
+
     def _land(self, copy: Copy) -> None:
         self.shared.land_own(copy.to, copy.data)

@@ -14,7 +14,7 @@ import numpy as np
 
 from kernelproof.emulator.memory.arena import Buffer
 from kernelproof.emulator.memory.device_state import DeviceState
-from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, take
+from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, numbers, put, take
 from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, Run, Tags
 from kernelproof.emulator.state.arrays import SHIFT, Array
 from kernelproof.emulator.state.batch_state import BatchState
@@ -77,8 +77,8 @@ class Origin(NamedTuple):
 class DeviceHazards:
     """The checks before every global access of a batch.
 
-    Each buffer has the tag of the last write and of the last read of every granule. Later reads replace earlier ones:
-    a write that races with an earlier read only is found if that read was the last one.
+    Each buffer has the tag of the last write and of the last read of every granule; if the launch may write it, also of
+    the last read by another thread than the last reader, and by another CTA. Reads before those are forgotten.
     """
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState) -> None:
@@ -109,11 +109,39 @@ class DeviceHazards:
             if tags.is_written:
                 tagged, origin = take(tags.written, touched), Origin(tags.written_at, touched, tags.written_sizes)
                 racing = self._check_order("read after write", tagged, access, origin, kind=kind, reported=racing)
-            put(tags.read, touched, stamp)
+            self._tag_read(tags, touched, stamp, access)
             if strong >> SIZE_SHIFT:
                 tags.size_read(touched, strong >> SIZE_SHIFT)
             if tags.read_at is not None:
                 put(tags.read_at, touched, site + 1)
+
+    def _tag_read(self, tags: Tags, touched: Places, stamp: Array, access: GlobalAccess) -> None:
+        """Tag granules as read. Where the launch may write the buffer, also keep who else has read them: a thread that
+        writes may be their last reader itself."""
+        if not self.state.may_write(access.buffer):
+            put(tags.read, touched, stamp)
+            return
+        before = take(tags.read, touched)
+        which = numbers(touched)
+        self._keep_earlier(tags, which, before, stamp, None if tags.read_at is None else take(tags.read_at, touched))
+        put(tags.read, touched, stamp)
+        if access.form is not Form.PACKED:
+            # Of several lanes that read one granule in this instruction, only the last one's tag stands there now.
+            self._keep_earlier(tags, which, stamp, take(tags.read, touched), access.site + 1)
+
+    def _keep_earlier(
+        self, tags: Tags, granules: Array, earlier: Array, later: Array, sites: Array | int | None
+    ) -> None:
+        """Keep the ``earlier`` reads of granules where the ``later`` ones are of another thread, or of another CTA."""
+        other = (earlier != 0) & ((earlier ^ later) & THREAD != 0)
+        if not other.any():
+            return
+        width = self.batch.width
+        far = other & ((earlier & THREAD) // width != (later & THREAD) // width)
+        for is_far, which in ((False, other), (True, far)):
+            if which.any():
+                kept = sites[which] if isinstance(sites, np.ndarray) else sites
+                tags.keep_earlier(is_far, granules[which], earlier[which], kept)
 
     def before_constant_read(self, access: GlobalAccess) -> None:
         """Check and tag a read through the read-only path (``ld.global.nc``): nobody may write these bytes in the
@@ -178,9 +206,9 @@ class DeviceHazards:
 
     def _report(self, kind: str, text: str, access: GlobalAccess, bad: Array, doubtful: bool = False) -> None:
         """Report those of an access's lanes that ``bad`` marks."""
-        numbers = np.flatnonzero(bad)
-        at = int(access.offset[numbers[0]]) + self.state.arena.base
-        offenders = numbers if access.lanes is None else access.lanes[numbers]
+        which = np.flatnonzero(bad)
+        at = int(access.offset[which[0]]) + self.state.arena.base
+        offenders = which if access.lanes is None else access.lanes[which]
         self.batch.report_lanes(kind, text, access.site, offenders, at, doubtful)
 
     def _granules(self, access: GlobalAccess) -> Iterator[Places]:
@@ -314,6 +342,9 @@ class DeviceHazards:
         if tags.is_read:
             origin = Origin(tags.read_at, touched, tags.read_sizes)
             tagged = take(tags.read, touched)
+            reported = self._check_order("write after read", tagged, access, origin, differs, reported=reported)
+        for earlier in tags.earlier.values():
+            tagged, origin = take(earlier.tags, touched), Origin(earlier.at, touched)
             reported = self._check_order("write after read", tagged, access, origin, differs, reported=reported)
         return reported
 

@@ -32,6 +32,7 @@ class DeviceState:
 
     ``symbols``: addresses of the module's variables. ``parameters``: the kernel's parameter block. ``overlapping``:
     the launch may begin before the one before it has ended, so global data must wait for griddepcontrol.wait.
+    ``written``: the pointers through which the kernel may write, None if one cannot be followed.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class DeviceState:
         symbols: dict[str, int] | None = None,
         overlapping: bool = False,
         origins: dict[int, frozenset[Origin]] | None = None,
+        written: frozenset[Origin] | None = None,
     ) -> None:
         self.arena, self.granule, self.parameters, self.overlapping = arena, granule, parameters, overlapping
         self.granule_shift = SHIFT[granule]
@@ -55,6 +57,14 @@ class DeviceState:
         self._tags: dict[int, Tags] = {}
         # Instruction -> the buffers from which its address may be computed.
         self.targets = {site: buffers for site, names in (origins or {}).items() if (buffers := self._buffers(names))}
+
+        # The buffers that the launch may write; None: any.
+        buffers = self._buffers(written) if written else ()
+        self.writable = frozenset(map(id, buffers)) if buffers or written == frozenset() else None
+
+    def may_write(self, buffer: Buffer) -> bool:
+        """May the launch write to a buffer?"""
+        return self.writable is None or id(buffer) in self.writable
 
     def _buffers(self, origins: frozenset[Origin]) -> tuple[Buffer, ...]:
         """The buffers into which these parameters and variables point. Empty if one of them points between buffers,

@@ -49,6 +49,15 @@ def take(array: Array, places: Places) -> Array:
     return np.asarray(array[places])
 
 
+def numbers(places: Places) -> Array:
+    """The numbers of the elements at places, in the order of lanes."""
+    if isinstance(places, slice):
+        return np.arange(places.start, places.stop, places.step or 1)
+    if isinstance(places, Rows):
+        return np.asarray((places.starts[:, None] + np.arange(places.length)).reshape(-1))
+    return places
+
+
 def put(array: Array, places: Places, values: Array | int) -> None:
     """Write values, in the order of lanes, or one value everywhere, to the elements at places."""
     if not isinstance(places, Rows):

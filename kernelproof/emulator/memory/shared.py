@@ -134,18 +134,19 @@ class SharedMemory(SharedTags):
         """Add current reads of lanes to the suspects; returns whether a further execution can try them."""
         columns, tick = self.reader_column[lane], self.launch.tick
         return all(
-            self.launch.suspects.add(
-                int(self.batch.ctas[0]), Suspect(int(column), tick, tick, granules[bad & (columns == column)])
-            )
+            self._add_suspect(Suspect(int(column), tick, tick, granules[bad & (columns == column)]))
             for column in np.unique(columns[bad])
         )
+
+    def _add_suspect(self, suspect: Suspect) -> bool:
+        ctas = len(np.unique(suspect.granules * self.granule // self.stride))
+        return self.launch.suspects.add(int(self.batch.ctas[0]), suspect, ctas)
 
     def _suspect_column(self, lane: Array, column: int, granules: Array, bad: Array) -> bool:
         """Add all reads of a column that the lanes do not know to be over to the suspects; returns whether a further
         execution can try them."""
         first = int(self._over(lane[bad], column).min())
-        suspect = Suspect(column, first, self.launch.tick, np.unique(granules[bad]))
-        return self.launch.suspects.add(int(self.batch.ctas[0]), suspect)
+        return self._add_suspect(Suspect(column, first, self.launch.tick, np.unique(granules[bad])))
 
     def _over(self, lanes: Array, column: int) -> Array:
         """Per lane: the tick before which it knows reads of a column to have happened."""

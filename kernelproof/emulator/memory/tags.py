@@ -79,6 +79,17 @@ class Runs:
         return out
 
 
+class EarlierReads:
+    """Reads that others than the last reader of each granule have made: the last one by each, and where instructions
+    are recorded, also which one that was."""
+
+    __slots__ = ("at", "tags")
+
+    def __init__(self, granules: int, recording: bool) -> None:
+        self.tags: Array = np.zeros(granules, np.int64)
+        self.at: Array | None = np.zeros(granules, np.int32) if recording else None
+
+
 class Tags:
     """The tags of the last write and the last read of every granule of a buffer in this launch; where instructions are
     recorded, also which instruction that was (its number plus one, 0: none).
@@ -88,8 +99,8 @@ class Tags:
     """
 
     __slots__ = (
-        "_read", "_read_runs", "_written", "_written_runs", "copied", "granules", "read_at", "read_only", "read_sizes",
-        "written_at", "written_sizes",
+        "_read", "_read_runs", "_written", "_written_runs", "copied", "earlier", "granules", "read_at", "read_only",
+        "read_sizes", "written_at", "written_sizes",
     )  # fmt: skip
 
     def __init__(self, granules: int, recording: bool) -> None:
@@ -97,6 +108,8 @@ class Tags:
         self._written_runs, self._read_runs = Runs(), Runs()
         self._written: Array | None = None
         self._read: Array | None = None
+        # Whether the last reader is another thread or of another CTA -> reads before those in ``read``.
+        self.earlier: dict[bool, EarlierReads] = {}
         # Granules that a bulk store has written, once there are any.
         self.copied: Array | None = None
         # Granules read through the read-only path, once there are any.
@@ -140,6 +153,16 @@ class Tags:
             return False
         self._read_runs.put(run)
         return True
+
+    def keep_earlier(self, far: bool, granules: Array, tags: Array, sites: Array | int | None) -> None:
+        """Keep reads of granules beside the last ones, which are of other threads or (``far``) of other CTAs.
+        ``sites``: their instructions plus one, where those are recorded."""
+        earlier = self.earlier.get(far)
+        if earlier is None:
+            earlier = self.earlier[far] = EarlierReads(self.granules, self.read_at is not None)
+        earlier.tags[granules] = tags
+        if earlier.at is not None:
+            earlier.at[granules] = sites
 
     def size_read(self, granules: Places, size: int) -> None:
         """Record the size of a strong read."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from kernelproof.emulator.state.arrays import MOVER, Array
 
-# Most suspects that further executions handle; with more of them all races count as errors.
-MAX_SUSPECTS = 2048
+# Most suspects that further executions handle, counted for each CTA; with more of them all races count as errors.
+MAX_SUSPECTS = 1 << 17
 
 
 class Suspect(NamedTuple):
@@ -29,9 +29,9 @@ class Suspects:
         self.of_batch: dict[int, list[Suspect]] = {}
         self.count = 0
 
-    def add(self, batch: int, suspect: Suspect) -> bool:
-        """Add a suspect; returns False if there are too many."""
-        self.count += 1
+    def add(self, batch: int, suspect: Suspect, ctas: int) -> bool:
+        """Add a suspect, whose granules lie in so many CTAs; returns False if there are too many."""
+        self.count += ctas
         if self.count <= MAX_SUSPECTS:
             self.of_batch.setdefault(batch, []).append(suspect)
         return self.count <= MAX_SUSPECTS

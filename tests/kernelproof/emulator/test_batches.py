@@ -1,0 +1,172 @@
+"""Proves that CTAs of a batch do not disturb each other: whatever CTAs execute together and in whatever order, a launch
+has the same findings and values, and a CTA that is alone in its batch has them too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernelproof import emulator
+from kernelproof.emulator import HOPPER, Memory, Options
+from tests.kernelproof.emulator.build import compiled, compiled_text
+from tests.kernelproof.emulator.kernel_cases import program
+
+Array = Any
+THREADS = 96
+# Numbers of programs.cu. A step that needs more threads than have exited would be a deadlock, so none follows EXIT.
+BARRIER, WAIT, EXIT = 1, 11, 19
+STEPS = [2, 3, 4, 5, 6, 7, 8, 9, 10, WAIT, 12, 13, 14, 15, 16, 17, 18, 20, 21, 22]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[list[int]]:
+    """Programs of some CTAs: steps with a barrier before most of them, so that some are right and some have a race."""
+    out = []
+    for _ in range(draw(st.integers(2, 4))):
+        steps = draw(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), max_size=8))
+        row = [number for step, gap in steps for number in ([BARRIER] * (gap > 0) + [step])]
+        out.append(row + draw(st.sampled_from([[WAIT, BARRIER], [], [EXIT], [EXIT, WAIT, BARRIER, 4, 5]])))
+    return out
+
+
+def findings(reports: list[emulator.Report]) -> list[tuple[str, ...]]:
+    """Rule, severity and the lines of both sides; who came first depends on the order of CTAs."""
+    return sorted(
+        {
+            (r.kind, str(r.severity), *sorted((r.source, r.other.site.source if r.other is not None else "")))
+            for r in reports
+        }
+    )
+
+
+def interpreted(rows: list[list[int]], order: list[int], options: Options) -> tuple[Any, Array, Any]:
+    """Findings, output and counters; CTA b executes row ``order[b]``."""
+    longest = max(map(len, rows)) + 1
+    table = np.zeros((len(rows), longest), np.int32)
+    for i, row in enumerate(rows):
+        table[i, : len(row)] = row
+    memory = Memory()
+    scratch, out = (memory.upload(np.zeros((len(rows), THREADS), np.int32), "inout") for _ in range(2))
+    inputs = [memory.upload(np.array(a, np.int32), "input") for a in (table, order, np.arange(THREADS) * 7)]
+    args = [*inputs, scratch, out, longest]
+    result = program("programs").launch(
+        "interpret", len(rows), THREADS, args, memory=memory, options=replace(options, counters=True)
+    )
+    assert result.counters is not None
+    return findings(result.reports), out.download(), result.counters.summary()
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(programs(), st.randoms(use_true_random=False))
+def test_programs_of_ctas_give_the_same_alone_and_together(rows: list[list[int]], random: Any) -> None:
+    order = list(range(len(rows)))
+    shuffled = order.copy()
+    random.shuffle(shuffled)
+    verdicts = []
+    for adverse in (False, True):
+        options = Options(lanes=THREADS, adverse=adverse)
+        found, values, counted = interpreted(rows, order, options)
+        verdicts.append((any(f[1] == "error" for f in found), values))
+        for lanes, mix in ((THREADS * len(rows), order), (2 * THREADS, shuffled)):
+            also_found, also, also_counted = interpreted(rows, mix, replace(options, lanes=lanes))
+            assert also_found == found
+            np.testing.assert_array_equal(also, values)
+            assert also_counted == counted
+    # Another order of warps may show a race as another kind of race, and give its values, but makes no program wrong.
+    assert verdicts[0][0] == verdicts[1][0]
+    if not verdicts[0][0]:
+        np.testing.assert_array_equal(verdicts[0][1], verdicts[1][1])
+
+
+# Early ends and different numbers of turns; see programs.cu. Each row is one CTA's, and is right or has the rule.
+FIXED: list[tuple[list[list[int]], set[str]]] = [
+    # A word that a warp has read, and then, behind a barrier, one thread of it reads and writes.
+    ([[1, 5, 1, 4, 3], [1], [], [1, 5, 1, 4, 3, 1, 5, 1, 4, 3]], set()),
+    ([[1, 5, 4, 3], [1], []], {"shared-race"}),
+    ([[1, 6, 1, 8, 5], [8, 15, 13, 1], []], set()),
+    ([[1, 6, 8, 1, 5], [6, 5], []], {"shared-race"}),
+    # Copies whose threads have ended.
+    ([[10, EXIT, 1, WAIT, 1, 5], [10, WAIT, 1, 5], [1, 1, 1]], {"in-flight"}),
+    ([[14, 13, 14, 13], [13], [7, 13, 2, 13]], set()),
+    ([[16, 1, 17], [17, 1, 16], [17]], set()),
+    ([[16, 17], [1, 1], [17, 1, 16]], {"global-race"}),
+]
+
+
+@pytest.mark.parametrize(("rows", "rules"), FIXED)
+@pytest.mark.parametrize("adverse", [False, True])
+def test_ctas_of_a_batch_end_at_different_times(rows: list[list[int]], rules: set[str], adverse: bool) -> None:
+    order = list(range(len(rows)))
+    results = [
+        interpreted(rows, mix, Options(lanes=lanes, adverse=adverse))
+        for lanes, mix in ((THREADS, order), (THREADS * len(rows), order), (THREADS * len(rows), order[::-1]))
+    ]
+    assert {f[0] for f in results[0][0] if f[1] == "error"} == rules
+    for found, values, _ in results[1:]:
+        assert found == results[0][0]
+        np.testing.assert_array_equal(values, results[0][1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adverse", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "ctas", "rules"), [("ring", 1, ("deadlock", "shared-race")), ("exchange", 2, ("shared-race",))]
+)
+def test_mbarriers_and_clusters_take_different_turns(
+    kernel: str, ctas: int, rules: tuple[str, ...], adverse: bool
+) -> None:
+    code = emulator.load(compiled("phases", ".ptx", arch="sm_90a"))
+    for fault in (0, 1):
+        results = []
+        for lanes in (64, 192, 512):
+            memory = Memory()
+            turns = memory.upload(np.array([1, 5, 2, 0], np.int32), "input")
+            out = memory.upload(np.zeros(4 * 64 * ctas, np.int32), "inout")
+            options = Options(lanes=lanes, adverse=adverse)
+            result = code.launch(
+                kernel, 4 * ctas, 64, [turns, out, fault], memory=memory, device=HOPPER, options=options
+            )
+            results.append((findings(result.reports), out.download().tolist()))
+        assert all(found == results[0][0] for found, _ in results)
+        assert {f[0] for f in results[0][0]} <= set(rules)
+        assert bool(results[0][0]) == bool(fault)
+        if not fault:
+            assert all(result == results[0] for result in results)
+
+
+# Threads that read their own element, and that of another CTA, in either order; a CTA that writes what all have read.
+ACROSS = """
+extern "C" __global__ void before(int* x) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x, other = x[i + blockDim.x]; x[i] = x[i] + other;
+}
+extern "C" __global__ void after(int* x) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x, own = x[i]; x[i] = x[i + blockDim.x] + own;
+}
+extern "C" __global__ void last(int* x) {
+  int n = x[0]; x[64 + blockIdx.x * blockDim.x + threadIdx.x] = n;
+  if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0) x[0] = n + 9;
+}
+extern "C" __global__ void apart(int* x) {
+  int i = blockIdx.x * blockDim.x, n = x[i + (threadIdx.x + 32) % 64] + x[i + threadIdx.x];
+  __syncthreads(); x[i + threadIdx.x] = n;
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "races"), [("before", True), ("after", True), ("last", True), ("apart", False)])
+def test_a_write_races_with_reads_before_the_last_one(kernel: str, races: bool) -> None:
+    code = emulator.load(compiled_text(ACROSS, "sm_80"))
+    results = []
+    for lanes in (64, 128, 256):
+        memory = Memory()
+        x = memory.upload(np.arange(64 * 5, dtype=np.int32), "inout")
+        result = code.launch(kernel, 4, 64, [x], memory=memory, options=Options(lanes=lanes))
+        results.append(findings(result.reports))
+    assert bool(results[0]) == races
+    assert results[1:] == results[:1] * 2
