@@ -181,15 +181,16 @@ class _Run:
             launch.memory_state = device
         return state
 
-    def in_order(self, compiled: Compiled, before: Snapshot | None) -> tuple[LaunchState, Compiled]:
+    def in_order(
+        self, compiled: Compiled, before: Snapshot | None, variation: Variation
+    ) -> tuple[LaunchState, Compiled]:
         """Execute; if lanes leave lockstep where the translation relied on it, or wait for others where it saw no wait,
         execute again from the start with a translation that allows for it."""
         launch = self.launch
-        conservative = False
+        conservative = compiled.conservative
         while True:
             try:
-                # A launch that cannot be executed again records instructions from the start.
-                return self.once(compiled, launch.options, Variation(recording=before is None)), compiled
+                return self.once(compiled, launch.options, variation), compiled
             except Overtaken:
                 conservative = True
             except Waits as waits:
@@ -215,15 +216,16 @@ class _Run:
         before = self.launch.before
         if before is None or not before.covers(self.launch.memory):
             before = Snapshot.of(self.launch.memory)
-        state, compiled = self.in_order(compiled, before)
+        # A launch that cannot be executed again records instructions from the start.
+        state, compiled = self.in_order(compiled, before, Variation(recording=before is None))
         state = self._judged(state, compiled, before, USUAL)
         if before is not None and state.newest_only:
             after = Snapshot.of(self.launch.memory)
             assert after is not None
             before.restore()
             oldest = Variation(oldest=True)
-            again = self._judged(self.once(compiled, self.launch.options, oldest), compiled, before, oldest)
-            state.reports.adopt(again.reports, UNORDERED)
+            again, compiled = self.in_order(compiled, before, oldest)
+            state.reports.adopt(self._judged(again, compiled, before, oldest).reports, UNORDERED)
             after.restore()
         return state
 

@@ -263,7 +263,7 @@ class DeviceHazards:
             return reported
         for part in origin.by_site(bad):
             self._report_race(kind, hazard, access, tags, part, origin, compared)
-        return bad if reported is None else bad | reported
+        return np.asarray(bad if reported is None else bad | reported)
 
     def _check_written(self, access: GlobalAccess, written: Array) -> None:
         """Report a read of bytes that nobody has written. Only the first and last byte of each element are tested."""
