@@ -403,11 +403,13 @@ class SharedMemory(SharedTags):
     def _tag_beside_others(self, first: Array, lane_tag: Array, some: Array | slice) -> Array:
         """The tags of lanes that read granules which other lanes of their warps may have read."""
         old, actor = self.reader_tags[first], (1 << self.BITS) - 1
-        # Reads before the warp last synchronised do not count: they happen before all that its lanes do now. That is
-        # asked of each CTA's own clock, since ``fresh`` is as old as the CTA of the batch that waits or ended first.
-        row, warp = self.batch.row_of[some], self.batch.warp[some]
-        horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
-        fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
+        # Reads before the warp last synchronised do not count: they happen before all that its lanes do now. Where CTAs
+        # have passed different barriers, ``fresh`` will not do: it is as old as the CTA that waits or ended first.
+        fresh: Array = np.asarray(self.fresh, self.TAG)
+        if not self.even:
+            row, warp = self.batch.row_of[some], self.batch.warp[some]
+            horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
+            fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
         several = (old >= fresh) & ((old & actor) != (lane_tag & actor)) & (old != 0)
         return np.where(several, self.collective_tag[some], lane_tag)
 

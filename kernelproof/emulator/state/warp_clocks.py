@@ -29,6 +29,11 @@ class WarpClocks:
         self.base: Array = np.zeros(batch.count, np.int64)
         self.table: Array | None = None
 
+    @property
+    def is_even(self) -> bool:
+        """Have all CTAs of the batch passed the same barriers, as a whole, and their warps learned nothing else?"""
+        return self.table is None and bool((self.base == self.base[0]).all())
+
     def start(self) -> None:
         """Begin the batch at the present tick: earlier accesses belong to other batches."""
         self.base[:] = self.launch.tick
