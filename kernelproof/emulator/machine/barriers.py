@@ -259,8 +259,9 @@ class Barriers:
                 participants, done = arrived | exited, done | early
         if done.any():
             finished = done[batch.row_of]
-            if phases.uncounted.any():
-                self.by_instruction.meet(arrived & finished & phases.uncounted[batch.row_of], phases.site)
+            met = arrived & finished & phases.uncounted[batch.row_of]
+            if met.any():
+                self.by_instruction.meet(met, phases.site)
                 self._report_crossings(number, early)
             self._sync_some(number, participants & finished, done)
             self.scheduler.release(number, finished)
