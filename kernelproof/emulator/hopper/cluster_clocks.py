@@ -6,6 +6,8 @@ time is the launch's tick, and clocks are kept per warp.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
@@ -135,7 +137,9 @@ class ClusterClocks(WarpClocks):
         learned = sum(int(clock.sum()) for _, clock in self.private.get((row, warp), ()))
         return int(self.ticks[row, warp].sum()) + learned
 
-    def is_before(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: list[Array]) -> bool:
+    def is_before(
+        self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: Iterable[Array]
+    ) -> bool:
         if row // self.cluster != other_row // self.cluster:
             return False
         column = int(self.first[other_row]) + other_warp

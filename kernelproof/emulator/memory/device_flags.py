@@ -22,7 +22,7 @@ class DeviceFlags:
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, order: GlobalOrder) -> None:
         self.batch, self.clocks, self.order, self.launch = batch, clocks, order, batch.launch
-        self.loads = StrongLoads(batch, "global")
+        self.loads = StrongLoads(batch, clocks, "global")
         self.observed = self.loads.observed
         self._rows: dict[int, int] = {}
 
@@ -85,10 +85,9 @@ class DeviceFlags:
         """Tells what a warp must not overlook any more."""
         batch, clocks, order = self.batch, self.clocks, self.order
         own = int(batch.ctas[row])
-        horizon = clocks.horizon_of_threads(row, warp)[::32]
 
         def knows(cta: int, other_warp: int, tick: int) -> bool:
-            if cta == own and horizon[other_warp] > tick:
+            if cta == own and clocks.is_before(row, warp, row, other_warp, tick, ()):
                 return True
             if order.knows(own, warp, cta, other_warp, tick):
                 return True

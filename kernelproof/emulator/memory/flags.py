@@ -7,7 +7,7 @@ reader may find any write that coherence allows it, not only the last one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from kernelproof.emulator.state.scopes import SCOPES, Scope
 
 Clock = TypeVar("Clock")
+Key = TypeVar("Key")
 # A clock for everything, by the readers that it is meant for: those of a CTA, a cluster, or the device.
 Group = tuple[Scope, int]
 # Does a reader know what a warp of a CTA did at a tick? Arguments: CTA, warp, tick.
@@ -56,6 +57,27 @@ class Moment(NamedTuple):
 def up_to(scope: Scope, clock: Clock) -> dict[Scope, Clock]:
     """A clock that is published at a scope is published at all smaller scopes, too."""
     return {smaller: clock for smaller in SCOPES if smaller <= scope}
+
+
+def merged_by_key(a: dict[Key, Clock], b: dict[Key, Clock], merge: Callable[[Clock, Clock], Clock]) -> dict[Key, Clock]:
+    """The union of clocks, key by key. Neither is changed, and clocks that several keys share are merged once."""
+    if not a or not b:
+        return a or b
+    out, done = dict(a), dict[tuple[int, int], Clock]()
+    for key, clock in b.items():
+        old = a.get(key)
+        if old is not None:
+            pair = id(old), id(clock)
+            if pair not in done:
+                done[pair] = merge(old, clock)
+            clock = done[pair]
+        out[key] = clock
+    return out
+
+
+def distinct(clocks: Iterable[Clock]) -> Iterable[Clock]:
+    """The clocks, each once."""
+    return {id(clock): clock for clock in clocks}.values()
 
 
 class Fences(NamedTuple, Generic[Clock]):
@@ -102,10 +124,9 @@ class Write(Generic[Clock]):
             while write.before is not None:
                 sequence.append(write.own)
                 write = write.before
-            total = dict(write.own)
+            total = write.own
             for own in reversed(sequence):
-                for group, clock in own.items():
-                    total[group] = merge(total[group], clock) if group in total else clock
+                total = merged_by_key(total, own, merge)
             self.own, self.before = total, None
         return self.own
 
@@ -243,10 +264,7 @@ class Flags(Generic[Clock]):
         if release:
             own = history.releases[writer] = history.releases.get(writer, {}) | own
         elif writer in history.releases:
-            earlier = history.releases[writer]
-            own = earlier | {
-                group: self._merge(earlier[group], clock) if group in earlier else clock for group, clock in own.items()
-            }
+            own = merged_by_key(history.releases[writer], own, self._merge)
         before = history.last if keep else None
         if before is not None and not own:
             # It publishes exactly what the one before it does.
@@ -271,6 +289,4 @@ class Flags(Generic[Clock]):
 
     def merged(self, a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope, Clock]:
         """The union of clocks, scope by scope."""
-        if not a or not b:
-            return a or b
-        return a | {scope: self._merge(a[scope], clock) if scope in a else clock for scope, clock in b.items()}
+        return merged_by_key(a, b, self._merge)

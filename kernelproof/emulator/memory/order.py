@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kernelproof.emulator.memory.flags import Fences, Flags, Moment, Side, Write, up_to
+from kernelproof.emulator.memory.flags import Fences, Flags, Moment, Side, Write, distinct, merged_by_key, up_to
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.scopes import SCOPES, Scope
 
@@ -33,10 +33,8 @@ def merged(a: Clock, b: Clock) -> Clock:
 
 
 def merged_by_scope(a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope, Clock]:
-    """The union of clocks, scope by scope."""
-    if not a or not b:
-        return a or b
-    return a | {scope: merged(a[scope], clock) if scope in a else clock for scope, clock in b.items()}
+    """The union of clocks, scope by scope. Clocks that several scopes share are merged once."""
+    return merged_by_key(a, b, merged)
 
 
 def latest(a: Fences[Clock] | None, b: Fences[Clock] | None) -> Fences[Clock] | None:
@@ -110,7 +108,7 @@ class GlobalOrder:
         if not acquires:
             view.pending = merged_by_scope(view.pending, clocks)
             return
-        for clock in clocks.values():
+        for clock in distinct(clocks.values()):
             view.acquired = merged(view.acquired, clock)
 
     def _changed(self, view: WarpView) -> WarpView:
@@ -150,7 +148,7 @@ class GlobalOrder:
         view = self._changed(self.view(cta, warp))
         # Views of one CTA share ``pending`` after a barrier, so it is copied before it changes.
         view.pending = dict(view.pending)
-        for clock in self.flags.take(view.pending, scope) if acquire else ():
+        for clock in distinct(self.flags.take(view.pending, scope)) if acquire else ():
             view.acquired = merged(view.acquired, clock)
         if not release:
             return
@@ -168,12 +166,17 @@ class GlobalOrder:
         for warp in warps:
             if (cta, warp) in self.views:
                 out = out.joined(self.view(cta, warp))
+        clocks: dict[Scope, Clock] = {}
+        row = np.zeros(0, np.int64)
         for scope in SCOPES:
             fenced = self.fenced.get((cta, scope))
             if fenced is not None:
-                row = np.zeros(self.threads, np.int64)
-                row[threads] = fenced[threads]
-                out.published = merged_by_scope(out.published, {scope: {cta: row}})
+                if not row.size or (row[threads] != fenced[threads]).any():
+                    row = np.zeros(self.threads, np.int64)
+                    row[threads] = fenced[threads]
+                    clock = {cta: row}
+                clocks[scope] = clock
+        out.published = merged_by_scope(out.published, clocks)
         return out
 
     def barrier(

@@ -25,7 +25,7 @@ class SharedFlags:
         self.batch, self.clocks, self.launch = batch, clocks, batch.launch
         self.hazards = batch.launch.options.hazards
         self.flags: Flags[Array] = Flags(np.maximum)
-        self.loads = StrongLoads(batch, "shared")
+        self.loads = StrongLoads(batch, clocks, "shared")
         self.observed = self.loads.observed
         # (row, warp) -> by scope: the clock that the warp has fenced, and what it has polled but not yet acquired.
         self.fenced: dict[tuple[int, int], dict[Scope, Array]] = {}

@@ -14,7 +14,11 @@ import numpy as np
 
 from kernelproof.emulator.memory.flags import History, Knowledge, Knows, Mark, Write
 from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.warp_clocks import WarpClocks
 
+# A warp is given older values of so many places until its CTA meets at a barrier. A look-back that finds old states
+# everywhere goes all the way back, and takes a time that grows with the square of the CTAs.
+MAX_PLACES = 4
 # CTA (or row of the batch) and warp.
 Reader = tuple[int, int]
 # May an element of an access read this value, which is not the last one?
@@ -24,8 +28,11 @@ Accepts = Callable[[int, np.generic], bool]
 class StrongLoads:
     """The strong loads of a batch's threads from one state space, where values are recorded if it is ``observed``."""
 
-    def __init__(self, batch: BatchState, space: str) -> None:
-        self.batch, self.launch = batch, batch.launch
+    def __init__(self, batch: BatchState, clocks: WarpClocks, space: str) -> None:
+        self.batch, self.clocks, self.launch = batch, clocks, batch.launch
+        # By row and warp: the tick of the last barrier of its CTA, and the histories of which it was given older values
+        # since then.
+        self._given: dict[tuple[int, int], tuple[int, set[int]]] = {}
         self.observed = space in batch.launch.kernel.observes and batch.launch.options.hazards
 
     def choose(
@@ -52,7 +59,7 @@ class StrongLoads:
         turns = None if head is None else self.batch.turns.get(head)
         turn = 0 if turns is None else int(turns[lane])
         oldest = history.oldest(reader, knows, knowledge)
-        number = self._number(history, reader, oldest, head, turn)
+        number = self._number(history, reader, oldest, head, turn, lane)
         if head is None and not self.launch.oldest and oldest < number:
             self.launch.newest_only.add(site)
         write = history.at(number)
@@ -64,14 +71,28 @@ class StrongLoads:
             self.launch.version += 1
         return write, Mark(self.launch.tick, write.number, head, turn)
 
-    def _number(self, history: History[Any], reader: Reader, oldest: int, head: int | None, turn: int) -> int:
+    def _number(
+        self, history: History[Any], reader: Reader, oldest: int, head: int | None, turn: int, lane: int
+    ) -> int:
         """The number of the write that a load reads, of those from the ``oldest`` on. ``head``, ``turn``: see
         ``Mark``."""
         last = history.last.number
-        if oldest == last or (head is None and not self.launch.oldest):
+        if oldest == last or (head is None and not self.launch.oldest) or self._has_seen_enough(history, lane):
             return last
         marks = history.marks.get(reader)
         # A loop that polls is not given the same value again, so that it comes to its end.
         if marks and marks[-1].head == head and (head is None or marks[-1].turn != turn):
             return max(oldest, history.following(marks[-1].number))
         return oldest
+
+    def _has_seen_enough(self, history: History[Any], lane: int) -> bool:
+        """Has the warp of a lane been given older values of ``MAX_PLACES`` other places since its CTA has last met?"""
+        warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
+        since = int(self.clocks.base[warp[0]])
+        before, places = self._given.get(warp, (-1, set()))
+        if before != since:
+            places = set()
+            self._given[warp] = since, places
+        if len(places) < MAX_PLACES:
+            places.add(id(history))
+        return id(history) not in places

@@ -10,6 +10,8 @@ of a releasing warp have is not found.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from kernelproof.emulator.state.arrays import Array, Mask
@@ -53,7 +55,9 @@ class WarpClocks:
         """A number that differs whenever the clock of a warp does."""
         return int(self.base[row]) if self.table is None else int(self.table[row, warp].sum())
 
-    def is_before(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: list[Array]) -> bool:
+    def is_before(
+        self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: Iterable[Array]
+    ) -> bool:
         """Does what a warp of the batch did at a tick happen before another warp's present, by its own clock or by
         others that it has?"""
         if row != other_row:
