@@ -25,7 +25,7 @@ from kernelproof.emulator.machine.scheduler import Overtaken, Runaway, Waits
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.device_state import DeviceState, Touched
 from kernelproof.emulator.state.arrays import Array
-from kernelproof.emulator.state.launch_state import USUAL, Geometry, LaunchResult, LaunchState, Variation
+from kernelproof.emulator.state.launch_state import USUAL, Geometry, LaunchResult, LaunchState, Overlooked, Variation
 from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import EmulatorError, Report
@@ -35,6 +35,8 @@ from kernelproof.emulator.state.suspects import Trial
 # Writable memory that is copied at most, in bytes, so that a launch can be executed again. With more memory every
 # finding counts as it is, and lanes must not leave lockstep where the translation relies on it.
 SNAPSHOT_LIMIT = 1 << 28
+# Loads that overlook a store, each in an execution of its own, at most.
+MAX_OVERLOOKED = 8
 # Another byte for undefined memory: repeated, it is a finite number: 1.06 in fp16, 0.0115 in bf16 and fp32.
 OTHER_POISON = 0x3C
 # The bytes that racing reads are given, one per further execution: repeated, a NaN, a large number and its opposite in
@@ -177,7 +179,7 @@ class _Run:
             raise
         except Exception as error:
             raise EmulatorError(f"{launch.kernel}: internal error, {type(error).__name__}: {error}") from error
-        if variation.trial is None and variation.poison == USUAL.poison and not variation.oldest:
+        if variation in (USUAL, Variation(recording=True)):
             launch.memory_state = device
         return state
 
@@ -212,6 +214,8 @@ class _Run:
         - If there are only races, racing reads matter if executions in which they return other values do.
         - If strong loads could have returned older values, all this is done again with the oldest ones: who heeds what
           it reads is right in both executions, and races of who does not are found in the second one.
+        - In adverse order a load overlooks what it need not see, though its thread has seen what came after it. That
+          is a finding if it has another outcome.
         """
         before = self.launch.before
         if before is None or not before.covers(self.launch.memory):
@@ -226,8 +230,20 @@ class _Run:
             oldest = Variation(oldest=True)
             again, compiled = self.in_order(compiled, before, oldest)
             state.reports.adopt(self._judged(again, compiled, before, oldest).reports, UNORDERED)
+            for site, overlooked in list(state.overlooked.items())[:MAX_OVERLOOKED]:
+                before.restore()
+                self.in_order(compiled, before, Variation(overlooks=site))
+                if not after.matches():
+                    self._report_stale(state, site, overlooked)
             after.restore()
         return state
+
+    def _report_stale(self, state: LaunchState, site: int, overlooked: Overlooked) -> None:
+        """Report a load whose result depends on a store that it need not see."""
+        cta, thread, other = overlooked
+        text = "may return the value from before a store, though its thread has seen what came after that: no fence or"
+        text += " release orders the two"
+        state.reports.add("stale-read", text, site, cta, (thread,), other=other)
 
     def _judged(self, state: LaunchState, compiled: Compiled, before: Snapshot | None, usual: Variation) -> LaunchState:
         """Find out which findings of an execution matter, and name both sides of its races. ``usual``: how it was

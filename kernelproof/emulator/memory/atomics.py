@@ -92,7 +92,7 @@ class Atomics:
         old, changed = modify(form.op, form.kind, view, at, values, other, form.returns or flags.observed)
         if flags.active or (form.read | form.write) & ORDERS:
             new = _combined(form.op, form.kind, old, values, other) if flags.observed else None
-            flags.modify(lanes, at << SHIFT[width], form.read, form.write, old if flags.observed else None, new)
+            flags.modify(lanes, at << SHIFT[width], form.read, form.write, site, old if flags.observed else None, new)
         if changed:
             batch.launch.version += 1
         if form.returns:

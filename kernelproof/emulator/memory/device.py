@@ -251,7 +251,7 @@ class DeviceMemory:
         view = self.arena.views[width]
         if strong and (self.flags.active or strong & ORDERS):
             old = take(view, elements) if self.flags.observed else None
-            self.flags.write(lanes, offset, strong, old, value)
+            self.flags.write(lanes, offset, strong, site, old, value)
         self.launch.stores(lambda: bool(equal_bits(take(view, elements), value).all()))
         put(view, elements, value)
 

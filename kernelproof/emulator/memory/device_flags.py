@@ -24,6 +24,8 @@ class DeviceFlags:
         self.batch, self.clocks, self.order, self.launch = batch, clocks, order, batch.launch
         self.loads = StrongLoads(batch, clocks, "global")
         self.observed = self.loads.observed
+        if self.loads.weak:
+            order.active = order.flags.traced = True
         self._rows: dict[int, int] = {}
 
     @property
@@ -64,11 +66,13 @@ class DeviceFlags:
             write = chosen.get((row, warp, at))
             if write is None:
                 reader = side.cta, warp
+                knows, knowledge = self._knows(row, warp), self._knowledge(row, warp)
+                may = None if accepts is None else partial(accepts, i)
                 write, mark = self.loads.choose(
-                    history, values[i], reader, self._knows(row, warp), self._knowledge(row, warp), site, lane,
-                    None if accepts is None else partial(accepts, i),
-                )  # fmt: skip
+                    order.flags, history, values[i], reader, knows, knowledge, site, lane, may
+                )
                 order.read_flag(at, side, warp, scope, acquires, write)
+                order.flags.see(reader, write)
                 if mark is not None:
                     history.mark(reader, mark, self._knowledge(row, warp))
                 if accepts is None:
@@ -106,26 +110,30 @@ class DeviceFlags:
 
     # --- writes ---
 
-    def write(self, lanes: Array | None, offset: Array, strong: int, old: Array | None, new: Array | None) -> None:
+    def write(
+        self, lanes: Array | None, offset: Array, strong: int, site: int, old: Array | None, new: Array | None
+    ) -> None:
         """Strong stores. ``old``, ``new``: what the places held and will hold, if values are recorded."""
         tick, present = self.launch.tick, self._presents(lanes, strong)
         for i, at in enumerate(offset.tolist()):
-            lane = i if lanes is None else int(lanes[i])
+            _, warp, side = self._warp_of(i if lanes is None else int(lanes[i]))
             values = None if old is None or new is None else (old[i], new[i])
-            self._publish(lane, at, strong, tick, present, values)
+            moment, clock = Moment(side.cta, warp, tick, site), present.get((side.cta, warp))
+            self.order.write_flag(at, side, moment, scope_of(strong), False, clock, values)
 
-    def modify(self, lanes: Array, offset: Array, read: int, write: int, old: Array | None, new: Array | None) -> None:
+    def modify(
+        self, lanes: Array, offset: Array, read: int, write: int, site: int, old: Array | None, new: Array | None
+    ) -> None:
         """Atomics, which have happened one after the other: each reads before it writes, and a later lane may acquire
         what an earlier one has released. ``read``, ``write``: their strengths; ``old``, ``new``: see ``write``."""
-        order = self.order
-        scope, acquires = scope_of(read), bool(read & ORDERS)
+        order, acquires = self.order, bool(read & ORDERS)
         for i, at in enumerate(offset.tolist()):
-            lane = int(lanes[i])
-            _, warp, side = self._warp_of(lane)
-            order.read_flag(at, side, warp, scope, acquires)
+            _, warp, side = self._warp_of(int(lanes[i]))
+            order.read_flag(at, side, warp, scope_of(read), acquires)
             values = None if old is None or new is None else (old[i], new[i])
             tick, present = self.launch.tick, self._presents(lanes[i : i + 1], write)
-            self._publish(lane, at, write, tick, present, values, keep=True)
+            moment, clock = Moment(side.cta, warp, tick, site), present.get((side.cta, warp))
+            order.write_flag(at, side, moment, scope_of(write), True, clock, values)
 
     def _presents(self, lanes: Array | None, strong: int) -> dict[tuple[int, int], Clock]:
         """What releases by these lanes publish, by CTA and warp; empty for relaxed writes."""
@@ -138,20 +146,6 @@ class DeviceFlags:
             # The clock covers what the lanes did until now, and not what they do later.
             self.launch.tick += 1
         return present
-
-    def _publish(
-        self,
-        lane: int,
-        place: int,
-        strong: int,
-        tick: int,
-        present: dict[tuple[int, int], Clock],
-        values: tuple[np.generic, np.generic] | None,
-        keep: bool = False,
-    ) -> None:
-        _, warp, side = self._warp_of(lane)
-        moment = Moment(side.cta, warp, tick)
-        self.order.write_flag(place, side, moment, scope_of(strong), keep, present.get((side.cta, warp)), values)
 
     def _warps(self, m: Mask) -> Iterator[tuple[int, int, Array, Array]]:
         """Per warp with lanes in the mask: (row, warp, its threads in the mask, its clock per thread of the CTA)."""

@@ -22,6 +22,8 @@ Group = tuple[Scope, int]
 Knows = Callable[[int, int, int], bool]
 # Something that differs whenever a warp knows more than before.
 Knowledge = tuple[int, int]
+# By CTA and warp: which of its strong writes, counted over the launch, has been seen last, by whatever way.
+Seen = dict[tuple[int, int], int]
 NOTHING_KNOWN: Knowledge = (-1, -1)
 
 # Writes of a place that are kept at most; half of them are dropped when there are more.
@@ -47,11 +49,12 @@ class Side(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Who accesses a place, and when."""
+    """Who writes a place, when, and by which instruction."""
 
     cta: int
     warp: int
     tick: int
+    site: int
 
 
 def up_to(scope: Scope, clock: Clock) -> dict[Scope, Clock]:
@@ -75,6 +78,11 @@ def merged_by_key(a: dict[Key, Clock], b: dict[Key, Clock], merge: Callable[[Clo
     return out
 
 
+def latest_of(a: Seen, b: Seen) -> Seen:
+    """What has been seen by either of two."""
+    return a | {writer: max(number, a.get(writer, 0)) for writer, number in b.items()}
+
+
 def distinct(clocks: Iterable[Clock]) -> Iterable[Clock]:
     """The clocks, each once."""
     return {id(clock): clock for clock in clocks}.values()
@@ -93,9 +101,10 @@ class Write(Generic[Clock]):
     ``value``: what it left there; None if values are not recorded. ``moment``: None for a weak write, and for what the
     place held at first. ``own``: what it publishes itself. ``before``: the write whose release sequence it continues;
     None also when ``own`` includes what that one publishes. ``fences``: what its writer's last fence.sc comes behind.
+    ``seen``: see ``Flags``.
     """
 
-    __slots__ = ("before", "fences", "moment", "number", "own", "value")
+    __slots__ = ("before", "fences", "moment", "number", "own", "seen", "value")
 
     def __init__(
         self,
@@ -109,6 +118,7 @@ class Write(Generic[Clock]):
         self.number, self.value, self.moment = number, value, moment
         self.own: dict[Group, Clock] = own or {}
         self.before, self.fences = before, fences
+        self.seen: Seen = {}
 
     def continues(self, other: Write[Clock]) -> bool:
         """Is it known to publish all that an earlier write publishes?"""
@@ -188,7 +198,7 @@ class History(Generic[Clock]):
             for write in reversed(self.writes):
                 if write.number <= low:
                     break
-                if write.moment is not None and (write.moment[:2] == reader or knows(*write.moment)):
+                if write.moment is not None and (write.moment[:2] == reader or knows(*write.moment[:3])):
                     low = write.number
             for warp, marks in self.marks.items():
                 for mark in reversed(marks):
@@ -198,6 +208,16 @@ class History(Generic[Clock]):
                         low = mark.number
             self.bounds[reader] = knowledge, low
         return max(low, self.floor)
+
+    def seen(self, oldest: int, seen: Seen) -> int:
+        """The number of the newest write, from the ``oldest`` on, that somebody would read who has seen this and finds
+        all accesses in one order."""
+        for write in reversed(self.writes):
+            if write.number > oldest and write.moment is not None:
+                writer = write.moment[:2]
+                if write.seen[writer] <= seen.get(writer, 0):
+                    return write.number
+        return oldest
 
     def following(self, number: int) -> int:
         """The number of the write that a polling reader is given after that of ``number``."""
@@ -224,10 +244,16 @@ class Flags(Generic[Clock]):
 
     A write of scope s publishes to the writer's CTA, cluster and device, as far as s. A read looks up its own CTA,
     cluster and device, as far as its own scope. So the two synchronise iff each scope reaches the other side.
+
+    ``seen``, if it is ``traced``: by warp, the strong writes that it has seen or made, or that those had seen who made
+    them. Fences play no part in it. Who has seen a write, and then reads an older value, reads what no order of all
+    accesses explains; only the weakness of memory does.
     """
 
-    def __init__(self, merge: Callable[[Clock, Clock], Clock]) -> None:
-        self._merge = merge
+    def __init__(self, merge: Callable[[Clock, Clock], Clock], traced: bool = False) -> None:
+        self._merge, self.traced = merge, traced
+        self.seen: dict[tuple[int, int], Seen] = {}
+        self._strong_writes = 0
         self.places: dict[int, History[Clock]] = {}
 
     def __bool__(self) -> bool:
@@ -272,9 +298,19 @@ class Flags(Generic[Clock]):
         write = Write(history.last.number + 1, new, moment, own, before, fences)
         if new is None or write.number % MAX_SEQUENCE == 0:
             write.published(self._merge)
+        if self.traced:
+            self._strong_writes += 1
+            if keep:
+                self.see(writer, history.last)
+            write.seen = self.seen[writer] = self.seen.get(writer, {}) | {writer: self._strong_writes}
         history.add(write)
         if writer in history.bounds:
             history.bounds[writer] = history.bounds[writer][0], write.number
+
+    def see(self, reader: tuple[int, int], write: Write[Clock]) -> None:
+        """A warp has read a write."""
+        if self.traced and write.seen:
+            self.seen[reader] = latest_of(self.seen.get(reader, {}), write.seen)
 
     def clocks(self, write: Write[Clock], side: Side, scope: Scope) -> dict[Scope, Clock]:
         """The clocks that a strong read of a write's value finds, by scope."""

@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kernelproof.emulator.memory.flags import Fences, Flags, Moment, Side, Write, distinct, merged_by_key, up_to
+from kernelproof.emulator.memory.flags import (
+    Fences,
+    Flags,
+    Moment,
+    Seen,
+    Side,
+    Write,
+    distinct,
+    latest_of,
+    merged_by_key,
+    up_to,
+)
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.scopes import SCOPES, Scope
 
@@ -187,6 +198,11 @@ class GlobalOrder:
         the same of threads that arrived and went on."""
         if not self.active:
             return
+        if self.flags.seen:
+            seen: Seen = {}
+            for warp in warps:
+                seen = latest_of(seen, self.flags.seen.get((cta, warp), {}))
+            self.flags.seen.update({(cta, warp): seen for warp in waiting})
         known = self.known_to(cta, warps, threads)
         if released is not None:
             known = known.joined(released)

@@ -461,7 +461,7 @@ class SharedMemory(SharedTags):
         view[at] = value
         if strong:
             self._remember_strong(at, width)
-            self._publish(lanes, offset, strong, None if old is None else (old, value))
+            self._publish(lanes, offset, strong, site, None if old is None else (old, value))
         # If several lanes store to one word, the last one's tag and value are left, which the others find here.
         back = self.last_writers(width, at) != tag
         if back.any():

@@ -24,8 +24,8 @@ class SharedFlags:
     def __init__(self, batch: BatchState, clocks: WarpClocks) -> None:
         self.batch, self.clocks, self.launch = batch, clocks, batch.launch
         self.hazards = batch.launch.options.hazards
-        self.flags: Flags[Array] = Flags(np.maximum)
         self.loads = StrongLoads(batch, clocks, "shared")
+        self.flags: Flags[Array] = Flags(np.maximum, self.loads.weak)
         self.observed = self.loads.observed
         # (row, warp) -> by scope: the clock that the warp has fenced, and what it has polled but not yet acquired.
         self.fenced: dict[tuple[int, int], dict[Scope, Array]] = {}
@@ -37,7 +37,7 @@ class SharedFlags:
     @property
     def active(self) -> bool:
         """Has anything been fenced or released yet?"""
-        return bool(self.fenced or self.flags)
+        return bool(self.fenced or self.flags) or self.loads.weak
 
     def _side(self, row: int) -> Side:
         return Side(row, row // self.batch.cluster_size)
@@ -64,10 +64,11 @@ class SharedFlags:
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
             reader = row, warp
             write, mark = self.loads.choose(
-                history, values[i], reader, self._knows(row, warp), self._knowledge(row, warp), site, lane,
+                self.flags, history, values[i], reader, self._knows(row, warp), self._knowledge(row, warp), site, lane,
                 None if accepts is None else partial(accepts, i),
             )  # fmt: skip
             self._learn(row, warp, write, strong)
+            self.flags.see(reader, write)
             if mark is not None:
                 history.mark(reader, mark, self._knowledge(row, warp))
                 if write is not history.last:
@@ -111,7 +112,9 @@ class SharedFlags:
 
     # --- writes ---
 
-    def modify(self, lanes: Array, offset: Array, read: int, write: int, old: Array | None, new: Array | None) -> None:
+    def modify(
+        self, lanes: Array, offset: Array, read: int, write: int, site: int, old: Array | None, new: Array | None
+    ) -> None:
         """Atomics, which have happened one after the other: each reads before it writes, and a later lane may acquire
         what an earlier one has released. ``read``, ``write``: their strengths; ``old``, ``new``: see ``_publish``."""
         if self.hazards:
@@ -120,13 +123,14 @@ class SharedFlags:
                 if history is not None:
                     self._learn(int(self.batch.row_of[lanes[i]]), int(self.batch.warp[lanes[i]]), history.last, read)
                 values = None if old is None or new is None else (old[i : i + 1], new[i : i + 1])
-                self._publish(lanes[i : i + 1], offset[i : i + 1], write, values, keep=True)
+                self._publish(lanes[i : i + 1], offset[i : i + 1], write, site, values, keep=True)
 
     def _publish(
         self,
         lanes: Array | None,
         offset: Array,
         strong: int,
+        site: int,
         values: tuple[Array, Array] | None,
         keep: bool = False,
     ) -> None:
@@ -137,7 +141,7 @@ class SharedFlags:
             lane = i if lanes is None else int(lanes[i])
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
             clocks = up_to(scope, self.clocks.present(row, warp)) if release else self.fenced.get((row, warp), {})
-            moment = Moment(row, warp, self.launch.tick)
+            moment = Moment(row, warp, self.launch.tick, site)
             pair = None if values is None or not self.active else (values[0][i], values[1][i])
             self.flags.write(place, self._side(row), scope, moment, clocks, release=release, keep=keep, values=pair)
         if release:

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from kernelproof.emulator.memory.flags import History, Knowledge, Knows, Mark, Write
+from kernelproof.emulator.memory.flags import Flags, History, Knowledge, Knows, Mark, Write
 from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.launch_state import Overlooked
+from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 # A warp is given older values of so many places until its CTA meets at a barrier. A look-back that finds old states
@@ -29,14 +31,17 @@ class StrongLoads:
     """The strong loads of a batch's threads from one state space, where values are recorded if it is ``observed``."""
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, space: str) -> None:
-        self.batch, self.clocks, self.launch = batch, clocks, batch.launch
+        self.batch, self.clocks, self.launch, self.space = batch, clocks, batch.launch, space
         # By row and warp: the tick of the last barrier of its CTA, and the histories of which it was given older values
         # since then.
         self._given: dict[tuple[int, int], tuple[int, set[int]]] = {}
         self.observed = space in batch.launch.kernel.observes and batch.launch.options.hazards
+        # In adverse order values are recorded even if nothing is fenced or released.
+        self.weak = self.observed and batch.launch.options.adverse
 
     def choose(
         self,
+        flags: Flags[Any],
         history: History[Any],
         value: np.generic,
         reader: Reader,
@@ -60,8 +65,10 @@ class StrongLoads:
         turn = 0 if turns is None else int(turns[lane])
         oldest = history.oldest(reader, knows, knowledge)
         number = self._number(history, reader, oldest, head, turn, lane)
-        if head is None and not self.launch.oldest and oldest < number:
-            self.launch.newest_only.add(site)
+        if head is None and oldest < number:
+            if not self.launch.oldest:
+                self.launch.newest_only.add(site)
+            number = self._overlooked(flags, history, reader, oldest, number, site, lane)
         write = history.at(number)
         refused = accepts is not None and write.value is not None and not accepts(write.value)
         if refused and write is not history.last:
@@ -84,6 +91,26 @@ class StrongLoads:
         if marks and marks[-1].head == head and (head is None or marks[-1].turn != turn):
             return max(oldest, history.following(marks[-1].number))
         return oldest
+
+    def _overlooked(
+        self, flags: Flags[Any], history: History[Any], reader: Reader, oldest: int, number: int, site: int, lane: int
+    ) -> int:
+        """The number of the write that a load reads, which would be ``number``. If the launch tries what happens when
+        this instruction overlooks what its warp has seen but is not ordered behind, it is that of the ``oldest``."""
+        launch, batch = self.launch, self.batch
+        seen = history.seen(oldest, flags.seen.get(reader, {})) if flags.traced else oldest
+        if seen == oldest:
+            return number
+        if site not in launch.overlooked:
+            store = history.at(oldest + 1).moment
+            if store is not None:
+                row = int(batch.row_of[lane])
+                cta = store.cta if self.space == "global" else int(batch.ctas[store.cta])
+                other = Participant(
+                    launch.site(store.site), launch.cta_index(cta), agent=f"a lane of warp {store.warp}"
+                )
+                launch.overlooked[site] = Overlooked(batch.cta_index(row), int(batch.thread[lane]), other)
+        return oldest if launch.overlooks == site else number
 
     def _has_seen_enough(self, history: History[Any], lane: int) -> bool:
         """Has the warp of a lane been given older values of ``MAX_PLACES`` other places since its CTA has last met?"""

@@ -15,7 +15,7 @@ from kernelproof.emulator.state.arrays import POISON, Array
 from kernelproof.emulator.state.counters import Counters
 from kernelproof.emulator.state.lanes import Lanes
 from kernelproof.emulator.state.options import Device, Options
-from kernelproof.emulator.state.participants import Dim3
+from kernelproof.emulator.state.participants import Dim3, Participant
 from kernelproof.emulator.state.queue import CtaQueue
 from kernelproof.emulator.state.reports import Report, Reports
 from kernelproof.emulator.state.scopes import Scope
@@ -129,6 +129,15 @@ class Geometry:
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
 
+class Overlooked(NamedTuple):
+    """A thread of a CTA whose load may return a value from before the store by ``other``, though it has seen what came
+    after that."""
+
+    cta: Dim3
+    thread: int
+    other: Participant
+
+
 @dataclass(frozen=True)
 class Variation:
     """How a further execution of a launch differs from the first one, to see which findings matter.
@@ -137,7 +146,8 @@ class Variation:
     such as unset registers, shuffles from absent lanes, divisions by zero. ``trial``: racing reads of an earlier
     execution, which now read other values. ``recording``: accesses record their instruction, so that a finding can name
     both sides of a race; that costs time and memory. ``oldest``: strong loads that no loop repeats return the oldest
-    values that they may, in place of the newest.
+    values that they may, in place of the newest. ``overlooks``: a strong load by this instruction does so if its warp
+    has seen the newer ones.
     """
 
     poison: int = POISON
@@ -145,6 +155,7 @@ class Variation:
     trial: Trial | None = None
     recording: bool = False
     oldest: bool = False
+    overlooks: int | None = None
 
 
 USUAL = Variation()
@@ -177,6 +188,9 @@ class LaunchState:
         self.oldest = variation.oldest
         # Instructions that could have returned an older value than they did.
         self.newest_only: set[int] = set()
+        # Of these, those whose warp had seen the newer value, in some way that orders nothing. See ``Variation``.
+        self.overlooked: dict[int, Overlooked] = {}
+        self.overlooks = variation.overlooks
         self.reports = Reports(kernel.name, kernel.sites)
         self.counters = Counters(kernel.block_opcodes) if options.counters else None
         # What printf has written, and whether an assert has failed.

@@ -112,6 +112,11 @@ _ERRORS = {
         "order the two accesses: __syncthreads() in a CTA, a fence and a flag (or cuda::atomic_ref) between "
         "CTAs, or make both atomic",
     ),
+    "stale-read": (
+        "a relaxed or volatile load whose result depends on a store that it need not see",
+        "fence between the data and the flag where they are written (__threadfence), and behind the flag where it is "
+        "read; or release the flag and acquire it",
+    ),
     "memory-scope": (
         "accesses of several CTAs that only synchronisation of CTA scope orders",
         "widen the scope: .cluster or .gpu instead of .cta on the fence, the atomic or the mbarrier arrival",

@@ -67,13 +67,11 @@ def test_a_barrier_of_the_grid(least: int, kinds: set[str], lanes: int | None, a
 
 
 @ADVERSE
-@pytest.mark.parametrize(("last", "kinds"), [(3, set()), (2, RACE)])
-def test_the_last_of_several_ctas(last: int, kinds: set[str], adverse: bool) -> None:
-    (_, _, out), found = executed("ticket_reduction", (4,), (1,), (1,), last, grid=4, adverse=adverse)
-    # Volatile accesses do not race with each other.
-    assert found == set()
+@pytest.mark.parametrize(("last", "plain", "kinds"), [(3, False, set()), (3, True, RACE), (2, True, RACE)])
+def test_the_last_of_several_ctas(last: int, plain: bool, kinds: set[str], adverse: bool) -> None:
+    (_, _, out), found = executed("ticket_reduction", (4,), (1,), (1,), last, plain, grid=4, adverse=adverse)
+    assert found == kinds
     assert last < 3 or out[0] == 10
-    del kinds
 
 
 @ADVERSE
@@ -81,6 +79,47 @@ def test_decoupled_look_back(adverse: bool) -> None:
     left, found = executed("look_back", (8,), (8,), (8,), (8,), grid=8, adverse=adverse)
     assert found == set()
     assert (left[3] == np.cumsum(np.arange(1, 9))).all()
+
+
+@pytest.mark.parametrize("lanes", [32, None])
+@pytest.mark.parametrize(("adverse", "kinds"), [(False, set()), (True, {"stale-read"})])
+def test_look_back_without_fences(kinds: set[str], lanes: int | None, adverse: bool) -> None:
+    left, found = executed("look_back_unfenced", (8,), (8,), (8,), (8,), grid=8, adverse=adverse, lanes=lanes)
+    assert found == kinds
+    assert (left[3] == np.cumsum(np.arange(1, 9))).all()
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+@pytest.mark.parametrize("lanes", [32, None])
+@pytest.mark.parametrize(
+    ("fences", "adverse", "kinds"), [(True, True, set()), (False, False, set()), (False, True, {"stale-read"})]
+)
+def test_a_message_without_fences(fences: bool, adverse: bool, kinds: set[str], lanes: int | None, reader: int) -> None:
+    (_, _, out), found = executed("message", (1,), (1,), (1,), reader, fences, adverse=adverse, lanes=lanes)
+    assert found == kinds
+    assert out[0] == 3
+
+
+def test_the_store_that_was_not_seen_is_named() -> None:
+    program = emulator.load(compiled("flags", ".ptx").read_text())
+    memory = emulator.Memory()
+    arrays = [memory.upload(np.zeros(1, I32), "inout") for _ in range(3)]
+    result = program.launch(
+        "message", 2, 32, [*arrays, 0, False], memory=memory, options=emulator.Options(adverse=True)
+    )
+    (report,) = result.reports
+    assert report.other is not None
+    assert report.other.cta == (1, 0, 0)
+    assert report.other.site.text.startswith("st.volatile")
+    assert report.access.cta == (0, 0, 0)
+    assert report.access.site.text.startswith("ld.volatile")
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_an_old_hint_does_no_harm(reader: int) -> None:
+    (_, out), found = executed("hint", (2,), (2,), reader, adverse=True)
+    assert found == set()
+    assert out.tolist() == [1, 0]
 
 
 @ADVERSE

@@ -21,7 +21,7 @@ WITH_PROGRAMS = {"stream-race", "host-race", "host-access", "use-after-free", "i
 WITH_EXAMPLES = sorted(RULES.keys() - OF_THE_HOST - WITH_PROGRAMS)
 TYPES = {"float": np.dtype("f4"), "float4": np.dtype("(4,)f4"), "int": np.dtype("i4")}
 DEVICES = {"sm_90a": HOPPER, "sm_100a": Device.of(GPUS["b200"])}
-HEAD = re.compile(r"// <<<(\d+), (\d+)>>>(?: cluster (\d+):)?( overlapping:)? (.*?)(?: \((sm_\w+)\))?$")
+HEAD = re.compile(r"// <<<(\d+), (\d+)>>>(?: cluster (\d+):)?( overlapping:)?( adverse:)? (.*?)(?: \((sm_\w+)\))?$")
 
 
 class Example(NamedTuple):
@@ -37,7 +37,7 @@ class Example(NamedTuple):
     def run(self) -> list[Report]:
         head = HEAD.match(self.code.split("\n")[0])
         assert head is not None, self.code
-        grid, block, cluster, overlapping, arguments, arch = head.groups()
+        grid, block, cluster, overlapping, adverse, arguments, arch = head.groups()
         program = load(compiled_text(self.code, arch=arch or "sm_80"))
         memory = Memory()
         settings: dict[str, Any] = {"device": DEVICES[arch]} if arch else {}
@@ -49,7 +49,7 @@ class Example(NamedTuple):
             memory=memory,
             cluster=int(cluster or 1),
             overlapping=overlapping is not None,
-            options=Options(loop_limit=2000, lanes=64),
+            options=Options(loop_limit=2000, lanes=64, adverse=adverse is not None),
             **settings,
         ).reports
 

@@ -120,19 +120,20 @@ extern "C" __global__ void grid_barrier(int* data, int* counter, int* out, int r
   out[cta * blockDim.x + threadIdx.x] = sum;
 }
 
-// threadFenceReduction: the CTA with the last ticket adds the parts of all. `last`: that ticket.
-extern "C" __global__ void ticket_reduction(int* parts, unsigned* tickets, int* out, int last) {
+// threadFenceReduction: the CTA with the last ticket adds the parts of all. `last`: that ticket. Volatile loads need no
+// fence behind the ticket; plain ones do.
+extern "C" __global__ void ticket_reduction(int* parts, unsigned* tickets, int* out, int last, bool plain) {
   __shared__ bool am_last;
-  ((int volatile*)parts)[blockIdx.x] = blockIdx.x + 1;
-  __threadfence();
   if (threadIdx.x == 0) {
+    ((int volatile*)parts)[blockIdx.x] = blockIdx.x + 1;
+    __threadfence();
     am_last = atomicInc(tickets, gridDim.x - 1) == last;
   }
   __syncthreads();
   if (am_last && threadIdx.x == 0) {
     int sum = 0;
     for (int i = 0; i < gridDim.x; ++i) {
-      sum += ((int volatile*)parts)[i];
+      sum += plain ? __ldcg(parts + i) : ((int volatile*)parts)[i];
     }
     *out = sum;
   }
@@ -175,6 +176,43 @@ extern "C" __global__ void look_back(int* own, int* upto, int* state, int* out) 
 }
 extern "C" __global__ void look_back_unfenced(int* own, int* upto, int* state, int* out) {
   look_back_from(own, upto, state, out, false, true);
+}
+
+// Volatile data behind a volatile flag. The last of three values that are written counts.
+extern "C" __global__ void message(int* data, int* flag, int* out, int reader, bool fences) {
+  if (threadIdx.x != 0) {
+    return;
+  }
+  if (blockIdx.x != reader) {
+    for (int i = 1; i <= 3; ++i) {
+      *(int volatile*)data = i;
+    }
+    if (fences) {
+      __threadfence();
+    }
+    *(int volatile*)flag = 1;
+  } else {
+    while (relaxed(flag) == 0) {
+    }
+    *out = relaxed(data);
+  }
+}
+// A hint that may be old without harm: the result is the same.
+extern "C" __global__ void hint(int* found, int* out, int reader) {
+  if (threadIdx.x != 0) {
+    return;
+  }
+  if (blockIdx.x != reader) {
+    *(int volatile*)found = 1;
+    *(int volatile*)(found + 1) = 1;
+  } else {
+    while (relaxed(found + 1) == 0) {
+    }
+    if (relaxed(found) == 0) {
+      out[1] = 0;
+    }
+    out[0] = 1;
+  }
 }
 
 // Locks around an addition. Kind 0: atomicCAS and atomicExch; 1: given back by a volatile store; 2: tickets.
