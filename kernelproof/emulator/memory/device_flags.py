@@ -55,6 +55,7 @@ class DeviceFlags:
         place of those that are not the last. ``accepts``: which older values an element may read."""
         order, places = self.order, self.order.flags.places
         scope, acquires = scope_of(strong), bool(strong & ORDERS)
+        cumulative = self.loads.is_cumulative(site, acquires)
         out = values
         chosen: dict[tuple[int, int, int], Write[Clock]] = {}
         for i, at in enumerate(offset.tolist()):
@@ -66,7 +67,7 @@ class DeviceFlags:
             write = chosen.get((row, warp, at))
             if write is None:
                 reader = side.cta, warp
-                knows, knowledge = self._knows(row, warp), self._knowledge(row, warp)
+                knows, knowledge = self._knows(row, warp, cumulative), self._knowledge(row, warp, cumulative)
                 may = None if accepts is None else partial(accepts, i)
                 write, mark = self.loads.choose(
                     order.flags, history, values[i], reader, knows, knowledge, site, lane, may
@@ -74,7 +75,7 @@ class DeviceFlags:
                 order.read_flag(at, side, warp, scope, acquires, write)
                 order.flags.see(reader, write)
                 if mark is not None:
-                    history.mark(reader, mark, self._knowledge(row, warp))
+                    history.mark(reader, mark, self._knowledge(row, warp, cumulative))
                 if accepts is None:
                     chosen[row, warp, at] = write
             if write.value is not None and write is not history.last:
@@ -82,10 +83,10 @@ class DeviceFlags:
                 out[i] = write.value
         return out
 
-    def _knowledge(self, row: int, warp: int) -> Knowledge:
-        return self.clocks.total(row, warp), self.order.version(int(self.batch.ctas[row]), warp)
+    def _knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
+        return self.clocks.total(row, warp), self.order.version(int(self.batch.ctas[row]), warp), cumulative
 
-    def _knows(self, row: int, warp: int) -> Knows:
+    def _knows(self, row: int, warp: int, cumulative: bool) -> Knows:
         """Tells what a warp must not overlook any more."""
         batch, clocks, order = self.batch, self.clocks, self.order
         own = int(batch.ctas[row])
@@ -93,7 +94,7 @@ class DeviceFlags:
         def knows(cta: int, other_warp: int, tick: int) -> bool:
             if cta == own and clocks.is_before(row, warp, row, other_warp, tick, ()):
                 return True
-            if order.knows(own, warp, cta, other_warp, tick):
+            if order.knows(own, warp, cta, other_warp, tick, cumulative):
                 return True
             if batch.cluster_size == 1 or cta == own:
                 return False

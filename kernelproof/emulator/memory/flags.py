@@ -20,11 +20,12 @@ Key = TypeVar("Key")
 Group = tuple[Scope, int]
 # Does a reader know what a warp of a CTA did at a tick? Arguments: CTA, warp, tick.
 Knows = Callable[[int, int, int], bool]
-# Something that differs whenever a warp knows more than before.
-Knowledge = tuple[int, int]
+# Something that differs whenever a warp knows more than before; last, whether what it has read from flags without a
+# fence is part of what it knows.
+Knowledge = tuple[int, int, bool]
 # By CTA and warp: which of its strong writes, counted over the launch, has been seen last, by whatever way.
 Seen = dict[tuple[int, int], int]
-NOTHING_KNOWN: Knowledge = (-1, -1)
+NOTHING_KNOWN: Knowledge = (-1, -1, False)
 
 # Writes of a place that are kept at most; half of them are dropped when there are more.
 MAX_WRITES = 2048
@@ -166,8 +167,8 @@ class History(Generic[Clock]):
         self.floor = first.number
         self.marks: dict[tuple[int, int], list[Mark]] = {}
         self.releases: dict[tuple[int, int], dict[Group, Clock]] = {}
-        # By CTA and warp: something that changes with what it knows, and the oldest write that it may read.
-        self.bounds: dict[tuple[int, int], tuple[Knowledge, int]] = {}
+        # By CTA and warp, for both kinds of knowledge: what it knew, and the oldest write that it might read.
+        self.bounds: dict[tuple[tuple[int, int], bool], tuple[Knowledge, int]] = {}
 
     @property
     def last(self) -> Write[Clock]:
@@ -193,7 +194,7 @@ class History(Generic[Clock]):
     def oldest(self, reader: tuple[int, int], knows: Knows, knowledge: Knowledge) -> int:
         """The number of the oldest write that a warp may read: not older than what it has read or written, what it
         knows to have been written, and what it knows others to have read. ``knowledge`` differs when ``knows`` does."""
-        before, low = self.bounds.get(reader, (NOTHING_KNOWN, self.floor))
+        before, low = self.bounds.get((reader, knowledge[2]), (NOTHING_KNOWN, self.floor))
         if before != knowledge:
             for write in reversed(self.writes):
                 if write.number <= low:
@@ -206,7 +207,7 @@ class History(Generic[Clock]):
                         break
                     if warp == reader or knows(*warp, mark.tick):
                         low = mark.number
-            self.bounds[reader] = knowledge, low
+            self.bounds[reader, knowledge[2]] = knowledge, low
         return max(low, self.floor)
 
     def seen(self, oldest: int, seen: Seen) -> int:
@@ -236,7 +237,7 @@ class History(Generic[Clock]):
         if len(marks) > MAX_MARKS:
             # Who knows of the forgotten reading, and of no later one, must not read anything older.
             self.floor = max(self.floor, marks.pop(0).number)
-        self.bounds[reader] = knowledge, mark.number
+        self.bounds[reader, knowledge[2]] = knowledge, mark.number
 
 
 class Flags(Generic[Clock]):
@@ -304,8 +305,9 @@ class Flags(Generic[Clock]):
                 self.see(writer, history.last)
             write.seen = self.seen[writer] = self.seen.get(writer, {}) | {writer: self._strong_writes}
         history.add(write)
-        if writer in history.bounds:
-            history.bounds[writer] = history.bounds[writer][0], write.number
+        for key in ((writer, False), (writer, True)):
+            if key in history.bounds:
+                history.bounds[key] = history.bounds[key][0], write.number
 
     def see(self, reader: tuple[int, int], write: Write[Clock]) -> None:
         """A warp has read a write."""

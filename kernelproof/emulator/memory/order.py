@@ -250,9 +250,9 @@ class GlobalOrder:
             self._learn(view, self.flags.clocks(*old), acquire)
         view.found[place, acquire] = write, side, scope
 
-    def knows(self, cta: int, warp: int, other: int, other_warp: int, tick: int) -> bool:
-        """May a warp not overlook a write by a warp of CTA ``other`` at a tick any more? What it has read from flags
-        counts without a fence (cumulativity), and so do fences of kind sc."""
+    def knows(self, cta: int, warp: int, other: int, other_warp: int, tick: int, cumulative: bool) -> bool:
+        """May a warp not overlook a write by a warp of CTA ``other`` at a tick any more? Fences of kind sc count.
+        ``cumulative``: what it has read from flags counts without a fence."""
         view = self.views.get((cta, warp))
         if view is None:
             return False
@@ -260,7 +260,8 @@ class GlobalOrder:
             view = self.view(cta, warp)
         lanes = slice(32 * other_warp, 32 * other_warp + 32)
         behind = () if view.fences is None else (view.fences.clock,)
-        for clock in (view.acquired, *view.pending.values(), *behind):
+        pending = view.pending.values() if cumulative else ()
+        for clock in (view.acquired, *pending, *behind):
             row = clock.get(other)
             if row is not None and row[lanes].max() > tick:
                 return True

@@ -57,20 +57,20 @@ class SharedFlags:
         at the next fence. Returns the values, with older ones in place of those that are not the last. ``accepts``:
         which older values an element may read."""
         batch, out, places = self.batch, values, self.flags.places
+        cumulative = self.loads.is_cumulative(site, bool(strong & ORDERS))
         for i, (lane, place) in enumerate(zip(lanes.tolist(), offset.tolist(), strict=True)):
             history = places.get(place)
             if history is None:
                 continue
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
             reader = row, warp
-            write, mark = self.loads.choose(
-                self.flags, history, values[i], reader, self._knows(row, warp), self._knowledge(row, warp), site, lane,
-                None if accepts is None else partial(accepts, i),
-            )  # fmt: skip
+            knows, knowledge = self._knows(row, warp, cumulative), self._knowledge(row, warp, cumulative)
+            may = None if accepts is None else partial(accepts, i)
+            write, mark = self.loads.choose(self.flags, history, values[i], reader, knows, knowledge, site, lane, may)
             self._learn(row, warp, write, strong)
             self.flags.see(reader, write)
             if mark is not None:
-                history.mark(reader, mark, self._knowledge(row, warp))
+                history.mark(reader, mark, self._knowledge(row, warp, cumulative))
                 if write is not history.last:
                     out = values.copy() if out is values else out
                     out[i] = write.value
@@ -85,19 +85,19 @@ class SharedFlags:
         elif clocks:
             self.learned[row, warp] = self.flags.merged(self.learned.get((row, warp), {}), clocks)
 
-    def _others(self, row: int, warp: int) -> list[Array]:
-        """Clocks that bound what a warp may read, beside its own: what it has polled counts without a fence
-        (cumulativity), and so do fences of kind sc."""
-        clocks = [*self.learned.get((row, warp), {}).values()]
+    def _others(self, row: int, warp: int, cumulative: bool) -> list[Array]:
+        """Clocks that bound what a warp may read, beside its own: see ``GlobalOrder.knows``."""
+        clocks = [*self.learned.get((row, warp), {}).values()] if cumulative else []
         before = self.before_fences.get(row // self.batch.cluster_size)
         return clocks if before is None else [*clocks, before]
 
-    def _knowledge(self, row: int, warp: int) -> Knowledge:
-        return self.clocks.total(row, warp), sum(int(clock.sum()) for clock in self._others(row, warp))
+    def _knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
+        others = self._others(row, warp, cumulative)
+        return self.clocks.total(row, warp), sum(int(clock.sum()) for clock in others), cumulative
 
-    def _knows(self, row: int, warp: int) -> Knows:
+    def _knows(self, row: int, warp: int, cumulative: bool) -> Knows:
         """Tells what a warp must not overlook any more."""
-        clocks = self._others(row, warp)
+        clocks = self._others(row, warp, cumulative)
 
         def knows(other_row: int, other_warp: int, tick: int) -> bool:
             return self.clocks.is_before(row, warp, other_row, other_warp, tick, clocks)

@@ -39,6 +39,12 @@ class StrongLoads:
         # In adverse order values are recorded even if nothing is fenced or released.
         self.weak = self.observed and batch.launch.options.adverse
 
+    def is_cumulative(self, site: int, acquires: bool) -> bool:
+        """Does what a warp has read from flags without a fence bound what it reads by an instruction? That is kinder
+        than the memory model, and needed for data that is loaded by volatile or relaxed loads behind a flag. A load
+        that polls or acquires is of a flag itself."""
+        return not acquires and site not in self.launch.kernel.polls
+
     def choose(
         self,
         flags: Flags[Any],
