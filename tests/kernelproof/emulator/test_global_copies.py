@@ -14,7 +14,7 @@ STORE = """
   cp.async.bulk.global.shared::cta.bulk_group [%q], [%s], 16; cp.async.bulk.commit_group;
   WAIT
   st.release.gpu.global.u32 [%q+64], 1; cp.async.bulk.wait_group.read 0; bra out;
-other: ld.acquire.gpu.global.u32 %w, [%q+64]; setp.eq.u32 %P, %w, 0; @%P bra other;
+other: ld.acquire.gpu.global.u32 %w, [%q+64]; setp.ne.u32 %P, %w, 1; @%P bra other;
   ld.global.u32 %w, [%q+4]; st.global.u32 [%q+68], %w;
 out:"""
 ANOTHER = """
@@ -48,7 +48,7 @@ def test_stores_of_several_lanes_are_complete_lane_by_lane() -> None:
       fence.proxy.async; cp.async.bulk.global.shared::cta.bulk_group [%g], [%v], 16; cp.async.bulk.commit_group;
       setp.ne.u32 %Q, %t, SKIPPED; @%Q cp.async.bulk.wait_group 0; fence.acq_rel.gpu; bar.warp.sync -1;
       setp.eq.u32 %P, %t, 0; @%P st.release.gpu.global.u32 [%q+512], 1; cp.async.bulk.wait_group 0; bra out;
-    other: ld.acquire.gpu.global.u32 %w, [%q+512]; setp.eq.u32 %P, %w, 0; @%P bra other;
+    other: ld.acquire.gpu.global.u32 %w, [%q+512]; setp.ne.u32 %P, %w, 1; @%P bra other;
       mad.wide.u32 %g, %t, 16, %q; ld.global.u32 %w, [%g]; mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g+1024], %w;
     out:"""
     for skipped, readers in ((32, set()), (5, {5})):
@@ -95,7 +95,7 @@ def test_a_bulk_load_of_what_another_cta_wrote(writer: str, reader: str, kinds: 
     fence = "fence.proxy.async.global;"
     between = f"""{writer.replace("F", fence)} mov.u32 %n, %ctaid.x; setp.eq.u32 %P, %n, 0;
       @%P st.release.gpu.global.u32 [%q+96], 1; @%P bra out;
-    wait: ld.acquire.gpu.global.u32 %w, [%q+96]; setp.eq.u32 %P, %w, 0; @%P bra wait; {reader.replace("F", fence)}"""
+    wait: ld.acquire.gpu.global.u32 %w, [%q+96]; setp.ne.u32 %P, %w, 1; @%P bra wait; {reader.replace("F", fence)}"""
     text = LOAD.replace("FENCE", between).replace("FROM", "%q")
     store = "st.global.v4.u32 [%q], {%u, %u, %u, %u};"
     text = text.replace(store, f"mov.u32 %n, %ctaid.x; setp.eq.u32 %Q, %n, 0; @%Q {store}")
