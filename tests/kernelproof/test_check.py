@@ -388,7 +388,7 @@ def test_what_the_system_cannot_decompress_is_named(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--no-compress", "-gencode", "arch=compute_80,code=sm_80"), "no PTX, only machine code"),
+        (("--no-compress", "-gencode", "arch=compute_90,code=sm_90"), "no PTX, only machine code"),
         (("--no-compress", "-arch=compute_90"), "PTX of sm_90, and the device is sm_80"),
     ],
 )
@@ -397,6 +397,12 @@ def test_a_library_without_usable_ptx_is_no_finding(tmp_path: Path, options: tup
     assert (result.code, rules(result)) == (2, {})
     ((_, text),) = result.refusals
     assert reason in text
+
+
+@pytest.mark.slow
+def test_a_library_without_ptx_runs_by_its_machine_code(tmp_path: Path) -> None:
+    result = run(shared(tmp_path, "-cudart", "none", "-gencode", "arch=compute_80,code=sm_80"))
+    assert (result.code, result.refusals, [kernel.launches for kernel in result.kernels.values()]) == (0, {}, [1])
 
 
 def test_names_are_short_where_they_are_unambiguous() -> None:
