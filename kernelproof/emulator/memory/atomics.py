@@ -24,7 +24,7 @@ from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 class AtomicKind(NamedTuple):
     """What an atomic does. ``op`` is the operation (``add``, ``cas``, ...), ``kind`` its PTX type, ``space`` the state
     space (``generic``: the address tells). ``read`` and ``write`` are the strengths of its load and its store (scope,
-    acquire, release), as numbers of ``state.scopes``. ``returns``: the old value is used."""
+    acquire, release), as numbers of ``state.scopes``. ``returns``: something uses the old value."""
 
     op: str
     kind: str
@@ -34,12 +34,7 @@ class AtomicKind(NamedTuple):
     returns: bool = True
 
 
-# Operations with an inverse, on types whose bits are integers: see ``_modify_sums``.
-_INVERTIBLE: dict[str, tuple[np.ufunc, np.ufunc]] = {
-    "add": (np.add, np.subtract),
-    "xor": (np.bitwise_xor, np.bitwise_xor),
-}
-# Operations that are one NumPy function on such integers. Of these only addition works on floats, too.
+# Operations that are one NumPy function on integers. Of these only addition works on floats, too.
 _SIMPLE: dict[str, np.ufunc] = {
     "add": np.add,
     "min": np.minimum,
@@ -48,8 +43,13 @@ _SIMPLE: dict[str, np.ufunc] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
+# Of these, the ones that another function takes back.
+_INVERSE: dict[str, np.ufunc] = {"add": np.subtract, "xor": np.bitwise_xor}
 _REALS = frozenset(("f32", "f64"))
 _INTEGERS = frozenset(("u32", "s32", "b32", "u64", "s64", "b64"))
+# Rounds in which compare-and-swaps of one place are executed up to the next one that swaps. Lanes of a loop expect the
+# same value, so that few of them swap; what is left after these rounds goes turn by turn.
+_SWAP_ROUNDS = 8
 
 
 # Of some lanes: the lanes, the elements that they modify, their operands, and with which values a cas compares.
@@ -167,8 +167,8 @@ def _sorted(at: Array) -> Array:
 
 
 class _Groups:
-    """Elements of an atomic, sorted by place and then by lane. ``order``: the element at each rank. ``starts``: the
-    rank at which the elements of a place begin. ``sizes``: how many elements a place has."""
+    """Elements of an atomic, sorted by place and then by lane. ``order``: the element at each rank. ``places``: the
+    places. ``starts``: the rank at which the elements of a place begin. ``sizes``: how many elements a place has."""
 
     def __init__(self, at: Array) -> None:
         self.order = _sorted(at)
@@ -177,9 +177,14 @@ class _Groups:
         self.sizes: Array = np.diff(self.starts, append=len(at))
         self.places: Array = places[self.starts]
 
+    @property
+    def turn(self) -> Array:
+        """By rank: how many elements of the same place come before."""
+        return np.asarray(np.arange(len(self.order)) - np.repeat(self.starts, self.sizes))
+
     def turns(self) -> Iterator[Array]:
         """Yield elements turn by turn: within a turn all places differ, and elements of one place keep their order."""
-        turn = np.arange(len(self.order)) - np.repeat(self.starts, self.sizes)
+        turn = self.turn
         by_turn = np.argsort(turn, kind="stable")
         at = 0
         for count in np.bincount(turn):
@@ -192,11 +197,8 @@ def modify(
 ) -> tuple[Array, bool]:
     """Change ``view[at]`` atomically, in lane order where places repeat. Returns the old values (meaningless without
     ``returns``) and whether anything changed."""
-    simple = None if returns else _SIMPLE.get(op)
-    if simple is not None and (kind in _INTEGERS or (op == "add" and kind in _REALS)):
-        real = F[kind] if kind in _REALS else S[8 * value.itemsize] if kind[0] == "s" else value.dtype
-        simple.at(view.view(real), at, value.view(real))
-        return value, True
+    if not returns and op in _SIMPLE and (kind in _INTEGERS or (op == "add" and kind in _REALS)):
+        return value, _modify_in_place(op, kind, view, at, value)
     groups = _Groups(at)
     # All places differ, so the order of lanes does not matter.
     if len(groups.starts) == len(at):
@@ -204,8 +206,34 @@ def modify(
         new = _combined(op, kind, old, value, compare)
         view[at] = new
         return old, bool((new != old).any())
-    if kind in _INTEGERS and op in _INVERTIBLE:
-        return _modify_sums(_INVERTIBLE[op], view, groups, value)
+    before, values = view[groups.places], value[groups.order]
+    if op == "cas":
+        assert compare is not None
+        return _swap(view, at, groups, value, compare)
+    left = _left_behind(op, kind, before, values, groups)
+    if left is None:
+        return _modify_by_turns(op, kind, view, at, value, compare, groups)
+    # A lane finds what the lane before it has left.
+    found = np.concatenate((left[:1], left[:-1]))
+    found[groups.starts] = before
+    view[groups.places] = left[groups.starts + groups.sizes - 1]
+    old = np.empty_like(values)
+    old[groups.order] = found
+    return old, bool((left != found).any())
+
+
+def _modify_in_place(op: str, kind: str, view: Array, at: Array, value: Array) -> bool:
+    """Atomics whose old values nobody needs; returns whether anything may have changed."""
+    real = F[kind] if kind in _REALS else S[8 * value.itemsize] if kind[0] == "s" else value.dtype
+    before = None if op in _INVERSE else view[at]
+    _SIMPLE[op].at(view.view(real), at, value.view(real))
+    return bool(value.any() if before is None else (view[at] != before).any())
+
+
+def _modify_by_turns(
+    op: str, kind: str, view: Array, at: Array, value: Array, compare: Array | None, groups: _Groups
+) -> tuple[Array, bool]:
+    """``modify`` for any operation, one lane of each place at a time."""
     old = np.empty(len(at), view.dtype)
     changed = False
     for now in groups.turns():
@@ -218,21 +246,87 @@ def modify(
     return old, changed
 
 
-def _modify_sums(
-    operations: tuple[np.ufunc, np.ufunc], view: Array, groups: _Groups, value: Array
-) -> tuple[Array, bool]:
-    """Fast path for an operation with an inverse: the value that a lane finds is the old one combined with the running
-    sum of the lanes before it. ``sums`` runs over all places; what earlier places contributed is taken back."""
-    combine, take_back = operations
-    values = value[groups.order]
+def _left_behind(op: str, kind: str, before: Array, values: Array, groups: _Groups) -> Array | None:
+    """By rank: what an element leaves at its place, if no loop over lanes is needed to know it. ``before``: what the
+    places held. ``values``: the operands, by rank."""
+    if op == "exch":
+        return values
+    if kind not in _INTEGERS:
+        return None
+    if op in _INVERSE:
+        return _sums(_SIMPLE[op], _INVERSE[op], before, values, groups)
+    if op in _SIMPLE:
+        real = S[8 * values.itemsize] if kind[0] == "s" else values.dtype
+        first = values.view(real).copy()
+        first[groups.starts] = _SIMPLE[op](before.view(real), first[groups.starts])
+        return np.asarray(_running(_SIMPLE[op], first, groups).view(values.dtype))
+    return _counts(op, before, values, groups)
+
+
+def _sums(combine: np.ufunc, take_back: np.ufunc, before: Array, values: Array, groups: _Groups) -> Array:
+    """``_left_behind`` of an operation with an inverse: one running sum over all places, of which what earlier places
+    contributed is taken back."""
     sums = combine.accumulate(values, dtype=values.dtype)
-    # Running sum of the elements before this one, over all places.
-    ahead = take_back(sums, values)
-    before = view[groups.places]
-    # Each place's old value, less what elements of other places have added to the running sum.
-    base = take_back(before, ahead[groups.starts])
-    earlier = combine(ahead, np.repeat(base, groups.sizes))
-    view[groups.places] = combine(base, sums[groups.starts + groups.sizes - 1])
+    ahead = take_back(sums[groups.starts], values[groups.starts])
+    return np.asarray(combine(sums, np.repeat(take_back(before, ahead), groups.sizes)))
+
+
+def _running(combine: np.ufunc, values: Array, groups: _Groups) -> Array:
+    """By rank: the combination of an element and all elements of its place before it. Every pass doubles how many are
+    combined."""
+    turn, step, most = groups.turn, 1, int(groups.sizes.max())
+    while step < most:
+        both = combine(values[step:], values[:-step])
+        values = np.concatenate((values[:step], np.where(turn[step:] >= step, both, values[step:])))
+        step *= 2
+    return values
+
+
+def _counts(op: str, before: Array, values: Array, groups: _Groups) -> Array | None:
+    """``_left_behind`` of inc and dec, if all elements of a place have one bound."""
+    bounds = values[groups.starts]
+    if (np.repeat(bounds, groups.sizes) != values).any():
+        return None
+    # Both count modulo bound + 1. A value beyond the bound is followed by the one that follows the last of the cycle.
+    cycle = np.uint64(1) + bounds
+    if not cycle.all():
+        return None
+    last = bounds if op == "inc" else np.zeros_like(bounds)
+    start = np.where(before > bounds, last, before).astype(np.uint64)
+    moved = (groups.turn + 1).astype(np.uint64)
+    start, cycle = np.repeat(start, groups.sizes), np.repeat(cycle, groups.sizes)
+    moved %= cycle
+    return np.asarray(((start + (moved if op == "inc" else cycle - moved)) % cycle).astype(values.dtype))
+
+
+def _swap(view: Array, at: Array, groups: _Groups, value: Array, compare: Array) -> tuple[Array, bool]:
+    """Compare-and-swaps. Each round executes, of every place, the elements up to the next one that swaps."""
+    values, compares = value[groups.order], compare[groups.order]
+    number = np.repeat(np.arange(len(groups.starts)), groups.sizes)
+    now = view[groups.places]
+    swaps = values != compares
+    found = np.empty_like(values)
+    changed = False
+    # Ranks of elements that have not been executed, in ascending order.
+    todo = np.arange(len(at))
+    for _ in range(_SWAP_ROUNDS):
+        place = number[todo]
+        hits = np.flatnonzero(swaps[todo] & (compares[todo] == now[place]))
+        # Of each place the first: hits are in the order of places.
+        hits = hits[np.flatnonzero(np.diff(place[hits], prepend=-1))]
+        end = np.full(len(now), len(at))
+        end[place[hits]] = todo[hits]
+        executed = todo <= end[place]
+        found[todo[executed]] = now[place[executed]]
+        now[place[hits]] = values[todo[hits]]
+        changed = changed or bool(hits.size)
+        todo = todo[~executed]
+        if not todo.size:
+            break
+    view[groups.places] = now
     old = np.empty_like(values)
-    old[groups.order] = earlier
-    return old, bool(values.any())
+    old[groups.order] = found
+    if todo.size:
+        rest = np.sort(groups.order[todo])
+        old[rest], _ = _modify_by_turns("cas", "b32", view, at[rest], value[rest], compare[rest], _Groups(at[rest]))
+    return old, changed

@@ -27,10 +27,16 @@ def lane_by_lane(op: str, kind: str, view: Array, at: Array, value: Array, compa
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("op", ["add", "xor", "and", "or", "min", "max", "exch", "cas", "inc", "dec"])
 @settings(max_examples=10)
-@given(seed=st.integers(0, 2**32 - 1), places=st.sampled_from((1, 3, 40)), stride=st.sampled_from((1, 5000)))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    places=st.sampled_from((1, 3, 40)),
+    stride=st.sampled_from((1, 5000)),
+    equal=st.booleans(),
+)
 def test_many_lanes_are_one_after_the_other(
-    op: str, kind: str, returns: bool, seed: int, places: int, stride: int
+    op: str, kind: str, returns: bool, seed: int, places: int, stride: int, equal: bool
 ) -> None:
+    """``equal``: all lanes have the same operand."""
     if kind[0] == "f" and op not in ("add", "min", "max", "exch"):
         return
     rng = np.random.default_rng(seed)
@@ -42,6 +48,8 @@ def test_many_lanes_are_one_after_the_other(
         high = 5 if op in ("cas", "inc", "dec") else 1 << 31 - (kind[0] == "s")
         memory, value = (rng.integers(0, high, n).astype(TYPES[kind]) for n in (MEMORY, lanes))
     view, value = memory.view(unsigned), value.view(unsigned)
+    if equal:
+        value[:] = value[0]
     compare = rng.integers(0, 5, lanes).astype(unsigned) if op == "cas" else None
     at = rng.integers(0, places, lanes) * stride
     want = view.copy()
@@ -51,3 +59,24 @@ def test_many_lanes_are_one_after_the_other(
     if returns:
         assert np.array_equal(result, old)
         assert changed or np.array_equal(old, want[at])
+
+
+def test_every_swap_of_a_chain_finds_what_the_one_before_has_left() -> None:
+    """Each of 40 lanes, at two places, expects the value that the lane before it writes."""
+    lanes = np.arange(40, dtype=np.uint32)
+    view = np.zeros(2, np.uint32)
+    old, changed = modify("cas", "b32", view, lanes % 2, lanes // 2 + 1, lanes // 2)
+    assert np.array_equal(old, lanes // 2)
+    assert (view.tolist(), changed) == ([20, 20], True)
+
+
+@pytest.mark.parametrize(
+    ("op", "value", "changes"),
+    [("max", 3, False), ("max", 9, True), ("or", 5, False), ("add", 0, False), ("cas", 5, False)],
+)
+@pytest.mark.parametrize("returns", [True, False])
+def test_atomics_that_leave_all_as_it_is_change_nothing(op: str, value: int, changes: bool, returns: bool) -> None:
+    """A loop that waits while nothing changes is found to be endless."""
+    view, at = np.full(4, 5, np.uint32), np.array([1, 1, 2])
+    _, changed = modify(op, "u32", view, at, np.full(3, value, np.uint32), np.full(3, 5, np.uint32), returns)
+    assert changed == changes == bool((view != 5).any())
