@@ -70,15 +70,17 @@ class Names:
     """The facts about a kernel's registers and variables that the emitter uses.
 
     ``kinds``: declared types of registers. ``uniform``: registers with one value for all lanes. ``lazy``: registers
-    that may hold an accumulator which is not computed or not complete yet. ``checked``: loads (by identity) whose value
-    a compare-and-swap checks. ``symbols``: variable -> (state space, offset). ``hopper``: the kernel runs on the units
-    of sm_90. ``polls``: it has loops that wait for memory. ``origins``: 64-bit register -> pointers that it may be
-    computed from. ``machine_code``: lines are addresses.
+    that may hold an accumulator which is not computed or not complete yet. ``read``: registers whose value an
+    instruction or a branch uses. ``checked``: loads (by identity) whose value a compare-and-swap checks. ``symbols``:
+    variable -> (state space, offset). ``hopper``: the kernel runs on the units of sm_90. ``polls``: it has loops that
+    wait for memory. ``origins``: 64-bit register -> pointers that it may be computed from.
+    ``machine_code``: lines are addresses.
     """
 
     kinds: dict[str, str]
     uniform: set[str]
     lazy: set[str]
+    read: set[str]
     checked: set[int]
     symbols: dict[str, tuple[str, int]]
     hopper: bool
@@ -93,7 +95,7 @@ class Emitter:
 
     def __init__(self, names: Names, scope: dict[str, object]) -> None:
         self.kinds, self.uniform, self.lazy, self.symbols = names.kinds, names.uniform, names.lazy, names.symbols
-        self.checked, self.hopper, self.polls = names.checked, names.hopper, names.polls
+        self.read, self.checked, self.hopper, self.polls = names.read, names.checked, names.hopper, names.polls
         self.origins, self.machine_code = names.origins, names.machine_code
         # Number of an instruction -> the pointers from which its address may be computed.
         # Register that some path reads before it writes it -> the first instruction that reads it.

@@ -215,6 +215,15 @@ def symbols(ins: Instr) -> Iterator[str]:
 
 def defs_uses(ins: Instr) -> tuple[list[str], list[str]]:
     """(registers written, registers read). A guarded instruction also reads the old values of what it writes."""
+    defs, uses = results_and_operands(ins)
+    form = facts(ins)
+    if ins.guard is not None or (form is not None and form.updates):
+        uses += defs
+    return defs, uses
+
+
+def results_and_operands(ins: Instr) -> tuple[list[str], list[str]]:
+    """(registers written, registers that the instruction names beside them, with its guard)."""
     form = facts(ins)
     operands = ins.operands
     defs: list[str] = []
@@ -225,7 +234,4 @@ def defs_uses(ins: Instr) -> tuple[list[str], list[str]]:
     uses = [name for op in operands for name in registers(op) if name != "_"]
     if ins.guard is not None:
         uses.append(ins.guard.name)
-        uses += defs
-    elif form is not None and form.updates:
-        uses += defs
     return defs, uses

@@ -28,7 +28,7 @@ from kernelproof.emulator.frontend.flow.blocks import Block
 from kernelproof.emulator.frontend.flow.graph import Graph, build
 from kernelproof.emulator.frontend.flow.provenance import origins, written
 from kernelproof.emulator.frontend.flow.swaps import checked_loads
-from kernelproof.emulator.frontend.instruction import Instruction, defs_uses, modelled, symbols
+from kernelproof.emulator.frontend.instruction import Instruction, defs_uses, modelled, results_and_operands, symbols
 from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.instructions.memory import observed_spaces
 from kernelproof.emulator.frontend.product_grids import join_products
@@ -118,6 +118,12 @@ def _lazy_registers(graph: Graph) -> set[str]:
     return lazy
 
 
+def _read_registers(graph: Graph) -> set[str]:
+    """Registers whose value an instruction or a branch uses."""
+    conditions = {block.cond.name for block in graph.blocks if block.cond is not None}
+    return conditions.union(*(results_and_operands(ins)[1] for ins in graph.instructions()))
+
+
 class _Translator:
     """Writes the function of one kernel. The emitter holds the lines of the block that is being written."""
 
@@ -126,7 +132,8 @@ class _Translator:
         self.layout = _Layout(module, graph)
         lazy = _lazy_registers(graph)
         names = Names(
-            graph.kinds, graph.uniform, lazy, checked_loads(graph.blocks), self.layout.symbols, graph.hopper,
+            graph.kinds, graph.uniform, lazy, _read_registers(graph), checked_loads(graph.blocks), self.layout.symbols,
+            graph.hopper,
             polls=bool(graph.spin_heads),
             origins=origins(graph.instructions(), graph.kinds, self.layout.symbols, graph.function.machine_code),
             machine_code=graph.function.machine_code,

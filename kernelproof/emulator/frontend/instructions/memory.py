@@ -285,7 +285,8 @@ def atomic(e: Emitter, ins: Instr) -> None:
     mask = e.mask()
     values: tuple[Operand, ...] = operands[0].items if isinstance(operands[0], Vec) else (operands[0],)
     targets: tuple[Operand | None, ...] = d.items if isinstance(d, Vec) else (d,) * len(values)
-    returns = any(target is not None and target != Reg("_") for target in targets)
+    # nvcc writes atom where ptxas makes red of it, because nothing uses the result.
+    returns = any(isinstance(target, Reg) and target.name in e.read for target in targets)
     form = e.bind("atomic", AtomicKind(op, kind, space, read, write, returns))
     u = f"u{width}"
     compare = "None"
@@ -295,10 +296,10 @@ def atomic(e: Emitter, ins: Instr) -> None:
         place = _within(at, i * width)
         address = e.shared(place) if space == "shared" else e.address(place, space)
         text = f"Q.apply({form}, {address}, {e.array(value, u)}, {compare}, {mask}, {e.site()})"
-        if target is None or (isinstance(target, Reg) and target.name == "_"):
-            e.line(text)
-        else:
+        if target is not None and returns:
             e.assign(target, Value(text, u, False))
+        else:
+            e.line(text)
 
 
 # --- cp.async
