@@ -71,9 +71,6 @@ class SharedMemory(SharedTags):
         self.located = Located(batch.size)
         self.defers = self.DEFERS and not batch.launch.recording
         self.late_copies = LateCopies()
-        # Element -> its tag after its last atomic or flag write. Any other write changes the tag, so an element whose
-        # present tag differs was last written by a plain store.
-        self.atomics: dict[int, int] = {}
 
     def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:  # noqa: ARG002
         """For each tag: does its access happen before what the lane does now? ``hazard``: the kind of order that is
@@ -455,12 +452,11 @@ class SharedMemory(SharedTags):
             return
         self._check_write(lanes, width, at, site, offset, lambda: equal_bits(view[at], value))
         tag = self.lane_tag if lanes is None else self.lane_tag[lanes]
-        self.tag_written(width, at, tag, site)
+        self.tag_written(width, at, tag, site, bool(strong))
         self.recent.add(*self.extent, self.stamp)
         old = view[at] if strong and self.observed else None
         view[at] = value
         if strong:
-            self._remember_strong(at, width)
             self._publish(lanes, offset, strong, site, None if old is None else (old, value))
         # If several lanes store to one word, the last one's tag and value are left, which the others find here.
         back = self.last_writers(width, at) != tag
@@ -528,27 +524,32 @@ class SharedMemory(SharedTags):
         if access is None:
             return None
         lanes, at, offset = access
-        if lanes is None:
-            lanes = self.batch.everyone
+        everyone = self.batch.everyone if lanes is None else lanes
         if self.hazards:
-            plain = self._is_plain(at, width)
-            if plain.any():
-                self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
-            self._check_write(lanes, width, at, site, offset, lambda: ~plain)
-            self.tag_written(width, at, self.lane_tag[lanes], site)
+            self._check_atomic(everyone, at, width, site, offset)
+            self.tag_written(width, at, self.lane_tag if lanes is None else self.lane_tag[lanes], site, strong=True)
             self.recent.add(*self.extent, self.stamp)
-            self._remember_strong(at, width)
-        return lanes, at
+        return everyone, at
+
+    def _check_atomic(self, lanes: Array, at: Array, width: int, site: int, offset: Array) -> None:
+        """Report atomics that race with plain accesses."""
+        plain = self._is_plain(at, width)
+        if plain.any():
+            self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
+        if not self._may_be_hot():
+            return
+        # Most elements were last written by an atomic, and no thread has read them since. They need no check.
+        read = self.rows[width][1][at] >= max(self.fresh, 1)
+        todo = np.flatnonzero(plain | (read.any(axis=1) if read.ndim > 1 else read))
+        if todo.size:
+            self._check_write(lanes[todo], width, at[todo], site, offset[todo], lambda: ~plain[todo])
 
     def _is_plain(self, at: Array, width: int) -> Array:
         """Which elements were last written by something other than an atomic or a flag write? Only those can race."""
-        # Invariant: ``atomics`` has the tag of each element after its last atomic. Any other write changes the tag.
-        tags = self.last_writers(width, at)
-        return np.array([self.atomics.get(int(a)) != int(t) for a, t in zip(at, tags, strict=True)], bool)
-
-    def _remember_strong(self, at: Array, width: int) -> None:
-        tags = self.last_writers(width, at)
-        self.atomics.update((int(a), int(t)) for a, t in zip(at, tags, strict=True))
+        if not self.strong_rows:
+            return np.ones(len(at), bool)
+        differ = self.rows[width][0][at] != self.strong_rows[width][at]
+        return np.asarray(differ.any(axis=1) if differ.ndim > 1 else differ)
 
     def _poll(
         self, lanes: Array | None, at: Array, width: int, site: int, offset: Array, strong: int, values: Array

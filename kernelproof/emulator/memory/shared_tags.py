@@ -68,6 +68,9 @@ class SharedTags(SharedFlags):
                     self.latest.reshape(-1, per) if per > 1 else self.latest,
                     self.readers.reshape(-1, per, self.columns),
                 )
+        # The same views of the tag that each granule got at its last atomic or flag write, once there is one. A granule
+        # whose tag differs was last written by a plain access.
+        self.strong_rows: dict[int, Array] = {}
         self.actor, self.collective, self.reader_column = self._actors()
         self.recorded = self._make_recorded(n) if self.launch.recording else None
 
@@ -116,11 +119,19 @@ class SharedTags(SharedFlags):
         """The smallest tag that is not older than the last barrier of every CTA of the batch."""
         return max(1, int(self.clocks.base.min()) - self.t0 + 1) << self.BITS
 
-    def tag_written(self, width: int, at: Array, tag: Array, site: int | None = None) -> None:
+    def tag_written(self, width: int, at: Array, tag: Array, site: int | None = None, strong: bool = False) -> None:
         """Tag all granules of elements ``at`` as written, and record ``site`` as the instruction that wrote them. For a
-        copy whose data lands now ``site`` is None: its instruction was recorded when the copy began."""
+        copy whose data lands now ``site`` is None: its instruction was recorded when the copy began. ``strong``: the
+        write is an atomic or sets a flag."""
         writer = self.rows[width][0]
-        writer[at] = tag if writer.ndim == 1 else tag[:, None]
+        tags = tag if writer.ndim == 1 else tag[:, None]
+        writer[at] = tags
+        if strong and not self.strong_rows:
+            granules = np.zeros_like(self.writer)
+            self.strong_rows = {w: granules.reshape(rows[0].shape) for w, rows in self.rows.items()}
+        if self.strong_rows:
+            # No tag is 0, so a plain write leaves a difference even where its tag equals that of its thread's atomic.
+            self.strong_rows[width][at] = tags if strong else 0
         if self.recorded is not None and site is not None:
             self.recorded.wrote(at, width // self.granule, site)
 
