@@ -141,6 +141,26 @@ def matmul(
 
 
 @triton.jit
+def matmul_split_k(
+    a_ptr, b_ptr, d_ptr, m, n, k, a_stride, b_stride, d_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """D += A B, row-major; along the grid's second axis SPLITS programs share a tile, and each adds its part of k."""
+    tile_row, tile_column = tile_of(tl.program_id(0), m, n, BM, BN, GROUP)
+    row = tile_row * BM + tl.arange(0, BM)
+    column = tile_column * BN + tl.arange(0, BN)
+    along = tl.program_id(1) * BK + tl.arange(0, BK)
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, k, BK * SPLITS):
+        inner = start + along
+        a = tl.load(a_ptr + row[:, None] * a_stride + inner, mask=(row[:, None] < m) & (inner < k), other=0.0)
+        b = tl.load(b_ptr + inner[:, None] * b_stride + column, mask=(inner[:, None] < k) & (column < n), other=0.0)
+        total = tl.dot(a, b, total)
+    inside = (row[:, None] < m) & (column < n)
+    tl.atomic_add(d_ptr + row[:, None] * d_stride + column, total.to(d_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def matmul_persistent(
     a_ptr, b_ptr, d_ptr, m, n, k,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,

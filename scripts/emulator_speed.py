@@ -88,6 +88,34 @@ def layer_norm(rows: int, columns: int) -> Case:
     )
 
 
+def layer_norm_backward(rows: int, columns: int, groups: int) -> Case:
+    """Gradients of layer normalisation, fp16 in and out: programs sum those of weight and bias in ``groups`` rows, each
+    under a lock. The result is the sum of the weight's gradient."""
+    import torch
+
+    from examples.triton_kernels import layer_norm_backward
+
+    x, dy, weight = torch.randn(rows, columns).half(), torch.randn(rows, columns).half(), torch.randn(columns).half()
+    a, b = x.numpy().astype(np.float32), dy.numpy().astype(np.float32)
+    mean, rstd = a.mean(axis=1), 1 / np.sqrt(a.var(axis=1) + 1e-5)
+    dx, dweight, dbias = torch.empty_like(x), torch.zeros(groups, columns), torch.zeros(groups, columns)
+    lock, filled = torch.zeros(groups, dtype=torch.int32), torch.zeros(groups, dtype=torch.int32)
+    total = torch.empty(columns)
+    means, rstds = torch.from_numpy(mean), torch.from_numpy(rstd)
+
+    def launch() -> None:
+        filled.zero_()
+        layer_norm_backward[(rows,)](
+            dy, x, weight, means, rstds, dx, dweight, dbias, lock, filled, columns, GROUPS=groups, BLOCK=1024
+        )
+        torch.sum(dweight, 0, out=total)
+
+    def reference() -> Any:
+        return (b * (a - mean[:, None]) * rstd[:, None]).sum(axis=0)
+
+    return Case(launch, total, reference, 1e-3)
+
+
 def matmul(size: int) -> Case:
     """A square product, fp16 in and out, fp32 sums."""
     import torch
@@ -103,6 +131,27 @@ def matmul(size: int) -> Case:
 
     def launch() -> None:
         matmul[grid](a, b, d, size, size, size, size, size, size, GROUP=8, num_warps=4, **tile)
+
+    return Case(launch, d, lambda: x @ y, 1e-3)
+
+
+def matmul_split_k(size: int, k: int, splits: int) -> Case:
+    """A product, (size, k) by (k, size), of which ``splits`` programs share each tile; fp16 in, atomic sums in fp32."""
+    import torch
+    import triton
+
+    from examples.triton_kernels import matmul_split_k
+
+    a, b = torch.randn(size, k).half(), torch.randn(k, size).half()
+    d = torch.empty(size, size)
+    x, y = a.numpy().astype(np.float32), b.numpy().astype(np.float32)
+    grid = (triton.cdiv(size, 64) ** 2, splits)
+
+    def launch() -> None:
+        d.zero_()
+        matmul_split_k[grid](
+            a, b, d, size, size, k, k, size, size, BM=64, BN=64, BK=32, GROUP=8, SPLITS=splits, num_warps=4
+        )
 
     return Case(launch, d, lambda: x @ y, 1e-3)
 
@@ -135,8 +184,16 @@ CASES: dict[str, tuple[str, Callable[[], Case]]] = {
     "add-10m": ("add, 10 M threads", lambda: add(10_000_000, 128)),
     "softmax": ("softmax, 128 x 781", lambda: softmax(128, 781)),
     "layer-norm": ("layer norm, 128 x 1024, fp16", lambda: layer_norm(128, 1024)),
+    "layer-norm-backward": (
+        "layer norm backward with locks, 128 x 1024, fp16",
+        lambda: layer_norm_backward(128, 1024, 16),
+    ),
     "matmul-256": ("matmul, 256 x 256 x 256, fp16", lambda: matmul(256)),
     "matmul-1024": ("matmul, 1024 x 1024 x 1024, fp16", lambda: matmul(1024)),
+    "matmul-split-k": (
+        "matmul by 4 splits with atomics, 256 x 256 x 1024",
+        lambda: matmul_split_k(256, 1024, 4),
+    ),
     "attention": ("attention, 2 heads, 128 x 64, fp16", lambda: attention(2, 128, 64)),
 }
 
