@@ -91,6 +91,8 @@ class DeviceHazards:
         self._row_of_cta: dict[int, int] = {}
         # The tags that all lanes leave at one moment (tick and scope), kept because consecutive accesses share it.
         self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
+        # By kind of order: the last access of which a granule was found to be ordered, and the granule's tags.
+        self._last_ordered: dict[str, tuple[GlobalAccess, Array]] = {}
 
     def before_read(self, access: GlobalAccess) -> None:
         """Check and tag a read. A strong read does not race with strong writes that its scope reaches."""
@@ -254,10 +256,18 @@ class DeviceHazards:
             bad &= ~reported
         if not bad.any():
             return reported
+        # The granules of a wide access mostly have the same tags, and so the same answer.
+        before, tags_before = self._last_ordered.get(hazard, (None, tags))
+        if access is before and not access.strong and np.array_equal(tags, tags_before):
+            return reported
         compared = 0 if access.strong & CHECKED else access.strong
         everyone = self.batch.everyone if lanes is None else lanes
         bad &= self._unordered(everyone, tags, compared, hazard == "write after read", origin)
-        if bad.any() and differs is not None:
+        if not bad.any():
+            if access.width > self.state.granule and reported is None:
+                self._last_ordered[hazard] = access, tags.copy()
+            return reported
+        if differs is not None:
             bad &= differs()
         if not bad.any():
             return reported
@@ -428,8 +438,10 @@ class DeviceHazards:
                     ordered[i] = self.clocks.ordered_in_cluster(
                         int(batch.row_of[lane]), int(batch.warp[lane]), row, int(local[i] >> 5), int(tick[i]), reads
                     )
-        if self.state.order.active:
-            self._by_flags(ordered, own, pending, cta, local, tick, strong)
+        left = np.flatnonzero(~ordered) if self.state.order.active else ()
+        if len(left):
+            warp = batch.warp[pending[left]]
+            ordered[left] = self.state.order.ordered(own[left], warp, cta[left], local[left], tick[left], strong > 0)
         bad[todo[ordered]] = False
         return bad
 
@@ -451,20 +463,6 @@ class DeviceHazards:
             pairs = zip(tagged.tolist(), present.tolist(), strict=True)
             out[narrow] = reach[narrow] >= np.array([self.launch.scope_of_both(a, b) for a, b in pairs])
         return out
-
-    def _by_flags(
-        self, ordered: Array, own: Array, lanes: Array, cta: Array, local: Array, tick: Array, strong: int
-    ) -> None:
-        """Mark in ``ordered`` the accesses that fences and flags order before the lanes, warp by warp."""
-        batch, order = self.batch, self.state.order
-        pending = np.flatnonzero(~ordered)
-        if not pending.size:
-            return
-        keys = own[pending] * batch.warps_per_cta + batch.warp[lanes[pending]]
-        for key in np.unique(keys):
-            of_warp = pending[keys == key]
-            warp, own_cta = int(batch.warp[lanes[of_warp[0]]]), int(own[of_warp[0]])
-            ordered[of_warp] = order.ordered(own_cta, warp, cta[of_warp], local[of_warp], tick[of_warp], strong > 0)
 
     def _report_race(
         self, kind: str, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: Origin, strong: int

@@ -267,20 +267,39 @@ class GlobalOrder:
                 return True
         return False
 
-    def ordered(self, cta: int, warp: int, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
-        """Per element: does the access by (CTA ``other``, ``thread``) at ``tick`` happen before this warp's present?
-        ``strong``: a strong access also counts what the warp has read from flags without a fence (cumulativity)."""
+    def ordered(self, cta: Array, warp: Array, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
+        """Per element: does the access by (CTA ``other``, ``thread``) at ``tick`` happen before the present of ``warp``
+        of ``cta``? ``strong``: strong accesses also count what the warp has read from flags without a fence
+        (cumulativity)."""
+        reader = cta * self.warps + warp
+        # Neighbouring elements mostly have the same reader and the same other CTA, so these are looked up once a run.
+        starts = np.flatnonzero((np.diff(reader, prepend=-1) != 0) | (np.diff(other, prepend=-1) != 0))
+        rows: list[Array] = []
+        number_of: dict[int, int] = {}
+        numbers = []
+        clocks: dict[int, Clock] = {}
+        for key, source in zip(reader[starts].tolist(), other[starts].tolist(), strict=True):
+            clock = clocks.get(key)
+            if clock is None:
+                clock = clocks[key] = self._known(*divmod(key, self.warps), strong)
+            row = clock.get(source)
+            number = -1 if row is None else number_of.setdefault(id(row), len(rows))
+            if row is not None and number == len(rows):
+                rows.append(row)
+            numbers.append(number)
         out = np.zeros(len(tick), bool)
+        if rows:
+            number_at = np.repeat(numbers, np.diff(starts, append=len(tick)))
+            known = np.flatnonzero(number_at >= 0)
+            out[known] = np.stack(rows)[number_at[known], thread[known]] > tick[known]
+        return out
+
+    def _known(self, cta: int, warp: int, strong: bool) -> Clock:
+        """What happens before a warp's present; ``strong``: before its strong accesses."""
         if (cta, warp) not in self.views:
-            return out
+            return {}
         view = self.view(cta, warp)
         clock = view.acquired
-        if strong:
-            for pending in view.pending.values():
-                clock = merged(clock, pending)
-        for source in np.unique(other):
-            row = clock.get(int(source))
-            if row is not None:
-                sel = other == source
-                out[sel] = row[thread[sel]] > tick[sel]
-        return out
+        for pending in view.pending.values() if strong else ():
+            clock = merged(clock, pending)
+        return clock
