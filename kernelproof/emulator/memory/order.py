@@ -7,7 +7,7 @@ learned, through synchronisation, a tick of the first thread that is greater tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,16 +31,35 @@ Clock = dict[int, Array]  # CTA -> per thread, the tick before which its accesse
 
 
 def merged(a: Clock, b: Clock) -> Clock:
-    """The union of two clocks. Neither is changed, and rows are shared where possible."""
+    """The union of two clocks. Neither is changed, and clocks and rows are shared where possible."""
     if not b or a is b:
         return a
     if not a:
         return b
-    out = dict(a)
+    if len(a) < len(b):
+        a, b = b, a
+    out = a
     for cta, row in b.items():
-        own = out.get(cta)
-        out[cta] = row if own is None else own if own is row else np.maximum(own, row)
+        own = a.get(cta)
+        if own is row:
+            continue
+        if own is not None:
+            row = _later(own, row)
+            if row is own:
+                continue
+        if out is a:
+            out = dict(a)
+        out[cta] = row
     return out
+
+
+def _later(a: Array, b: Array) -> Array:
+    """The maximum of two rows: one of them if possible, so that it is known again by identity."""
+    either = np.maximum(a, b)
+    for row in (a, b):
+        if np.array_equal(either, row):
+            return row
+    return either
 
 
 def merged_by_scope(a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope, Clock]:
@@ -93,6 +112,8 @@ class GlobalOrder:
         self.warps = -(-threads // 32)
         self.active = False
         self.views: dict[tuple[int, int], WarpView] = {}
+        # CTAs whose warps have all met at a barrier, and since then read no flag and fenced nothing: all know the same.
+        self._even: set[int] = set()
         # By CTA and scope, per thread: the tick before which its accesses are fenced.
         self.fenced: dict[tuple[int, Scope], Array] = {}
         self.flags: Flags[Clock] = Flags(merged)
@@ -156,6 +177,7 @@ class GlobalOrder:
         """A fence by a warp. ``acquire``, ``release``: its directions; ``sequential``: it is a fence.sc, which bounds
         the age of values; other arguments: see ``present``."""
         self.active = True
+        self._even.discard(cta)
         view = self._changed(self.view(cta, warp))
         # Views of one CTA share ``pending`` after a barrier, so it is copied before it changes.
         view.pending = dict(view.pending)
@@ -191,12 +213,12 @@ class GlobalOrder:
         return out
 
     def barrier(
-        self, cta: int, warps: Iterable[int], waiting: Iterable[int], threads: Array, released: WarpView | None = None
+        self, cta: int, warps: Iterable[int], waiting: Sequence[int], threads: Array, released: WarpView | None = None
     ) -> None:
         """These warps of a CTA have met at a barrier, with these ``threads``. From now on those that were ``waiting``
         know what any of them knew, and their relaxed writes publish what any of the threads has fenced. ``released``:
         the same of threads that arrived and went on."""
-        if not self.active:
+        if not self.active or (cta in self._even and released is None):
             return
         if self.flags.seen:
             seen: Seen = {}
@@ -210,6 +232,8 @@ class GlobalOrder:
             for warp in waiting:
                 view = WarpView(known.acquired, known.pending, known.published, known.fences)
                 self.views[(cta, warp)] = self._changed(view)
+        if len(waiting) == self.warps:
+            self._even.add(cta)
 
     def write_flag(
         self,
@@ -243,6 +267,7 @@ class GlobalOrder:
             write = history.last
         if not write.own and write.before is None and write.fences is None:
             return
+        self._even.discard(side.cta)
         view = self._changed(self._view(side.cta, warp))
         view.fences = latest(view.fences, write.fences)
         old = view.found.get((place, acquire))
@@ -271,8 +296,11 @@ class GlobalOrder:
         """Per element: does the access by (CTA ``other``, ``thread``) at ``tick`` happen before the present of ``warp``
         of ``cta``? ``strong``: strong accesses also count what the warp has read from flags without a fence
         (cumulativity)."""
-        reader = cta * self.warps + warp
         # Neighbouring elements mostly have the same reader and the same other CTA, so these are looked up once a run.
+        # Where all warps of a CTA know the same, its first one stands for all.
+        starts = np.flatnonzero(np.diff(cta, prepend=-1))
+        apart = np.repeat([each not in self._even for each in cta[starts].tolist()], np.diff(starts, append=len(cta)))
+        reader = cta * self.warps + warp * apart
         starts = np.flatnonzero((np.diff(reader, prepend=-1) != 0) | (np.diff(other, prepend=-1) != 0))
         rows: list[Array] = []
         number_of: dict[int, int] = {}
@@ -281,7 +309,7 @@ class GlobalOrder:
         for key, source in zip(reader[starts].tolist(), other[starts].tolist(), strict=True):
             clock = clocks.get(key)
             if clock is None:
-                clock = clocks[key] = self._known(*divmod(key, self.warps), strong)
+                clock = clocks[key] = self._clock_of(key // self.warps, key % self.warps, strong)
             row = clock.get(source)
             number = -1 if row is None else number_of.setdefault(id(row), len(rows))
             if row is not None and number == len(rows):
@@ -294,11 +322,13 @@ class GlobalOrder:
             out[known] = np.stack(rows)[number_at[known], thread[known]] > tick[known]
         return out
 
-    def _known(self, cta: int, warp: int, strong: bool) -> Clock:
+    def _clock_of(self, cta: int, warp: int, strong: bool) -> Clock:
         """What happens before a warp's present; ``strong``: before its strong accesses."""
-        if (cta, warp) not in self.views:
+        view = self.views.get((cta, warp))
+        if view is None:
             return {}
-        view = self.view(cta, warp)
+        if view.found:
+            view = self.view(cta, warp)
         clock = view.acquired
         for pending in view.pending.values() if strong else ():
             clock = merged(clock, pending)

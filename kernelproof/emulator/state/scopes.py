@@ -26,6 +26,7 @@ class Scope(IntEnum):
 
 SCOPES = tuple(Scope)
 _BY_NAME = {"cta": Scope.CTA, "cluster": Scope.CLUSTER, "gpu": Scope.GPU, "gl": Scope.GPU, "sys": Scope.GPU}
+_BY_BITS = {int(scope): scope for scope in SCOPES}
 # Set in a strong access that acquires or releases.
 ORDERS = 4
 # A load through the read-only path (ld.global.nc). It is weak.
@@ -57,4 +58,4 @@ def restricted(parts: Iterable[str]) -> bool:
 
 def scope_of(strong: int) -> Scope:
     """The scope of a strong access."""
-    return Scope(strong & Scope.GPU)
+    return _BY_BITS[strong & 3]

@@ -48,8 +48,9 @@ class WarpClocks:
 
     def horizon_of_threads(self, row: int, warp: int) -> Array:
         """The clock of a warp, per thread of its CTA, shape (width,)."""
-        warps = np.arange(self.batch.width) >> 5
-        return np.asarray(self.horizon(np.full(len(warps), row), np.full(len(warps), warp), warps))
+        warps = np.arange(self.batch.warps_per_cta)
+        horizon = self.horizon(np.full(len(warps), row), np.full(len(warps), warp), warps)
+        return np.asarray(np.repeat(horizon, 32))
 
     def total(self, row: int, warp: int) -> int:
         """A number that differs whenever the clock of a warp does."""
