@@ -30,7 +30,7 @@ from kernelproof.emulator.frontend.flow.provenance import origins, written
 from kernelproof.emulator.frontend.flow.swaps import checked_loads
 from kernelproof.emulator.frontend.instruction import Instruction, defs_uses, modelled, results_and_operands, symbols
 from kernelproof.emulator.frontend.instructions import facts
-from kernelproof.emulator.frontend.instructions.memory import observed_spaces
+from kernelproof.emulator.frontend.instructions.memory import observed_spaces, read_flags
 from kernelproof.emulator.frontend.product_grids import join_products
 from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Reg, Variable
 from kernelproof.emulator.frontend.registers import registers
@@ -184,6 +184,7 @@ class _Translator:
             cancels=any(ins.parts[:2] == CANCEL for ins in graph.instructions()),
             restricts=any(ins.base == "fence" and restricted(ins.parts) for ins in graph.instructions()),
             machine_code=graph.function.machine_code,
+            reads_flags=frozenset().union(*(read_flags(ins, e.read) for ins in graph.instructions())),
             observes=frozenset().union(*(observed_spaces(ins, id(ins) in polled) for ins in graph.instructions())),
             polls={site: head for head, loop in graph.spin_heads.items() for site in e.sites_of(loop.reads)},
             function=defined["kernel"],

@@ -90,7 +90,7 @@ class Atomics:
                 if not lanes.size:
                     return out
         old, changed = modify(form.op, form.kind, view, at, values, other, form.returns or flags.observed)
-        if flags.active or (form.read | form.write) & ORDERS:
+        if flags.flags_are_read and (flags.active or (form.read | form.write) & ORDERS):
             new = _combined(form.op, form.kind, old, values, other) if flags.observed else None
             flags.modify(lanes, at << SHIFT[width], form.read, form.write, site, old if flags.observed else None, new)
         if changed:

@@ -249,7 +249,7 @@ class DeviceMemory:
             self.hazards.before_write(buffer_access, value if part is None else value[part])
             self.mark(buffer_access)
         view = self.arena.views[width]
-        if strong and (self.flags.active or strong & ORDERS):
+        if strong and self.flags.flags_are_read and (self.flags.active or strong & ORDERS):
             old = take(view, elements) if self.flags.observed else None
             self.flags.write(lanes, offset, strong, site, old, value)
         self.launch.stores(lambda: bool(equal_bits(take(view, elements), value).all()))

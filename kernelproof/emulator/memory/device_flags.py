@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from kernelproof.emulator.memory.flags import Knowledge, Knows, Moment, Side, Write
+from kernelproof.emulator.memory.flags import Knowledge, Knows, Moment, Side, Write, in_turn
 from kernelproof.emulator.memory.order import Clock, GlobalOrder
 from kernelproof.emulator.memory.strong_loads import Accepts, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
@@ -23,7 +23,7 @@ class DeviceFlags:
     def __init__(self, batch: BatchState, clocks: WarpClocks, order: GlobalOrder) -> None:
         self.batch, self.clocks, self.order, self.launch = batch, clocks, order, batch.launch
         self.loads = StrongLoads(batch, clocks, "global")
-        self.observed = self.loads.observed
+        self.observed, self.flags_are_read = self.loads.observed, self.loads.flags_are_read
         if self.loads.weak:
             order.active = order.flags.traced = True
         self._rows: dict[int, int] = {}
@@ -128,11 +128,13 @@ class DeviceFlags:
         """Atomics, which have happened one after the other: each reads before it writes, and a later lane may acquire
         what an earlier one has released. ``read``, ``write``: their strengths; ``old``, ``new``: see ``write``."""
         order, acquires = self.order, bool(read & ORDERS)
-        for i, at in enumerate(offset.tolist()):
-            _, warp, side = self._warp_of(int(lanes[i]))
+        for elements in in_turn(lanes, offset, old is not None):
+            first = elements[0]
+            at = int(offset[first])
+            _, warp, side = self._warp_of(int(lanes[first]))
             order.read_flag(at, side, warp, scope_of(read), acquires)
-            values = None if old is None or new is None else (old[i], new[i])
-            tick, present = self.launch.tick, self._presents(lanes[i : i + 1], write)
+            values = None if old is None or new is None else (old[first], new[first])
+            tick, present = self.launch.tick, self._presents(lanes[elements], write)
             moment, clock = Moment(side.cta, warp, tick, site), present.get((side.cta, warp))
             order.write_flag(at, side, moment, scope_of(write), True, clock, values)
 
@@ -140,13 +142,22 @@ class DeviceFlags:
         """What releases by these lanes publish, by CTA and warp; empty for relaxed writes."""
         present: dict[tuple[int, int], Clock] = {}
         if strong & ORDERS and self.launch.options.hazards:
-            writers = None if lanes is None else np.isin(self.batch.everyone, lanes)
-            for row, warp, its_lanes, horizon in self._warps(writers):
+            for row, warp, its_lanes, horizon in self._warps_of(lanes):
                 cta = int(self.batch.ctas[row])
                 present[cta, warp] = self.order.present(cta, warp, its_lanes, horizon, self.launch.tick)
             # The clock covers what the lanes did until now, and not what they do later.
             self.launch.tick += 1
         return present
+
+    def _warps_of(self, lanes: Array | None) -> Iterator[tuple[int, int, Array, Array]]:
+        """``_warps`` of some lanes, in ascending order; None: all."""
+        if lanes is None:
+            yield from self._warps(None)
+            return
+        one_warp = lanes[0] >> 5 == lanes[-1] >> 5
+        for part in [lanes] if one_warp else np.split(lanes, np.flatnonzero(np.diff(lanes >> 5)) + 1):
+            row, warp, _ = self._warp_of(int(part[0]))
+            yield row, warp, self.batch.thread[part], self.clocks.horizon_of_threads(row, warp)
 
     def _warps(self, m: Mask) -> Iterator[tuple[int, int, Array, Array]]:
         """Per warp with lanes in the mask: (row, warp, its threads in the mask, its clock per thread of the CTA)."""

@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.scopes import SCOPES, Scope
 
 Clock = TypeVar("Clock")
@@ -87,6 +88,17 @@ def latest_of(a: Seen, b: Seen) -> Seen:
 def distinct(clocks: Iterable[Clock]) -> Iterable[Clock]:
     """The clocks, each once."""
     return {id(clock): clock for clock in clocks}.values()
+
+
+def in_turn(lanes: Array, offset: Array, each: bool) -> Iterable[list[int]]:
+    """The elements of an atomic, by ascending lanes, in the groups that happen at one time: the lanes of a warp that
+    modify one place; ``each``: every lane by itself, because others may see the values in between."""
+    if each:
+        return [[i] for i in range(len(lanes))]
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, key in enumerate(zip((lanes >> 5).tolist(), offset.tolist(), strict=True)):
+        groups.setdefault(key, []).append(i)
+    return groups.values()
 
 
 class Fences(NamedTuple, Generic[Clock]):

@@ -456,7 +456,7 @@ class SharedMemory(SharedTags):
         self.recent.add(*self.extent, self.stamp)
         old = view[at] if strong and self.observed else None
         view[at] = value
-        if strong:
+        if strong and self.flags_are_read:
             self._publish(lanes, offset, strong, site, None if old is None else (old, value))
         # If several lanes store to one word, the last one's tag and value are left, which the others find here.
         back = self.last_writers(width, at) != tag

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from kernelproof.emulator.memory.flags import Flags, Knowledge, Knows, Moment, Side, Write, up_to
+from kernelproof.emulator.memory.flags import Flags, Knowledge, Knows, Moment, Side, Write, in_turn, up_to
 from kernelproof.emulator.memory.strong_loads import Accepts, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
@@ -26,7 +26,7 @@ class SharedFlags:
         self.hazards = batch.launch.options.hazards
         self.loads = StrongLoads(batch, clocks, "shared")
         self.flags: Flags[Array] = Flags(np.maximum, self.loads.weak)
-        self.observed = self.loads.observed
+        self.observed, self.flags_are_read = self.loads.observed, self.loads.flags_are_read
         # (row, warp) -> by scope: the clock that the warp has fenced, and what it has polled but not yet acquired.
         self.fenced: dict[tuple[int, int], dict[Scope, Array]] = {}
         self.learned: dict[tuple[int, int], dict[Scope, Array]] = {}
@@ -117,13 +117,15 @@ class SharedFlags:
     ) -> None:
         """Atomics, which have happened one after the other: each reads before it writes, and a later lane may acquire
         what an earlier one has released. ``read``, ``write``: their strengths; ``old``, ``new``: see ``_publish``."""
-        if self.hazards:
-            for i in range(len(lanes)):
-                history = self.flags.places.get(int(offset[i]))
-                if history is not None:
-                    self._learn(int(self.batch.row_of[lanes[i]]), int(self.batch.warp[lanes[i]]), history.last, read)
-                values = None if old is None or new is None else (old[i : i + 1], new[i : i + 1])
-                self._publish(lanes[i : i + 1], offset[i : i + 1], write, site, values, keep=True)
+        if not self.hazards:
+            return
+        for elements in in_turn(lanes, offset, old is not None):
+            lane, place = int(lanes[elements[0]]), offset[elements[:1]]
+            history = self.flags.places.get(int(place[0]))
+            if history is not None:
+                self._learn(int(self.batch.row_of[lane]), int(self.batch.warp[lane]), history.last, read)
+            values = None if old is None or new is None else (old[elements], new[elements])
+            self._publish(lanes[elements[:1]], place, write, site, values, keep=True)
 
     def _publish(
         self,

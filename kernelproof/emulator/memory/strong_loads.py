@@ -28,14 +28,17 @@ Accepts = Callable[[int, np.generic], bool]
 
 
 class StrongLoads:
-    """The strong loads of a batch's threads from one state space, where values are recorded if it is ``observed``."""
+    """The strong loads of a batch's threads from one state space, where values are recorded if it is ``observed``.
+    ``flags_are_read``: the kernel learns from strong writes there; if not, it does not matter what they publish."""
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, space: str) -> None:
         self.batch, self.clocks, self.launch, self.space = batch, clocks, batch.launch, space
         # By row and warp: the tick of the last barrier of its CTA, and the histories of which it was given older values
         # since then.
         self._given: dict[tuple[int, int], tuple[int, set[int]]] = {}
-        self.observed = space in batch.launch.kernel.observes and batch.launch.options.hazards
+        kernel, hazards = batch.launch.kernel, batch.launch.options.hazards
+        self.observed = hazards and space in kernel.observes
+        self.flags_are_read = hazards and space in kernel.reads_flags
         # In adverse order values are recorded even if nothing is fenced or released.
         self.weak = self.observed and batch.launch.options.adverse
 

@@ -67,7 +67,8 @@ class KernelFacts:
     the entry (maxntid, minnctapersm, ...). ``origins``: instruction -> pointers from which its address may be computed.
     ``written``: the pointers through which the kernel may write global memory, None if one cannot be followed.
     ``uncertain``: registers that a path reads before it writes them, and the instructions that do. ``cancels``: its
-    CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone. ``observes``: the
+    CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone. ``reads_flags``:
+    the state spaces in which its threads may learn from strong writes of others. ``observes``: the
     state spaces of which it has strong loads, which may return older values. ``polls``: number of an instruction that
     decides whether a loop goes on polling -> head of that loop. ``machine_code``: it was lowered from a cubin, so its
     lines are addresses.
@@ -92,6 +93,7 @@ class KernelFacts:
     uncertain: list[tuple[str, int]]
     cancels: bool
     restricts: bool
+    reads_flags: frozenset[str]
     observes: frozenset[str]
     polls: dict[int, int]
     machine_code: bool

@@ -20,6 +20,7 @@ from kernelproof.emulator.frontend.mutation_operators import (
     weaken,
 )
 from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym, Vec
+from kernelproof.emulator.frontend.registers import registers
 from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_in, sized
 
@@ -114,6 +115,15 @@ def observed_spaces(ins: Instr, polls: bool) -> frozenset[str]:
     place as it is, in a loop that ``polls``."""
     strong_load = ins.base == "ld" and _strength(ins, _READ_STRONG, ()) > 0
     if not strong_load and not (polls and ins.base == "atom" and _may_leave(ins)):
+        return frozenset()
+    return frozenset(space for space in ("global", "shared") if _reaches(ins, space))
+
+
+def read_flags(ins: Instr, used: set[str]) -> frozenset[str]:
+    """The state spaces in which an instruction reads what a strong write has left, and may learn from it: a strong
+    load, or an atomic. ``used``: registers whose value something uses; other results tell nobody anything."""
+    strong_load = ins.base == "ld" and _strength(ins, _READ_STRONG, ()) > 0
+    if not strong_load and not (ins.base == "atom" and not used.isdisjoint(registers(ins.operands[0]))):
         return frozenset()
     return frozenset(space for space in ("global", "shared") if _reaches(ins, space))
 
