@@ -145,6 +145,15 @@ def test_fences_and_flags_between_ctas(scope: str, fence: str, cluster: int, wro
     assert reported == ({"global-race"} if wrong else set())
 
 
+@pytest.mark.parametrize("use", ["", "st.global.u32 [%q+4], %x1;"])
+def test_an_atomic_acquires_whether_its_result_is_used_or_not(use: str) -> None:
+    """The load before it has found the flag set, so that the atomic finds nothing older."""
+    acquire = "atom.acquire.gpu.global.add.u32 %x1, [%p], 0; " + use
+    parts = {"before": "fence.acq_rel.gpu;", "set": SET.format("gpu"), "poll": POLL.format("gpu")}
+    assert handed_over(**parts, after=acquire) == set()
+    assert handed_over(**parts, after=acquire.replace(".acquire", ".relaxed")) == {"global-race"}
+
+
 # CTA 1 writes to global memory instead of its own shared memory.
 PASSED_BESIDE = PASSED.replace(
     "st.shared.u32 [%v], %t;", "mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g+128], %t;"

@@ -120,8 +120,9 @@ def observed_spaces(ins: Instr, polls: bool) -> frozenset[str]:
 
 
 def read_flags(ins: Instr, used: set[str]) -> frozenset[str]:
-    """The state spaces in which an instruction reads what a strong write has left, and may learn from it: a strong
-    load, or an atomic. ``used``: registers whose value something uses; other results tell nobody anything."""
+    """The state spaces in which an instruction tells its thread what strong writes have left: a strong load, or an
+    atomic whose result is ``used``. Where there is none, no thread knows behind which writes its atomics came, so that
+    nothing may depend on that order."""
     strong_load = ins.base == "ld" and _strength(ins, _READ_STRONG, ()) > 0
     if not strong_load and not (ins.base == "atom" and not used.isdisjoint(registers(ins.operands[0]))):
         return frozenset()
