@@ -23,9 +23,9 @@ EXEMPT = {
     "cp.async.bulk.tensor cp.async.bulk.prefetch.tensor cp.async.bulk.prefetch cp.async.bulk.commit_group "
     "cp.async.bulk.wait_group tensormap.replace tensormap.cp_fenceproxy",
     "order between threads": "bar bar.red bar.arrive bar.warp.sync barrier barrier.red barrier.arrive fence membar "
-    "barrier.cluster.arrive barrier.cluster.wait emu_meet membar.proxy fence.mbarrier_init fence.proxy "
-    "fence.proxy.tensormap:generic griddepcontrol.wait griddepcontrol cp.async.mbarrier.arrive mbarrier.arrive_drop "
-    "mbarrier.arrive mbarrier.expect_tx mbarrier.complete_tx mbarrier.init mbarrier.inval mbarrier.test_wait "
+    "barrier.cluster.arrive barrier.cluster.wait emu_meet emu_vote emu_reduced membar.proxy fence.mbarrier_init "
+    "fence.proxy fence.proxy.tensormap:generic griddepcontrol.wait griddepcontrol cp.async.mbarrier.arrive "
+    "mbarrier.arrive_drop mbarrier.arrive mbarrier.expect_tx mbarrier.complete_tx mbarrier.init mbarrier.inval mbarrier.test_wait "
     "mbarrier.try_wait emu_try_wait emu_waited clusterlaunchcontrol.try_cancel clusterlaunchcontrol.query_cancel "
     "clusterlaunchcontrol.query_cancel.is_canceled clusterlaunchcontrol.query_cancel.get_first_ctaid setmaxnreg",
     "lanes of a warp together": "shfl.sync vote.sync match redux activemask elect",
