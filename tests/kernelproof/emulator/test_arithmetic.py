@@ -25,9 +25,10 @@ EXEMPT = {
     "order between threads": "bar bar.red bar.arrive bar.warp.sync barrier barrier.red barrier.arrive fence membar "
     "barrier.cluster.arrive barrier.cluster.wait emu_meet emu_vote emu_reduced membar.proxy fence.mbarrier_init "
     "fence.proxy fence.proxy.tensormap:generic griddepcontrol.wait griddepcontrol cp.async.mbarrier.arrive "
-    "mbarrier.arrive_drop mbarrier.arrive mbarrier.expect_tx mbarrier.complete_tx mbarrier.init mbarrier.inval mbarrier.test_wait "
-    "mbarrier.try_wait emu_try_wait emu_waited clusterlaunchcontrol.try_cancel clusterlaunchcontrol.query_cancel "
-    "clusterlaunchcontrol.query_cancel.is_canceled clusterlaunchcontrol.query_cancel.get_first_ctaid setmaxnreg",
+    "mbarrier.arrive_drop mbarrier.arrive mbarrier.expect_tx mbarrier.complete_tx mbarrier.init mbarrier.inval "
+    "mbarrier.test_wait mbarrier.try_wait emu_try_wait emu_waited clusterlaunchcontrol.try_cancel "
+    "clusterlaunchcontrol.query_cancel clusterlaunchcontrol.query_cancel.is_canceled "
+    "clusterlaunchcontrol.query_cancel.get_first_ctaid setmaxnreg",
     "lanes of a warp together": "shfl.sync vote.sync match redux activemask elect",
     "matrices, in test_operand_types": "ldmatrix stmatrix movmatrix mma wmma.mma wmma.load wmma.store wgmma.fence "
     "wgmma.commit_group wgmma.wait_group wgmma.mma_async tcgen05.alloc tcgen05.dealloc tcgen05.ld tcgen05.st "
