@@ -1,0 +1,175 @@
+"""Checks the CUDA programs of HeCBench (zjin-lcf/HeCBench) and says what became of each.
+
+    python -m scripts.hecbench run CHECKOUT RESULTS.jsonl [NAME ...]     NAME as in src/NAME-cuda; all without one
+    python -m scripts.hecbench table RESULTS.jsonl
+
+``run`` asks each Makefile (``make --dry-run``) for sources, flags and the arguments of ``make run``, makes the
+arguments smaller by the rules of ``scripts/hecbench_programs.py``, and runs ``kernelproof check``. One line of JSON per
+program is appended to RESULTS. Programs that are in it already are not checked again, unless they are named; the last
+line of a program counts.
+
+``table`` compares the errors with the judgements in ``scripts/hecbench.json``. The exit code is 1 if an error has no
+judgement, or one that says it is false.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from scripts.hecbench_programs import DATA, NotRunnable, Run, runs_of
+
+COMPLAINT = re.compile(r"\b(?:fail(?:ed|ure)?|mismatch\w*|incorrect|wrong|error)\b", re.IGNORECASE)
+KEPT_OUTPUT = 2000  # characters of what a program printed last
+
+
+class Row(NamedTuple):
+    """What became of a program: ``state`` is clean, true, false, not judged, or not checked; ``why`` explains it."""
+
+    program: str
+    state: str
+    why: str
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def run(
+    checkout: Annotated[Path, typer.Argument(help="folder of HeCBench")],
+    results: Annotated[Path, typer.Argument(help="file to append to")],
+    names: Annotated[list[str] | None, typer.Argument(help="programs")] = None,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", help="programs at a time", min=1)] = 1,
+    seconds: Annotated[float, typer.Option(help="limit of a run, without compilation", min=1)] = 40,
+) -> None:
+    """Check programs, and append a line for each."""
+    known = set() if names else set(_results(results))
+    programs = names or sorted(folder.name.removesuffix("-cuda") for folder in (checkout / "src").glob("*-cuda"))
+    writing = threading.Lock()
+
+    def check(program: str) -> None:
+        outcomes = _outcomes(checkout.resolve(), program, seconds)
+        with writing, results.open("a") as file:
+            file.write(json.dumps({"program": program, "runs": outcomes}) + "\n")
+        print(program, *(f"[{item['outcome']} {item['reason'][:100]}]" for item in outcomes), flush=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(check, (program for program in programs if program not in known)))
+
+
+def _results(results: Path) -> dict[str, list[dict[str, Any]]]:
+    """The runs of each program, by its last line in a file that need not exist."""
+    lines = map(json.loads, results.read_text().splitlines()) if results.exists() else iter(())
+    return {line["program"]: line["runs"] for line in lines}
+
+
+def _outcomes(checkout: Path, program: str, seconds: float) -> list[dict[str, Any]]:
+    """The results of a program's runs; one without arguments if it cannot be run."""
+    nothing = {"arguments": [], "outcome": "not checked", "findings": []}
+    try:
+        with runs_of(checkout, program) as runs:
+            return [{**nothing, "arguments": item.arguments, **_outcome(item, seconds)} for item in runs]
+    except NotRunnable as error:
+        return [{**nothing, "reason": str(error)}]
+
+
+def _outcome(item: Run, seconds: float) -> dict[str, Any]:
+    """The keys of a result that a check determines."""
+    command = [sys.executable, "-m", "kernelproof", "check", *map(str, item.sources), "--json", "--memory", "4"]
+    command += ["--timeout", str(seconds), "--nvcc-args", item.flags, "--", *item.arguments]
+    process = subprocess.run(command, capture_output=True, check=False, cwd=item.folder)
+    printed = process.stderr.decode(errors="replace")
+    try:
+        result = json.loads(process.stdout)
+    except ValueError:
+        return {"reason": _compiler_error(printed)}
+    findings = [_finding(entry) for entry in result["findings"] if entry["severity"] == "error"]
+    reasons = [str(entry["reason"]) for entry in result["not_checked"]]
+    if not reasons and result["exit_code"] and not findings:
+        missing = [word for word in item.arguments if re.search(r"[/.]\D", word) and not (item.folder / word).exists()]
+        reasons = [f"the program ended: {result['ending']}" + (f", no file {missing[0]}" if missing else "")]
+    complaints = [line.strip() for line in printed.splitlines() if COMPLAINT.search(line)]
+    return {
+        "outcome": "errors" if findings else "not checked" if reasons else "clean",
+        "reason": reasons[0] if reasons else "",
+        "findings": findings,
+        "launches": sum(kernel["launches"] for kernel in result["kernels"]),
+        "unsupported": result["unsupported"],
+        "seconds": result["seconds"],
+        "exit_code": result["exit_code"],
+        "complaints": complaints[:5],
+        "printed": printed[-KEPT_OUTPUT:],
+    }
+
+
+def _compiler_error(printed: str) -> str:
+    """The first line that says why there is no result."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    faults = [line for line in lines if re.search(r"fatal error|: error|undefined|finds no file", line)]
+    return (faults or lines or ["no result"])[0]
+
+
+def _finding(entry: dict[str, Any]) -> dict[str, Any]:
+    """The rule of a finding and the lines that it names, as FILE:LINE."""
+    homes = [access["home"] for key in ("access", "other") if (access := entry.get(key)) and access.get("home")]
+    lines = sorted({f"{Path(home['file']).name}:{home['line']}" for home in homes if home.get("file")})
+    return {"rule": entry["rule"], "lines": lines, "count": entry["count"], "text": entry["text"]}
+
+
+@app.command()
+def table(
+    results: Annotated[Path, typer.Argument(help="file that run has written")],
+    every: Annotated[bool, typer.Option("--all", help="also the clean programs")] = False,
+) -> None:
+    """Print what became of each program, and the sums."""
+    judgements = json.loads(DATA.read_text())["judgements"]
+    rows = [
+        row for program, runs in sorted(_results(results).items())
+        for row in _rows(program, runs, judgements.get(program, []))
+    ]  # fmt: skip
+    for row in rows:
+        if every or row.state != "clean":
+            print(f"| {row.program} | {row.state} | {row.why} |")
+    counts = Counter(state for _, state in {(row.program, row.state) for row in rows})
+    print(", ".join(f"{count} programs {state}" for state, count in counts.most_common()))
+    if any(row.state in ("false", "not judged") for row in rows):
+        raise typer.Exit(1)
+
+
+def _rows(program: str, runs: list[dict[str, Any]], judgements: list[dict[str, Any]]) -> list[Row]:
+    """One row per judgement; or one that says that the program is clean, or why it was not checked."""
+    rows = {}
+    for finding in (finding for item in runs for finding in item["findings"]):
+        judgement = _judgement(finding, judgements)
+        if judgement is None:
+            why = f"{finding['rule']} {' '.join(finding['lines'])}"
+            rows[why] = Row(program, "not judged", why)
+        else:
+            why = f"`{judgement['rule']}` {', '.join(judgement['lines'])}: {judgement['reason']}"
+            rows[why] = Row(program, judgement["verdict"], why)
+    if rows:
+        return list(rows.values())
+    if any(item["outcome"] == "clean" for item in runs):
+        return [Row(program, "clean", f"{sum(item.get('launches', 0) for item in runs)} launches")]
+    return [Row(program, "not checked", runs[0]["reason"].replace("|", "/"))]
+
+
+def _judgement(finding: dict[str, Any], judgements: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The judgement of a finding's rule that names all of its lines."""
+    for judgement in judgements:
+        if judgement["rule"] == finding["rule"] and set(finding["lines"]) <= set(judgement["lines"]):
+            return judgement
+    return None
+
+
+if __name__ == "__main__":
+    app()

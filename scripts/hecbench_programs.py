@@ -1,0 +1,192 @@
+"""How a program of HeCBench is built and run, read from its Makefile, with arguments that an emulator can afford.
+
+The rules, unless ``scripts/hecbench.json`` states ``runs`` (arguments) of a program:
+
+- an argument is a number of repetitions if the variable or the option that takes it is named like one: it becomes 2;
+- other integers above 32 are sizes: the largest is halved, or divided by 10 if it is a round decimal number, until the
+  product of all is at most ``ELEMENTS``;
+- everything else stays.
+
+Where sizes are no arguments, ``edits`` of that file states texts to replace, by file of the program.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DATA = Path(__file__).with_name("hecbench.json")
+ELEMENTS = 1 << 14
+SMALL = 32
+VARIANTS = 3  # runs of a Makefile, at most
+_REPEATS = re.compile(r"rep|iter|trial|pass|run|time|step|loop|round|epoch|samples_num", re.IGNORECASE)
+_ASSIGNED = re.compile(r"(\w+)\s*=[^;=]*?\bargv\s*\[\s*(\d+)\s*\]")
+_VARIABLE = re.compile(r"\w+=")
+_SOURCE = (".cu", ".cpp", ".cc", ".c")
+_COMPILERS = ("nvcc", "g++", "gcc", "cc", "c++")
+
+
+class NotRunnable(Exception):
+    """The Makefile does not say how to build or run the program without further tools."""
+
+
+class Run(NamedTuple):
+    """A run of a program in a folder; ``flags`` are for nvcc, as a shell spells them."""
+
+    folder: Path
+    sources: list[Path]
+    flags: str
+    arguments: list[str]
+
+
+@contextmanager
+def runs_of(checkout: Path, program: str) -> Iterator[list[Run]]:
+    """The runs of a program, in a copy of its folder where texts are replaced. Raises NotRunnable."""
+    entry = json.loads(DATA.read_text())["programs"].get(program, {})
+    original = checkout / "src" / f"{program}-cuda"
+    if "edits" not in entry:
+        yield _runs(original, entry)
+        return
+    # Beside the original, since programs read files by paths such as ../data/x.
+    copy = original.with_name(f"{program}-cuda-smaller")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(original, copy)
+    try:
+        _edit(copy, entry["edits"])
+        yield _runs(copy, entry)
+    finally:
+        shutil.rmtree(copy)
+
+
+def _edit(folder: Path, edits: dict[str, list[list[str]]]) -> None:
+    for name, replacements in edits.items():
+        text = (folder / name).read_text(errors="surrogateescape")
+        for old, new in replacements:
+            if old not in text:
+                raise NotRunnable(f"{name}: no {old!r} to replace")
+            text = text.replace(old, new)
+        (folder / name).write_text(text, errors="surrogateescape")
+
+
+def _runs(folder: Path, entry: dict[str, Any]) -> list[Run]:
+    if not (folder / "Makefile").exists():
+        raise NotRunnable("no Makefile")
+    steps = list(_steps(folder))
+    compiled = [step for step in steps if Path(step.words[0]).name in _COMPILERS]
+    sources = {
+        (step.folder / word).resolve(): None for step in compiled for word in step.words if word.endswith(_SOURCE)
+    }
+    if missing := [path.name for path in sources if not path.exists()]:
+        raise NotRunnable(f"no file {missing[0]}")
+    if not sources:
+        raise NotRunnable("its Makefile compiles nothing with nvcc")
+    outputs = {Path(step.words[step.words.index("-o") + 1]).name for step in compiled if "-o" in step.words[:-1]}
+    flags = shlex.join(dict.fromkeys(word for step in compiled for word in _flags(step)))
+    commands = [step for step in steps if step not in compiled and step.program in outputs]
+    if not commands:
+        others = [step.words[0] for step in steps if step not in compiled]
+        raise NotRunnable(f"started by {others[-1]}" if others else "its Makefile has no run")
+    texts = " ".join(path.read_text(errors="replace") for path in sources)
+    places = {command.folder: None for command in commands}
+    chosen = entry.get("runs") or [smaller(command.arguments, texts) for command in commands]
+    distinct = dict.fromkeys(map(tuple, chosen))
+    return [Run(next(iter(places)), list(sources), flags, list(arguments)) for arguments in distinct][:VARIANTS]
+
+
+class Step(NamedTuple):
+    """A command of a Makefile, and the folder in which it is executed. Variables may be set before its program."""
+
+    folder: Path
+    words: list[str]
+
+    @property
+    def program(self) -> str:
+        return Path(next((word for word in self.words if not _VARIABLE.match(word)), "")).name
+
+    @property
+    def arguments(self) -> list[str]:
+        return list(dropwhile(_VARIABLE.match, self.words))[1:]
+
+
+def _steps(folder: Path) -> Iterator[Step]:
+    """The commands of ``make run``, none of which is executed. Raises NotRunnable."""
+    command = ["make", "--dry-run", "--always-make", "run", "CC=nvcc", "ARCH=sm_80"]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+    if process.returncode:
+        raise NotRunnable(process.stderr.strip().splitlines()[-1])
+    place = folder
+    for line in re.sub(r"\\\n", " ", process.stdout).splitlines():
+        if entered := re.match(r"make\[\d+\]: Entering directory '(.*)'", line):
+            place = Path(entered[1])
+            continue
+        if line.startswith("make["):
+            place = folder
+            continue
+        within = place
+        for part in re.split(r"&&|;", line):
+            try:
+                words = shlex.split(part, comments=True)
+            except ValueError:
+                continue
+            if words[:1] == ["cd"]:
+                within = within / words[-1]
+            elif words:
+                yield Step(within, words)
+
+
+def _flags(step: Step) -> Iterator[str]:
+    """The flags of a compiler, with absolute folders, as nvcc takes them, each option with its value as one word."""
+    of_nvcc = Path(step.words[0]).name == "nvcc"
+    words = iter(step.words[1:])
+    for word in words:
+        if word == "-o":
+            next(words, None)
+        elif word in ("-I", "-L", "-D", "-l"):
+            word += next(words, "")
+        elif word in ("-Xcompiler", "-x", "-maxrregcount"):
+            word = f"{word}={next(words, '')}"
+        if word.startswith(("-I", "-L")):
+            yield word[:2] + str((step.folder / word[2:]).resolve())
+        elif word.startswith("-") and word not in ("-c", "-o") and (of_nvcc or word.startswith(("-D", "-l", "-std"))):
+            yield word
+
+
+def smaller(arguments: list[str], texts: str) -> list[str]:
+    """Arguments with fewer repetitions and smaller sizes. ``texts`` is the program's source."""
+    result = list(arguments)
+    names = {int(at) - 1: name for name, at in _ASSIGNED.findall(texts)}
+    sizes = {}
+    for at, word in enumerate(arguments):
+        option, value = _value(word)
+        if not value.isdecimal():
+            continue
+        before = arguments[at - 1] if at and arguments[at - 1].startswith("-") else ""
+        name = option or before or names.get(at, "")
+        if _REPEATS.search(name) or name in ("-i", "-r", "--i="):
+            result[at] = option + str(min(int(value), 2))
+        elif int(value) > SMALL:
+            sizes[at] = int(value)
+    while sizes and math.prod(sizes.values()) > ELEMENTS:
+        largest = max(sizes, key=lambda at: sizes[at])
+        size = sizes[largest]
+        if size <= SMALL:
+            break
+        sizes[largest] = size // 10 if size % 10 == 0 and size & (size - 1) and size % 256 else size // 2
+    for at, size in sizes.items():
+        result[at] = _value(arguments[at])[0] + str(size)
+    return result
+
+
+def _value(word: str) -> tuple[str, str]:
+    """The option in ``--option=value``, with the sign, and the value."""
+    option, sign, value = word.partition("=")
+    return (option + sign, value) if sign else ("", word)
