@@ -2,7 +2,7 @@
 
 The rules, unless ``scripts/hecbench.json`` states ``runs`` (arguments) of a program:
 
-- an argument is a number of repetitions if the variable or the option that takes it is named like one: it becomes 2;
+- an argument is a number of repetitions if its variable, its option or the usage text names it so: it becomes 2;
 - other integers above 32 are sizes: the largest is halved, or divided by 10 if it is a round decimal number, until the
   product of all is at most ``ELEMENTS``;
 - everything else stays.
@@ -31,6 +31,7 @@ VARIANTS = 3  # runs of a Makefile, at most
 _REPEATS = re.compile(r"rep|iter|trial|pass|run|time|step|loop|round|epoch|samples_num", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(\w+)\s*=[^;=]*?\bargv\s*\[\s*(\d+)\s*\]")
 _VARIABLE = re.compile(r"\w+=")
+_USAGE = re.compile(r"[Uu]sage[^;]*")
 _SOURCE = (".cu", ".cpp", ".cc", ".c")
 _COMPILERS = ("nvcc", "g++", "gcc", "cc", "c++")
 
@@ -164,6 +165,9 @@ def smaller(arguments: list[str], texts: str) -> list[str]:
     """Arguments with fewer repetitions and smaller sizes. ``texts`` is the program's source."""
     result = list(arguments)
     names = {int(at) - 1: name for name, at in _ASSIGNED.findall(texts)}
+    described = re.findall(r"<([^<>]*)>", usage[0]) if (usage := _USAGE.search(texts)) else []
+    if len(described) == len(arguments):
+        names = {at: f"{names.get(at, '')} {name}" for at, name in enumerate(described)}
     sizes = {}
     for at, word in enumerate(arguments):
         option, value = _value(word)
