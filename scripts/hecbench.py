@@ -96,7 +96,8 @@ def _outcome(item: Run, seconds: float) -> dict[str, Any]:
     reasons = [str(entry["reason"]) for entry in result["not_checked"]]
     if not reasons and result["exit_code"] and not findings:
         missing = [word for word in item.arguments if re.search(r"[/.]\D", word) and not (item.folder / word).exists()]
-        reasons = [f"the program ended: {result['ending']}" + (f", no file {missing[0]}" if missing else "")]
+        last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
+        reasons = [f"the program {result['ending']}: {f'no file {missing[0]}' if missing else last.strip()}"]
     complaints = [line.strip() for line in printed.splitlines() if COMPLAINT.search(line)]
     return {
         "outcome": "errors" if findings else "not checked" if reasons else "clean",

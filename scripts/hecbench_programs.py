@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 DATA = Path(__file__).with_name("hecbench.json")
 ELEMENTS = 1 << 14
-SMALL = 32
+SMALL = 32  # what is no larger stays
+LEAST = 8  # no size becomes smaller
 VARIANTS = 3  # runs of a Makefile, at most
 _REPEATS = re.compile(r"rep|iter|trial|pass|run|time|step|loop|round|epoch|samples_num", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(\w+)\s*=[^;=]*?\bargv\s*\[\s*(\d+)\s*\]")
@@ -182,7 +183,7 @@ def smaller(arguments: list[str], texts: str) -> list[str]:
     while sizes and math.prod(sizes.values()) > ELEMENTS:
         largest = max(sizes, key=lambda at: sizes[at])
         size = sizes[largest]
-        if size <= SMALL:
+        if size < 2 * LEAST:
             break
         sizes[largest] = size // 10 if size % 10 == 0 and size & (size - 1) and size % 256 else size // 2
     for at, size in sizes.items():

@@ -39,9 +39,10 @@ def test_options_are_named_by_themselves() -> None:
     assert int(smaller[2]) <= hecbench_programs.ELEMENTS
 
 
-def test_many_sizes_stay_above_the_smallest() -> None:
+def test_many_sizes_share_the_elements() -> None:
     smaller = hecbench_programs.smaller(["512", "512", "512", "512"], "")
-    assert math.prod(map(int, smaller)) >= hecbench_programs.SMALL**4 // 16
+    assert min(map(int, smaller)) >= hecbench_programs.LEAST
+    assert math.prod(map(int, smaller)) <= hecbench_programs.ELEMENTS
 
 
 @pytest.fixture
