@@ -9,7 +9,8 @@ program is appended to RESULTS. Programs that are in it already are not checked 
 line of a program counts.
 
 ``table`` compares the errors with the judgements in ``scripts/hecbench.json``. The exit code is 1 if an error has no
-judgement, or one that says it is false.
+judgement, or one that says it is false, or if a program without errors says that its results are wrong and that file
+does not explain it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import typer
 
 from scripts.hecbench_programs import DATA, NotRunnable, Run, runs_of
 
-COMPLAINT = re.compile(r"\b(?:fail(?:ed|ure)?|mismatch\w*|incorrect|wrong|error)\b", re.IGNORECASE)
+# How programs say that their results differ from their reference.
+COMPLAINT = re.compile(r"\b(?:FAIL\w*|[Ff]ailed|(?i:mismatch\w*|incorrect))\b")
 KEPT_OUTPUT = 2000  # characters of what a program printed last
 
 
@@ -132,10 +134,10 @@ def table(
     every: Annotated[bool, typer.Option("--all", help="also the clean programs")] = False,
 ) -> None:
     """Print what became of each program, and the sums."""
-    judgements = json.loads(DATA.read_text())["judgements"]
+    data = json.loads(DATA.read_text())
     rows = [
         row for program, runs in sorted(_results(results).items())
-        for row in _rows(program, runs, judgements.get(program, []))
+        for row in _rows(program, runs, data["judgements"].get(program, []), data["complaints"].get(program))
     ]  # fmt: skip
     for row in rows:
         if every or row.state != "clean":
@@ -146,8 +148,13 @@ def table(
         raise typer.Exit(1)
 
 
-def _rows(program: str, runs: list[dict[str, Any]], judgements: list[dict[str, Any]]) -> list[Row]:
-    """One row per judgement; or one that says that the program is clean, or why it was not checked."""
+def _rows(
+    program: str, runs: list[dict[str, Any]], judgements: list[dict[str, Any]], complaint: str | None
+) -> list[Row]:
+    """One row per judgement; or one that says that the program is clean, or why it was not checked.
+
+    ``complaint`` explains why the program says that its results are wrong.
+    """
     rows = {}
     for finding in (finding for item in runs for finding in item["findings"]):
         judgement = _judgement(finding, judgements)
@@ -159,8 +166,11 @@ def _rows(program: str, runs: list[dict[str, Any]], judgements: list[dict[str, A
             rows[why] = Row(program, judgement["verdict"], why)
     if rows:
         return list(rows.values())
-    if any(item["outcome"] == "clean" for item in runs):
-        return [Row(program, "clean", f"{sum(item.get('launches', 0) for item in runs)} launches")]
+    clean = [item for item in runs if item["outcome"] == "clean"]
+    if said := [line for item in clean for line in item["complaints"] if COMPLAINT.search(line)]:
+        return [Row(program, "clean" if complaint else "not judged", complaint or f"says {said[0]}")]
+    if clean:
+        return [Row(program, "clean", f"{sum(item['launches'] for item in clean)} launches")]
     return [Row(program, "not checked", runs[0]["reason"].replace("|", "/"))]
 
 

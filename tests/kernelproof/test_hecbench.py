@@ -80,6 +80,15 @@ def test_edits_are_made_in_a_copy(checkout: Path, monkeypatch: pytest.MonkeyPatc
     assert [path.name for path in (checkout / "src").iterdir()] == ["scale-cuda"]
 
 
+def exit_code(folder: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, object], run: dict[str, object]) -> int:
+    """The exit code of ``table`` for the run of a program x."""
+    monkeypatch.setattr(hecbench, "DATA", folder / "data.json")
+    hecbench.DATA.write_text(json.dumps({"judgements": {}, "complaints": {}, **data}))
+    results = folder / "results.jsonl"
+    results.write_text(json.dumps({"program": "x", "runs": [{"arguments": [], "reason": "", **run}]}) + "\n")
+    return CliRunner().invoke(hecbench.app, ["table", str(results)]).exit_code
+
+
 @pytest.mark.parametrize(
     ("verdict", "lines", "code"),
     [("true", ["a.cu:1", "a.cu:2"], 0), ("false", ["a.cu:1", "a.cu:2"], 1), ("true", ["a.cu:1"], 1)],
@@ -88,10 +97,14 @@ def test_an_error_needs_a_judgement_that_it_is_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, lines: list[str], code: int
 ) -> None:
     judgement = {"rule": "shared-race", "lines": lines, "verdict": verdict, "reason": "no barrier"}
-    monkeypatch.setattr(hecbench, "DATA", tmp_path / "data.json")
-    hecbench.DATA.write_text(json.dumps({"judgements": {"x": [judgement]}}))
     finding = {"rule": "shared-race", "lines": ["a.cu:1", "a.cu:2"], "count": 1, "text": ""}
-    run = {"arguments": [], "outcome": "errors", "reason": "", "findings": [finding]}
-    results = tmp_path / "results.jsonl"
-    results.write_text(json.dumps({"program": "x", "runs": [run]}) + "\n")
-    assert CliRunner().invoke(hecbench.app, ["table", str(results)]).exit_code == code
+    run = {"outcome": "errors", "findings": [finding]}
+    assert exit_code(tmp_path, monkeypatch, {"judgements": {"x": [judgement]}}, run) == code
+
+
+@pytest.mark.parametrize(("explained", "code"), [({}, 1), ({"x": "its reference is not initialised"}, 0)])
+def test_a_program_that_says_fail_needs_an_explanation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explained: dict[str, str], code: int
+) -> None:
+    run = {"outcome": "clean", "findings": [], "launches": 1, "complaints": ["FAIL"]}
+    assert exit_code(tmp_path, monkeypatch, {"complaints": explained}, run) == code
