@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -94,7 +95,9 @@ def _outcome(item: Run, seconds: float) -> dict[str, Any]:
         result = json.loads(process.stdout)
     except ValueError:
         return {"reason": _compiler_error(printed)}
-    findings = [_finding(entry) for entry in result["findings"] if entry["severity"] == "error"]
+    findings = [
+        finding for entry in result["findings"] if entry["severity"] == "error" for finding in _of_one_cause(entry)
+    ]
     reasons = [str(entry["reason"]) for entry in result["not_checked"]]
     if not reasons and result["exit_code"] and not findings:
         missing = [word for word in item.arguments if re.search(r"[/.]\D", word) and not (item.folder / word).exists()]
@@ -121,11 +124,17 @@ def _compiler_error(printed: str) -> str:
     return (faults or lines or ["no result"])[0]
 
 
-def _finding(entry: dict[str, Any]) -> dict[str, Any]:
-    """The rule of a finding and the lines that it names, as FILE:LINE."""
-    homes = [access["home"] for key in ("access", "other") if (access := entry.get(key)) and access.get("home")]
-    lines = sorted({f"{Path(home['file']).name}:{home['line']}" for home in homes if home.get("file")})
-    return {"rule": entry["rule"], "lines": lines, "count": entry["count"], "text": entry["text"]}
+def _of_one_cause(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The findings of one cause, each with its rule and the user's lines as FILE:LINE."""
+    homes = [access and access["home"] for access in (entry["access"], entry["other"])]
+    yield {"rule": entry["rule"], "lines": _places(homes), "count": entry["count"], "text": entry["text"]}
+    for also in entry["also"]:
+        lines = _places([also["access"], also["other"]])
+        yield {"rule": also["rule"], "lines": lines, "count": also["count"], "text": also["message"]}
+
+
+def _places(homes: list[dict[str, Any] | None]) -> list[str]:
+    return sorted({f"{Path(home['file']).name}:{home['line']}" for home in homes if home and home["file"]})
 
 
 @app.command()
