@@ -31,7 +31,18 @@ import typer
 from scripts.hecbench_programs import DATA, NotRunnable, Run, runs_of
 
 # How programs say that their results differ from their reference.
-COMPLAINT = re.compile(r"\b(?:FAIL\w*|[Ff]ailed|(?i:mismatch\w*|incorrect))\b")
+COMPLAINT = re.compile(r"\b(?:FAIL\w*|[Ff]ailed|(?i:mismatch\w*|incorrect))\b(?!.*: 0$)")
+# Why a program was not checked, by what its reason contains; the first that fits.
+OBSTACLES = {
+    "did not end within": "limit of time",
+    r"fatal error: \S+: No such file": "a header is not installed",
+    "finds no file|cannot find -l": "a library is not installed",
+    r"no file|No such file|[Oo]pen|failed to read": "a data file is not in the repository",
+    "started by|compiles nothing|no Makefile|make:": "it is not built by nvcc and run by itself",
+    "the program": "the program gives up",
+    "nvcc failed|: error|undefined": "it does not compile",
+    "": "the emulator refuses it",
+}
 KEPT_OUTPUT = 2000  # characters of what a program printed last
 
 
@@ -86,7 +97,7 @@ def _outcomes(checkout: Path, program: str, seconds: float) -> list[dict[str, An
 
 
 def _outcome(item: Run, seconds: float) -> dict[str, Any]:
-    """The keys of a result that a check determines."""
+    """The keys of a result that a check determines. A program that fails by its own comparison was checked."""
     command = [sys.executable, "-m", "kernelproof", "check", *map(str, item.sources), "--json", "--memory", "4"]
     command += ["--timeout", str(seconds), "--nvcc-args", item.flags, "--", *item.arguments]
     process = subprocess.run(command, capture_output=True, check=False, cwd=item.folder)
@@ -99,16 +110,18 @@ def _outcome(item: Run, seconds: float) -> dict[str, Any]:
         finding for entry in result["findings"] if entry["severity"] == "error" for finding in _of_one_cause(entry)
     ]
     reasons = [str(entry["reason"]) for entry in result["not_checked"]]
-    if not reasons and result["exit_code"] and not findings:
+    complaints = [line.strip() for line in printed.splitlines() if COMPLAINT.search(line)]
+    launches = sum(kernel["launches"] for kernel in result["kernels"])
+    by_comparison = bool(complaints) and launches > 0 and result["ending"].startswith("ended with exit code")
+    if not reasons and result["exit_code"] != 0 and not findings and not by_comparison:
         missing = [word for word in item.arguments if re.search(r"[/.]\D", word) and not (item.folder / word).exists()]
         last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
         reasons = [f"the program {result['ending']}: {f'no file {missing[0]}' if missing else last.strip()}"]
-    complaints = [line.strip() for line in printed.splitlines() if COMPLAINT.search(line)]
     return {
         "outcome": "errors" if findings else "not checked" if reasons else "clean",
         "reason": reasons[0] if reasons else "",
         "findings": findings,
-        "launches": sum(kernel["launches"] for kernel in result["kernels"]),
+        "launches": launches,
         "unsupported": result["unsupported"],
         "seconds": result["seconds"],
         "exit_code": result["exit_code"],
@@ -153,6 +166,8 @@ def table(
             print(f"| {row.program} | {row.state} | {row.why} |")
     counts = Counter(state for _, state in {(row.program, row.state) for row in rows})
     print(", ".join(f"{count} programs {state}" for state, count in counts.most_common()))
+    obstacles = Counter(_obstacle(row.why) for row in rows if row.state == "not checked")
+    print("not checked:", ", ".join(f"{obstacle}: {count}" for obstacle, count in obstacles.most_common()))
     if any(row.state in ("false", "not judged") for row in rows):
         raise typer.Exit(1)
 
@@ -181,6 +196,10 @@ def _rows(
     if clean:
         return [Row(program, "clean", f"{sum(item['launches'] for item in clean)} launches")]
     return [Row(program, "not checked", runs[0]["reason"].replace("|", "/"))]
+
+
+def _obstacle(reason: str) -> str:
+    return next(obstacle for pattern, obstacle in OBSTACLES.items() if re.search(pattern, reason))
 
 
 def _judgement(finding: dict[str, Any], judgements: list[dict[str, Any]]) -> dict[str, Any] | None:

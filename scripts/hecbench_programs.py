@@ -34,6 +34,11 @@ _ASSIGNED = re.compile(r"(\w+)\s*=[^;=]*?\bargv\s*\[\s*(\d+)\s*\]")
 _VARIABLE = re.compile(r"\w+=")
 _USAGE = re.compile(r"[Uu]sage[^;]*")
 _SOURCE = (".cu", ".cpp", ".cc", ".c")
+# Options of nvcc with a value of their own.
+_VALUED = (
+    "-Xcompiler", "-Xptxas", "-Xcudafe", "-Xlinker", "-x", "-maxrregcount", "--maxrregcount", "-rdc",
+    "--default-stream", "-default-stream",
+)  # fmt: skip
 _COMPILERS = ("nvcc", "g++", "gcc", "cc", "c++")
 
 
@@ -154,7 +159,7 @@ def _flags(step: Step) -> Iterator[str]:
             next(words, None)
         elif word in ("-I", "-L", "-D", "-l"):
             word += next(words, "")
-        elif word in ("-Xcompiler", "-x", "-maxrregcount"):
+        elif word in _VALUED:
             word = f"{word}={next(words, '')}"
         if word.startswith(("-I", "-L")):
             yield word[:2] + str((step.folder / word[2:]).resolve())
