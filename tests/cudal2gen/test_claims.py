@@ -180,6 +180,12 @@ def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, lib
 def _claims_first(scheduler: Scheduler) -> tuple[int, Array]:
     """Threads that claim run whenever they can, that of the first cluster before the other, as if loads were slow."""
     claiming = np.arange(scheduler.batch.size) % (PAIR.cluster_ctas * PAIR.threads) // 32 == 3
+    for head, mask in list(scheduler.deferred.items()):  # those that poll in a loop would wait for all others
+        if (mask & claiming).any():
+            del scheduler.deferred[head]
+            scheduler.pend[head] = scheduler.pend.get(head, np.zeros_like(mask)) | (mask & claiming)
+            if (mask & ~claiming).any():
+                scheduler.deferred[head] = mask & ~claiming
     able = {block: np.flatnonzero(mask & claiming) for block, mask in scheduler.pend.items()}
     lane, block = min(((int(lanes[0]), block) for block, lanes in able.items() if lanes.size), default=(-1, min(able)))
     mask = scheduler.pend.pop(block)

@@ -149,7 +149,7 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
     log, store = tmp_path / "log", tmp_path / "trials.jsonl"
     nodes = [node(), node()]
     executor: Executor = RayExecutor(
-        partial(Simulated, log, 0.05), resource=CARD, prepare=Packs(log), patience=PATIENCE
+        partial(Simulated, log, 0.05), resource=CARD, prepare=Packs(log), patience=PATIENCE, losses=3
     )
     jobs = [job(2 * index + 1, 2 * index + 2) for index in range(16)]
     finished_before: dict[str, Counter[int]] = {}
