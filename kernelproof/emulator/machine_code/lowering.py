@@ -17,7 +17,6 @@ from kernelproof.emulator.machine_code.operands import (
     Address,
     Constant,
     Literal,
-    Name,
     Operand,
     Predicate,
     Register,
@@ -328,6 +327,12 @@ class Lowering:
             else:
                 self.emit("mov.pred", name, value)
 
+    def set_comparison(self, results: tuple[str, str], held: str, boolean: str, other: str) -> None:
+        """Write what a comparison gives: ``held`` AND, OR or XOR another predicate, and the same of its negation."""
+        value = self.predicate(other)
+        self.set_predicate(results[0], self.logic(boolean, held, value))
+        self.set_predicate(results[1], self.logic(boolean, self.inverse(held), value))
+
 
 def _bracketed(base: str, offset: int) -> str:
     if base == ZERO:
@@ -343,11 +348,6 @@ def is_zero(text: str) -> bool:
 def is_predicate(text: str) -> bool:
     """Is the operand a predicate?"""
     return isinstance(operand(text), Predicate)
-
-
-def is_name(text: str) -> bool:
-    """Is the operand a special register, a scoreboard or a label?"""
-    return isinstance(operand(text), Name)
 
 
 def label_of(address: int) -> str:

@@ -30,10 +30,7 @@ def compare(low: Lowering, ins: Instruction) -> None:
             held = low.either(above, low.both(equal, lower))
     else:
         held = low.computed(f"setp.{order.lower()}.{kind}", x, y, kind="pred")
-    other = low.predicate(r)
-    values = low.logic(boolean, held, other), low.logic(boolean, low.inverse(held), other)
-    for name, value in zip((p, q), values, strict=True):
-        low.set_predicate(name, value)
+    low.set_comparison((p, q), held, boolean, r)
 
 
 @mnemonic("PLOP3 UPLOP3", "LUT")

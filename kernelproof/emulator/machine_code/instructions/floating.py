@@ -68,19 +68,12 @@ def compare(low: Lowering, ins: Instruction) -> None:
     order, boolean = _compared(ins)
     p, q, a, b, r = ins.operands
     held = low.computed(f"setp.{order}{_options(ins)}.f32", single(low, a), single(low, b), kind="pred")
-    _assign(low, (p, q), held, boolean, r)
+    low.set_comparison((p, q), held, boolean, r)
 
 
 def _compared(ins: Instruction) -> tuple[str, str]:
     order = next(part.lower() for part in ins.modifiers if part in _ORDERS.split())
     return order, next(part for part in ins.modifiers if part in ("AND", "OR", "XOR"))
-
-
-def _assign(low: Lowering, results: tuple[str, str], held: str, boolean: str, other: str) -> None:
-    value = low.predicate(other)
-    values = low.logic(boolean, held, value), low.logic(boolean, low.inverse(held), value)
-    for name, text in zip(results, values, strict=True):
-        low.set_predicate(name, text)
 
 
 @mnemonic("FSEL", "FTZ")
@@ -147,7 +140,7 @@ def double_compare(low: Lowering, ins: Instruction) -> None:
     order, boolean = _compared(ins)
     p, q, a, b, r = ins.operands
     held = low.computed(f"setp.{order}.f64", _double(low, a), _double(low, b), kind="pred")
-    _assign(low, (p, q), held, boolean, r)
+    low.set_comparison((p, q), held, boolean, r)
 
 
 # --- halves, two in a register
