@@ -5,9 +5,10 @@ The first comparison shows how much faster a kernel could be at best, the second
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from statistics import median, quantiles
+from typing import NamedTuple
 
 from cudal2gen.kernel import IllegalRecord, Record, revise
 from cudal2gen.report.groups import Group
@@ -27,15 +28,32 @@ def records_by_kernel(records: Sequence[Record], groups: Iterable[Group]) -> dic
     return {(record.name, record.mnk): record for record in records if record.mnk in sizes}
 
 
-def each(group: Group, records: Mapping[tuple[str, str], Record]) -> Table:
+class Prediction(NamedTuple):
+    """Our kernel's time on one problem, and what the timing model predicts for it; both in microseconds."""
+
+    measurement: Measurement
+    measured_us: float
+    modelled_us: float | None  # None if the kernel's record or the card's rates are not known
+
+
+def predictions(group: Group, records: Mapping[tuple[str, str], Record]) -> list[Prediction]:
+    """The times of a group's problems that our kernel was measured on.
+
+    The record may have been made for another GPU model; it is modelled on the card's.
+    """
+    timed = [(row, row.timing(KERNEL)) for row in group.measurements]
+    return [
+        Prediction(row, timing.median_us, _modelled_us(group, records.get((timing.record or "", row.mnk))))
+        for row, timing in timed
+        if timing
+    ]
+
+
+def each(group: Group, predictions: Sequence[Prediction]) -> Table:
     """The table of all problems, those closest to their lower bound first. A time below the bound is pointed out."""
     rows = []
-    for measurement in group.measurements:
-        timing = measurement.timing(KERNEL)
-        if timing is None:
-            continue
-        us, floor = timing.median_us, group.floor_us(measurement)
-        modelled = _modelled_us(group, measurement, records)
+    for measurement, us, modelled in predictions:
+        floor = group.floor_us(measurement)
         over = f"{times(us / floor)}{': faster than the card can be' if us < floor else ''}"
         beside = (microseconds(modelled), times(us / modelled)) if modelled else ("—", "—")
         rows.append((us / floor, (measurement.mnk, microseconds(us), microseconds(floor), over, *beside)))
@@ -46,24 +64,24 @@ def each(group: Group, records: Mapping[tuple[str, str], Record]) -> Table:
     )
 
 
-def by_class(group: Group, records: Mapping[tuple[str, str], Record]) -> Table | None:
+def by_class(group: Group, predictions: Sequence[Prediction]) -> Table | None:
     """How well the timing model predicts the times of each size class; None if no kernel has both times.
 
     A calibration of the model's constants starts from these figures.
     """
     rows = []
     for size_class in group.size_classes:
-        pairs = [
-            (measured, modelled)
-            for row, measured, modelled in _pairs(group, records)
-            if row.problem.size_class == size_class
+        both = [
+            (prediction.measured_us, prediction.modelled_us)
+            for prediction in predictions
+            if prediction.modelled_us and prediction.measurement.problem.size_class == size_class
         ]
-        if pairs:
-            ratios = [measured / modelled for measured, modelled in pairs]
+        if both:
+            ratios = [measured / modelled for measured, modelled in both]
             low, high = (quantiles(ratios, n=10)[end] for end in (0, -1)) if len(ratios) > 1 else ratios * 2
-            correlation = spearman([measured for measured, _ in pairs], [modelled for _, modelled in pairs])
+            correlation = spearman([measured for measured, _ in both], [modelled for _, modelled in both])
             cells = (times(median(ratios)), f"{times(low)} to {times(high)}")
-            rows.append((size_class, str(len(pairs)), *cells, "—" if isnan(correlation) else f"{correlation:.2f}"))
+            rows.append((size_class, str(len(both)), *cells, "—" if isnan(correlation) else f"{correlation:.2f}"))
     if not rows:
         return None
     return Table(
@@ -73,33 +91,9 @@ def by_class(group: Group, records: Mapping[tuple[str, str], Record]) -> Table |
     )
 
 
-def _pairs(group: Group, records: Mapping[tuple[str, str], Record]) -> Iterator[tuple[Measurement, float, float]]:
-    """The measurements for which both exist, each with the kernel's measured and modelled time in microseconds."""
-    for measurement in group.measurements:
-        timing, modelled = measurement.timing(KERNEL), _modelled_us(group, measurement, records)
-        if timing and modelled:
-            yield measurement, timing.median_us, modelled
-
-
-def _modelled_us(group: Group, measurement: Measurement, records: Mapping[tuple[str, str], Record]) -> float | None:
-    """The modelled time in microseconds of our kernel on the card that measured it.
-
-    The record may have been made for another GPU model; it is modelled on the card's. The answer is None if the
-    kernel's record or the card's rates are not known.
-    """
-    timing = measurement.timing(KERNEL)
-    record = records.get((timing.record or "", measurement.mnk)) if timing else None
-    if record is None or not group.card:
-        return None
-    try:
-        return model.estimate(revise(record, gpu=group.card)).us
-    except IllegalRecord:
-        return None
-
-
-def apart(group: Group, records: Mapping[tuple[str, str], Record]) -> str:
+def apart(predictions: Sequence[Prediction]) -> str:
     """A sentence on how far measured and modelled times differ; empty if no kernel has both."""
-    ratios = [measured / modelled for _, measured, modelled in _pairs(group, records)]
+    ratios = [prediction.measured_us / prediction.modelled_us for prediction in predictions if prediction.modelled_us]
     if not ratios:
         return ""
     text = f" Ours take {times(median(ratios))} of their modelled time (median of {len(ratios)}"
@@ -107,3 +101,12 @@ def apart(group: Group, records: Mapping[tuple[str, str], Record]) -> str:
         deciles = quantiles(ratios, n=10)
         text += f"; eight of ten between {times(deciles[0])} and {times(deciles[-1])}"
     return f"{text})."
+
+
+def _modelled_us(group: Group, record: Record | None) -> float | None:
+    if record is None or not group.card:
+        return None
+    try:
+        return model.estimate(revise(record, gpu=group.card)).us
+    except IllegalRecord:
+        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from cudal2gen import places
@@ -56,10 +57,6 @@ class _Records:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._catalog = list(records)
-        self._by_problem: dict[tuple[str, int, int, int], list[Record]] = defaultdict(list)
-        for record in self._catalog:
-            self._by_problem[record.acc, record.m, record.n, record.k].append(record)
-        self._by_name: dict[str, Record] | None = None
         self._places: dict[tuple[object, ...], int] = {}
         self.linked: list[dict[str, Any]] = []
 
@@ -78,14 +75,21 @@ class _Records:
             )
         return self._places[key]
 
+    @cached_property
+    def _named(self) -> dict[tuple[str, str], list[Record]]:
+        """The records by name and sizes; all records of a name under empty sizes."""
+        named: dict[tuple[str, str], list[Record]] = defaultdict(list)
+        for record in self._catalog:
+            name = record.name  # a digest of its fields
+            named[name, record.mnk].append(record)
+            named[name, ""].append(record)
+        return named
+
     def _find(self, measurement: Measurement, name: str) -> Record | None:
-        candidates = self._by_problem[measurement.acc, measurement.m, measurement.n, measurement.k]
-        for record in sorted(candidates, key=lambda record: record.key != measurement.problem.key):
-            if record.name == name:
-                return record
-        if self._by_name is None:
-            self._by_name = {record.name: record for record in self._catalog}
-        return self._by_name.get(name)
+        """The record of that name: the measured problem's own, else one of its sizes, else any."""
+        key = measurement.problem.key
+        candidates = self._named.get((name, measurement.mnk)) or self._named.get((name, ""), [])[:1]
+        return min(candidates, key=lambda record: record.key != key, default=None)
 
 
 def _group(group: Group, records: _Records) -> dict[str, Any]:

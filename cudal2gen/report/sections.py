@@ -116,15 +116,16 @@ def section(group: Group, anchor: str, published: Published, records: Mapping[tu
         tables += [beside] if beside else []
         promised = aims.table(group)
         tables += [promised] if promised else []
+    predictions = floors.predictions(group, records)
     if group.measurements:
-        predicted = floors.by_class(group, records)
+        predicted = floors.by_class(group, predictions)
         tables += [predicted] if predicted else []
-        tables.append(floors.each(group, records))
+        tables.append(floors.each(group, predictions))
         charts = _charts(group, anchor)
     return Section(
         anchor,
         group.title,
-        (" ".join(words), _samples(group) + floors.apart(group, records)),
+        (" ".join(words), _samples(group) + floors.apart(predictions)),
         tuple(_alerts(group)),
         tuple(tables),
         charts,

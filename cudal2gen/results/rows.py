@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from statistics import median
 from typing import Annotated, Any, Literal
 
@@ -107,8 +108,14 @@ class Posed(Typed):
 
     @property
     def problem(self) -> Problem:
-        fields = dict(self)
-        return Problem.model_validate({name: fields[name] for name in Problem.model_fields if name in fields})
+        fields = self.__dict__
+        return _problem(tuple((name, fields[name]) for name in Problem.model_fields if name in fields))
+
+
+@lru_cache(maxsize=1 << 14)
+def _problem(fields: tuple[tuple[str, Any], ...]) -> Problem:
+    """Rows ask for their problem again and again, and rows of one problem are many."""
+    return Problem.model_validate(dict(fields))
 
 
 class Case(Line):
