@@ -7,7 +7,9 @@ only in a child process, which is confined by a sandbox.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +22,39 @@ from kernelproof.grading.contract import Buffer, Contract, HostCall
 from kernelproof.grading.device import Call, MemoryCalls
 from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array
+from kernelproof.ground.errors import Failure
 from kernelproof.ground.toolchain import discover
 
 INCLUDE = Path(__file__).parent / "include"
 TENSOR, INTEGER, NUMBER, NOTHING = range(4)
 DTYPES = ("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64", "", "bf16")  # in the order of ScalarType
 MAX_DIMS, MAX_RESULTS = 8, 16
+# Headers of the C++ library that torch's headers bring along, each with names by which a text shows that it needs it.
+# Extensions rarely include them themselves. To include all of them would double the time of a compilation.
+_BROUGHT_ALONG = {
+    "algorithm": "all_of any_of clamp copy_if count_if find_if lower_bound max_element min_element nth_element "
+    "partial_sort remove_if reverse rotate sort stable_sort transform unique upper_bound",
+    "array": "array", "atomic": "atomic atomic_flag memory_order", "bitset": "bitset",
+    "chrono": "chrono", "complex": "complex", "deque": "deque", "functional": "bind divides equal_to function greater "
+    "hash less logical_and logical_or minus modulus multiplies negate plus reference_wrapper",
+    "iomanip": "fixed hex setfill setprecision setw", "iostream": "cerr clog cout endl ostream",
+    "limits": "numeric_limits", "list": "list", "map": "map multimap",
+    "mutex": "call_once lock_guard mutex once_flag recursive_mutex scoped_lock unique_lock",
+    "numeric": "accumulate gcd inner_product iota lcm partial_sum reduce", "queue": "priority_queue queue",
+    "random": "mt19937 mt19937_64 normal_distribution random_device uniform_int_distribution",
+    "set": "multiset set", "sstream": "istringstream ostringstream stringstream", "stack": "stack", "thread": "thread",
+    "typeinfo": "type_info", "unordered_map": "unordered_map", "unordered_set": "unordered_set",
+    "variant": "get_if holds_alternative variant visit",
+}  # fmt: skip
+# The first error of a compilation that failed because the substitute lacks a part of torch.
+_NOT_IN_THE_SUBSTITUTE = re.compile(
+    r"kernelproof_torch|\"(?:torch|at|c10|py|pybind11)(?:::[^\"]*)?\"|\b(?:AT|C10|TORCH)_[A-Z]\w*"
+    r"|(?:torch|ATen|c10|pybind11)/\S+: No such file"
+)
+
+
+class MissingPart(Exception):
+    """A text uses a part of torch that the substitute lacks, so nothing is known about it."""
 
 
 class HostFailure(Exception):
@@ -48,17 +77,50 @@ class _Results(ctypes.Structure):
 def library(text: str, function: str, device: str, arguments: tuple[str, ...], seconds: float) -> Path:
     """Compile an extension's text into a library with an entry point that calls ``function``.
 
-    Raises Failure with the compiler's errors, also if the text uses a part of torch that the substitute lacks.
+    Raises MissingPart if the first error is about a part of torch, and Failure with the compiler's errors otherwise.
     """
-    whole = (
-        f"#include <kernelproof_tensor.h>\n{text}\n"
-        f'extern "C" int kernelproof_entry(const kernelproof_torch::Value* values, int count, '
+    entry = (
+        f'\nextern "C" int kernelproof_entry(const kernelproof_torch::Value* values, int count, '
         f"kernelproof_torch::Results* results) {{\n"
         f"  return kernelproof_torch::invoke(&{function}, values, count, results);\n}}\n"
     )
-    source = compilation.text_file(whole, ".cu")
-    options = ["-std=c++17", f"-isystem={INCLUDE}", *arguments]
-    return compilation.library([source], options, devices.target(device), discover(), seconds, foreign=())
+    with _missing_parts():
+        return compilation.library(
+            [_whole(text + entry)], _options(arguments), devices.target(device), discover(), seconds, foreign=()
+        )
+
+
+def check(text: str, device: str, arguments: tuple[str, ...], seconds: float) -> None:
+    """See whether an extension's text, with its host code, compiles. Raises as ``library`` does."""
+    with _missing_parts():
+        compilation.ptx(_whole(text), _options(arguments), devices.target(device), discover(), seconds, foreign=())
+
+
+def _whole(text: str) -> Path:
+    return compilation.text_file(f"#include <kernelproof_tensor.h>\n{_brought_along(text)}{text}", ".cu")
+
+
+def _options(arguments: tuple[str, ...]) -> list[str]:
+    return ["-std=c++17", f"-isystem={INCLUDE}", *arguments]
+
+
+@contextmanager
+def _missing_parts() -> Iterator[None]:
+    """Raise MissingPart in place of a Failure whose first error is about a part of torch."""
+    try:
+        yield
+    except Failure as error:
+        first = next((line for line in str(error).splitlines() if "error" in line), "")
+        if not _NOT_IN_THE_SUBSTITUTE.search(first):
+            raise
+        raise MissingPart(f"its host code needs a part of torch that is not there without torch: {first}") from None
+
+
+def _brought_along(text: str) -> str:
+    """Includes of the headers that the text needs and torch's headers would include."""
+    pattern = r"\b[a-z]\w+\b" if re.search(r"\busing\s+namespace\s+std\b", text) else r"\bstd\s*::\s*(\w+)"
+    named = set(re.findall(pattern, text))
+    return "".join(f"#include <{header}>\n" for header, names in _BROUGHT_ALONG.items() if named & set(names.split()))
 
 
 class HostCalls(MemoryCalls):

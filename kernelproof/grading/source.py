@@ -169,13 +169,30 @@ def _compiled_factory(
             return partial(launcher.HostCalls, path, agreement, device=limits.device)
         if module:
             translated = _with_templates(module.device_text, [launch.entry for launch in agreement.launches])
-        code = ptx(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
+        code = _ptx(translated, module, limits)
         if is_ptx(translated):
             program(code)
+    except launcher.MissingPart as error:
+        verdict.not_checked.append(str(error))
+        return None
     except (Failure, PtxError) as error:
         verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
         return None
     return partial(DeviceCalls, code, agreement, device=limits.device)
+
+
+def _ptx(translated: str, module: modules.Module | None, limits: Limits) -> str:
+    """The PTX of device code. Raises Failure with the compiler's errors.
+
+    Raises launcher.MissingPart if a module's kernels compile only with its host code, whose types they may take.
+    """
+    try:
+        return ptx(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
+    except Failure:
+        if module is None:
+            raise
+        launcher.check(module.host_text, limits.device, limits.nvcc_arguments, limits.compile_s)
+    raise launcher.MissingPart("its kernels do not compile without its host code: grade it by call and run_host")
 
 
 def _parsed_module(text: str, limits: Limits) -> modules.Module | None:

@@ -7,19 +7,23 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cfloat>
+#include <climits>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <initializer_list>
+#include <iosfwd>
 #include <memory>
-#include <numeric>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
+
+// Torch's headers bring nearly all of the C++ library along. Here that would be most of the time of a compilation, so
+// launcher.py includes what a text names.
 
 namespace kernelproof_torch {
 
@@ -46,12 +50,23 @@ inline const char* toString(ScalarType t) {
   constexpr const char* names[] = {"Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "Bool", "BFloat16", "?"};
   return names[int(t)];
 }
-inline std::ostream& operator<<(std::ostream& out, ScalarType t) { return out << toString(t); }
+template <class C, class Traits>
+std::basic_ostream<C, Traits>& operator<<(std::basic_ostream<C, Traits>& out, ScalarType t) { return out << toString(t); }
 
+struct Device;
+struct IntArrayRef;
+std::string spelled(const Device&);
+std::string spelled(const IntArrayRef&);
+inline std::string spelled(ScalarType t) { return toString(t); }
+// A part of a message. What has no spelling here appears as a question mark; no result depends on a message.
+template <class T> std::string spelled(const T& x) {
+  if constexpr (std::is_same_v<T, char>) return std::string(1, x);
+  else if constexpr (std::is_arithmetic_v<T>) return std::to_string(x);
+  else if constexpr (std::is_convertible_v<const T&, std::string>) return x;
+  else return "?";
+}
 template <class... T> [[noreturn]] void fail(const T&... words) {
-  std::ostringstream text;
-  (text << ... << words);
-  throw std::runtime_error(text.str());
+  throw std::runtime_error((std::string() + ... + spelled(words)));
 }
 inline void cuda_check(cudaError_t code) {
   if (code != cudaSuccess) fail("CUDA: ", cudaGetErrorString(code));
@@ -71,14 +86,22 @@ struct Device {
   bool operator==(const Device& other) const { return kind == other.kind; }
   bool operator!=(const Device& other) const { return kind != other.kind; }
 };
-inline std::ostream& operator<<(std::ostream& out, const Device& d) { return out << (d.is_cuda() ? "cuda:0" : "cpu"); }
+inline std::string spelled(const Device& d) { return d.is_cuda() ? "cuda:0" : "cpu"; }
+template <class C, class Traits> std::basic_ostream<C, Traits>& operator<<(std::basic_ostream<C, Traits>& out, const Device& d) {
+  return out << (d.is_cuda() ? "cuda:0" : "cpu");
+}
 
 struct IntArrayRef : std::vector<int64_t> {
   IntArrayRef() = default;
   IntArrayRef(std::vector<int64_t> values) : std::vector<int64_t>(std::move(values)) {}
-  template <class T> IntArrayRef(std::initializer_list<T> values) : std::vector<int64_t>(values.begin(), values.end()) {}
+  IntArrayRef(std::initializer_list<int64_t> values) : std::vector<int64_t>(values) {}
   std::vector<int64_t> vec() const { return *this; }
 };
+inline std::string spelled(const IntArrayRef& values) {
+  std::string text = "[";
+  for (auto value : values) text += (text.size() > 1 ? ", " : "") + std::to_string(value);
+  return text + "]";
+}
 
 struct TensorOptions {
   ScalarType type = kFloat;
@@ -103,6 +126,43 @@ KERNELPROOF_TYPE(int64_t, Long) KERNELPROOF_TYPE(long long, Long) KERNELPROOF_TY
 KERNELPROOF_TYPE(float, Float) KERNELPROOF_TYPE(double, Double) KERNELPROOF_TYPE(bool, Bool) KERNELPROOF_TYPE(BFloat16, BFloat16)
 KERNELPROOF_TYPE(__nv_bfloat16, BFloat16)
 #undef KERNELPROOF_TYPE
+
+// Views of a tensor that kernels take by value: x[i][j] is an element, and sizes and strides are in elements.
+template <class T> struct DefaultPtrTraits { typedef T* PtrType; };
+template <class T> struct RestrictPtrTraits { typedef T* __restrict__ PtrType; };
+template <class T, size_t N, template <class> class P = DefaultPtrTraits, class Index = int64_t> struct TensorAccessor {
+  __host__ __device__ TensorAccessor(T* data, const Index* sizes, const Index* strides)
+      : data_(data), sizes_(sizes), strides_(strides) {}
+  __host__ __device__ auto operator[](Index i) const -> decltype(auto) {
+    if constexpr (N == 1) return (data_[i * strides_[0]]);
+    else return TensorAccessor<T, N - 1, P, Index>(data_ + i * strides_[0], sizes_ + 1, strides_ + 1);
+  }
+  __host__ __device__ Index size(Index i) const { return sizes_[i]; }
+  __host__ __device__ Index stride(Index i) const { return strides_[i]; }
+  __host__ __device__ T* data() const { return data_; }
+ private:
+  typename P<T>::PtrType data_;
+  const Index *sizes_, *strides_;
+};
+template <class T, size_t N, template <class> class P = DefaultPtrTraits, class Index = int64_t>
+struct GenericPackedTensorAccessor {
+  GenericPackedTensorAccessor(T* data, const int64_t* sizes, const int64_t* strides) : data_(data) {
+    for (size_t i = 0; i < N; i++) sizes_[i] = Index(sizes[i]), strides_[i] = Index(strides[i]);
+  }
+  __host__ __device__ auto operator[](Index i) const -> decltype(auto) {
+    return TensorAccessor<T, N, P, Index>(data_, sizes_, strides_)[i];
+  }
+  __host__ __device__ Index size(Index i) const { return sizes_[i]; }
+  __host__ __device__ Index stride(Index i) const { return strides_[i]; }
+  __host__ __device__ T* data() const { return data_; }
+ private:
+  typename P<T>::PtrType data_;
+  Index sizes_[N], strides_[N];
+};
+template <class T, size_t N, template <class> class P = DefaultPtrTraits>
+using PackedTensorAccessor32 = GenericPackedTensorAccessor<T, N, P, int32_t>;
+template <class T, size_t N, template <class> class P = DefaultPtrTraits>
+using PackedTensorAccessor64 = GenericPackedTensorAccessor<T, N, P, int64_t>;
 
 class Tensor {
  public:
@@ -137,7 +197,11 @@ class Tensor {
   int64_t stride(int64_t i) const { return strides_.at(i < 0 ? i + dim() : i); }
   IntArrayRef sizes() const { return sizes_; }
   IntArrayRef strides() const { return strides_; }
-  int64_t numel() const { return std::accumulate(sizes_.begin(), sizes_.end(), int64_t(1), std::multiplies<int64_t>()); }
+  int64_t numel() const {
+    int64_t count = 1;
+    for (auto size : sizes_) count *= size;
+    return count;
+  }
   int64_t element_size() const { return elementSize(type_); }
   int64_t itemsize() const { return element_size(); }
   int64_t nbytes() const { return numel() * element_size(); }
@@ -190,8 +254,36 @@ class Tensor {
     cuda_check(cudaMemset(data_, 0, nbytes()));
     return *this;
   }
+  Tensor& fill_(double value) {
+    switch (type_) {
+      case ScalarType::Half: return filled(Half(__float2half(float(value))));
+      case ScalarType::BFloat16: return filled(BFloat16(__float2bfloat16(float(value))));
+      case ScalarType::Float: return filled(float(value));
+      case ScalarType::Double: return filled(value);
+      case ScalarType::Long: return filled(int64_t(value));
+      case ScalarType::Int: return filled(int(value));
+      case ScalarType::Short: return filled(short(value));
+      case ScalarType::Bool: return filled(value != 0);
+      default: return filled(int8_t(int(value)));
+    }
+  }
+  template <class T, size_t N> TensorAccessor<T, N> accessor() const { return view_of<TensorAccessor<T, N>, T, N>(); }
+  template <class T, size_t N, template <class> class P = DefaultPtrTraits>
+  PackedTensorAccessor32<T, N, P> packed_accessor32() const { return view_of<PackedTensorAccessor32<T, N, P>, T, N>(); }
+  template <class T, size_t N, template <class> class P = DefaultPtrTraits>
+  PackedTensorAccessor64<T, N, P> packed_accessor64() const { return view_of<PackedTensorAccessor64<T, N, P>, T, N>(); }
 
  private:
+  template <class T> Tensor& filled(T value) {
+    std::unique_ptr<T[]> values(new T[numel()]);  // no std::vector, whose bool is packed
+    for (int64_t i = 0; i < numel(); i++) values[i] = value;
+    cuda_check(cudaMemcpy(data_, values.get(), nbytes(), cudaMemcpyHostToDevice));
+    return *this;
+  }
+  template <class View, class T, size_t N> View view_of() const {
+    if (dim() != int64_t(N)) fail("expected ", N, " dimensions, not ", dim());
+    return View(data_ptr<T>(), sizes_.data(), strides_.data());
+  }
   std::vector<int64_t> sizes_, strides_;
   ScalarType type_ = ScalarType::Undefined;
   std::shared_ptr<void> memory_;
@@ -200,10 +292,14 @@ class Tensor {
 
 inline Tensor empty(IntArrayRef sizes, TensorOptions options = {}) { return Tensor(sizes, options.type); }
 inline Tensor zeros(IntArrayRef sizes, TensorOptions options = {}) { return empty(sizes, options).zero_(); }
+inline Tensor full(IntArrayRef sizes, double value, TensorOptions options = {}) { return empty(sizes, options).fill_(value); }
+inline Tensor ones(IntArrayRef sizes, TensorOptions options = {}) { return full(sizes, 1, options); }
 inline Tensor empty_like(const Tensor& x) { return empty(x.sizes(), x.options()); }
 inline Tensor empty_like(const Tensor& x, TensorOptions options) { return empty(x.sizes(), options); }
 inline Tensor zeros_like(const Tensor& x) { return zeros(x.sizes(), x.options()); }
 inline Tensor zeros_like(const Tensor& x, TensorOptions options) { return zeros(x.sizes(), options); }
+inline Tensor full_like(const Tensor& x, double value) { return full(x.sizes(), value, x.options()); }
+inline Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
 
 struct CUDAStream {
   cudaStream_t stream() const { return nullptr; }

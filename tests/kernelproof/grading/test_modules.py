@@ -107,6 +107,59 @@ def test_execution_shows_what_a_launcher_does(name: str) -> None:
     assert rule in graded(replaced(old, new), call=CALL, run_host=True).rules
 
 
+ACCESSORS = """
+#include <torch/extension.h>
+using View = torch::PackedTensorAccessor32<float, 2, torch::RestrictPtrTraits>;
+__global__ void scale_kernel(const View x, View y, float alpha) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < x.size(0)) y[i][0] = alpha * x[i][0];
+}
+torch::Tensor scale_cuda(torch::Tensor x, double alpha) {
+    TORCH_CHECK(x.dim() == 1, "one dimension, not ", x.dim(), " of ", x.sizes());
+    auto column = x.view({x.size(0), 1});
+    auto y = at::empty({x.size(0), 1}, x.options());
+    std::function<int(int)> groups = [](int n) { return (n + 127) / 128; };
+    std::ostringstream text; text << x.device();
+    torch::Tensor unused = torch::full({2, 1}, 3.0, x.options());
+    scale_kernel<<<groups(x.size(0)), 128>>>(column.packed_accessor32<float, 2, torch::RestrictPtrTraits>(),
+        y.packed_accessor32<float, 2, torch::RestrictPtrTraits>(), alpha);
+    return y.view({-1});
+}
+"""
+
+
+def inline(cuda: str) -> str:
+    start, end = modules.HONEST.index("source ="), modules.HONEST.index("declaration =")
+    return f'{modules.HONEST[:start]}source = """{cuda}"""\n{modules.HONEST[end:]}'
+
+
+@pytest.mark.slow
+def test_accessors_factories_and_what_torchs_headers_bring_along() -> None:
+    verdict = graded(inline(ACCESSORS), call=CALL, run_host=True)
+    assert verdict.right, str(verdict)
+    assert "wrong-value" in graded(inline(ACCESSORS.replace("alpha * x[i]", "x[i]")), call=CALL, run_host=True).rules
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "outcome"),
+    [
+        ("torch::full({2, 1}, 3.0, x.options())", "torch::linspace(0, 1, 5)", "not checked"),
+        ("<torch/extension.h>", "<torch/csrc/utils/nothing.h>", "not checked"),
+        ("TORCH_CHECK(", "TORCH_CHECK_LINALG(", "not checked"),
+        ("auto column =", "int column = nonsense +", "wrong"),
+    ],
+)
+def test_host_code_that_needs_more_of_torch_is_not_called_wrong(old: str, new: str, outcome: str) -> None:
+    assert old in ACCESSORS
+    verdict = graded(inline(ACCESSORS.replace(old, new)), call=CALL, run_host=True)
+    assert verdict.outcome == outcome, str(verdict)
+
+
+def test_kernels_that_take_types_of_torch_are_not_graded_alone() -> None:
+    verdict = graded(inline(ACCESSORS), launches=[{"entry": "scale_kernel", "block": 128, "args": ["x", "y", 2.0]}])
+    assert verdict.outcome == "not checked"
+
+
 @pytest.mark.parametrize("limits", [{"run_host": False}, {"run_host": True, "limits": Limits(isolated=False)}])
 def test_host_code_needs_permission_and_a_process(limits: dict[str, Any]) -> None:
     with pytest.raises(WrongInput, match="run_host"):
