@@ -46,7 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not draws.THOROUGH and (long := [item for item in items if item.get_closest_marker("thorough")]):
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     order = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 

@@ -309,6 +309,7 @@ def test_tuned_records_come_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_the_whole_day_in_rehearsal(tmp_path: Path) -> None:
     """Every step of the plan on an emulated H100 with an H200's records: no step fails, each leaves what the next

@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 
 from kernelproof.emulator import EmulatorError, Mutant, Options, PtxError, Severity, mutants
+from tests.draws import THOROUGH, drawn_by
 from tests.kernelproof.emulator.hopper import gemm, load, text
 
 # Tiles on both sides of the ring's length, several tiles per CTA, an edge; each with the number of clusters launched.
@@ -43,12 +44,16 @@ def finding(source: str, name: str, entry: str) -> str:
 
 
 def survivors(name: str, which: int, entry: str) -> tuple[Counter[str], list[Mutant]]:
+    """How many mutants there are of each kind, and those that nothing notices. A third of each kind is taken; all of
+    them in ``make thorough``."""
     total, left = Counter[str](), []
-    for mutant in mutants(alone(name, which)):
-        if mutant.kind in ("swap", "shift", "compare", "negate", "unguard", "never"):
-            continue
-        if not ASYNCHRONOUS.search(mutant.name):
-            continue
+    asynchronous = [
+        mutant
+        for mutant in mutants(alone(name, which))
+        if mutant.kind not in ("swap", "shift", "compare", "negate", "unguard", "never")
+        and ASYNCHRONOUS.search(mutant.name)
+    ]
+    for mutant in drawn_by(lambda mutant: mutant.kind, asynchronous, 3):
         total[mutant.kind] += 1
         if not finding(mutant.text, name, entry):
             left.append(mutant)
@@ -72,12 +77,12 @@ def test_mutants_of_a_cluster_with_multicast() -> None:
         "warp", "mask",
     }  # fmt: skip
     assert [m.name for m in left if (m.kind, m.name.split()[1]) not in EQUIVALENT] == []
-    counts = Counter((m.kind, m.name.split()[1]) for m in left)
-    assert counts == {
-        ("count", "mbarrier.init.shared::cta.b64"): 2,
-        ("discount", "mbarrier.init.shared::cta.b64"): 2,
-        ("drop", "bar.sync"): 1,
-    }
+    if THOROUGH:
+        assert Counter((m.kind, m.name.split()[1]) for m in left) == {
+            ("count", "mbarrier.init.shared::cta.b64"): 2,
+            ("discount", "mbarrier.init.shared::cta.b64"): 2,
+            ("drop", "bar.sync"): 1,
+        }
 
 
 # What must be noticed, and in which words.
