@@ -320,6 +320,7 @@ def test_climbing_takes_neighbours_of_the_best() -> None:
 # The comparison on recordings
 
 
+@pytest.mark.slow
 def test_sizes_are_held_out_whole_over_gpus_and_what_learns_never_has_them() -> None:
     both = recordings() | recordings(gpu="h100")
     settings = ranking.RankingPlan(folds=4, seeds=1)
@@ -332,6 +333,7 @@ def test_sizes_are_held_out_whole_over_gpus_and_what_learns_never_has_them() -> 
     assert sorted(problem.key for problem in held_out) == sorted(problem.key for problem in both)
 
 
+@pytest.mark.slow
 def test_the_table_of_recordings_has_regrets_by_hand_and_says_what_is_missed() -> None:
     sample = recordings()
     settings = ranking.RankingPlan(folds=3, seeds=1, searched=3)

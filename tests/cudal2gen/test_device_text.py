@@ -81,6 +81,7 @@ def test_a_text_is_looked_at_in_one_pass(text: str) -> None:
     assert time.process_time() - start < 3
 
 
+@pytest.mark.slow
 def test_proper_texts_are_not_refused() -> None:
     """Those of the catalog's own kernels, and what looks like an attack within comments and strings."""
     assert device_text.refusals(gemm()) == []

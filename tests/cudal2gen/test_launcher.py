@@ -428,6 +428,7 @@ def lying(draw: st.DrawFn, row: int) -> Matrix:
     return Matrix(ld, draw(st.booleans()))
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(data=st.data())
 def test_the_launcher_refuses_what_python_says_is_not_taken(data: st.DataObject, taking: list[OpenKernel]) -> None:

@@ -147,6 +147,7 @@ def test_the_example_runs() -> None:
     assert "'on the CPU': 8" in process.stdout
 
 
+@pytest.mark.slow
 def test_a_layer_runs_on_kernels(tmp_path: Path) -> None:
     table = packed.table([packed.RECORDS["predicated"]])
     library = pack.open_pack(packed.folder(table, tmp_path / "pack"))

@@ -114,6 +114,7 @@ def kernel_calls(dispatcher: dispatch.Dispatcher) -> int:
 # --- numbers ---
 
 
+@pytest.mark.slow
 def test_the_second_call_is_cs(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     a, b = drawn(48, 64), drawn(64, 40, seed=1)
     cudal2gen.matmul(a, b)

@@ -138,6 +138,7 @@ def later(tmp_path_factory: pytest.TempPathFactory, checkout_root: Path) -> Path
     return compiled(checkout_root / "examples" / "fused.c", files, tmp_path_factory.mktemp("later"))
 
 
+@pytest.mark.slow
 def test_the_example_computes_a_fused_and_a_batched_product(later: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with device() as session:
         code = main_of(later / "fused.so")(later / "pack")

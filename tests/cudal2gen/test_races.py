@@ -56,6 +56,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "LARGEST", 0)
 
 
+@pytest.mark.slow
 def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, opened: pack.Pack) -> None:
     clock = Clock(device, {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}, 300.0)
     a, b, expected = drawn(device)

@@ -81,6 +81,7 @@ def test_advice_is_what_the_model_says_of_the_change(modelled: Profile) -> None:
             assert modelled.loop.tensor_cycles * 0.98 <= advice.after < advice.before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [TENSOR_RECORD, PAIR_RECORD], ids=("alone", "pair"))
 def test_a_record_with_tensor_memory_is_counted_by_role(record: Sm100Tcgen05) -> None:
     """By hand: bk / 16 MMAs, a copy per operand and 64 columns of k, and a commit; 8192 FLOP per clock and SM."""

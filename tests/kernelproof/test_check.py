@@ -72,6 +72,7 @@ def test_wrong_programs_have_one_finding_of_their_rule(
     assert (result.code, result.exit_code) == (1, exit_code)
 
 
+@pytest.mark.slow
 def test_streams_see_bulk_copies_of_kernels() -> None:
     bulk = compilation.library([SOURCE.with_name("bulk.cu")], [], "sm_90a", toolchain.discover())
     for way in ("store", "load"):
@@ -314,6 +315,7 @@ def test_other_programs_read_findings(library: Path, tmp_path: Path, monkeypatch
     assert all(" at checked/program.cu:" in text.finding(item) for item in result.ordered)
 
 
+@pytest.mark.slow
 def test_kernels_compile_without_their_host_code(library: Path, tmp_path: Path) -> None:
     source = tmp_path / "x.cu"
     source.write_text("#error\n")
@@ -338,6 +340,7 @@ def shared(folder: Path, *options: str) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_a_library_with_the_static_runtime_is_refused(tmp_path: Path) -> None:
     target = shared(tmp_path, "-cudart", "static")
     with pytest.raises(WrongInput, match="static CUDA runtime"):
@@ -377,6 +380,7 @@ def test_a_librarys_ptx_may_be_compressed(tmp_path: Path, mode: str) -> None:
     assert (result.code, result.refusals, [kernel.launches for kernel in result.kernels.values()]) == (0, {}, [1])
 
 
+@pytest.mark.slow
 def test_what_the_system_cannot_decompress_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_LIBRARIES", {0x8000: "no_such_library.so.1"})
     result = run(shared(tmp_path, "-cudart", "none", "--compress-mode=size", "-arch=compute_80"))
@@ -437,6 +441,7 @@ def linked(*flags: str) -> Result:
     return run(library)
 
 
+@pytest.mark.slow
 def test_device_code_of_several_files_is_linked() -> None:
     """main compares values that functions and variables of both files make; names that each file has of its own stay
     apart, and a template that both have is one."""
@@ -449,6 +454,7 @@ def test_device_code_of_several_files_is_linked() -> None:
     assert {names.plain(name): kernel.launches for name, kernel in result.kernels.items()} == {"sum": 1, "beyond": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "reason", "kernels"),
     [("-DNO_VARIABLE", "no file defines the variable factor", 0), ("-DNO_FUNCTION", "no file defines scaled", 1)],
@@ -493,6 +499,7 @@ def test_exit_runs_the_programs_handlers_and_no_others(tmp_path: Path) -> None:
         assert sorted(done.stdout) == sorted(f"handler, static\nthe end: ended with exit code {code}\n")
 
 
+@pytest.mark.slow
 def test_kernels_in_a_cpp_file_compile_as_cuda(tmp_path: Path) -> None:
     source = tmp_path / "x.cpp"
     source.write_text("__global__ void k() {} int main() { k<<<1, 1>>>(); }")
@@ -530,6 +537,7 @@ def test_the_command_prints_in_order_and_exits_by_outcome() -> None:
     assert "missing.cu: no such file" in refused.stderr
 
 
+@pytest.mark.slow
 def test_ptx_for_a_newer_device_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.ptx"
     file.write_text(".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() { ret; }\n")

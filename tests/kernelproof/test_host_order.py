@@ -60,6 +60,7 @@ def test_there_are_enough_cases_of_each_kind() -> None:
     assert RULES.keys() <= set(WRONG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG)
 def test_a_planted_defect_is_found_once_and_at_its_lines(library: Path, case: str) -> None:
     result = run(library, case)

@@ -232,6 +232,7 @@ def test_the_pictured_pipe_is_busy_as_long_as_the_table_says(alone: profile.Prof
     assert {"shared", "global"} <= alone.busy.keys()
 
 
+@pytest.mark.slow
 def test_mmas_from_before_the_window_keep_the_tensor_core_busy_in_it() -> None:
     """Asynchronous MMAs are issued at once, and most of the time that they take passes in the next turn."""
     cubin = compiled("tma_gemm", ".cubin", arch="sm_90a")
@@ -242,6 +243,7 @@ def test_mmas_from_before_the_window_keep_the_tensor_core_busy_in_it() -> None:
     assert busy / shown == pytest.approx(modelled.loop.pipes["tensor"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_with_a_launch_a_cubin_has_its_occupancy_and_time(cubin: Path, alone: profile.Profile) -> None:
     """An SM holds two CTAs by shared memory, 65 KiB each, and three by registers; seven waves of CTAs on each SM."""
     facts = {"ctas": SMS * 7, "threads": THREADS, "smem_bytes": SMEM_BYTES, "turns": 100}

@@ -64,6 +64,7 @@ def test_pointing_at_a_lane_names_the_instruction_and_a_click_leads_to_its_row(t
     assert tab.run("document.getElementById('tip').hidden")
 
 
+@pytest.mark.slow
 def test_it_holds_on_a_phone_and_in_the_dark(tab: browser.Page, path: Path) -> None:
     open_page(tab, path)
     light = tab.run("getComputedStyle(document.querySelector('.s-selected')).fill")

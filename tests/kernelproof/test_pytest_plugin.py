@@ -77,6 +77,7 @@ def test_importing_it_is_nearly_free() -> None:
     assert len(output.split()) < 10
 
 
+@pytest.mark.slow
 def test_a_finding_fails_the_test_with_its_report(session: pytest.Pytester) -> None:
     result = run(
         session,

@@ -398,6 +398,7 @@ def test_variables_of_the_start_are_erased_from_memory() -> None:
     assert done.stdout.split() == ["['KEPT',", "'PATH']", "kept"]
 
 
+@pytest.mark.slow
 def test_walls_that_cannot_be_built_are_said(monkeypatch: pytest.MonkeyPatch, trap: Trap) -> None:
     monkeypatch.setattr(sandbox, "namespace_obstacle", lambda: "unshare: Operation not permitted")
     launch = {"entry": "f", "grid": 1, "block": 1, "args": ["y"]}

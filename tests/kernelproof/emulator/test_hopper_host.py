@@ -153,6 +153,7 @@ def test_a_subset_of_ctas_is_widened_to_clusters() -> None:
     assert sorted(result.ctas) == [0, 1, 4, 5]
 
 
+@pytest.mark.slow
 def test_misaligned_problem_is_refused_by_the_driver() -> None:
     run = gemm("tn_f32_1x1", (64, 64, 36))
     assert run.code == 1

@@ -24,6 +24,7 @@ def program() -> emulator.Program:
     return emulator.load(compiled("multistage", ".ptx"), launcher=compiled("multistage", ".so"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "n", "k", "f16"), [(128, 256, 96, 0), (256, 128, 64, 1)])
 def test_launcher(program: emulator.Program, m: int, n: int, k: int, f16: int) -> None:
     rng = np.random.default_rng(0)

@@ -256,6 +256,7 @@ EQUIVALENT = {
 }
 
 
+@pytest.mark.slow
 def test_mutants_of_a_tile_are_noticed() -> None:
     text = alone("tile")
     assert finding(tile, text) == ""

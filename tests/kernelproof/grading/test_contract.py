@@ -66,6 +66,7 @@ def test_buffers_that_are_none(text: str) -> None:
         buffer("x", text)
 
 
+@pytest.mark.slow
 def test_a_reference_gets_what_its_parameters_name() -> None:
     assert add(lambda y, x: x + y).right
     assert add(lambda x, y, n: x + y + 0 * n).right
@@ -207,6 +208,7 @@ KERNEL = """extern "C" __global__ void add(const float *x, const float *y, float
 }"""
 
 
+@pytest.mark.slow
 def test_the_verb_grades_a_description_in_python_and_in_json(tmp_path: Path) -> None:
     (tmp_path / "add.cu").write_text(KERNEL)
     (tmp_path / "half.cu").write_text(KERNEL.replace("x[i] + y[i]", "x[i]"))

@@ -39,6 +39,7 @@ def test_a_module_is_taken_apart() -> None:
     assert "scale_kernel" in extension.device_text
 
 
+@pytest.mark.slow
 def test_its_kernel_is_graded_without_its_host_code() -> None:
     verdict = graded(modules.HONEST, launches=[LAUNCH])
     assert verdict.right, str(verdict)
