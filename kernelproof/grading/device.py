@@ -32,7 +32,7 @@ from kernelproof.emulator.host.program import KernelArgument, pack_arguments
 from kernelproof.grading.contract import ROLES, Box, Contract, Launch, box
 from kernelproof.grading.expressions import Number, Shape
 from kernelproof.grading.formats import Array
-from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.errors import WrongInput, reading
 from kernelproof.ground.toolchain import discover
 
 # The values of the CUDA driver's enum CUtensorMapDataType.
@@ -236,5 +236,11 @@ def _initial(code: Program, name: str, buffer: Buffer) -> Array:
 
 
 def read(source: str | Path) -> str:
-    """The text of a source, which may be a file."""
-    return source.read_text() if isinstance(source, Path) else source
+    """The text of a source, which may be a file. Bytes that are no UTF-8 are replaced; a compiler minds them as little.
+
+    Raises WrongInput for a file that cannot be read.
+    """
+    if isinstance(source, str):
+        return source
+    with reading(source):
+        return source.read_text(errors="replace")

@@ -74,15 +74,21 @@ class Module:
         return "\n".join(f"{extension.cpp}\n{extension.cuda}" for extension in self.extensions)
 
 
-def is_module(source: str) -> bool:
-    """Is this Python that calls ``load_inline``?"""
-    if "load_inline" not in source:
-        return False
+def read(source: str) -> Module | str | None:
+    """The module that a text is; None if the text is not Python, or why nothing is known about its kernels.
+
+    Texts of kernels seldom parse as Python: one that imports nothing is taken for C++.
+    """
     try:
-        ast.parse(source)
+        tree = ast.parse(source)
     except SyntaxError:
-        return False
-    return True
+        return None
+    if not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(tree)):
+        return None
+    try:
+        return take_apart(source)
+    except WrongInput as error:
+        return str(error)
 
 
 def take_apart(source: str) -> Module:
@@ -95,7 +101,10 @@ def take_apart(source: str) -> Module:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == "load_inline"]
     extensions = tuple(_extension(call, texts) for call in calls)
     if not extensions:
-        raise WrongInput("the module calls no load_inline")
+        raise WrongInput(
+            "it is Python that calls no load_inline, so it has no CUDA text; kernels of Triton are checked by a marked "
+            "test or a session of kernelproof.triton_emulation"
+        )
     findings = [*hostpython.findings(tree), *(item for extension in extensions for item in _of_text(extension))]
     return Module(extensions, tuple(findings))
 
@@ -140,6 +149,8 @@ def _constant(node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> 
     match node:
         case ast.Constant(value=str() as text):
             return text
+        case ast.Constant(value=int() | float() as number):
+            return str(number)
         case ast.Constant(value=None):
             return ()
         case ast.Name(id=name) if name in names:
@@ -151,11 +162,12 @@ def _constant(node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> 
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _text(left, names, depth) + _text(right, names, depth)
         case ast.JoinedStr(values=items):
-            return "".join(
-                _text(item.value if isinstance(item, ast.FormattedValue) else item, names, depth) for item in items
-            )
+            return "".join(_part(item, names, depth) for item in items)
         case ast.Call(func=ast.Attribute(value=inner, attr="strip"), args=[]):
             return _text(inner, names, depth).strip()
+        case ast.Call(func=ast.Attribute(value=inner, attr="replace"), args=[old, new], keywords=[]):
+            # The text of a hostile module could grow beyond all memory; its process has a limit.
+            return _text(inner, names, depth).replace(_text(old, names, depth), _text(new, names, depth))
         case ast.Call(func=ast.Attribute(attr="dedent") | ast.Name(id="dedent"), args=[inner]):
             return textwrap.dedent(_text(inner, names, depth))
         case ast.Call(func=ast.Attribute(attr="cleandoc"), args=[inner]):
@@ -163,6 +175,18 @@ def _constant(node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> 
     raise WrongInput(
         f"load_inline: line {node.lineno}: {ast.unparse(node)[:60]!r} is no constant text; write it down whole"
     )
+
+
+def _part(node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> str:
+    """A part of an f-string. Raises WrongInput for one with a format of its own."""
+    match node:
+        case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
+            return _text(value, names, depth)
+        case ast.FormattedValue():
+            raise WrongInput(
+                f"load_inline: line {node.lineno}: a format in an f-string is not read; write the text down"
+            )
+    return _text(node, names, depth)
 
 
 def _text(node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> str:

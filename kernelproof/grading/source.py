@@ -43,6 +43,7 @@ from kernelproof.ground.workers import Worker
 STEP_S = 0.05  # how often limits are looked at while waiting for a child process
 MAX_ANSWER_BYTES, READ_BYTES = 1 << 24, 1 << 16  # most bytes of an answer, and of one read
 MAX_FINDINGS = 40  # in a verdict
+_PYTHON = re.compile(r"^[ \t]*(?:import|from)[ \t]+\w", re.M)  # in every Python module with kernels
 
 
 @dataclass(frozen=True)
@@ -142,14 +143,24 @@ def _compiled_factory(
 ) -> DeviceFactory | None:
     """Compile a source and return the function that makes fresh memory for its calls.
 
-    Returns None and adds a finding to the verdict if the source is refused or does not compile. Raises WrongInput.
+    Returns None if the source is refused, does not compile, or cannot be judged; the verdict says why then. Nothing is
+    raised for what a text has in it, because a reward loop must not end with one of its texts.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = f"{text[error.start]!a} in line {text.count(chr(10), 0, error.start) + 1}"
+        verdict.findings.append(Finding.of("does-not-compile", f"{place} is no character", error="UnicodeEncodeError"))
+        return None
     if (agreement.call or not is_ptx(text)) and (reason := sandbox.namespace_obstacle()):
         verdict.remarks.append(f"{sandbox.NO_NAMESPACES}: {reason}")
     try:
-        module = _parsed_module(text, limits) if "load_inline" in text else None
+        module = _parsed_module(text, limits) if _PYTHON.search(text) else None
     except Failure as error:
-        verdict.findings.append(Finding.of("does-not-compile", str(error), error="Failure"))
+        verdict.not_checked.append(str(error))
+        return None
+    if isinstance(module, str):
+        verdict.not_checked.append(module)
         return None
     # Operations of torch that the caller allows are no findings; the last word of a finding's text names the operation.
     for item in module.findings if module else ():
@@ -195,11 +206,11 @@ def _ptx(translated: str, module: modules.Module | None, limits: Limits) -> str:
     raise launcher.MissingPart("its kernels do not compile without its host code: grade it by call and run_host")
 
 
-def _parsed_module(text: str, limits: Limits) -> modules.Module | None:
-    """Parse a Python module in a process of its own; None if the text is no Python module.
+def _parsed_module(text: str, limits: Limits) -> modules.Module | str | None:
+    """Read a Python module in a process of its own. The answer is that of ``modules.read``.
 
     A hostile text can overflow the parser's stack or make a regular expression run for hours, hence the process and its
-    limits. Raises WrongInput, and Failure if the process exceeds a limit or dies.
+    limits. Raises Failure if the process exceeds a limit or dies.
     """
     worker = Worker("fork", _serve_parser, text)
     watch = process_tree.Watch(worker.pid, limits.compile_s, limits.gib)
@@ -212,18 +223,14 @@ def _parsed_module(text: str, limits: Limits) -> modules.Module | None:
         raise Failure(f"the process that read the text {worker.death()}") from None
     finally:
         worker.end()
-    if isinstance(answer, str):
-        raise WrongInput(answer)
-    assert answer is None or isinstance(answer, modules.Module)
+    assert answer is None or isinstance(answer, (modules.Module, str))
     return answer
 
 
 def _serve_parser(pipe: Connection, text: str) -> None:
     faulthandler.disable()  # If the text crashes this process, the parent reports it.
     try:
-        pipe.send(modules.take_apart(text) if modules.is_module(text) else None)
-    except WrongInput as error:
-        pipe.send(str(error))
+        pipe.send(modules.read(text))
     except (MemoryError, RecursionError):
         pipe.close()
 

@@ -167,10 +167,35 @@ def test_host_code_needs_permission_and_a_process(limits: dict[str, Any]) -> Non
         graded(modules.HONEST, call=CALL, **limits)
 
 
-def test_texts_that_are_no_constants_are_refused() -> None:
-    text = replaced("cuda_sources=[source]", "cuda_sources=[read(path)]")
-    with pytest.raises(WrongInput, match="no constant text"):
-        take_apart(text)
+@pytest.mark.parametrize(
+    "text",
+    [
+        replaced("cuda_sources=[source]", "cuda_sources=[read(path)]"),
+        replaced("cuda_sources=[source]", "cuda_sources=[open('kernel.cu').read()]"),
+        replaced("cuda_sources=[source]", "cuda_sources=[f'{source:>10}']"),
+        replaced("HEAD =", "HEAD = HEAD + "),
+        "import triton\n\n@triton.jit\ndef scale_kernel(x, y): pass\n",
+        "import tilelang\n", "from cutlass import cute\n", "import torch\nclass ModelNew(torch.nn.Module): pass\n",
+    ],
+)  # fmt: skip
+def test_modules_whose_kernels_are_not_at_hand_are_not_called_wrong(text: str) -> None:
+    verdict = graded(text, launches=[LAUNCH])
+    assert (verdict.outcome, verdict.findings) == ("not checked", [])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('source = HEAD + """', 'THREADS = 128\nsource = f"{HEAD}#define THREADS {THREADS}\\n" + """'),
+        ("cuda_sources=[source]", 'cuda_sources=[source.replace("threads = 128", "threads = 64")]'),
+    ],
+)
+def test_constants_may_be_put_together(old: str, new: str) -> None:
+    assert "scale_kernel" in take_apart(replaced(old, new)).extensions[0].cuda
+
+
+def test_a_character_that_no_file_holds_does_not_compile() -> None:
+    assert graded("__global__ void scale_kernel() {} // \ud800", launches=[LAUNCH]).rules == {"does-not-compile"}
 
 
 @pytest.mark.parametrize(
