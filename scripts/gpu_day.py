@@ -392,8 +392,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def rehearse(out: Path, card: str = "H100") -> int:
-    """Runs all calls against an emulated device, on small problems of the catalog; returns how many steps failed.
+def rehearse(out: Path, card: str = "H100", calls: Sequence[int] = (1, 2, 3)) -> int:
+    """Runs calls against an emulated device, on small problems of the catalog; returns how many steps failed.
 
     Kernels are packed and unpacked, and results travel from call to call, as on the day. ``card``: a class of
     tests/cudal2gen/rehearsal.py.
@@ -413,7 +413,7 @@ def rehearse(out: Path, card: str = "H100") -> int:
     catalog.save([record for record in records if (record.m, record.n, record.k) in SMALL], small)
     prepare(luggage, environment, wheels=False)
     failures, before = 0, scratch / "nothing"
-    for number in (1, 2, 3):
+    for number in calls:
         results = out / f"call-{number}"
         bring(before, results)
         unpacked = unpack(luggage, scratch / f"machine-{number}")

@@ -308,29 +308,41 @@ def test_tuned_records_come_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert catalog.load(here) == catalog.load(file) == [first, second]
 
 
+def rehearsed(folder: Path, *calls: int) -> None:
+    """Rehearses calls, and brings home and unpacks their results."""
+    pytest.importorskip("nvmath")
+    assert gpu_day.rehearse(folder, calls=calls) == 0
+    for call in calls:
+        gpu_day.bring(folder / f"call-{call}", folder / f"brought-{call}")
+        with tarfile.open(folder / f"call-{call}" / gpu_day.REST) as packed:
+            packed.extractall(folder / f"rest-{call}", filter="data")
+    journal = [row for call in calls for row in rows(folder / f"brought-{call}")]
+    assert {row["step"] for row in journal} == {step.name for step in PLAN if step.call in calls}
+    assert {(row["exit"], row["gpu"]) for row in journal} == {(0, "h100")}
+    assert re.search(r"ok +packs +h100 in \S+; h200 in ", (folder / "rest-1" / gpu_day.LOG).read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_first_call_in_rehearsal(tmp_path: Path) -> None:
+    """On an emulated H100 with an H200's records no step fails, and what is measured is the H100's."""
+    rehearsed(tmp_path, 1)
+    verdicts = [json.loads(line) for line in (tmp_path / "brought-1" / "verdicts.jsonl").read_text().splitlines()]
+    assert sum(row["on"] == "h100" for row in verdicts) >= 4
+    assert not [row for row in verdicts if row["on"] == "h200"]
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.torch
 def test_the_whole_day_in_rehearsal(tmp_path: Path) -> None:
-    """Every step of the plan on an emulated H100 with an H200's records: no step fails, each leaves what the next
-    needs, and what is measured is the H100's."""
-    pytest.importorskip("nvmath")
-    assert gpu_day.rehearse(tmp_path) == 0
-    for call in (1, 2, 3):
-        gpu_day.bring(tmp_path / f"call-{call}", tmp_path / f"brought-{call}")
-        with tarfile.open(tmp_path / f"call-{call}" / gpu_day.REST) as packed:
-            packed.extractall(tmp_path / f"rest-{call}", filter="data")
-    journal = [row for call in (1, 2, 3) for row in rows(tmp_path / f"brought-{call}")]
-    assert {row["step"] for row in journal} == {step.name for step in PLAN}
-    assert {(row["exit"], row["gpu"]) for row in journal} == {(0, "h100")}
-    first, last = tmp_path / "rest-1", tmp_path / "rest-3"
-    assert re.search(r"ok +packs +h100 in \S+; h200 in ", (first / gpu_day.LOG).read_text())
+    """Every step of the plan: none fails, and each leaves what the next needs."""
+    rehearsed(tmp_path, 1, 2, 3)
+    last = tmp_path / "rest-3"
     losers = [json.loads(line) for line in (last / gpu_day.LOSING).read_text().splitlines()]
     assert {(row["gpu"], row["acc"]) for row in losers} == {("h100", "f32")}
     stores = (tmp_path / "brought-3").glob("*.jsonl")
     by_name = {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in stores}
-    assert sum(row["on"] == "h100" for row in by_name["verdicts.jsonl"]) >= 4
-    assert not [row for row in by_name["verdicts.jsonl"] if row["on"] == "h200"]
     for name in ("measurements.jsonl", "a100-records.jsonl", "operators.jsonl"):
         kinds = {(row["kind"], row["gpu"], row.get("name", ENVIRONMENT)) for row in by_name[name]}
         assert kinds == {("environment", "h100", "NVIDIA H100 80GB HBM3"), ("measurement", "h100", ENVIRONMENT)}, name
