@@ -1,5 +1,7 @@
 """Runs a plan in a child process with limits of time and memory, and collects its messages into a ``Result``.
 
+Before that, ptxas assembles what will be executed.
+
 The program runs as native code in the child, so it may crash, exit, hang or fork at any time. The result therefore
 counts as clean only if the child said that it had finished, or if the program's own main ended with exit code 0.
 """
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
-from kernelproof.checking import devices
+from kernelproof.checking import assembly, devices, text
 from kernelproof.checking.execution import Message, serve
 from kernelproof.checking.findings import Kernel
 from kernelproof.checking.names import plain
@@ -45,6 +47,12 @@ def run(
     """
     result = Result(target, devices.device(plan.device).name)
     start = time.perf_counter()
+    outcome = assembly.assembled(plan, foreign=box is not None)
+    result.notes += outcome.notes
+    for finding in outcome.findings:
+        result.add(finding)
+        if not plan.quiet:
+            print(text.finding(finding), end="", flush=True)
     worker = Worker("fork", serve, plan, box)
     watch = process_tree.Watch(worker.pid, seconds, gib, box.processes if box else 0)
     try:

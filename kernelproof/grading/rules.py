@@ -15,7 +15,7 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "does-not-compile": Rule("nvcc refuses the source", "correct what the compiler names"),
+    "does-not-compile": Rule("nvcc or ptxas refuses the source", "correct what the compiler names"),
     "outside-file": Rule(
         "the source includes a file that belongs to neither CUDA, CUTLASS nor the C++ library",
         "copy the needed text into the source",

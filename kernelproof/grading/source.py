@@ -11,7 +11,7 @@ import faulthandler
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
-from kernelproof.checking import devices, execution, includes
+from kernelproof.checking import assembly, devices, execution, includes
 from kernelproof.checking.names import plain
 from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report
 from kernelproof.emulator.state.causes import grouped
@@ -177,12 +177,14 @@ def _compiled_factory(
             path = launcher.library(
                 translated, agreement.call.function, limits.device, limits.nvcc_arguments, limits.compile_s
             )
+            _assemble(assembly.embedded(path, limits.device), limits, verdict)
             return partial(launcher.HostCalls, path, agreement, device=limits.device)
         if module:
             translated = _with_templates(module.device_text, [launch.entry for launch in agreement.launches])
         code = _ptx(translated, module, limits)
         if is_ptx(translated):
             program(code)
+        _assemble([code], limits, verdict)
     except launcher.MissingPart as error:
         verdict.not_checked.append(str(error))
         return None
@@ -204,6 +206,16 @@ def _ptx(translated: str, module: modules.Module | None, limits: Limits) -> str:
             raise
         launcher.check(module.host_text, limits.device, limits.nvcc_arguments, limits.compile_s)
     raise launcher.MissingPart("its kernels do not compile without its host code: grade it by call and run_host")
+
+
+def _assemble(texts: Iterable[str], limits: Limits, verdict: Verdict) -> None:
+    """Raise Failure if ptxas refuses one of some PTX texts; a remark says so if it cannot be asked."""
+    for text in texts:
+        answer = assembly.answer_of(text, limits.device, foreign=True)
+        if answer.refusals:
+            raise Failure("ptxas failed:\n" + "\n".join(refusal.message for refusal in answer.refusals[:12]))
+        if answer.unable:
+            verdict.remarks.append(f"ptxas did not assemble the PTX: {answer.unable}")
 
 
 def _parsed_module(text: str, limits: Limits) -> modules.Module | str | None:

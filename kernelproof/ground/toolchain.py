@@ -87,29 +87,35 @@ def find_nvdisasm() -> Path:
 
     Raises ToolchainError that names a command to install it.
     """
-    return _nvdisasm(os.environ.get("KERNELPROOF_NVDISASM"), os.environ.get("PATH"))
+    return _program("nvdisasm", "nvidia-cuda-nvdisasm", os.environ.get("KERNELPROOF_NVDISASM"), os.environ.get("PATH"))
+
+
+def find_ptxas() -> Path:
+    """CUDA's assembler: ``KERNELPROOF_PTXAS``, PATH, the system folder, or the wheels nvidia-cuda-nvcc and triton.
+
+    Raises ToolchainError that names a command to install it.
+    """
+    return _program("ptxas", "nvidia-cuda-nvcc", os.environ.get("KERNELPROOF_PTXAS"), os.environ.get("PATH"))
 
 
 @cache
-def _nvdisasm(configured: str | None, _path: str | None) -> Path:
+def _program(name: str, package: str, configured: str | None, _path: str | None) -> Path:
+    """A program of the toolkit. ``package``: the wheel that has it. ``configured``: what its variable names."""
+    variable = f"KERNELPROOF_{name.upper()}"
     if configured:
         if not os.access(configured, os.X_OK):
-            raise ToolchainError(
-                f"KERNELPROOF_NVDISASM={configured} is no program; name nvdisasm, or unset the variable"
-            )
+            raise ToolchainError(f"{variable}={configured} is no program; name {name}, or unset the variable")
         return Path(configured).absolute()
-    candidates = [Path(path) for path in [shutil.which("nvdisasm")] if path]
-    candidates.append(Path("/usr/local/cuda/bin/nvdisasm"))
-    for package, pattern in (("nvidia", "cu13/bin/nvdisasm"), ("triton", "backends/nvidia/bin/nvdisasm")):
-        spec = importlib.util.find_spec(package)
+    candidates = [Path(path) for path in [shutil.which(name)] if path]
+    candidates.append(Path(f"/usr/local/cuda/bin/{name}"))
+    for module, pattern in (("nvidia", f"cu13/bin/{name}"), ("triton", f"backends/nvidia/bin/{name}")):
+        spec = importlib.util.find_spec(module)
         for root in (spec.submodule_search_locations or []) if spec else []:
             candidates += Path(root).glob(pattern)
     for candidate in candidates:
         if os.access(candidate, os.X_OK):
             return candidate.absolute()
-    raise ToolchainError(
-        "no nvdisasm found (KERNELPROOF_NVDISASM, PATH, PyPI wheels); install it: pip install nvidia-cuda-nvdisasm"
-    )
+    raise ToolchainError(f"no {name} found ({variable}, PATH, PyPI wheels); install it: pip install {package}")
 
 
 def discover(nvcc: Path | None = None) -> Toolchain:

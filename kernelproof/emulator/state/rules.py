@@ -284,6 +284,10 @@ _ERRORS = {
         "a copy whose direction contradicts its pointers",
         "the destination comes first; name the direction that the pointers have, or cudaMemcpyDefault",
     ),
+    "does-not-assemble": (
+        "PTX that ptxas refuses, so that there is no machine code to run",
+        "mend what ptxas names: a limit of the architecture, an instruction that it lacks, or types that do not fit",
+    ),
     "launch-refused": (
         "a launch that the CUDA runtime refuses",
         "the kernel never ran: mend what the message names, and check the error that the launch returns",

@@ -18,7 +18,8 @@ PAGES = Path(__file__).parents[3] / "docs" / "kernelproof" / "rules"
 # Broken by host code, not by a kernel; the examples of some are programs, which test_host_order.py runs.
 OF_THE_HOST = {"launch-error", "launch-refused", "copy-out-of-bounds", "grid-sync"}
 WITH_PROGRAMS = {"stream-race", "host-race", "host-access", "use-after-free", "invalid-free", "copy-direction"}
-WITH_EXAMPLES = sorted(RULES.keys() - OF_THE_HOST - WITH_PROGRAMS)
+OF_CHECKS = {"does-not-assemble"}  # test_assembly.py runs its example
+WITH_EXAMPLES = sorted(RULES.keys() - OF_THE_HOST - WITH_PROGRAMS - OF_CHECKS)
 TYPES = {"float": np.dtype("f4"), "float4": np.dtype("(4,)f4"), "int": np.dtype("i4")}
 DEVICES = {"sm_90a": HOPPER, "sm_100a": Device.of(GPUS["b200"])}
 HEAD = re.compile(r"// <<<(\d+), (\d+)>>>(?: cluster (\d+):)?( overlapping:)?( adverse:)? (.*?)(?: \((sm_\w+)\))?$")
