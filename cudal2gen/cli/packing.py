@@ -5,7 +5,9 @@ A machine without a compiler can then use the kernels: a pack is a folder, a whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,6 +19,7 @@ from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.measuring import ResultFiles, measurements
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, BATCHES, FILTERS, Selection
+from cudal2gen.cli.validating import stored
 from cudal2gen.kernel import Record
 from cudal2gen.kernel import explain as explain_fault
 from cudal2gen.kernel.fusion import Fusion
@@ -28,8 +31,9 @@ from kernelproof.ground.pages import counted
 
 if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
-    from cudal2gen.results import Measurements
+    from cudal2gen.results import Measurements, Verdict
     from cudal2gen.results.choice import Table
+    from kernelproof.ground.workers import Lost
 
 Shape = Literal["folder", "wheel", "hf"]
 PTX = "ptx"
@@ -118,6 +122,9 @@ def write_pack(
     """Write what a machine without a compiler needs.
 
     Cubins, the table of choices, the launcher, a C header.
+
+    A cubin is packed if its own machine code has a verdict that it is right. Kernels without one are executed first,
+    which takes seconds for each; 'cudal2gen validate --on emulator:machine-code' does it beforehand.
     """
     from cudal2gen import pack
     from cudal2gen.pack.repository import repository
@@ -130,8 +137,9 @@ def write_pack(
         table, built = _candidates(added.beside(selection.candidates()), compilation, measured)
     else:
         table, built = _measured(selection, added, compilation, measured)
+    proofs = _proofs(table, built, compilation)
     library, nvcc_version = compilation.launcher(), compilation.toolchain().nvcc_version
-    files = pack.contents(table, built, library, nvcc_version, added.with_ptx)
+    files = pack.contents(table, built, library, nvcc_version, added.with_ptx, proofs)
     files = repository(files, table) if shape == "hf" else files
     target = pack.write_wheel(files, out) if shape == "wheel" else pack.write_folder(files, out)
     for line in table.notes:
@@ -190,3 +198,47 @@ def _candidates(
     cards = measured._replace(measurements=[])
     table = choice.tabulate(records[0].gpu, [record for record, _ in sound], cards, lambda record: digests[record.name])
     return table, {artifact.digest: artifact for _, artifact in sound}
+
+
+def _proofs(table: Table, built: dict[str, Artifact], compilation: Compilation) -> dict[str, str]:
+    """What is known of the machine code of each binary of a table, in words, by digest.
+
+    Binaries without a verdict on their machine code are executed, and the verdicts stored. Raises Failure if one is
+    wrong or gets no verdict. Machine code that the emulator does not execute yet is packed, and a note counts it.
+    """
+    from cudal2gen import results
+    from cudal2gen.validator.machine_code import Unexecuted, judge_all, known
+
+    records = {kernel.digest: kernel.record for kernel in table.kernels}
+    before = results.latest()
+    verdicts = {digest: verdict for digest in records if (verdict := known(built[digest], before))}
+    pending = [(record, built[digest]) for digest, record in records.items() if digest not in verdicts]
+    unexecuted: dict[str, str] = {}
+
+    def judgements() -> Iterator[Verdict | Lost]:
+        processes = compilation.jobs or os.cpu_count() or 1
+        with closing(judge_all(pending, compilation.launcher(), processes)) as answers:
+            for answer in answers:
+                if isinstance(answer, Unexecuted):
+                    unexecuted[answer.digest] = answer.reason
+                else:
+                    yield answer
+
+    if pending:
+        note(f"{counted(len(pending), 'kernel')} without a verdict on the machine code: executed first")
+        verdicts |= {verdict.digest: verdict for verdict in stored(judgements(), len(pending))}
+    for digest, record in records.items():
+        verdict = verdicts.get(digest)
+        if verdict and not verdict.passed:
+            raise Failure(f"{record.name}: its machine code is wrong ({verdict.findings[0]}): no kernel for a pack")
+        if verdict is None and digest not in unexecuted:
+            raise Failure(f"{record.name}: its machine code got no verdict: no kernel for a pack")
+    if unexecuted:
+        reasons = "; ".join(sorted(set(unexecuted.values()))[:3])
+        note(f"the machine code of {counted(len(unexecuted), 'kernel')} is packed without a verdict: {reasons}")
+    return {
+        digest: f"right in {counted(len(verdict.cases), 'case')}, ptxas {verdict.machine_code.ptxas}"
+        if (verdict := verdicts.get(digest)) and verdict.machine_code
+        else f"not executed: {unexecuted[digest]}"
+        for digest in records
+    }

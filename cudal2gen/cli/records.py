@@ -24,6 +24,7 @@ from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
+    from cudal2gen.results import Verdict
 
 MEANINGS = {  # what each fact of ``show`` means; families add facts of their own
     "threads": "threads of a CTA",
@@ -164,12 +165,25 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
     if artifact:
         from cudal2gen import results
 
-        verdict = results.verdict(artifact.digest, "emulator")
-        facts["verdict"] = None if verdict is None else "right" if verdict.passed else "wrong"
-        facts |= results.executed(verdict.counters) if verdict else {}
+        verdicts = [results.verdict(artifact.digest, on) for on in (results.IN_PTX, results.IN_MACHINE_CODE)]
+        facts |= _proven([verdict for verdict in verdicts if verdict])
         facts |= _modelled(record, artifact)
         facts |= {"directory": str(artifact.directory), "findings": artifact.ptxas.findings}
     return facts
+
+
+def _proven(verdicts: Sequence[Verdict]) -> dict[str, Fact]:
+    """What the verdicts on a built kernel say together, the forms that were executed, and counters of the first."""
+    from cudal2gen import results
+
+    if not verdicts:
+        return {"verdict": None}
+    forms = [
+        results.executed_in(verdict.on) + (f" of ptxas {verdict.machine_code.ptxas}" if verdict.machine_code else "")
+        for verdict in verdicts
+    ]
+    outcome = "right" if all(verdict.passed for verdict in verdicts) else "wrong"
+    return {"verdict": outcome, "executed": " and ".join(forms), **results.executed(verdicts[0].counters)}
 
 
 def _modelled(record: Record, artifact: Artifact) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
     from cudal2gen.launch.gpu import Gpu
     from cudal2gen.results import Verdict
+    from cudal2gen.validator.machine_code import Unexecuted
     from kernelproof.emulator import RoundingName
     from kernelproof.ground.workers import Lost
+
+    Judgement = Verdict | Unexecuted | Lost
 
 HELP_ON = (
     "Where kernels run: on the CPU by emulation. Its tensor cores round fp32 sums once; with :a100 or :h100 they round "
@@ -77,20 +80,16 @@ def run(
     The problem is the record's own. Of a large one only the CTAs at the corners of the grid are executed.
     """
     from cudal2gen import validator
+    from kernelproof import emulator
 
     record = selection.record()
     (artifact,) = compilation.build([record])
     shape = validator.own_shape(record)
-    case, done = validator.run_case(
-        record,
-        artifact,
-        compilation.launcher(),
-        shape,
-        inputs,
-        counters=True,
-        rounding=_rounding(on),
-        machine_code=on == MACHINE_CODE,
-    )
+    modes = validator.Modes(counters=True, rounding=_rounding(on), machine_code=on == MACHINE_CODE)
+    try:
+        case, done = validator.run_case(record, artifact, compilation.launcher(), shape, inputs, **modes)
+    except emulator.UnknownMachineCode as unknown:
+        refuse(str(unknown))
     counters = validator.summary(record, done)
     if as_json:
         print(json.dumps({"name": record.name, "case": case.model_dump(), "counters": counters}, indent=1))
@@ -162,7 +161,7 @@ def validate(
         judgements = _on_gpu(
             card, built, compilation.launcher(), selection.device if sanitize else None, compare_emulator
         )
-    verdicts = _stored(judgements, len(built))
+    verdicts = stored(judgements, len(built))
     if compare_emulator:
         _write_roundings()
     failed = [verdict for verdict in verdicts if not verdict.passed]
@@ -208,15 +207,14 @@ def _emulator(on: str) -> str:
     return validator.place(_rounding(on), on == MACHINE_CODE)
 
 
-def _emulated(built: Sequence[tuple[Record, Artifact]], compilation: Compilation, on: str) -> Iterator[Verdict | Lost]:
+def _emulated(built: Sequence[tuple[Record, Artifact]], compilation: Compilation, on: str) -> Iterator[Judgement]:
     from cudal2gen import validator
+    from cudal2gen.validator import machine_code
 
     if built:
         processes = compilation.jobs or os.cpu_count() or 1
-        verdicts = validator.validate_all(
-            built, compilation.launcher(), processes, _rounding(on), machine_code=on == MACHINE_CODE
-        )
-        with closing(verdicts) as judgements:
+        judge_all = machine_code.judge_all if on == MACHINE_CODE else validator.validate_all
+        with closing(judge_all(built, compilation.launcher(), processes, _rounding(on))) as judgements:
             yield from judgements
 
 
@@ -237,20 +235,19 @@ def _on_gpu(
         yield verdict
 
 
-def _stored(judgements: Iterator[Verdict | Lost], total: int) -> list[Verdict]:
+def stored(judgements: Iterable[Judgement], total: int) -> list[Verdict]:
     """Stores each verdict before it waits for the next one. An error line names each kernel without a verdict."""
     from cudal2gen import results
-    from kernelproof.ground.workers import Lost
 
     verdicts: list[Verdict] = []
     try:
         with signals.exit_restored(), progress.bar("validating") as show:
             for done, judgement in enumerate(judgements, 1):
-                if isinstance(judgement, Lost):
-                    error(f"{judgement.name}: {judgement.reason}")
-                else:
+                if isinstance(judgement, results.Verdict):
                     results.append([judgement])
                     verdicts.append(judgement)
+                else:
+                    error(f"{judgement.name}: {judgement.reason}")
                 if show:
                     show(done, total)
     except SystemExit:

@@ -26,16 +26,22 @@ if TYPE_CHECKING:
 # CUDA's minor versions are compatible: what 13.0 needs runs under every 13.
 CUDA_RANGE = ">=13.0,<14"
 DRIVER_MINIMUM = "580"
+UNEXECUTED = "not executed"
 CUBIN_FILES = ("kernel.cubin", "kernel.launch")
 
 
 def contents(
-    table: Table, artifacts: dict[str, Artifact], library: Path, cuda: str, with_ptx: bool = False
+    table: Table,
+    artifacts: dict[str, Artifact],
+    library: Path,
+    cuda: str,
+    with_ptx: bool = False,
+    machine_code: Mapping[str, str] | None = None,
 ) -> dict[str, bytes]:
     """All files of a pack by their path in it. Raises PackError for a table without kernels.
 
     ``artifacts``: built kernels by digest; ``cuda``: the compiler's version; ``with_ptx``: whether the kernels' PTX
-    comes along.
+    comes along; ``machine_code``: what is known of each binary's machine code, in words, by digest.
     """
     if not table.kernels:
         raise PackError(
@@ -44,6 +50,7 @@ def contents(
         )
     names = (*CUBIN_FILES, "kernel.ptx") if with_ptx else CUBIN_FILES
     files = {"table.json": as_json(table.dump()), LIBRARY: library.read_bytes()}
+    known = machine_code or {}
     files |= _torch_launcher()
     files[HEADER] = (places.PACKAGE / "launch" / HEADER).read_bytes()
     files |= {name: text.encode() for name, text in _licences().items()}
@@ -68,6 +75,7 @@ def contents(
         "problems_measured": len(table.rows),
         "problems_won": sum(row.wins for row in table.rows),
         "ptx": with_ptx,
+        "machine_code": {kernel.digest: known.get(kernel.digest, UNEXECUTED) for kernel in table.kernels},
         "files": {name: sha256(content) for name, content in sorted(files.items())},
     }
     return files | {"pack.json": as_json(facts | {"sha256": sha256(as_json(facts))})}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cudal2gen.generation.catalog import Entry
 from cudal2gen.kernel import STRUCTURES, Problem
-from cudal2gen.results import Ruling
+from cudal2gen.results import Ruling, executed_in
 from kernelproof.ground.pages import Section, Table
 
 CHANGED = "'cudal2gen validate --changed' executes the records whose binaries have no verdict."
@@ -42,7 +42,9 @@ def section(stock: Stock, predicate: Callable[[Problem], bool]) -> Section:
         for title, origins in sorted(groups.items())
     ]
     places = Counter((verdict.on, verdict.passed) for verdict in stock.verdicts)
-    verdicts = [(on, str(places[on, True]), str(places[on, False])) for on in sorted({on for on, _ in places})]
+    verdicts = [
+        (executed_in(on), str(places[on, True]), str(places[on, False])) for on in sorted({on for on, _ in places})
+    ]
     return Section(
         "stock",
         "What there is",
@@ -50,7 +52,7 @@ def section(stock: Stock, predicate: Callable[[Problem], bool]) -> Section:
         (),
         (
             Table("The catalog's records by GPU and origin", ("records of", "all", *STRUCTURES), tuple(rows)),
-            Table("Verdicts on binaries, by place of execution", ("executed on", "right", "wrong"), tuple(verdicts)),
+            Table("Verdicts on binaries, by place of execution", ("executed", "right", "wrong"), tuple(verdicts)),
         ),
         notes=(CHANGED,),
     )

@@ -8,6 +8,8 @@ from cudal2gen.results.rows import BATCHED as BATCHED
 from cudal2gen.results.rows import DERIVED as DERIVED
 from cudal2gen.results.rows import EPILOGUE as EPILOGUE
 from cudal2gen.results.rows import GROUPED as GROUPED
+from cudal2gen.results.rows import IN_MACHINE_CODE as IN_MACHINE_CODE
+from cudal2gen.results.rows import IN_PTX as IN_PTX
 from cudal2gen.results.rows import INCUMBENT as INCUMBENT
 from cudal2gen.results.rows import KERNEL as KERNEL
 from cudal2gen.results.rows import L2 as L2
@@ -22,6 +24,7 @@ from cudal2gen.results.rows import Effort as Effort
 from cudal2gen.results.rows import Environment as Environment
 from cudal2gen.results.rows import Extent as Extent
 from cudal2gen.results.rows import Line as Line
+from cudal2gen.results.rows import MachineCode as MachineCode
 from cudal2gen.results.rows import Measurement as Measurement
 from cudal2gen.results.rows import Outcome as Outcome
 from cudal2gen.results.rows import Posed as Posed
@@ -34,6 +37,7 @@ from cudal2gen.results.rows import Timing as Timing
 from cudal2gen.results.rows import Trial as Trial
 from cudal2gen.results.rows import Verdict as Verdict
 from cudal2gen.results.rows import executed as executed
+from cudal2gen.results.rows import executed_in as executed_in
 from cudal2gen.results.rows import rivals as rivals
 from cudal2gen.results.rows import speedup as speedup
 from cudal2gen.results.rows import speedups as speedups

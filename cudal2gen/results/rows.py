@@ -11,6 +11,7 @@ are in microseconds.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -57,6 +58,9 @@ INSTRUCTIONS = frozenset({
     "mma_per_k_tile", "wgmma_per_k_tile", "tcgen05_per_k_tile", "ldmatrix_per_k_tile", "mbarrier_waits_per_k_tile",
     "bytes tma load", "bytes tma delivered", "bytes tma store",
 })  # fmt: skip
+
+# Places of verdicts: the emulator executed PTX, or machine code. A rounding that is not its default stands behind them.
+IN_PTX, IN_MACHINE_CODE = "emulator", "emulator, machine code"
 
 _SMS = " SMs"  # ends the name of a card that is not in ``GPUS``; see ``Environment.card``
 
@@ -142,11 +146,31 @@ class Case(Line):
         return not self.findings
 
 
+class MachineCode(Line):
+    """The machine code that a verdict executed.
+
+    ``cubin``: SHA-256 of the cubin without source lines, which is that of the file in a pack. ``ptxas``: the version
+    that assembled it, as the cubin says.
+    """
+
+    cubin: str
+    ptxas: str
+
+    @classmethod
+    def of(cls, cubin: bytes) -> MachineCode:
+        """What a cubin says of itself, with or without its source lines."""
+        from kernelproof.sass.elf import assembler  # imported late: reading results does not need it
+        from kernelproof.sass.stripping import without_lines
+
+        return cls(cubin=hashlib.sha256(without_lines(cubin)).hexdigest(), ptxas=assembler(cubin))
+
+
 class Verdict(Line):
     """Whether one binary computes right results: the executed cases, and counters of its execution.
 
-    ``on``: where it was executed, "emulator" or a GPU model. ``deterministic``: whether repeated runs of one problem
-    gave the same bits; None if nothing was repeated. ``tools``: the output of other programs, such as
+    ``on``: where it was executed, ``IN_PTX``, ``IN_MACHINE_CODE`` or a GPU model. ``machine_code``: what the emulator
+    executed in place of PTX; None if it executed PTX, and on GPUs. ``deterministic``: whether repeated runs of one
+    problem gave the same bits; None if nothing was repeated. ``tools``: the output of other programs, such as
     compute-sanitizer, or why they did not run.
     """
 
@@ -155,6 +179,7 @@ class Verdict(Line):
     on: str
     cases: tuple[Case, ...]
     counters: dict[str, float]
+    machine_code: MachineCode | None = None
     deterministic: bool | None = None
     tools: dict[str, str] = {}
 
@@ -190,6 +215,14 @@ class Ruling(BaseModel):
     @property
     def passed(self) -> bool:
         return bool(self.cases) and not any(case.findings for case in self.cases)
+
+
+def executed_in(on: str) -> str:
+    """In which form, or on which GPU, a verdict's kernel was executed, in words. ``on``: as of a verdict."""
+    for place, words in ((IN_MACHINE_CODE, "in machine code"), (IN_PTX, "in PTX")):
+        if on == place or on.startswith(f"{place},"):
+            return words + on.removeprefix(place)
+    return f"on {on}"
 
 
 def executed(counters: Mapping[str, float]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 - ``problems``: the shapes and inputs with which a record is executed, and how its matrices are stored.
 - ``emulated``: the emulator's verdict; this package also exports its names, such as ``validator.validate``.
+- ``machine_code``: the emulator's verdict on the machine code.
 - ``matrices``, ``device``: a device's verdict, with matrices in guarded memory.
 - ``sanitizer``: compute-sanitizer on one launch. ``agreement``: compares a device with the emulator, bit for bit.
 - ``judgement``: a device's verdict, optionally with the sanitizer and the comparison with the emulator.

@@ -22,7 +22,7 @@ from cudal2gen.kernel import Record, aligned, ceil_div
 from cudal2gen.kernel.fusion import GATE_COLS
 from cudal2gen.kernel.launch import Groups
 from cudal2gen.launch.launcher import Fused, LaunchError, OpenKernel
-from cudal2gen.results import Case, Verdict, executed
+from cudal2gen.results import IN_MACHINE_CODE, IN_PTX, Case, MachineCode, Verdict, executed
 from cudal2gen.validator import fused
 from cudal2gen.validator.correctness import Comparison, compare, operands
 from cudal2gen.validator.problems import CLUSTERS, Shape, batches, kinds, stress_shapes, strides, thorough_shape
@@ -250,6 +250,7 @@ def execute(
     machine_code: bool = False,
 ) -> Execution:
     """Launches a built kernel on one problem in the emulator. A faulty kernel raises nothing; it gives findings.
+    Raises UnknownMachineCode.
 
     ``machine_code``: the cubin's instructions are executed in place of the PTX. ``hazards``, ``counters``, ``adverse``,
     ``rounding``: see ``emulator.Options``.
@@ -282,6 +283,8 @@ def execute(
         except LaunchError as error:
             findings.append(f"launch-refused: {error}")
     findings += [str(report) for report in session.reports if report.is_error]
+    if unknown := next((error for error in session.errors if isinstance(error, emulator.UnknownMachineCode)), None):
+        raise unknown
     findings += [f"emulator: {error}" for error in session.errors]
     launch = session.launches[-1] if session.launches else None
     ctas = 0 if launch is None else len(launch.ctas) if launch.ctas is not None else int(np.prod(launch.grid))
@@ -386,7 +389,7 @@ def run_case(
 def place(rounding: emulator.RoundingName, machine_code: bool = False) -> str:
     """The place of a verdict: the emulator, whether it executed machine code, and the rounding of its tensor cores if
     that is not its default model."""
-    form = "emulator, machine code" if machine_code else "emulator"
+    form = IN_MACHINE_CODE if machine_code else IN_PTX
     return form if rounding == "model" else f"{form}, {rounding} rounding"
 
 
@@ -423,6 +426,7 @@ def validate(
         on=place(rounding, machine_code),
         cases=tuple(cases),
         counters=counters,
+        machine_code=MachineCode.of(artifact.cubin.read_bytes()) if machine_code else None,
     )
 
 
@@ -463,12 +467,11 @@ def validate_all(
     library: Path,
     jobs: int,
     rounding: emulator.RoundingName = "model",
-    machine_code: bool = False,
 ) -> Generator[Verdict | Lost, None, None]:
     """Verdicts on many kernels as they come, from ``jobs`` processes; ``Lost`` names the record whose process died.
 
     Closing the iterator ends the processes. Raises EmulatorError without a C compiler.
     """
     emulator.runtime_path()  # built once, before the worker processes need it
-    tasks = (Task(record.name, (record, artifact, library, rounding, machine_code)) for record, artifact in work)
+    tasks = (Task(record.name, (record, artifact, library, rounding)) for record, artifact in work)
     return workers.answers(validate, tasks, jobs)

@@ -91,6 +91,7 @@ from kernelproof.emulator.host.policy import SessionHooks, SessionPolicy
 from kernelproof.emulator.host.program import Program, load
 from kernelproof.emulator.host.session import Session, session
 from kernelproof.emulator.host.standin import runtime_path
+from kernelproof.emulator.machine_code.lowering import UnknownMachineCode
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.state.counters import Counters
 from kernelproof.emulator.state.findings_json import FindingsDocument, findings_document
@@ -128,6 +129,7 @@ __all__ = [
     "Severity",
     "Site",
     "UnknownInstruction",
+    "UnknownMachineCode",
     "by_cause",
     "findings_document",
     "load",

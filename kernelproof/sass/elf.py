@@ -6,6 +6,7 @@ numbers are those that nvdisasm prints.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ SECTION = "<IIQQQQIIQQ"  # the header of a section
 # function's own section of shared memory includes them.
 RESERVED = ".nv.shared.reserved.0"
 SYSTEM_BYTES = 1024
+TOOLS = ".note.nv.tkinfo"  # the name, version and options of the assembler
+VERSION = re.compile(rb"\0ptxas\0[^\0]*\bV(\d+(?:\.\d+)+)\0")
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,13 @@ def resources(cubin: Path) -> dict[str, Resources]:
     return result
 
 
+def assembler(file: bytes) -> str:
+    """The version of ptxas that made a cubin, such as 13.0.88; empty if the cubin does not say."""
+    notes = b"".join(section.data(file) for section in sections(file) if section.name == TOOLS)
+    version = VERSION.search(notes)
+    return version.group(1).decode() if version else ""
+
+
 def is_elf(file: bytes) -> bool:
     """Whether a file is a 64-bit ELF file."""
     return file[:5] == b"\x7fELF\x02"
@@ -102,7 +112,7 @@ def sections(file: bytes) -> list[Section]:
     size, count, names = struct.unpack_from("<HHH", file, 0x3A)
     rows = [struct.unpack_from(SECTION, file, table + size * index) for index in range(count)]
     strings = rows[names][4] if rows else 0
-    return [Section._make((*row, _string(file, strings + row[0]))) for row in rows]
+    return [Section._make((*row, string(file, strings + row[0]))) for row in rows]
 
 
 def _symbols(file: bytes, headers: list[Section]) -> dict[int, str]:
@@ -112,11 +122,11 @@ def _symbols(file: bytes, headers: list[Section]) -> dict[int, str]:
             strings = headers[section.link].offset
             for index in range(section.size // 24):
                 (name,) = struct.unpack_from("<I", file, section.offset + 24 * index)
-                names[index] = _string(file, strings + name)
+                names[index] = string(file, strings + name)
     return names
 
 
-def _string(file: bytes, start: int) -> str:
+def string(file: bytes, start: int) -> str:
     return file[start : file.index(b"\0", start)].decode()
 
 

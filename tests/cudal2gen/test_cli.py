@@ -185,6 +185,9 @@ def test_validate_stores_verdicts_and_changed_skips_them(tmp_path: Path) -> None
     derived = json.loads(run("show", "--mnk", "64_64_64", "--json", env=env).stdout)["derived"]
     assert derived["verdict"] == "right"
     assert derived["mma_per_k_tile"] > 0
+    run("validate", "--mnk", "64_64_64", "--on", "emulator:machine-code", env=env)
+    derived = json.loads(run("show", "--mnk", "64_64_64", "--json", env=env).stdout)["derived"]
+    assert (derived["verdict"], derived["executed"]) == ("right", "in PTX and in machine code of ptxas 13.0.88")
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from cudal2gen.pack.facts import as_json
 from cudal2gen.results import Measurements
 from cudal2gen.results.choice import Row, Table
 from kernelproof import emulator
+from kernelproof.ground import toolchain
 from kernelproof.sass.stripping import without_lines
 from tests.cudal2gen import measured, packed
 from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
@@ -441,7 +442,15 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "1 kernel, 1 binary" in done.stdout
     assert "0 of 0 measured problems won" in done.stdout
-    assert pack.open_pack(out).table.kernels[0].sizes.text == "64_64_64"
+    opened = pack.open_pack(out)
+    assert opened.table.kernels[0].sizes.text == "64_64_64"
+    (verdict,) = results.latest(tmp_path / "verdicts.jsonl").values()
+    assert verdict.passed
+    assert verdict.on == results.IN_MACHINE_CODE
+    assert verdict.machine_code == results.MachineCode(
+        cubin=opened.facts["files"][f"kernels/{verdict.digest}/kernel.cubin"], ptxas="13.0.88"
+    )
+    assert opened.facts["machine_code"] == {verdict.digest: f"right in {len(verdict.cases)} cases, ptxas 13.0.88"}
     variants = ("--also", "bias_n", "--also", "bias_n+silu", "--also", "strided", "--out", str(tmp_path / "more"))
     more = run("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", *variants, env=env)
     assert "4 kernels, 4 binaries" in more.stdout, more.stderr
@@ -471,6 +480,22 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     assert "1 kernel, 1 binary" in repository.stdout
     assert pack.open_pack(hub / "build" / "torch-cuda" / "pack").table.kernels[0].sizes.text == "64_64_64"
     assert "setup_float16_f16_tn_64_64_64" in (hub / "benchmarks" / "benchmark.py").read_text()
+
+
+@pytest.mark.slow
+def test_wrong_machine_code_is_not_packed(tmp_path: Path) -> None:
+    """A cubin that is not what ptxas made of the PTX: here of the same kernel without its barriers."""
+    env = {"CUDAL2GEN_RESULTS": str(tmp_path / "results")}
+    chosen = ("--mnk", "64_64_256", "--acc", "f16", "--layout", "tn")
+    folder = Path(json.loads(run("--build-dir", str(tmp_path), "build", *chosen, "--json").stdout)["directory"])
+    text = re.sub(r"bar\.sync[^;]*;|barrier\.sync[^;]*;", "", (folder / "kernel.ptx").read_text())
+    (tmp_path / "faulty.ptx").write_text(text)
+    command = [toolchain.discover().ptxas, "-arch=sm_80", tmp_path / "faulty.ptx", "-o", folder / "kernel.cubin"]
+    subprocess.run(command, check=True)
+    done = run("--build-dir", str(tmp_path), "pack", *chosen, "--out", str(tmp_path / "pack"), env=env)
+    assert done.returncode == 1
+    assert "its machine code is wrong" in done.stderr
+    assert not (tmp_path / "pack").exists()
 
 
 @pytest.mark.slow

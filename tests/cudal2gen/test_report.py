@@ -385,6 +385,7 @@ def test_without_measurements_a_report_names_its_files_and_counts_what_there_is(
         for digest, on, cases in (
             ("a", "emulator", [case]),
             ("b", "emulator", [case, case]),
+            ("b", "emulator, machine code", [case]),
             ("b", "h200", [case, {"findings": ["race"]}]),
             ("c", "h200", []),
         )
@@ -403,8 +404,9 @@ def test_without_measurements_a_report_names_its_files_and_counts_what_there_is(
     assert of_records["h200 f16 tn"] == {
         "all": str(len(chosen)), "exact": "0", "nearest": "0", "tuned": "0", "modelled": str(len(chosen)),
     }  # fmt: skip
-    assert list(of_verdicts["emulator"].values()) == ["2", "0"]
-    assert list(of_verdicts["h200"].values()) == ["0", "2"], "a verdict without a case is none"
+    assert list(of_verdicts["in PTX"].values()) == ["2", "0"]
+    assert list(of_verdicts["in machine code"].values()) == ["1", "0"]
+    assert list(of_verdicts["on h200"].values()) == ["0", "2"], "a verdict without a case is none"
 
 
 def test_a_report_parses_the_records_that_it_is_about() -> None:

@@ -1,0 +1,68 @@
+"""Proves that kernels of sm_80 are right in machine code, by the records that cover every macro of their templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cudal2gen import results, validator
+from cudal2gen.generation import compiler
+from cudal2gen.validator import machine_code
+from kernelproof.emulator import UnknownMachineCode
+from tests.cudal2gen.paths import PATHS, small
+from tests.draws import THOROUGH
+
+COVERING = {name: record for name, record in PATHS.items() if record.family in ("sm80_multistage", "sm80_direct")}
+BUILT_AHEAD = list(COVERING.values())
+PART = 4  # one record in so many has a whole verdict in ``make test``; all of them in ``make thorough``
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compiler.launcher()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "name"), enumerate(COVERING), ids=COVERING)
+def test_every_macro_is_right_in_machine_code(number: int, name: str, library: Path) -> None:
+    record = COVERING[name]
+    (artifact,) = compiler.build([record])
+    if THOROUGH or number % PART == 0:
+        verdict = machine_code.judge(record, artifact, library)
+        assert isinstance(verdict, results.Verdict)
+        assert verdict.findings == []
+        assert verdict.passed
+        return
+    shape = min(validator.stress_shapes(record), key=lambda shape: shape.m * shape.n * shape.k)
+    case, done = validator.run_case(record, artifact, library, shape, "integers", machine_code=True)
+    assert case.findings == ()
+    _, of_ptx = validator.run_case(record, artifact, library, shape, "integers")
+    assert done.d.tobytes() == of_ptx.d.tobytes()
+
+
+def test_a_verdict_is_of_the_cubin_that_is_there(library: Path, tmp_path: Path) -> None:
+    record = small()
+    (artifact,) = compiler.build([record])
+    cubin = artifact.cubin.read_bytes()
+    verdict = results.Verdict(
+        record=record.name, digest=artifact.digest, on=results.IN_MACHINE_CODE, cases=(), counters={},
+        machine_code=results.MachineCode.of(cubin),
+    )  # fmt: skip
+    stored = {(verdict.digest, verdict.on): verdict}
+    assert machine_code.known(artifact, stored) == verdict
+    folder = tmp_path / artifact.digest
+    folder.mkdir()
+    (folder / "kernel.cubin").write_bytes(cubin[:-1] + bytes([cubin[-1] ^ 1]))
+    assert machine_code.known(compiler.Artifact(folder, artifact.ptxas), stored) is None
+
+
+def test_machine_code_that_is_not_executed_has_no_verdict(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_arguments: object, **_options: object) -> None:
+        raise UnknownMachineCode("not modelled")
+
+    record = small()
+    (artifact,) = compiler.build([record])
+    monkeypatch.setattr(machine_code, "validate", refused)
+    answer = machine_code.judge(record, artifact, library)
+    assert answer == machine_code.Unexecuted(record.name, artifact.digest, "not modelled")
