@@ -91,8 +91,9 @@ class Instruction:
     """A decoded instruction.
 
     ``address``: its offset in the function, in bytes. ``guard``: the predicate under which it executes, as in ``!P0``.
-    ``opcode``: with modifiers, as in ``HMMA.16816.F16``. ``target``: the address that a branch jumps to. ``source``:
-    its line, then the line into which that function was inlined, and so on outwards; empty without -lineinfo.
+    ``opcode``: with modifiers, as in ``HMMA.16816.F16``. ``target``: the address that a branch jumps to; ``targets``:
+    all of a jump by a table. ``source``: its line, then the line into which that function was inlined, and so on
+    outwards; empty without -lineinfo.
     """
 
     address: int
@@ -102,6 +103,7 @@ class Instruction:
     control: Control
     target: int | None = None
     source: tuple[SourceLine, ...] = ()
+    targets: tuple[int, ...] = ()
 
     @classmethod
     def bare(cls, opcode: str, guard: str | None = None) -> Instruction:
@@ -171,7 +173,7 @@ def _functions(listing: str, kernels: Mapping[str, Resources]) -> Iterator[Funct
         if ".section" in line and (section := SECTION.match(line)):
             if name:
                 own = kernels.get(name, NO_RESOURCES)
-                yield Function(name, own.registers, _instructions(lines, sm), sm, own)
+                yield Function(name, own.registers, _instructions(lines, sm, own.jumps), sm, own)
             name, lines = section.group(1) or "", []
         elif name:
             lines.append(line)
@@ -185,7 +187,7 @@ class _Listed(NamedTuple):
     source: tuple[SourceLine, ...]
 
 
-def _instructions(lines: list[str], sm: str) -> tuple[Instruction, ...]:
+def _instructions(lines: list[str], sm: str, jumps: Mapping[int, tuple[int, ...]]) -> tuple[Instruction, ...]:
     """The instructions of a section. Each has two lines: text with the lower 64 bits, then the upper 64 bits."""
     labels, pending = dict[str, int](), list[str]()
     frames: list[str] = []
@@ -206,7 +208,7 @@ def _instructions(lines: list[str], sm: str) -> tuple[Instruction, ...]:
             frames.append(line)
         elif match := LABEL.match(line):
             pending.append(match.group(1))
-    return tuple(_instruction(row, labels, sm) for row in rows)
+    return tuple(_instruction(row, labels, sm, jumps) for row in rows)
 
 
 def _source(lines: list[str]) -> tuple[SourceLine, ...]:
@@ -215,7 +217,7 @@ def _source(lines: list[str]) -> tuple[SourceLine, ...]:
     return tuple(SourceLine(match.group(1), int(match.group(2))) for match in matches if match)
 
 
-def _instruction(row: _Listed, labels: dict[str, int], sm: str) -> Instruction:
+def _instruction(row: _Listed, labels: dict[str, int], sm: str, jumps: Mapping[int, tuple[int, ...]]) -> Instruction:
     address, guard, opcode, operands, lower = row.code.groups()
     label = JUMP.search(operands) if "`" in operands else None
     if sm.startswith("sm_8") and WIDE_ADDRESS.search(operands):
@@ -228,6 +230,7 @@ def _instruction(row: _Listed, labels: dict[str, int], sm: str) -> Instruction:
         control=Control.decode(row.upper),
         target=labels.get(label.group(1)) if label else None,
         source=row.source,
+        targets=jumps.get(int(address, 16), ()),
     )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from kernelproof.ground.errors import WrongInput
 
 REGISTERS, STACK, MAX_THREADS, THREADS = 0x2F, 0x11, 0x05, 0x10  # EIATTR_REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID
 PARAMETER, PARAMETER_BANK = 0x17, 0x0A  # EIATTR_KPARAM_INFO, EIATTR_PARAM_CBANK
+JUMPS = 0x34  # EIATTR_INDIRECT_BRANCH_TARGETS
 SIZED = 4  # EIFMT_SVAL: the length of the value follows; values of other attributes have two bytes
 SYMBOLS = 2  # SHT_SYMTAB
 SECTION = "<IIQQQQIIQQ"  # the header of a section
@@ -35,6 +36,7 @@ class Resources:
     ``registers`` and ``stack_bytes``: per thread. ``shared_bytes``: static shared memory per CTA. ``threads``: per CTA,
     as the source demands (``reqntid``) or else allows (``maxntid``); None if it states neither. ``parameters``: byte
     offset and size of each parameter of a kernel, and ``parameter_base``: where they begin in constant bank 0.
+    ``jumps``: the address of each jump by a table, and the addresses to which it may lead.
     """
 
     registers: int = 0
@@ -43,6 +45,7 @@ class Resources:
     threads: int | None = None
     parameters: tuple[tuple[int, int], ...] = ()
     parameter_base: int | None = None
+    jumps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Section(NamedTuple):
@@ -90,6 +93,7 @@ def resources(cubin: Path) -> dict[str, Resources]:
             threads=_threads(own.data(file)) if own else None,
             parameters=_parameters(own.data(file)) if own else (),
             parameter_base=_parameter_base(own.data(file)) if own else None,
+            jumps=dict(_jumps(own.data(file))) if own else {},
         )
     return result
 
@@ -127,6 +131,7 @@ def _symbols(file: bytes, headers: list[Section]) -> dict[int, str]:
 
 
 def string(file: bytes, start: int) -> str:
+    """The text that begins at a byte of a file and ends before a zero."""
     return file[start : file.index(b"\0", start)].decode()
 
 
@@ -154,6 +159,17 @@ def _parameters(data: bytes) -> tuple[tuple[int, int], ...]:
     14 bits of its last word."""
     found = [struct.unpack_from("<4xHHI", value) for key, value in _attributes(data) if key == PARAMETER]
     return tuple((offset, word >> 18) for _, offset, word in sorted(found))
+
+
+def _jumps(data: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Of each jump by a table its address, a zero, the number of targets, and those."""
+    for key, value in _attributes(data):
+        words = struct.unpack(f"<{len(value) // 4}I", value) if key == JUMPS else ()
+        at = 0
+        while at + 3 <= len(words):
+            address, _, count = words[at : at + 3]
+            yield address, tuple(dict.fromkeys(words[at + 3 : at + 3 + count]))
+            at += 3 + count
 
 
 def _parameter_base(data: bytes) -> int | None:

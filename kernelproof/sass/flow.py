@@ -118,7 +118,7 @@ def _blocks(instructions: tuple[Instruction, ...]) -> list[Block]:
     # ptxas also jumps by CALL.REL.NOINC. It is a call only if the function has a RET.
     jumps = JUMPS if any(instruction.name == "RET" for instruction in instructions) else JUMPS | {"CALL"}
     ends = {at for at, instruction in enumerate(instructions) if instruction.name in jumps | ENDS}
-    targets = {instruction.target for instruction in instructions if instruction.name in jumps}
+    targets = {target for instruction in instructions if instruction.name in jumps for target in _targets(instruction)}
     starts = [
         at for at, instruction in enumerate(instructions) if at == 0 or at - 1 in ends or instruction.address in targets
     ]
@@ -128,10 +128,14 @@ def _blocks(instructions: tuple[Instruction, ...]) -> list[Block]:
         last = instructions[stop - 1]
         goes_on = last.name not in jumps | ENDS or conditional(last)
         following = [last.address + BYTES] if goes_on else []
-        jump = [last.target] if last.name in jumps and last.target is not None else []
+        jump = _targets(last) if last.name in jumps else []
         successors = dict.fromkeys(at_address[address] for address in following + jump if address in at_address)
         blocks.append(Block(index, instructions[start:stop], tuple(successors)))
     return blocks
+
+
+def _targets(jump: Instruction) -> list[int]:
+    return [*jump.targets, *([] if jump.target is None else [jump.target])]
 
 
 def conditional(jump: Instruction) -> bool:

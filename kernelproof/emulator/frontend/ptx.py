@@ -132,7 +132,8 @@ class Label:
 class Variable:
     """A declared variable. ``size`` is in bytes (0: ``.extern .shared``). ``init`` has the bytes of its initialiser,
     ``pointers`` the places in it that hold addresses: (byte offset, symbol, addend). ``kind``: the type of its
-    elements. ``managed``: the host reads and writes it as well."""
+    elements. ``managed``: the host reads and writes it as well. ``within``: the variable of which it is a part, and its
+    byte offset there."""
 
     name: str
     space: str
@@ -143,6 +144,7 @@ class Variable:
     line: int = 0
     kind: str = ""
     managed: bool = False
+    within: tuple[str, int] | None = None
 
 
 @dataclass(slots=True)

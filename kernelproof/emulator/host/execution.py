@@ -52,6 +52,8 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
     addresses: dict[str, int] = {}
     fresh: list[tuple[Variable, Buffer]] = []
     for variable in variables:
+        if variable.within is not None:
+            continue
         key = (module.text, variable.name)
         buffer = memory.globals.get(key)
         if buffer is None:
@@ -66,6 +68,10 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
                 buffer.bytes()[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
             fresh.append((variable, buffer))
         addresses[variable.name] = buffer.address
+    for variable in variables:
+        if variable.within is not None:
+            whole, offset = variable.within
+            addresses[variable.name] = addresses[whole] + offset
     for variable, buffer in fresh:
         for offset, symbol, addend in variable.pointers:
             address = addresses.get(symbol, module.function_addresses.get(symbol, 0)) + addend

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from kernelproof.emulator.frontend.operands import operands as ptx_operands
 from kernelproof.emulator.frontend.ptx import Instr, Label, Reg
 from kernelproof.emulator.machine_code.abi import Bank
+from kernelproof.emulator.machine_code.data import Data, Half, Word
 from kernelproof.emulator.machine_code.operands import (
     Address,
     Constant,
@@ -66,11 +67,13 @@ def registered() -> Iterator[str]:
 class Lowering:
     """The lowered body of one function.
 
-    ``copy_scoreboards``: the scoreboards that count groups of asynchronous copies. ``returns``: the addresses behind
-    calls. ``kinds``: the type of each register that occurs. ``current``: the instruction that is being lowered.
+    ``bank``, ``data``: what the constant banks hold. ``copy_scoreboards``: the scoreboards that count groups of
+    asynchronous copies. ``returns``: the addresses behind calls. ``kinds``: the type of each register that occurs.
+    ``current``: the instruction that is being lowered.
     """
 
     bank: Bank
+    data: Data
     copy_scoreboards: frozenset[str] = frozenset()
     returns: tuple[int, ...] = ()
     body: list[Instr | Label] = field(default_factory=list)
@@ -187,6 +190,10 @@ class Lowering:
     def pair(self, text: str) -> str:
         """A source of 64 bits: a pair of registers, or a literal with its sign extended."""
         source = operand(text)
+        if isinstance(source, Constant) and not source.signs and source.base is None:
+            known = self.data.word(source.bank, source.offset)
+            if isinstance(known, Half) and not known.upper:
+                return self._address_of(known)
         if isinstance(source, Literal):
             assert source.integer is not None
             return str(source.integer & (1 << 64) - 1)
@@ -206,14 +213,29 @@ class Lowering:
     def _constant(self, source: Constant, plus: int) -> str:
         if source.base is not None and source.base.number is not None:
             raise self.refusal("an index into a constant bank is modelled in LDC alone")
-        meaning = self.bank.word(source.offset + plus) if source.bank == 0 else None
+        offset = source.offset + plus
+        known = self.data.word(source.bank, offset)
+        if isinstance(known, int):
+            return str(known)
+        if isinstance(known, Word):
+            return self.computed("ld.const.b32", f"[{known.variable}+{known.offset}]")
+        if isinstance(known, Half):
+            half = self.temp()
+            halves = (self.temp(), half) if known.upper else (half, self.temp())
+            self.emit("mov.b64", f"{{{', '.join(halves)}}}", self._address_of(known))
+            return half
+        meaning = self.bank.word(offset) if source.bank == 0 else None
         if meaning is None:
-            raise self.refusal(f"word {source.offset + plus:#x} of constant bank {source.bank} is not known")
+            raise self.refusal(f"word {offset:#x} of constant bank {source.bank} is not known")
         if meaning.isdigit():
             return meaning
         if meaning.startswith("%"):
             return self.computed("mov.u32", meaning)
         return self.computed("ld.param.b32", f"[{meaning}]")
+
+    def _address_of(self, half: Half) -> str:
+        """The address of a variable, 64 bits."""
+        return self.computed("mov.u64", f"{half.variable}+{half.addend}" if half.addend else half.variable, kind="b64")
 
     def predicate(self, text: str) -> str:
         """A predicate as a source: a register, perhaps with ``!``, or a literal."""

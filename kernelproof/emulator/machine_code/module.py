@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Reg, Sym, Variable
 from kernelproof.emulator.machine_code import instructions  # noqa: F401
 from kernelproof.emulator.machine_code.abi import Bank
+from kernelproof.emulator.machine_code.data import Data, variables
 from kernelproof.emulator.machine_code.lowering import Lowering, UnknownMachineCode
 from kernelproof.emulator.machine_code.webs import separated
 from kernelproof.sass import Function as MachineFunction
 from kernelproof.sass import Instruction, disassemble
 from kernelproof.sass.decoding import BYTES
-from kernelproof.sass.flow import conditional
+from kernelproof.sass.flow import ENDS, JUMPS, conditional
+from kernelproof.sass.image import image
 
 
 def read_cubin(path: Path) -> Module:
@@ -22,23 +26,32 @@ def read_cubin(path: Path) -> Module:
     modifier that is not modelled.
     """
     functions = disassemble(path)
-    kernels = {function.name: _lowered(function) for function in functions}
-    sm = functions[0].sm
-    return Module(target=sm, version="", kernels=kernels, functions={}, declared=set(), variables={}, files={}, text="")
+    data = image(path)
+    if data.relocatable:
+        raise UnknownMachineCode(f"{path}: is not linked; link it by nvcc, or compile it without -rdc=true")
+    entries = data.kernels()
+    kernels = {item.name: _lowered(item, Data(data, item.name)) for item in functions if item.name in entries}
+    return Module(
+        target=functions[0].sm, version="", kernels=kernels, functions={}, declared=set(),
+        variables={variable.name: variable for variable in variables(data)}, files={},
+        text=f"cubin {hashlib.sha256(path.read_bytes()).hexdigest()}",  # names its variables in a memory
+    )  # fmt: skip
 
 
-def _lowered(function: MachineFunction) -> Function:
+def _lowered(function: MachineFunction, data: Data) -> Function:
     resources = function.resources
     base = resources.parameter_base or 0
     parameters = [(f"parameter_{i}", base + at, size) for i, (at, size) in enumerate(resources.parameters)]
     bank = Bank.of(function.sm, parameters)
     if bank is None:
         raise UnknownMachineCode(f"{function.name}: machine code of {function.sm} is not executed yet")
-    reachable = _reachable(function)
+    reachable = _reachable(function, data.functions())
     boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")
     returns = tuple(ins.address + BYTES for ins in reachable if ins.name == "CALL")
-    low = Lowering(bank, boards, returns)
-    targets = {ins.target for ins in reachable if ins.target is not None} | set(returns)
+    low = Lowering(bank, data, boards, returns)
+    targets = {target for ins in reachable for target in (ins.target, *ins.targets)} | set(returns)
+    if any(ins.name == "CALL" and ins.target is None for ins in reachable):
+        targets |= set(data.functions())
     static = Variable(f"{function.name} static", "shared", resources.shared_bytes, 16)
     if resources.shared_bytes:  # a variable takes memory if an instruction names it
         low.body.append(Instr("mov.u32", ("mov", "u32"), (Reg(low.temp()), Sym(static.name)), None, 0, (), ""))
@@ -48,14 +61,15 @@ def _lowered(function: MachineFunction) -> Function:
         low.lower(ins)
     body, kinds = separated(low.body, low.kinds)
     # An alignment for which each parameter lies at its offset, if those before it do.
-    variables = [
-        Variable(name, "param", size, (start - base) & (base - start) or 16) for name, start, size in parameters
-    ]
-    return Function(function.name, True, variables, [], 0, body, kinds, variables=[static], machine_code=True)
+    params = [Variable(name, "param", size, (start - base) & (base - start) or 16) for name, start, size in parameters]
+    return Function(
+        function.name, True, params, [], 0, body, kinds, variables=[static, *data.literals], machine_code=True
+    )
 
 
-def _reachable(function: MachineFunction) -> list[Instruction]:
-    """The instructions that the entry leads to, in the order of addresses. A return leads behind every call."""
+def _reachable(function: MachineFunction, functions: Sequence[int]) -> list[Instruction]:
+    """The instructions that the entry leads to, in the order of addresses. A return leads behind every call, and a call
+    through a register to all ``functions``."""
     by_address = {ins.address: ins for ins in function.instructions}
     returns = [ins.address + BYTES for ins in function.instructions if ins.name == "CALL"]
     reached, pending = set[int](), [function.instructions[0].address]
@@ -65,10 +79,12 @@ def _reachable(function: MachineFunction) -> list[Instruction]:
         if ins is None or address in reached:
             continue
         reached.add(address)
-        if ins.name in ("BRA", "CALL") and ins.target is not None:
-            pending.append(ins.target)
+        if ins.name in JUMPS | {"CALL"}:
+            pending += [*ins.targets, *([] if ins.target is None else [ins.target])]
+        if ins.name == "CALL" and ins.target is None:
+            pending += functions
         if ins.name == "RET":
             pending += returns
-        if ins.name not in ("BRA", "CALL", "RET", "EXIT") or conditional(ins):
+        if ins.name not in JUMPS | ENDS | {"CALL"} or conditional(ins):
             pending.append(address + BYTES)
     return [ins for ins in function.instructions if ins.address in reached]

@@ -4,10 +4,13 @@ from kernelproof.emulator.machine_code.instructions import (  # noqa: F401
     atomics,
     compare,
     control,
+    doubles,
     floating,
     integer,
     matrices,
     memory,
     moves,
+    packed,
+    predicates,
     warps,
 )

@@ -7,6 +7,7 @@ from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, m
 from kernelproof.sass import Instruction
 
 _OPERATIONS = "ADD MIN MAX AND OR XOR EXCH INC DEC CAS"
+_SPIN = "CAST SPIN POPC"
 _TYPES = "32 64 S32 U32 S64 U64 F32 F64 F16x2 BF16_V2"
 _HINTS = "E STRONG CTA SM GPU SYS FTZ RN"
 
@@ -28,10 +29,18 @@ def _scope(ins: Instruction) -> str:
     return next((SCOPES[part] for part in ins.modifiers if part in SCOPES), "cta")
 
 
-@mnemonic("ATOMG ATOM ATOMS", f"{_OPERATIONS} {_TYPES} {_HINTS}")
+@mnemonic("ATOMG ATOM ATOMS", f"{_OPERATIONS} {_TYPES} {_HINTS} {_SPIN}")
 @mnemonic("RED REDG", f"{_OPERATIONS} {_TYPES} {_HINTS}")
 def atomic(low: Lowering, ins: Instruction) -> None:
-    """A relaxed read-modify-write; RED returns nothing."""
+    """A relaxed read-modify-write; RED returns nothing. ``.CAST.SPIN`` compares and swaps, and returns whether it did.
+    ``.POPC.INC`` adds one for each lane."""
+    if "CAST" in ins.modifiers:
+        _compare_and_swap(low, ins)
+        return
+    if "POPC" in ins.modifiers:
+        space, address = place(low, ins, ins.operands[1])
+        low.emit(f"atom.relaxed.cta{space}.add.u32", low.target(ins.operands[0]), address, "1")
+        return
     operation = next(part for part in ins.modifiers if part in _OPERATIONS.split())
     kind = _kind(ins, operation)
     operands = list(ins.operands)
@@ -54,16 +63,33 @@ def atomic(low: Lowering, ins: Instruction) -> None:
         low.emit(op, low.target(result), address, *values)
 
 
+def _compare_and_swap(low: Lowering, ins: Instruction) -> None:
+    result, at, compared, new = ins.operands
+    space, address = place(low, ins, at)
+    wide = "64" in ins.modifiers
+    kind, read = ("b64", low.pair) if wide else ("b32", low.word)
+    before = read(compared)
+    low.kinds[old := "%old" + str(len(low.kinds))] = kind  # no temporary: the guard holds for the atomic
+    low.emit(f"atom.relaxed.cta{space}.cas.{kind}", old, address, before, read(new))
+    done = low.number(low.computed(f"setp.eq.{kind}", old, before, kind="pred"))
+    if wide:
+        low.set_pair(result, low.join(done, "0"))
+    else:
+        low.set(result, done)
+
+
 @mnemonic("MEMBAR", "SC ALL CTA SM GPU SYS VC")
 def fence(low: Lowering, ins: Instruction) -> None:
     """A fence of both directions (``.ALL``), or one that is sequentially consistent (``.SC``)."""
     low.emit(f"fence.{'sc' if 'SC' in ins.modifiers else 'acq_rel'}.{_scope(ins)}")
 
 
-@mnemonic("CCTL", "IVALL")
-def invalidate(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
-    """Later loads do not find old lines in the L1: the second half of an acquire."""
-    low.emit("fence.acquire.gpu")
+@mnemonic("CCTL", "IVALL E PF1 PF2")
+def control_cache(low: Lowering, ins: Instruction) -> None:
+    """With ``.IVALL`` later loads do not find old lines in the L1: the second half of an acquire. Prefetches change no
+    value."""
+    if "IVALL" in ins.modifiers:
+        low.emit("fence.acquire.gpu")
 
 
 @mnemonic("ERRBAR CGAERRBAR")

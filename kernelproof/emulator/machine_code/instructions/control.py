@@ -6,32 +6,64 @@ and BREAK do nothing of their own. WARPSYNC orders memory between the lanes of i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kernelproof.emulator.machine_code.lowering import TRUE, Lowering, is_predicate, label_of, mnemonic
+from kernelproof.emulator.machine_code.operands import Register, operand
 from kernelproof.sass import Instruction
+from kernelproof.sass.decoding import BYTES
 
 
-@mnemonic("BRA", "U")
+@mnemonic("BRA", "U CONV DIV")
 def branch(low: Lowering, ins: Instruction) -> None:
-    """A jump, taken where its guard and a predicate among its operands hold."""
+    """A jump, taken where its guard and a predicate among its operands hold. ``.CONV`` is taken if the lanes of a mask
+    stand together, ``.DIV`` if they do not."""
     condition = low.predicate(ins.operands[0]) if is_predicate(ins.operands[0]) else TRUE
+    if "CONV" in ins.modifiers or "DIV" in ins.modifiers:
+        order = "eq" if "CONV" in ins.modifiers else "ne"
+        together = low.computed("activemask.b32")
+        condition = low.computed(f"setp.{order}.u32", together, low.word(ins.operands[0]), kind="pred")
     assert ins.target is not None
     low.branch("bra", label_of(ins.target), condition)
 
 
-@mnemonic("CALL", "REL NOINC")
+@mnemonic("CALL", "REL ABS NOINC")
 def call(low: Lowering, ins: Instruction) -> None:
-    """A jump to a subroutine of the same function, which has got the address behind it in a register."""
-    assert ins.target is not None
-    low.branch("bra", label_of(ins.target))
+    """A jump to a subroutine of the same function, which has got the address behind it in a register. A call through
+    a register leads to one of the functions behind the kernel, with ``.ABS`` to one of the system."""
+    if ins.target is not None:
+        low.branch("bra", label_of(ins.target))
+        return
+    if "ABS" in ins.modifiers:
+        if others := low.data.system_functions() - {"__assertfail"}:
+            raise low.refusal(f"a call of {' or '.join(sorted(others))} is not modelled")
+        low.emit("trap")
+        return
+    _jump(low, low.word(ins.operands[0].split()[0]), {place: place for place in low.data.functions()})
+
+
+@mnemonic("BRX")
+def branch_by_table(low: Lowering, ins: Instruction) -> None:
+    """A jump to the sum of a register, an offset and the address behind it."""
+    register, offset = ins.operands[0].split()[:2]
+    base = ins.address + BYTES + int(offset, 0)
+    _jump(low, low.word(register), {place - base & 0xFFFFFFFF: place for place in ins.targets})
+
+
+def _jump(low: Lowering, value: str, places: Mapping[int, int]) -> None:
+    """A jump to the place that belongs to a value; other values end in a trap."""
+    if not places:
+        raise low.refusal("the places to which this jump may lead are not known")
+    for number, place in places.items():
+        low.branch("bra", label_of(place), low.computed("setp.eq.u32", value, str(number), kind="pred"))
+    low.emit("trap")
 
 
 @mnemonic("RET", "REL NODEC")
 def give_back(low: Lowering, ins: Instruction) -> None:
     """A jump to the address in a register, which is one behind a call."""
     address = low.word(ins.operands[0].split()[0])  # the function stands behind it
-    for place in low.returns:
-        low.branch("bra", label_of(place), low.computed("setp.eq.u32", address, str(place), kind="pred"))
-    low.emit("trap")
+    _jump(low, address, {place: place for place in low.returns})
 
 
 @mnemonic("EXIT")
@@ -39,6 +71,25 @@ def leave(low: Lowering, ins: Instruction) -> None:
     """The end of the lanes for which the guard and the predicate hold."""
     condition = low.predicate(ins.operands[0]) if ins.operands else TRUE
     low.branch("exit", "", condition)
+
+
+@mnemonic("LEPC")
+def here(low: Lowering, ins: Instruction) -> None:
+    """The address of an instruction, for a call of a function of the system, which does not need it."""
+    low.set_pair(ins.operands[0], "0")
+
+
+@mnemonic("BPT", "TRAP")
+def trap(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """The end of the program by an error."""
+    low.emit("trap")
+
+
+@mnemonic("BMOV", "32 CLEAR")
+def move_barrier(low: Lowering, ins: Instruction) -> None:
+    """Saves a convergence barrier around a call, or brings it back."""
+    if isinstance(operand(ins.operands[0]), Register):
+        low.set(ins.operands[0], "0")
 
 
 @mnemonic("NOP BSSY BSYNC BREAK YIELD", "RECONVERGENT")
@@ -53,11 +104,37 @@ def warp_sync(low: Lowering, ins: Instruction) -> None:
     low.emit("bar.warp.sync", members)
 
 
-@mnemonic("BAR", "SYNC ARV DEFER_BLOCKING")
+_REDUCED, _ANY = "%reduced", "%reduced_predicate"  # what the last BAR.RED has given
+
+
+@mnemonic("BAR", "SYNC ARV RED POPC AND OR DEFER_BLOCKING")
 def barrier(low: Lowering, ins: Instruction) -> None:
-    """bar.sync and bar.arrive, of all threads or of a number of them."""
+    """bar.sync, bar.arrive and bar.red, of all threads or of a number of them."""
+    if "RED" in ins.modifiers:
+        *numbers, text = ins.operands
+        held = low.predicate(text)
+        if held in ("0", "1"):
+            held = low.computed("setp.eq.u32", held, "1", kind="pred")
+        low.kinds |= {_REDUCED: "b32", _ANY: "pred"}
+        words = [low.word(number) for number in numbers]
+        if "POPC" in ins.modifiers:
+            low.emit("barrier.red.popc.u32", _REDUCED, *words, held)
+        else:
+            mode = "and" if "AND" in ins.modifiers else "or"
+            low.emit(f"barrier.red.{mode}.pred", _ANY, *words, held)
+        return
     op = "barrier.sync" if "SYNC" in ins.modifiers else "barrier.arrive"
     low.emit(op, *map(low.word, ins.operands))
+
+
+@mnemonic("B2R", "RESULT")
+def reduced(low: Lowering, ins: Instruction) -> None:
+    """What the last BAR.RED has given: a number, or a predicate."""
+    low.kinds |= {_REDUCED: "b32", _ANY: "pred"}
+    if len(ins.operands) == 1:
+        low.set(ins.operands[0], _REDUCED)
+    else:
+        low.set_predicate(ins.operands[1], _ANY)
 
 
 @mnemonic("NANOSLEEP")

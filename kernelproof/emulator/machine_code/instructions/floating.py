@@ -6,17 +6,13 @@ named if it is not to the nearest.
 
 from __future__ import annotations
 
+from kernelproof.emulator.machine_code.instructions.doubles import double, upper_double
 from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
+from kernelproof.emulator.machine_code.modifiers import ORDERS, ROUNDINGS, compared, rounding
 from kernelproof.emulator.machine_code.operands import Constant, Literal, Register, operand
 from kernelproof.sass import Instruction
 
-_ROUNDINGS = "RZ RM RP"
-_ORDERS = "LT LE GT GE EQ NE LTU LEU GTU GEU EQU NEU NUM NAN"
 _SIGN, _MAGNITUDE = str(0x80000000), str(0x7FFFFFFF)
-
-
-def _rounding(ins: Instruction) -> str:
-    return next((f".{part.lower()}" for part in ins.modifiers if part in _ROUNDINGS.split()), ".rn")
 
 
 def _options(ins: Instruction) -> str:
@@ -38,12 +34,12 @@ def single(low: Lowering, text: str) -> str:
     return f"0f{int(bits):08X}" if bits.isdigit() else bits
 
 
-@mnemonic("FADD FMUL FFMA", f"FTZ SAT {_ROUNDINGS}")
+@mnemonic("FADD FMUL FFMA", f"FTZ SAT {ROUNDINGS}")
 def arithmetic(low: Lowering, ins: Instruction) -> None:
     """Sums, products, and products plus a sum that are rounded once."""
     op = {"FADD": "add", "FMUL": "mul", "FFMA": "fma"}[ins.name]
     result, *sources = ins.operands
-    low.emit(f"{op}{_rounding(ins)}{_options(ins)}.f32", low.target(result), *(single(low, text) for text in sources))
+    low.emit(f"{op}{rounding(ins)}{_options(ins)}.f32", low.target(result), *(single(low, text) for text in sources))
 
 
 @mnemonic("FMNMX", "FTZ NAN")
@@ -62,18 +58,13 @@ def minimum(low: Lowering, ins: Instruction) -> None:
     low.emit("selp.b32", low.target(result), least, most, test)
 
 
-@mnemonic("FSETP", f"{_ORDERS} FTZ AND OR XOR")
+@mnemonic("FSETP", f"{ORDERS} FTZ AND OR XOR")
 def compare(low: Lowering, ins: Instruction) -> None:
     """``p = (a <> b) op r`` and ``q = !(a <> b) op r``."""
-    order, boolean = _compared(ins)
+    order, boolean = compared(ins)
     p, q, a, b, r = ins.operands
     held = low.computed(f"setp.{order}{_options(ins)}.f32", single(low, a), single(low, b), kind="pred")
     low.set_comparison((p, q), held, boolean, r)
-
-
-def _compared(ins: Instruction) -> tuple[str, str]:
-    order = next(part.lower() for part in ins.modifiers if part in _ORDERS.split())
-    return order, next(part for part in ins.modifiers if part in ("AND", "OR", "XOR"))
 
 
 @mnemonic("FSEL", "FTZ")
@@ -86,15 +77,29 @@ def select(low: Lowering, ins: Instruction) -> None:
     low.emit("selp.b32", low.target(result), single(low, a), single(low, b), test)
 
 
-_FUNCTIONS = {"RCP": "rcp", "RSQ": "rsqrt", "EX2": "ex2", "LG2": "lg2", "SQRT": "sqrt", "TANH": "tanh"}
+_FUNCTIONS = {
+    "RCP": "rcp", "RSQ": "rsqrt", "EX2": "ex2", "LG2": "lg2", "SQRT": "sqrt", "TANH": "tanh", "SIN": "sin",
+    "COS": "cos",
+}  # fmt: skip
+_OF_DOUBLES = {"RCP64H": "rcp", "RSQ64H": "rsqrt"}
+_TURN = "0f40C90FDB"  # 2 pi
 
 
-@mnemonic("MUFU", " ".join(_FUNCTIONS))
+@mnemonic("MUFU", " ".join((*_FUNCTIONS, *_OF_DOUBLES)))
 def approximate(low: Lowering, ins: Instruction) -> None:
-    """Approximations, which flush subnormal numbers."""
+    """Approximations, which flush subnormal numbers. SIN and COS take turns instead of radians, and those that end in
+    64H the upper word of a double for its value, and give the upper word of the result."""
+    result, source = ins.operands
+    if wide := _OF_DOUBLES.get(ins.modifiers[0]):
+        value = low.computed(f"{wide}.approx.ftz.f64", upper_double(low, source), kind="b64")
+        low.emit("mov.b64", f"{{{low.temp()}, {low.target(result)}}}", value)
+        return
     function = _FUNCTIONS[ins.modifiers[0]]
     options = "" if function == "tanh" else ".ftz"
-    low.emit(f"{function}.approx{options}.f32", low.target(ins.operands[0]), single(low, ins.operands[1]))
+    value = single(low, source)
+    if function in ("sin", "cos"):
+        value = low.computed("mul.rn.f32", value, _TURN)
+    low.emit(f"{function}.approx{options}.f32", low.target(result), value)
 
 
 @mnemonic("FCHK", "DIVIDE")
@@ -109,38 +114,6 @@ def check_quotient(low: Lowering, ins: Instruction) -> None:
         for order, bound in (("lt", least), ("gt", most)):
             slow = low.either(slow, low.computed(f"setp.{order}.s32", value, str(bound), kind="pred"))
     low.set_predicate(p, slow)
-
-
-# --- double precision
-
-
-def _double(low: Lowering, text: str) -> str:
-    source = operand(text)
-    if isinstance(source, Literal):
-        raise low.refusal("a literal in double precision is not modelled")
-    bits = low.join(low.bits(source), low.bits(source, 1))
-    for sign in reversed(source.signs if isinstance(source, Register | Constant) else ""):
-        op = "neg" if sign == "-" else "abs"
-        bits = low.computed(f"{op}.f64", bits, kind="b64")
-    return f"0d{int(bits):016X}" if bits.isdigit() else bits
-
-
-@mnemonic("DADD DMUL DFMA", _ROUNDINGS)
-def double_arithmetic(low: Lowering, ins: Instruction) -> None:
-    """Sums and products of pairs of registers."""
-    op = {"DADD": "add", "DMUL": "mul", "DFMA": "fma"}[ins.name]
-    result, *sources = ins.operands
-    total = low.computed(f"{op}{_rounding(ins)}.f64", *(_double(low, text) for text in sources), kind="b64")
-    low.set_pair(result, total)
-
-
-@mnemonic("DSETP", f"{_ORDERS} AND OR XOR")
-def double_compare(low: Lowering, ins: Instruction) -> None:
-    """As FSETP, on pairs of registers."""
-    order, boolean = _compared(ins)
-    p, q, a, b, r = ins.operands
-    held = low.computed(f"setp.{order}.f64", _double(low, a), _double(low, b), kind="pred")
-    low.set_comparison((p, q), held, boolean, r)
 
 
 # --- halves, two in a register
@@ -165,8 +138,8 @@ def halves(low: Lowering, text: str, kind: str) -> str:
     return bits
 
 
-def _half_sources(low: Lowering, texts: list[str], count: int, kind: str) -> list[str]:
-    """The sources; where a literal stands for two halves, two numbers are printed, of which the first is the upper."""
+def half_sources(low: Lowering, texts: list[str], count: int, kind: str) -> list[str]:
+    """Sources of two halves each; where a literal stands for two, two numbers are printed, the upper one first."""
     out: list[str] = []
     rest = list(texts)
     while rest:
@@ -189,7 +162,7 @@ def half_arithmetic(low: Lowering, ins: Instruction) -> None:
     kind = "bf16x2" if "BF16_V2" in ins.modifiers else "f16x2"
     op, count = {"HADD2": ("add", 2), "HMUL2": ("mul", 2), "HFMA2": ("fma", 3)}[ins.name]
     result, *texts = ins.operands
-    sources = _half_sources(low, texts, count, kind)
+    sources = half_sources(low, texts, count, kind)
     if "F32" in ins.modifiers:
         assert ins.name == "HADD2"
         numbers = [_lower_half(low, source, kind[:-2]) for source in sources]
@@ -221,7 +194,7 @@ _INTEGER_TYPES = "U8 S8 U16 S16 U32 S32 U64 S64"
 def _value(low: Lowering, text: str, kind: str) -> str:
     """A source of a type, its signs applied."""
     if kind == "f64":
-        return _double(low, text)
+        return double(low, text)
     if kind in ("f16", "bf16"):
         return low.computed("cvt.u16.u32", halves(low, text, f"{kind}x2"), kind="b16")
     if kind == "f32":
@@ -258,15 +231,15 @@ def to_integer(low: Lowering, ins: Instruction) -> None:
     _store(low, ins.operands[0], f"cvt.{mode}{ftz}.{kind}.{origin}", kind, _value(low, ins.operands[1], origin))
 
 
-@mnemonic("I2F I2FP", f"F16 F32 F64 {_ROUNDINGS} {_INTEGER_TYPES}")
+@mnemonic("I2F I2FP", f"F16 F32 F64 {ROUNDINGS} {_INTEGER_TYPES}")
 def from_integer(low: Lowering, ins: Instruction) -> None:
     """An integer as a number, f32 of s32 if no type is named."""
     kind = next((_FLOATS[part] for part in ins.modifiers if part in _FLOATS), "f32")
     origin = next((part.lower() for part in ins.modifiers if part in _INTEGER_TYPES.split()), "s32")
-    _store(low, ins.operands[0], f"cvt{_rounding(ins)}.{kind}.{origin}", kind, _value(low, ins.operands[1], origin))
+    _store(low, ins.operands[0], f"cvt{rounding(ins)}.{kind}.{origin}", kind, _value(low, ins.operands[1], origin))
 
 
-@mnemonic("F2F FRND", f"F16 F32 F64 BF16 FTZ TRUNC FLOOR CEIL {_ROUNDINGS}")
+@mnemonic("F2F FRND", f"F16 F32 F64 BF16 FTZ TRUNC FLOOR CEIL {ROUNDINGS}")
 def between_floats(low: Lowering, ins: Instruction) -> None:
     """A number in another precision (the result's type is named first), or rounded to an integer (FRND)."""
     named = [_FLOATS[part] for part in ins.modifiers if part in _FLOATS]
@@ -276,7 +249,7 @@ def between_floats(low: Lowering, ins: Instruction) -> None:
         origin = kind
         mode = _to_integer(ins)
     else:
-        mode = "" if _BYTES[kind] > _BYTES[origin] else _rounding(ins)[1:]
+        mode = "" if _BYTES[kind] > _BYTES[origin] else rounding(ins)[1:]
     op = f"cvt{'.' if mode else ''}{mode}{ftz}.{kind}.{origin}"
     _store(low, ins.operands[0], op, kind, _value(low, ins.operands[1], origin))
 

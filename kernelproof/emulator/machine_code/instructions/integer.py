@@ -81,17 +81,12 @@ def _at_least(low: Lowering, value: str, bound: int) -> str:
 @mnemonic("IMAD UIMAD", "MOV IADD SHL U32 X WIDE HI")
 def multiply_add(low: Lowering, ins: Instruction) -> None:
     """a * b + c. ``.MOV``, ``.IADD`` and ``.SHL`` are nvdisasm's names for products by 0, 1 or a power of two."""
-    if "WIDE" in ins.modifiers:
+    if "WIDE" in ins.modifiers or "HI" in ins.modifiers:
         _multiply_wide(low, ins)
         return
     result, carries, (a, b, c), inputs = _split_predicates(ins.operands, 1)
     if carries:
         raise low.refusal("a carry out of a product of one word is not modelled")
-    if "HI" in ins.modifiers:
-        kind = "u32" if "U32" in ins.modifiers else "s32"
-        total = _plus64(low, low.computed(f"mul.wide.{kind}", low.word(a), low.word(b), kind="b64"), low.pair(c))
-        low.emit("mov.b64", f"{{{low.temp()}, {low.target(result)}}}", total)
-        return
     total = _product(low, low.word(a), low.word(b), low.word(c))
     for p in inputs:
         total = _plus(low, total, low.number(low.predicate(p)))
@@ -111,6 +106,7 @@ def _product(low: Lowering, a: str, b: str, c: str) -> str:
 
 
 def _multiply_wide(low: Lowering, ins: Instruction) -> None:
+    """The product of two words plus a pair, as a pair, or with ``.HI`` its upper word."""
     result, carries, (a, b, c), inputs = _split_predicates(ins.operands, 1)
     kind = "u32" if "U32" in ins.modifiers else "s32"
     x, y = low.word(a), low.word(b)
@@ -119,7 +115,12 @@ def _multiply_wide(low: Lowering, ins: Instruction) -> None:
     total = _plus64(low, product, addend)
     for p in inputs:
         total = _plus64(low, total, _widened(low, low.number(low.predicate(p))))
-    low.set_pair(result, total)
+    if "HI" not in ins.modifiers:
+        low.set_pair(result, total)
+    elif total.isdigit():
+        low.set(result, str(int(total) >> 32))
+    else:
+        low.emit("mov.b64", f"{{{low.temp()}, {low.target(result)}}}", total)
     for p in carries:
         if inputs:
             raise low.refusal("carries into and out of a wide product are not modelled together")

@@ -76,6 +76,18 @@ def store(low: Lowering, ins: Instruction) -> None:
     low.emit(f"st{_strength(ins)}{space}{vector}.{kind}", address, value)
 
 
+@mnemonic("QSPC", "E S L G")
+def query_space(low: Lowering, ins: Instruction) -> None:
+    """Whether a generic address lies in shared (S), local (L) or global memory."""
+    p, _, at = ins.operands
+    space = next(_SPACES[part] for part in ins.modifiers if part in _SPACES)
+    source = operand(at)
+    assert isinstance(source, Address)
+    (register,) = source.registers
+    address = low.join(low.bits(register), low.bits(register, 1))
+    low.set_predicate(p, low.computed(f"isspacep.{space}", address, kind="pred"))
+
+
 # --- asynchronous copies
 
 

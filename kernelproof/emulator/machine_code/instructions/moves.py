@@ -21,6 +21,9 @@ _SPECIALS = {
 }
 
 
+_WIDE_SPECIALS = {"SR_CLOCKLO": "%clock64", "SR_GLOBALTIMERLO": "%globaltimer"}
+
+
 @mnemonic("MOV UMOV")
 def mov(low: Lowering, ins: Instruction) -> None:
     """A word of a register, a literal or a constant bank."""
@@ -32,6 +35,9 @@ def special(low: Lowering, ins: Instruction) -> None:
     """Special registers. CS2R reads 64 bits, without ``.32``."""
     result, name = ins.operands
     wide = ins.name == "CS2R" and "32" not in ins.modifiers
+    if wide and name in _WIDE_SPECIALS:
+        low.set_pair(result, low.computed("mov.u64", _WIDE_SPECIALS[name], kind="b64"))
+        return
     if name == "SRZ":
         low.set(result, "0")
         if wide and not is_zero(result):
@@ -51,17 +57,31 @@ def load_constant(low: Lowering, ins: Instruction) -> None:
     narrow = next((part.lower() for part in ins.modifiers if part != "64"), "")
     count = 2 if "64" in ins.modifiers else 1
     if source.base is not None and source.base.number is not None:
-        if source.bank or source.offset < low.bank.start:
-            raise low.refusal("an index into a constant bank is modelled for parameters alone")
         index = low.computed("cvt.u64.u32", low.bits(source.base), kind="b64")
-        at = f"[{index}+{source.offset - low.bank.start}]"
         vector, target = (".v2", low.targets(result, 2)) if count == 2 else ("", low.target(result))
-        low.emit(f"ld.param{vector}.{narrow or 'b32'}", target, at)
+        if (variable := low.data.variable(source.bank)) is not None:
+            base = low.computed("mov.u64", variable, kind="b64")
+            at = f"[{low.computed('add.s64', base, index, kind='b64')}+{source.offset}]"
+            low.emit(f"ld.const{vector}.{narrow or 'b32'}", target, at)
+            return
+        if source.bank or source.offset < low.bank.start:
+            raise low.refusal(f"an index into constant bank {source.bank} is not modelled there")
+        low.emit(f"ld.param{vector}.{narrow or 'b32'}", target, f"[{index}+{source.offset - low.bank.start}]")
         return
     if narrow:
-        raise low.refusal("a part of a word of a constant bank is not modelled")
+        _load_part(low, result, source, narrow)
+        return
     for i in range(count):
         low.emit("mov.b32", low.target(result, i), low.word(text, i))
+
+
+def _load_part(low: Lowering, result: str, source: Constant, narrow: str) -> None:
+    """A byte or half of a word of a constant bank."""
+    word = low.bits(source._replace(offset=source.offset & ~3, base=None))
+    bits = narrow[1:]
+    if word.isdigit():
+        word = low.computed("mov.b32", word)
+    low.set(result, low.computed(f"bfe.{narrow[0]}32", word, str(8 * (source.offset & 3)), bits))
 
 
 @mnemonic("R2UR")

@@ -1,0 +1,102 @@
+"""The data that machine code refers to: constant banks besides bank 0, variables of the module, and functions.
+
+Bank 2 has a kernel's literals, bank 3 the module's constants, and bank 4 addresses of variables. A bank that is indexed
+by a register is a variable of its own; the module's constants are parts of that of bank 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kernelproof.emulator.frontend.ptx import Variable
+from kernelproof.sass.image import BANK_4, CONSTANTS, GLOBALS, ZEROED, Image
+
+LITERALS, MEMORY, ADDRESSES = 2, 3, 4  # numbers of banks
+_MEMORY, _TABLE = "$constant_bank_3", "$constant_bank_4"
+
+
+class Word(NamedTuple):
+    """A word of a variable, at a byte offset."""
+
+    variable: str
+    offset: int
+
+
+class Half(NamedTuple):
+    """The lower or upper word of the address of a variable, plus an addend."""
+
+    variable: str
+    addend: int
+    upper: bool
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the code of a kernel refers to. ``image``: the cubin's data."""
+
+    image: Image
+    kernel: str
+
+    def word(self, bank: int, offset: int) -> int | Word | Half | None:
+        """What a word of a bank is; None if it is not known."""
+        if bank == LITERALS:
+            data = self.image.literals.get(self.kernel, b"")
+            return int.from_bytes(data[offset : offset + 4], "little") if 0 <= offset <= len(data) - 4 else None
+        if bank == MEMORY:
+            return Word(_MEMORY, offset) if 0 <= offset <= len(self.image.constants) - 4 else None
+        if bank == ADDRESSES:
+            address = self.image.addresses.get(BANK_4, {}).get(offset & ~7)
+            return Half(address.symbol, address.addend, bool(offset & 4)) if address else None
+        return None
+
+    def variable(self, bank: int) -> str | None:
+        """The variable that has a bank's bytes, for an access by an index."""
+        if bank == LITERALS and self.image.literals.get(self.kernel):
+            return f"$constant_bank_2${self.kernel}"
+        if bank == ADDRESSES and self.image.contents.get(BANK_4):
+            return _TABLE
+        return _MEMORY if bank == MEMORY and self.image.constants else None
+
+    @property
+    def literals(self) -> list[Variable]:
+        """The variable of bank 2, if the kernel has literals."""
+        data = self.image.literals.get(self.kernel)
+        return [Variable(f"$constant_bank_2${self.kernel}", "const", len(data), 16, data)] if data else []
+
+    def system_functions(self) -> set[str]:
+        """The functions of the system that the module calls, such as vprintf."""
+        defined = {symbol.name for symbol in self.image.symbols if symbol.section}
+        return {address.symbol for address in self.image.addresses.get(BANK_4, {}).values()} - defined
+
+    def functions(self) -> list[int]:
+        """The addresses of the functions behind the kernel, to which an indirect call may lead."""
+        return [symbol.offset for symbol in self.image.functions(self.kernel)]
+
+
+def variables(image: Image) -> Iterator[Variable]:
+    """The variables of a module, which the host finds by name."""
+    if image.constants:
+        pointers = _pointers(image, CONSTANTS, 0, len(image.constants))
+        yield Variable(_MEMORY, "const", len(image.constants), 256, image.constants, pointers)
+        for item in image.variables(CONSTANTS):
+            yield Variable(item.name, "const", item.size, 16, within=(_MEMORY, item.offset))
+    if table := image.contents.get(BANK_4):
+        yield Variable(_TABLE, "const", len(table), 256, table, _pointers(image, BANK_4, 0, len(table)))
+    content = image.contents.get(GLOBALS, b"")
+    for item in image.variables(GLOBALS):
+        initial = content[item.offset : item.offset + item.size]
+        pointers = _pointers(image, GLOBALS, item.offset, item.size)
+        yield Variable(item.name, "global", item.size, 256, initial, pointers)
+    for item in image.variables(ZEROED):
+        yield Variable(item.name, "global", item.size, 256)
+
+
+def _pointers(image: Image, section: str, start: int, size: int) -> tuple[tuple[int, str, int], ...]:
+    addresses = image.addresses.get(section, {})
+    return tuple(
+        (offset - start, address.symbol, address.addend)
+        for offset, address in addresses.items()
+        if start <= offset < start + size
+    )
