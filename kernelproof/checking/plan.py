@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kernelproof.ground.errors import WrongInput, brief, reading
+from kernelproof.sass.elf import capability
 
 DTYPES = {
     "f16": "f2", "bf16": "u2", "f32": "f4", "f64": "f8", "i8": "i1", "u8": "u1", "i16": "i2", "u16": "u2", "i32": "i4",
@@ -238,3 +239,14 @@ def target_of(files: Sequence[Path]) -> str | None:
             raise WrongInput(f"{path}: no .target directive, so not a PTX file")
         targets.append(match[1])
     return max(targets, key=lambda target: (int(re.sub(r"\D", "", target) or 0), target), default=None)
+
+
+def target_of_cubins(files: Sequence[Path]) -> str | None:
+    """The newest architecture of cubins, or None without one. Raises WrongInput."""
+    numbers = []
+    for path in files:
+        if path.suffix == ".cubin":
+            with reading(path):
+                numbers.append(capability(path.read_bytes()))
+    newest = max(numbers, default=0)
+    return f"sm_{newest}" if newest else None

@@ -154,6 +154,7 @@ def check(
 def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tuple[str, ...]) -> Plan:
     """Compiles sources and collects everything that the process of the check needs. Raises UserError."""
     from kernelproof.checking import compilation, devices, plan
+    from kernelproof.ground import toolchain
 
     for file in files:
         if not file.is_file():
@@ -167,6 +168,9 @@ def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tu
     nvcc_args, sm = compilation.split_arguments(how.nvcc_args)
     kernels = [*kinds["ptx"], *(cubin if how.machine_code else _beside(cubin) for cubin in kinds["cubin"])]
     targets = plan.target_of([file for file in kernels if file.suffix == ".ptx"])
+    if how.machine_code:
+        toolchain.find_nvdisasm()
+        targets = targets or plan.target_of_cubins(kernels)
     device = how.gpu or devices.nearest(sm or targets or devices.DEFAULT)
     devices.device(device)
     if how.machine_code and kinds["source"]:
@@ -188,8 +192,6 @@ def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tu
     if runs_main and not (kinds["source"] or library):
         refuse(f"{files[0]} has no main: give --launch 'KERNEL<<<GRID,BLOCK>>>' with --args, or --launch FILE.json")
     if kinds["source"]:
-        from kernelproof.ground import toolchain
-
         library = compilation.library(kinds["source"], nvcc_args, sm or devices.target(device), toolchain.discover())
     return plan.Plan(
         device, library, tuple(kernels), (str(files[0].with_suffix("")), *arguments) if runs_main else None,

@@ -18,6 +18,7 @@ from kernelproof.ground.errors import WrongInput
 REGISTERS, STACK, MAX_THREADS, THREADS = 0x2F, 0x11, 0x05, 0x10  # EIATTR_REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID
 PARAMETER, PARAMETER_BANK = 0x17, 0x0A  # EIATTR_KPARAM_INFO, EIATTR_PARAM_CBANK
 JUMPS = 0x34  # EIATTR_INDIRECT_BRANCH_TARGETS
+NEW_ABI = 8  # the version of the ABI in the header of cubins of CUDA 13
 SIZED = 4  # EIFMT_SVAL: the length of the value follows; values of other attributes have two bytes
 SYMBOLS = 2  # SHT_SYMTAB
 SECTION = "<IIQQQQIIQQ"  # the header of a section
@@ -103,6 +104,14 @@ def assembler(file: bytes) -> str:
     notes = b"".join(section.data(file) for section in sections(file) if section.name == TOOLS)
     version = VERSION.search(notes)
     return version.group(1).decode() if version else ""
+
+
+def capability(file: bytes) -> int:
+    """The compute capability of a cubin, such as 80; 0 for what is no cubin. CUDA 13 has it one byte further up."""
+    if not is_elf(file) or len(file) < 0x40:
+        return 0
+    (flags,) = struct.unpack_from("<I", file, 0x30)
+    return int(flags >> 8 & 0xFF if file[8] >= NEW_ABI else flags & 0xFF)
 
 
 def is_elf(file: bytes) -> bool:

@@ -41,6 +41,22 @@ def test_every_macro_is_right_in_machine_code(number: int, name: str, library: P
     assert done.d.tobytes() == of_ptx.d.tobytes()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["single", "single f32"])
+def test_inexact_sums_are_the_same_in_both_forms_as_a_gpu_rounds(name: str, library: Path) -> None:
+    """The default model sums in an order that depends on how many MMAs are computed at once."""
+    record = COVERING[name]
+    (artifact,) = compiler.build([record])
+    shape = max(validator.stress_shapes(record), key=lambda shape: shape.m * shape.n * shape.k)
+    of_ptx, of_code = (
+        validator.run_case(record, artifact, library, shape, "normal", rounding="a100", machine_code=form)[
+            1
+        ].d.tobytes()
+        for form in (False, True)
+    )
+    assert of_ptx == of_code
+
+
 def test_a_verdict_is_of_the_cubin_that_is_there(library: Path, tmp_path: Path) -> None:
     record = small()
     (artifact,) = compiler.build([record])

@@ -112,7 +112,7 @@ class KernelLaunch:
     def execute(self) -> LaunchResult:
         """Check the launch and run it. Raises LaunchRefused or EmulatorError."""
         function = self.module.kernels[self.kernel]
-        check_target(self.module.target, self.device)
+        check_target(self.module.target, self.device, function.machine_code)
         compiled = translate(self.module, self.kernel, self.options.counters)
         geometry = self.geometry
         if geometry.cluster == (1, 1, 1):

@@ -71,29 +71,33 @@ def _check_shared(dynamic: int, static: int, limit: int, device: Device) -> None
         raise LaunchRefused(INVALID_VALUE, f"{total} bytes of shared memory, the device has {device.smem_optin_bytes}")
 
 
-def check_target(target: str, device: Device) -> None:
-    """Refuse PTX that the device cannot run. Raises LaunchRefused."""
-    if not runs(target, device):
+def check_target(target: str, device: Device, machine_code: bool = False) -> None:
+    """Refuse PTX, or machine code, that the device cannot run. Raises LaunchRefused."""
+    if not runs(target, device, machine_code):
         major, minor = device.capability
-        hint = {"a": " alone", "f": " and later ones of its family"}.get(target[-1:], " and later")
-        text = f"the PTX is for {target}{hint}, the device is sm_{major}{minor}"
+        what, others = ("machine code", " and later ones of its family") if machine_code else ("PTX", " and later")
+        hint = {"a": " alone", "f": " and later ones of its family"}.get(target[-1:], others)
+        text = f"the {what} is for {target}{hint}, the device is sm_{major}{minor}"
         raise LaunchRefused(NO_IMAGE, text)
 
 
-def runs(target: str, device: Device) -> bool:
-    """Can a device run PTX of a target such as sm_80? PTX of a target with suffix a or f runs only where its machine
-    code runs; other PTX runs on every later device, too."""
+def runs(target: str, device: Device, machine_code: bool = False) -> bool:
+    """Can a device run PTX of a target such as sm_80? Machine code, and PTX of a target with suffix a or f, runs on
+    some devices of its family only; other PTX runs on every later device, too."""
     number = re.fullmatch(r"sm_(\d+)([af]?)", target)
     if number is None:
         return True
     major, minor = device.capability
-    return chips.runs(target, device.capability) if number[2] else int(number[1]) <= 10 * major + minor
+    if number[2]:
+        return chips.runs(target, device.capability)
+    family = not machine_code or int(number[1]) // 10 == major
+    return family and int(number[1]) <= 10 * major + minor
 
 
-def device_for(target: str) -> Device:
-    """A device that can run PTX of a target: an A100 if it can, else an H200, else the first GPU of the catalogue."""
+def device_for(target: str, machine_code: bool = False) -> Device:
+    """A device that can run code of a target: an A100 if it can, else an H200, else the first GPU of the catalogue."""
     devices = [Device(), HOPPER, *map(Device.of, GPUS.values())]
-    return next((device for device in devices if runs(target, device)), devices[0])
+    return next((device for device in devices if runs(target, device, machine_code)), devices[0])
 
 
 def check_cluster(function: Function, grid: Dim3, device: Device, cluster: Dim3, large: bool) -> None:

@@ -140,7 +140,7 @@ class Program:
         """A launch that is ready to execute; arguments are those of ``launch``. PyTorch tensors among ``args`` are
         uploaded to the memory of ``tensors``, which has to store them back afterwards."""
         kernel = self.entry(kernel)
-        device = device or device_for(self.module.target)
+        device = device or device_for(self.module.target, self.module.kernels[kernel].machine_code)
         geometry = Geometry(as_dim(grid), as_dim(block), shared_bytes, as_dim(cluster), overlapping, cooperative)
         # Only tensors need the analysis of which parameters are read-only: those are not copied back.
         read_only = self.read_only(kernel, options.counters) if any(map(is_tensor, args)) else frozenset()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kernelproof import emulator
-from kernelproof.emulator import Memory, Options
+from kernelproof.emulator import Device, LaunchRefused, Memory, Options
 from kernelproof.emulator.machine_code.lowering import UnknownMachineCode
 from kernelproof.ground import toolchain
+from kernelproof.ground.chips import GPUS
+from kernelproof.ground.errors import WrongInput
 from kernelproof.sass import DisassemblyError
 from tests import commands
 from tests.draws import THOROUGH
@@ -152,6 +155,44 @@ def test_a_file_that_is_no_cubin_is_refused(content: bytes, tmp_path: Path) -> N
     path.write_bytes(content)
     with pytest.raises(DisassemblyError):
         emulator.load(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
+def test_a_cubin_that_is_cut_off_is_refused(share: float, tmp_path: Path) -> None:
+    whole = assembled(SIZES, tmp_path).read_bytes()
+    path = tmp_path / "cut.cubin"
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(WrongInput):
+        emulator.load(path)
+
+
+def test_machine_code_runs_on_its_family_alone(tmp_path: Path) -> None:
+    program = emulator.load(assembled(SIZES.replace("sm_80", "sm_86"), tmp_path, target="sm_86"))
+    for chip, refused in (("a100", True), ("rtx3090", False), ("rtx4090", False), ("h200", True)):
+        device, memory = Device.of(GPUS[chip]), Memory()
+        arguments = [np.uint8(1), memory.upload(np.zeros(8, np.uint32), "inout"), np.uint32(2)]
+        with pytest.raises(LaunchRefused) if refused else nullcontext():
+            program.launch("k", 1, 1, arguments, memory=memory, device=device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "env", "code"),
+    [
+        ("kernel.cubin", {}, 0),
+        ("cut.cubin", {}, 2),
+        ("kernel.cubin", {"KERNELPROOF_NVDISASM": "/nowhere"}, 3),
+    ],
+)
+def test_a_check_of_a_cubin_ends_in_one_line(name: str, env: dict[str, str], code: int, tmp_path: Path) -> None:
+    content = assembled(RACE, tmp_path).read_bytes()
+    path = tmp_path / name
+    path.write_bytes(content[:1500] if name == "cut.cubin" else content)
+    words = ["check", str(path), "--machine-code", "--launch", "k<<<1,128>>>", "--args", "out:u32[128]"]
+    done = commands.run(*words, env=env, program="kernelproof")
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) == bool(code)
 
 
 PROGRAM = """
