@@ -8,6 +8,9 @@ arguments smaller by the rules of ``scripts/hecbench_programs.py``, and runs ``k
 program is appended to RESULTS. Programs that are in it already are not checked again, unless they are named; the last
 line of a program counts.
 
+With ``--machine-code`` kernels are executed from cubins of sm_80, and without NAME the programs of
+``scripts/machine_code_programs.txt`` are run: every n-th of those that had run from PTX when the list was made.
+
 ``table`` compares the errors with the judgements in ``scripts/hecbench.json``. The exit code is 1 if an error has no
 judgement, or one that says it is false, or if a program without errors says that its results are wrong and that file
 does not explain it.
@@ -30,6 +33,7 @@ import typer
 
 from scripts.hecbench_programs import DATA, NotRunnable, Run, runs_of
 
+MACHINE_CODE = Path(__file__).with_name("machine_code_programs.txt")
 # How programs say that their results differ from their reference.
 COMPLAINT = re.compile(r"\b(?:FAIL\w*|[Ff]ailed|(?i:mismatch\w*|incorrect))\b(?!.*: 0$)")
 # Why a program was not checked, by what its reason contains; the first that fits.
@@ -41,6 +45,7 @@ OBSTACLES = {
     "started by|compiles nothing|no Makefile|make:": "it is not built by nvcc and run by itself",
     "the program": "the program gives up",
     "nvcc failed|: error|undefined": "it does not compile",
+    "machine code": "its machine code is not modelled",
     "": "the emulator refuses it",
 }
 KEPT_OUTPUT = 2000  # characters of what a program printed last
@@ -64,14 +69,19 @@ def run(
     names: Annotated[list[str] | None, typer.Argument(help="programs")] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", help="programs at a time", min=1)] = 1,
     seconds: Annotated[float, typer.Option(help="limit of a run, without compilation", min=1)] = 40,
+    machine_code: Annotated[bool, typer.Option("--machine-code", help="execute cubins in place of PTX")] = False,
 ) -> None:
     """Check programs, and append a line for each."""
     known = set() if names else set(_results(results))
-    programs = names or sorted(folder.name.removesuffix("-cuda") for folder in (checkout / "src").glob("*-cuda"))
+    listed = MACHINE_CODE.read_text().split() if machine_code else None
+    programs = (
+        names or listed or sorted(folder.name.removesuffix("-cuda") for folder in (checkout / "src").glob("*-cuda"))
+    )
+    form = ["--machine-code"] if machine_code else []
     writing = threading.Lock()
 
     def check(program: str) -> None:
-        outcomes = _outcomes(checkout.resolve(), program, seconds)
+        outcomes = _outcomes(checkout.resolve(), program, seconds, form)
         with writing, results.open("a") as file:
             file.write(json.dumps({"program": program, "runs": outcomes}) + "\n")
         print(program, *(f"[{item['outcome']} {item['reason'][:100]}]" for item in outcomes), flush=True)
@@ -86,19 +96,20 @@ def _results(results: Path) -> dict[str, list[dict[str, Any]]]:
     return {line["program"]: line["runs"] for line in lines}
 
 
-def _outcomes(checkout: Path, program: str, seconds: float) -> list[dict[str, Any]]:
+def _outcomes(checkout: Path, program: str, seconds: float, form: list[str]) -> list[dict[str, Any]]:
     """The results of a program's runs; one without arguments if it cannot be run."""
     nothing = {"arguments": [], "outcome": "not checked", "findings": []}
     try:
         with runs_of(checkout, program) as runs:
-            return [{**nothing, "arguments": item.arguments, **_outcome(item, seconds)} for item in runs]
+            return [{**nothing, "arguments": item.arguments, **_outcome(item, seconds, form)} for item in runs]
     except NotRunnable as error:
         return [{**nothing, "reason": str(error)}]
 
 
-def _outcome(item: Run, seconds: float) -> dict[str, Any]:
-    """The keys of a result that a check determines. A program that fails by its own comparison was checked."""
-    command = [sys.executable, "-m", "kernelproof", "check", *map(str, item.sources), "--json", "--memory", "4"]
+def _outcome(item: Run, seconds: float, form: list[str]) -> dict[str, Any]:
+    """The keys of a result that a check determines. A program that fails by its own comparison was checked. ``form``:
+    options that choose the form of the kernels."""
+    command = [sys.executable, "-m", "kernelproof", "check", *map(str, item.sources), *form, "--json", "--memory", "4"]
     command += ["--timeout", str(seconds), "--nvcc-args", item.flags, "--", *item.arguments]
     process = subprocess.run(command, capture_output=True, check=False, cwd=item.folder)
     printed = process.stderr.decode(errors="replace")

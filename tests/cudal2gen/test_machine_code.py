@@ -48,10 +48,9 @@ def test_inexact_sums_are_the_same_in_both_forms_as_a_gpu_rounds(name: str, libr
     record = COVERING[name]
     (artifact,) = compiler.build([record])
     shape = max(validator.stress_shapes(record), key=lambda shape: shape.m * shape.n * shape.k)
+    modes = validator.Modes(rounding="a100")
     of_ptx, of_code = (
-        validator.run_case(record, artifact, library, shape, "normal", rounding="a100", machine_code=form)[
-            1
-        ].d.tobytes()
+        validator.run_case(record, artifact, library, shape, "normal", machine_code=form, **modes)[1].d.tobytes()
         for form in (False, True)
     )
     assert of_ptx == of_code
