@@ -245,12 +245,19 @@ class Lowering:
             return FALSE if source.negated else TRUE
         return ("!" if source.negated else "") + self._named(source.file, source.number)
 
-    def address(self, text: str) -> str:
-        """An address of 64 bits in global or generic memory, in brackets."""
+    def sum64(self, text: str) -> str:
+        """An address of 64 bits as a number."""
+        at = self._parsed_address(text)
+        base = self.address(text)[1:-1].partition("+")[0].partition("-")[0]
+        return self.computed("add.s64", base, str(at.offset & (1 << 64) - 1), kind="b64") if at.offset else base
+
+    def address(self, text: str, wide: bool = False) -> str:
+        """An address of 64 bits in global or generic memory, in brackets. ``wide``: its first register is a pair, also
+        where the operand does not say so."""
         at = self._parsed_address(text)
         total = ZERO
         for i, source in enumerate(at.registers):
-            if at.wide and (i == 0 or source.wide):
+            if (at.wide or wide) and (i == 0 or source.wide):
                 part = self.join(self.bits(source), self.bits(source, 1))
             else:
                 part = self.bits(source)

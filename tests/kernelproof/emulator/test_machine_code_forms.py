@@ -101,6 +101,21 @@ FORMS = {
         " ld.b32 %r2, [%a3]; isspacep.shared %p1, %a3; selp.b32 %r3, 1, 0, %p1;",
         "QSPC.E.S",
     ),
+    "copy of a part": (
+        "and.b32 %r4, %r0, 15; cvta.to.global.u64 %a3, %a0; shl.b32 %r5, %r7, 3; add.s32 %s1, %s1, %r5;"
+        " cp.async.cg.shared.global [%s1], [%a3], 16, %r4; cp.async.commit_group; cp.async.wait_group 0;"
+        " ld.shared.v4.b32 {%r0,%r1,%r2,%r3}, [%s1];",
+        "LDGSTS.E.BYPASS.128.ZFILL",
+    ),
+    "copy or zeros": (
+        "and.b32 %r4, %r0, 4; cvta.to.global.u64 %a3, %a0; cp.async.ca.shared.global [%s1], [%a3], 4, %r4;"
+        " cp.async.commit_group; cp.async.wait_group 0; ld.shared.b32 %r0, [%s1];",
+        "LDGSTS.E",
+    ),
+    "cas": (
+        "atom.global.cas.b32 %r0, [%a1], 0, %r2; atom.global.cas.b64 %a3, [%a1+8], 0, %d1; mov.b64 {%r1,%r3}, %a3;",
+        "ATOMG.E.CAS.STRONG.GPU",
+    ),
     "constant": ("ld.const.b32 %r0, [single]; ld.const.b32 %r1, [table+8];", ""),
     "indexed constant": (
         "and.b32 %r4, %r0, 7; mul.wide.u32 %a3, %r4, 4; mov.u64 %a4, table; add.s64 %a4, %a4, %a3;"

@@ -39,9 +39,11 @@ def place(low: Lowering, ins: Instruction, text: str) -> tuple[str, str]:
     if space == "local":
         return ".local", low.near_address(text, 0)
     at = operand(text)
-    if isinstance(at, Address) and not at.wide and any(register.number is not None for register in at.registers):
+    # ``.E`` says that addresses have 64 bits, which the operand repeats unless the access has no memory window.
+    wide = isinstance(at, Address) and (at.wide or "E" in ins.modifiers)
+    if isinstance(at, Address) and not wide and any(register.number is not None for register in at.registers):
         raise low.refusal("an address of 32 bits in global memory is not modelled")
-    return "" if space == "generic" else ".global", low.address(text)
+    return "" if space == "generic" else ".global", low.address(text, wide)
 
 
 def shared_address(low: Lowering, text: str) -> str:
@@ -93,13 +95,19 @@ def query_space(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("LDGSTS", f"{_HINTS} 64 128 BYPASS ACCESS ZFILL")
 def copy(low: Lowering, ins: Instruction) -> None:
-    """cp.async; with ``.ZFILL`` zeros are written where the predicate does not hold."""
+    """cp.async; zeros are written where the predicate does not hold. With ``.ZFILL`` the source's address is aligned,
+    plus the number of bytes at the end that become zero as well."""
     to, source, *rest = ins.operands
     size = 4 * _kind(ins)[1]
     operands = [shared_address(low, to), low.address(source), str(size)]
-    if rest:
-        if "ZFILL" not in ins.modifiers:
-            raise low.refusal("a copy with a predicate and without .ZFILL is not modelled")
+    if "ZFILL" in ins.modifiers:
+        whole = low.sum64(source)
+        cut = low.computed("cvt.u32.u64", low.computed("and.b64", whole, str(size - 1), kind="b64"))
+        operands[1] = f"[{low.computed('and.b64', whole, str(-size & (1 << 64) - 1), kind='b64')}]"
+        held = low.number(low.predicate(rest[0])) if rest else "1"
+        count = low.computed("sub.s32", str(size), cut)
+        operands.append(count if held == "1" else low.computed("mul.lo.s32", count, held))
+    elif rest:
         ignored = low.inverse(low.predicate(rest[0]))
         if ignored[0] == "!":
             ignored = low.computed("not.pred", ignored[1:], kind="pred")
