@@ -41,6 +41,8 @@ def _number(bits: str) -> str:
 def upper_double(low: Lowering, text: str) -> str:
     """The number whose upper word is a source; its lower word is zero."""
     source = operand(text)
+    if isinstance(source, Literal):
+        return f"0d{_literal(source.text):016X}"
     bits = low.join("0", low.bits(source))
     for sign in reversed(source.signs if isinstance(source, Register | Constant) else ""):
         bits = low.computed("neg.f64" if sign == "-" else "abs.f64", _number(bits), kind="b64")
