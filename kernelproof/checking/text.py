@@ -30,8 +30,10 @@ def finding(item: Report) -> str:
     if item.other is not None:
         site = item.other.site
         home = local(site.home) if site.home else None
-        where = f" at {home.file}:{home.line}" if home else f" at {site.place}" if site.line else ""
-        out.append(f"    the other side: {item.other.who}{where}")
+        where = f"at {home.file}:{home.line}" if home else f"at {site.place}" if site.line else ""
+        out.append(f"    the other side: {' '.join(filter(None, (item.other.who, where)))}")
+        if site.machine_code:
+            out.append(f"    {site.place}: {site.text}")
     out.append(f"    hint: {item.rule.hint}")
     return "\n".join(out) + "\n"
 
@@ -55,7 +57,7 @@ def _sides(item: Report) -> str:
     sides = [item.access.site, *([item.other.site] if item.other is not None and item.other.site.line else [])]
     homes = [site.home for site in sides]
     names = [
-        f"{PurePosixPath(home.file).name}:{home.line}" if home else f"PTX line {site.line}"
+        f"{PurePosixPath(home.file).name}:{home.line}" if home else site.place
         for home, site in zip(homes, sides, strict=True)
     ]
     return " and ".join(dict.fromkeys(names))

@@ -2,16 +2,18 @@
 
 ``disassemble`` decodes the functions of a cubin. ``Graph`` and ``Loops`` find its loops, ``Liveness`` its live
 registers, and ``pipe_use`` names the unit of an SM that executes an instruction. ``simulate`` runs the warps of a
-scheduler.
+scheduler, and ``hazards`` finds instructions that do not wait for what they need.
 
-Imports go down: ``summary``, ``ways`` > ``analysis``, ``simulation`` > ``loops``, ``banks``, ``timeline`` >
-``operations`` > ``latencies`` > ``registers``, ``trips`` > ``flow``, ``pipes`` > ``decoding``, ``stripping`` > ``elf``.
+Imports go down: ``summary``, ``ways``, ``hazards`` > ``analysis``, ``simulation``, ``in_flight`` > ``loops``,
+``banks``, ``timeline``, ``scheduling`` > ``operations`` > ``latencies`` > ``registers``, ``trips`` > ``paths`` >
+``flow``, ``pipes`` > ``editing`` > ``decoding``, ``stripping`` > ``elf``.
 """
 
 from kernelproof.sass.analysis import Analysis, analyse, spill_bytes
 from kernelproof.sass.decoding import Control, DisassemblyError, Function, Instruction, SourceLine, disassemble
 from kernelproof.sass.elf import Resources
 from kernelproof.sass.flow import Block, Graph, Loop
+from kernelproof.sass.hazards import Hazard, hazards
 from kernelproof.sass.latencies import Release, fixed, scoreboard
 from kernelproof.sass.loops import CodeLoop, Loops, Role
 from kernelproof.sass.pipes import Pipe, PipeUse, pipe_use
@@ -27,6 +29,7 @@ __all__ = [
     "DisassemblyError",
     "Function",
     "Graph",
+    "Hazard",
     "Instruction",
     "Liveness",
     "Loop",
@@ -46,6 +49,7 @@ __all__ = [
     "analyse",
     "disassemble",
     "fixed",
+    "hazards",
     "pipe_use",
     "register_names",
     "scoreboard",

@@ -75,6 +75,14 @@ class Control:
             reuse=word >> 17 & 15,
         )
 
+    def encode(self, upper: int) -> int:
+        """The upper 64 bits of an instruction, given as they are, with this control word."""
+        write = NO_BARRIER if self.write_barrier is None else self.write_barrier
+        read = NO_BARRIER if self.read_barrier is None else self.read_barrier
+        mask = sum(1 << barrier for barrier in self.waits)
+        word = self.stall | (not self.yields) << 4 | write << 5 | read << 8 | mask << 11 | self.reuse << 17
+        return upper & ~(0x1FFFFF << 41) | word << 41
+
 
 FREE = Control(stall=1, yields=False, write_barrier=None, read_barrier=None, waits=(), reuse=0)
 
@@ -93,7 +101,7 @@ class Instruction:
     ``address``: its offset in the function, in bytes. ``guard``: the predicate under which it executes, as in ``!P0``.
     ``opcode``: with modifiers, as in ``HMMA.16816.F16``. ``target``: the address that a branch jumps to; ``targets``:
     all of a jump by a table. ``source``: its line, then the line into which that function was inlined, and so on
-    outwards; empty without -lineinfo.
+    outwards; empty without -lineinfo. ``code``: its 128 bits as a number; 0 if it was not read from a file.
     """
 
     address: int
@@ -104,6 +112,7 @@ class Instruction:
     target: int | None = None
     source: tuple[SourceLine, ...] = ()
     targets: tuple[int, ...] = ()
+    code: int = 0
 
     @classmethod
     def bare(cls, opcode: str, guard: str | None = None) -> Instruction:
@@ -231,6 +240,7 @@ def _instruction(row: _Listed, labels: dict[str, int], sm: str, jumps: Mapping[i
         target=labels.get(label.group(1)) if label else None,
         source=row.source,
         targets=jumps.get(int(address, 16), ()),
+        code=row.upper << 64 | int(lower, 16),
     )
 
 

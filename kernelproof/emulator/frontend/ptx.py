@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
-from kernelproof.emulator.state.sites import Frame, Site
+from kernelproof.emulator.state.sites import Frame, Hazard, Site
 
 
 class PtxError(Exception):
@@ -150,7 +150,8 @@ class Variable:
 @dataclass(slots=True)
 class Function:
     """An ``.entry`` or ``.func`` with a body. ``params`` have their sizes in bytes; ``offsets`` are byte offsets by the
-    kernel ABI. ``machine_code``: lowered from a cubin, so lines are addresses, and pointers are pairs of words."""
+    kernel ABI. ``machine_code``: lowered from a cubin, so lines are addresses, and pointers are pairs of words.
+    ``hazards``: what is wrong with the schedule of machine code."""
 
     name: str
     entry: bool
@@ -164,6 +165,7 @@ class Function:
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     machine_code: bool = False
+    hazards: tuple[Hazard, ...] = ()
 
     def register_type(self, name: str, line: int) -> str:
         """The declared type (``b32``, ``pred``, ...) of a register. Raises PtxError."""

@@ -181,6 +181,7 @@ class _Translator:
             origins=e.address_origins,
             written=written(graph.instructions(), e.origins),
             uncertain=[(name, site) for name, site in e.first_uses.items() if site >= 0],
+            hazards=graph.function.hazards,
             cancels=any(ins.parts[:2] == CANCEL for ins in graph.instructions()),
             restricts=any(ins.base == "fence" and restricted(ins.parts) for ins in graph.instructions()),
             machine_code=graph.function.machine_code,

@@ -27,7 +27,7 @@ from kernelproof.emulator.memory.device_state import DeviceState, Touched
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.launch_state import USUAL, Geometry, LaunchResult, LaunchState, Overlooked, Variation
 from kernelproof.emulator.state.options import Device, Options
-from kernelproof.emulator.state.participants import Place, Space
+from kernelproof.emulator.state.participants import Participant, Place, Space
 from kernelproof.emulator.state.reports import EmulatorError, Report
 from kernelproof.emulator.state.rules import UNORDERED
 from kernelproof.emulator.state.suspects import Trial
@@ -165,6 +165,8 @@ class _Run:
         for name, site in code.uncertain:
             text = f"register {name} is read on a path that has not written it"
             state.reports.add("uninitialised-register", text, site, doubtful=True)
+        for hazard in code.hazards:
+            state.reports.add("register-hazard", hazard.why, hazard.later, other=Participant(hazard.earlier))
         device = DeviceState(
             launch.memory,
             code.global_granule,

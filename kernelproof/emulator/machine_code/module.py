@@ -12,8 +12,9 @@ from kernelproof.emulator.machine_code.abi import Bank
 from kernelproof.emulator.machine_code.data import Data, variables
 from kernelproof.emulator.machine_code.lowering import Lowering, UnknownMachineCode
 from kernelproof.emulator.machine_code.webs import separated
+from kernelproof.emulator.state.sites import Frame, Hazard, Site
 from kernelproof.sass import Function as MachineFunction
-from kernelproof.sass import Instruction, disassemble
+from kernelproof.sass import Instruction, disassemble, hazards
 from kernelproof.sass.decoding import BYTES
 from kernelproof.sass.flow import ENDS, JUMPS, conditional
 from kernelproof.sass.image import image
@@ -63,8 +64,14 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
     # An alignment for which each parameter lies at its offset, if those before it do.
     params = [Variable(name, "param", size, (start - base) & (base - start) or 16) for name, start, size in parameters]
     return Function(
-        function.name, True, params, [], 0, body, kinds, variables=[static, *data.literals], machine_code=True
-    )
+        function.name, True, params, [], 0, body, kinds, variables=[static, *data.literals], machine_code=True,
+        hazards=tuple(Hazard(found.why, _site(found.earlier), _site(found.later)) for found in hazards(function)),
+    )  # fmt: skip
+
+
+def _site(instruction: Instruction) -> Site:
+    frames = tuple(Frame(line.file, line.line) for line in instruction.source)
+    return Site(instruction.address, instruction.text, frames, machine_code=True)
 
 
 def _reachable(function: MachineFunction, functions: Sequence[int]) -> list[Instruction]:

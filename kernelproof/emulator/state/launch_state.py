@@ -19,7 +19,7 @@ from kernelproof.emulator.state.participants import Dim3, Participant
 from kernelproof.emulator.state.queue import CtaQueue
 from kernelproof.emulator.state.reports import Report, Reports
 from kernelproof.emulator.state.scopes import Scope
-from kernelproof.emulator.state.sites import NOWHERE, Site, place
+from kernelproof.emulator.state.sites import NOWHERE, Hazard, Site, place
 from kernelproof.emulator.state.suspects import Suspects, Trial
 
 
@@ -66,7 +66,8 @@ class KernelFacts:
     ``learned`` are those of them in which the text shows no wait, but an execution did. ``attributes``: directives of
     the entry (maxntid, minnctapersm, ...). ``origins``: instruction -> pointers from which its address may be computed.
     ``written``: the pointers through which the kernel may write global memory, None if one cannot be followed.
-    ``uncertain``: registers that a path reads before it writes them, and the instructions that do. ``cancels``: its
+    ``uncertain``: registers that a path reads before it writes them, and the instructions that do. ``hazards``: what is
+    wrong with the schedule of machine code. ``cancels``: its
     CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone. ``reads_flags``:
     the state spaces in which its threads may learn from strong writes of others. ``observes``: the
     state spaces of which it has strong loads, which may return older values. ``polls``: number of an instruction that
@@ -91,6 +92,7 @@ class KernelFacts:
     origins: dict[int, frozenset[Origin]]
     written: frozenset[Origin] | None
     uncertain: list[tuple[str, int]]
+    hazards: tuple[Hazard, ...]
     cancels: bool
     restricts: bool
     reads_flags: frozenset[str]

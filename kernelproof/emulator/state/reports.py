@@ -157,7 +157,7 @@ class Reports:
         self,
         kind: str,
         message: str,
-        site: int | None = None,
+        site: int | Site | None = None,
         cta: tuple[int, int, int] | None = None,
         threads: Iterable[int] = (),
         *,
@@ -166,10 +166,11 @@ class Reports:
         doubtful: bool = False,
         other: Participant | None = None,
     ) -> None:
-        """Record a finding at instruction number ``site``. ``doubtful``: it becomes benign if the value turns out not
-        to matter. ``other``: the other side of a race."""
+        """Record a finding at an instruction, given by its number or, of machine code, as it is. ``doubtful``: it
+        becomes benign if the value turns out not to matter. ``other``: the other side of a race."""
         # A doubt holds only while every occurrence of the finding is doubtful.
-        key = (kind, site, None if other is None else other.site.line, None if site is not None else message)
+        number = site.line if isinstance(site, Site) else site
+        key = (kind, number, None if other is None else other.site.line, None if site is not None else message)
         doubts = self.races if kind in RACES else self.unspecified if kind in UNSPECIFIED else self.doubtful
         if not doubtful:
             doubts.discard(key)
@@ -182,7 +183,8 @@ class Reports:
         if self.kinds[kind] == self.LIMIT:
             return
         self.kinds[kind] += 1
-        access = Participant(self.sites[site] if site is not None else NOWHERE, cta, tuple(threads))
+        at = site if isinstance(site, Site) else NOWHERE if site is None else self.sites[site]
+        access = Participant(at, cta, tuple(threads))
         self.by_key[key] = Report(kind, message, self.kernel, access, other, placed(kind, address), count)
 
     @property

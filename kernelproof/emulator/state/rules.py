@@ -71,6 +71,11 @@ _ERRORS = {
         "a variable that a path uses without a value, which reaches a result",
         "initialise the variable where it is declared, and let every branch assign it",
     ),
+    "register-hazard": (
+        "machine code that reads or overwrites a register before an earlier instruction is done with it",
+        "let the later instruction wait: raise a stall count between the two, or wait for the scoreboard that the "
+        "earlier one takes; if a compiler wrote the code, report it",
+    ),
     "shuffle-source": (
         "a shuffle that takes the value of a lane that does not execute it, which reaches a result",
         "let all lanes of the member mask execute the shuffle, and keep the source lane among them",

@@ -71,6 +71,15 @@ class Site:
         return () if home is None else self.frames[self.frames.index(home) + 1 :]
 
 
+class Hazard(NamedTuple):
+    """Two instructions of machine code of which the later one meets a register of the earlier one too early: ``why`` in
+    words."""
+
+    why: str
+    earlier: Site
+    later: Site
+
+
 def place(line: int, machine_code: bool) -> str:
     """Where an instruction stands, in words: its PTX line, or its address in machine code."""
     return f"machine code at {line:#06x}" if machine_code else f"PTX line {line}"

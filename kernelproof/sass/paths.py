@@ -1,0 +1,71 @@
+"""The paths of a warp through a function, subroutines included: which instructions may follow which.
+
+``Graph`` (flow) merges the callers of a subroutine. Here a subroutine has a copy of its blocks for each call, so that
+what is under way at one call is not met behind another. Indirect jumps lead nowhere: their targets are not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kernelproof.sass.decoding import Function, Instruction
+from kernelproof.sass.flow import ENDS, conditional
+
+BRANCHES = frozenset(("BRA", "JMP"))
+INDIRECT = frozenset(("BRX", "BRXU", "JMX", "JMXU"))
+TURNS = BRANCHES | INDIRECT | ENDS | {"CALL"}  # instructions behind which the next one need not be executed
+MAX_DEPTH = 4  # calls within calls that are followed; ptxas nests its own subroutines twice at most
+
+
+class Point(NamedTuple):
+    """The start of a block: the index of its first instruction, and where the calls around it return to, the innermost
+    last."""
+
+    start: int
+    returns: tuple[int, ...] = ()
+
+
+class Paths:
+    """The blocks of a function (``ends``: index of the first instruction -> index behind the last one), and which of
+    them may follow each other."""
+
+    def __init__(self, function: Function) -> None:
+        self.code = function.instructions
+        self._index = {instruction.address: at for at, instruction in enumerate(self.code)}
+        self._has_returns = any(instruction.name == "RET" for instruction in self.code)
+        starts = {0}
+        for at, instruction in enumerate(self.code):
+            if instruction.name in TURNS:
+                starts.add(at + 1)
+                if instruction.target in self._index:
+                    starts.add(self._index[instruction.target])
+        ordered = sorted(start for start in starts if start < len(self.code))
+        self.ends = dict(zip(ordered, [*ordered[1:], len(self.code)], strict=True))
+
+    def after(self, point: Point) -> Iterator[tuple[Point, bool]]:
+        """The points that may follow a block, each with whether the state of registers is known there: it is not behind
+        a call of another function."""
+        end = self.ends[point.start]
+        last = self.code[end - 1]
+        behind = [Point(end, point.returns)] if end < len(self.code) else []
+        if last.name not in TURNS or _passes(last):
+            yield from ((point, True) for point in behind)
+        target = self._index.get(last.target) if last.target is not None else None
+        if last.name in BRANCHES and target is not None:
+            yield Point(target, point.returns), True
+        elif last.name == "CALL" and target is None:
+            yield from ((point, False) for point in behind)
+        elif last.name == "CALL" and target is not None:
+            # ptxas also jumps by CALL.REL.NOINC. It is a call only if the function has a RET.
+            if not self._has_returns:
+                yield Point(target, point.returns), True
+            elif len(point.returns) < MAX_DEPTH:
+                yield Point(target, (*point.returns, end)), True
+        elif last.name == "RET" and point.returns and point.returns[-1] in self.ends:
+            yield Point(point.returns[-1], point.returns[:-1]), True
+
+
+def _passes(turn: Instruction) -> bool:
+    """Whether execution may continue behind a jump, call or exit. BRA.DIV jumps if lanes have diverged."""
+    return conditional(turn) or "DIV" in turn.modifiers or "CONV" in turn.modifiers

@@ -1,0 +1,97 @@
+"""What the schedule of machine code has to wait for, by architecture: results, and operands that are read late.
+
+Instructions either have a fixed latency, which the schedule keeps by stall counts, or they free a scoreboard. NVIDIA
+documents neither which have which nor how long they take. ``scheduling.json`` has what ptxas itself keeps, over a
+corpus of its output (scripts/scheduling.py, own statistics): the opcodes that take scoreboards for results and for
+operands, and for the others the least number of cycles that ptxas ever left between the issue of a producer and of a
+reader. The results of a pipe share their bounds. For a kind of reader that few pairs show, the bound is one less than
+the lowest.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+from kernelproof.sass.decoding import Instruction
+from kernelproof.sass.latencies import producer_key, role
+from kernelproof.sass.pipes import Pipe, pipe_use
+from kernelproof.sass.registers import access
+
+TABLE = Path(__file__).with_name("scheduling.json")  # written by scripts/scheduling.py
+ANY = "any"  # the role of readers that the table does not name
+# Cycles after which a scoreboard that an instruction takes is seen as taken. ptxas never waits for one earlier.
+SETTLE = 2
+# Pipes that finish their instructions in the order of issue, so that a scoreboard of the last stands for all before it.
+IN_ORDER = (Pipe.XU, Pipe.CONSTANT, Pipe.SHARED)
+# Pipes whose results have one latency for each kind of reader, and opcodes that differ from their pipe.
+_EVEN = (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM)
+_APART = frozenset(("CS2R", "R2UR", "HFMA2.MMA", "UMOV", "UFLO", "UPOPC", "VOTEU", "VOTE", "ELECT", "MOVM"))
+_VECTOR = (1 << 256) - 1
+_ODD = sum(1 << at for at in range(1, 256, 2))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts of one architecture.
+
+    ``scoreboards``: opcodes whose result needs a scoreboard. ``late``: opcodes that read vector registers after issue,
+    until a scoreboard says so. ``late_uniform``: the same for uniform registers. ``latencies``: cycles from the issue
+    of a producer of fixed latency to that of a reader, by producer (``kind``) and role of the reader (``use``).
+    """
+
+    sm: str
+    scoreboards: frozenset[str]
+    late: frozenset[str]
+    late_uniform: frozenset[str]
+    latencies: dict[str, dict[str, int]]
+
+    def latency(self, producer: Instruction, reader: Instruction, used: int) -> int:
+        """Cycles that a reader must stay behind a producer; 0 if nothing is known of the producer."""
+        rows = self.latencies.get(kind(producer, self.sm), {})
+        return rows.get(use(producer, reader, used, self.sm), rows.get(ANY, 0))
+
+    def longest(self, producer: Instruction) -> int:
+        """The most cycles that any reader must stay behind a producer."""
+        return max(self.latencies.get(kind(producer, self.sm), {}).values(), default=0)
+
+
+@cache
+def facts(sm: str) -> Facts | None:
+    """The facts of an architecture (``sm_90a``); None if ptxas's output for it was not studied."""
+    rows = json.loads(TABLE.read_text())["facts"].get(sm.rstrip("af"))
+    if rows is None:
+        return None
+    scoreboards, late, uniform = (frozenset(rows[name].split()) for name in ("scoreboards", "late", "late_uniform"))
+    return Facts(sm, scoreboards, late, uniform, rows["latencies"])
+
+
+def kind(producer: Instruction, sm: str) -> str:
+    """The row of the table that has the latencies of a producer: its pipe, or its opcode."""
+    key, pipe = producer_key(producer), pipe_use(producer, sm).pipe
+    return str(pipe) if pipe in _EVEN and key not in _APART else key
+
+
+@lru_cache(maxsize=1 << 16)
+def use(producer: Instruction, reader: Instruction, used: int, sm: str) -> str:
+    """How a reader uses the registers of mask ``used``: the role of ``latencies.role`` (``jump`` for the address that
+    RET takes from registers), and which half of a pair of registers if it is one. The low half of a wide product is
+    there earlier, and the high half of a wide addend is read later."""
+    how = role(reader, used, sm)
+    if how == "branch" and used & _VECTOR:
+        how = "jump"
+    if "WIDE" in producer.modifiers and used.bit_length() != access(producer).writes.bit_length():
+        how += " low"
+    if reader.name in ("IMAD", "UIMAD") and {"WIDE", "HI"} & set(reader.modifiers) and not used & ~_ODD:
+        how += " high"
+    return how
+
+
+def order(instruction: Instruction, sm: str) -> tuple[str | None, str]:
+    """The queues that an instruction passes in order of issue, by name: one of results, None if these may overtake each
+    other, and one of operands."""
+    unit = pipe_use(instruction, sm)
+    results = str(unit.pipe) if unit.pipe in IN_ORDER else None
+    return results, "memory" if unit.address_cycles else results or instruction.name

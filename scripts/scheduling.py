@@ -1,0 +1,179 @@
+"""Finds what ptxas's schedules wait for, for kernelproof/sass/scheduling.json.
+
+    python scripts/scheduling.py FOLDER...      reads every cubin in the folders; give ptxas's own, unmodified output
+
+An opcode needs a scoreboard for its result if ptxas ever gives it one, and reads operands late if ptxas ever gives it a
+scoreboard for operands alone; if the corpus has one instruction whose register is touched without a wait, it does not.
+For opcodes of fixed latency the least distance on any path from a producer to a reader counts. No GPU is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from kernelproof.ground import toolchain
+from kernelproof.ground.errors import WrongInput
+from kernelproof.sass import Function, access, disassemble
+from kernelproof.sass.in_flight import NEVER, UNIFORM, VECTOR, InFlight, Meets
+from kernelproof.sass.scheduling import ANY, TABLE, Facts, kind, use
+
+FOLLOWED = 40  # cycles for which results are followed; the longest latency is that of an MMA
+SUPPORT, ENOUGH = 5, 50  # a bound counts if so many pairs have it, of so many pairs in all
+Distances = dict[tuple[str, str], Counter[int]]  # kind of producer and role of the reader -> cycles
+Studies = dict[str, "Study"]  # by architecture
+
+
+class Study:
+    """What one cubin, or many, show of an architecture."""
+
+    def __init__(self) -> None:
+        self.results: set[str] = set()
+        self.operands: set[str] = set()
+        self.uniform: set[str] = set()
+        self.unguarded: set[tuple[str, str]] = set()  # opcodes whose registers are touched without a wait, and how
+        self.distances: Distances = defaultdict(Counter)
+        self.functions = 0
+        self.instructions = 0
+
+    def add(self, other: Study) -> None:
+        self.results |= other.results
+        self.operands |= other.operands
+        self.uniform |= other.uniform
+        self.unguarded |= other.unguarded
+        self.functions += other.functions
+        self.instructions += other.instructions
+        for key, cycles in other.distances.items():
+            self.distances[key] += cycles
+
+    def opcodes(self, function: Function) -> None:
+        """Note which opcodes take scoreboards."""
+        self.functions += 1
+        self.instructions += len(function.instructions)
+        for instruction in function.instructions:
+            reads, writes = access(instruction)
+            if instruction.guard in NEVER:
+                continue
+            if instruction.control.write_barrier is not None and writes:
+                self.results.add(instruction.name)
+            if instruction.control.read_barrier is not None:
+                if reads & VECTOR:
+                    self.operands.add(instruction.name)
+                elif reads & UNIFORM:
+                    self.uniform.add(instruction.name)
+
+    def meetings(self, function: Function, facts: Facts) -> None:
+        """Note the distances of results, and what is touched without a wait."""
+        flight = InFlight(function, facts, lambda _: FOLLOWED)
+        for meeting in flight.meetings():
+            earlier, later = flight.code[meeting.earlier], flight.code[meeting.later]
+            if meeting.how is Meets.FIXED:
+                how = use(earlier, later, meeting.registers, function.sm)
+                self.distances[kind(earlier, function.sm), how][meeting.cycles] += 1
+            elif meeting.how is not Meets.OPERAND:
+                self.unguarded.add((earlier.name, "result"))
+            elif meeting.registers & VECTOR:
+                self.unguarded.add((earlier.name, "operand"))
+            else:
+                self.unguarded.add((earlier.name, "uniform"))
+
+
+def functions(cubin: Path) -> list[Function]:
+    """The functions of a cubin; none if it cannot be read: a corpus may have foreign files."""
+    try:
+        return disassemble(cubin)
+    except WrongInput:
+        return []
+
+
+def opcodes(cubin: Path) -> Studies:
+    """Which opcodes take scoreboards in a cubin."""
+    studies: Studies = defaultdict(Study)
+    for function in functions(cubin):
+        studies[function.sm.rstrip("af")].opcodes(function)
+    return studies
+
+
+def meetings(known: Mapping[str, Study], cubin: Path) -> Studies:
+    """What a cubin leaves unguarded, and its distances. ``known``: the opcodes that take scoreboards."""
+    studies: Studies = defaultdict(Study)
+    for function in functions(cubin):
+        sm = function.sm.rstrip("af")
+        names = known[sm]
+        every = frozenset(names.results), frozenset(names.operands), frozenset(names.uniform)
+        studies[sm].meetings(function, Facts(function.sm, *every, {}))
+    return studies
+
+
+def latencies(distances: Distances) -> dict[str, dict[str, int]]:
+    """The bounds by producer and role, and the least of each producer for other roles."""
+    by_producer: dict[str, dict[str, Counter[int]]] = defaultdict(dict)
+    for (producer, how), cycles in distances.items():
+        by_producer[producer][how] = cycles
+    table = {}
+    for producer, roles in sorted(by_producer.items()):
+        every = sum(roles.values(), Counter[int]())
+        least = min(every)
+        if every[least] < SUPPORT or every.total() < ENOUGH:
+            continue
+        bounds = {
+            how: min(cycles)
+            for how, cycles in sorted(roles.items())
+            if cycles[min(cycles)] >= SUPPORT and cycles.total() >= ENOUGH
+        }
+        table[producer] = bounds | {ANY: least - 1}
+    return table
+
+
+def add(studies: Studies, found: Studies) -> None:
+    for sm, study in found.items():
+        studies[sm].add(study)
+
+
+def cubins(folders: Iterable[Path]) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted(folder.rglob("*.cubin"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
+    parser.add_argument("folders", type=Path, nargs="+", help="folders with cubins, searched to any depth")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    files = list(cubins(options.folders))
+    studies: Studies = defaultdict(Study)
+    with ProcessPoolExecutor(options.processes) as pool:
+        for found in pool.map(opcodes, files, chunksize=8):
+            add(studies, found)
+        for found in pool.map(partial(meetings, dict(studies)), files, chunksize=8):
+            add(studies, found)
+    ordered = sorted(studies.items())
+    facts = {sm: row(study) for sm, study in ordered}
+    corpus = {sm: f"{study.functions} functions, {study.instructions} instructions" for sm, study in ordered}
+    written = {"ptxas": toolchain.discover().nvcc_version, "corpus": corpus, "facts": facts}
+    text = json.dumps(written, indent=1)
+    TABLE.write_text(re.sub(r"\{([^{}]*)\}", lambda match: "{" + " ".join(match.group(1).split()) + "}", text) + "\n")
+
+
+def row(study: Study) -> dict[str, object]:
+    """The facts of an architecture as they are stored."""
+
+    def kept(names: set[str], how: str) -> str:
+        return " ".join(sorted(name for name in names if (name, how) not in study.unguarded))
+
+    return {
+        "scoreboards": kept(study.results, "result"),
+        "late": kept(study.operands, "operand"),
+        "late_uniform": kept(study.uniform, "uniform"),
+        "latencies": latencies(study.distances),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Findings of machine code whose schedule was edited: which instructions they name, and how the command ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernelproof import emulator
+from kernelproof.emulator import Memory
+from kernelproof.ground import toolchain
+from kernelproof.sass import Instruction, disassemble, hazards
+from kernelproof.sass.editing import edited, rescheduled
+from tests import commands
+
+SOURCE = """__global__ void shifted(const float* x, float* y) {
+  float value = x[threadIdx.x];
+  y[threadIdx.x] = value + 1.0f;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def cubin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kernel with source lines."""
+    folder = tmp_path_factory.mktemp("schedules")
+    (folder / "shifted.cu").write_text(SOURCE)
+    path = folder / "shifted.cubin"
+    command = [toolchain.discover().nvcc, "-lineinfo", "-arch=sm_80", "-cubin", "-o", path, folder / "shifted.cu"]
+    subprocess.run(command, check=True)
+    return path
+
+
+def instruction(cubin: Path, name: str) -> Instruction:
+    """The first instruction of a name."""
+    return next(item for item in disassemble(cubin)[0].instructions if item.name == name)
+
+
+def without_wait(cubin: Path) -> Path:
+    """The kernel with an addition that does not wait for the load."""
+    (function,) = disassemble(cubin)
+    add = instruction(cubin, "FADD")
+    path = cubin.with_name("edited.cubin")
+    path.write_bytes(edited(cubin.read_bytes(), function.name, {add.address: rescheduled(add, waits=())}))
+    return path
+
+
+def test_an_edit_changes_one_instruction(cubin: Path) -> None:
+    before, after = (disassemble(path)[0].instructions for path in (cubin, without_wait(cubin)))
+    changed = [(a.text, b.text) for a, b in zip(before, after, strict=True) if a != b]
+    assert changed == [(instruction(cubin, "FADD").text,) * 2]
+    assert instruction(without_wait(cubin), "FADD").control.waits == ()
+
+
+@pytest.mark.slow
+def test_a_finding_names_both_instructions_and_their_lines(cubin: Path) -> None:
+    memory = Memory()
+    x, y = memory.upload(np.zeros(32, np.float32)), memory.upload(np.zeros(32, np.float32), "output")
+    assert emulator.load(cubin).launch("shifted", 1, 32, [x, y], memory=memory).reports == []
+    path = without_wait(cubin)
+    (report,) = emulator.load(path).launch("shifted", 1, 32, [x, y], memory=memory).reports
+    assert (report.kind, report.is_error) == ("register-hazard", True)
+    assert report.other is not None
+    for site, name in ((report.access.site, "FADD"), (report.other.site, "LDG")):
+        assert (site.line, site.machine_code) == (instruction(cubin, name).address, True)
+        assert site.text.startswith(name)
+    assert [side.site.home.line for side in (report.access, report.other) if side.site.home] == [3, 2]
+
+
+@pytest.mark.slow
+def test_the_command_ends_with_1(cubin: Path) -> None:
+    where = "--launch=shifted<<<1,32>>>", "--args=in:f32[32]=zeros out:f32[32]", "--machine-code", "--json"
+    codes = []
+    for path in (cubin, without_wait(cubin)):
+        done = commands.run("check", str(path), *where, program="kernelproof")
+        codes.append((done.returncode, [finding["rule"] for finding in json.loads(done.stdout)["findings"]]))
+    assert codes == [(0, []), (1, ["register-hazard"])]
+
+
+def test_functions_of_unknown_architectures_have_no_hazards(cubin: Path) -> None:
+    (function,) = disassemble(without_wait(cubin))
+    assert len(hazards(function)) == 1
+    assert hazards(replace(function, sm="sm_70")) == []

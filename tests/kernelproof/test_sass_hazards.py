@@ -1,0 +1,186 @@
+"""Schedules of machine code: what ptxas writes has no hazard, and each wait that is taken away is missed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernelproof.ground import toolchain
+from kernelproof.sass import Function, Hazard, Instruction, disassemble, hazards
+from kernelproof.sass.decoding import FREE
+from tests.draws import THOROUGH
+from tests.kernelproof.emulator import drawn_programs
+
+LINE = re.compile(r"(?:@(\S+) )?(\S+) ?(.*)$")
+REGISTER = re.compile(r"-?R(\d+)")
+SEEDS = range(500, 560 if THOROUGH else 503)
+TARGETS = {"sm_80": 8.0, "sm_86": 8.0, "sm_89": 8.0, "sm_90a": 9.0, "sm_100a": 9.0, "sm_120a": 9.0}
+
+
+def function(listing: str, sm: str = "sm_80") -> Function:
+    """The function of a listing: a line has an instruction, and behind a semicolon what its control word has beside a
+    stall of 1: ``stall=4 write=0 read=1 waits=02 reuse=1``. A jump has the number of a line, as in ``@5``."""
+    return Function("k", 32, tuple(_instruction(at, line) for at, line in enumerate(listing.strip().split("\n"))), sm)
+
+
+def _instruction(at: int, line: str) -> Instruction:
+    text, _, control = line.partition(";")
+    match = LINE.match(text.strip())
+    assert match is not None
+    guard, opcode, operands = match.groups()
+    fields = dict(item.split("=") for item in control.split())
+    listed = tuple(operand.strip() for operand in operands.split(",")) if operands else ()
+    target = 16 * int(listed[-1][1:]) if listed and listed[-1].startswith("@") else None
+    return Instruction(
+        16 * at,
+        guard,
+        opcode,
+        listed,
+        replace(
+            FREE,
+            stall=int(fields.get("stall", 1)),
+            write_barrier=int(fields["write"]) if "write" in fields else None,
+            read_barrier=int(fields["read"]) if "read" in fields else None,
+            waits=tuple(map(int, fields.get("waits", ""))),
+            reuse=int(fields.get("reuse", 0)),
+        ),
+        target,
+        code=_slots(listed),
+    )
+
+
+def _slots(operands: tuple[str, ...]) -> int:
+    """The numbers of the operands' registers, at their places in the encoding."""
+    numbers = [REGISTER.match(operand) for operand in operands[1:]]
+    return sum(int(match[1] if match else 255) << place for match, place in zip(numbers, (24, 32, 64), strict=False))
+
+
+def pairs(found: list[Hazard]) -> list[tuple[int, int, tuple[str, ...]]]:
+    """Lines of both instructions of each hazard, and its registers."""
+    return [(hazard.earlier.address // 16, hazard.later.address // 16, hazard.registers) for hazard in found]
+
+
+LOAD = "LDG.E R1, desc[UR4][R2.64] ; stall=2 write=0\n"
+STORE = "STG.E desc[UR4][R2.64], R1 ; stall=2 read=3\n"
+WAITS_FOR = {
+    "an integer sum by another": ("IADD3 R1, R2, R3, RZ ; stall=4\nIADD3 R4, R1, R3, RZ", "stall=4", "stall=3"),
+    "a predicate by a guard": ("ISETP.GE.AND P0, PT, R1, R2, PT ; stall=13\n@P0 EXIT", "stall=13", "stall=12"),
+    "a uniform sum by a vector one": ("UIADD3 UR4, UR5, 0x1, URZ ; stall=6\nIADD3 R4, R1, UR4, RZ", "=6", "=5"),
+    "a uniform sum by another": ("UIADD3 UR4, UR5, 0x1, URZ ; stall=4\nUSEL UR6, UR4, UR5, !UP0", "=4", "=3"),
+    "sums of an MMA": (
+        "HMMA.16816.F32 R4, R8, R12, RZ ; stall=15\nNOP ; stall=9\nHMMA.16816.F32 R4, R8, R12, R4", "=9", "=8",
+    ),
+    "a load": (f"{LOAD}IADD3 R4, R1, R5, RZ ; waits=0", "waits=0", "waits=1"),
+    "a load whose register is written": (f"{LOAD}MOV R1, R5 ; waits=0", "waits=0", ""),
+    "a load without a scoreboard": (f"{LOAD}IADD3 R4, R1, R5, RZ ; waits=0", "write=0", ""),
+    "a load in the cycle before": (f"{LOAD}IADD3 R4, R1, R5, RZ ; waits=0", "stall=2", "stall=1"),
+    "the operand of a store": (f"{STORE}MOV R1, R5 ; waits=3", "waits=3", "waits=2"),
+    "the address of a store": (f"{STORE}MOV R3, R5 ; waits=3", "read=3", "read=4"),
+    "the predicate of a shuffle": (
+        "SHFL.IDX P1, R1, R2, R3, 0x1f ; stall=2 write=0\n@P1 IADD3 R4, R5, R6, RZ ; waits=0", "waits=0", "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAITS_FOR)
+def test_a_missing_wait_is_found(name: str) -> None:
+    listing, wait, none = WAITS_FOR[name]
+    assert hazards(function(listing)) == []
+    assert len(hazards(function(listing.replace(wait, none)))) == 1
+
+
+LOOP = """
+MOV R1, RZ ; stall=5
+LDG.E R2, desc[UR4][R4.64] ; stall=2 write=0
+IADD3 R1, R1, R3, RZ ; stall=5 waits=1
+ISETP.GE.AND P0, PT, R1, R6, PT ; stall=13
+LDS R3, [R8] ; stall=2 write=1
+@!P0 BRA @2 ; stall=5
+IADD3 R7, R2, R7, RZ ; waits=0
+EXIT
+"""
+
+
+def test_waits_are_followed_around_loops() -> None:
+    assert hazards(function(LOOP)) == []
+    assert pairs(hazards(function(LOOP.replace("waits=1", "")))) == [(4, 2, ("R3",))]
+    assert pairs(hazards(function(LOOP.replace("waits=0", "waits=1")))) == [(1, 6, ("R2",))]
+
+
+def test_of_two_paths_the_shorter_counts() -> None:
+    listing = """
+        IADD3 R1, R2, R3, RZ
+        @P0 BRA @4 ; stall=3
+        NOP ; stall=5
+        NOP ; stall=5
+        IADD3 R4, R1, R3, RZ
+        EXIT"""
+    assert hazards(function(listing)) == []
+    assert pairs(hazards(function(listing.replace("stall=3", "stall=2")))) == [(0, 4, ("R1",))]
+
+
+CALLS = """
+MOV R20, 0x20 ; stall=5
+CALL.REL.NOINC @7 ; stall=5
+LDG.E R1, desc[UR4][R2.64] ; stall=2 write=0
+MOV R20, 0x50 ; stall=5
+CALL.REL.NOINC @7 ; stall=5
+IADD3 R4, R1, R3, RZ ; waits=0
+EXIT
+IADD3 R9, R9, 0x1, RZ ; stall=5
+RET.REL.NODEC R20
+"""
+
+
+def test_a_subroutine_returns_behind_its_own_call() -> None:
+    """The load is under way in the second call, and behind the first call its register is free."""
+    assert hazards(function(CALLS)) == []
+    first = CALLS.replace("LDG.E R1", "IADD3 R8, R1, R3, RZ\nLDG.E R1").replace("0x50", "0x60").replace("@7", "@8")
+    assert hazards(function(first)) == []
+    assert pairs(hazards(function(first.replace("waits=0", "")))) == [(3, 6, ("R1",))]
+
+
+def test_the_last_of_a_queue_stands_for_those_before_it() -> None:
+    """Loads of shared memory end in order; loads of global memory do not."""
+    shared = "LDS R1, [R2]\nLDS R3, [R4] ; stall=2 write=0\nIADD3 R5, R1, R3, RZ ; waits=0"
+    assert hazards(function(shared)) == []
+    far = shared.replace("LDS", "LDG.E").replace("[R2]", "desc[UR4][R2.64]").replace("[R4]", "desc[UR4][R6.64]")
+    assert pairs(hazards(function(far))) == [(0, 2, ("R1",))]
+
+
+def test_guards_that_exclude_each_other_do_not_meet() -> None:
+    listing = f"@P0 {LOAD}@!P0 MOV R1, RZ ; stall=5\nIADD3 R4, R1, R3, RZ ; waits=0"
+    assert hazards(function(listing)) == []
+    assert pairs(hazards(function(listing.replace("@!P0", "@P1"))))[0] == (0, 1, ("R1",))
+
+
+@pytest.mark.parametrize(
+    ("listing", "stale"),
+    [
+        ("IADD3 R1, R1.reuse, R2, RZ ; stall=5 reuse=1\nIADD3 R3, R1, R4, RZ", True),
+        ("IADD3 R1, R1, R2, RZ ; stall=5\nIADD3 R3, R1, R4, RZ", False),
+        ("IADD3 R1, R1.reuse, R2, RZ ; stall=5 reuse=1\nIADD3 R3, R4, R1, RZ", False),  # in the other slot
+        ("IADD3 R5, R1.reuse, R2, RZ ; reuse=1\nMOV R1, 0x7 ; stall=5\nIADD3 R3, R1, R4, RZ", True),
+        ("IADD3 R5, R1.reuse, R2, RZ ; reuse=1\nIADD3 R1, R6, R2, RZ ; stall=5\nIADD3 R3, R1, R4, RZ", False),
+    ],
+)
+def test_the_operand_cache_does_not_see_writes(listing: str, stale: bool) -> None:
+    assert len(hazards(function(listing))) == stale
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.slow
+def test_what_ptxas_writes_has_no_hazard(target: str, tmp_path: Path) -> None:
+    ptxas = toolchain.discover().ptxas
+    for seed in SEEDS:
+        source = tmp_path / f"{seed}.ptx"
+        source.write_text(drawn_programs.text(seed, target).replace(".version 8.0", f".version {TARGETS[target]}"))
+        for level in (0, 1, 3):
+            cubin = source.with_suffix(f".{level}.cubin")
+            subprocess.run([ptxas, f"-O{level}", f"-arch={target}", source, "-o", cubin], check=True)
+            (kernel,) = disassemble(cubin)
+            assert hazards(kernel) == [], (seed, level)
