@@ -36,6 +36,7 @@ CODE = re.compile(
 )
 UPPER = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 JUMP = re.compile(r"`\(([.$]\w[\w$.]*)\)")
+PTX_TEXT = '//## File ".nv_debug_ptx_txt"'  # the section with the text of the PTX
 SOURCE = re.compile(r'//## File "([^"]*)", line (\d+)')
 # 64-bit addresses. For sm_8x nvdisasm leaves out the descriptor (a pair of uniform registers) of their memory window.
 WIDE_ADDRESS = re.compile(r"\[U?R\w+\.64\b")
@@ -101,7 +102,8 @@ class Instruction:
     ``address``: its offset in the function, in bytes. ``guard``: the predicate under which it executes, as in ``!P0``.
     ``opcode``: with modifiers, as in ``HMMA.16816.F16``. ``target``: the address that a branch jumps to; ``targets``:
     all of a jump by a table. ``source``: its line, then the line into which that function was inlined, and so on
-    outwards; empty without -lineinfo. ``code``: its 128 bits as a number; 0 if it was not read from a file.
+    outwards; empty without -lineinfo. ``ptx_line``: the line of the PTX that it was
+    made of, 0 if the cubin does not say. ``code``: its 128 bits as a number; 0 if it was not read from a file.
     """
 
     address: int
@@ -112,6 +114,7 @@ class Instruction:
     target: int | None = None
     source: tuple[SourceLine, ...] = ()
     targets: tuple[int, ...] = ()
+    ptx_line: int = 0
     code: int = 0
 
     @classmethod
@@ -161,7 +164,7 @@ def disassemble(cubin: Path) -> list[Function]:
 
     Raises ToolchainError if nvdisasm is not installed, and DisassemblyError if it cannot read the file.
     """
-    command = [str(find_nvdisasm()), "-hex", "-ndf", "-c", "-gi", str(cubin)]
+    command = [str(find_nvdisasm()), "-hex", "-ndf", "-c", "-gi", "-gp", str(cubin)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
         raise DisassemblyError(f"{cubin}: {process.stderr.strip() or 'nvdisasm failed'}; {CUBINS}")
@@ -189,11 +192,13 @@ def _functions(listing: str, kernels: Mapping[str, Resources]) -> Iterator[Funct
 
 
 class _Listed(NamedTuple):
-    """An instruction in nvdisasm's listing: its first line, the upper 64 bits of its encoding, and its source lines."""
+    """An instruction in nvdisasm's listing: its first line, the upper 64 bits of its encoding, its source lines, and
+    the line of its PTX."""
 
     code: re.Match[str]
     upper: int
     source: tuple[SourceLine, ...]
+    ptx_line: int
 
 
 def _instructions(lines: list[str], sm: str, jumps: Mapping[int, tuple[int, ...]]) -> tuple[Instruction, ...]:
@@ -201,11 +206,12 @@ def _instructions(lines: list[str], sm: str, jumps: Mapping[int, tuple[int, ...]
     labels, pending = dict[str, int](), list[str]()
     frames: list[str] = []
     source: tuple[SourceLine, ...] = ()
+    ptx_line = 0
     rows: list[_Listed] = []
     code: re.Match[str] | None = None
     for line in lines:
         if code is not None and (match := UPPER.match(line)):
-            rows.append(_Listed(code, int(match.group(1), 16), source))
+            rows.append(_Listed(code, int(match.group(1), 16), source, ptx_line))
             code = None
         elif match := CODE.match(line):
             code = match
@@ -213,6 +219,8 @@ def _instructions(lines: list[str], sm: str, jumps: Mapping[int, tuple[int, ...]
                 source, frames = _source(frames), []
             labels |= dict.fromkeys(pending, int(match.group(1), 16))
             pending.clear()
+        elif PTX_TEXT in line and (match := SOURCE.search(line)):
+            ptx_line = int(match.group(2))
         elif "//## File" in line:
             frames.append(line)
         elif match := LABEL.match(line):
@@ -239,6 +247,7 @@ def _instruction(row: _Listed, labels: dict[str, int], sm: str, jumps: Mapping[i
         control=Control.decode(row.upper),
         target=labels.get(label.group(1)) if label else None,
         source=row.source,
+        ptx_line=row.ptx_line,
         targets=jumps.get(int(address, 16), ()),
         code=row.upper << 64 | int(lower, 16),
     )

@@ -91,7 +91,8 @@ Operand = Reg | Imm | Sym | Mem | Tensor | Vec | Pair
 @dataclass(slots=True)
 class Instr:
     """One instruction. ``parts`` is the opcode split at the dots, ``guard`` is ``@p`` or ``@!p``. ``frames`` are the
-    CUDA lines, the innermost first (none without ``-lineinfo``)."""
+    CUDA lines, the innermost first (none without ``-lineinfo``). In machine code ``line`` is its address, and
+    ``ptx_line`` the line of the PTX that it was made of, 0 if that is not known."""
 
     op: str
     parts: tuple[str, ...]
@@ -100,6 +101,7 @@ class Instr:
     line: int
     frames: tuple[Frame, ...]
     text: str
+    ptx_line: int = 0
 
     @property
     def base(self) -> str:

@@ -138,7 +138,7 @@ class Lowering:
         frames = tuple(Frame(line.file, line.line) for line in ins.source)
         return Instr(
             op, tuple(op.replace("::", ":").split(".")), ptx_operands(", ".join(operands), ins.address, {}), guard,
-            ins.address, frames, ins.text,
+            ins.address, frames, ins.text, ins.ptx_line,
         )  # fmt: skip
 
     # --- registers ---

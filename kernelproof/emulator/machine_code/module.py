@@ -71,7 +71,7 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
 
 def _site(instruction: Instruction) -> Site:
     frames = tuple(Frame(line.file, line.line) for line in instruction.source)
-    return Site(instruction.address, instruction.text, frames, machine_code=True)
+    return Site(instruction.address, instruction.text, frames, True, instruction.ptx_line)
 
 
 def _reachable(function: MachineFunction, functions: Sequence[int]) -> list[Instruction]:

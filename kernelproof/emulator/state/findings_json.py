@@ -23,13 +23,17 @@ class FrameFields(TypedDict):
 
 class ParticipantFields(TypedDict):
     """A side of a finding. ``home``: the user's own line; ``chain``: all lines, the innermost first, each inlined at
-    the next one; ``ptx_line`` is 0 if no instruction is known. ``cta``: [x, y, z]; ``threads``: linear numbers in it,
-    of which ``warp`` and ``lane`` are those of the first. ``agent``: what acts on the threads' behalf, in words."""
+    the next one; ``ptx_line`` is 0 if no instruction is known. Where machine code is executed, ``ptx`` is empty,
+    ``address`` and ``sass`` are those of its instruction, and ``ptx_line`` is 0 if the cubin does not say. ``cta``:
+    [x, y, z]; ``threads``: linear numbers in it, of which ``warp`` and ``lane`` are those of the first. ``agent``: what
+    acts on the threads' behalf, in words."""
 
     home: FrameFields | None
     chain: list[FrameFields]
     ptx_line: int
     ptx: str
+    address: int | None
+    sass: str
     cta: list[int] | None
     threads: list[int]
     warp: int | None
@@ -123,17 +127,20 @@ def _also(report: Report) -> AlsoFields:
         "kernel": report.kernel,
         "access": None if home is None else _frame(home),
         "other": None if other is None else _frame(other),
-        "ptx_line": report.line,
+        "ptx_line": report.access.site.ptx_line if report.access.site.machine_code else report.line,
         "count": report.count,
     }
 
 
 def _participant(side: Participant) -> ParticipantFields:
+    machine_code = side.site.machine_code
     return {
         "home": None if side.site.home is None else _frame(side.site.home),
         "chain": [_frame(frame) for frame in side.site.frames],
-        "ptx_line": side.site.line,
-        "ptx": side.site.text,
+        "ptx_line": side.site.ptx_line if machine_code else side.site.line,
+        "ptx": "" if machine_code else side.site.text,
+        "address": side.site.line if machine_code else None,
+        "sass": side.site.text if machine_code else "",
         "cta": None if side.cta is None else list(side.cta),
         "threads": list(side.threads),
         "warp": side.warp,

@@ -36,17 +36,20 @@ class Frame(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Site:
     """An instruction: its PTX line and text, and the CUDA lines of ``-lineinfo``, the innermost first, each inlined at
-    the next one. In machine code its line is its address."""
+    the next one. In machine code its line is its address, and ``ptx_line`` the line of the PTX that it was made of, 0
+    if that is not known."""
 
     line: int = 0
     text: str = ""
     frames: tuple[Frame, ...] = ()
     machine_code: bool = False
+    ptx_line: int = 0
 
     @property
     def place(self) -> str:
         """Where it stands in the kernel, in words."""
-        return place(self.line, self.machine_code)
+        made_of = f", PTX line {self.ptx_line}" if self.ptx_line else ""
+        return place(self.line, self.machine_code) + made_of
 
     @property
     def home(self) -> Frame | None:

@@ -68,6 +68,9 @@ def test_a_finding_names_both_instructions_and_their_lines(cubin: Path) -> None:
     for site, name in ((report.access.site, "FADD"), (report.other.site, "LDG")):
         assert (site.line, site.machine_code) == (instruction(cubin, name).address, True)
         assert site.text.startswith(name)
+    ptx = [side.site.ptx_line for side in (report.access, report.other)]
+    assert ptx == [instruction(cubin, name).ptx_line for name in ("FADD", "LDG")]
+    assert ptx[0] > ptx[1] > 0
     assert [side.site.home.line for side in (report.access, report.other) if side.site.home] == [3, 2]
 
 
@@ -77,8 +80,11 @@ def test_the_command_ends_with_1(cubin: Path) -> None:
     codes = []
     for path in (cubin, without_wait(cubin)):
         done = commands.run("check", str(path), *where, program="kernelproof")
-        codes.append((done.returncode, [finding["rule"] for finding in json.loads(done.stdout)["findings"]]))
-    assert codes == [(0, []), (1, ["register-hazard"])]
+        findings = json.loads(done.stdout)["findings"]
+        codes.append(
+            (done.returncode, [(item["rule"], item["access"]["address"], item["access"]["ptx"]) for item in findings])
+        )
+    assert codes == [(0, []), (1, [("register-hazard", instruction(cubin, "FADD").address, "")])]
 
 
 def test_functions_of_unknown_architectures_have_no_hazards(cubin: Path) -> None:
