@@ -22,10 +22,12 @@ from kernelproof.ground import toolchain
 from kernelproof.ground.errors import WrongInput
 from kernelproof.sass import Function, access, disassemble
 from kernelproof.sass.in_flight import NEVER, UNIFORM, VECTOR, InFlight, Meets
-from kernelproof.sass.scheduling import ANY, TABLE, Facts, kind, use
+from kernelproof.sass.pipes import WARPGROUP
+from kernelproof.sass.scheduling import ANY, EVEN_PIPES, TABLE, Facts, kind, use
 
 FOLLOWED = 40  # cycles for which results are followed; the longest latency is that of an MMA
-SUPPORT, ENOUGH = 5, 50  # a bound counts if so many pairs have it, of so many pairs in all
+LEAST_SUPPORT = 3  # a kind of producer counts if so many pairs have its least distance
+SUPPORT, ENOUGH = 20, 500  # a bound counts if so many pairs have it, of so many pairs in all
 Distances = dict[tuple[str, str], Counter[int]]  # kind of producer and role of the reader -> cycles
 Studies = dict[str, "Study"]  # by architecture
 
@@ -112,7 +114,10 @@ def meetings(known: Mapping[str, Study], cubin: Path) -> Studies:
 
 
 def latencies(distances: Distances) -> dict[str, dict[str, int]]:
-    """The bounds by producer and role, and the least of each producer for other roles."""
+    """The bounds by kind of producer and role, and for other roles one less than the least of that kind.
+
+    Roles have bounds of their own where the producers are a whole pipe; a single opcode has too few readers of each.
+    """
     by_producer: dict[str, dict[str, Counter[int]]] = defaultdict(dict)
     for (producer, how), cycles in distances.items():
         by_producer[producer][how] = cycles
@@ -120,12 +125,12 @@ def latencies(distances: Distances) -> dict[str, dict[str, int]]:
     for producer, roles in sorted(by_producer.items()):
         every = sum(roles.values(), Counter[int]())
         least = min(every)
-        if every[least] < SUPPORT or every.total() < ENOUGH:
-            continue
+        if every[least] < LEAST_SUPPORT or producer.split(".")[0] in WARPGROUP:
+            continue  # sums of a warpgroup are waited for by other means
         bounds = {
             how: min(cycles)
             for how, cycles in sorted(roles.items())
-            if cycles[min(cycles)] >= SUPPORT and cycles.total() >= ENOUGH
+            if producer in EVEN_PIPES and cycles[min(cycles)] >= SUPPORT and cycles.total() >= ENOUGH
         }
         table[producer] = bounds | {ANY: least - 1}
     return table

@@ -1,7 +1,7 @@
 """The paths of a warp through a function, subroutines included: which instructions may follow which.
 
 ``Graph`` (flow) merges the callers of a subroutine. Here a subroutine has a copy of its blocks for each call, so that
-what is under way at one call is not met behind another. Indirect jumps lead nowhere: their targets are not known.
+what is under way at one call is not met behind another. Indirect jumps lead to the targets of their table, or nowhere.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Paths:
         for at, instruction in enumerate(self.code):
             if instruction.name in TURNS:
                 starts.add(at + 1)
-                if instruction.target in self._index:
-                    starts.add(self._index[instruction.target])
+                targets = (instruction.target, *instruction.targets)
+                starts.update(self._index[target] for target in targets if target in self._index)
         ordered = sorted(start for start in starts if start < len(self.code))
         self.ends = dict(zip(ordered, [*ordered[1:], len(self.code)], strict=True))
 
@@ -54,6 +54,8 @@ class Paths:
         target = self._index.get(last.target) if last.target is not None else None
         if last.name in BRANCHES and target is not None:
             yield Point(target, point.returns), True
+        elif last.name in INDIRECT:
+            yield from ((Point(self._index[address], point.returns), True) for address in last.targets)
         elif last.name == "CALL" and target is None:
             yield from ((point, False) for point in behind)
         elif last.name == "CALL" and target is not None:

@@ -4,8 +4,8 @@ Instructions either have a fixed latency, which the schedule keeps by stall coun
 documents neither which have which nor how long they take. ``scheduling.json`` has what ptxas itself keeps, over a
 corpus of its output (scripts/scheduling.py, own statistics): the opcodes that take scoreboards for results and for
 operands, and for the others the least number of cycles that ptxas ever left between the issue of a producer and of a
-reader. The results of a pipe share their bounds. For a kind of reader that few pairs show, the bound is one less than
-the lowest.
+reader. The results of a pipe share their bounds. For a kind of reader that few pairs show, and for opcodes that differ
+from their pipe, the bound is one less than the least of all readers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SETTLE = 2
 # Pipes that finish their instructions in the order of issue, so that a scoreboard of the last stands for all before it.
 IN_ORDER = (Pipe.XU, Pipe.CONSTANT, Pipe.SHARED)
 # Pipes whose results have one latency for each kind of reader, and opcodes that differ from their pipe.
-_EVEN = (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM)
-_APART = frozenset(("CS2R", "R2UR", "HFMA2.MMA", "UMOV", "UFLO", "UPOPC", "VOTEU", "VOTE", "ELECT", "MOVM"))
+EVEN_PIPES = (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM)
+_APART = frozenset(("CS2R", "R2UR", "HFMA2.MMA", "ULDC", "UMOV", "UFLO", "UPOPC", "VOTEU", "VOTE", "ELECT", "MOVM"))
 _VECTOR = (1 << 256) - 1
 _ODD = sum(1 << at for at in range(1, 256, 2))
 
@@ -71,7 +71,7 @@ def facts(sm: str) -> Facts | None:
 def kind(producer: Instruction, sm: str) -> str:
     """The row of the table that has the latencies of a producer: its pipe, or its opcode."""
     key, pipe = producer_key(producer), pipe_use(producer, sm).pipe
-    return str(pipe) if pipe in _EVEN and key not in _APART else key
+    return str(pipe) if pipe in EVEN_PIPES and key not in _APART else key
 
 
 @lru_cache(maxsize=1 << 16)

@@ -72,7 +72,7 @@ WAITS_FOR = {
     "a uniform sum by a vector one": ("UIADD3 UR4, UR5, 0x1, URZ ; stall=6\nIADD3 R4, R1, UR4, RZ", "=6", "=5"),
     "a uniform sum by another": ("UIADD3 UR4, UR5, 0x1, URZ ; stall=4\nUSEL UR6, UR4, UR5, !UP0", "=4", "=3"),
     "sums of an MMA": (
-        "HMMA.16816.F32 R4, R8, R12, RZ ; stall=15\nNOP ; stall=9\nHMMA.16816.F32 R4, R8, R12, R4", "=9", "=8",
+        "HMMA.16816.F32 R4, R8, R12, RZ ; stall=15\nNOP ; stall=9\nHMMA.16816.F32 R4, R8, R12, R4", "=9", "=1",
     ),
     "a load": (f"{LOAD}IADD3 R4, R1, R5, RZ ; waits=0", "waits=0", "waits=1"),
     "a load whose register is written": (f"{LOAD}MOV R1, R5 ; waits=0", "waits=0", ""),
