@@ -101,7 +101,8 @@ def _stale(function: Function) -> Iterator[Hazard]:
 def _stale_reads(code: tuple[Instruction, ...], first: int) -> Iterator[Hazard]:
     """The read of a stale operand that the first instruction keeps in the slot at bit ``first``."""
     number = code[0].code >> first & 255
-    kept = next((mask for mask, flagged in read_operands(code[0]) if flagged and _first(mask) == number), 0)
+    # The flag counts, not the ``.reuse`` in the text: nvdisasm leaves it out where the instruction writes the operand.
+    kept = next((mask for mask, _ in read_operands(code[0]) if mask and _first(mask) == number), 0)
     writer = code[0] if access(code[0]).writes & kept else None
     for instruction in code[1:]:
         if not kept:

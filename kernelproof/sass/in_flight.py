@@ -234,7 +234,8 @@ class InFlight:
         active = instruction.guard not in NEVER
         result = 1 << control.write_barrier if active and control.write_barrier is not None else 0
         operand = 1 << control.read_barrier if active and control.read_barrier is not None else 0
-        waited = bool(result) or instruction.name in facts.scoreboards
+        # ptxas gives some opcodes a scoreboard, and does not always wait for it: of these nothing is known.
+        waited = instruction.name in facts.scoreboards
         late = (VECTOR if instruction.name in facts.late else 0) | (
             UNIFORM if instruction.name in facts.late_uniform else 0
         )
@@ -246,7 +247,7 @@ class InFlight:
             complement=(guard[1:] if guard.startswith("!") else f"!{guard}") if guard else "",
             waits=_waits(instruction),
             stall=max(1, control.stall),
-            results=0 if waited else accessed.writes,
+            results=0 if waited or result else accessed.writes,
             loads=accessed.writes if waited else 0,
             late=accessed.reads & late,
             result_board=result,

@@ -1,0 +1,177 @@
+"""Faults in machine code, planted one at a time, and why one that nobody notices changes nothing."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from kernelproof.sass import Control, Function, Graph, Instruction, Liveness, access
+from kernelproof.sass.editing import OPERANDS, RESULT, rescheduled, with_register
+from kernelproof.sass.pipes import MEMORY
+from kernelproof.sass.registers import STACK, read_operands, register_names, unread
+
+NOP = Instruction.bare("NOP")
+SCHEDULED = frozenset(("stall", "wait", "write barrier", "read barrier"))  # kinds that change control words alone
+FIXED = frozenset(("BRA", "EXIT", "BSSY", "BSYNC", "CALL", "RET", "BAR", "NOP", "DEPBAR", "WARPSYNC", "BREAK"))
+
+
+class Mutant(NamedTuple):
+    """A planted fault: its kind, and the new bits of instructions by address."""
+
+    kind: str
+    codes: dict[int, int]
+
+
+def rescheduled_function(function: Function, mutant: Mutant) -> Function:
+    """The function with the control words of a mutant of a kind of ``SCHEDULED``."""
+    code = (
+        replace(item, control=Control.decode(mutant.codes[item.address] >> 64))
+        if item.address in mutant.codes
+        else item
+        for item in function.instructions
+    )
+    return replace(function, instructions=tuple(code))
+
+
+def mutants(function: Function, draw: random.Random, each: int) -> Iterator[Mutant]:
+    """Up to ``each`` mutants of every kind, at drawn places that the entry reaches."""
+    code = [item for block in Graph(function).blocks for item in block.instructions if _reached(function, item)]
+    for kind, plant in KINDS.items():
+        places = list(range(len(code)))
+        draw.shuffle(places)
+        found = (plant(code, at, draw, function.registers) for at in places)
+        for _, codes in zip(range(each), filter(None, found), strict=False):
+            yield Mutant(kind, codes)
+
+
+def _reached(function: Function, instruction: Instruction) -> bool:
+    """Whether an instruction stands before the last exit: ptxas fills the rest with jumps to themselves and NOPs."""
+    last = max(item.address for item in function.instructions if item.name == "EXIT")
+    return instruction.address <= last
+
+
+Code = list[Instruction]
+
+
+def _stall(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    item = code[at]
+    if item.control.stall < 2:
+        return None
+    return {item.address: rescheduled(item, stall=draw.randrange(1, item.control.stall))}
+
+
+def _wait(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    item = code[at]
+    if not item.control.waits:
+        return None
+    dropped = draw.choice(item.control.waits)
+    return {item.address: rescheduled(item, waits=tuple(board for board in item.control.waits if board != dropped))}
+
+
+def _write_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    return _barrier(code[at], "write_barrier", draw)
+
+
+def _read_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    return _barrier(code[at], "read_barrier", draw)
+
+
+def _barrier(item: Instruction, name: str, draw: random.Random) -> dict[int, int] | None:
+    own = getattr(item.control, name)
+    if own is None:
+        return None
+    other = draw.choice([board for board in (*range(6), None) if board != own])
+    return {item.address: rescheduled(item, **{name: other})}
+
+
+def _register(code: Code, at: int, draw: random.Random, count: int) -> dict[int, int] | None:
+    """Another register in a field that holds one: of the result, or of an operand that stands alone."""
+    item = code[at]
+    numbers = [int(name[1:]) for name in register_names(access(item).writes) if name[0] == "R"][:1]
+    fields = [(RESULT, number) for number in numbers]
+    singles = {(mask & -mask).bit_length() - 1 for mask, _ in read_operands(item) if mask}
+    # Behind the address of a load, and behind the operand of a store, stands the descriptor of its memory.
+    places = OPERANDS[: 1 if item.name.startswith("L") else 2] if item.name in MEMORY else OPERANDS
+    fields += [(first, number) for first in places if (number := item.code >> first & 255) in singles]
+    if not fields or item.name in FIXED:
+        return None
+    first, own = draw.choice(fields)
+    other = draw.choice([number for number in range(0, count - 4, 4) if number != own] or [own + 4])
+    return {item.address: with_register(item.code, first, other)}
+
+
+def _reuse(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    """A flag on an operand that the next instruction has in the same slot, or may have."""
+    item = code[at]
+    if at + 1 == len(code) or item.name in FIXED:
+        return None
+    singles = {(mask & -mask).bit_length() - 1 for mask, _ in read_operands(item) if mask}
+    slots = [
+        slot
+        for slot, first in enumerate(OPERANDS)
+        if item.code >> first & 255 in singles
+        and item.code >> first & 255 == code[at + 1].code >> first & 255
+        and not item.control.reuse >> slot & 1
+    ]
+    return {item.address: rescheduled(item, reuse=item.control.reuse | 1 << draw.choice(slots))} if slots else None
+
+
+def _swap(code: Code, at: int, _: random.Random, __: int) -> dict[int, int] | None:
+    if at + 1 == len(code) or {code[at].name, code[at + 1].name} & FIXED:
+        return None
+    first, second = code[at], code[at + 1]
+    return {first.address: second.code, second.address: first.code}
+
+
+KINDS = {
+    "stall": _stall, "wait": _wait, "write barrier": _write_barrier, "read barrier": _read_barrier,
+    "register": _register, "reuse": _reuse, "swap": _swap,
+}  # fmt: skip
+
+
+def reason(mutant: Mutant, before: Function, after: Function) -> str:
+    """Why a mutant that neither the schedule nor the results show computes the same; empty if no reason is known."""
+    old = {item.address: item for item in before.instructions}
+    new = {item.address: item for item in after.instructions}
+    addresses = sorted(mutant.codes)
+    if mutant.kind == "swap":
+        first, second = (old[address] for address in addresses)
+        a, b = access(first), access(second)
+        if a.writes & (b.reads | b.writes) or b.writes & a.reads:
+            return ""
+        if {first.name, second.name} <= MEMORY and not _elsewhere(first, second):
+            return ""
+        return "neither uses what the other writes"
+    (address,) = addresses
+    if mutant.kind == "register":
+        if new[address].text == old[address].text:
+            return "the field holds no register in this form"
+        return "" if _matters(before, address) or _matters(after, address) else "no result depends on the instruction"
+    return "no two instructions meet too early on any path"
+
+
+def _elsewhere(first: Instruction, second: Instruction) -> bool:
+    """Whether two accesses only load or exchange registers, or use one register as their address with other
+    offsets."""
+    if {first.name, second.name} <= {"LDG", "LDS", "S2R", "SHFL"}:
+        return True
+    places = [next((text for text in item.operands if "[" in text), "") for item in (first, second)]
+    bases = [re.sub(r"\+?0x[0-9a-f]+", "", text) for text in places]
+    return first.name == second.name and bases[0] == bases[1] and places[0] != places[1]
+
+
+def _matters(function: Function, address: int) -> bool:
+    """Whether an instruction is left when all are removed whose results nobody needs, the stack pointer's if nobody
+    uses it."""
+    code = function.instructions
+    if not any(access(item).reads & STACK for item in code):
+        code = tuple(replace(NOP, address=item.address) if access(item).writes == STACK else item for item in code)
+    while True:
+        function = replace(function, instructions=code)
+        dead = {item.address for item in unread(code, Liveness(Graph(function)), function.sm)}
+        if not dead:
+            return any(item.address == address and item.name != "NOP" for item in code)
+        code = tuple(replace(NOP, address=item.address) if item.address in dead else item for item in code)
