@@ -104,7 +104,7 @@ def _register(code: Code, at: int, draw: random.Random, count: int) -> dict[int,
 
 
 def _reuse(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
-    """A flag on an operand that the next instruction has in the same slot, or may have."""
+    """A flag on an operand that the instruction overwrites, and that the next one may read in the same slot."""
     item = code[at]
     if at + 1 == len(code) or item.name in FIXED:
         return None
@@ -113,6 +113,7 @@ def _reuse(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] |
         slot
         for slot, first in enumerate(OPERANDS)
         if item.code >> first & 255 in singles
+        and access(item).writes >> (item.code >> first & 255) & 1
         and item.code >> first & 255 == code[at + 1].code >> first & 255
         and not item.control.reuse >> slot & 1
     ]
@@ -139,6 +140,8 @@ def reason(mutant: Mutant, before: Function, after: Function) -> str:
     addresses = sorted(mutant.codes)
     if mutant.kind == "swap":
         first, second = (old[address] for address in addresses)
+        if any(item.name == "MOV" and item.operands[0] == item.operands[1] for item in (first, second)):
+            return "one moves a register to itself"
         a, b = access(first), access(second)
         if a.writes & (b.reads | b.writes) or b.writes & a.reads:
             return ""

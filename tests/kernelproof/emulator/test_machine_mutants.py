@@ -57,17 +57,20 @@ def verdict(cubin: Path, before: Function, mutant: Mutant, seed: int, expected: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_planted_fault_is_found_or_changes_nothing(seed: int, tmp_path: Path) -> None:
-    cubin = assembled(drawn_programs.text(seed), tmp_path, LEVELS[seed % len(LEVELS)])
-    (function,) = disassemble(cubin)
-    expected, findings = results(cubin, seed)
-    assert findings == []
-    found = [
-        (mutant.kind, verdict(cubin, function, mutant, seed, expected))
-        for mutant in mutants(function, random.Random(seed), EACH)
-    ]
-    assert {kind for kind, _ in found} >= KINDS.keys() - {"reuse"}
-    # An empty reason: nobody has noticed the mutant, and nobody knows why it would change nothing.
-    assert [kind for kind, how in found if not how] == []
-    assert sum(how in ("schedule", "execution", "refused") for _, how in found) >= len(found) // 3
+def test_planted_faults_are_found_or_change_nothing(tmp_path: Path) -> None:
+    found = []
+    for seed in SEEDS:
+        cubin = assembled(drawn_programs.text(seed), tmp_path, LEVELS[seed % len(LEVELS)])
+        (function,) = disassemble(cubin)
+        expected, findings = results(cubin, seed)
+        assert findings == []
+        found += [
+            (mutant.kind, verdict(cubin, function, mutant, seed, expected))
+            for mutant in mutants(function, random.Random(seed), EACH)
+        ]
+    assert {kind for kind, _ in found} == KINDS.keys()
+    assert "schedule" in {how for kind, how in found if kind == "reuse"}
+    assert sum(how in ("schedule", "execution", "refused") for _, how in found) > len(found) // 2
+    # Nobody notices these, and nobody knows why: a register that has the same value in all lanes of three runs, or a
+    # memory descriptor, whose content the emulator does not use.
+    assert sum(not how for _, how in found) <= len(found) // 50
