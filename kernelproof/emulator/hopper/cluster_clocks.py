@@ -129,13 +129,13 @@ class ClusterClocks(WarpClocks):
 
     # --- what is known ---
 
-    def horizon(self, row: Array, warp: Array, other: Array) -> Array:
+    def horizon(self, row: Array | int, warp: Array | int, other: Array) -> Array:
         """See ``WarpClocks.horizon``; what counts is visibility in global memory."""
         return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device])
 
     def total(self, row: int, warp: int) -> int:
         learned = sum(int(clock.sum()) for _, clock in self.private.get((row, warp), ()))
-        return int(self.ticks[row, warp].sum()) + learned
+        return int(np.add.reduce(self.ticks[row, warp])) + learned
 
     def is_before(
         self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: Iterable[Array]

@@ -307,5 +307,6 @@ class DeviceMemory:
     def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, sequential: bool, restricted: bool) -> None:
         """A fence of all memory. Arguments: see ``SharedFlags.fence``."""
         if self.launch.options.hazards:
-            self.flags.fence(m, scope, acquire, release, sequential)
+            if self.flags.flags_are_read:
+                self.flags.fence(m, scope, acquire, release, sequential)
             self.shared.fence(m, scope, acquire, release, sequential, restricted)

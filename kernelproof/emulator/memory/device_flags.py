@@ -4,12 +4,13 @@ returns."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
+from kernelproof.emulator.memory.chains import Clock
 from kernelproof.emulator.memory.flags import Knowledge, Knows, Moment, Side, Write, in_turn
-from kernelproof.emulator.memory.order import Clock, GlobalOrder
+from kernelproof.emulator.memory.order import GlobalOrder
 from kernelproof.emulator.memory.strong_loads import Accepts, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
@@ -26,19 +27,32 @@ class DeviceFlags:
         self.observed, self.flags_are_read = self.loads.observed, self.loads.flags_are_read
         if self.loads.weak:
             order.active = order.flags.traced = True
-        self._rows: dict[int, int] = {}
+        self._known_to: dict[tuple[int, int, bool], Knows] = {}
 
     @property
     def active(self) -> bool:
         """Has anything been fenced or released yet?"""
         return self.order.active
 
+    @cached_property
+    def _sides(self) -> list[Side]:
+        """Per row: its CTA and cluster."""
+        return [Side.of(cta, self.launch.cluster_of(cta)) for cta in self.batch.ctas.tolist()]
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        """CTA -> its row."""
+        return {side.cta: row for row, side in enumerate(self._sides)}
+
     def _warp_of(self, lane: int) -> tuple[int, int, Side]:
         """The row and the warp of a lane, and its side of a synchronisation."""
-        batch = self.batch
-        row = int(batch.row_of[lane])
-        cta = int(batch.ctas[row])
-        return row, int(batch.warp[lane]), Side(cta, self.launch.cluster_of(cta))
+        row = int(self.batch.row_of[lane])
+        return row, int(self.batch.warp[lane]), self._sides[row]
+
+    def _warps_of_lanes(self, lanes: Array | None) -> tuple[list[int], list[int]]:
+        """Per lane (None: all): its row and its warp."""
+        rows, warps = self.batch.row_of, self.batch.warp
+        return (rows if lanes is None else rows[lanes]).tolist(), (warps if lanes is None else warps[lanes]).tolist()
 
     # --- reads ---
 
@@ -54,21 +68,23 @@ class DeviceFlags:
         """Strong loads of ``values``, one per lane: what they find is learned. Returns the values, with older ones in
         place of those that are not the last. ``accepts``: which older values an element may read."""
         order, places = self.order, self.order.flags.places
+        found = [(i, at, places[at]) for i, at in enumerate(offset.tolist()) if at in places]
+        if not found:
+            return values
         scope, acquires = scope_of(strong), bool(strong & ORDERS)
         cumulative = self.loads.is_cumulative(site, acquires)
+        rows, warps = self._warps_of_lanes(lanes)
         out = values
         chosen: dict[tuple[int, int, int], Write[Clock]] = {}
-        for i, at in enumerate(offset.tolist()):
-            history = places.get(at)
-            if history is None:
-                continue
-            lane = i if lanes is None else int(lanes[i])
-            row, warp, side = self._warp_of(lane)
+        for i, at, history in found:
+            row, warp = rows[i], warps[i]
             write = chosen.get((row, warp, at))
             if write is None:
+                side = self._sides[row]
                 reader = side.cta, warp
                 knows, knowledge = self._knows(row, warp, cumulative), self._knowledge(row, warp, cumulative)
                 may = None if accepts is None else partial(accepts, i)
+                lane = i if lanes is None else int(lanes[i])
                 write, mark = self.loads.choose(
                     order.flags, history, values[i], reader, knows, knowledge, site, lane, may
                 )
@@ -84,12 +100,15 @@ class DeviceFlags:
         return out
 
     def _knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
-        return self.clocks.total(row, warp), self.order.version(int(self.batch.ctas[row]), warp), cumulative
+        return self.clocks.total(row, warp), self.order.version(self._sides[row].cta, warp), cumulative
 
     def _knows(self, row: int, warp: int, cumulative: bool) -> Knows:
         """Tells what a warp must not overlook any more."""
+        out = self._known_to.get((row, warp, cumulative))
+        if out is not None:
+            return out
         batch, clocks, order = self.batch, self.clocks, self.order
-        own = int(batch.ctas[row])
+        own = self._sides[row].cta
 
         def knows(cta: int, other_warp: int, tick: int) -> bool:
             if cta == own and clocks.is_before(row, warp, row, other_warp, tick, ()):
@@ -98,16 +117,11 @@ class DeviceFlags:
                 return True
             if batch.cluster_size == 1 or cta == own:
                 return False
-            other_row = self._row(cta)
+            other_row = self._rows.get(cta)
             return other_row is not None and clocks.ordered_in_cluster(row, warp, other_row, other_warp, tick, False)
 
+        self._known_to[row, warp, cumulative] = knows
         return knows
-
-    def _row(self, cta: int) -> int | None:
-        """The row of a CTA in the batch."""
-        if not self._rows:
-            self._rows = {int(cta): row for row, cta in enumerate(self.batch.ctas)}
-        return self._rows.get(cta)
 
     # --- writes ---
 
@@ -115,12 +129,20 @@ class DeviceFlags:
         self, lanes: Array | None, offset: Array, strong: int, site: int, old: Array | None, new: Array | None
     ) -> None:
         """Strong stores. ``old``, ``new``: what the places held and will hold, if values are recorded."""
-        tick, present = self.launch.tick, self._presents(lanes, strong)
+        tick, present, scope = self.launch.tick, self._presents(lanes, strong), scope_of(strong)
+        rows, warps = self._warps_of_lanes(lanes)
+        before: tuple[int, int, int, bytes] | None = None
         for i, at in enumerate(offset.tolist()):
-            _, warp, side = self._warp_of(i if lanes is None else int(lanes[i]))
+            row, warp = rows[i], warps[i]
             values = None if old is None or new is None else (old[i], new[i])
+            # Lanes of a warp that leave the same value at the same place write it once.
+            same = row, warp, at, b"" if values is None else values[1].tobytes()
+            if same == before:
+                continue
+            before = same
+            side = self._sides[row]
             moment, clock = Moment(side.cta, warp, tick, site), present.get((side.cta, warp))
-            self.order.write_flag(at, side, moment, scope_of(strong), False, clock, values)
+            self.order.write_flag(at, side, moment, scope, False, clock, values)
 
     def modify(
         self, lanes: Array, offset: Array, read: int, write: int, site: int, old: Array | None, new: Array | None
@@ -161,11 +183,10 @@ class DeviceFlags:
 
     def _warps(self, m: Mask) -> Iterator[tuple[int, int, Array, Array]]:
         """Per warp with lanes in the mask: (row, warp, its threads in the mask, its clock per thread of the CTA)."""
-        batch = self.batch
+        batch, clocks = self.batch, self.clocks
         mask = batch.running(m).reshape(batch.count, batch.warps_per_cta, 32)
-        for row, warp in zip(*np.nonzero(mask.any(axis=2)), strict=True):
-            lanes = np.flatnonzero(mask[row, warp]) + 32 * warp
-            yield int(row), int(warp), lanes, self.clocks.horizon_of_threads(int(row), int(warp))
+        for row, warp in np.argwhere(mask.any(axis=2)).tolist():
+            yield row, warp, np.flatnonzero(mask[row, warp]) + 32 * warp, clocks.horizon_of_threads(row, warp)
 
     # --- fences ---
 
@@ -173,6 +194,6 @@ class DeviceFlags:
         """A fence by the lanes of ``m``. Arguments: see ``SharedFlags.fence``."""
         for row, warp, lanes, horizon in self._warps(m):
             self.order.fence(
-                int(self.batch.ctas[row]), warp, lanes, horizon, self.launch.tick, scope, acquire, release,
+                self._sides[row].cta, warp, lanes, horizon, self.launch.tick, scope, acquire, release,
                 sequential and self.observed,
             )  # fmt: skip

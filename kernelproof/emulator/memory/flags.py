@@ -19,6 +19,7 @@ Clock = TypeVar("Clock")
 Key = TypeVar("Key")
 # A clock for everything, by the readers that it is meant for: those of a CTA, a cluster, or the device.
 Group = tuple[Scope, int]
+GRID: Group = (Scope.GPU, 0)
 # Does a reader know what a warp of a CTA did at a tick? Arguments: CTA, warp, tick.
 Knows = Callable[[int, int, int], bool]
 # Something that differs whenever a warp knows more than before; last, whether what it has read from flags without a
@@ -40,14 +41,15 @@ ONE_BY_ONE = 32
 
 
 class Side(NamedTuple):
-    """The CTA and the cluster of a thread on one side of a synchronisation."""
+    """The CTA of a thread on one side of a synchronisation, and by scope the key of the threads that it comprises."""
 
     cta: int
-    cluster: int
+    groups: dict[Scope, Group]
 
-    def group(self, scope: Scope) -> Group:
-        """The key of the threads that a scope of this side comprises."""
-        return scope, {Scope.CTA: self.cta, Scope.CLUSTER: self.cluster, Scope.GPU: 0}[scope]
+    @classmethod
+    def of(cls, cta: int, cluster: int) -> Side:
+        """The side of a CTA of a cluster."""
+        return cls(cta, {Scope.CTA: (Scope.CTA, cta), Scope.CLUSTER: (Scope.CLUSTER, cluster), Scope.GPU: GRID})
 
 
 class Moment(NamedTuple):
@@ -61,21 +63,22 @@ class Moment(NamedTuple):
 
 def up_to(scope: Scope, clock: Clock) -> dict[Scope, Clock]:
     """A clock that is published at a scope is published at all smaller scopes, too."""
-    return {smaller: clock for smaller in SCOPES if smaller <= scope}
+    return dict.fromkeys(SCOPES[:scope], clock)
 
 
 def merged_by_key(a: dict[Key, Clock], b: dict[Key, Clock], merge: Callable[[Clock, Clock], Clock]) -> dict[Key, Clock]:
     """The union of clocks, key by key. Neither is changed, and clocks that several keys share are merged once."""
     if not a or not b:
         return a or b
-    out, done = dict(a), dict[tuple[int, int], Clock]()
+    out = dict(a)
+    # Keys that share a clock follow each other.
+    before: tuple[Clock, Clock, Clock] | None = None
     for key, clock in b.items():
         old = a.get(key)
         if old is not None:
-            pair = id(old), id(clock)
-            if pair not in done:
-                done[pair] = merge(old, clock)
-            clock = done[pair]
+            if before is None or before[0] is not old or before[1] is not clock:
+                before = old, clock, merge(old, clock)
+            clock = before[2]
         out[key] = clock
     return out
 
@@ -172,12 +175,14 @@ class History(Generic[Clock]):
     place have published, which its later writes publish, too. No reader is given a write before ``floor``.
     """
 
-    __slots__ = ("bounds", "floor", "marks", "releases", "writes")
+    __slots__ = ("bounds", "floor", "marks", "newest_mark", "releases", "writes")
 
     def __init__(self, first: Write[Clock]) -> None:
         self.writes = [first]
         self.floor = first.number
         self.marks: dict[tuple[int, int], list[Mark]] = {}
+        # The largest number of a write that has been read.
+        self.newest_mark = 0
         self.releases: dict[tuple[int, int], dict[Group, Clock]] = {}
         # By CTA and warp, for both kinds of knowledge: what it knew, and the oldest write that it might read.
         self.bounds: dict[tuple[tuple[int, int], bool], tuple[Knowledge, int]] = {}
@@ -213,7 +218,8 @@ class History(Generic[Clock]):
                     break
                 if write.moment is not None and (write.moment[:2] == reader or knows(*write.moment[:3])):
                     low = write.number
-            for warp, marks in self.marks.items():
+            # Most marks are of the reader's own bound or older.
+            for warp, marks in self.marks.items() if self.newest_mark > low else ():
                 for mark in reversed(marks):
                     if mark.number <= low:
                         break
@@ -246,6 +252,7 @@ class History(Generic[Clock]):
             marks[-1] = mark
         else:
             marks.append(mark)
+        self.newest_mark = max(self.newest_mark, mark.number)
         if len(marks) > MAX_MARKS:
             # Who knows of the forgotten reading, and of no later one, must not read anything older.
             self.floor = max(self.floor, marks.pop(0).number)
@@ -289,7 +296,7 @@ class Flags(Generic[Clock]):
         fence before it. ``keep``: it is a read-modify-write, which continues the release sequence. ``values``: what the
         place held before and holds now, if that is recorded."""
         # The key is the writer's own CTA, cluster or device, so a reader elsewhere has another key.
-        own = {side.group(reach): clock for reach, clock in clocks.items() if reach <= scope}
+        own = {side.groups[reach]: clock for reach, clock in clocks.items() if reach <= scope}
         history = self.places.get(place)
         old, new = values or (None, None)
         if history is None:
@@ -329,9 +336,8 @@ class Flags(Generic[Clock]):
     def clocks(self, write: Write[Clock], side: Side, scope: Scope) -> dict[Scope, Clock]:
         """The clocks that a strong read of a write's value finds, by scope."""
         published = write.published(self._merge)
-        return {
-            reach: published[side.group(reach)] for reach in SCOPES if reach <= scope and side.group(reach) in published
-        }
+        found = ((reach, published.get(side.groups[reach])) for reach in SCOPES[:scope]) if published else ()
+        return {reach: clock for reach, clock in found if clock is not None}
 
     def take(self, pending: dict[Scope, Clock], scope: Scope) -> list[Clock]:
         """Remove from ``pending`` the clocks that a fence of this scope brings into force, and return them."""

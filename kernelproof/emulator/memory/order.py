@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kernelproof.emulator.memory.chains import BARRIER, Chains, Clock, Known, merged
 from kernelproof.emulator.memory.flags import (
     Fences,
     Flags,
@@ -26,40 +27,6 @@ from kernelproof.emulator.memory.flags import (
 )
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.scopes import SCOPES, Scope
-
-Clock = dict[int, Array]  # CTA -> per thread, the tick before which its accesses are known to have happened
-
-
-def merged(a: Clock, b: Clock) -> Clock:
-    """The union of two clocks. Neither is changed, and clocks and rows are shared where possible."""
-    if not b or a is b:
-        return a
-    if not a:
-        return b
-    if len(a) < len(b):
-        a, b = b, a
-    out = a
-    for cta, row in b.items():
-        own = a.get(cta)
-        if own is row:
-            continue
-        if own is not None:
-            row = _later(own, row)
-            if row is own:
-                continue
-        if out is a:
-            out = dict(a)
-        out[cta] = row
-    return out
-
-
-def _later(a: Array, b: Array) -> Array:
-    """The maximum of two rows: one of them if possible, so that it is known again by identity."""
-    either = np.maximum(a, b)
-    for row in (a, b):
-        if np.array_equal(either, row):
-            return row
-    return either
 
 
 def merged_by_scope(a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope, Clock]:
@@ -111,11 +78,12 @@ class GlobalOrder:
         self.threads = threads
         self.warps = -(-threads // 32)
         self.active = False
+        self.chains = Chains(threads)
         self.views: dict[tuple[int, int], WarpView] = {}
         # CTAs whose warps have all met at a barrier, and since then read no flag and fenced nothing: all know the same.
         self._even: set[int] = set()
-        # By CTA and scope, per thread: the tick before which its accesses are fenced.
-        self.fenced: dict[tuple[int, Scope], Array] = {}
+        # By CTA, per scope and thread: the tick before which its accesses are fenced at that scope.
+        self.fenced: dict[int, Array] = {}
         self.flags: Flags[Clock] = Flags(merged)
         # All fences of kind sc so far.
         self._fences: Fences[Clock] = Fences(0, {})
@@ -160,7 +128,7 @@ class GlobalOrder:
         row = horizon.copy()
         # Accesses of the present tick are part of what is released.
         row[lanes] = tick + 1
-        return merged(self.view(cta, warp).acquired, {cta: row})
+        return merged(self.view(cta, warp).acquired, self.chains.clock(cta, warp, row))
 
     def fence(
         self,
@@ -188,8 +156,10 @@ class GlobalOrder:
         present = self.present(cta, warp, lanes, horizon, tick)
         clocks = up_to(scope, present)
         view.published = merged_by_scope(view.published, clocks)
-        for each in clocks:
-            self.fenced.setdefault((cta, each), np.zeros(self.threads, np.int64))[lanes] = tick + 1
+        fenced = self.fenced.get(cta)
+        if fenced is None:
+            fenced = self.fenced[cta] = np.zeros((len(SCOPES), self.threads), np.int64)
+        fenced[:scope, lanes] = tick + 1
         if sequential:
             self._fences = view.fences = Fences(self._fences.number + 1, merged(self._fences.clock, present))
 
@@ -199,16 +169,17 @@ class GlobalOrder:
         for warp in warps:
             if (cta, warp) in self.views:
                 out = out.joined(self.view(cta, warp))
+        fenced = self.fenced.get(cta)
+        if fenced is None:
+            return out
         clocks: dict[Scope, Clock] = {}
-        row = np.zeros(0, np.int64)
+        before = b""
         for scope in SCOPES:
-            fenced = self.fenced.get((cta, scope))
-            if fenced is not None:
-                if not row.size or (row[threads] != fenced[threads]).any():
-                    row = np.zeros(self.threads, np.int64)
-                    row[threads] = fenced[threads]
-                    clock = {cta: row}
-                clocks[scope] = clock
+            row = np.zeros(self.threads, np.int64)
+            row[threads] = fenced[scope - 1, threads]
+            if row.tobytes() != before:
+                before, clock = row.tobytes(), self.chains.clock(cta, BARRIER, row)
+            clocks[scope] = clock
         out.published = merged_by_scope(out.published, clocks)
         return out
 
@@ -283,43 +254,42 @@ class GlobalOrder:
             return False
         if view.found:
             view = self.view(cta, warp)
-        lanes = slice(32 * other_warp, 32 * other_warp + 32)
-        behind = () if view.fences is None else (view.fences.clock,)
-        pending = view.pending.values() if cumulative else ()
-        for clock in (view.acquired, *pending, *behind):
-            row = clock.get(other)
-            if row is not None and row[lanes].max() > tick:
-                return True
-        return False
+        covers = self.chains.covers
+        if covers(view.acquired, other, other_warp, tick):
+            return True
+        if view.fences is not None and covers(view.fences.clock, other, other_warp, tick):
+            return True
+        return cumulative and any(covers(clock, other, other_warp, tick) for clock in view.pending.values())
 
     def ordered(self, cta: Array, warp: Array, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
         """Per element: does the access by (CTA ``other``, ``thread``) at ``tick`` happen before the present of ``warp``
         of ``cta``? ``strong``: strong accesses also count what the warp has read from flags without a fence
         (cumulativity)."""
+        if len(tick) == 1:
+            clock_of_one = self._clock_of(int(cta[0]), int(warp[0]), strong)
+            of_one = self.chains.known(clock_of_one, int(other[0]))
+            return np.array([bool(of_one) and bool(self.chains.row(of_one)[thread[0]] > tick[0])])
         # Neighbouring elements mostly have the same reader and the same other CTA, so these are looked up once a run.
         # Where all warps of a CTA know the same, its first one stands for all.
         starts = np.flatnonzero(np.diff(cta, prepend=-1))
         apart = np.repeat([each not in self._even for each in cta[starts].tolist()], np.diff(starts, append=len(cta)))
         reader = cta * self.warps + warp * apart
         starts = np.flatnonzero((np.diff(reader, prepend=-1) != 0) | (np.diff(other, prepend=-1) != 0))
-        rows: list[Array] = []
-        number_of: dict[int, int] = {}
+        number_of: dict[Known, int] = {(): -1}
         numbers = []
         clocks: dict[int, Clock] = {}
         for key, source in zip(reader[starts].tolist(), other[starts].tolist(), strict=True):
             clock = clocks.get(key)
             if clock is None:
                 clock = clocks[key] = self._clock_of(key // self.warps, key % self.warps, strong)
-            row = clock.get(source)
-            number = -1 if row is None else number_of.setdefault(id(row), len(rows))
-            if row is not None and number == len(rows):
-                rows.append(row)
-            numbers.append(number)
+            numbers.append(number_of.setdefault(self.chains.known(clock, source), len(number_of) - 1))
         out = np.zeros(len(tick), bool)
-        if rows:
+        if len(number_of) > 1:
             number_at = np.repeat(numbers, np.diff(starts, append=len(tick)))
             known = np.flatnonzero(number_at >= 0)
-            out[known] = np.stack(rows)[number_at[known], thread[known]] > tick[known]
+            del number_of[()]
+            rows = np.stack([self.chains.row(each) for each in number_of])
+            out[known] = rows[number_at[known], thread[known]] > tick[known]
         return out
 
     def _clock_of(self, cta: int, warp: int, strong: bool) -> Clock:

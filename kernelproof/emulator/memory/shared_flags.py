@@ -40,7 +40,7 @@ class SharedFlags:
         return bool(self.fenced or self.flags) or self.loads.weak
 
     def _side(self, row: int) -> Side:
-        return Side(row, row // self.batch.cluster_size)
+        return Side.of(row, row // self.batch.cluster_size)
 
     # --- reads ---
 
@@ -157,18 +157,19 @@ class SharedFlags:
         ``sequential``: it is a fence.sc."""
         if not self.hazards:
             return
-        for row, warp in zip(*np.nonzero(self.clocks.warps_in(self.batch.running(m))), strict=True):
-            key = (int(row), int(warp))
+        warps = self.clocks.warps_in(self.batch.running(m)) if self.flags_are_read else np.zeros((0, 0), bool)
+        for row, warp in np.argwhere(warps).tolist():
+            key = row, warp
             pending = self.learned.get(key, {}) if acquire else {}
             # The part that a restricted fence leaves out stays pending for another fence.
             for clock in self.flags.take(dict(pending) if restricted else pending, scope):
-                self._bring_into_force(*key, self.clocks.in_shared(clock) if restricted else clock)
+                self._bring_into_force(row, warp, self.clocks.in_shared(clock) if restricted else clock)
             if release:
-                present = self.clocks.present(*key)
+                present = self.clocks.present(row, warp)
                 clocks = up_to(scope, self.clocks.in_shared(present) if restricted else present)
                 self.fenced[key] = self.flags.merged(self.fenced.get(key, {}), clocks)
                 if sequential and self.observed:
-                    cluster = key[0] // self.batch.cluster_size
+                    cluster = row // self.batch.cluster_size
                     before = self.before_fences.get(cluster, present)
                     self.before_fences[cluster] = np.maximum(before, present)
         self.launch.tick += 1

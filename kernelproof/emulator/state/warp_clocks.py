@@ -40,7 +40,7 @@ class WarpClocks:
         """Begin the batch at the present tick: earlier accesses belong to other batches."""
         self.base[:] = self.launch.tick
 
-    def horizon(self, row: Array, warp: Array, other: Array) -> Array:
+    def horizon(self, row: Array | int, warp: Array | int, other: Array) -> Array:
         """Per element: the tick before which accesses of warp ``other`` happen before warp ``warp`` of the same CTA."""
         if self.table is None:
             return np.asarray(self.base[row])
@@ -48,13 +48,13 @@ class WarpClocks:
 
     def horizon_of_threads(self, row: int, warp: int) -> Array:
         """The clock of a warp, per thread of its CTA, shape (width,)."""
-        warps = np.arange(self.batch.warps_per_cta)
-        horizon = self.horizon(np.full(len(warps), row), np.full(len(warps), warp), warps)
-        return np.asarray(np.repeat(horizon, 32))
+        if self.table is None:
+            return np.full(self.batch.width, self.base[row])
+        return np.repeat(self.horizon(row, warp, np.arange(self.batch.warps_per_cta)), 32)
 
     def total(self, row: int, warp: int) -> int:
         """A number that differs whenever the clock of a warp does."""
-        return int(self.base[row]) if self.table is None else int(self.table[row, warp].sum())
+        return int(self.base[row]) if self.table is None else int(np.add.reduce(self.table[row, warp]))
 
     def is_before(
         self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: Iterable[Array]

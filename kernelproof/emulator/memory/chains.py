@@ -1,0 +1,119 @@
+"""Vector clocks between CTAs: what their warps have released so far, and how much of it is known.
+
+What a release covers is a row: per thread of its CTA, the tick before which accesses happen before it. Rows that each
+cover the row before are a chain, and a warp's releases mostly are one. So a clock holds a number per chain: how many of
+its rows happen before. Numbers are kept in blocks, which clocks share.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import Array
+
+# Chains per block.
+BLOCK_SHIFT = 8
+PER_BLOCK = 1 << BLOCK_SHIFT
+# In place of a warp: a barrier of the CTA.
+BARRIER = -1
+# Number of a block -> per chain of the block, how many of its rows are known. Neither changes in place.
+Clock = dict[int, Array]
+# Chains, each with the number of its rows that are known.
+Known = tuple[tuple[int, int], ...]
+
+
+def merged(a: Clock, b: Clock) -> Clock:
+    """The union of two clocks. Clocks and blocks are shared where possible."""
+    if not b or a is b:
+        return a
+    if not a:
+        return b
+    if len(a) < len(b):
+        a, b = b, a
+    out = a
+    for block, numbers in b.items():
+        own = a.get(block)
+        if own is numbers:
+            continue
+        if own is not None:
+            numbers = _later(own, numbers)
+            if numbers is own:
+                continue
+            if numbers is b[block] and len(a) == 1:
+                return b
+        if out is a:
+            out = dict(a)
+        out[block] = numbers
+    return out
+
+
+def _later(a: Array, b: Array) -> Array:
+    """The maximum of two blocks: one of them if possible, so that it is known again by identity."""
+    either = np.maximum(a, b)
+    content = either.tobytes()
+    if content == a.tobytes():
+        return a
+    return b if content == b.tobytes() else either
+
+
+class Chains:
+    """The rows of all releases of a launch. ``threads``: threads of a row, a multiple of 32."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        # Per chain: its rows, and by number of those that were asked for, the largest tick of every warp.
+        self._rows: list[list[Array]] = []
+        self._of_warps: list[dict[int, list[int]]] = []
+        # By CTA: its chains. By CTA and warp: those that continue with releases by that warp.
+        self._of_cta: dict[int, list[int]] = {}
+        self._of_warp: dict[tuple[int, int], list[int]] = {}
+
+    def clock(self, cta: int, warp: int, row: Array) -> Clock:
+        """The clock of what a row covers that a warp of a CTA releases, or BARRIER."""
+        chain = self._chain(cta, warp, row)
+        rows = self._rows[chain]
+        # The row is there already where a warp has done nothing in between.
+        if not rows or rows[-1].tobytes() != row.tobytes():
+            rows.append(row)
+        numbers = np.zeros(PER_BLOCK, np.int32)
+        numbers[chain & (PER_BLOCK - 1)] = len(rows)
+        return {chain >> BLOCK_SHIFT: numbers}
+
+    def _chain(self, cta: int, warp: int, row: Array) -> int:
+        """The chain that a row continues or begins."""
+        own = self._of_warp.setdefault((cta, warp), [])
+        for chain in reversed(own):
+            if (self._rows[chain][-1] <= row).all():
+                return chain
+        chain = len(self._rows)
+        self._rows.append([])
+        self._of_warps.append({})
+        self._of_cta.setdefault(cta, []).append(chain)
+        own.append(chain)
+        return chain
+
+    def known(self, clock: Clock, cta: int) -> Known:
+        """The chains of a CTA of which a clock covers something, with the number of rows that it covers."""
+        out: Known = ()
+        for chain in self._of_cta.get(cta, ()):
+            block = clock.get(chain >> BLOCK_SHIFT)
+            number = 0 if block is None else int(block[chain & (PER_BLOCK - 1)])
+            if number:
+                out += ((chain, number),)
+        return out
+
+    def row(self, known: Known) -> Array:
+        """Per thread of a CTA: the tick before which its accesses are covered by these rows (see ``known``)."""
+        rows = [self._rows[chain][number - 1] for chain, number in known]
+        return rows[0] if len(rows) == 1 else np.asarray(np.maximum.reduce(rows))
+
+    def covers(self, clock: Clock, cta: int, warp: int, tick: int) -> bool:
+        """Does a clock cover what any thread of a warp did at a tick?"""
+        for chain, number in self.known(clock, cta):
+            of_warps = self._of_warps[chain].get(number)
+            if of_warps is None:
+                of_warps = self._rows[chain][number - 1].reshape(-1, 32).max(axis=1).tolist()
+                self._of_warps[chain][number] = of_warps
+            if of_warps[warp] > tick:
+                return True
+        return False
