@@ -101,8 +101,9 @@ class Program:
         """Run one kernel with explicit grid, block, arguments and dynamic shared memory (bytes).
 
         ``kernel``: its name in the PTX, or its plain name if only one kernel has it (``vectorAdd``). ``memory``: where
-        buffers live, a fresh one if None. ``cluster``: CTAs per cluster. ``overlapping``: launched with programmatic
-        stream serialization. ``cooperative``: all CTAs are resident at a time, so they may wait for each other.
+        buffers live; None: that of the buffers among ``args``, or a fresh one. ``cluster``: CTAs per cluster.
+        ``overlapping``: launched with programmatic stream serialization. ``cooperative``: all CTAs are resident at a
+        time, so they may wait for each other.
 
         ``args``: one per parameter: a Buffer or int (pointers, integers), a float, a NumPy scalar, bytes (structs), or
         a CPU tensor of PyTorch. A tensor is a pointer to its elements, and has what the kernel wrote afterwards.
@@ -110,7 +111,7 @@ class Program:
         output buffers that were never written are findings, if all CTAs ran. Raises LaunchRefused if the CUDA runtime
         would refuse the launch, EmulatorError for what the emulator does not support.
         """
-        tensors = Tensors(memory or Memory())
+        tensors = Tensors(_memory_of(args, memory))
         launch = self.prepare(
             kernel, grid, block, args, tensors, device, options or Options(), shared_bytes=shared_bytes, ctas=ctas,
             cluster=cluster, overlapping=overlapping, cooperative=cooperative,
@@ -171,6 +172,19 @@ class Program:
 
 # The tensors of the sessions that are open, the innermost last.
 session_tensors: list[Tensors] = []
+
+
+def _memory_of(args: Sequence[KernelArgument], memory: Memory | None) -> Memory:
+    """The one memory of a launch: ``memory``, or that of the buffers among the arguments, or a fresh one. Raises
+    EmulatorError if there are several."""
+    found = [] if memory is None else [memory]
+    for arg in args:
+        if isinstance(arg, Buffer) and not any(arg.memory is other for other in found):
+            found.append(arg.memory)
+    if len(found) > 1:
+        which = "than the one that is passed as `memory`" if memory is not None else "than others"
+        raise EmulatorError(f"a buffer among the arguments is in another memory {which}: upload all to one Memory")
+    return found[0] if found else Memory()
 
 
 def _pointer(tensors: Tensors, tensor: Tensor) -> ctypes.c_void_p:

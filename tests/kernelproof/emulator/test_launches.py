@@ -101,3 +101,13 @@ def test_unknown_instruction_names_line_and_opcode() -> None:
 def test_text_that_is_no_ptx_names_the_line() -> None:
     with pytest.raises(emulator.PtxError, match="line 2"):
         emulator.load(".version 8.0\nint main() {}\n")
+
+
+def test_buffers_bring_their_memory() -> None:
+    buffers = [Memory().upload(np.zeros(1, np.int32)) for _ in range(2)]
+    memory = buffers[0].memory
+    buffers.append(memory.upload(np.zeros(128, np.int32), "output"))
+    assert program(DEVICE).launch("waits_for_a_while", 2, 64, [buffers[0], buffers[2]]).reports == []
+    for wrong, other in (([buffers[0], buffers[1]], None), ([buffers[0], buffers[2]], Memory())):
+        with pytest.raises(emulator.EmulatorError):
+            program(DEVICE).launch("waits_for_a_while", 2, 64, wrong, memory=other)
