@@ -16,6 +16,9 @@ class EmulatorError(Exception):
     """The emulator cannot go on, because of an unknown instruction, a missing kernel or a wrong argument."""
 
 
+# The message of the finding that counts those of a kind beyond ``Reports.LIMIT``.
+REST = "more of this kind, by other instructions"
+
 # Findings of a process in the order in which they were made.
 _serials = numbers()
 
@@ -96,10 +99,10 @@ class Report:
         return self.kind, self.severity, self.kernel, self.access.where, other, buffer, alone
 
     @property
-    def order(self) -> tuple[int, str, int, int]:
-        """By severity, then by the user's line, then by PTX line."""
+    def order(self) -> tuple[int, bool, str, int, int]:
+        """By severity, then by the user's line, then by PTX line; what only counts others comes last."""
         home = self.access.site.home or Frame("", 0)
-        return SEVERITIES.index(self.severity), home.file, home.line, self.line
+        return SEVERITIES.index(self.severity), self.message.startswith(REST), home.file, home.line, self.line
 
     def __str__(self) -> str:
         where = f": {self.place}" if self.place is not None else ""
@@ -140,7 +143,7 @@ Key = tuple[str, int | None, int | None, str | None]
 class Reports:
     """Findings of a launch, one per (kind, instruction, instruction of the other side)."""
 
-    # Most reports of a kind, so that a frequent kind leaves room for the others.
+    # Most reports of a kind, so that a frequent kind leaves room for the others. One more counts the rest.
     LIMIT = 200
 
     def __init__(self, kernel: str, sites: Sequence[Site]) -> None:
@@ -168,9 +171,12 @@ class Reports:
     ) -> None:
         """Record a finding at an instruction, given by its number or, of machine code, as it is. ``doubtful``: it
         becomes benign if the value turns out not to matter. ``other``: the other side of a race."""
-        # A doubt holds only while every occurrence of the finding is doubtful.
         number = site.line if isinstance(site, Site) else site
         key = (kind, number, None if other is None else other.site.line, None if site is not None else message)
+        if key not in self.by_key and self.kinds[kind] >= self.LIMIT:
+            site, message, cta, threads, address, other = None, REST, None, (), None, None
+            key = (kind, None, None, message)
+        # A doubt holds only while every occurrence of the finding is doubtful.
         doubts = self.races if kind in RACES else self.unspecified if kind in UNSPECIFIED else self.doubtful
         if not doubtful:
             doubts.discard(key)
@@ -179,8 +185,6 @@ class Reports:
         old = self.by_key.get(key)
         if old is not None:
             old.count += count
-            return
-        if self.kinds[kind] == self.LIMIT:
             return
         self.kinds[kind] += 1
         at = site if isinstance(site, Site) else NOWHERE if site is None else self.sites[site]
@@ -211,6 +215,9 @@ class Reports:
             if report.kind in kinds and self.kinds[report.kind] < self.LIMIT:
                 self.kinds[report.kind] += 1
                 self.by_key[key] = report
+            elif report.kind in kinds:
+                self.add(report.kind, REST, count=report.count)
+                self.by_key[report.kind, None, None, REST].severity = report.severity
 
     def errors(self) -> set[Key]:
         """The errors."""

@@ -76,7 +76,8 @@ def test_errors_come_first_and_are_not_hidden() -> None:
     reports.add("shared-race", "text", Reports.LIMIT + 60)
     out = reports.list()
     assert [r.kind for r in out[:2]] == ["shared-race", "phase-at-exit"]
-    assert len(out) == Reports.LIMIT + 1
+    assert len(out) == Reports.LIMIT + 2
+    assert [r.count for r in out[-2:]] == [1, 50]
 
 
 def test_an_error_that_is_everywhere_hides_no_other() -> None:
@@ -85,9 +86,25 @@ def test_an_error_that_is_everywhere_hides_no_other() -> None:
         reports.add("tensor-memory-race", "text", site)
     reports.add("tensor-memory-registers", "text", Reports.LIMIT + 60)
     assert Counter(r.kind for r in reports.list()) == {
-        "tensor-memory-race": Reports.LIMIT,
+        "tensor-memory-race": Reports.LIMIT + 1,
         "tensor-memory-registers": 1,
     }
+
+
+@pytest.mark.parametrize("all_doubtful", [True, False])
+def test_findings_beyond_the_limit_are_counted(all_doubtful: bool) -> None:
+    sites = [Site(i + 1, f"ld.shared {i}") for i in range(3 * Reports.LIMIT)]
+    reports, others = Reports("k", sites), Reports("k", sites)
+    for site in range(Reports.LIMIT + 7):
+        reports.add("shared-race", "text", site, doubtful=all_doubtful or site < Reports.LIMIT + 3)
+    assert sum(r.count for r in reports.list()) == Reports.LIMIT + 7
+    reports.acquit(reports.races)
+    assert bool(reports.errors()) != all_doubtful
+    for site in range(2 * Reports.LIMIT, 2 * Reports.LIMIT + 9):
+        others.add("shared-race", "text", site)
+    reports.adopt(others, {"shared-race"})
+    assert reports.errors()
+    assert sum(r.count for r in reports.list()) == Reports.LIMIT + 16
 
 
 def test_findings_as_json() -> None:
