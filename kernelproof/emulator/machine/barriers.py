@@ -310,11 +310,9 @@ class Barriers:
             self.votes.count(alive)
         if self.launch.counters is not None:
             self._count(int(self._rows_of(alive).sum()))
-        if self.order.active:
-            warps = range(self.batch.warps_per_cta)
-            threads = np.arange(self.batch.threads)
-            for cta in self.batch.ctas:
-                self.order.barrier(int(cta), warps, warps, threads)
+        warps, threads = range(self.batch.warps_per_cta), np.arange(self.batch.threads)
+        for cta in self.order.uneven(self.batch.ctas):
+            self.order.barrier(cta, warps, warps, threads)
 
     def _sync_some(self, number: int, participants: Array, rows: Array) -> None:
         """A barrier is complete in some rows (bool per row), for the lanes of ``participants``. Those that sleep there
@@ -329,12 +327,13 @@ class Barriers:
         present = waits | (participants & ~batch.alive)
         for row in np.flatnonzero(rows).tolist():
             lanes = slice(row * batch.width, (row + 1) * batch.width)
-            threads = np.flatnonzero(present[lanes])
+            threads = present[lanes].nonzero()[0]
             released = self.released.pop((number, row), None)
-            waiting = np.unique(np.flatnonzero(waits[lanes]) >> 5)
+            waiting = np.flatnonzero(waits[lanes].reshape(-1, 32).any(axis=1))
             if not waiting.size:
                 continue
-            warps, whole = np.unique(threads >> 5), len(threads) == batch.threads
+            warps = np.flatnonzero(present[lanes].reshape(-1, 32).any(axis=1))
+            whole = len(threads) == batch.threads
             self.clocks.meet(row, warps, waiting, whole, released.clock if released else None)
             self.order.barrier(
                 int(batch.ctas[row]), warps.tolist(), waiting.tolist(), threads, released.view if released else None

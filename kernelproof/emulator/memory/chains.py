@@ -14,6 +14,8 @@ from kernelproof.emulator.state.arrays import Array
 # Chains per block.
 BLOCK_SHIFT = 8
 PER_BLOCK = 1 << BLOCK_SHIFT
+# Rows of several chains that are kept at most.
+MAX_JOINED = 1024
 # In place of a warp: a barrier of the CTA.
 BARRIER = -1
 # Number of a block -> per chain of the block, how many of its rows are known. Neither changes in place.
@@ -67,6 +69,8 @@ class Chains:
         # By CTA: its chains. By CTA and warp: those that continue with releases by that warp.
         self._of_cta: dict[int, list[int]] = {}
         self._of_warp: dict[tuple[int, int], list[int]] = {}
+        # Rows that several chains of a CTA give together; neighbouring accesses ask for the same ones.
+        self._joined: dict[Known, Array] = {}
 
     def clock(self, cta: int, warp: int, row: Array) -> Clock:
         """The clock of what a row covers that a warp of a CTA releases, or BARRIER."""
@@ -104,8 +108,16 @@ class Chains:
 
     def row(self, known: Known) -> Array:
         """Per thread of a CTA: the tick before which its accesses are covered by these rows (see ``known``)."""
-        rows = [self._rows[chain][number - 1] for chain, number in known]
-        return rows[0] if len(rows) == 1 else np.asarray(np.maximum.reduce(rows))
+        if len(known) == 1:
+            ((chain, number),) = known
+            return self._rows[chain][number - 1]
+        row = self._joined.get(known)
+        if row is None:
+            if len(self._joined) >= MAX_JOINED:
+                self._joined.clear()
+            row = np.maximum.reduce([self._rows[chain][number - 1] for chain, number in known])
+            self._joined[known] = row
+        return row
 
     def covers(self, clock: Clock, cta: int, warp: int, tick: int) -> bool:
         """Does a clock cover what any thread of a warp did at a tick?"""

@@ -91,8 +91,8 @@ class DeviceHazards:
         self._row_of_cta: dict[int, int] = {}
         # The tags that all lanes leave at one moment (tick and scope), kept because consecutive accesses share it.
         self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
-        # By kind of order: the last access of which a granule was found to be ordered, and the granule's tags.
-        self._last_ordered: dict[str, tuple[GlobalAccess, Array]] = {}
+        # By kind of order: the last access of which granules were found to be ordered, and the tags of such granules.
+        self._last_ordered: dict[str, tuple[GlobalAccess, list[Array]]] = {}
 
     def before_read(self, access: GlobalAccess) -> None:
         """Check and tag a read. A strong read does not race with strong writes that its scope reaches."""
@@ -257,15 +257,17 @@ class DeviceHazards:
         if not bad.any():
             return reported
         # The granules of a wide access mostly have the same tags, and so the same answer.
-        before, tags_before = self._last_ordered.get(hazard, (None, tags))
-        if access is before and not access.strong and np.array_equal(tags, tags_before):
+        before, ordered = self._last_ordered.get(hazard, (None, []))
+        if access is before and not access.strong and any(np.array_equal(tags, each) for each in ordered):
             return reported
         compared = 0 if access.strong & CHECKED else access.strong
         everyone = self.batch.everyone if lanes is None else lanes
         bad &= self._unordered(everyone, tags, compared, hazard == "write after read", origin)
         if not bad.any():
-            if access.width > self.state.granule and reported is None:
-                self._last_ordered[hazard] = access, tags.copy()
+            # A wide access asks for each of its granules, and a write for the last reads of three kinds.
+            again = access.width > self.state.granule or hazard == "write after read"
+            if again and not access.strong and reported is None:
+                self._last_ordered[hazard] = access, [*(ordered if access is before else ()), tags.copy()]
             return reported
         if differs is not None:
             bad &= differs()

@@ -25,7 +25,7 @@ from kernelproof.emulator.memory.flags import (
     merged_by_key,
     up_to,
 )
-from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.arrays import Array, runs_of
 from kernelproof.emulator.state.scopes import SCOPES, Scope
 
 
@@ -183,6 +183,10 @@ class GlobalOrder:
         out.published = merged_by_scope(out.published, clocks)
         return out
 
+    def uneven(self, ctas: Array) -> list[int]:
+        """Those of some CTAs whose warps may know different things, or may not have met since they learned them."""
+        return [cta for cta in ctas.tolist() if cta not in self._even] if self.active else []
+
     def barrier(
         self, cta: int, warps: Iterable[int], waiting: Sequence[int], threads: Array, released: WarpView | None = None
     ) -> None:
@@ -271,10 +275,10 @@ class GlobalOrder:
             return np.array([bool(of_one) and bool(self.chains.row(of_one)[thread[0]] > tick[0])])
         # Neighbouring elements mostly have the same reader and the same other CTA, so these are looked up once a run.
         # Where all warps of a CTA know the same, its first one stands for all.
-        starts = np.flatnonzero(np.diff(cta, prepend=-1))
-        apart = np.repeat([each not in self._even for each in cta[starts].tolist()], np.diff(starts, append=len(cta)))
+        starts, lengths = runs_of(cta)
+        apart = np.repeat([each not in self._even for each in cta[starts].tolist()], lengths)
         reader = cta * self.warps + warp * apart
-        starts = np.flatnonzero((np.diff(reader, prepend=-1) != 0) | (np.diff(other, prepend=-1) != 0))
+        starts, lengths = runs_of(reader, other)
         number_of: dict[Known, int] = {(): -1}
         numbers = []
         clocks: dict[int, Clock] = {}
@@ -285,7 +289,7 @@ class GlobalOrder:
             numbers.append(number_of.setdefault(self.chains.known(clock, source), len(number_of) - 1))
         out = np.zeros(len(tick), bool)
         if len(number_of) > 1:
-            number_at = np.repeat(numbers, np.diff(starts, append=len(tick)))
+            number_at = np.repeat(numbers, lengths)
             known = np.flatnonzero(number_at >= 0)
             del number_of[()]
             rows = np.stack([self.chains.row(each) for each in number_of])

@@ -54,6 +54,19 @@ def sparse_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
     return np.frombuffer(pages, dtype).reshape(shape)
 
 
+def runs_of(*keys: Array) -> tuple[Array, Array]:
+    """Where runs of neighbours begin whose keys are all equal, and how long they are."""
+    begins = np.ones(len(keys[0]), bool)
+    begins[1:] = keys[0][1:] != keys[0][:-1]
+    for key in keys[1:]:
+        begins[1:] |= key[1:] != key[:-1]
+    starts = begins.nonzero()[0]
+    lengths = np.empty_like(starts)
+    lengths[:-1] = starts[1:] - starts[:-1]
+    lengths[-1:] = len(begins) - starts[-1:]
+    return starts, lengths
+
+
 def distinct(values: Array) -> Array:
     """The distinct values of an ascending array."""
     if len(values) < 2:
