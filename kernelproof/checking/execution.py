@@ -192,8 +192,7 @@ class CheckHooks(SessionHooks):
         """Report what the emulator has found since the last call."""
         for report in sorted(reports, key=precedence):
             if report.kind == CANNOT:
-                kernel = report.kernel
-                reason = report.message.replace(kernel, names.plain(kernel)) if kernel else report.message
+                reason = _reason(report)
                 self.reporter.send(Message("refused", report.kernel, reason))
                 self.reporter.write(f"not checked: {reason}\n")
             else:
@@ -214,9 +213,9 @@ class CheckHooks(SessionHooks):
         if self.incomplete:
             self.dependences.excuse(launch, result.reports)
         # A partial launch leaves memory unwritten, and a launch that prints has an effect besides memory.
-        given_up = any(report.kind == CANNOT for report in result.reports)
+        given_up = [_reason(report) for report in result.reports if report.kind == CANNOT]
         if given_up or (self.sample and prod(launch.geometry.grid) > self.sample):
-            self._assume_written()
+            self._assume_written(given_up[0] if given_up else "not all CTAs ran")
         if result.output:
             self.reporter.write(result.output)
         if result.output or result.failed_asserts:
@@ -224,14 +223,21 @@ class CheckHooks(SessionHooks):
         self.reporter.send(Message("launch", launch.kernel, run=run_of(result, time.perf_counter() - start)))
         return result
 
-    def _assume_written(self) -> None:
-        """Treat all memory as initialised from now on, since CTAs that did not run might have written anywhere."""
+    def _assume_written(self, why: str) -> None:
+        """Treat all memory as initialised from now on, since CTAs that did not run might have written anywhere.
+        ``why`` they did not run."""
         if not self.incomplete:
             self.incomplete = True
-            text = "not all CTAs ran to their end: what may follow from values that later launches lack is benign"
+            text = f"{why}: what may follow from values that later launches lack is benign"
             self.reporter.send(Message("note", text=text))
         for buffer in self.memory.buffers:
             buffer.written = None
+
+
+def _reason(report: Report) -> str:
+    """Why a launch could not be checked, with the kernel's plain name."""
+    kernel = report.kernel
+    return report.message.replace(kernel, names.plain(kernel)) if kernel else report.message
 
 
 def serve(pipe: Connection, plan: Plan, box: Sandbox | None) -> None:

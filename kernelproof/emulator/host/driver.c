@@ -9,7 +9,7 @@ static int driver_call(const char *name, int64_t *args) { return answered(name, 
     return driver_call(name, words);       \
   } while (0)
 /* Functions whose stream may be the thread's own have a second name. */
-#define WITH_STREAM(name, params, args) EXPORT int name params; EXPORT int name##_ptsz params { return name args; } EXPORT int name params
+#define WITH_STREAM(name, params, args) EXPORT int name params; EXPORT int name##_ptsz params { PER_THREAD(name args); } EXPORT int name params
 typedef struct { unsigned gx, gy, gz, bx, by, bz, shared; void *stream; void *attrs; unsigned count; } driver_config_t;
 static char g_context;
 
@@ -144,9 +144,9 @@ static int driver_copy(address_t d, address_t s, size_t n, int kind, void *strea
 static int driver_fill(address_t d, unsigned value, size_t n, int size, void *stream, int async) { DRIVER("memset", W(d), value, W(n), size, W(stream), async); }
 #define COPY(name, to, from, kind)                                                                                       \
   EXPORT int name##_v2(to d, from s, size_t n) { return driver_copy((address_t)d, (address_t)s, n, kind, 0, 0); }          \
-  EXPORT int name##_v2_ptds(to d, from s, size_t n) { return driver_copy((address_t)d, (address_t)s, n, kind, 0, 0); }     \
+  EXPORT int name##_v2_ptds(to d, from s, size_t n) { PER_THREAD(name##_v2(d, s, n)); }                                       \
   EXPORT int name##Async_v2(to d, from s, size_t n, void *stream) { return driver_copy((address_t)d, (address_t)s, n, kind, stream, 1); } \
-  EXPORT int name##Async_v2_ptsz(to d, from s, size_t n, void *stream) { return driver_copy((address_t)d, (address_t)s, n, kind, stream, 1); }
+  EXPORT int name##Async_v2_ptsz(to d, from s, size_t n, void *stream) { PER_THREAD(name##Async_v2(d, s, n, stream)); }
 COPY(cuMemcpyHtoD, address_t, const void *, 1)
 COPY(cuMemcpyDtoH, void *, address_t, 2)
 COPY(cuMemcpyDtoD, address_t, address_t, 3)

@@ -100,7 +100,7 @@ class KernelCalls:
         launch = KernelLaunch(
             kernel.program.module,
             kernel.name,
-            Geometry(grid, block, a[7], *attributes),
+            Geometry(grid, block, a[7], *attributes, concurrent=self.streams.several),
             parameters,
             state.memory,
             state.device,

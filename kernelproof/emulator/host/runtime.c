@@ -26,8 +26,12 @@ static int g_function_count, g_variable_count, g_managed_count, g_image_count;
 static image_t *g_images;
 static __thread struct { dim3_t grid, block; size_t shared; void *stream; } g_config[16];
 static __thread int g_depth;
+/* Is this thread in a function of which stream 0 is the thread's own default stream (nvcc --default-stream per-thread)? */
+static __thread int g_per_thread;
+#define PER_THREAD(call) do { ++g_per_thread; int rc_ = (call); --g_per_thread; return rc_; } while (0)
 
 EXPORT void emulator_install(callback_t callback) { g_callback = callback; }
+EXPORT int emulator_per_thread(void) { return g_per_thread; }
 EXPORT void emulator_owner(int owner) { g_owner = owner; }
 
 static const entry_t *find(const entry_t *table, int count, const void *host) {
@@ -157,9 +161,9 @@ static int launch(const void *kernel, dim3_t grid, dim3_t block, void **args, si
 EXPORT int cudaLaunchKernel(const void *f, dim3_t grid, dim3_t block, void **args, size_t shared, void *stream) {
   return launch(f, grid, block, args, shared, stream, 0, 0);
 }
-EXPORT int cudaLaunchKernel_ptsz(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { return launch(f, g, b, a, s, st, 0, 0); }
+EXPORT int cudaLaunchKernel_ptsz(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { PER_THREAD(launch(f, g, b, a, s, st, 0, 0)); }
 EXPORT int __cudaLaunchKernel(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { return launch(f, g, b, a, s, st, 0, 0); }
-EXPORT int __cudaLaunchKernel_ptsz(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { return launch(f, g, b, a, s, st, 0, 0); }
+EXPORT int __cudaLaunchKernel_ptsz(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { PER_THREAD(launch(f, g, b, a, s, st, 0, 0)); }
 EXPORT int cudaLaunchCooperativeKernel(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) {
   /* A cudaLaunchAttribute: cudaLaunchAttributeCooperative, 1. */
   unsigned attribute[18] = {2, 0, 1};
@@ -168,7 +172,7 @@ EXPORT int cudaLaunchCooperativeKernel(const void *f, dim3_t g, dim3_t b, void *
 EXPORT int cudaLaunchKernelExC(const config_t *c, const void *f, void **args) {
   return launch(f, c->grid, c->block, args, c->shared, c->stream, c->attrs, c->count);
 }
-EXPORT int cudaLaunchKernelExC_ptsz(const config_t *c, const void *f, void **args) { return cudaLaunchKernelExC(c, f, args); }
+EXPORT int cudaLaunchKernelExC_ptsz(const config_t *c, const void *f, void **args) { PER_THREAD(cudaLaunchKernelExC(c, f, args)); }
 
 /* --- errors --- */
 EXPORT int cudaGetLastError(void) { int e = g_last_error; g_last_error = 0; return e; }
@@ -236,8 +240,8 @@ EXPORT int cudaLibraryGetKernel(void **kernel, void *library, const char *name) 
 
 /* --- memory --- */
 /* Copies and fills end with their stream, and whether the call may return before it is done. */
-#define BOTH(name, params, args) EXPORT int name params; EXPORT int name##_ptds params { return name args; } EXPORT int name params
-#define BOTH_ASYNC(name, params, args) EXPORT int name params; EXPORT int name##_ptsz params { return name args; } EXPORT int name params
+#define BOTH(name, params, args) EXPORT int name params; EXPORT int name##_ptds params { PER_THREAD(name args); } EXPORT int name params
+#define BOTH_ASYNC(name, params, args) EXPORT int name params; EXPORT int name##_ptsz params { PER_THREAD(name args); } EXPORT int name params
 EXPORT int cudaMalloc(void **p, size_t n) { CALL("malloc", W(p), W(n)); }
 EXPORT int cudaMallocManaged(void **p, size_t n, unsigned flags) { (void)flags; CALL("malloc_host", W(p), W(n), 1); }
 EXPORT int cudaMallocPitch(void **p, size_t *pitch, size_t width, size_t height) {

@@ -10,6 +10,7 @@ host code from what work in flight uses.
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from kernelproof.emulator.host.graph_memory import GraphMemory
 from kernelproof.emulator.host.graphs import Graph, Graphs, Work
 from kernelproof.emulator.host.host_order import HostOrder
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
-from kernelproof.emulator.host.standin import Words
+from kernelproof.emulator.host.standin import Words, standin
 from kernelproof.emulator.host.work import Access, Clock, conflict, join
 from kernelproof.emulator.memory.arena import Buffer
 from kernelproof.emulator.memory.device_state import Touched
@@ -30,6 +31,7 @@ from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import Report
 
 HOST, DEFAULT = -1, 0
+PER_THREAD = 2  # cudaStreamPerThread: the default stream of the thread that calls
 NON_BLOCKING = 1
 FIRST_HANDLE = 0x10000
 LONGEST_HISTORY = 32  # pieces of work that are remembered per buffer
@@ -55,6 +57,7 @@ class Streams:
         self.created: set[int] = set()
         self.blocking: set[int] = set()
         self.branches: set[int] = set()  # clocks of captured streams
+        self.of_threads: dict[int, int] = {}  # threads of host code -> their own default streams
         self.events: dict[int, _Event] = {}
         self.last_handle = FIRST_HANDLE
         self.graphs = Graphs(self._handle, self._play, GraphMemory(state.memory, self.touch_whole, self.forget))
@@ -138,6 +141,13 @@ class Streams:
 
     def _number(self, stream: int) -> int:
         """The number of a stream with a clock: the default stream for handles that are no stream of this session."""
+        if stream == PER_THREAD or (stream == DEFAULT and standin().emulator_per_thread()):
+            thread = threading.get_ident()
+            if thread not in self.of_threads:
+                self.last_handle += 16
+                self.of_threads[thread] = self.last_handle
+                self.add(self.last_handle, blocking=True)
+            return self.of_threads[thread]
         return stream if stream in self.clocks else DEFAULT
 
     def _issue(self, stream: int) -> Clock:
@@ -172,6 +182,8 @@ class Streams:
     def _spelled(self, stream: int) -> str:
         if stream == DEFAULT:
             return "the default stream"
+        if stream in self.of_threads.values():
+            return "the default stream of a thread"
         kind = "stream" if stream in self.created else "branch" if stream in self.branches else "graph node"
         return f"{kind} {(stream - FIRST_HANDLE) // 16}"
 

@@ -169,7 +169,8 @@ class Execution:
         return (self.launch.printed_characters,), dict(batches)
 
     def _report_stuck(self) -> None:
-        """Report that no batch can go on: a deadlock, unless lanes wait for the host or for CTAs that were left out."""
+        """Report that no batch can go on: a deadlock, unless lanes wait for the host, for CTAs that were left out, or
+        perhaps for work on another stream."""
         launch, batches = self.launch, [running.batch for running in self.running]
         absent = launch.geometry.ctas - sum(launch.batches) - launch.queue.cancelled
         text = ""
@@ -177,6 +178,8 @@ class Execution:
             text = "waits for memory that the host writes, which goes on only when the kernel has ended"
         elif absent:
             text = f"waits for some of the {absent} CTAs that are left out of {launch.geometry.ctas}"
+        elif launch.geometry.concurrent and any(batch.scheduler.polls_global for batch in batches):
+            text = "waits for memory that work on another stream may write, which is done here before or after it"
         if text:
             launch.reports.add("launch-error", f"{launch.kernel.name} {text}")
             return

@@ -335,6 +335,12 @@ class Scheduler:
         for alike in rows_at.values():
             self._report_stuck_row(alike[0], len(alike))
 
+    @property
+    def polls_global(self) -> bool:
+        """Do lanes go round a loop that global memory ends?"""
+        polls = self.kernel.polls.items()
+        return any(head in self.deferred and ".shared" not in self.kernel.sites[site].text for site, head in polls)
+
     def _report_stuck_row(self, row: int, count: int) -> None:
         """Report where the threads of a CTA, one of ``count``, wait for ever."""
         batch, kernel = self.batch, self.kernel

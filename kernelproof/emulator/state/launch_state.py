@@ -108,7 +108,8 @@ class KernelFacts:
 @dataclass(frozen=True)
 class Geometry:
     """The shape of a launch: grid, block and cluster (x, y, z), bytes of dynamic shared memory, whether it may overlap
-    the launch before it (programmatic stream serialization), and whether all its CTAs must be resident at a time."""
+    the launch before it (programmatic stream serialization), whether all its CTAs must be resident at a time, and
+    whether work on other streams may come while it runs."""
 
     grid: Dim3
     block: Dim3
@@ -116,6 +117,7 @@ class Geometry:
     cluster: Dim3 = (1, 1, 1)
     overlapping: bool = False
     cooperative: bool = False
+    concurrent: bool = False
 
     @property
     def threads(self) -> int:

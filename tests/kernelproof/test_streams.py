@@ -1,0 +1,54 @@
+"""Proves how default streams of threads are ordered, and what is said of kernels that wait for what does not come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernelproof.checking import compilation, plan, supervision
+from kernelproof.checking.result import Result
+from kernelproof.ground import toolchain
+
+SOURCE = Path(__file__).parent / "checked" / "threads.cu"
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    return compilation.library([SOURCE], ["--default-stream", "per-thread"], "sm_80", toolchain.discover())
+
+
+def run(library: Path, case: str) -> Result:
+    return supervision.run(plan.Plan("sm_80", library, main=("threads", case), quiet=True), "threads.cu", 120, 4)
+
+
+@pytest.mark.parametrize(
+    ("case", "kinds"),
+    [
+        ("threads", {"stream-race"}),
+        ("one thread", set()),
+        ("a blocking stream", {"stream-race"}),
+        ("legacy", set()),
+        ("copied", set()),
+    ],
+)
+def test_default_streams_of_threads(library: Path, case: str, kinds: set[str]) -> None:
+    result = run(library, case)
+    assert {finding.kind for finding in result.findings.values()} == kinds
+    assert (result.code, result.refusals) == (1 if kinds else 0, {})
+
+
+def test_a_kernel_that_waits_for_another_stream_is_not_checked(library: Path) -> None:
+    result = run(library, "waits")
+    ((kernel, _),) = result.refusals
+    assert "waits" in kernel
+    assert (result.code, dict(result.findings)) == (2, {})
+
+
+def test_the_note_names_the_missing_co_residency(library: Path) -> None:
+    result = run(library, "gathers")
+    ((kernel, _),) = result.refusals
+    assert "gather" in kernel
+    assert (result.code, dict(result.findings)) == (2, {})
+    (note,) = result.notes
+    assert "co-residency" in note
