@@ -82,8 +82,10 @@ class StrongLoads:
         refused = accepts is not None and write.value is not None and not accepts(write.value)
         if refused and write is not history.last:
             write = history.last
-        if write is not history.last:
-            # There is a newer value to come: memory is as good as changed for whoever polls.
+        newest = history.last.value
+        if write.value is not None and newest is not None and write.value.tobytes() != newest.tobytes():
+            # There is another value to come: memory is as good as changed for whoever polls. Failed swaps leave the
+            # same value again and again, and are no change.
             self.launch.version += 1
         return write, Mark(self.launch.tick, write.number, head, turn)
 
