@@ -16,6 +16,7 @@ from typing import NamedTuple
 from kernelproof.ground.errors import WrongInput
 
 REGISTERS, STACK, MAX_THREADS, THREADS = 0x2F, 0x11, 0x05, 0x10  # EIATTR_REGCOUNT, FRAME_SIZE, MAX_THREADS, REQNTID
+WHOLE_STACK = 0x12  # EIATTR_MIN_STACK_SIZE
 PARAMETER, PARAMETER_BANK = 0x17, 0x0A  # EIATTR_KPARAM_INFO, EIATTR_PARAM_CBANK
 JUMPS = 0x34  # EIATTR_INDIRECT_BRANCH_TARGETS
 NEW_ABI = 8  # the version of the ABI in the header of cubins of CUDA 13
@@ -34,14 +35,16 @@ VERSION = re.compile(rb"\0ptxas\0[^\0]*\bV(\d+(?:\.\d+)+)\0")
 class Resources:
     """The resources of one function.
 
-    ``registers`` and ``stack_bytes``: per thread. ``shared_bytes``: static shared memory per CTA. ``threads``: per CTA,
-    as the source demands (``reqntid``) or else allows (``maxntid``); None if it states neither. ``parameters``: byte
-    offset and size of each parameter of a kernel, and ``parameter_base``: where they begin in constant bank 0.
-    ``jumps``: the address of each jump by a table, and the addresses to which it may lead.
+    ``registers`` and ``stack_bytes``: per thread; ``whole_stack_bytes``: with the functions that it calls.
+    ``shared_bytes``: static shared memory per CTA. ``threads``: per CTA, as the source demands (``reqntid``) or else
+    allows (``maxntid``); None if it states neither. ``parameters``: byte offset and size of each parameter of a kernel,
+    and ``parameter_base``: where they begin in constant bank 0. ``jumps``: the address of each jump by a table, and the
+    addresses to which it may lead.
     """
 
     registers: int = 0
     stack_bytes: int = 0
+    whole_stack_bytes: int = 0
     shared_bytes: int = 0
     threads: int | None = None
     parameters: tuple[tuple[int, int], ...] = ()
@@ -76,7 +79,7 @@ def resources(cubin: Path) -> dict[str, Resources]:
     headers = sections(file)
     by_name = {section.name: section for section in headers}
     names = _symbols(file, headers)
-    counts: dict[int, dict[int, int]] = {REGISTERS: {}, STACK: {}}
+    counts: dict[int, dict[int, int]] = {REGISTERS: {}, STACK: {}, WHOLE_STACK: {}}
     if info := by_name.get(".nv.info"):
         for attribute, value in _attributes(info.data(file)):
             if attribute in counts and len(value) >= 8:
@@ -90,6 +93,7 @@ def resources(cubin: Path) -> dict[str, Resources]:
         result[name] = Resources(
             registers=registers,
             stack_bytes=counts[STACK].get(symbol, 0),
+            whole_stack_bytes=max(counts[STACK].get(symbol, 0), counts[WHOLE_STACK].get(symbol, 0)),
             shared_bytes=max(0, shared.size - (SYSTEM_BYTES if RESERVED in by_name else 0)) if shared else 0,
             threads=_threads(own.data(file)) if own else None,
             parameters=_parameters(own.data(file)) if own else (),

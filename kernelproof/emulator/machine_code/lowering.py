@@ -68,14 +68,16 @@ class Lowering:
     """The lowered body of one function.
 
     ``bank``, ``data``: what the constant banks hold. ``copy_scoreboards``: the scoreboards that count groups of
-    asynchronous copies. ``returns``: the addresses behind calls. ``kinds``: the type of each register that occurs.
-    ``current``: the instruction that is being lowered.
+    asynchronous copies. ``returns``: the addresses behind calls. ``stack``: bytes of the stack, which grows down to the
+    beginning of local memory. ``kinds``: the type of each register that occurs. ``current``: the instruction that is
+    being lowered.
     """
 
     bank: Bank
     data: Data
     copy_scoreboards: frozenset[str] = frozenset()
     returns: tuple[int, ...] = ()
+    stack: int = 0
     body: list[Instr | Label] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
     current: Instruction | None = None

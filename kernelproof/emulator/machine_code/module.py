@@ -49,10 +49,11 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
     reachable = _reachable(function, data.functions())
     boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")
     returns = tuple(ins.address + BYTES for ins in reachable if ins.name == "CALL")
-    low = Lowering(bank, data, boards, returns)
+    low = Lowering(bank, data, boards, returns, resources.whole_stack_bytes)
     targets = {target for ins in reachable for target in (ins.target, *ins.targets)} | set(returns)
     if any(ins.name == "CALL" and ins.target is None for ins in reachable):
         targets |= set(data.functions())
+    stack = Variable(f"{function.name} stack", "local", low.stack, 16)
     static = Variable(f"{function.name} static", "shared", resources.shared_bytes, 16)
     if resources.shared_bytes:  # a variable takes memory if an instruction names it
         low.body.append(Instr("mov.u32", ("mov", "u32"), (Reg(low.temp()), Sym(static.name)), None, 0, (), ""))
@@ -64,7 +65,7 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
     # An alignment for which each parameter lies at its offset, if those before it do.
     params = [Variable(name, "param", size, (start - base) & (base - start) or 16) for name, start, size in parameters]
     return Function(
-        function.name, True, params, [], 0, body, kinds, variables=[static, *data.literals], machine_code=True,
+        function.name, True, params, [], 0, body, kinds, variables=[stack, static, *data.literals], machine_code=True,
         hazards=tuple(Hazard(found.why, _site(found.earlier), _site(found.later)) for found in hazards(function)),
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import re
 import struct
 from typing import NamedTuple
 
-REGISTER = re.compile(r"([-~|]*)(U?R)(\d+|Z)(\.64)?(?:\.reuse)?((?:\.\w+)*?)\|?(?:\.reuse)?$")
+REGISTER = re.compile(r"([-~|]*)(U?R)(\d+|Z)\|?(\.64)?(?:\.reuse)?((?:\.\w+)*?)\|?(?:\.reuse)?$")
 PREDICATE = re.compile(r"(!?)(U?P)(\d+|T)$")
 CONSTANT = re.compile(r"([-~|]*)cx?\[(0x[0-9a-f]+)\]\[([^\]]+)\]((?:\.\w+)*)\|?$")
 INTEGER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)$")

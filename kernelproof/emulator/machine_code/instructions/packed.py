@@ -28,6 +28,16 @@ def difference(low: Lowering, ins: Instruction) -> None:
     low.set(result, low.computed(f"sad.{'u32' if 'U32' in ins.modifiers else 's32'}", *map(low.word, sources)))
 
 
+@mnemonic("VABSDIFF4", "U8 S8 ACC")
+def byte_differences(low: Lowering, ins: Instruction) -> None:
+    """vabsdiff4: the magnitudes of the differences of four bytes; with ``.ACC`` their sum plus the last source."""
+    result, *sources = ins.operands
+    kind = "s32" if "S8" in ins.modifiers else "u32"
+    option = ".add" if "ACC" in ins.modifiers else ""
+    op = f"vabsdiff4.u32.{kind}.{kind}{option}"
+    low.set(result, low.computed(op, *map(low.word, sources)))
+
+
 @mnemonic("HSETP2", f"{ORDERS} AND OR XOR BF16_V2 FTZ")
 def compare(low: Lowering, ins: Instruction) -> None:
     """Comparisons of the lower and of the upper halves, each joined with a predicate."""
