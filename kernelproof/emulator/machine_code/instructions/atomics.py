@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelproof.emulator.machine_code.instructions.memory import SCOPES, place
-from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, mnemonic
+from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, is_zero, mnemonic
 from kernelproof.sass import Instruction
 
 _OPERATIONS = "ADD MIN MAX AND OR XOR EXCH INC DEC CAS"
@@ -38,6 +38,8 @@ def atomic(low: Lowering, ins: Instruction) -> None:
         _compare_and_swap(low, ins)
         return
     if "POPC" in ins.modifiers:
+        if not is_zero(ins.operands[0]):
+            raise low.refusal("what this instruction returns to each lane is not known")
         space, address = place(low, ins, ins.operands[1])
         low.emit(f"atom.relaxed.cta{space}.add.u32", low.target(ins.operands[0]), address, "1")
         return
