@@ -267,8 +267,16 @@ class Lowering:
             total = self._sum(total, part, "s64")
         return _bracketed(total, at.offset)
 
+    def stack_address(self, text: str) -> str:
+        """An address in local memory, in brackets. Those of the stack are negative, and wrap around."""
+        at = self._parsed_address(text)
+        total = str(self.stack)
+        for source in at.registers:
+            total = self._sum(total, self.bits(source), "s32")
+        return f"[{int(total) + at.offset}]" if total.isdigit() else _bracketed(total, at.offset)
+
     def near_address(self, text: str, start: int) -> str:
-        """An address of 32 bits in shared or local memory, in brackets. ``start``: what is added to each."""
+        """An address of 32 bits in shared memory, in brackets. ``start``: what is added to each."""
         at = self._parsed_address(text)
         total = ZERO
         for i, source in enumerate(at.registers):

@@ -30,7 +30,7 @@ HEAD = """.version 8.0
 ENTRY = """.visible .entry NAME(.param .u64 pa, .param .u64 pb)
 {
 .reg .b32 %r<8>; .reg .f32 %f<4>; .reg .f64 %d<4>; .reg .b64 %a<6>; .reg .pred %p<4>; .reg .b32 %s<4>;
-.local .align 16 .b8 array[16];
+.local .align 16 .b8 array[256];
 ld.param.u64 %a0, [pa]; ld.param.u64 %a1, [pb]; mov.u32 %r7, %tid.x; mul.wide.u32 %a2, %r7, 32; add.s64 %a0, %a0, %a2;
 mul.wide.u32 %a2, %r7, 16; add.s64 %a1, %a1, %a2;
 ld.global.v4.b32 {%r0,%r1,%r2,%r3}, [%a0];
@@ -124,8 +124,9 @@ FORMS = {
         "HSETP2.GEU.AND",
     ),
     "array": (
-        "st.local.v4.b32 [array], {%r0,%r1,%r2,%r3}; and.b32 %r4, %r3, 12; mov.u32 %r5, array; add.s32 %r5, %r5, %r4;"
-        " ld.local.b32 %r0, [%r5]; st.local.b32 [%r5], %r4; ld.local.v4.b32 {%r1,%r2,%r3,%r4}, [array];",
+        "".join(f"st.local.v4.b32 [array+{16 * i}], {{%r0,%r1,%r2,%r3}}; add.s32 %r0, %r0, 1;" for i in range(16))
+        + " and.b32 %r4, %r3, 252; mov.u32 %r5, array; add.s32 %r5, %r5, %r4; st.local.b32 [%r5], %r4;"
+        " and.b32 %r4, %r2, 252; mov.u32 %r5, array; add.s32 %r5, %r5, %r4; ld.local.b32 %r0, [%r5];",
         "STL.128",
     ),
     "constant": ("ld.const.b32 %r0, [single]; ld.const.b32 %r1, [table+8];", ""),

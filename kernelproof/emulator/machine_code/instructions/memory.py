@@ -37,7 +37,7 @@ def place(low: Lowering, ins: Instruction, text: str) -> tuple[str, str]:
     if space == "shared":
         return ".shared", shared_address(low, text)
     if space == "local":
-        return ".local", low.near_address(text, low.stack)
+        return ".local", low.stack_address(text)
     at = operand(text)
     # ``.E`` says that addresses have 64 bits, which the operand repeats unless the access has no memory window.
     wide = isinstance(at, Address) and (at.wide or "E" in ins.modifiers)
