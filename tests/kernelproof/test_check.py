@@ -162,7 +162,7 @@ def test_waiting_for_what_is_not_executed_is_not_checked(library: Path, case: st
     result = run(library, case, sample=sample)
     assert (rules(result), result.code) == ({}, 2)
     assert [text for _, text in result.refusals] == [reason]
-    assert any("not all CTAs ran to their end" in note for note in result.notes)
+    assert any(note.startswith(f"{reason}: ") for note in result.notes), "what it leaves unwritten is excused"
 
 
 @pytest.mark.parametrize(
