@@ -133,7 +133,7 @@ PLAN = (
     ),
     Step(
         "tune", 3, 65,
-        f"tune --problems {{out}}/{LOSING} {RECORDS} f32 --proposers nearest,evolution "
+        f"tune --problems {{out}}/{LOSING} {RECORDS} f32 "
         "--evaluations {evaluations} --budget {budget}",
         "faster records for these problems", compiles=True,
     ),

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,8 +16,7 @@ import typer
 from cudal2gen import places
 from cudal2gen.cli import tuner_settings
 from cudal2gen.cli.tuner_settings import SettingsFile, TunerSettings
-from cudal2gen.generation import catalog
-from cudal2gen.kernel import Acc, Problem, Record
+from cudal2gen.kernel import Problem, Record
 from kernelproof.ground.command_line.messages import note, refuse
 from kernelproof.ground.errors import MissingTool
 
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from cudal2gen.tuner.language_model.transcript import Usage
     from cudal2gen.tuner.llm_proposer import LlmProposer
     from cudal2gen.tuner.memory import Memory
-    from cudal2gen.tuner.policy import Policy
 
 ModelServer = Annotated[
     str,
@@ -218,46 +215,3 @@ def _machine_code() -> Callable[[Record], list[str]]:
             return [str(error)]
 
     return lines
-
-
-def costs_path(modelled: bool, gpu: str, acc: Acc) -> Path:
-    """The file to which ``train`` writes the cost model and from which ``tune`` reads it.
-
-    Measured times train one model for all GPUs; modelled times train one for each GPU and accumulator.
-    """
-    kind = f"-{gpu}-{acc}-model" if modelled else ""
-    return places.build_dir() / "tuner" / f"cost-model{kind}.npz"
-
-
-def policy_path(environment: Source, gpu: str, acc: Acc) -> Path:
-    """The file in which ``train`` and ``tune`` keep the policy of a GPU and an accumulator."""
-    return places.build_dir() / "tuner" / f"policy-{gpu}-{acc}-{environment}.pt"
-
-
-def load_policy(file: Path, records: Sequence[Record], acc: Acc, seed: int) -> Policy:
-    """The policy stored in a checkpoint. If there is none, a policy is trained to imitate published kernels and stored
-    there."""
-    from cudal2gen.tuner import checkpoint
-    from cudal2gen.tuner.policy import Policy
-
-    on_one_core()
-    if file.is_file():
-        return checkpoint.load(file, seed)
-    published = catalog.published(records, acc)
-    print(f"imitating {len(published)} published kernels, at most half a minute", file=sys.stderr, flush=True)
-    policy = Policy(seed)
-    policy.imitate(published, 30.0)
-    checkpoint.save(policy, file)
-    return policy
-
-
-def on_one_core() -> None:
-    """Keeps torch to one core, which is faster for the policy's small network; fails without torch."""
-    from cudal2gen.tuner import policy
-
-    try:
-        policy.on_one_core()
-    except ImportError:
-        raise MissingTool(
-            "the policy needs torch: pip install 'cudal2gen[tune]', or leave it out of --proposers"
-        ) from None

@@ -43,7 +43,7 @@ class SearchSettings(_Table):
 
 
 class RewardSettings(_Table):
-    """``[reward]``: what the policy and the exported training data are rewarded for."""
+    """``[reward]``: what written kernels and the exported training data are rewarded for."""
 
     alpha: float = Field(default=0.01, ge=0, description="Weight of the largest error.")
     beta: float = Field(default=0.0, ge=0, description="Cost of a character of the source.")

@@ -13,28 +13,27 @@ import typer
 
 from cudal2gen.cli.options import Duration
 from cudal2gen.cli.program import app
-from cudal2gen.cli.searching import LanguageModel, ModelServer, Trials, costs_path, load_policy, policy_path
+from cudal2gen.cli.searching import LanguageModel, ModelServer, Trials
 from cudal2gen.cli.selection import FILTERS, OF_GPU, Selection
 from cudal2gen.generation import catalog
-from cudal2gen.kernel import Acc, Problem, Record
+from cudal2gen.kernel import Problem, Record
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.options import Names, listed_names
 from kernelproof.ground.errors import Failure
 
 if TYPE_CHECKING:
     from cudal2gen.kernel.space import Candidates
+    from cudal2gen.results import Trial
     from cudal2gen.tuner.campaign import CampaignState
-    from cudal2gen.tuner.cost_model import CostModel
+    from cudal2gen.tuner.environment import EvaluationPlace
     from cudal2gen.tuner.executor import Executor
     from cudal2gen.tuner.llm_proposer import LlmProposer
     from cudal2gen.tuner.memory import Memory
     from cudal2gen.tuner.named_proposers import ProposerFactory
-    from cudal2gen.tuner.policy import Policy
     from cudal2gen.tuner.search import Search
 
 PROPOSERS = Names(("cost-model",))
 MOST_LINES = 24  # most gains that are printed but not written, so that the output fits a page
-SAVED_EVERY = 20  # problems between two checkpoints of a policy
 PRUNE = 4.0  # records are not measured if their modelled time exceeds this multiple of the least modelled time
 TUNED = Offer(
     only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS), indexed=("gpu",), helps={"gpu": OF_GPU}
@@ -56,7 +55,7 @@ class SearchOptions:
         listed_names(
             "--proposers",
             _proposers,
-            "Any of cost-model, policy, prior, llm, nearest, heuristics, tpe, evolution, random, separated by commas.",
+            "Any of cost-model, llm, nearest, heuristics, random, separated by commas.",
         ),
     ] = PROPOSERS
     budget: Duration = None
@@ -67,51 +66,50 @@ class SearchOptions:
 
 
 class Participants:
-    """The proposers of a campaign. The policy and the language model are made only if a proposer needs them."""
+    """The proposers of a campaign. The language model is made only if a proposer needs it."""
 
-    def __init__(self, options: SearchOptions, server: str, trials: Trials, gpu: str, acc: Acc) -> None:
-        self._options, self._trials, self._gpu, self._acc = options, trials, gpu, acc
+    def __init__(self, options: SearchOptions, server: str, trials: Trials) -> None:
+        self._options, self._trials = options, trials
         self._language_model = LanguageModel(server, trials)
         self.run_name = f"{trials.environment} {','.join(options.proposers)} seed {options.seed}"
-        self._checkpoint = policy_path(trials.environment, gpu, acc)
-        self._policy: Policy | None = None
         self._llm: LlmProposer | None = None
 
-    def factory(self, records: Sequence[Record], lessons: Memory) -> ProposerFactory:
-        """The factory of all ``--proposers``. Ends the command if one of them lacks a library, a file or a server."""
-        from cudal2gen.tuner import named_proposers
+    def factory(self, records: Sequence[Record], lessons: Memory, place: EvaluationPlace) -> ProposerFactory:
+        """The factory of all ``--proposers``. Ends the command if one of them lacks a library or a server.
 
-        def policy() -> Policy:
-            self._policy = load_policy(self._checkpoint, records, self._acc, self._options.seed)
-            return self._policy
+        ``records``: the catalog. ``place``: where trials run.
+        """
+        from cudal2gen.tuner import named_proposers, training
 
         # The model environment scores records by the timing model. Records that this model itself chose would give the
         # answer away, so proposers must not see them.
         model = self._trials.environment == "model"
         pool = [record for record in records if not (model and record.origin.structure == "modelled")]
+        self.learning = training.Learning(pool, self._options.seed)
+        self.learning.learn(self._stored(place))
 
         def llm() -> LlmProposer:
             self._llm = self._language_model.proposer(lessons, pool, self.run_name, self._alone)
             return self._llm
 
-        weights = self._trials.settings.reward.weights
-        return named_proposers.ProposerFactory(
-            self._options.proposers, policy, pool, self._options.seed, weights, llm, self._costs
-        )
+        return named_proposers.ProposerFactory(self._options.proposers, self.learning, self._options.seed, llm)
 
-    def _costs(self) -> CostModel:
-        """The cost model that ``train`` wrote, or the shipped one if there is none."""
-        from cudal2gen.tuner import cost_model
+    def _stored(self, place: EvaluationPlace) -> list[Trial]:
+        """The stored trials from which the cost model learns at the start.
 
-        path = costs_path(self._trials.environment == "model", self._gpu, self._acc)
-        return cost_model.load(path if path.is_file() else cost_model.SHIPPED)
+        What a GPU measured teaches every run. A model's or a recording's trials teach their own run alone, so that runs
+        can be compared.
+        """
+        from cudal2gen import results
 
-    def save(self) -> None:
-        """Writes the policy's checkpoint, if there is a policy."""
-        if self._policy is not None:
-            from cudal2gen.tuner import checkpoint
-
-            checkpoint.save(self._policy, self._checkpoint)
+        if "cost-model" not in self._options.proposers or not self._trials.store.is_file():
+            return []
+        return [
+            trial
+            for trial in results.trials(self._trials.store)
+            if (trial.environment, trial.on) == (place.name, place.on)
+            and (place.name == "gpu" or trial.run == self.run_name)
+        ]
 
     @property
     def interrupted(self) -> str:
@@ -127,11 +125,12 @@ class Participants:
     def print_cost(self) -> None:
         """Prints what the language model cost, if one was asked.
 
-        Raises Failure if the language model is the only proposer and did not answer.
+        Raises Failure if the language model never answered, or did not in the end and is the only proposer.
         """
         if self._llm is not None:
             print(self._language_model.cost(self._llm.usage))
-            if self._alone and self._llm.failure:
+            usage = self._llm.usage
+            if self._llm.failure and (self._alone or usage.failed == usage.exchanges):
                 raise Failure(
                     f"the model did not answer: {self._llm.failure}; then the same command continues from there"
                 )
@@ -155,15 +154,14 @@ def tune(
     from cudal2gen.tuner import campaign, memory
     from cudal2gen.tuner.executor import InProcess
 
-    (acc,) = selection.accs
     trials = replace(trials, device=selection.device)
-    participants = Participants(options, llm, trials, selection.gpu, acc)
+    participants = Participants(options, llm, trials)
     records = catalog.load()
     replay = trials.replay(selection.admits) if trials.recordings else None
     problems = replay.problems if replay and not selection.names_sizes else selection.problems(options.seed)
     executor = InProcess(replay) if replay else trials.executor(records, options.seed)
     lessons = memory.load(memory.lessons_path(trials.store))
-    factory = participants.factory(records, lessons)
+    factory = participants.factory(records, lessons, executor)
     find = replay.candidates if replay else space.candidates
     state, seconds = _run(
         problems, records, factory, executor, options, trials, participants, lessons, find_candidates=find
@@ -194,22 +192,16 @@ def _run(
     limits = SearchLimits(
         options.evaluations, patience=trials.settings.search.patience, prune=PRUNE if measured else None
     )
-    ended = 0
 
     def after(search: Search) -> None:
-        nonlocal ended
-        factory.conclude(search.problem)
         lessons.learn(search)
         lessons.learn_setbacks(search)
-        ended += 1
-        if ended % SAVED_EVERY == 0:
-            participants.save()
 
     begin = time.monotonic()
     incumbents = campaign.Incumbents(records)
     plan = campaign.CampaignPlan(
         problems, incumbents, factory.proposer, trials.store, participants.run_name, limits, options.budget,
-        find_candidates,
+        find_candidates, lambda search: participants.learning.learn(search.trials),
     )  # fmt: skip
     try:
         with progress.live_view() as show:
@@ -220,7 +212,6 @@ def _run(
         raise
     finally:
         executor.close()
-        participants.save()
     return state, time.monotonic() - begin
 
 

@@ -158,7 +158,7 @@ def _start(problem: Problem) -> tuple[object, ...]:
 
 
 def published(records: Iterable[Record], acc: Acc) -> list[Record]:
-    """The A100's records as published, without those that tuning has replaced. A policy imitates these."""
+    """The A100's records as published, without those that tuning has replaced."""
     return [
         record for record in records
         if (record.gpu, record.acc) == ("a100", acc) and record.origin.structure != "tuned"

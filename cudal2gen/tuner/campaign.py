@@ -89,7 +89,9 @@ class CampaignPlan:
 
     ``incumbent``, ``proposer`` and ``find_candidates`` give what a problem's search begins with. A proposer that draws
     by problem and seed proposes the same whatever other searches are under way. ``limits`` end each search,
-    ``budget_seconds`` the campaign.
+    ``budget_seconds`` the campaign. ``learn`` receives each search that ended, in the order of the problems and with
+    the lag of ``concurrent_searches``, so that proposers of later searches may learn from it; where problems take
+    turns it receives a search after each turn.
     """
 
     problems: Sequence[Problem]
@@ -100,6 +102,7 @@ class CampaignPlan:
     limits: searches.SearchLimits
     budget_seconds: float | None = None
     find_candidates: Callable[[Problem], space.Candidates] = space.candidates
+    learn: Callable[[Search], None] = lambda _: None
 
     def stored(self, card: str) -> dict[Problem, list[Trial]]:
         """The trials of this run so far; of measured ones only those on ``card``, which is "" if not known yet."""
@@ -183,6 +186,7 @@ def run(
 
     def learn(ranked: RankedSearch) -> None:
         by_rank.append(ranked.search)
+        plan.learn(ranked.search)
         after(ranked.search)
 
     try:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cudal2gen.kernel import Fields, Problem, Record, parse
 from cudal2gen.kernel.space import Candidates
 from cudal2gen.tuner.cost_model import CostModel, Inputs, Posterior
-from cudal2gen.tuner.facts import Facts, facts, tokens
+from cudal2gen.tuner.facts import Facts, Tokens, facts, tokens
 from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Proposer, Question, legal_proposal, trial_key
 from cudal2gen.tuner.proposers import Nearest
 
@@ -112,6 +112,8 @@ class Costs:
             family: [[tokens(fields) for fields in alternatives] for alternatives in heads.values()]
             for family, heads in candidates.heads.items()
         }
+        alternatives = (name for heads in self._tokens.values() for values in heads for row in values for name in row)
+        self.own_tokens = Tokens(dict.fromkeys(itertools.chain(*self._structure, alternatives)))
         self._everywhere: tuple[dict[str, tuple[int, ...]], Scored] | None = None
         self._rows: dict[int, Scored] = {}
 
@@ -152,7 +154,7 @@ class Costs:
         names = [
             (*self._structure[place.row], *itertools.chain.from_iterable(self._alternatives(place))) for place in places
         ]
-        return self.model.inputs(Facts(self._numbers[rows], names, self._modelled_us[rows]))
+        return self.model.inputs(Facts(self._numbers[rows], names, self._modelled_us[rows]), self.own_tokens)
 
     def _alternatives(self, place: Choices) -> list[tuple[str, ...]]:
         heads = self._tokens[self.candidates.records[place.row].family]
@@ -184,7 +186,7 @@ class CostModelProposer(FixedStrategy):
             self._costs = question.problem, Costs(self._model, question.candidates)
             self._inputs = {}
         costs = self._costs[1]
-        observed, log_us = self._trials(question)
+        observed, log_us = self._trials(costs, question)
         places, inputs, members = self._climbed(costs, question, self._model.posterior(observed, log_us))
         keys, proposals = set(question.proposed_keys), list[Proposal]()
         free = np.ones(len(places), bool)
@@ -215,14 +217,14 @@ class CostModelProposer(FixedStrategy):
         keys |= {item.record.kernel_key for item in near if item.record}
         return [item._replace(proposer=self.name) for item in near]
 
-    def _trials(self, question: Question) -> tuple[Inputs, NDArray[np.float64]]:
+    def _trials(self, costs: Costs, question: Question) -> tuple[Inputs, NDArray[np.float64]]:
         """The model's inputs of the trials so far, and the logarithms of their costs; empty without ``learning``."""
         ranked = question.ranked if self._learning else []
         keys = [trial_key(trial) for trial in ranked]
         for key, trial in zip(keys, ranked, strict=True):
             if key not in self._inputs:
-                self._inputs[key] = self._model.inputs(facts([parse(trial.record)]))
-        empty = self._model.inputs(facts([]))
+                self._inputs[key] = self._model.inputs(facts([parse(trial.record)]), costs.own_tokens)
+        empty = self._model.inputs(facts([]), costs.own_tokens)
         rows = [empty, *(self._inputs[key] for key in keys)]
         observed = Inputs(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
         return observed, np.log(np.array([trial.cost for trial in ranked], np.float64))

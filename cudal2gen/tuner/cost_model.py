@@ -1,18 +1,15 @@
-"""The pooled cost model: a record's time, with its uncertainty, from trials and recordings of many problems.
+"""The cost model: a record's time, with its uncertainty, from the timing model and from trials.
 
 The logarithm of a time is the sum of three parts: the timing model's estimate; a correction that an ensemble of
-networks has learned from many problems; and a correction from the trials of the problem at hand. The last part is a
-Gaussian process over decisions, whose prior variance is the ensemble's spread plus the ``spread`` that the networks
-leave unexplained on training problems.
+networks has learned from trials of other problems, if there are any; and a correction from the trials of the problem at
+hand. The last part is a Gaussian process over decisions, whose prior variance is the ensemble's spread plus the
+``spread`` that is left unexplained in problems that a network has not seen.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,19 +18,16 @@ from numpy.typing import NDArray
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import regression
-from cudal2gen.tuner.facts import Facts, Floats, Tokens, coordinates, facts
-from cudal2gen.tuner.regression import Ensemble, Samples
-from kernelproof.ground import files
-from kernelproof.ground.element import F16
-from kernelproof.ground.errors import WrongInput
+from cudal2gen.tuner.facts import NUMBERS, Facts, Floats, Tokens, coordinates, facts
+from cudal2gen.tuner.regression import Ensemble, Samples, centred
 
-SHIPPED = Path(__file__).with_name("cost_model.npz")
-FORMAT = 1
 NEAR_BEST = 0.15  # distance from a problem's best, in log time, at which a record's weight has fallen by e
 SCALE = 1.0  # standard deviation of a problem's own constant factor, in log time
-SPREAD = 0.08  # spread of a model without training problems, in log time
+SPREAD, LENGTH = 0.12, 1.8  # of the process of a model without training
 LENGTHS = (0.8, 1.2, 1.8, 2.7, 4.0)  # length scales of the process that are tried, in octaves and differing fields
 NOISE = 0.006  # standard deviation of a measurement, in log time
+FEWEST = 4  # problems from which networks learn; with fewer the timing model is not corrected
+COMPARED, NEAREST = 24, 64  # problems, and records of each, by which the process is chosen
 
 
 class TimedRecords(NamedTuple):
@@ -52,19 +46,27 @@ class Inputs(NamedTuple):
 
 
 class CostModel:
-    """A trained ``ensemble`` with its ``tokens``, and the process's standard deviation ``spread`` and ``length``."""
+    """The timing model with the correction of an ``ensemble``, whose inputs have columns for ``tokens``.
 
-    def __init__(self, tokens: Tokens, ensemble: Ensemble, spread: float = SPREAD, length: float = 1.8) -> None:
-        self.tokens, self.ensemble, self.spread, self.length = tokens, ensemble, spread, length
+    ``spread`` and ``length`` are the process's standard deviation and length scale. Without an ensemble it is the model
+    that begins a campaign.
+    """
 
-    def inputs(self, described: Facts) -> Inputs:
-        """Facts as columns and coordinates."""
-        one_hot = self.tokens.one_hot(described.tokens)
-        columns = np.concatenate([described.numbers, one_hot], 1)
-        return Inputs(columns, coordinates(described.numbers, one_hot), described.log_us)
+    def __init__(
+        self, tokens: Tokens | None = None, ensemble: Ensemble | None = None, spread: float = SPREAD,
+        length: float = LENGTH,
+    ) -> None:  # fmt: skip
+        self.tokens, self.ensemble, self.spread, self.length = tokens or Tokens(()), ensemble, spread, length
+
+    def inputs(self, described: Facts, own: Tokens) -> Inputs:
+        """Facts as columns and coordinates. ``own``: the tokens among which the problem at hand has a choice."""
+        columns = np.concatenate([described.numbers, self.tokens.one_hot(described.tokens)], 1)
+        return Inputs(columns, coordinates(described.numbers, own.one_hot(described.tokens)), described.log_us)
 
     def prior(self, inputs: Inputs) -> Floats:
         """Each member's logarithm of time, of shape (members, records)."""
+        if self.ensemble is None:
+            return inputs.log_us[None]
         return self.ensemble.predict(inputs.columns) + inputs.log_us
 
     def times(self, records: Sequence[Record]) -> list[float]:
@@ -73,21 +75,12 @@ class CostModel:
 
     def times_of(self, described: Facts) -> list[float]:
         """``times`` of records by their facts."""
-        times: list[float] = np.exp(self.prior(self.inputs(described)).mean(0)).tolist()
+        times: list[float] = np.exp(self.prior(self.inputs(described, self.tokens)).mean(0)).tolist()
         return times
 
     def posterior(self, observed: Inputs, log_us: NDArray[np.float64], noise: float = NOISE) -> Posterior:
         """The model after trials of the problem at hand."""
         return Posterior(self, observed, log_us, noise)
-
-    def save(self, path: Path) -> None:
-        """Writes the model in half precision, by a single rename."""
-        buffer = io.BytesIO()
-        header = {"format": FORMAT, "tokens": self.tokens.names, "spread": self.spread, "length": self.length}
-        text = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        arrays = {name: array.astype(F16.numpy_dtype) for name, array in self.ensemble.arrays.items()}
-        np.savez_compressed(buffer, header=text, **arrays)  # type: ignore[arg-type]
-        files.write(path, buffer.getvalue())
 
 
 class Posterior:
@@ -134,32 +127,33 @@ def _solve(factor: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[
     return answer
 
 
-def train(timed: Sequence[TimedRecords], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
-    """A model of these problems. A tenth of them is kept apart, and says what the networks do not explain.
-
-    Raises ValueError if no problem has two records.
-    """
-    return train_described([(facts(problem.records), problem) for problem in timed], seed, members, epochs)
-
-
 Described = tuple[Facts, TimedRecords]
 
 
+def train(timed: Iterable[TimedRecords], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
+    """A model of these problems; the untrained one if fewer than ``FEWEST`` of them have two records."""
+    return train_described([(facts(problem.records), problem) for problem in timed], seed, members, epochs)
+
+
 def train_described(problems: Sequence[Described], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
-    """``train`` for problems by their facts."""
+    """``train`` for problems by their facts.
+
+    What networks say of problems that they have not seen decides how much of their correction is believed (none, where
+    it does not help), and how far the process deviates from it.
+    """
     described = [(described_facts, problem) for described_facts, problem in problems if len(problem.records) > 1]
-    if not described:
-        raise ValueError("a cost model needs a problem with two timed records at least")
+    if len(described) < FEWEST:
+        return CostModel()
     names = dict.fromkeys(name for described_facts, _ in described for row in described_facts.tokens for name in row)
     tokens = Tokens(names)
-    rng = np.random.default_rng(seed)
-    apart = set(rng.permutation(len(described))[: len(described) // 10].tolist()) if len(described) >= 20 else set()
-    kept = [item for place, item in enumerate(described) if place not in apart]
-    ensemble = regression.fit(_samples(tokens, kept), members=members, epochs=epochs, seed=seed)
-    model = CostModel(tokens, ensemble)
-    if apart:
-        model.spread, model.length = _unexplained(model, [described[place] for place in sorted(apart)])
-    return model
+    samples = _samples(tokens, described)
+    ensemble = regression.fit(samples, members=members, epochs=epochs, seed=seed)
+    lengths = np.array([len(problem.records) for _, problem in described])
+    target = centred(samples.target[None], samples.weight[None], lengths)[0]
+    unseen = centred(ensemble.left_out(samples)[None], samples.weight[None], lengths)[0]
+    believed = float(np.clip((samples.weight * unseen) @ target / ((samples.weight * unseen) @ unseen + 1e-9), 0, 1))
+    ensemble.arrays["w3"] *= np.float32(believed)
+    return CostModel(tokens, ensemble, *_process(samples, target - believed * unseen))
 
 
 def _samples(tokens: Tokens, described: Sequence[Described]) -> Samples:
@@ -179,20 +173,21 @@ def _samples(tokens: Tokens, described: Sequence[Described]) -> Samples:
     return Samples(inputs, target, weights, places)
 
 
-def _unexplained(model: CostModel, described: Sequence[Described]) -> tuple[float, float]:
-    """The standard deviation and length of the process for which the residuals of these problems are likeliest."""
+def _process(samples: Samples, rest: Floats) -> tuple[float, float]:
+    """The standard deviation and length of the process for which ``rest``, what is unexplained, is likeliest."""
     residuals = []
-    for record_facts, problem in described[:24]:
-        inputs = model.inputs(record_facts)
-        log_us = np.log(np.array(problem.us))
-        near = np.argsort(log_us)[:64]
-        rest = (log_us - model.prior(inputs).mean(0))[near]
-        residuals.append((inputs.places[near], rest - rest.mean()))
-    spread = float(np.sqrt(np.mean(np.concatenate([rest for _, rest in residuals]) ** 2)))
-    best = (-math.inf, spread, LENGTHS[0])
+    numbers = np.unique(samples.problem)
+    for number in numbers[:: math.ceil(len(numbers) / COMPARED)]:
+        rows = np.flatnonzero(samples.problem == number)
+        near = rows[np.argsort(-samples.weight[rows], kind="stable")[:NEAREST]]
+        own = rest[near].astype(np.float64)
+        places = coordinates(samples.inputs[near, :NUMBERS], samples.inputs[near, NUMBERS:])
+        residuals.append((places, own - own.mean()))
+    spread = float(np.sqrt(np.mean(np.concatenate([own for _, own in residuals]) ** 2)))
+    best = (-math.inf, spread, LENGTH)
     for length in LENGTHS:
         for factor in (0.5, 0.75, 1.0, 1.5):
-            fit = sum(_likelihood(places, rest, factor * spread, length) for places, rest in residuals)
+            fit = sum(_likelihood(places, own, factor * spread, length) for places, own in residuals)
             best = max(best, (fit, factor * spread, length))
     return best[1:]
 
@@ -205,22 +200,7 @@ def _likelihood(places: Floats, rest: NDArray[np.float64], spread: float, length
     return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
 
 
-def load(path: Path = SHIPPED) -> CostModel:
-    """A stored model. Raises WrongInput for a file that holds none of this version."""
-    try:
-        with np.load(path) as stored:
-            header = json.loads(bytes(stored["header"]).decode())
-            if header["format"] != FORMAT:
-                raise WrongInput(f"{path} is of format {header['format']}, not {FORMAT}; run cudal2gen train again")
-            arrays = {name: stored[name].astype(np.float32) for name in stored.files if name != "header"}
-    except WrongInput:
-        raise
-    except Exception as error:  # a damaged file fails in many ways
-        raise WrongInput(f"{path} holds no cost model ({type(error).__name__}); run cudal2gen train again") from None
-    return CostModel(Tokens(header["tokens"]), Ensemble(arrays), header["spread"], header["length"])
-
-
-def timed(trials: Iterable[Trial]) -> list[TimedRecords]:
+def timed(trials: Iterable[Trial]) -> dict[Problem, TimedRecords]:
     """Measured trials by problem. The last trial of a record counts; records that are illegal today are left out."""
     problems: dict[Problem, dict[object, tuple[Record, float]]] = {}
     for trial in trials:
@@ -230,7 +210,7 @@ def timed(trials: Iterable[Trial]) -> list[TimedRecords]:
             except IllegalRecord:
                 continue
             problems.setdefault(trial.problem, {})[record.kernel_key] = (record, trial.median_us)
-    return [
-        TimedRecords([record for record, _ in by_kernel.values()], [us for _, us in by_kernel.values()])
-        for by_kernel in problems.values()
-    ]
+    return {
+        problem: TimedRecords([record for record, _ in by_kernel.values()], [us for _, us in by_kernel.values()])
+        for problem, by_kernel in problems.items()
+    }

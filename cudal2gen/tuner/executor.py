@@ -121,7 +121,7 @@ class Worker:
     def in_flight(self) -> int:
         """2 without background compilation: one problem is measured while a proposer thinks about the other.
 
-        With it the number is the same on every machine, because what the policy learns from depends on it.
+        With it the number is the same on every machine, because what a search has learned from depends on it.
         """
         return 2 if self._ahead is None else IN_FLIGHT
 

@@ -183,8 +183,7 @@ def _searches(fold: Fold, problem: Problem, replay: Replay) -> dict[str, list[fl
     candidates, best = replay.candidates(problem), min(fold.held_out[problem].tiles.values())
     regrets = {}
     for name, proposer in proposers(fold, problem.gpu, fold.seed).items():
-        noisy, true = benchmark.search(replay, proposer, candidates, CHECKPOINTS[-1], 1)
-        times = benchmark.selected_us(noisy, true)
+        times, _ = benchmark.selected_times(replay, benchmark.search(replay, proposer, candidates, CHECKPOINTS[-1], 1))
         regrets[name] = [times[min(count, len(times)) - 1] / best - 1 for count in CHECKPOINTS]
     return regrets
 

@@ -6,22 +6,16 @@ weighted mean of its problem, so a problem's own scale is neither learned from n
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelproof.ground.workers import Lost, Task, answers
-
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 HIDDEN = 48
 TRAINED = ("w1", "b1", "w2", "b2", "w3")
-# From so many rows x epochs x networks on (a second of a core) the networks train in processes of their own.
-WORTH_PROCESSES = 1 << 21
 # Most rows of a matrix product. OpenBLAS would divide larger products among all cores, which took ten times as long on
 # two busy cores and makes the sums depend on the number of cores.
 ROWS = 96
@@ -52,6 +46,10 @@ class Ensemble:
     def member(self, place: int) -> Ensemble:
         """One member as an ensemble that shares this one's memory."""
         return Ensemble(self.arrays | {name: self.arrays[name][place : place + 1] for name in TRAINED})
+
+    def left_out(self, samples: Samples) -> Floats:
+        """For each row the output of the member that was trained without its problem; shape (rows)."""
+        return self.predict(samples.inputs)[samples.problem % self.members, np.arange(len(samples.problem))]
 
     def predict(self, inputs: Floats) -> Floats:
         """Each member's output, of shape (members, rows)."""
@@ -127,39 +125,22 @@ def fit(
 ) -> Ensemble:  # fmt: skip
     """Trains the members by Adam, with a warm-up and a cosine schedule. ``batch``: problems of a step.
 
-    Each member starts elsewhere and weighs problems by draws of its own, so that their spread says where data lack.
-    They share nothing else, so each is trained in a process of its own where there is much to do; the result is the
-    same. Raises RuntimeError where such a process dies.
+    Each member starts elsewhere, weighs problems by draws of its own, and never sees the problems whose number modulo
+    ``members`` is its place. So the members' spread says where data lack, and every problem has a member that says how
+    well the others predict it. Raises ValueError for a single problem. Problems are numbered from 0 without a gap.
     """
     rng = np.random.default_rng(seed)
     ensemble = Ensemble(_start(samples.inputs, members, hidden, rng))
     inputs = ensemble._scaled(samples.inputs)
-    _, starts = np.unique(samples.problem, return_index=True)
+    numbers, starts = np.unique(samples.problem, return_index=True)
+    if len(numbers) < 2:
+        raise ValueError("networks learn from two problems at least")
     shares = rng.exponential(1.0, (members, len(starts))).astype(np.float32) * 0.5 + 0.5
-    steps = _steps(samples.problem, starts, [rng.permutation(len(starts)) for _ in range(epochs)], batch)
-
-    def train(place: int) -> tuple[int, dict[str, Floats]]:
-        network = ensemble.member(place)
-        _train(network, inputs, samples, shares[place], steps, rate, decay)
-        return place, {name: network.arrays[name] for name in TRAINED}
-
-    processes = min(members, os.cpu_count() or 1) if len(inputs) * epochs * members >= WORTH_PROCESSES else 1
-    if processes == 1:
-        trained = [train(place) for place in range(members)]
-    else:
-        tasks = [Task(f"network {place}", (place,)) for place in range(members)]
-        with closing(answers(train, tasks, processes)) as outcomes:
-            trained = [_alive(outcome) for outcome in outcomes]
-    for place, arrays in trained:
-        for name, array in arrays.items():
-            ensemble.arrays[name][place] = array[0]
+    for place in range(members):
+        seen = numbers[numbers % members != place]
+        steps = _steps(samples.problem, starts, [rng.permutation(seen) for _ in range(epochs)], batch)
+        _train(ensemble.member(place), inputs, samples, shares[place], steps, rate, decay)
     return ensemble
-
-
-def _alive(outcome: tuple[int, dict[str, Floats]] | Lost) -> tuple[int, dict[str, Floats]]:
-    if isinstance(outcome, Lost):
-        raise RuntimeError(f"training of {outcome.name}: {outcome.reason}")
-    return outcome
 
 
 class Step(NamedTuple):
@@ -193,7 +174,7 @@ def _train(
         pace = rate * min(1.0, number / (0.1 * len(steps))) * 0.5 * (1 + np.cos(np.pi * number / len(steps)))
         block = inputs[step.rows][None]
         output, hidden_units = network._forward(block)
-        error = _centred(output - samples.target[step.rows], weight, step.lengths) * weight / weight.sum()
+        error = centred(output - samples.target[step.rows], weight, step.lengths) * weight / weight.sum()
         for name, gradient in network.gradients(block, error, hidden_units).items():
             _adam(network.arrays[name], gradient, moments[name], number, pace, decay)
 
@@ -211,7 +192,7 @@ def _start(inputs: Floats, members: int, hidden: int, rng: np.random.Generator) 
     }
 
 
-def _centred(difference: Floats, weight: Floats, lengths: Ints) -> Floats:
+def centred(difference: Floats, weight: Floats, lengths: Ints) -> Floats:
     """The differences minus the weighted mean of their problem."""
     starts = np.cumsum(lengths) - lengths
     means = np.add.reduceat(difference * weight, starts, axis=1) / np.add.reduceat(weight, starts, axis=1)

@@ -1,43 +1,56 @@
-"""What ``cudal2gen train`` makes of trials and recordings: the cost model.
-
-Families without measurements learn from the timing model.
-"""
+"""What a campaign learns across problems: a cost model that is trained again as trials come, and the best records."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from cudal2gen.kernel import Problem, Record, space
+from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Trial
-from cudal2gen.timing import model
 from cudal2gen.tuner import cost_model
-from cudal2gen.tuner.cost_model import CostModel, TimedRecords
+from cudal2gen.tuner.cost_model import CostModel, Described, TimedRecords
+from cudal2gen.tuner.facts import facts
 
-# Modelled training data: problems of each GPU and accumulator, and candidates of each problem.
-PRIOR_PROBLEMS, PRIOR_CANDIDATES = 20, 48
-PRIOR_TARGETS = (("a100", "f16"), ("a100", "f32"), ("h200", "f16"), ("h200", "f32"))
+GROWTH = 1.25  # the model is trained again when there are so many times the records that it has seen
 
 
-def pooled(trials: Sequence[Trial], sizes: Sequence[tuple[int, int, int]], seed: int = 0) -> CostModel:
-    """The cost model of measured trials and recordings.
+class Learning:
+    """What a campaign has learned so far. It begins with a ``pool`` of records, one of each problem.
 
-    Problems of sizes that are drawn from ``sizes`` (m, n, k) are added with the timing model's estimates as times. The
-    model learns from them to correct nothing, so that a family without measurements is ordered by the timing model.
+    Not safe for threads: campaigns learn and begin searches on one thread.
     """
-    trained = cost_model.train([*cost_model.timed(trials), *timing_model_alone(sizes, seed)], seed)
-    # Recordings of other families say little about the estimate's error for a family without measurements.
-    trained.spread = max(trained.spread, cost_model.SPREAD)
-    return trained
 
+    def __init__(self, pool: Iterable[Record] = (), seed: int = 0) -> None:
+        self._best = {record.problem: record for record in pool}
+        self._seed, self._trained_on = seed, 0
+        self._timed: dict[Problem, dict[object, tuple[Record, float]]] = {}
+        self._described: dict[Problem, Described] = {}
+        self._model = CostModel()
 
-def timing_model_alone(sizes: Sequence[tuple[int, int, int]], seed: int = 0) -> list[TimedRecords]:
-    """Candidates of drawn problems with the timing model's estimates as times."""
-    rng = random.Random(seed)
-    problems: list[TimedRecords] = []
-    for gpu, acc in PRIOR_TARGETS:
-        for m, n, k in rng.sample(list(sizes), min(PRIOR_PROBLEMS, len(sizes))):
-            problem = Problem.model_validate({"gpu": gpu, "acc": acc, "layout": "tn", "m": m, "n": n, "k": k})
-            records: Sequence[Record] = space.candidates(problem, PRIOR_CANDIDATES, seed).records
-            problems.append(TimedRecords(records, [model.estimate(record).us for record in records]))
-    return problems
+    @property
+    def pool(self) -> list[Record]:
+        """The best record of each problem: the fastest one that was timed, else the one that it began with."""
+        return list(self._best.values())
+
+    @property
+    def records(self) -> int:
+        """Different records with a time."""
+        return sum(map(len, self._timed.values()))
+
+    def learn(self, trials: Iterable[Trial]) -> None:
+        """Adds trials of any problems. What is told twice counts once."""
+        for problem, new in cost_model.timed(trials).items():
+            own = self._timed.setdefault(problem, {})
+            own |= {record.kernel_key: (record, us) for record, us in zip(new.records, new.us, strict=True)}
+            self._described.pop(problem, None)
+            self._best[problem] = min(own.values(), key=lambda pair: pair[1])[0]
+
+    @property
+    def model(self) -> CostModel:
+        """The cost model. It is the timing model at first, and is trained again when much has been learned since."""
+        if self.records >= GROWTH * self._trained_on:
+            self._trained_on = self.records
+            for problem in self._timed.keys() - self._described.keys():
+                timed = TimedRecords(*zip(*self._timed[problem].values(), strict=True))
+                self._described[problem] = facts(timed.records), timed
+            self._model = cost_model.train_described([self._described[p] for p in self._timed], self._seed)
+        return self._model

@@ -14,10 +14,11 @@ from cudal2gen.kernel import Problem, Record, space
 from cudal2gen.results import Trial
 from cudal2gen.tuner import campaign, concurrent_searches, search
 from cudal2gen.tuner.background_builds import MOST_EACH, BackgroundBuilds
+from cudal2gen.tuner.climbing import HillClimbing
 from cudal2gen.tuner.concurrent_searches import RankedSearch, ThreadedHost
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.executor import Worker
-from cudal2gen.tuner.proposers import Evolution, Mixture, Random
+from cudal2gen.tuner.proposers import Mixture, Random
 from cudal2gen.tuner.search import Search, SearchLimits
 from scripts import campaign_time
 from tests.cudal2gen.test_concurrent_searches import problem
@@ -130,8 +131,8 @@ def searches(store: list[Trial], place: Worker) -> Callable[[int], RankedSearch 
         if rank == 8:
             return None
         contest = Search(space.candidates(problem(rank), 60), None)
-        mixture = Mixture([Random(rank), Evolution(rank)])
-        steps = search.steps(contest, mixture, place, store.extend, SearchLimits(12, 4, prune=None))
+        climbing = HillClimbing(Random(rank), "climbing", rank)
+        steps = search.steps(contest, climbing, place, store.extend, SearchLimits(12, 4, prune=None))
         return RankedSearch(rank, contest, steps)
 
     return begin

@@ -390,7 +390,7 @@ def test_completion_is_printed_for_a_shell_that_is_named() -> None:
         ("build --gpu a", ["a100", "any"]),
         ("list --where st", ["structure=exact", "structure=nearest", "structure=tuned", "structure=modelled"]),
         ("run --inputs s", ["sparse", "special"]),
-        ("tune --proposers policy,r", ["policy,random"]),
+        ("tune --proposers nearest,r", ["nearest,random"]),
         ("tune --where class=s", ["class=small-m", "class=split-k"]),
         ("tune-m", ["tune-model"]),
     ],

@@ -10,10 +10,11 @@ import pytest
 from cudal2gen.kernel import Problem, space
 from cudal2gen.results import Trial
 from cudal2gen.tuner import concurrent_searches, ray_executor, search
+from cudal2gen.tuner.climbing import HillClimbing
 from cudal2gen.tuner.concurrent_searches import RankedSearch, ThreadedHost
 from cudal2gen.tuner.environment import Model
 from cudal2gen.tuner.executor import Executor, InProcess, Worker
-from cudal2gen.tuner.proposers import Evolution, Mixture, Random
+from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.search import Evaluation, Search, SearchLimits
 from scripts import campaign_time
 from scripts.campaign_time import Cluster, Plan, Times
@@ -64,7 +65,7 @@ def searches(count: int, store: list[Trial]) -> Callable[[int], RankedSearch | N
         if rank == count:
             return None
         contest = Search(space.candidates(problem(rank), 60), None)
-        proposer = Mixture([Random(rank), Evolution(rank)])
+        proposer = HillClimbing(Random(rank), "climbing", rank)
         place = Model(seed=3)
         return RankedSearch(
             rank, contest, search.steps(contest, proposer, place, store.extend, SearchLimits(12, 4, prune=None))

@@ -62,7 +62,6 @@ OUTCOMES = {
     "profile": Outcome(SIZE, 1, UNBUILT),
     "tune": Outcome(f"{SIZE} --environment model --proposers random --evaluations 2", 1, REMEDY),
     "write": Outcome(SIZE, 2, "a language model needs --llm NAME@URL"),
-    "train": Outcome("--recordings {folder}/none", 2, "{folder}/none: "),
     "compare": Outcome("--recordings {folder}/none", 2, "{folder}/none: "),
     "export": Outcome("--out {folder}/data", 2, "no transcript "),
     "explain": Outcome(SIZE, 0),

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from typer.models import ArgumentInfo, OptionInfo
 
 from cudal2gen import cli, places, validator
-from cudal2gen.cli import learning, searching, tuning
+from cudal2gen.cli import learning
 from cudal2gen.generation import compiler
 from cudal2gen.kernel import FAMILIES
 from cudal2gen.launch import gpu
 from cudal2gen.launch.gpu import GpuError
 from cudal2gen.operators import shapes
-from cudal2gen.tuner import campaign, cost_model, policy, ray_executor
+from cudal2gen.tuner import campaign, ray_executor
 from kernelproof.ground import toolchain
 from kernelproof.ground.toolchain import ToolchainError
 from tests.cudal2gen.fuzzed import TEXTS, check_outcome, examples, run
@@ -161,8 +161,8 @@ def workplace(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     def unreachable(*arguments: Any, **options: Any) -> None:
         raise ray_executor.Unreachable("no cluster")
 
-    def campaign_run(plan: campaign.Plan, *arguments: Any) -> campaign.Standing:
-        return campaign.Standing(len(plan.problems), 0.0)
+    def campaign_run(plan: campaign.CampaignPlan, *arguments: Any) -> campaign.CampaignState:
+        return campaign.CampaignState(len(plan.problems), 0.0)
 
     monkeypatch.setattr(toolchain, "discover", discover)
     monkeypatch.setattr(compiler, "discover", discover)
@@ -178,11 +178,8 @@ def workplace(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.setattr(gpu, "connect", connect)
     monkeypatch.setattr(ray_executor, "RayExecutor", unreachable)
     monkeypatch.setattr(campaign, "run", campaign_run)
-    monkeypatch.setattr(tuning, "load_policy", lambda *_: policy.Policy(0))
-    monkeypatch.setattr(learning, "trained", lambda *_: ([], cost_model.load()))
     monkeypatch.setattr(learning, "compared_on_recordings", lambda *_: "")
     monkeypatch.setattr(learning, "compared_in_the_model", lambda *_: "")
-    monkeypatch.setattr(searching, "on_one_core", lambda: None)
     monkeypatch.chdir(tmp_path / "desk")
     for name, value in {
         "CATALOG": "kernels.jsonl", "RESULTS": "results", "BUILD_DIR": "build", "CACHE_DIR": "cache", "PACK": "folder"

@@ -110,7 +110,8 @@ def test_trials_survive_the_store(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     record = space.candidates(SMALL).records[0]
     failure = trial_of(Model(), SMALL, record, "short", "compile error", reason="line 3: no")
-    results.append([timed_trial(record, 8.0, 9.0), failure], path)
+    of_a_removed_proposer = timed_trial(record, 8.0, 9.0).model_copy(update={"proposer": "evolution"})
+    results.append([of_a_removed_proposer, failure], path)
     first, second = results.trials(path)
     assert first.faster_than(INCUMBENT) == Ratio(*[pytest.approx(1.125)] * 3)
     assert (second.median_us, second.reason) == (math.inf, "line 3: no")

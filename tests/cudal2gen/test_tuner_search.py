@@ -22,9 +22,10 @@ from cudal2gen.kernel import Problem, Record, parse, revise, space
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Timing, Trial
 from cudal2gen.timing import model
 from cudal2gen.tuner import campaign, executor, search
+from cudal2gen.tuner.climbing import HillClimbing
 from cudal2gen.tuner.environment import Model, trial_of
 from cudal2gen.tuner.proposal import proposal
-from cudal2gen.tuner.proposers import Evolution, Mixture, Random
+from cudal2gen.tuner.proposers import Random
 from tests import processes
 from tests.cudal2gen.searched import SMALL, Scripted, incumbent, timed_trial
 
@@ -36,7 +37,7 @@ def test_a_search_stores_what_it_does_and_ends_with_a_paired_gain() -> None:
     contest = search.Search(space.candidates(SMALL), incumbent())
     search.run(
         contest,
-        Mixture([Random(0), Evolution(0)]),
+        HillClimbing(Random(0), "climbing"),
         executor.InProcess(environment),
         store.extend,
         search.SearchLimits(40, 8, prune=None),
@@ -224,8 +225,10 @@ def test_within_a_budget_each_problem_gets_some_candidates_before_any_gets_more(
         "r",
         search.SearchLimits(24, prune=None),
         budget_seconds=30,
+        learn=lambda contest: told.append((contest.problem, len(contest.evaluations))),
     )
     ended: list[Problem] = []
+    told: list[tuple[Problem, int]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: clock[0])
         standing = campaign.run_in_turns(
@@ -235,6 +238,7 @@ def test_within_a_budget_each_problem_gets_some_candidates_before_any_gets_more(
     assert counts == [8, 8, 8], "all within 21 of 30 s, and the batch under way"
     assert [trial.problem for trial in results.trials(store)[:12:4]] == problems
     assert ended == problems
+    assert told[:6] == [(problem, count) for count in (4, 8) for problem in problems], "each turn teaches the next one"
     assert standing.early_ends(24) == {"out of time": 3}
     assert {contest.winner.effort for contest in standing.searches if contest.winner} == {"final"}, (
         "gains are timed longer"
@@ -289,9 +293,9 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
 
 def winner(environment: str = "gpu", on: str = "NVIDIA H200") -> search.Search:
     record = incumbent()
-    rival = space.candidates(SMALL).compose(5, {}, "policy")
+    rival = space.candidates(SMALL).compose(5, {}, "cost-model")
     best = timed_trial(rival, 8.0, 9.0, digest="d1").model_copy(
-        update={"effort": "final", "environment": environment, "on": on, "proposer": "policy"}
+        update={"effort": "final", "environment": environment, "on": on, "proposer": "cost-model"}
     )
     return search.Search(space.candidates(SMALL), record, [best])
 
@@ -328,7 +332,7 @@ def test_a_run_takes_up_what_its_own_card_measured(tmp_path: Path) -> None:
 def test_the_answer_says_where_it_comes_from(tmp_path: Path) -> None:
     answer = campaign.catalog_record(winner())
     assert answer.origin.structure == "tuned"
-    assert answer.origin.source == "cudal2gen tune, measured on NVIDIA H200, proposed by policy"
+    assert answer.origin.source == "cudal2gen tune, measured on NVIDIA H200, proposed by cost-model"
     assert set(answer.origin.changed) == set(space.differing(incumbent(), answer))
     path = tmp_path / "kernels.jsonl"
     catalog.save([incumbent()], path)
