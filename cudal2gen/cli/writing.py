@@ -92,6 +92,8 @@ def write_kernels(
     print(f"trials in {store}")
     if written.unavailable is not None and not isinstance(written.unavailable, Unasked):
         raise written.unavailable.final
+    if chat.failure is not None and chat.usage.failed == chat.usage.exchanges:
+        raise chat.failure.final
 
 
 def _store(trials: Trials) -> Path:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from cudal2gen import cli, results
 from cudal2gen.cli import tuner_settings
+from cudal2gen.tuner.language_model import chat
 from kernelproof.ground.errors import WrongInput
 from tests.cudal2gen.asking import (
     KEY,
@@ -63,6 +64,21 @@ def test_the_command_line_asks_and_replays(tmp_path: Path, own_catalog: dict[str
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
     lessons = tmp_path / "a-lessons.md"
     assert lessons.exists() == ("times the incumbent's speed" in online.stdout)
+
+
+@pytest.mark.slow
+def test_a_server_that_never_answers_is_no_success(
+    tmp_path: Path, own_catalog: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path / "build")}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(chat, "PAUSES", ())
+    trials = tmp_path / "a.jsonl"
+    base = ["tune", *MODELLED, "--trials", str(trials), "--proposers", "llm,random"]
+    ended = CliRunner().invoke(cli.app, [*base, "--llm", "nobody@http://127.0.0.1:9/v1"])
+    assert ended.exit_code == 1
+    assert "error: the model did not answer: " in ended.output
+    assert {trial.proposer for trial in results.trials(trials)} == {"random"}, "which did what it could"
 
 
 @pytest.mark.slow
