@@ -17,7 +17,8 @@ from tests import house
 
 # The rooms of each package from the lowest up. A room imports only rooms before it.
 KERNELPROOF = (
-    "ground", "sass", "emulator", "profile", "checking", "triton_emulation", "testing", "grading", "mcp_server", "cli",
+    "ground", "sass", "emulator", "certificates", "profile", "checking", "triton_emulation", "testing", "grading",
+    "mcp_server", "cli",
     "__main__", "__init__",
 )  # fmt: skip
 CUDAL2GEN = (

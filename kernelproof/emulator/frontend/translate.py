@@ -59,7 +59,7 @@ class Compiled(KernelFacts):
     blackwell: bool
 
 
-class _Layout:
+class Layout:
     """Where a kernel's variables lie. ``symbols``: name -> (state space, offset or window address). In addition the
     bytes of static shared memory and of local memory."""
 
@@ -129,7 +129,7 @@ class _Translator:
 
     def __init__(self, module: Module, graph: Graph, counters: bool, waiting: frozenset[int]) -> None:
         self.graph, self.counters, self.waiting = graph, counters, waiting
-        self.layout = _Layout(module, graph)
+        self.layout = Layout(module, graph)
         lazy = _lazy_registers(graph)
         names = Names(
             graph.kinds, graph.uniform, lazy, _read_registers(graph), checked_loads(graph.blocks), self.layout.symbols,
@@ -142,7 +142,7 @@ class _Translator:
         self.unset = self._unset_registers()
         accumulators = self._set_anew()
         self.uncertain = [name for name in self.unset if name not in accumulators]
-        self.scope: dict[str, object] = dict(_NAMESPACE)
+        self.scope: dict[str, object] = dict(NAMESPACE)
         self.emitter = Emitter(names, self.scope)
 
     def compile(self) -> Compiled:
@@ -442,7 +442,7 @@ def _join(parts: tuple[Array, ...], width: int) -> Array:
 
 
 # The names that a kernel's text may use beside the units of its batch.
-_NAMESPACE: dict[str, object] = {
+NAMESPACE: dict[str, object] = {
     "np": np,
     "FORCE": force,
     "SEL": _select,

@@ -1,0 +1,19 @@
+"""Proofs that a kernel is right for every size, where the emulator executes some.
+
+The threads of a CTA are known, the problem is not: registers are polynomials over named integers with a coefficient per
+lane, and data are known by their origin in place of their value.
+
+- ``certificate``: proves a PTX text, and checks a certificate again.
+- ``loops``: the cases of a proof; ``invariants`` says what holds at a loop's head, ``guessing`` guesses it.
+- ``machine``: runs a kernel's text, which the emulator's instructions write (``program``), on ``words`` and ``cells``
+  in place of arrays (``abstract``), with ``shared_memory`` and ``products`` as its units.
+- ``facts``: what is known of the named integers; ``polynomials``; ``solver`` asks z3 where bounds do not suffice.
+- ``contract``: what a proof is told of a kernel.
+"""
+
+from kernelproof.certificates.certificate import ASSUMPTIONS as ASSUMPTIONS
+from kernelproof.certificates.certificate import Certificate as Certificate
+from kernelproof.certificates.certificate import Claim as Claim
+from kernelproof.certificates.certificate import prove as prove
+from kernelproof.certificates.certificate import recheck as recheck
+from kernelproof.certificates.facts import NotCertified as NotCertified

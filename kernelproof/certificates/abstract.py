@@ -1,0 +1,191 @@
+"""The names of the emulator's text that must understand words and elements: units, NumPy's functions, arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import Cells, joined
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.words import Word, polynomial
+from kernelproof.emulator import arithmetic
+from kernelproof.emulator.frontend.translate import NAMESPACE
+
+if TYPE_CHECKING:
+    from kernelproof.certificates.machine import Machine
+
+
+class _Named:
+    """An object with these functions as attributes, and those of another object beside them."""
+
+    def __init__(self, functions: dict[str, Any], rest: Any = None) -> None:
+        self.__dict__.update(functions)
+        self._rest = rest
+
+    def __getattr__(self, name: str) -> Any:
+        if self._rest is None:
+            raise NotCertified(f"{name} is not covered")
+        return _concrete(getattr(self._rest, name), name)
+
+
+def _concrete(function: Any, name: str) -> Any:
+    """A function of the emulator, which may only see arrays."""
+    if not callable(function):
+        return function
+
+    def call(*arguments: Any) -> Any:
+        known = [_known(each) for each in arguments]
+        if any(isinstance(each, Word | Cells) for each in known):
+            raise NotCertified(f"{name} of what depends on the problem")
+        return function(*known)
+
+    return call
+
+
+def _known(value: Any) -> Any:
+    """A word whose value is known, as an array."""
+    if isinstance(value, Word) and value.poly.is_constant and isinstance(value.poly.constant, np.ndarray):
+        return value.poly.constant.astype(f"i{value.bits // 8}").view(
+            f"{'i' if value.signed else 'u'}{value.bits // 8}"
+        )
+    return value
+
+
+def select(test: Any, yes: Any, no: Any) -> Any:
+    """Lane by lane, one value where a test holds and another elsewhere."""
+    test = np.asarray(test)
+    if test.all() or not test.any():
+        value = yes if test.all() else no
+        return np.atleast_1d(value) if isinstance(value, np.generic) else value
+    if isinstance(yes, Word) or isinstance(no, Word):
+        word = yes if isinstance(yes, Word) else no
+        return Word(polynomial(yes, word.bits).where(test, polynomial(no, word.bits)), word.bits, word.facts)
+    if isinstance(yes, Cells) and isinstance(no, Cells):
+        return yes.where(test, no)
+    if isinstance(yes, Cells) or isinstance(no, Cells) or no is None:
+        raise NotCertified("some lanes get elements, and others numbers")
+    return np.where(test, yes, no)
+
+
+def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
+    def extreme(a: Any, b: Any) -> Any:
+        if not isinstance(a, Word) and not isinstance(b, Word):
+            return (np.maximum if largest else np.minimum)(a, b)
+        return select(a >= b if largest else a <= b, a, b)
+
+    return extreme
+
+
+def _insert(a: Any, b: Any, start: Any, length: Any) -> Any:
+    """bfi: only the number into which bits are inserted is known, or all is."""
+    at, count = _one(start) & 255, _one(length) & 255
+    if not isinstance(a, Word) and not isinstance(b, Word):
+        return arithmetic.bfi(a, b, start, length)
+    if not isinstance(b, Word) and isinstance(a, Word) and at + count >= a.bits:
+        return (a << at) | (b & ((1 << at) - 1))
+    raise NotCertified("bits of what depends on the problem are inserted")
+
+
+def _one(value: Any) -> int:
+    numbers = np.asarray(value)
+    if not (numbers == numbers.flat[0]).all():
+        raise NotCertified("lanes insert at different places")
+    return int(numbers.flat[0])
+
+
+def _divide(a: Any, b: Any) -> Any:
+    if isinstance(a, Word) or isinstance(b, Word):
+        return _quotient(a, b)[0]
+    return arithmetic.divide(a, b)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    if isinstance(a, Word) or isinstance(b, Word):
+        return _quotient(a, b)[1]
+    return arithmetic.remainder(a, b)
+
+
+def _quotient(a: Any, b: Any) -> tuple[Word, Word]:
+    """Quotient and remainder of numbers that are not negative. The quotient is looked for among the names that occur;
+    that it is the right one is checked."""
+    word = a if isinstance(a, Word) else b
+    x, y = polynomial(a, word.bits), polynomial(b, word.bits)
+    facts = word.facts
+    for each in (x, y):
+        Word(each, word.bits, facts, word.signed).number()
+    if facts.holds(x) and facts.holds(y - 1):
+        for quotient in _candidates(x, y):
+            rest = x - y * quotient
+            if facts.known(rest).min() == 1 and facts.known(y - 1 - rest).min() == 1:
+                return Word(quotient, word.bits, facts, word.signed), Word(rest, word.bits, facts, word.signed)
+    raise NotCertified(f"the quotient of {x} and {y} is not known")
+
+
+def _candidates(x: Any, y: Any) -> Any:
+    from kernelproof.certificates.polynomials import Polynomial
+
+    yield Polynomial.of(0)
+    if y.is_constant and isinstance(y.constant, int):
+        yield x.divided(y.constant)[0]
+    for name in dict.fromkeys(x.names()):
+        yield Polynomial.named(name)
+
+
+def _split(values: Any, count: int, width: int, lanes: int) -> Any:
+    if isinstance(values, Cells):
+        if width % values.width:
+            raise NotCertified("an element is taken apart")
+        step = width // values.width
+        return [values.part(i * step, i * step + step) for i in range(count)]
+    if isinstance(values, Word):
+        raise NotCertified("a word that depends on the problem is taken apart")
+    return NAMESPACE["SPLIT"](values, count, width, lanes)  # type: ignore[operator]
+
+
+def _join(parts: tuple[Any, ...], width: int) -> Any:
+    if all(isinstance(part, Cells) for part in parts):
+        return joined(list(parts))
+    if any(isinstance(part, Cells | Word) for part in parts):
+        raise NotCertified("elements and numbers in one access")
+    return NAMESPACE["JOIN"](parts, width)  # type: ignore[operator]
+
+
+def _pack(high: Any, low: Any, _convert: Any) -> Any:
+    """cvt of two sums in fp32 to a pair of halves: the one conversion of a value of D."""
+    if not (isinstance(high, Cells) and isinstance(low, Cells) and high.width == low.width == 4):
+        raise NotCertified("a conversion of what are not sums")
+    pair = joined([low, high])
+    return Cells(pair.kinds, pair.rows, pair.cols, 2)
+
+
+def names_of_arithmetic() -> dict[str, Callable[..., Any]]:
+    """The functions of the emulator's arithmetic that understand words and elements."""
+    return {"bfi": _insert, "divide": _divide, "remainder": _remainder, "pack_f32": _pack}
+
+
+def names(machine: Machine) -> dict[str, object]:
+    """The names that differ from the emulator's, for one machine."""
+
+    def numbers(value: Any, width: int) -> Any:
+        """A number in all lanes; predicates have width 0."""
+        if isinstance(value, Word | Cells):
+            return value
+        return np.full(machine.lanes, value, f"u{width}" if width else bool)
+
+    numpy = {"where": select, "minimum": _extreme(False), "maximum": _extreme(True), "negative": lambda a: -a}
+    return {
+        "K": numbers,
+        "SEL": select,
+        "WHERE": select,
+        "SPLIT": _split,
+        "JOIN": _join,
+        "FORCE": lambda value: value,
+        "np": _Named(numpy, np),
+        "A": _Named(names_of_arithmetic(), arithmetic),
+        "G": _Named({"load": machine.global_load, "store": machine.global_store}),
+        "S": _Named({"load": machine.shared_load, "store": machine.shared_store}),
+        "H": _Named({"load": machine.load_matrices}),
+        "I": _Named({"lanes": machine.lanes_of, "constant": machine.constant}),
+    }  # fmt: skip

@@ -1,0 +1,133 @@
+"""Data by their origin: registers and shared memory hold which elements of the operands they are, not their values.
+
+An element is A(row, col) of an operand, or a sum of products A(row, k) * B(col, k) over a set of k. The parts of row
+and col that depend on the problem are the same for many elements, so they are kept once, as a ``Kind`` with a number;
+each element has that number and two offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.polynomials import Lanes, Polynomial
+
+Key = frozenset[tuple[tuple[str, ...], int]]
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The k whose products a sum has: all from 0 to before ``done``, and ``done + i`` for each bit i of ``beyond``."""
+
+    done: Polynomial
+    beyond: int
+
+    @property
+    def key(self) -> tuple[Key, int]:
+        return self.done.key, self.beyond
+
+    def plus(self, base: Polynomial, offsets: tuple[int, ...]) -> Summed:
+        """With the products of the k that are ``base`` plus an offset. Raises NotCertified if one is there twice, or if
+        it is not known how far they are from those that are there."""
+        gap = base - self.done
+        if not gap.is_constant or not isinstance(gap.constant, int):
+            raise NotCertified(f"products from k = {base} on are added to a sum that has those before k = {self.done}")
+        beyond = self.beyond
+        for offset in offsets:
+            at = gap.constant + offset
+            if at < 0 or beyond >> at & 1:
+                raise NotCertified(f"the products of k = {base + offset} are added twice")
+            if at > 4096:
+                raise NotCertified(f"products of k = {base + offset} are added before those of k = {self.done}")
+            beyond |= 1 << at
+        whole = ((beyond + 1) & ~beyond).bit_length() - 1
+        return Summed(self.done + whole, beyond >> whole)
+
+
+class Kind(NamedTuple):
+    """What elements have in common: the operand (or ``sum``), and the parts of row and col that depend on the problem.
+    ``summed``: the k of a sum."""
+
+    source: str
+    row: Polynomial
+    col: Polynomial
+    summed: Summed | None = None
+
+    @property
+    def text(self) -> str:
+        """The kind in words; different ones for different kinds."""
+        k = f" over k < {self.summed.done}, {self.summed.beyond:x}" if self.summed else ""
+        return f"{self.source}({self.row}, {self.col}){k}"
+
+
+class Kinds:
+    """Numbers of kinds. 0 is for what is not known: nothing may be computed from it."""
+
+    def __init__(self) -> None:
+        self.all: list[Kind | None] = [None]
+        self._numbers: dict[object, int] = {}
+
+    def number(self, kind: Kind) -> int:
+        """The number of a kind; equal kinds have the same one."""
+        key = (kind.source, kind.row.key, kind.col.key, kind.summed.key if kind.summed else None)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.all)
+            self.all.append(kind)
+        return number
+
+    def __getitem__(self, number: int) -> Kind | None:
+        return self.all[number]
+
+
+class Cells:
+    """Elements per lane: arrays of shape (lanes, elements of a lane) with the number of the kind, and offsets of row
+    and col. ``width``: bytes of an element. Arrays never change."""
+
+    __slots__ = ("cols", "kinds", "rows", "width")
+    __array_ufunc__ = None
+
+    def __init__(self, kinds: Lanes, rows: Lanes, cols: Lanes, width: int) -> None:
+        self.kinds, self.rows, self.cols, self.width = kinds, rows, cols, width
+
+    def part(self, start: int, stop: int) -> Cells:
+        """Some of each lane's elements."""
+        return Cells(self.kinds[:, start:stop], self.rows[:, start:stop], self.cols[:, start:stop], self.width)
+
+    def where(self, test: Lanes, other: Cells) -> Cells:
+        """These elements in the lanes in which a test holds, others elsewhere."""
+        t = test[:, None]
+        return Cells(
+            np.where(t, self.kinds, other.kinds), np.where(t, self.rows, other.rows),
+            np.where(t, self.cols, other.cols), self.width,
+        )  # fmt: skip
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a lane."""
+        return int(self.kinds.shape[1]) * self.width
+
+    @property
+    def one_kind(self) -> int:
+        """The number of the kind that all elements have, 0 if there are several."""
+        first = int(self.kinds.flat[0])
+        return first if (self.kinds == first).all() else 0
+
+
+def joined(parts: list[Cells]) -> Cells:
+    """The elements of several registers side by side."""
+    if len({part.width for part in parts}) > 1:
+        raise NotCertified("elements of different widths in one access")
+    return Cells(
+        np.concatenate([part.kinds for part in parts], 1), np.concatenate([part.rows for part in parts], 1),
+        np.concatenate([part.cols for part in parts], 1), parts[0].width,
+    )  # fmt: skip
+
+
+def unknown(lanes: int, count: int, width: int) -> Cells:
+    """Elements of which nothing is known."""
+    zero = np.zeros((lanes, count), np.int64)
+    return Cells(zero, zero, zero, width)

@@ -1,0 +1,114 @@
+"""Guesses the invariant of a loop from the states of two turns. A wrong guess costs a proof, and proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import Cells, Kind, Kinds
+from kernelproof.certificates.invariants import (
+    Invariant,
+    Ranges,
+    SumPlaces,
+    bits_of,
+    is_number,
+    is_zero,
+    kind_pairs,
+    kind_step,
+    poly_of,
+)
+from kernelproof.certificates.machine import State
+from kernelproof.certificates.polynomials import Lanes
+
+
+class _Steps:
+    """The steps of kinds that the pairs of two turns suggest; the first suggestion for a kind counts."""
+
+    def __init__(self, kinds: Kinds) -> None:
+        self.kinds, self.steps = kinds, dict[int, int]()
+
+    def lost(self, a: Cells, b: Cells) -> Lanes:
+        """Note the steps of elements from one turn to the next. True where there is none, or not the noted one."""
+        lost = np.zeros(a.kinds.shape, bool)
+        for x, y in kind_pairs(a.kinds, b.kinds):
+            where = (a.kinds == x) & (b.kinds == y)
+            step = self._step(self.kinds[x], self.kinds[y], (b.rows - a.rows)[where], (b.cols - a.cols)[where])
+            if step is None or self.steps.setdefault(x, step) != step:
+                lost |= where
+        return lost
+
+    @staticmethod
+    def _step(a: Kind | None, b: Kind | None, rows: Lanes, cols: Lanes) -> int | None:
+        step = kind_step(a, b)
+        if step is None or a is None:
+            return step
+        if a.summed is not None:
+            return None if rows.any() or cols.any() else step
+        return None if rows.any() or (cols != cols[0]).any() else step + int(cols[0])
+
+
+def guess(first: State, second: State, live: Iterable[str], variable: Callable[[str], str], kinds: Kinds) -> Invariant:
+    """The invariant that the states of turn 0 and turn 1 suggest, for the registers that are read later."""
+    steps = _Steps(kinds)
+    words, sums, unknown = {}, {}, []
+    for register in sorted(live):
+        a, b = first.registers.get(variable(register)), second.registers.get(variable(register))
+        places = _sum_places(a, b, kinds)
+        if places is not None and isinstance(b, Cells):
+            kind = kinds[b.one_kind]
+            assert kind is not None
+            assert kind.summed is not None
+            empty = kinds.number(kind._replace(summed=type(kind.summed)(kind.summed.done - kind.summed.done, 0)))
+            if not steps.lost(Cells(np.full_like(b.kinds, empty), b.rows, b.cols, b.width), b).any():
+                sums[register] = places
+                continue
+            unknown.append(register)
+        elif isinstance(a, Cells) and isinstance(b, Cells) and a.kinds.shape == b.kinds.shape:
+            if steps.lost(a, b).any():
+                unknown.append(register)
+        elif is_number(a) and is_number(b) and bits_of(a) == bits_of(b):
+            step = poly_of(b) - poly_of(a)
+            if not step.same_in_all_lanes:
+                unknown.append(register)
+            elif step.terms:
+                words[register] = step.spelled
+        else:
+            unknown.append(register)
+    x, y = first.shared, second.shared
+    lost = steps.lost(Cells(x.kinds, x.rows, x.cols, 2), Cells(y.kinds, y.rows, y.cols, 2)) & (x.kinds != 0)
+    texts = {kind.text: step for number, step in steps.steps.items() if step and (kind := kinds[number]) is not None}
+    return Invariant(
+        words=words,
+        kinds=texts,
+        sums=sums,
+        unknown=tuple(unknown),
+        unknown_places=_ranges(lost),
+        written=_ranges(x.writer != y.writer),
+        read=_ranges(x.reader != y.reader),
+    )
+
+
+def _sum_places(zeros: Any, sums: Any, kinds: Kinds) -> SumPlaces | None:
+    """Where the sums of a register are that was zero; None if it is not that."""
+    if not (is_zero(zeros) and isinstance(sums, Cells)) or sums.bytes != zeros.dtype.itemsize:
+        return None
+    kind = kinds[sums.one_kind]
+    if kind is None or kind.summed is None or len(sums.rows) % 32:
+        return None
+    rows, cols = sums.rows[::32, 0], sums.cols[::32, 0]
+    return SumPlaces(
+        row=kind.row.spelled, col=kind.col.spelled, rows=tuple(rows.tolist()), cols=tuple(cols.tolist()),
+        width=sums.width,
+    )  # fmt: skip
+
+
+def _ranges(mask: Lanes) -> Ranges:
+    """Runs of places at which a mask is true."""
+    places = np.flatnonzero(mask)
+    if not len(places):
+        return ()
+    starts = places[np.flatnonzero(np.diff(places, prepend=-2) > 1)]
+    lasts = places[np.flatnonzero(np.diff(places, append=places[-1] + 2) > 1)]
+    return tuple(zip(starts.tolist(), lasts.tolist(), strict=True))

@@ -1,0 +1,253 @@
+"""Invariants of a loop: what is stated of the state at its head, turn by turn, and the check that a state is so.
+
+An invariant says by how much registers and elements change from turn to turn, so with the state of turn 0 it gives the
+state of every turn. It may say less than is true: that a register or element is not known, or that a byte was read by
+several threads. Nothing of it is believed: ``loops`` shows that it holds at the entry and is kept by the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from kernelproof.certificates.cells import Cells, Kind, Kinds, Summed
+from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.machine import State
+from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
+from kernelproof.certificates.shared_memory import NOBODY, SEVERAL
+from kernelproof.certificates.words import Word, polynomial
+from kernelproof.ground.schema import Schema
+
+Spelled = dict[str, int]  # a polynomial
+Ranges = tuple[tuple[int, int], ...]  # first and last place of runs of elements of shared memory
+
+
+class SumPlaces(Schema):
+    """For a register that is zero at first: the elements of D of whose sums it has the first terms, none yet.
+
+    ``row``, ``col``: the parts that depend on the problem. ``rows``, ``cols``: of each warp the offsets of lane 0; lane
+    l has those plus l / 4 rows, and 2 * (l % 4) columns.
+    """
+
+    row: Spelled
+    col: Spelled
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    width: int
+
+
+class Invariant(Schema):
+    """What is stated of a loop's head. All registers by their names in the PTX."""
+
+    words: Annotated[dict[str, Spelled], Field(description="register -> the step of its value, from turn to turn")]
+    kinds: Annotated[
+        dict[str, int], Field(description="elements of a kind -> the step in k; of a sum, how many products it gains")
+    ]
+    sums: Annotated[dict[str, SumPlaces], Field(description="accumulators that are zero in turn 0")]
+    unknown: Annotated[tuple[str, ...], Field(description="registers of which nothing is stated")]
+    unknown_places: Annotated[Ranges, Field(description="the same for elements of shared memory")]
+    written: Annotated[Ranges, Field(description="elements that several threads may have written since the barrier")]
+    read: Annotated[Ranges, Field(description="elements that several threads may have read since the barrier")]
+
+
+class Unknown:
+    """A register of which nothing is known: it can be copied, and every other use of it fails."""
+
+    __array_ufunc__ = None
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+UNKNOWN = Unknown()
+
+
+@dataclass
+class Turns:
+    """The states of a loop's head: an invariant and the state of turn 0. Only the registers in ``live`` count; the
+    names of registers in the emulator's text are ``variable`` of those in the PTX."""
+
+    invariant: Invariant
+    first: State
+    live: Iterable[str]
+    variable: Callable[[str], str]
+
+    def at(self, turn: Polynomial, facts: Facts, kinds: Kinds) -> State:
+        """The state of a turn."""
+        steps = self.invariant.kinds
+
+        def moved(number: int) -> int:
+            kind = kinds[number]
+            step = steps.get(kind.text, 0) if kind is not None else 0
+            if kind is None or not step:
+                return number
+            if kind.summed is not None:
+                return kinds.number(kind._replace(summed=Summed(kind.summed.done + turn * step, kind.summed.beyond)))
+            return kinds.number(kind._replace(col=kind.col + turn * step))
+
+        state = renumbered(self._stated(kinds), moved)
+        for register, step in self.invariant.words.items():
+            name = self.variable(register)
+            value = state.registers[name]
+            state.registers[name] = Word(poly_of(value) + Polynomial.parsed(step) * turn, bits_of(value), facts)
+        return rebound(state, lambda poly: poly, facts)
+
+    def _stated(self, kinds: Kinds) -> State:
+        """Turn 0, as far as the invariant speaks of it."""
+        state = self.first.copied()
+        for register, places in self.invariant.sums.items():
+            state.registers[self.variable(register)] = _no_sums(places, kinds)
+        for register in self.invariant.unknown:
+            state.registers[self.variable(register)] = UNKNOWN
+        shared = state.shared
+        for marks, ranges, mark in (
+            (shared.kinds, self.invariant.unknown_places, 0),
+            (shared.writer, self.invariant.written, SEVERAL),
+            (shared.reader, self.invariant.read, SEVERAL),
+        ):
+            for start, last in ranges:
+                marks[start : last + 1] = mark
+        return state
+
+    def check(self, turn: Polynomial, actual: State, facts: Facts, kinds: Kinds) -> None:
+        """Raise NotCertified unless everything that is stated of a turn is true of a state."""
+        general = self.at(turn, facts, kinds)
+        for register in sorted(self.live):
+            a, b = general.registers.get(self.variable(register)), actual.registers.get(self.variable(register))
+            if a is not UNKNOWN and a is not b and not _same(a, b, kinds):
+                raise NotCertified(f"register {register} is not what turn after turn suggests: {a}, not {b}")
+        x, y = general.shared, actual.shared
+        match = _elements_match(Cells(x.kinds, x.rows, x.cols, 2), Cells(y.kinds, y.rows, y.cols, 2), kinds)
+        if not match[x.kinds != 0].all():
+            raise NotCertified("shared memory does not hold what turn after turn suggests")
+        for mine, its in ((x.writer, y.writer), (x.reader, y.reader)):
+            if ((its != mine) & (mine != SEVERAL) & (its != NOBODY)).any():
+                raise NotCertified("accesses to shared memory since the last barrier differ from turn to turn")
+        same_groups = len(x.groups) == len(y.groups) and all(map(np.array_equal, x.groups, y.groups))
+        if not same_groups or x.open or y.open or (x.pending != y.pending).any():
+            raise NotCertified("the pending copies differ from turn to turn")
+
+
+def _no_sums(places: SumPlaces, kinds: Kinds) -> Cells:
+    """Sums of nothing."""
+    lane = np.arange(32)
+    per_lane = 4 // places.width
+    rows = (np.asarray(places.rows)[:, None] + lane // 4).reshape(-1, 1)
+    cols = (np.asarray(places.cols)[:, None] + lane % 4 * 2).reshape(-1, 1) + np.arange(per_lane)
+    kind = Kind("sum", Polynomial.parsed(places.row), Polynomial.parsed(places.col), Summed(ZERO, 0))
+    return Cells(
+        np.full(cols.shape, kinds.number(kind)), np.broadcast_to(rows, cols.shape), cols, places.width
+    )  # fmt: skip
+
+
+def _same(a: Any, b: Any, kinds: Kinds) -> bool:
+    """Are registers the same? Zero is a sum of nothing."""
+    if isinstance(a, Cells):
+        if isinstance(b, Cells):
+            return a.kinds.shape == b.kinds.shape and bool(_elements_match(a, b, kinds).all())
+        kind = kinds[a.one_kind]
+        nothing = kind is not None and kind.summed is not None and not kind.summed.beyond and not kind.summed.done.terms
+        return nothing and is_zero(b) and a.bytes == b.dtype.itemsize
+    return is_number(a) and is_number(b) and bits_of(a) == bits_of(b) and poly_of(a).equals(poly_of(b))
+
+
+def kind_step(a: Kind | None, b: Kind | None) -> int | None:
+    """By how much elements of one kind differ from those of another, in k; None if in more than that."""
+    if a is None or b is None or a.source != b.source or not a.row.equals(b.row):
+        return 0 if a is None and b is None else None
+    if a.summed is None or b.summed is None:
+        gap = b.col - a.col
+        return int(gap.constant) if a.summed is b.summed and gap.is_constant else None
+    gap = b.summed.done - a.summed.done
+    same = a.col.equals(b.col) and a.summed.beyond == b.summed.beyond
+    return int(gap.constant) if same and gap.is_constant else None
+
+
+def kind_pairs(a: Lanes, b: Lanes) -> list[tuple[int, int]]:
+    """The pairs of kinds that two arrays have at the same place, in ascending order."""
+    codes = np.unique(a.reshape(-1).astype(np.int64) << 32 | b.reshape(-1).astype(np.int64))
+    return [(int(code) >> 32, int(code) & 0xFFFFFFFF) for code in codes]
+
+
+def _elements_match(a: Cells, b: Cells, kinds: Kinds) -> Lanes:
+    """Where two arrays of elements are known, and the same."""
+    out = np.zeros(a.kinds.shape, bool)
+    for x, y in kind_pairs(a.kinds, b.kinds):
+        step = kind_step(kinds[x], kinds[y]) if x and y else None
+        if step is not None:
+            kind = kinds[x]
+            # The constant part of a col is in the offsets; that of a sum's k is not.
+            shift = 0 if kind is not None and kind.summed is not None and step == 0 else step
+            summed = kind is not None and kind.summed is not None
+            if not summed or step == 0:
+                where = (a.kinds == x) & (b.kinds == y)
+                out |= where & (b.rows == a.rows) & (b.cols + shift == a.cols)
+    return out
+
+
+def is_number(value: Any) -> bool:
+    """Is a register's value a word or an array of numbers?"""
+    return isinstance(value, Word) or (isinstance(value, np.ndarray) and value.dtype.kind in "iub")
+
+
+def is_zero(value: Any) -> bool:
+    """Is a register zero in all lanes?"""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "iu" and not value.any()
+
+
+def bits_of(value: Any) -> int:
+    """The width of a word or an array of numbers."""
+    return value.bits if isinstance(value, Word) else max(8, value.dtype.itemsize * 8)
+
+
+def poly_of(value: Any) -> Polynomial:
+    """The value of a word or an array of numbers."""
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        value = value.astype(np.uint8)
+    return polynomial(value, bits_of(value))
+
+
+def renumbered(state: State, number: Callable[[int], int]) -> State:
+    """A state with other kinds."""
+    table: dict[int, int] = {}
+
+    def mapped(array: Lanes) -> Lanes:
+        values, inverse = np.unique(array, return_inverse=True)
+        new = [table[x] if x in table else table.setdefault(x, number(x)) for x in map(int, values)]
+        return np.asarray(new, np.int64)[inverse].reshape(array.shape)
+
+    out = state.copied()
+    for register, value in out.registers.items():
+        if isinstance(value, Cells):
+            out.registers[register] = Cells(mapped(value.kinds), value.rows, value.cols, value.width)
+    out.shared.kinds = mapped(out.shared.kinds)
+    return out
+
+
+def rebound(state: State, change: Callable[[Polynomial], Polynomial], facts: Facts) -> State:
+    """A state whose words are changed, and belong to other facts."""
+    out = state.copied()
+    for register, value in out.registers.items():
+        if isinstance(value, Word):
+            out.registers[register] = Word(change(value.poly), value.bits, facts, value.signed)
+    return out
+
+
+def substituted(state: State, name: str, value: Polynomial, facts: Facts, kinds: Kinds) -> State:
+    """A state for the problems in which a name has a value."""
+
+    def put(poly: Polynomial) -> Polynomial:
+        return poly.substituted(name, value)
+
+    def number(old: int) -> int:
+        kind = kinds[old]
+        if kind is None:
+            return old
+        summed = Summed(put(kind.summed.done), kind.summed.beyond) if kind.summed else None
+        return kinds.number(Kind(kind.source, put(kind.row), put(kind.col), summed))
+
+    return rebound(renumbered(state, number), put, facts)

@@ -1,0 +1,370 @@
+"""A CTA of which the threads are known and the problem is not: runs a kernel's text on words and elements.
+
+The units have the names and methods of those of the emulator's batch, which the text calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates import abstract
+from kernelproof.certificates.cells import Cells, Kind, Kinds, joined, unknown
+from kernelproof.certificates.contract import Contract, Matrix
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.polynomials import Lanes, Polynomial
+from kernelproof.certificates.products import Products
+from kernelproof.certificates.program import Program
+from kernelproof.certificates.shared_memory import Contents, SharedMemory
+from kernelproof.certificates.words import Word, polynomial
+from kernelproof.emulator.machine.tensor import Shape
+from kernelproof.emulator.memory.shared import WINDOW_START
+from kernelproof.emulator.state.arrays import Mask
+
+_WARP = 32
+MOST_STEPS = 1_000_000  # instructions of one run, of which no loop that ends needs as many
+
+
+@dataclass
+class State:
+    """What a CTA has done so far, between two blocks. ``written``: (rows, cols) of each store to D, as offsets from the
+    CTA's tile."""
+
+    block: int
+    registers: dict[str, Any]
+    shared: Contents
+    written: list[tuple[Lanes, Lanes]] = field(default_factory=list)
+
+    def copied(self) -> State:
+        return State(self.block, dict(self.registers), self.shared.copied(), list(self.written))
+
+
+class Machine:
+    """Runs a kernel's blocks for the problems of a contract."""
+
+    def __init__(self, program: Program, contract: Contract, kinds: Kinds) -> None:
+        self.program, self.contract, self.kinds = program, contract, kinds
+        self.facts, self.lanes = contract.facts, contract.lanes
+        self.every = np.arange(self.lanes)
+        self.memory = SharedMemory(contract.shared_bytes + program.layout.shared_static, WINDOW_START)
+        self.products = Products(kinds)
+        self.written: list[tuple[Lanes, Lanes]] = []
+        self.steps = 0
+        self.scope = program.scope | dict.fromkeys("MZTJP", self) | {"m": None} | abstract.names(self)
+
+    # --- running
+
+    def start(self) -> State:
+        """The state in which a CTA begins."""
+        return State(0, {}, Contents.empty(self.memory.bytes // 2))
+
+    def run(self, state: State, stop: int | None) -> State | None:
+        """The state at which block ``stop`` is reached again, or None after the end. The given state stays as it is.
+
+        Raises NotCertified, which names the instruction.
+        """
+        state = state.copied()
+        self.memory.state, self.written = state.shared, state.written
+        block = state.block
+        while True:
+            node, piece = self.program.blocks[block], self.program.pieces[block]
+            if node.end == "exit":
+                self._end()
+                return None
+            self._execute(block, state.registers)
+            self.steps += len(piece.lines)
+            if self.steps > MOST_STEPS:
+                raise NotCertified(f"no end within {MOST_STEPS} instructions")
+            block = node.targets[0]
+            if node.end == "cond":
+                block = node.targets[0 if self._taken(piece.condition, piece.negated, state.registers) else 1]
+            elif node.end == "switch":
+                raise NotCertified("an indexed branch is not covered")
+            if block == stop:
+                state.block = block
+                return state
+
+    def _execute(self, block: int, registers: dict[str, Any]) -> None:
+        piece = self.program.pieces[block]
+        try:
+            exec(piece.code, self.scope, registers)
+        except Exception as error:
+            trace = error.__traceback__
+            line = 0
+            while trace is not None:
+                if trace.tb_frame.f_code is piece.code:
+                    line = trace.tb_lineno
+                trace = trace.tb_next
+            ins = piece.lines[line - 1]
+            where = f"PTX line {ins.line}: {' '.join(ins.text.split())}"
+            if isinstance(error, NotCertified):
+                error.where = error.where or where
+                if error.refuted is not None and not error.extents:
+                    error.extents = self._extents(error.refuted)
+                raise
+            if not isinstance(error, AttributeError | TypeError | ValueError | NameError):
+                raise
+            raise NotCertified(f"this use of {ins.op} is not covered: {error}", where) from error
+
+    def _extents(self, names: dict[str, int]) -> dict[str, tuple[int, int]]:
+        """Rows and columns of each operand, for these values of names."""
+        at = self.facts.evaluated
+        return {x.name: (at(x.rows, names), at(x.cols, names)) for x in self.contract.matrices}
+
+    def _taken(self, condition: str | None, negated: bool, registers: dict[str, Any]) -> bool:
+        values = np.asarray(registers[condition or ""])
+        if values.dtype != bool:
+            raise NotCertified("a branch by a predicate that is not known")
+        if not (values == values.flat[0]).all():
+            raise NotCertified("the threads of a CTA take different branches")
+        return bool(values.flat[0]) != negated
+
+    def _end(self) -> None:
+        """Check what a CTA has done when it ends."""
+        state = self.memory.state
+        if state.open or any(len(group) for group in state.groups):
+            raise NotCertified("a CTA ends while copies to its shared memory are pending")
+        tile = self.contract.tile
+        if tile is None:
+            if self.written:
+                raise NotCertified("a CTA without a tile of its own writes to D")
+            return
+        if not self.written:
+            raise NotCertified("a CTA ends without writing its tile of D")
+        at = np.concatenate([(rows * tile.cols + cols).reshape(-1) for rows, cols in self.written])
+        rows = np.concatenate([rows.reshape(-1) for rows, _ in self.written])
+        cols = np.concatenate([cols.reshape(-1) for _, cols in self.written])
+        if rows.min() < 0 or cols.min() < 0 or rows.max() >= tile.rows or cols.max() >= tile.cols:
+            raise NotCertified("a CTA writes outside of its tile of D")
+        counts = np.bincount(at, minlength=tile.rows * tile.cols)
+        if (counts != 1).any():
+            raise NotCertified(
+                f"{int((counts == 0).sum())} elements of a tile of D are not written, "
+                f"{int((counts > 1).sum())} more than once"
+            )
+
+    def active(self, m: Mask) -> Lanes | None:
+        """The lanes that execute an instruction; None for none."""
+        if m is None:
+            return self.every
+        mask = np.broadcast_to(np.asarray(m), (self.lanes,))
+        return np.flatnonzero(mask) if mask.any() else None
+
+    # --- values: the batch, constants, special registers, parameters
+
+    @property
+    def size(self) -> int:
+        return self.lanes
+
+    def constant(self, what: Any, width: int = 4) -> Any:
+        """A parameter at a byte offset, or a special register of the whole grid."""
+        if isinstance(what, str):
+            return self._special(what)
+        parameter = self.contract.parameters.get(what)
+        if parameter is None or parameter[1] != 8 * width:
+            raise NotCertified(f"the parameter at byte {what} has no meaning in the contract")
+        return Word(parameter[0], parameter[1], self.facts)
+
+    def lanes_of(self, name: str) -> Any:
+        """A special register that varies between threads or CTAs."""
+        if name in ("%tid.x", "%laneid", "%warpid"):
+            return (self.every // {"%warpid": _WARP}.get(name, 1) % {"%laneid": _WARP}.get(name, 1 << 31)).astype("u4")
+        if name in ("%tid.y", "%tid.z"):
+            return np.zeros(self.lanes, "u4")
+        return self._special(name)
+
+    def _special(self, name: str) -> Word:
+        value = self.contract.special.get(name)
+        if value is None:
+            raise NotCertified(f"{name} has no meaning in the contract")
+        return Word(value, 32, self.facts)
+
+    # --- global memory
+
+    def _located(self, address: Any, size: int, written: bool) -> tuple[Matrix, Cells]:
+        """The elements of accesses of ``size`` bytes at an address, which must be in an operand and aligned."""
+        poly = polynomial(address, 64)
+        names = set(poly.names())
+        matrix = next((x for x in self.contract.matrices if x.base in names), None)
+        if matrix is None:
+            raise NotCertified("a global address that is not computed from one operand's")
+        if matrix.written != written:
+            raise NotCertified(f"{matrix.name} is {'written' if written else 'read'}")
+        offset = poly - matrix.address
+        if any(x.base in offset.names() for x in self.contract.matrices):
+            raise NotCertified("a global address that is not computed from one operand's")
+        if any(np.any(np.asarray(c) % size) for c in poly.terms.values()):
+            raise NotCertified(f"an access of {size} bytes to {matrix.name} may not be aligned")
+        row, col = split(offset, matrix)
+        count = size // matrix.width
+        # Along memory; A(row, k) and B(col, k) are named by the caller's order.
+        extents = (matrix.cols, matrix.rows) if matrix.across else (matrix.rows, matrix.cols)
+        for gap, what in (
+            (row, "before its first row"), (extents[0] - 1 - row, "after its last row"),
+            (col, "before the start of a row"), (extents[1] - count - col, "beyond the end of a row"),
+        ):  # fmt: skip
+            if not self.facts.holds(gap):
+                where = f"{matrix.name}({row}, {col})"
+                raise NotCertified(f"an access to {where} may lie {what}", refuted=self.facts.refutation(gap))
+        if not (row.varying.same_in_all_lanes and col.varying.same_in_all_lanes):
+            raise NotCertified(f"the places of lanes in {matrix.name} differ by more than constants")
+        shape = (self.lanes, count)
+        rows = np.broadcast_to(np.asarray(row.constant, np.int64).reshape(-1, 1), shape)
+        cols = np.broadcast_to(np.asarray(col.constant, np.int64).reshape(-1, 1) + np.arange(count), shape)
+        if matrix.across:
+            row, col, rows, cols = col, row, cols, rows
+        number = self.kinds.number(Kind(matrix.name, row.varying, col.varying))
+        return matrix, Cells(np.full(shape, number), rows, cols, matrix.width)
+
+    def global_load(self, address: Any, size: int, m: Mask, *_: int) -> Cells:
+        """Elements of an operand."""
+        lanes = self.active(m)
+        if lanes is None:
+            return unknown(self.lanes, size // 2, 2)
+        if len(lanes) != self.lanes:
+            raise NotCertified("some lanes of a CTA load from global memory, and others not")
+        return self._located(address, size, False)[1]
+
+    def global_store(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
+        """Elements of D, which must be whole sums."""
+        lanes = self.active(m)
+        if lanes is None:
+            return
+        if not isinstance(value, Cells):
+            raise NotCertified("what is stored to D is not a sum of products")
+        matrix, place = self._located(address, size, True)
+        tile = self.contract.tile
+        if tile is None:
+            raise NotCertified("a CTA without a tile of its own writes to D")
+        target, kind = self.kinds[place.one_kind], self.kinds[value.part(0, value.kinds.shape[1]).one_kind]
+        if len(lanes) != self.lanes:
+            value, place = _of_lanes(value, lanes), _of_lanes(place, lanes)
+            kind = self.kinds[value.one_kind]
+        if kind is None or kind.summed is None or target is None or value.width != matrix.width:
+            raise NotCertified("what is stored to D is not a sum of products of its type")
+        if kind.summed.beyond or not kind.summed.done.equals(self.contract.sum_end):
+            raise NotCertified(f"D gets the sum up to k = {kind.summed.done}, not to {self.contract.sum_end}")
+        same = kind.row.equals(target.row) and kind.col.equals(target.col)
+        if not same or (value.rows != place.rows).any() or (value.cols != place.cols).any():
+            raise NotCertified("D gets the sum of another element")
+        if not (target.row.equals(tile.row) and target.col.equals(tile.col)):
+            raise NotCertified(f"a CTA writes D from ({target.row}, {target.col}) on, not its own tile")
+        self.written.append((place.rows, place.cols))
+
+    # --- shared memory
+
+    def shared_places(self, address: Any, size: int, lanes: Lanes) -> Lanes:
+        """The places of accesses to shared memory, whose addresses must be known."""
+        if isinstance(address, Word):
+            if not address.poly.is_constant:
+                raise NotCertified(f"an address of shared memory depends on the problem: {address.poly}")
+            address = np.broadcast_to(np.asarray(address.number().constant), (self.lanes,))
+        return self.memory.places(np.broadcast_to(address, (self.lanes,))[lanes], size)
+
+    def shared_load(self, address: Any, size: int, m: Mask, *_: int) -> Cells:
+        lanes = self.active(m)
+        if lanes is None or len(lanes) != self.lanes:
+            raise NotCertified("some lanes of a CTA load from shared memory, and others not")
+        return self.memory.read(self.shared_places(address, size, lanes), lanes)
+
+    def shared_store(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
+        lanes = self.active(m)
+        if lanes is None:
+            return
+        if not isinstance(value, Cells) or value.width != 2:
+            raise NotCertified("what is stored to shared memory are not elements of 16 bits")
+        self.memory.write(self.shared_places(address, size, lanes), lanes, _of_lanes(value, lanes))
+
+    def issue(self, target: Any, source: Any, size: int, count: Any, m: Mask, *_: int) -> None:
+        """cp.async."""
+        lanes = self.active(m)
+        if lanes is None:
+            return
+        if count is not None:
+            raise NotCertified("copies of a part of a vector are not covered")
+        cells = self._located(source, size, False)[1]
+        self.memory.copy(self.shared_places(target, size, lanes), lanes, _of_lanes(cells, lanes))
+
+    def commit(self, m: Mask) -> None:
+        self._together(m)
+        self.memory.commit()
+
+    def wait(self, most: int, m: Mask) -> None:
+        self._together(m)
+        self.memory.wait(most)
+
+    def wait_all(self, m: Mask) -> None:
+        self._together(m)
+        self.memory.commit()
+        self.memory.wait(0)
+
+    def _together(self, m: Mask) -> None:
+        lanes = self.active(m)
+        if lanes is None or len(lanes) != self.lanes:
+            raise NotCertified("some threads of a CTA execute it, and others not")
+
+    def sync(self, _number: Any, count: Any, m: Mask, *_: int) -> None:
+        """bar.sync, of all threads of the CTA."""
+        self._together(m)
+        if np.any(np.asarray(count)) and np.any(np.asarray(count) != self.lanes):
+            raise NotCertified("a barrier of a part of a CTA's threads is not covered")
+        self.memory.barrier()
+
+    # --- matrices
+
+    def load_matrices(self, address: Any, matrices: int, m: Mask, _site: int, transpose: bool) -> list[Cells]:
+        """ldmatrix: lane l gets elements 2 * (l % 4) and the next of row l / 4 of each matrix."""
+        self._together(m)
+        warps = self.lanes // _WARP
+        at = self.shared_places(address, 16, self.every).reshape(warps, 4, 8, 8)[:, :matrices]
+        if transpose:
+            at = at.transpose(0, 1, 3, 2)
+        at = np.ascontiguousarray(at.transpose(1, 0, 2, 3)).reshape(matrices, self.lanes, 2)
+        return [self.memory.read(each, None) for each in at]
+
+    def mma(self, shape: Shape, a: tuple[Any, ...], b: tuple[Any, ...], c: tuple[Any, ...], m: Mask, *_: int) -> Any:
+        self._together(m)
+        return self.products.multiply(shape, a, b, c)
+
+
+def _of_lanes(cells: Cells, lanes: Lanes) -> Cells:
+    if len(lanes) == len(cells.kinds):
+        return cells
+    return Cells(cells.kinds[lanes], cells.rows[lanes], cells.cols[lanes], cells.width)
+
+
+def split(offset: Polynomial, matrix: Matrix) -> tuple[Polynomial, Polynomial]:
+    """(row, col) of a byte offset from a matrix's address: offset = width * (row * ld + col). What it returns is
+    checked against the matrix's extents by the caller, so any such pair will do."""
+    ld = matrix.ld
+    row: dict[Any, Any] = {}
+    col: dict[Any, Any] = {}
+    if ld.is_constant:
+        step = int(ld.constant) * matrix.width
+        for monomial, c in offset.terms.items():
+            if not monomial:
+                row[monomial], col[monomial] = c // step, c % step
+            elif np.any(np.asarray(c) % step):
+                col[monomial] = c
+            else:
+                row[monomial] = c // step
+    else:
+        (((name,), factor),) = ld.terms.items()
+        step = int(factor) * matrix.width
+        for monomial, c in offset.terms.items():
+            if name in monomial:
+                if np.any(np.asarray(c) % step):
+                    raise NotCertified(f"an address in {matrix.name} that is not in a row of it")
+                rest = list(monomial)
+                rest.remove(name)
+                row[tuple(rest)] = c // step
+            else:
+                col[monomial] = c
+    if any(np.any(np.asarray(c) % matrix.width) for c in col.values()):
+        raise NotCertified(f"an address in {matrix.name} that is not one of an element")
+    return Polynomial(row), Polynomial({monomial: c // matrix.width for monomial, c in col.items()})
+
+
+__all__ = ["Machine", "State", "joined", "split"]

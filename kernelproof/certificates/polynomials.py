@@ -1,0 +1,179 @@
+"""Polynomials over named integers, with a coefficient per lane: what a register holds while the problem is unknown.
+
+A coefficient is an int, the same in every lane, or an int64 array with one element per lane. Sums and products of
+arrays wrap at 2^64, which is harmless: a register is only ever said to equal its polynomial modulo 2^32 or 2^64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+Lanes = np.ndarray[Any, np.dtype[Any]]
+Coefficient = int | Lanes
+Monomial = tuple[str, ...]  # names in ascending order, with repetitions; empty for the constant
+CONSTANT: Monomial = ()
+
+
+def same_everywhere(values: Lanes) -> bool:
+    """Do all lanes have one value?"""
+    return bool((values == values.flat[0]).all())
+
+
+class Polynomial:
+    """A sum of monomials times coefficients, in normal form: no coefficient is zero, and none that is the same in every
+    lane is an array. Objects never change."""
+
+    __slots__ = ("_key", "terms")
+
+    def __init__(self, terms: Mapping[Monomial, Coefficient]) -> None:
+        self.terms: dict[Monomial, Coefficient] = {}
+        self._key: frozenset[tuple[Monomial, int]] | None = None
+        for monomial, coefficient in terms.items():
+            if isinstance(coefficient, np.ndarray):
+                if same_everywhere(coefficient):
+                    coefficient = int(coefficient.flat[0])
+                else:
+                    self.terms[monomial] = coefficient
+                    continue
+            if coefficient:
+                self.terms[monomial] = coefficient
+
+    @classmethod
+    def of(cls, value: Coefficient) -> Polynomial:
+        """A number, or a number per lane."""
+        return cls({CONSTANT: value})
+
+    @classmethod
+    def named(cls, name: str, factor: int = 1) -> Polynomial:
+        """A named integer, times a factor."""
+        return cls({(name,): factor})
+
+    def __add__(self, other: Polynomial | int) -> Polynomial:
+        return self.plus(other, 1)
+
+    def __sub__(self, other: Polynomial | int) -> Polynomial:
+        return self.plus(other, -1)
+
+    def __neg__(self) -> Polynomial:
+        return self.scaled(-1)
+
+    def plus(self, other: Polynomial | int, factor: int) -> Polynomial:
+        """This polynomial plus another one times a factor."""
+        terms = dict(self.terms)
+        for monomial, coefficient in (other if isinstance(other, Polynomial) else Polynomial.of(other)).terms.items():
+            added = coefficient if factor == 1 else coefficient * factor
+            terms[monomial] = terms[monomial] + added if monomial in terms else added
+        return Polynomial(terms)
+
+    def scaled(self, factor: Coefficient) -> Polynomial:
+        """The polynomial times a number, or a number per lane."""
+        return Polynomial({monomial: coefficient * factor for monomial, coefficient in self.terms.items()})
+
+    def __mul__(self, other: Polynomial | int) -> Polynomial:
+        if isinstance(other, int):
+            return self.scaled(other)
+        terms: dict[Monomial, Coefficient] = {}
+        for left, x in self.terms.items():
+            for right, y in other.terms.items():
+                monomial = tuple(sorted(left + right)) if left and right else left or right
+                product = x * y
+                terms[monomial] = terms[monomial] + product if monomial in terms else product
+        return Polynomial(terms)
+
+    @property
+    def constant(self) -> Coefficient:
+        """The part that does not depend on a name."""
+        return self.terms.get(CONSTANT, 0)
+
+    @property
+    def varying(self) -> Polynomial:
+        """The part that depends on names."""
+        return Polynomial({monomial: c for monomial, c in self.terms.items() if monomial})
+
+    @property
+    def is_constant(self) -> bool:
+        return not any(self.terms)
+
+    @property
+    def same_in_all_lanes(self) -> bool:
+        return all(isinstance(coefficient, int) for coefficient in self.terms.values())
+
+    @property
+    def key(self) -> frozenset[tuple[Monomial, int]]:
+        """What distinguishes it from other polynomials; its coefficients must be the same in all lanes."""
+        if self._key is None:
+            self._key = frozenset((monomial, int(c)) for monomial, c in self.terms.items())
+        return self._key
+
+    def equals(self, other: Polynomial) -> bool:
+        """Are they the same polynomial in every lane?"""
+        return self is other or not (self - other).terms
+
+    def names(self) -> Iterator[str]:
+        """The names that occur."""
+        for monomial in self.terms:
+            yield from monomial
+
+    def substituted(self, name: str, value: Polynomial) -> Polynomial:
+        """The polynomial with another in place of a name."""
+        if not any(name in monomial for monomial in self.terms):
+            return self
+        out = Polynomial({monomial: c for monomial, c in self.terms.items() if name not in monomial})
+        for monomial, coefficient in self.terms.items():
+            power = monomial.count(name)
+            if power:
+                term = Polynomial({tuple(each for each in monomial if each != name): coefficient})
+                for _ in range(power):
+                    term = term * value
+                out = out + term
+        return out
+
+    def divided(self, divisor: int) -> tuple[Polynomial, Polynomial]:
+        """(q, r) with self = divisor * q + r, where r has the terms that the divisor does not divide, and of the
+        constant its non-negative rest."""
+        whole: dict[Monomial, Coefficient] = {}
+        rest: dict[Monomial, Coefficient] = {}
+        for monomial, coefficient in self.terms.items():
+            if monomial and not np.all(coefficient % divisor == 0):
+                rest[monomial] = coefficient
+            else:
+                whole[monomial] = coefficient // divisor
+                if not monomial:
+                    rest[monomial] = coefficient % divisor
+        return Polynomial(whole), Polynomial(rest)
+
+    def where(self, test: Lanes, other: Polynomial) -> Polynomial:
+        """This polynomial in the lanes in which ``test`` holds, the other one elsewhere."""
+        monomials = self.terms.keys() | other.terms.keys()
+        return Polynomial({x: np.where(test, self.terms.get(x, 0), other.terms.get(x, 0)) for x in monomials})
+
+    def in_lane(self, lane: int) -> dict[Monomial, int]:
+        """The coefficients of one lane."""
+        return {x: int(c[lane]) if isinstance(c, np.ndarray) else c for x, c in self.terms.items()}
+
+    def __repr__(self) -> str:
+        """The polynomial in normal order."""
+        return " + ".join(f"{_spelled(c)}{'*' if x else ''}{'*'.join(x)}" for x, c in sorted(self.terms.items())) or "0"
+
+    @classmethod
+    def parsed(cls, terms: Mapping[str, int]) -> Polynomial:
+        """The polynomial that ``spelled`` has spelled."""
+        return cls({tuple(sorted(filter(None, text.split("*")))): c for text, c in terms.items()})
+
+    @property
+    def spelled(self) -> dict[str, int]:
+        """Products of names, and their coefficients, which must be the same in all lanes; the empty text for the
+        constant."""
+        return {"*".join(monomial): int(c) for monomial, c in sorted(self.terms.items())}
+
+
+def _spelled(coefficient: Coefficient) -> str:
+    if isinstance(coefficient, int):
+        return str(coefficient)
+    return f"({coefficient.min()}..{coefficient.max()} by lane)"
+
+
+ZERO = Polynomial({})

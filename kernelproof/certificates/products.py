@@ -1,0 +1,106 @@
+"""mma.sync on elements by their origin: fragments must match, and each product is added once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import Cells, Kind, Kinds, Summed
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
+from kernelproof.emulator.machine.tensor import Shape
+
+
+@dataclass
+class Fragment:
+    """A warp's 16 rows of A or 8 columns of B, and 16 of k. ``places``: the offset of each row (or column), shape
+    (warps, 16 or 8). ``steps``: the offsets of k, in the order in which products pair them; the same in all warps."""
+
+    source: str
+    place: Polynomial
+    places: Lanes
+    base: Polynomial
+    steps: tuple[int, ...]
+
+
+class Products:
+    """The products of a CTA's warps."""
+
+    def __init__(self, kinds: Kinds) -> None:
+        self.kinds = kinds
+        self._fragments: dict[tuple[int, ...], tuple[tuple[Cells, ...], Fragment]] = {}
+
+    def fragment(self, registers: tuple[Any, ...], halves: int) -> Fragment:
+        """The fragment in the registers of A (``halves`` of 8 rows: 2) or of B (1)."""
+        key = tuple(map(id, registers))
+        known = self._fragments.get(key)
+        if known is None:
+            if len(self._fragments) > 256:
+                self._fragments.clear()
+            known = self._fragments[key] = (registers, self._fragment(registers, halves))
+        return known[1]
+
+    def _fragment(self, registers: tuple[Any, ...], halves: int) -> Fragment:
+        if not all(isinstance(each, Cells) and each.width == 2 for each in registers):
+            raise NotCertified("an mma.sync multiplies what was not loaded from an operand")
+        number = registers[0].one_kind
+        kind = self.kinds[number]
+        if kind is None or kind.summed is not None or any(each.one_kind != number for each in registers):
+            raise NotCertified("an mma.sync multiplies elements that are not of one operand")
+        rows, cols = (np.stack([getattr(each, name) for each in registers], 2) for name in ("rows", "cols"))
+        # Lane 4 g + t has of its register r the elements of row g (+ 8 if r is odd, in A), k 2 t and the next (+ 8).
+        shape = (len(rows) // 32, 8, 4, 2, len(registers) // halves, halves)
+        matrices = [
+            x.reshape(shape).transpose(0, 5, 1, 4, 2, 3).reshape(shape[0], 8 * halves, -1) for x in (rows, cols)
+        ]
+        rows, cols = matrices
+        if (rows != rows[:, :, :1]).any() or (cols != cols[:1, :1, :]).any():
+            raise NotCertified("the elements of a fragment of mma.sync are not 16 k of rows of an operand")
+        return Fragment(kind.source, kind.row, rows[:, :, 0], kind.col, tuple(cols[0, 0].tolist()))
+
+    def multiply(self, shape: Shape, a: tuple[Any, ...], b: tuple[Any, ...], c: tuple[Any, ...]) -> list[Cells]:
+        """D = A * B + C: the registers of D. Raises NotCertified if A and B differ in k, or C is another element."""
+        if shape.k != 16 or shape.kind not in ("f16", "bf16"):
+            raise NotCertified(f"{shape.name} is not covered")
+        left, right = self.fragment(a, 2), self.fragment(b, 1)
+        if (left.source, right.source) != ("A", "B"):
+            raise NotCertified(f"an mma.sync multiplies {left.source} by {right.source}")
+        if left.steps != right.steps or not left.base.equals(right.base):
+            raise NotCertified("the fragments of A and B of an mma.sync have different k")
+        before = self._sum(c, left, right)
+        kind = Kind("sum", left.place, right.place, before.plus(left.base, left.steps))
+        return self._registers(shape, self.kinds.number(kind), left, right)
+
+    def _registers(self, shape: Shape, number: int, left: Fragment, right: Fragment) -> list[Cells]:
+        """The registers of D for sums of one kind."""
+        warps = len(left.places)
+        lane = np.arange(32)
+        out = []
+        width = 2 if shape.acc == "f16" else 4
+        for register in range(4 if width == 4 else 2):
+            half, elements = (register, (0, 1)) if width == 2 else (register // 2, (register % 2,))
+            rows = left.places[:, lane // 4 + 8 * half].reshape(-1, 1)
+            cols = np.stack([right.places[:, lane % 4 * 2 + e] for e in elements], 2).reshape(warps * 32, -1)
+            out.append(Cells(np.full(cols.shape, number), np.broadcast_to(rows, cols.shape), cols, width))
+        return out
+
+    def _sum(self, c: tuple[Any, ...], left: Fragment, right: Fragment) -> Summed:
+        """What has been added up in C, which must be the elements that A and B belong to."""
+        if all(isinstance(each, np.ndarray) and each.dtype.kind in "iu" and not each.any() for each in c):
+            return Summed(ZERO, 0)
+        numbers = {each.one_kind if isinstance(each, Cells) else 0 for each in c}
+        kind = self.kinds[numbers.pop()] if len(numbers) == 1 else None
+        if kind is None or kind.summed is None:
+            raise NotCertified("an mma.sync adds to what is not one kind of sum, nor zero")
+        if not (kind.row.equals(left.place) and kind.col.equals(right.place)):
+            raise NotCertified("an mma.sync adds to the sum of another element of D")
+        lane, width = np.arange(32), c[0].width
+        for register, each in enumerate(c):
+            half, elements = (register, (0, 1)) if width == 2 else (register // 2, (register % 2,))
+            rows = left.places[:, lane // 4 + 8 * half].reshape(-1, 1)
+            cols = np.stack([right.places[:, lane % 4 * 2 + e] for e in elements], 2).reshape(len(rows), -1)
+            if (each.rows != rows).any() or (each.cols != cols).any():
+                raise NotCertified("an mma.sync adds to the sum of another element of D")
+        return kind.summed

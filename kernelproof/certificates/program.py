@@ -1,0 +1,87 @@
+"""A kernel's blocks as Python text, written by the emulator's own instructions, one line after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from types import CodeType
+
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.emulator.frontend.emitter import Emitter, Names
+from kernelproof.emulator.frontend.flow.blocks import Block
+from kernelproof.emulator.frontend.flow.graph import build
+from kernelproof.emulator.frontend.flow.loops import bits, natural_loops
+from kernelproof.emulator.frontend.instructions import facts
+from kernelproof.emulator.frontend.parser import parse
+from kernelproof.emulator.frontend.ptx import Instr
+from kernelproof.emulator.frontend.translate import NAMESPACE, Layout
+
+
+@dataclass
+class Piece:
+    """A block's code. ``lines``: the instruction behind each line of its text, from line 1."""
+
+    code: CodeType
+    lines: list[Instr]
+    condition: str | None
+    negated: bool
+
+
+class Program:
+    """A parsed kernel. ``scope``: the names that its text uses beside registers and units."""
+
+    def __init__(self, ptx: str) -> None:
+        module = parse(ptx)
+        if len(module.kernels) != 1:
+            raise NotCertified(f"the file has {len(module.kernels)} kernels")
+        ((self.name, kernel),) = module.kernels.items()
+        self.graph = build(module, kernel)
+        if self.graph.hopper or self.graph.blackwell:
+            raise NotCertified("instructions of sm_90 and later are not covered")
+        if self.graph.spin_heads:
+            raise NotCertified("a loop that waits for memory is not covered")
+        self.layout = Layout(module, self.graph)
+        self.offsets = kernel.offsets
+        names = Names(
+            self.graph.kinds, set(), set(), set(), set(), self.layout.symbols, False,
+            polls=False, origins={}, machine_code=False,
+        )  # fmt: skip
+        self.scope: dict[str, object] = dict(NAMESPACE)
+        self.emitter = Emitter(names, self.scope)
+        self.pieces = [self._piece(block) for block in self.graph.blocks]
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self.graph.blocks
+
+    def _piece(self, block: Block) -> Piece:
+        e = self.emitter
+        e.lines = []
+        lines: list[Instr] = []
+        for ins in block.all():
+            e.current, e.guard, e.indent = ins, None, ""
+            form = facts(ins)
+            if form is None:
+                raise e.fail()
+            if ins.guard is not None:
+                e.guard = e.predicate(ins.guard).text
+            form.emit(e, ins)
+            if ins is block.last and block.end == "wait":
+                e.line(e.waiting)
+            lines += [ins] * (len(e.lines) - len(lines))
+        condition = e.variable(block.cond.name) if block.cond is not None else None
+        code = compile("\n".join(e.lines), f"<block {block.index}>", "exec")
+        return Piece(code, lines, condition, bool(block.cond and block.cond.negated))
+
+    def live(self, block: int) -> list[str]:
+        """The registers that a block or a later one reads."""
+        return sorted(name for name in self.graph.live_in[block] if name in self.graph.kinds)
+
+    @cached_property
+    def loops(self) -> dict[int, set[int]]:
+        """The blocks of each loop, by its head."""
+        return {head: set(bits(body)) for head, body in natural_loops(self.graph.blocks)[0].items()}
+
+    def multiplies(self, block: int) -> bool:
+        """Does a block have an mma?"""
+        return any(ins.base == "mma" for ins in self.graph.blocks[block].instrs)

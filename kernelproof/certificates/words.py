@@ -1,0 +1,277 @@
+"""Registers whose value depends on the problem: they stand for arrays in the text that the emulator writes.
+
+The emulator's instructions are Python text on NumPy arrays with one element per lane. A ``Word`` takes an array's place
+in that text: it has the operators and conversions that the text uses, and knows its value as a polynomial. So the
+meaning of an instruction is the emulator's own; this file is the meaning of NumPy's operators on what is not known.
+
+A word of ``bits`` bits equals its polynomial modulo 2^bits. Wherever more than those bits matters (a comparison, an
+extension, a quotient, a shift to the right) the polynomial must be proven to lie within the type: so no overflow is
+ever assumed away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.polynomials import CONSTANT, Lanes, Polynomial
+
+Operand = Any  # a word, an array, or a Python or NumPy integer
+
+
+class Word:
+    """A register of ``bits`` bits, in every lane of a CTA; ``signed`` says how the text looks at it."""
+
+    __slots__ = ("bits", "facts", "poly", "signed")
+    # NumPy leaves operations with a word to the word.
+    __array_ufunc__ = None
+
+    def __init__(self, poly: Polynomial, bits: int, facts: Facts, signed: bool = False) -> None:
+        self.poly, self.bits, self.facts, self.signed = poly, bits, facts, signed
+
+    def _with(self, poly: Polynomial) -> Word:
+        return Word(poly, self.bits, self.facts, self.signed)
+
+    # --- looking at it in another way
+
+    def view(self, kind: Any) -> Word:
+        """The same bits, signed or unsigned."""
+        kind = np.dtype(kind)
+        if kind.itemsize * 8 != self.bits:
+            raise NotCertified(f"a word of {self.bits} bits is taken apart into {kind}")
+        return Word(self.poly, self.bits, self.facts, kind.kind == "i")
+
+    def astype(self, kind: Any) -> Word:
+        """The value in another width: extended, for which it must fit its type, or cut off."""
+        kind = np.dtype(kind)
+        bits = kind.itemsize * 8
+        poly = self.number() if bits > self.bits else self.poly
+        return Word(poly, bits, self.facts, kind.kind == "i")
+
+    def number(self) -> Polynomial:
+        """The value as a number. Raises NotCertified if the polynomial may lie outside of the type."""
+        if self.poly.is_constant:
+            return self._constant()
+        top = 1 << (self.bits - 1) if self.signed else 1 << self.bits
+        least = -top if self.signed else 0
+        for gap in (self.poly - least, Polynomial.of(top - 1) - self.poly):
+            if not self.facts.holds(gap):
+                kind = f"{'signed' if self.signed else 'unsigned'} {self.bits} bits"
+                raise NotCertified(f"{self.poly} may overflow {kind}", refuted=self.facts.refutation(gap))
+        return self.poly
+
+    def _constant(self) -> Polynomial:
+        """The number that a known word is."""
+        if self.bits == 64 and not self.signed and np.any(np.asarray(self.poly.constant) < 0):
+            raise NotCertified("an unsigned number above 2^63")
+        number = np.asarray(self.poly.constant)
+        if self.bits < 64:
+            number = number & ((1 << self.bits) - 1)
+            if self.signed:
+                number = np.where(number >> (self.bits - 1), number - (1 << self.bits), number)
+        return Polynomial.of(number if number.ndim else int(number))
+
+    # --- arithmetic modulo 2^bits
+
+    def __add__(self, other: Operand) -> Word:
+        return self._with(self.poly + self._poly(other))
+
+    def __sub__(self, other: Operand) -> Word:
+        return self._with(self.poly - self._poly(other))
+
+    def __mul__(self, other: Operand) -> Word:
+        return self._with(self.poly * self._poly(other))
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: Operand) -> Word:
+        return self._with(self._poly(other) - self.poly)
+
+    def __neg__(self) -> Word:
+        return self._with(-self.poly)
+
+    def _poly(self, other: Operand) -> Polynomial:
+        return polynomial(other, self.bits)
+
+    # --- bits
+
+    def __lshift__(self, count: Operand) -> Word:
+        return self._with(self.poly.scaled(1 << _literal(count)))
+
+    def __rshift__(self, count: Operand) -> Word:
+        """Division by a power of two, rounded down, of the value as a number."""
+        return self._with(self.quotient(1 << _literal(count)))
+
+    def quotient(self, divisor: int) -> Polynomial:
+        """The value as a number, divided by a positive one and rounded down."""
+        whole, rest = self.number().divided(divisor)
+        if not (self.facts.holds(rest) and self.facts.holds(Polynomial.of(divisor - 1) - rest)):
+            raise NotCertified(f"the quotient of {self.poly} and {divisor} is not known")
+        return whole
+
+    def __and__(self, other: Operand) -> Word | Lanes:
+        return self._bitwise(other, np.bitwise_and)
+
+    def __or__(self, other: Operand) -> Word | Lanes:
+        return self._bitwise(other, np.bitwise_or)
+
+    def __xor__(self, other: Operand) -> Word | Lanes:
+        return self._bitwise(other, np.bitwise_xor)
+
+    __rand__ = __and__
+    __ror__ = __or__
+    __rxor__ = __xor__
+
+    def low_bits(self) -> int:
+        """How many low bits are known in every lane: the others come from multiples of that power of two."""
+        step = 1 << self.bits
+        for monomial, coefficient in self.poly.terms.items():
+            if monomial:
+                step = np.gcd.reduce(np.append(np.abs(np.asarray(coefficient)).reshape(-1), min(step, 1 << 62)))
+        return (int(step) & -int(step)).bit_length() - 1
+
+    def _bitwise(self, other: Operand, operation: Callable[..., Any]) -> Word | Lanes:
+        """An operation bit by bit, with a number of which all bits above the known ones are 0, or 1 for ``and``."""
+        if isinstance(other, Word):
+            return self._disjoint(other, operation)
+        if self.poly.is_constant:
+            kind = f"i{self.bits // 8}"
+            mine = np.atleast_1d(np.asarray(self.poly.constant, np.int64)).astype(kind)
+            its = np.asarray(other).astype(np.uint64).astype(kind)
+            return np.asarray(operation(mine, its)).view(f"u{kind[1:]}")
+        count = min(self.low_bits(), self.bits)
+        mask = (1 << count) - 1
+        known = np.asarray(self.poly.constant) & mask
+        high = self.poly - Polynomial.of(known)
+        mine, full = np.asarray(other).astype(np.uint64), (1 << self.bits) - 1
+        mine = mine & np.uint64(full)
+        above = mine >> np.uint64(count) if count < 64 else np.zeros_like(mine)
+        low = operation(known, (mine & np.uint64(mask)).astype(np.int64))
+        if not above.any():
+            if operation is np.bitwise_and:
+                return np.broadcast_to(low, self.lanes(low)).astype(f"u{self.bits // 8}")
+            return self._with(high + Polynomial.of(low))
+        if operation is np.bitwise_and and (above == full >> count).all():
+            return self._with(high + Polynomial.of(low))
+        if operation is np.bitwise_and and same_power(mine):
+            # The rest after division by a power of two, where the value is known to be smaller.
+            limit = int(mine.flat[0]) + 1
+            if self.facts.holds(self.poly) and self.facts.holds(Polynomial.of(limit - 1) - self.poly):
+                return self
+        raise NotCertified(f"bits of {self.poly} are not known")
+
+    def lanes(self, low: Lanes) -> tuple[int, ...]:
+        """The shape of an array with an element per lane."""
+        sizes = [c.shape for c in self.poly.terms.values() if isinstance(c, np.ndarray)]
+        return sizes[0] if sizes else np.atleast_1d(low).shape
+
+    def _disjoint(self, other: Word, operation: Callable[..., Any]) -> Word:
+        """``or`` and ``xor`` of words of which one is below a power of two that divides the other."""
+        if operation is not np.bitwise_and:
+            for high, low in ((self, other), (other, self)):
+                known = high.low_bits()
+                least = np.asarray(high.poly.constant) & ((1 << known) - 1)
+                fits = self.facts.holds(low.poly) and self.facts.holds(Polynomial.of((1 << known) - 1) - low.poly)
+                if not least.any() and fits:
+                    return self._with(high.poly + low.poly)
+        raise NotCertified(f"bits of {self.poly} and {other.poly} together are not known")
+
+    # --- comparisons, which must be decided
+
+    def _compare(self, other: Operand, swap: bool, strict: bool) -> Lanes:
+        """self < other, or <= if it is not strict; > and >= if swapped."""
+        mine, its = self.number(), self._as_number(other)
+        gap = (mine - its) if swap else (its - mine)
+        return decided(gap - 1 if strict else gap, self.facts)
+
+    def _as_number(self, other: Operand) -> Polynomial:
+        if isinstance(other, Word):
+            return Word(other.poly, self.bits, self.facts, self.signed).number()
+        number = np.asarray(other)
+        if self.signed:
+            return polynomial(number, self.bits)
+        return Polynomial.of(number.astype(np.uint64).astype(np.int64) if number.ndim else int(number))
+
+    def __lt__(self, other: Operand) -> Lanes:
+        return self._compare(other, False, True)
+
+    def __le__(self, other: Operand) -> Lanes:
+        return self._compare(other, False, False)
+
+    def __gt__(self, other: Operand) -> Lanes:
+        return self._compare(other, True, True)
+
+    def __ge__(self, other: Operand) -> Lanes:
+        return self._compare(other, True, False)
+
+    def __eq__(self, other: object) -> Lanes:  # type: ignore[override]
+        mine, its = Word(self.poly, self.bits, self.facts, True).number(), polynomial(other, self.bits)
+        if isinstance(other, Word):
+            Word(its, self.bits, self.facts, True).number()
+        gap = mine - its
+        above = decided(gap, self.facts)
+        return above & decided(-gap, self.facts)
+
+    def __ne__(self, other: object) -> Lanes:  # type: ignore[override]
+        return ~(self == other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{self.poly}, {self.bits} bits>"
+
+
+def _literal(count: Operand) -> int:
+    number = np.asarray(count)
+    if isinstance(count, Word) or number.dtype == object or not (number == number.flat[0]).all():
+        raise NotCertified("a shift by a number that is not known")
+    return int(number.flat[0])
+
+
+def same_power(mask: Lanes) -> bool:
+    """Is a mask the same in all lanes, and its bits the lowest ones?"""
+    first = int(mask.flat[0])
+    return bool((mask == mask.flat[0]).all()) and first & (first + 1) == 0
+
+
+def polynomial(value: Operand, bits: int) -> Polynomial:
+    """A word, or numbers of so many bits, as a polynomial. Numbers are taken as signed, which is the same modulo
+    2^bits."""
+    if isinstance(value, Word):
+        return value.poly
+    number = np.asarray(value)
+    if number.dtype == object or number.dtype.kind not in "iub":
+        raise NotCertified("data decide an address or a branch")
+    if number.ndim == 0:
+        whole = int(number) & ((1 << bits) - 1)
+        return Polynomial.of(whole - (1 << bits) if whole >> (bits - 1) else whole)
+    if number.dtype.itemsize * 8 != bits:
+        number = number.astype(f"{number.dtype.kind}{bits // 8}")
+    return Polynomial({CONSTANT: number.view(f"i{bits // 8}").astype(np.int64)})
+
+
+def decided(gap: Polynomial, facts: Facts) -> Lanes:
+    """For each lane whether a polynomial is at least 0. Raises NotCertified where that depends on the problem."""
+    known = facts.known(gap)
+    if (known == -1).any():
+        if facts.holds(gap):
+            known = np.ones_like(known)
+        elif facts.holds(-gap - 1):
+            known = np.zeros_like(known)
+        else:
+            raise Undecided(gap)
+    facts.questions["bounds"] += 1
+    size = next((len(c) for c in gap.terms.values() if isinstance(c, np.ndarray)), 1)
+    return np.broadcast_to(known == 1, (size,))
+
+
+class Undecided(NotCertified):
+    """A comparison that holds for some problems and not for others: whether ``gap`` is at least 0."""
+
+    def __init__(self, gap: Polynomial) -> None:
+        super().__init__(f"a branch or predicate depends on whether {gap} is at least 0")
+        self.gap = gap

@@ -1,0 +1,94 @@
+"""Races in shared memory, pending copies, and sums that have each product once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelproof.certificates.cells import Kind, Kinds, Summed, unknown
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.polynomials import ZERO, Polynomial
+from kernelproof.certificates.shared_memory import SharedMemory
+
+LANES = np.arange(64)
+
+
+@pytest.fixture
+def memory() -> SharedMemory:
+    return SharedMemory(1024, 1024)
+
+
+def places(memory: SharedMemory, shift: int = 0) -> np.ndarray:
+    """Each lane's own four bytes, or those of a lane that many lanes on."""
+    return memory.places(1024 + (LANES + shift) % 64 * 4, 4)
+
+
+def test_a_barrier_orders_a_store_and_another_threads_load(memory: SharedMemory) -> None:
+    memory.write(places(memory), LANES, unknown(64, 2, 2))
+    memory.read(places(memory), LANES)
+    with pytest.raises(NotCertified, match="written since the last barrier"):
+        memory.read(places(memory, 1), LANES)
+    memory.barrier()
+    memory.read(places(memory, 1), LANES)
+    with pytest.raises(NotCertified, match="read since the last barrier"):
+        memory.write(places(memory), LANES, unknown(64, 2, 2))
+    memory.barrier()
+    memory.write(places(memory), LANES, unknown(64, 2, 2))
+
+
+def test_lanes_that_read_one_place_are_several(memory: SharedMemory) -> None:
+    memory.read(memory.places(np.full(64, 1024), 4), LANES)
+    with pytest.raises(NotCertified, match="read since the last barrier"):
+        memory.write(memory.places(np.array([1024]), 4), np.array([0]), unknown(1, 2, 2))
+
+
+def test_lanes_that_write_one_place_at_once_are_refused(memory: SharedMemory) -> None:
+    with pytest.raises(NotCertified, match="two lanes"):
+        memory.write(memory.places(np.full(64, 1024), 4), LANES, unknown(64, 2, 2))
+
+
+def test_a_copy_is_pending_until_its_group_and_a_barrier(memory: SharedMemory) -> None:
+    memory.copy(places(memory), LANES, unknown(64, 2, 2))
+    memory.commit()
+    memory.commit()
+    memory.wait(2)
+    for lanes in (LANES, None):
+        with pytest.raises(NotCertified, match="pending"):
+            memory.read(places(memory), lanes)
+    memory.wait(1)
+    memory.read(places(memory), LANES)
+    with pytest.raises(NotCertified, match="written since the last barrier"):
+        memory.read(places(memory), None)
+    memory.barrier()
+    memory.read(places(memory), None)
+    with pytest.raises(NotCertified, match="read since the last barrier"):
+        memory.copy(places(memory), LANES, unknown(64, 2, 2))
+
+
+@pytest.mark.parametrize("address", [1020, 1024 + 1024, 1026])
+def test_accesses_beyond_shared_memory_or_unaligned_are_refused(memory: SharedMemory, address: int) -> None:
+    with pytest.raises(NotCertified):
+        memory.places(np.array([address]), 4)
+
+
+def test_a_sum_takes_each_product_once() -> None:
+    k = Polynomial.named("k")
+    first = Summed(k, 0).plus(k, (1, 0, 3))
+    assert first.done.equals(k + 2)
+    assert first.beyond == 0b10
+    assert first.plus(k, (2,)).done.equals(k + 4)
+    for offsets in ((0,), (3,), (2, 2)):
+        with pytest.raises(NotCertified, match="twice"):
+            first.plus(k, offsets)
+    with pytest.raises(NotCertified):
+        first.plus(ZERO, (5,))
+
+
+def test_equal_kinds_have_one_number_and_one_text() -> None:
+    kinds = Kinds()
+    a = Kind("A", Polynomial.named("x", 2), ZERO)
+    b = Kind("A", Polynomial({("x",): 2, (): 0}), ZERO)
+    others = [Kind("B", a.row, ZERO), Kind("A", ZERO, a.row), Kind("A", a.row, ZERO, Summed(ZERO, 0))]
+    assert kinds.number(a) == kinds.number(b)
+    numbers = [kinds.number(kind) for kind in (a, *others)]
+    assert len(set(numbers)) == len({kind.text for kind in (a, *others)}) == 4
