@@ -18,8 +18,7 @@ from tests import house
 # The rooms of each package from the lowest up. A room imports only rooms before it.
 KERNELPROOF = (
     "ground", "sass", "emulator", "certificates", "profile", "checking", "triton_emulation", "testing", "grading",
-    "mcp_server", "cli",
-    "__main__", "__init__",
+    "mcp_server", "cli", "__main__", "__init__",
 )  # fmt: skip
 CUDAL2GEN = (
     "places", "kernel", "results", "launch", "generation", "timing", "validator", "bench", "report", "tuner", "pack",

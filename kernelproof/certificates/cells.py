@@ -87,11 +87,12 @@ class Cells:
     """Elements per lane: arrays of shape (lanes, elements of a lane) with the number of the kind, and offsets of row
     and col. ``width``: bytes of an element. Arrays never change."""
 
-    __slots__ = ("cols", "kinds", "rows", "width")
+    __slots__ = ("_one_kind", "cols", "kinds", "rows", "width")
     __array_ufunc__ = None
 
     def __init__(self, kinds: Lanes, rows: Lanes, cols: Lanes, width: int) -> None:
         self.kinds, self.rows, self.cols, self.width = kinds, rows, cols, width
+        self._one_kind = -1
 
     def part(self, start: int, stop: int) -> Cells:
         """Some of each lane's elements."""
@@ -113,8 +114,10 @@ class Cells:
     @property
     def one_kind(self) -> int:
         """The number of the kind that all elements have, 0 if there are several."""
-        first = int(self.kinds.flat[0])
-        return first if (self.kinds == first).all() else 0
+        if self._one_kind < 0:
+            first = int(self.kinds.flat[0])
+            self._one_kind = first if (self.kinds == first).all() else 0
+        return self._one_kind
 
 
 def joined(parts: list[Cells]) -> Cells:

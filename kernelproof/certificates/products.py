@@ -31,6 +31,8 @@ class Products:
     def __init__(self, kinds: Kinds) -> None:
         self.kinds = kinds
         self._fragments: dict[tuple[int, ...], tuple[tuple[Cells, ...], Fragment]] = {}
+        self._places: dict[tuple[tuple[int, ...], bytes], Lanes] = {}
+        self._of_d: dict[tuple[int, int, int], list[tuple[Lanes, Lanes]]] = {}
 
     def fragment(self, registers: tuple[Any, ...], halves: int) -> Fragment:
         """The fragment in the registers of A (``halves`` of 8 rows: 2) or of B (1)."""
@@ -58,7 +60,7 @@ class Products:
         rows, cols = matrices
         if (rows != rows[:, :, :1]).any() or (cols != cols[:1, :1, :]).any():
             raise NotCertified("the elements of a fragment of mma.sync are not 16 k of rows of an operand")
-        return Fragment(kind.source, kind.row, rows[:, :, 0], kind.col, tuple(cols[0, 0].tolist()))
+        return Fragment(kind.source, kind.row, self._once(rows[:, :, 0]), kind.col, tuple(cols[0, 0].tolist()))
 
     def multiply(self, shape: Shape, a: tuple[Any, ...], b: tuple[Any, ...], c: tuple[Any, ...]) -> list[Cells]:
         """D = A * B + C: the registers of D. Raises NotCertified if A and B differ in k, or C is another element."""
@@ -75,16 +77,29 @@ class Products:
 
     def _registers(self, shape: Shape, number: int, left: Fragment, right: Fragment) -> list[Cells]:
         """The registers of D for sums of one kind."""
-        warps = len(left.places)
-        lane = np.arange(32)
-        out = []
         width = 2 if shape.acc == "f16" else 4
-        for register in range(4 if width == 4 else 2):
+        places = self._places_of_d(left, right, width)
+        kinds = np.full(places[0][1].shape, number)
+        return [Cells(kinds, rows, cols, width) for rows, cols in places]
+
+    def _places_of_d(self, left: Fragment, right: Fragment, width: int) -> list[tuple[Lanes, Lanes]]:
+        """Rows and columns of each register of D, in its lanes."""
+        key = (id(left.places), id(right.places), width)
+        known = self._of_d.get(key)
+        if known is not None:
+            return known
+        lane, out = np.arange(32), []
+        for register in range(2 if width == 2 else 4):
             half, elements = (register, (0, 1)) if width == 2 else (register // 2, (register % 2,))
             rows = left.places[:, lane // 4 + 8 * half].reshape(-1, 1)
-            cols = np.stack([right.places[:, lane % 4 * 2 + e] for e in elements], 2).reshape(warps * 32, -1)
-            out.append(Cells(np.full(cols.shape, number), np.broadcast_to(rows, cols.shape), cols, width))
+            cols = np.stack([right.places[:, lane % 4 * 2 + e] for e in elements], 2).reshape(len(rows), -1)
+            out.append((np.broadcast_to(rows, cols.shape), cols))
+        self._of_d[key] = out
         return out
+
+    def _once(self, places: Lanes) -> Lanes:
+        """The same array for the same places, so that it can be recognised."""
+        return self._places.setdefault((places.shape, places.tobytes()), places)
 
     def _sum(self, c: tuple[Any, ...], left: Fragment, right: Fragment) -> Summed:
         """What has been added up in C, which must be the elements that A and B belong to."""
@@ -96,11 +111,8 @@ class Products:
             raise NotCertified("an mma.sync adds to what is not one kind of sum, nor zero")
         if not (kind.row.equals(left.place) and kind.col.equals(right.place)):
             raise NotCertified("an mma.sync adds to the sum of another element of D")
-        lane, width = np.arange(32), c[0].width
-        for register, each in enumerate(c):
-            half, elements = (register, (0, 1)) if width == 2 else (register // 2, (register % 2,))
-            rows = left.places[:, lane // 4 + 8 * half].reshape(-1, 1)
-            cols = np.stack([right.places[:, lane % 4 * 2 + e] for e in elements], 2).reshape(len(rows), -1)
-            if (each.rows != rows).any() or (each.cols != cols).any():
+        for each, (rows, cols) in zip(c, self._places_of_d(left, right, c[0].width), strict=True):
+            same = each.rows is rows and each.cols is cols
+            if not same and ((each.rows != rows).any() or (each.cols != cols).any()):
                 raise NotCertified("an mma.sync adds to the sum of another element of D")
         return kind.summed
