@@ -11,6 +11,7 @@ from __future__ import annotations
 from cudal2gen.cli import records as records
 from cudal2gen.cli import building as building
 from cudal2gen.cli import validating as validating
+from cudal2gen.cli import proving as proving
 from cudal2gen.cli import trying as trying
 from cudal2gen.cli import measuring as measuring
 from cudal2gen.cli import profiling as profiling

@@ -1,0 +1,179 @@
+"""The verbs ``prove`` and ``recheck``: certificates that kernels are right for every problem that they take."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cudal2gen.cli.building import Compilation
+from cudal2gen.cli.program import app
+from cudal2gen.cli.selection import ALL, FILTERS, PLAIN, VARIANT_FIELDS, Selection
+from cudal2gen.kernel import Record
+from kernelproof.ground.command_line import progress, signals
+from kernelproof.ground.command_line.groups import Offer, verb
+from kernelproof.ground.command_line.messages import EXIT_FAILED, EXIT_USAGE, error, note, refuse
+from kernelproof.ground.command_line.options import Json
+from kernelproof.ground.files import write
+from kernelproof.ground.pages import counted
+
+if TYPE_CHECKING:
+    from cudal2gen.generation.compiler import Artifact
+    from cudal2gen.results.proofs import Proof
+    from kernelproof.ground.workers import Lost
+
+
+@verb(app, "prove")
+def prove(
+    selection: Annotated[Selection, Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, helps=ALL)],
+    compilation: Compilation,
+    changed: Annotated[
+        bool,
+        typer.Option("--changed", help="Only kernels without a stored proof; resumes an interrupted run."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A folder for certificates, one file for each kernel.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Prove that kernels are right for every problem that their launcher accepts.
+
+    For every m, n, k and leading dimension: each access lies in its operand, no index overflows, each element of D is
+    written once with the whole sum, no accesses race, copies are waited for, and loops end. What is assumed and what is
+    not covered: docs/certificates.md. Exit code 1: an execution confirms that a kernel is wrong; 2: one is not
+    certified.
+
+    Each proof is stored before the next kernel is proven.
+    """
+    records = (replace(selection, everything=True) if changed and not selection.names_sizes else selection).records()
+    kernels = _distinct(records, compilation)
+    pending = _without_proof(kernels) if changed else list(kernels.values())
+    built = compilation.attempt(pending)
+    proofs = _stored(_proofs(built, compilation), len(built), out)
+    for proof in proofs:
+        if as_json:
+            print(proof.model_dump_json())
+        elif selection.mnk:
+            _print(proof)
+    if not as_json:
+        _summary(proofs, len(kernels) - len(pending))
+    if any(proof.outcome == "refuted" for proof in proofs) or len(proofs) < len(pending):
+        raise typer.Exit(EXIT_FAILED)
+    if any(proof.outcome != "certified" for proof in proofs):
+        raise typer.Exit(EXIT_USAGE)
+
+
+@verb(app, "recheck")
+def recheck(
+    files: Annotated[list[Path], typer.Argument(metavar="FILES", help="Certificates that prove --out wrote.")],
+    compilation: Compilation,
+) -> None:
+    """Check certificates again, by their invariants: nothing is searched for. Exit code 2: one does not hold."""
+    from cudal2gen.kernel import parse
+    from cudal2gen.results.proofs import Proof
+    from cudal2gen.validator import proofs
+    from kernelproof.certificates import NotCertified
+    from kernelproof.ground.errors import reading
+
+    failed = False
+    for file in files:
+        with reading(file):
+            text = file.read_text()
+        try:
+            proof = Proof.model_validate_json(text)
+        except ValueError:
+            refuse(f"{file}: is no certificate that `cudal2gen prove --out` wrote")
+        record = parse(proof.fields)
+        (artifact,) = compilation.build([record])
+        try:
+            proofs.recheck(proof, record, artifact.ptx.read_text())
+        except NotCertified as why:
+            error(f"{file}: {why}")
+            failed = True
+        else:
+            print(f"{file}: holds for {record.name}")
+    if failed:
+        raise typer.Exit(EXIT_USAGE)
+
+
+def _distinct(records: Sequence[Record], compilation: Compilation) -> dict[str, Record]:
+    """One record for each distinct kernel, by the digest that the kernel will have when it is built."""
+    from cudal2gen.generation import compiler
+
+    tools = compilation.toolchain()
+    return {compiler.job(record, tools).digest: record for record in records}
+
+
+def _without_proof(kernels: dict[str, Record]) -> list[Record]:
+    from cudal2gen.results import proofs
+
+    stored = proofs.proofs()
+    return [record for digest, record in kernels.items() if digest not in stored]
+
+
+def _proofs(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) -> Iterator[Proof | Lost]:
+    from cudal2gen.validator import proofs
+
+    if built:
+        processes = compilation.jobs or os.cpu_count() or 1
+        with closing(proofs.prove_all(built, compilation.launcher(), processes)) as answers:
+            yield from answers
+
+
+def _stored(answers: Iterator[Proof | Lost], total: int, out: Path | None) -> list[Proof]:
+    """Stores each proof before it waits for the next one. An error line names each kernel without a proof."""
+    from cudal2gen import results
+    from cudal2gen.results.proofs import proofs_store
+    from kernelproof.ground.workers import Lost
+
+    proofs: list[Proof] = []
+    try:
+        with signals.exit_restored(), progress.bar("proving") as show:
+            for done, answer in enumerate(answers, 1):
+                if isinstance(answer, Lost):
+                    error(f"{answer.name}: {answer.reason}")
+                else:
+                    results.append([answer], proofs_store())
+                    proofs.append(answer)
+                    if out is not None and answer.certificate is not None:
+                        write(out / f"{answer.record}.json", answer.model_dump_json(indent=1) + "\n")
+                if show:
+                    show(done, total)
+    except SystemExit:
+        note("interrupted; finished proofs are stored, and the same command with --changed continues")
+        raise
+    return proofs
+
+
+def _print(proof: Proof) -> None:
+    print(f"{proof.record}: {proof.outcome}, {proof.seconds:.1f} s")
+    if proof.certificate is None:
+        print(f"  why: {proof.why}")
+        if proof.executed:
+            print(f"  executed: {proof.executed}")
+        return
+    for claim in proof.certificate["claims"]:
+        cases = [f"{case['covers']} ({case['instructions']} instructions)" for case in claim["cases"]]
+        print(f"  {claim['title']}: {'; '.join(cases)}")
+    certificate = proof.certificate
+    print(f"  questions about integers: {certificate['bounds']} by bounds, {certificate['solver']} by z3")
+
+
+def _summary(proofs: Sequence[Proof], known: int) -> None:
+    """Prints how many kernels are certified, and why the others are not."""
+    outcomes = Counter(proof.outcome for proof in proofs)
+    words = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
+    skipped = f", {known} had a proof" if known else ""
+    times = [proof.seconds for proof in proofs if proof.outcome == "certified"]
+    speed = f"; median {median(times):.1f} s" if times else ""
+    print(f"{counted(len(proofs), 'kernel')}{skipped}: {words or 'none proven'}{speed}")
+    reasons = Counter(proof.why.split(" [")[0] for proof in proofs if proof.certificate is None)
+    for reason, number in reasons.most_common():
+        print(f"  {number} x {reason}")

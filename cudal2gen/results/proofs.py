@@ -1,0 +1,42 @@
+"""Proofs of kernels: which binaries are certified for every problem that they take, which are not, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from cudal2gen.results.rows import Line
+from cudal2gen.results.storage import read, store
+
+ProofOutcome = Literal["certified", "not certified", "refuted"]
+
+
+class Proof(Line):
+    """What a proof of one binary has come to.
+
+    ``digest``: the binary's. ``fields``: the record, as a line of the catalog. ``why``: what could not be proven, and
+    where in the PTX; ``executed``: what executions say then. ``refuted`` means that one has failed. ``seconds`` of a
+    processor, for the proof alone. ``certificate``: as
+    ``kernelproof.certificates.Certificate`` spells it.
+    """
+
+    record: str
+    digest: str
+    outcome: ProofOutcome
+    why: str
+    executed: str
+    seconds: float
+    fields: dict[str, Any]
+    certificate: dict[str, Any] | None
+
+
+def proofs_store() -> Path:
+    """The file of proofs."""
+    return store("proofs")
+
+
+def proofs(path: Path | None = None) -> dict[str, Proof]:
+    """The last proof of each binary, by its digest."""
+    return {proof.digest: proof for _, proof in read(TypeAdapter(Proof), path or proofs_store())}

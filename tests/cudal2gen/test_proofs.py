@@ -1,0 +1,123 @@
+"""Certificates of records' kernels: every path that is covered is certified, and a kernel with a fault never is."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+
+from cudal2gen.generation import compiler
+from cudal2gen.kernel import Record
+from cudal2gen.results.proofs import Proof
+from cudal2gen.validator import proofs
+from cudal2gen.validator.contracts import claims, refusal
+from kernelproof.certificates import Certificate, NotCertified, prove
+from kernelproof.emulator import mutants
+from tests.cudal2gen.faulty import Faulty
+from tests.cudal2gen.mutation import survivors
+from tests.cudal2gen.paths import PATHS
+from tests.draws import drawn, drawn_by
+
+# Kernels of every prefetch kind, epilogue, raster and layout that is covered, and some that are not.
+COVERED = [
+    "single", "single one stage", "single_intra_tile", "none bk 16", "none one stage", "multi", "pingpong", "staggered",
+    "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "small direct",
+]  # fmt: skip
+NOT_COVERED = ["predicate", "split_k", "persistent", "small direct split_k", "wgmma 2x2", "tensor nn, narrow boxes"]
+MUTATED = drawn(["single", "zsplit", "small direct", "nn f32 global", "multi", "direct", "pingpong"], 2)
+
+# Faults that executions of small problems, or of few k-tiles, do not show: before, after.
+HIDDEN = {
+    "a product of 32 bits for the row of D": ("int64_t(row) * gemm.ldd", "row * gemm.ldd"),
+    "a stage of the ring is skipped at its third turn": (
+        "write = write + 1 == kStages ? 0 : write + 1;",
+        "write = copied == 3 * kStages ? write : write + 1 == kStages ? 0 : write + 1;",
+    ),
+    "a k-tile more than stages, in odd rows of tiles": (
+        "copied < tiles",
+        "copied < tiles - (tiles == kStages + 1 && tile_m % 2)",
+    ),
+}
+FAULTY = {fault: Faulty(PATHS["single"], *text) for fault, text in HIDDEN.items()}
+BUILT_AHEAD = [*(PATHS[name] for name in COVERED), *FAULTY.values()]
+
+
+def ptx_of(record: Record | Faulty) -> str:
+    artifact = record.built() if isinstance(record, Faulty) else compiler.build([record])[0]
+    return artifact.ptx.read_text()
+
+
+def why_refused(record: Record, ptx: str) -> str:
+    """Why a text is not certified; empty if it is."""
+    try:
+        prove(ptx, partial(claims, record))
+    except NotCertified as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COVERED)
+def test_a_covered_kernel_is_certified_and_its_certificate_holds(name: str) -> None:
+    record = PATHS[name]
+    ptx = ptx_of(record)
+    certificate = prove(ptx, partial(claims, record))
+    proof = Proof(
+        record=record.name, digest="", outcome="certified", why="", executed="", seconds=0, fields={},
+        certificate=json.loads(certificate.model_dump_json()),
+    )  # fmt: skip
+    proofs.recheck(proof, record, ptx)
+
+
+@pytest.mark.parametrize("name", NOT_COVERED)
+def test_what_is_not_covered_is_refused(name: str) -> None:
+    assert refusal(PATHS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_fault_that_executions_miss_is_refused(fault: str) -> None:
+    assert why_refused(PATHS["single"], ptx_of(FAULTY[fault]))
+
+
+@pytest.mark.slow
+def test_an_overflow_comes_with_a_problem() -> None:
+    with pytest.raises(NotCertified) as error:
+        prove(ptx_of(FAULTY["a product of 32 bits for the row of D"]), partial(claims, PATHS["single"]))
+    assert error.value.extents["D"][0] > 1 << 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTATED)
+def test_a_mutant_is_refused_or_harmless(name: str) -> None:
+    record = PATHS[name]
+    (artifact,) = compiler.build([record])
+    few = drawn_by(lambda mutant: mutant.kind, list(mutants(artifact.ptx.read_text(), arithmetic=True)), 12)
+    certified = [mutant for mutant in few if not why_refused(record, mutant.text)]
+    assert len(certified) < len(few) / 4, "most mutants are faults"
+    harmless = list(survivors(record, artifact, compiler.launcher(), certified))
+    assert harmless == certified, "what is certified has no finding in any execution"
+
+
+@pytest.mark.slow
+def test_a_certificate_of_another_text_or_invariant_does_not_hold() -> None:
+    record = PATHS["single"]
+    ptx = ptx_of(record)
+    certificate = prove(ptx, partial(claims, record))
+    changed = json.loads(certificate.model_dump_json())
+    words = changed["claims"][0]["invariant"]["words"]
+    register = next(iter(words))
+    words[register] = {name: step + 2 for name, step in words[register].items()}
+    fields = {"record": record.name, "digest": "", "outcome": "certified", "why": "", "executed": "", "seconds": 0}
+    false = Proof.model_validate(fields | {"fields": {}, "certificate": changed})
+    with pytest.raises(NotCertified):
+        proofs.recheck(false, record, ptx)
+    true = false.model_copy(update={"certificate": json.loads(certificate.model_dump_json())})
+    with pytest.raises(NotCertified, match="another text"):
+        proofs.recheck(true, record, ptx + "\n")
+    without = json.loads(certificate.model_dump_json())
+    without["claims"][0]["invariant"] = None
+    with pytest.raises(NotCertified, match="lacks"):
+        proofs.recheck(true.model_copy(update={"certificate": without}), record, ptx)
+    assert Certificate.model_validate_json(json.dumps(without)).ptx == certificate.ptx
