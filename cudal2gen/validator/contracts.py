@@ -1,12 +1,13 @@
 """What a proof is told of a record's kernel: the launches that the launcher accepts, and the main loop's ring.
 
-The sizes are named integers: m is (tile_m + 1 + tiles_below) * bm, so that a CTA's tile lies within D by construction,
+The sizes are named integers: m is (tile_m + below + 1) * bm, so that a CTA's tile lies within D by construction,
 and likewise n; k is k_tiles * k_step. Leading dimensions are multiples of a vector, pointers of 16 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from cudal2gen.kernel import Record
@@ -17,12 +18,15 @@ from cudal2gen.kernel.record import Ring as RingRecord
 from kernelproof.certificates.certificate import Claim
 from kernelproof.certificates.contract import Bounds, Contract, Matrix, Tile
 from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.items import Items
 from kernelproof.certificates.loops import TILES, Ring
-from kernelproof.certificates.polynomials import Polynomial
+from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
 
 ALIGNMENT = 16  # of the operands' addresses, bytes
+MOST_TILES = 1 << 30  # of a launch
 _MOST_ADDRESS = 1 << 60
+named = Polynomial.named
 
 
 def refusal(record: Record) -> str:
@@ -34,7 +38,6 @@ def refusal(record: Record) -> str:
         f"{record.split_k} slices of k, which meet in a workspace": record.split_k > 1,
         f"a fused {record.fusion}": bool(record.fusion),
         f"batch={record.batch}": record.batched,
-        "a persistent raster": record.persistent,
     }
     return "; ".join(f"{reason} is not covered" for reason, holds in reasons.items() if holds)
 
@@ -47,47 +50,103 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
     if why := refusal(record):
         raise NotCertified(why)
     assert isinstance(record, MmaSyncKernel)
-    for title, grid in _grids(record):
-        yield Claim(title, _contract(record, grid, program.offsets), _ring(record))
+    assert isinstance(record.launch, Tiles)
+    stages = record.stages if isinstance(record, RingRecord) else 1
+    # In the loop's last turns nothing is copied, or, without a ring, loaded ahead.
+    ring = Ring(stages, max(1, stages - 1), MAX_EXTENT // record.k_step, record.baked_k // record.k_step)
+    for grid in {"plain": _plain, "zsplit": _zsplit, "persistent": _persistent}[record.launch.raster](record):
+        items = None
+        if grid.entry is not None:
+            entry = _contract(record, grid.entry, program.offsets)
+            items = Items(entry, named("cta_x"), grid.names, grid.item, named("grid_x"), grid.last)
+        yield Claim(grid.title, _contract(record, grid, program.offsets), replace(ring, items=items))
 
 
 class _Grid(NamedTuple):
-    """CTAs of a launch: their special registers, the columns of tiles there are, and the CTA's tile (None: it has
-    none)."""
+    """Some CTAs of a launch. ``special``: their special registers. ``rows``, ``cols``: the tiles of D along m and n;
+    ``tile``: the CTA's own among them, None if it has none.
 
+    For persistent CTAs: ``item``, which is the CTA's ``last`` or not, and ``entry``, the CTAs before their first item,
+    whose ``names`` mean more in the body.
+    """
+
+    title: str
     special: dict[str, Polynomial]
-    columns: Polynomial
-    tile_n: Polynomial | None
+    rows: Polynomial
+    cols: Polynomial
+    tile: tuple[Polynomial, Polynomial] | None
     bounds: Bounds
+    assumed: tuple[Polynomial, ...] = ()
+    entry: _Grid | None = None
+    names: dict[str, Polynomial] = {}
+    item: Polynomial = ZERO
+    last: bool = False
 
 
-def _grids(record: MmaSyncKernel) -> Iterator[tuple[str, _Grid]]:
-    named = Polynomial.named
-    most = MAX_EXTENT // record.bn
-    x, y = named("cta_x"), named("cta_y")
-    special = {"%ctaid.x": x, "%ctaid.y": y}
-    sizes: Bounds = {("cta_x",): (0, most - 1), ("right",): (0, most - 1)}
-    assert isinstance(record.launch, Tiles)
-    if record.launch.raster == "plain":
-        yield "every CTA has a tile", _Grid(special, x + named("right") + 1, x, sizes)
-        return
-    # grid.x is the columns of tiles divided by the slices, rounded up. So a slice begins before the columns and the
-    # slices together; and a column is that of one CTA, because cta_x < grid_x.
-    special |= {"%ctaid.z": named("cta_z"), "%nctaid.x": named("grid_x")}
-    sizes |= {("cta_z",): (0, MAX_GRID_YZ - 1), ("grid_x",): (1, most)}
+def _most(record: MmaSyncKernel) -> tuple[int, int]:
+    """The most tiles along m and n."""
+    return MAX_EXTENT // record.bm, MAX_EXTENT // record.bn
+
+
+def _plain(record: MmaSyncKernel) -> Iterator[_Grid]:
+    """A CTA for each tile."""
+    most = _most(record)[1]
+    x, y, rows, bounds = _by_rows(record)
+    bounds |= {("cta_x",): (0, most - 1), ("right",): (0, most - 1)}
+    yield _Grid("every CTA has a tile", {"%ctaid.x": x, "%ctaid.y": y}, rows, x + named("right") + 1, (y, x), bounds)
+
+
+def _by_rows(record: MmaSyncKernel) -> tuple[Polynomial, Polynomial, Polynomial, Bounds]:
+    """A CTA's numbers in a grid whose y is a row of tiles, how many rows there are, and bounds of the names."""
+    most = min(_most(record)[0], MAX_GRID_YZ)
+    y = named("cta_y")
+    return named("cta_x"), y, y + named("below") + 1, {("cta_y",): (0, most - 1), ("below",): (0, most - 1)}
+
+
+def _zsplit(record: MmaSyncKernel) -> Iterator[_Grid]:
+    """Slices of columns along z. grid.x is the columns of tiles divided by the slices, rounded up: so a slice begins
+    before the columns and the slices together; and a column is that of one CTA, because cta_x < grid_x."""
+    most = _most(record)[1]
+    x, y, rows, bounds = _by_rows(record)
+    special = {"%ctaid.x": x, "%ctaid.y": y, "%ctaid.z": named("cta_z"), "%nctaid.x": named("grid_x")}
+    bounds |= {("cta_x",): (0, most - 1), ("cta_z",): (0, MAX_GRID_YZ - 1), ("grid_x",): (1, most)}
     column = named("cta_z") * named("grid_x") + x
-    sizes[("cta_z", "grid_x")] = (0, most - 1)
-    yield "CTAs that have a tile", _Grid(special, column + named("right") + 1, column, sizes)
+    within: Bounds = {("right",): (0, most - 1), ("cta_z", "grid_x"): (0, most - 1)}
+    yield _Grid("CTAs that have a tile", special, rows, column + named("right") + 1, (y, column), bounds | within)
     beyond = most + MAX_GRID_YZ
-    sizes = sizes | {("cta_z", "grid_x"): (0, beyond), ("right",): (0, 2 * beyond)}
-    yield "CTAs beyond the last column", _Grid(special, column - named("right"), None, sizes)
+    outside: Bounds = {("right",): (0, 2 * beyond), ("cta_z", "grid_x"): (0, beyond)}
+    yield _Grid("CTAs beyond the last column", special, rows, column - named("right"), None, bounds | outside)
+
+
+def _persistent(record: MmaSyncKernel) -> Iterator[_Grid]:
+    """CTAs that take tiles in turn: a CTA's first is that of its own number, and the next one is grid_x tiles later.
+    So two CTAs have no tile in common, and all tiles are taken."""
+    most_rows, most_cols = _most(record)
+    x, step = named("cta_x"), named("grid_x")
+    special = {"%ctaid.x": x, "%nctaid.x": step}
+    bounds: Bounds = {("cta_x",): (0, MOST_TILES), ("grid_x",): (1, MOST_TILES)}
+    sizes: Bounds = {
+        ("tiles_m",): (1, most_rows), ("tiles_n",): (1, most_cols), ("tiles_m", "tiles_n"): (1, MOST_TILES)
+    }  # fmt: skip
+    tiles = named("tiles_m") * named("tiles_n")
+    entry = _Grid("", special, named("tiles_m"), named("tiles_n"), None, bounds | sizes, (tiles - 1 - x,))
+    rows, cols = named("tile_m") + named("below") + 1, named("tile_n") + named("right") + 1
+    item = named("tile_m") * cols + named("tile_n")
+    bounds |= {(name,): (0, most_rows - 1) for name in ("tile_m", "below")}
+    bounds |= {(name,): (0, most_cols - 1) for name in ("tile_n", "right")}
+    left = rows * cols - 1 - item - step
+    within = (MOST_TILES - rows * cols, MOST_TILES - 1 - item, 2 * MOST_TILES - 1 - item - step)
+    for last, rest in ((False, left), (True, -left - 1)):
+        title = "the last tile of a CTA" if last else "a tile before the last one of a CTA"
+        yield _Grid(
+            title, special, rows, cols, (named("tile_m"), named("tile_n")), bounds, (*within, rest), entry,
+            {"tiles_m": rows, "tiles_n": cols}, item, last,
+        )  # fmt: skip
 
 
 def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int]) -> Contract:
-    named = Polynomial.named
     element, output = record.element, record.output
-    rows = (named("cta_y") + named("below") + 1) * record.bm
-    cols = grid.columns * record.bn
+    rows, cols = grid.rows * record.bm, grid.cols * record.bn
     k = named(TILES) * record.k_step
     packed = Polynomial.of(record.baked_k)
     lda = packed if record.baked_k else named("lda_vectors", element.vector)
@@ -105,19 +164,11 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int]) -> Contrac
     )  # fmt: skip
     if len(arguments) != len(offsets):
         raise NotCertified(f"the kernel has {len(offsets)} parameters, not the launcher's {len(arguments)}")
-    most = min(MAX_EXTENT // record.bm, MAX_GRID_YZ)
-    bounds = grid.bounds | {("cta_y",): (0, most - 1), ("below",): (0, most - 1)}
-    bounds |= {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d", "partials", "arrivals")}
+    bounds = grid.bounds | {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d", "partials", "arrivals")}
     bounds |= {(f"{name}_vectors",): (1, MAX_EXTENT // 4) for name in ("lda", "ldb", "ldd")}
     bounds[(TILES,)] = (1, MAX_EXTENT // record.k_step)
-    tile = Tile(named("cta_y") * record.bm, grid.tile_n * record.bn, record.bm, record.bn) if grid.tile_n else None
+    tile = Tile(grid.tile[0] * record.bm, grid.tile[1] * record.bn, record.bm, record.bn) if grid.tile else None
     return Contract(
         record.threads, record.smem_bytes, dict(zip(offsets, arguments, strict=True)), grid.special, matrices, k, tile,
-        Facts(bounds),
+        Facts(bounds, list(grid.assumed)),
     )  # fmt: skip
-
-
-def _ring(record: MmaSyncKernel) -> Ring:
-    """The loop's ring by the record: in its last turns nothing is copied, or, without a ring, loaded ahead."""
-    stages = record.stages if isinstance(record, RingRecord) else 1
-    return Ring(stages, max(1, stages - 1), MAX_EXTENT // record.k_step, record.baked_k // record.k_step)

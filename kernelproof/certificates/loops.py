@@ -21,6 +21,7 @@ from kernelproof.certificates.contract import Bounds, Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.guessing import guess
 from kernelproof.certificates.invariants import Invariant, Turns, rebound, substituted
+from kernelproof.certificates.items import ItemLoop, Items
 from kernelproof.certificates.machine import Machine, State
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.program import Program
@@ -32,12 +33,13 @@ TILES, TURN, REST = "k_tiles", "k_turn", "k_rest"
 @dataclass(frozen=True)
 class Ring:
     """What is stated of a main loop: see the module. ``most``: the most k-tiles. ``only``: the number of k-tiles, if
-    there is but one, else 0."""
+    there is but one, else 0. ``items``: of the loop around it, if CTAs are persistent."""
 
     period: int
     ahead: int
     most: int
     only: int = 0
+    items: Items | None = None
 
 
 class Case(Schema):
@@ -64,6 +66,15 @@ class MainLoop:
         if len(inner) > 1:
             raise NotCertified("several loops multiply")
         self.head = inner[0] if inner else None
+        self.items: ItemLoop | None = None
+        if ring.items is not None:
+            products = [block.index for block in program.blocks if program.multiplies(block.index)]
+            # Unrolled products have no loop of their own: the one around them is that over items.
+            own = program.loops[self.head] if self.head is not None else set(products)
+            if self.head is not None and not any(own < body for body in program.loops.values()):
+                own, self.head = set(products), None
+            self.items = ItemLoop(program, ring.items, own, self.kinds)
+        self.stops = () if self.head is None else (self.head,)
 
     def cases(self) -> Iterator[Case]:
         """Every case, proven. Raises NotCertified at the first that is not."""
@@ -97,26 +108,43 @@ class MainLoop:
         """A machine for the problems with so many k-tiles."""
         return Machine(self.program, self.contract.where(TILES, tiles, bounds), self.kinds)
 
-    def _at_least(self, least: int) -> Machine:
-        """A machine for all problems with at least so many k-tiles."""
+    def _tiles(self, least: int) -> tuple[Polynomial, Bounds]:
+        """The number of k-tiles of all problems with at least so many."""
         if self.ring.only:
-            return self._machine(Polynomial.of(self.ring.only), {})
-        return self._machine(Polynomial.named(TILES), {(TILES,): (least, max(least, self.ring.most))})
+            return Polynomial.of(self.ring.only), {}
+        return Polynomial.named(TILES), {(TILES,): (least, max(least, self.ring.most))}
+
+    def _at_least(self, least: int) -> Machine:
+        """A machine for these problems."""
+        return self._machine(*self._tiles(least))
 
     def _whole(self, tiles: int) -> Case:
         machine = self._machine(Polynomial.of(tiles), {})
-        machine.run(machine.start(), None)
+        self._to_end(machine, self._start(machine, Polynomial.of(tiles), {}), Polynomial.of(tiles))
         return Case(covers=f"{tiles} k-tiles", instructions=machine.steps)
 
     def _entry(self) -> tuple[Machine, State | None]:
         """The state in which the loop is reached first; None if all CTAs end before."""
         machine = self._at_least(self.ring.ahead + 1)
-        return machine, machine.run(machine.start(), self.head)
+        state = self._start(machine, *self._tiles(self.ring.ahead + 1))
+        return machine, machine.run(state, *self.stops)
+
+    def _start(self, machine: Machine, tiles: Polynomial, bounds: Bounds) -> State:
+        """The state in which a CTA, or an item of a persistent one, begins."""
+        return machine.start() if self.items is None else self.items.start(machine, TILES, tiles, bounds)
+
+    def _to_end(self, machine: Machine, state: State, tiles: Polynomial) -> None:
+        """Run to the end of the CTA or of its item, and check what it has done, in the problems with so many
+        k-tiles."""
+        if self.items is None:
+            machine.run(state)
+        else:
+            self.items.finish(machine, machine.run(state, self.items.head), TILES, tiles)
 
     def _period(self, machine: Machine, state: State) -> State:
         """The state after a period of turns."""
         for _ in range(self.ring.period):
-            after = machine.run(state, self.head)
+            after = machine.run(state, *self.stops)
             if after is None:
                 raise NotCertified("the main loop ends before its last turn")
             state = after
@@ -154,7 +182,7 @@ class MainLoop:
             turn = Polynomial.named(TURN)
             tiles = turn * ring.period + least
             machine = self._machine(tiles, {(TURN,): (0, ring.most // ring.period)})
-        machine.run(self._at(turns, turn, tiles, machine), None)
+        self._to_end(machine, self._at(turns, turn, tiles, machine), tiles)
         return Case(covers=f"{ring.period} * q + {least} k-tiles", instructions=machine.steps)
 
     def _at(self, turns: Turns, turn: Polynomial, tiles: Polynomial, machine: Machine) -> State:

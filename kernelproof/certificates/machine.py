@@ -60,8 +60,9 @@ class Machine:
         """The state in which a CTA begins."""
         return State(0, {}, Contents.empty(self.memory.bytes // 2))
 
-    def run(self, state: State, stop: int | None) -> State | None:
-        """The state at which block ``stop`` is reached again, or None after the end. The given state stays as it is.
+    def run(self, state: State, *stops: int) -> State | None:
+        """The state in which one of the blocks ``stops`` is reached (again), or None after the end. The given state
+        stays as it is.
 
         Raises NotCertified, which names the instruction.
         """
@@ -71,7 +72,7 @@ class Machine:
         while True:
             node, piece = self.program.blocks[block], self.program.pieces[block]
             if node.end == "exit":
-                self._end()
+                self.finish()
                 return None
             self._execute(block, state.registers)
             self.steps += len(piece.lines)
@@ -82,7 +83,7 @@ class Machine:
                 block = node.targets[0 if self._taken(piece.condition, piece.negated, state.registers) else 1]
             elif node.end == "switch":
                 raise NotCertified("an indexed branch is not covered")
-            if block == stop:
+            if block in stops:
                 state.block = block
                 return state
 
@@ -121,8 +122,8 @@ class Machine:
             raise NotCertified("the threads of a CTA take different branches")
         return bool(values.flat[0]) != negated
 
-    def _end(self) -> None:
-        """Check what a CTA has done when it ends."""
+    def finish(self) -> None:
+        """Check what a CTA has done when it, or its item of work, ends."""
         state = self.memory.state
         if state.open or any(len(group) for group in state.groups):
             raise NotCertified("a CTA ends while copies to its shared memory are pending")
@@ -151,6 +152,12 @@ class Machine:
             return self.every
         mask = np.broadcast_to(np.asarray(m), (self.lanes,))
         return np.flatnonzero(mask) if mask.any() else None
+
+    def quotient(self, values: Any, divisor: Any, *_: Any) -> Any:
+        """A quotient or remainder, of a divisor that is not zero."""
+        if isinstance(divisor, np.ndarray) and not divisor.all():
+            raise NotCertified("a division by zero")
+        return values
 
     # --- values: the batch, constants, special registers, parameters
 

@@ -57,6 +57,9 @@ class Polynomial:
     def __sub__(self, other: Polynomial | int) -> Polynomial:
         return self.plus(other, -1)
 
+    def __rsub__(self, other: int) -> Polynomial:
+        return Polynomial.of(other) - self
+
     def __neg__(self) -> Polynomial:
         return self.scaled(-1)
 

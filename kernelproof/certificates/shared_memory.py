@@ -112,15 +112,16 @@ class SharedMemory:
         state.open.append(at.reshape(-1))
 
     def commit(self) -> None:
-        """All copies since the last commit are a group."""
+        """All copies since the last commit are a group. An empty group behind which no other is pending has landed."""
         state = self.state
-        state.groups.append(np.sort(np.concatenate(state.open)) if state.open else np.zeros(0, np.int64))
+        if state.open or state.groups:
+            state.groups.append(np.sort(np.concatenate(state.open)) if state.open else np.zeros(0, np.int64))
         state.open = []
 
     def wait(self, most: int) -> None:
         """All groups but the last ``most`` have landed, each thread's own for that thread alone."""
         state = self.state
-        while len(state.groups) > most:
+        while state.groups and (len(state.groups) > most or not len(state.groups[0])):
             landed = state.groups.pop(0)
             state.writer[landed] = state.pending[landed]
             state.pending[landed] = NOBODY

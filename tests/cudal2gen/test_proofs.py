@@ -24,7 +24,7 @@ COVERED = [
     "single", "single one stage", "single_intra_tile", "none bk 16", "none one stage", "multi", "pingpong", "staggered",
     "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "small direct",
 ]  # fmt: skip
-NOT_COVERED = ["predicate", "split_k", "persistent", "small direct split_k", "wgmma 2x2", "tensor nn, narrow boxes"]
+NOT_COVERED = ["predicate", "split_k", "small direct split_k", "wgmma 2x2", "tensor nn, narrow boxes"]
 MUTATED = drawn(["single", "zsplit", "small direct", "nn f32 global", "multi", "direct", "pingpong"], 2)
 
 # Faults that executions of small problems, or of few k-tiles, do not show: before, after.
