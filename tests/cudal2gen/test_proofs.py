@@ -22,7 +22,7 @@ from tests.draws import drawn, drawn_by
 # Kernels of every prefetch kind, epilogue, raster and layout that is covered, and some that are not.
 COVERED = [
     "single", "single one stage", "single_intra_tile", "none bk 16", "none one stage", "multi", "pingpong", "staggered",
-    "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "small direct",
+    "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "persistent", "small direct",
 ]  # fmt: skip
 NOT_COVERED = ["predicate", "split_k", "small direct split_k", "wgmma 2x2", "tensor nn, narrow boxes"]
 MUTATED = drawn(["single", "zsplit", "small direct", "nn f32 global", "multi", "direct", "pingpong"], 2)
