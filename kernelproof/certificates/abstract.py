@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kernelproof.certificates.cells import Cells, joined
 from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.words import Word, polynomial
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.translate import NAMESPACE
-
-if TYPE_CHECKING:
-    from kernelproof.certificates.machine import Machine
 
 
 class _Named:
@@ -124,8 +122,6 @@ def _quotient(a: Any, b: Any) -> tuple[Word, Word]:
 
 
 def _candidates(x: Any, y: Any) -> Any:
-    from kernelproof.certificates.polynomials import Polynomial
-
     yield Polynomial.of(0)
     if y.is_constant and isinstance(y.constant, int):
         yield x.divided(y.constant)[0]
@@ -165,14 +161,15 @@ def names_of_arithmetic() -> dict[str, Callable[..., Any]]:
     return {"bfi": _insert, "divide": _divide, "remainder": _remainder, "pack_f32": _pack}
 
 
-def names(machine: Machine) -> dict[str, object]:
-    """The names that differ from the emulator's, for one machine."""
+def names(lanes: int, units: dict[str, dict[str, Callable[..., Any]]]) -> dict[str, object]:
+    """The names that differ from the emulator's, for a CTA of so many lanes. ``units``: name of a unit -> its
+    methods."""
 
     def numbers(value: Any, width: int) -> Any:
         """A number in all lanes; predicates have width 0."""
         if isinstance(value, Word | Cells):
             return value
-        return np.full(machine.lanes, value, f"u{width}" if width else bool)
+        return np.full(lanes, value, f"u{width}" if width else bool)
 
     numpy = {"where": select, "minimum": _extreme(False), "maximum": _extreme(True), "negative": lambda a: -a}
     return {
@@ -184,8 +181,5 @@ def names(machine: Machine) -> dict[str, object]:
         "FORCE": lambda value: value,
         "np": _Named(numpy, np),
         "A": _Named(names_of_arithmetic(), arithmetic),
-        "G": _Named({"load": machine.global_load, "store": machine.global_store}),
-        "S": _Named({"load": machine.shared_load, "store": machine.shared_store}),
-        "H": _Named({"load": machine.load_matrices}),
-        "I": _Named({"lanes": machine.lanes_of, "constant": machine.constant}),
-    }  # fmt: skip
+        **{name: _Named(dict(methods)) for name, methods in units.items()},
+    }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kernelproof.certificates.polynomials import Coefficient, Lanes, Monomial, Polynomial
+from kernelproof.certificates.solver import Unanswered, counterexample
 
 # Beyond this a bound is as good as none, and int64 arrays of bounds could wrap.
 UNBOUNDED = 1 << 61
@@ -110,11 +111,12 @@ class Facts:
         return self._asks(value)
 
     def _asks(self, value: Polynomial) -> dict[str, int] | None:
-        from kernelproof.certificates.solver import counterexample
-
         self.questions["solver"] += 1
         for terms in _distinct(value):
-            model = counterexample(terms, self)
+            try:
+                model = counterexample(terms, self.bounds, [each.in_lane(0) for each in self.assumed])
+            except Unanswered as error:
+                raise NotCertified(str(error)) from None
             if model is not None:
                 return model
         return None

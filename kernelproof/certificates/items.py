@@ -85,8 +85,8 @@ class ItemLoop:
         machine.finish()
         following = substituted(self.turns.first, name, value, machine.facts, self.kinds)
         for register in self.changing:
-            value = Word(self.items.current + self.items.step, 32, machine.facts)
-            following.registers[self.program.emitter.variable(register)] = value
+            item = Word(self.items.current + self.items.step, 32, machine.facts)
+            following.registers[self.program.emitter.variable(register)] = item
         Turns(self.turns.invariant, following, self.turns.live, self.turns.variable).check(
             Polynomial.of(0), state, machine.facts, self.kinds
         )

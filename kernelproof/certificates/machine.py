@@ -5,13 +5,14 @@ The units have the names and methods of those of the emulator's batch, which the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from kernelproof.certificates import abstract
-from kernelproof.certificates.cells import Cells, Kind, Kinds, joined, unknown
+from kernelproof.certificates.cells import Cells, Kind, Kinds, unknown
 from kernelproof.certificates.contract import Contract, Matrix
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
@@ -52,7 +53,13 @@ class Machine:
         self.products = Products(kinds)
         self.written: list[tuple[Lanes, Lanes]] = []
         self.steps = 0
-        self.scope = program.scope | dict.fromkeys("MZTJP", self) | {"m": None} | abstract.names(self)
+        units: dict[str, dict[str, Callable[..., Any]]] = {
+            "G": {"load": self.global_load, "store": self.global_store},
+            "S": {"load": self.shared_load, "store": self.shared_store},
+            "H": {"load": self.load_matrices},
+            "I": {"lanes": self.lanes_of, "constant": self.constant},
+        }
+        self.scope = program.scope | dict.fromkeys("MZTJP", self) | {"m": None} | abstract.names(self.lanes, units)
 
     # --- running
 
@@ -372,6 +379,3 @@ def split(offset: Polynomial, matrix: Matrix) -> tuple[Polynomial, Polynomial]:
     if any(np.any(np.asarray(c) % matrix.width) for c in col.values()):
         raise NotCertified(f"an address in {matrix.name} that is not one of an element")
     return Polynomial(row), Polynomial({monomial: c // matrix.width for monomial, c in col.items()})
-
-
-__all__ = ["Machine", "State", "joined", "split"]

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from kernelproof.certificates.polynomials import Monomial
 from kernelproof.ground.errors import WrongInput
 
-if TYPE_CHECKING:
-    from kernelproof.certificates.facts import Facts
-    from kernelproof.certificates.polynomials import Monomial
-
 LIMIT_MS = 2000  # of one question
+Terms = Mapping[Monomial, int]
 
 
-def counterexample(terms: dict[Monomial, int], facts: Facts) -> dict[str, int] | None:
-    """Values of the names, within their facts, for which a sum of monomials is negative; None if there are none.
+class Unanswered(Exception):
+    """A question that the solver does not answer within its limit."""
 
-    Raises NotCertified if the solver does not know, and WrongInput if it is not installed.
+
+def counterexample(
+    terms: Terms, bounds: Mapping[Monomial, tuple[int, int]], assumed: Sequence[Terms]
+) -> dict[str, int] | None:
+    """Values of the names for which a sum of monomials is negative; None if there are none.
+
+    ``bounds``: of products of names. ``assumed``: sums that are at least 0. Raises Unanswered, and WrongInput if the
+    solver is not installed.
     """
-    from kernelproof.certificates.facts import NotCertified
-
     z3 = _z3()
-    names = {name for monomial in terms for name in monomial}
-    for each in facts.assumed:
-        names |= set(each.names())
-    names |= {name for monomial in facts.bounds for name in monomial if len(monomial) > 1 and names & set(monomial)}
+    names = {name for each in (terms, *assumed) for monomial in each for name in monomial}
+    names |= {name for monomial in bounds for name in monomial if len(monomial) > 1 and names & set(monomial)}
     variables = {name: z3.Int(name) for name in sorted(names)}
 
-    def value(terms: dict[Monomial, int]) -> Any:
+    def value(terms: Terms) -> Any:
         total = z3.IntVal(0)
         for monomial, coefficient in terms.items():
             product = z3.IntVal(coefficient)
@@ -38,22 +40,22 @@ def counterexample(terms: dict[Monomial, int], facts: Facts) -> dict[str, int] |
 
     solver = z3.Solver()
     solver.set("timeout", LIMIT_MS)
-    for monomial, (low, high) in facts.bounds.items():
+    for monomial, (low, high) in bounds.items():
         if monomial and names.issuperset(monomial):
             solver.add(value({monomial: 1}) >= low, value({monomial: 1}) <= high)
-    for each in facts.assumed:
-        solver.add(value(each.in_lane(0)) >= 0)
+    for each in assumed:
+        solver.add(value(each) >= 0)
     solver.add(value(terms) < 0)
     answer = solver.check()
     if answer == z3.unsat:
         return None
     if answer == z3.unknown:
-        raise NotCertified(f"the solver does not decide whether {_spelled(terms)} is at least 0")
+        raise Unanswered(f"the solver does not decide whether {_spelled(terms)} is at least 0")
     model = solver.model()
     return {name: model.eval(variable, model_completion=True).as_long() for name, variable in variables.items()}
 
 
-def _spelled(terms: dict[Monomial, int]) -> str:
+def _spelled(terms: Terms) -> str:
     return " + ".join(f"{c}{'*' if x else ''}{'*'.join(x)}" for x, c in terms.items()) or "0"
 
 
