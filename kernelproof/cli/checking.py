@@ -70,7 +70,7 @@ class How:
     seed: Annotated[int, typer.Option("--seed", help="Seed of random inputs and of --sample.")] = 0
     adverse: Annotated[bool, typer.Option("--adverse", help="Run in another order that hardware may choose.")] = False
     machine_code: Annotated[
-        bool, typer.Option("--machine-code", help="Execute machine code in place of PTX, for sm_80, sm_86 and sm_89.")
+        bool, typer.Option("--machine-code", help="Execute machine code in place of PTX, for sm_80 and later.")
     ] = False
     counters: Annotated[bool, typer.Option("--counters", help="Count bank conflicts, sectors, barriers.")] = False
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that the program may take.")] = TIMEOUT_S

@@ -20,6 +20,7 @@ WHOLE_STACK = 0x12  # EIATTR_MIN_STACK_SIZE
 PARAMETER, PARAMETER_BANK = 0x17, 0x0A  # EIATTR_KPARAM_INFO, EIATTR_PARAM_CBANK
 JUMPS = 0x34  # EIATTR_INDIRECT_BRANCH_TARGETS
 NEW_ABI = 8  # the version of the ABI in the header of cubins of CUDA 13
+CLUSTER = 0x3D  # EIATTR_CTA_PER_CLUSTER
 SIZED = 4  # EIFMT_SVAL: the length of the value follows; values of other attributes have two bytes
 SYMBOLS = 2  # SHT_SYMTAB
 SECTION = "<IIQQQQIIQQ"  # the header of a section
@@ -39,7 +40,8 @@ class Resources:
     ``shared_bytes``: static shared memory per CTA. ``threads``: per CTA, as the source demands (``reqntid``) or else
     allows (``maxntid``); None if it states neither. ``parameters``: byte offset and size of each parameter of a kernel,
     and ``parameter_base``: where they begin in constant bank 0. ``jumps``: the address of each jump by a table, and the
-    addresses to which it may lead.
+    addresses to which it may lead. ``cluster``: the CTAs of a cluster along each axis, if the source
+    demands clusters.
     """
 
     registers: int = 0
@@ -50,6 +52,7 @@ class Resources:
     parameters: tuple[tuple[int, int], ...] = ()
     parameter_base: int | None = None
     jumps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    cluster: tuple[int, ...] | None = None
 
 
 class Section(NamedTuple):
@@ -99,6 +102,7 @@ def resources(cubin: Path) -> dict[str, Resources]:
             parameters=_parameters(own.data(file)) if own else (),
             parameter_base=_parameter_base(own.data(file)) if own else None,
             jumps=dict(_jumps(own.data(file))) if own else {},
+            cluster=_cluster(own.data(file)) if own else None,
         )
     return result
 
@@ -189,3 +193,7 @@ def _parameter_base(data: bytes) -> int | None:
     return next(
         (struct.unpack_from("<4xH", value)[0] for key, value in _attributes(data) if key == PARAMETER_BANK), None
     )
+
+
+def _cluster(data: bytes) -> tuple[int, ...] | None:
+    return next((struct.unpack_from("<III", value) for key, value in _attributes(data) if key == CLUSTER), None)

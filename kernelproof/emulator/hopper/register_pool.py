@@ -9,8 +9,8 @@ from functools import cached_property
 from kernelproof.emulator.state.arrays import Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
 
-# The number of registers that a setmaxnreg names.
-COUNT = re.compile(r"setmaxnreg\S*\s+(\d+)")
+# The number of registers that a setmaxnreg names, in PTX or in machine code.
+COUNT = re.compile(r"(?:setmaxnreg\S*\s+|USETMAXREG\S*\s+(?:UP\w,\s*)?)(\w+)")
 
 
 class RegisterPool:
@@ -54,7 +54,7 @@ class RegisterPool:
         limit = kernel.attributes.get("maxntid") or kernel.attributes.get("reqntid")
         threads = math.prod(limit) if limit else self.launch.threads
         per = self.launch.device.registers_per_sm // blocks // (-(-threads // 128) * 128)
-        named = [int(count[1]) for site in kernel.sites if (count := COUNT.search(site.text))]
+        named = [int(count[1], 0) for site in kernel.sites if (count := COUNT.search(site.text))]
         return min(255, per, max(named)) // 8 * 8
 
     def exited(self, row: int) -> None:

@@ -1,42 +1,79 @@
 """The words of constant bank 0 that a launch fills in, by architecture.
 
-A cubin says where its parameters begin. The places of the launch's sizes were found by kernels that read them, which
-``tests/kernelproof/emulator/test_machine_code.py`` compiles again.
+A cubin says where its parameters begin. The places of the other words were found by kernels that read them, which
+``tests/kernelproof/emulator/test_machine_code_hopper.py`` compiles again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 _SIZES = ("%ntid.x", "%ntid.y", "%ntid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z")
+# What a word holds in place of a special register: the reciprocal of one in single precision, rounded to nearest.
+RECIPROCAL = "1/"
+
+
+def _consecutive(start: int, *names: str) -> dict[int, str]:
+    return {start + 4 * i: name for i, name in enumerate(names) if name}
+
+
+def _cluster(shape: int, reciprocals: int, counts: int, rank: int) -> dict[int, str]:
+    """The words of clusters: their extents, the reciprocals of these, how many clusters there are, and CTAs of one."""
+    extents = [f"%cluster_nctaid.{axis}" for axis in "xyz"]
+    return (
+        _consecutive(shape, *extents)
+        | _consecutive(reciprocals, *(RECIPROCAL + extent for extent in extents))
+        | _consecutive(counts, *(f"%nclusterid.{axis}" for axis in "xyz"))
+        | {rank: "%cluster_nctarank"}
+    )
+
+
+# The words of sm_80 to sm_89, of sm_90, and of sm_100 and later. "0": a number that does not matter, of the stack
+# pointer and of the descriptor of global memory.
+_AMPERE = _consecutive(0, *_SIZES) | {0x28: "0"} | _consecutive(0x118, "0", "0")
+_HOPPER = (
+    _consecutive(0, *_SIZES)
+    | {0x28: "0", 0x2C: "%dynamic_smem_size", 0x10C: "%nsmid", 0x114: "0", 0x140: "%is_explicit_cluster"}
+    | _consecutive(0x208, "0", "0")
+    | _cluster(shape=0x144, reciprocals=0x150, counts=0x15C, rank=0x188)
+)
+_BLACKWELL = (
+    _consecutive(0x360, *_SIZES[:3], "%is_explicit_cluster", *_SIZES[3:], "0")
+    | {0x2AC: "%dynamic_smem_size", 0x2D0: "%nsmid", 0x16C: "0"}
+    | _consecutive(0x358, "0", "0")
+    | _cluster(shape=0x2A0, reciprocals=0x2B0, counts=0x2C0, rank=0x2CC)
+)
 
 
 @dataclass(frozen=True)
 class Bank:
     """Constant bank 0 of a kernel: where its words lie, in bytes.
 
-    ``parameters``: name, offset and size of each parameter. ``sizes``: the first of the sizes of block and grid.
-    ``stack``: the word from which the stack pointer starts. ``window``: the descriptor of global memory, two words
-    whose content does not matter. ``shared``: the shared address of a CTA's first byte. ``generic``: the generic
-    address of that byte, two words.
+    ``parameters``: name, offset and size of each parameter. ``words``: what each other word holds. ``pointer``: the two
+    words with the generic address of the byte at ``base``, where parameters may begin. ``shared``: the shared address
+    of a CTA's first byte. ``generic``: the generic address of that byte, two words.
     """
 
     parameters: Sequence[tuple[str, int, int]]
-    sizes: int
-    stack: int
-    window: int
+    words: Mapping[int, str]
+    base: int
+    pointer: int | None
     shared: int
-    generic: int
+    generic: int | None
 
     @classmethod
-    def of(cls, sm: str, parameters: Sequence[tuple[str, int, int]]) -> Bank | None:
+    def of(cls, sm: str, base: int, parameters: Sequence[tuple[str, int, int]]) -> Bank | None:
         """The bank of an architecture; None if its places are not known."""
         if sm.startswith("sm_8"):
-            return cls(parameters, sizes=0, stack=0x28, window=0x118, shared=0, generic=0x18)
+            return cls(parameters, _AMPERE, base, pointer=None, shared=0, generic=0x18)
+        if sm.startswith("sm_90"):
+            return cls(parameters, _HOPPER, base, pointer=0x198, shared=WINDOW_START, generic=None)
+        if sm.startswith(("sm_10", "sm_12")):
+            return cls(parameters, _BLACKWELL, base, pointer=0x348, shared=WINDOW_START, generic=None)
         return None
 
     @property
@@ -45,16 +82,15 @@ class Bank:
         return min((start for _, start, _ in self.parameters), default=0)
 
     def word(self, offset: int) -> str | None:
-        """What a word holds: a number, a special register (``%..``), or ``name+offset`` in a parameter. None: not
-        known."""
+        """What a word holds: a number, a special register (``%..``), ``RECIPROCAL`` of one, or ``name+offset`` in a
+        parameter. None: not known."""
         for name, start, size in self.parameters:
             if start <= offset < start + size:
                 return f"{name}+{offset - start}" if offset > start else name
-        if self.sizes <= offset < self.sizes + 4 * len(_SIZES) and offset % 4 == 0:
-            return _SIZES[(offset - self.sizes) // 4]
-        if offset == self.stack or offset in (self.window, self.window + 4):
-            return "0"
-        if offset in (self.generic, self.generic + 4):
+        if self.generic is not None and offset in (self.generic, self.generic + 4):
             address = (Window.SHARED << SHIFT_TO_WINDOW) + WINDOW_START - self.shared
             return str(address >> 8 * (offset - self.generic) & 0xFFFFFFFF)
-        return None
+        if self.pointer is not None and offset in (self.pointer, self.pointer + 4):
+            address = (Window.PARAM << SHIFT_TO_WINDOW) + self.base - self.start
+            return str(address >> 8 * (offset - self.pointer) & 0xFFFFFFFF)
+        return self.words.get(offset)

@@ -7,12 +7,12 @@ holds for every instruction that writes a register of the machine code or memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kernelproof.emulator.frontend.operands import operands as ptx_operands
 from kernelproof.emulator.frontend.ptx import Instr, Label, Reg
-from kernelproof.emulator.machine_code.abi import Bank
+from kernelproof.emulator.machine_code.abi import RECIPROCAL, Bank
 from kernelproof.emulator.machine_code.data import Data, Half, Word
 from kernelproof.emulator.machine_code.operands import (
     Address,
@@ -26,8 +26,10 @@ from kernelproof.emulator.machine_code.operands import (
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.sites import Frame, place
 from kernelproof.sass import Instruction
+from kernelproof.sass.decoding import BYTES
 
 TRUE, FALSE, ZERO = "1", "0", "0"
+_STORES = ("ST", "ATOM", "RED")  # how names of instructions that write memory begin
 
 Handler = Callable[["Lowering", Instruction], None]
 
@@ -67,21 +69,29 @@ def registered() -> Iterator[str]:
 class Lowering:
     """The lowered body of one function.
 
-    ``bank``, ``data``: what the constant banks hold. ``copy_scoreboards``: the scoreboards that count groups of
-    asynchronous copies. ``returns``: the addresses behind calls. ``stack``: bytes of the stack, which grows down to the
-    beginning of local memory. ``kinds``: the type of each register that occurs. ``current``: the instruction that is
-    being lowered.
+    ``bank``, ``data``: what the constant banks hold. ``all``: the instructions of the function. ``copy_scoreboards``,
+    ``bulk_scoreboards``: the scoreboards that count groups of asynchronous copies and of bulk stores. ``returns``: the
+    addresses behind calls. ``kinds``: the type of each register that occurs. ``current``: the instruction that is being
+    lowered. ``members``: the lanes that execute it together, if an earlier instruction has named them. ``stack``:
+    bytes of the stack, which grows down to the beginning of local memory.
     """
 
     bank: Bank
     data: Data
+    all: Sequence[Instruction] = ()
     copy_scoreboards: frozenset[str] = frozenset()
+    bulk_scoreboards: frozenset[str] = frozenset()
     returns: tuple[int, ...] = ()
     stack: int = 0
     body: list[Instr | Label] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
     current: Instruction | None = None
+    members: str | None = None
     _guard: Reg | None = None
+    # Has a fence of the GPU's scope come since the last label, with no store behind it?
+    _fenced: bool = False
+    # Whether a lane is the first one of its warp, since the last label or branch.
+    _leader: str | None = None
 
     # --- instructions ---
 
@@ -105,6 +115,22 @@ class Lowering:
             known.handler(self, instruction)
         except (ValueError, IndexError, AssertionError, StopIteration) as error:
             raise self.refusal("this form is not modelled") from error
+        if instruction.name == "MEMBAR":
+            self._fenced = bool({"GPU", "SYS"} & set(instruction.modifiers))
+        elif instruction.name.startswith(_STORES):
+            self._fenced = False
+        elif instruction.name in ("BRA", "EXIT", "WARPSYNC", "BSYNC"):
+            self._leader = None
+
+    def following(self, count: int) -> Sequence[Instruction]:
+        """So many instructions behind the current one, in the order of addresses."""
+        assert self.current is not None
+        at = self.current.address // BYTES + 1
+        return self.all[at : at + count]
+
+    def released(self) -> str:
+        """How an arrival releases: with the cluster's scope if a fence stands before it, else with its own."""
+        return ".release.cluster" if self._fenced else ""
 
     def refusal(self, why: str) -> UnknownMachineCode:
         """The error for the current instruction."""
@@ -119,6 +145,15 @@ class Lowering:
         guard = None if operands and operands[0].startswith("%t") else self._guard
         self.body.append(self._instr(op, operands, guard))
 
+    def once(self) -> None:
+        """Let one lane of the warp do what the current instruction does: instructions of the uniform path execute once
+        for a warp."""
+        if self._leader is None:
+            before = self.computed("and.b32", self.computed("activemask.b32"), "%lanemask_lt")
+            self._leader = self.computed("setp.eq.u32", before, ZERO, kind="pred")
+        own = ("!" if self._guard.negated else "") + self._guard.name if self._guard else TRUE
+        self._guard = Reg(self.both(own, self._leader))
+
     def branch(self, op: str, target: str, condition: str = TRUE) -> None:
         """Append a branch or exit, taken under the guard and a condition."""
         guard = self._guard
@@ -132,6 +167,7 @@ class Lowering:
 
     def label(self, address: int) -> None:
         """Append the label of an address."""
+        self._fenced, self._leader = False, None
         self.body.append(Label(label_of(address), address))
 
     def _instr(self, op: str, operands: tuple[str, ...], guard: Reg | None) -> Instr:
@@ -233,6 +269,9 @@ class Lowering:
             return meaning
         if meaning.startswith("%"):
             return self.computed("mov.u32", meaning)
+        if meaning.startswith(RECIPROCAL):
+            divisor = self.computed("cvt.rn.f32.u32", self.computed("mov.u32", meaning.removeprefix(RECIPROCAL)))
+            return self.computed("rcp.rn.f32", divisor)
         return self.computed("ld.param.b32", f"[{meaning}]")
 
     def _address_of(self, half: Half) -> str:
@@ -365,6 +404,12 @@ class Lowering:
                 self.emit("not.pred", name, value[1:])
             else:
                 self.emit("mov.pred", name, value)
+
+    def target_predicate(self, text: str) -> str:
+        """A predicate as a result; of PT a temporary that nobody reads."""
+        result = operand(text)
+        assert isinstance(result, Predicate)
+        return self.temp("pred") if result.number is None else self._named(result.file, result.number)
 
     def set_comparison(self, results: tuple[str, str], held: str, boolean: str, other: str) -> None:
         """Write what a comparison gives: ``held`` AND, OR or XOR another predicate, and the same of its negation."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Reg, Sym, Variable
+from kernelproof.emulator.frontend.instruction import needs_hopper
+from kernelproof.emulator.frontend.ptx import Function, Imm, Instr, Label, Module, Reg, Sym, Variable
 from kernelproof.emulator.machine_code import instructions  # noqa: F401
 from kernelproof.emulator.machine_code.abi import Bank
 from kernelproof.emulator.machine_code.data import Data, variables
@@ -43,13 +45,14 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
     resources = function.resources
     base = resources.parameter_base or 0
     parameters = [(f"parameter_{i}", base + at, size) for i, (at, size) in enumerate(resources.parameters)]
-    bank = Bank.of(function.sm, parameters)
+    bank = Bank.of(function.sm, base, parameters)
     if bank is None:
         raise UnknownMachineCode(f"{function.name}: machine code of {function.sm} is not executed yet")
     reachable = _reachable(function, data.functions())
     boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")
     returns = tuple(ins.address + BYTES for ins in reachable if ins.name == "CALL")
-    low = Lowering(bank, data, boards, returns, resources.whole_stack_bytes)
+    bulk = frozenset(f"SB{ins.control.read_barrier}" for ins in reachable if ins.name == "UTMACMDFLUSH")
+    low = Lowering(bank, data, function.instructions, boards, bulk, returns, resources.whole_stack_bytes)
     targets = {target for ins in reachable for target in (ins.target, *ins.targets)} | set(returns)
     if any(ins.name == "CALL" and ins.target is None for ins in reachable):
         targets |= set(data.functions())
@@ -61,11 +64,17 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
         if ins.address in targets:
             low.label(ins.address)
         low.lower(ins)
-    body, kinds = separated(low.body, low.kinds)
-    # An alignment for which each parameter lies at its offset, if those before it do.
-    params = [Variable(name, "param", size, (start - base) & (base - start) or 16) for name, start, size in parameters]
+    body, kinds = separated(_without_rank(reachable, low.body), low.kinds)
+    # Parameters may leave gaps. Each is aligned to its own offset, so that it lies there behind those before it.
+    params = [Variable(name, "param", size, start - bank.start or 16) for name, start, size in parameters]
+    attributes: dict[str, tuple[int, ...]] = {}
+    if resources.cluster:
+        attributes["reqnctapercluster"] = resources.cluster
+    if any(ins.name == "USETMAXREG" for ins in reachable):
+        attributes["maxnreg"] = (resources.registers,)  # that many at the start
     return Function(
-        function.name, True, params, [], 0, body, kinds, variables=[stack, static, *data.literals], machine_code=True,
+        function.name, True, params, [], 0, body, kinds, attributes=attributes,
+        variables=[stack, static, *data.literals], machine_code=True,
         hazards=tuple(Hazard(found.why, _site(found.earlier), _site(found.later)) for found in hazards(function)),
     )  # fmt: skip
 
@@ -73,6 +82,30 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
 def _site(instruction: Instruction) -> Site:
     frames = tuple(Frame(line.file, line.line) for line in instruction.source)
     return Site(instruction.address, instruction.text, frames, True, instruction.ptx_line)
+
+
+_RANK = "%cluster_ctarank"
+_GENERIC = frozenset(("LD", "ST", "ATOM", "RED"))  # they may reach the shared memory of other CTAs
+
+
+def _without_rank(reachable: Sequence[Instruction], body: list[Instr | Label]) -> list[Instr | Label]:
+    """The body with rank 0 in shared addresses, where nothing but these addresses knows of clusters: then no unit of
+    sm_90 is needed."""
+    instrs = [item for item in body if isinstance(item, Instr)]
+    ranks = {id(ins) for ins in instrs if ins.parts == ("mov", "b32") and _names_rank(ins)}
+    if any(ins.name in _GENERIC for ins in reachable) or any(
+        needs_hopper(ins) for ins in instrs if id(ins) not in ranks
+    ):
+        return body
+    return [
+        replace(item, operands=(item.operands[0], Imm(0))) if isinstance(item, Instr) and id(item) in ranks else item
+        for item in body
+    ]
+
+
+def _names_rank(ins: Instr) -> bool:
+    source = ins.operands[1]
+    return isinstance(source, Reg) and source.name == _RANK
 
 
 def _reachable(function: MachineFunction, functions: Sequence[int]) -> list[Instruction]:

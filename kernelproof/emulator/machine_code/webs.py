@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from kernelproof.emulator.frontend.flow.inline import renamed
-from kernelproof.emulator.frontend.instruction import defs_uses
+from kernelproof.emulator.frontend.instruction import defs_uses, facts
 from kernelproof.emulator.frontend.ptx import Instr, Label, Reg, Sym, Vec
 
 Body = list[Instr | Label]
@@ -60,8 +60,11 @@ def _accesses(item: Instr | Label, kinds: Mapping[str, str]) -> tuple[list[str],
 
 
 def _keeps(item: Instr | Label) -> bool:
-    """Does an instruction leave the old value of a register where its guard does not hold?"""
-    return isinstance(item, Instr) and item.guard is not None
+    """Does an instruction leave the old value of a register where its guard does not hold, or update it?"""
+    if not isinstance(item, Instr):
+        return False
+    form = facts(item)
+    return item.guard is not None or (form is not None and form.updates)
 
 
 def _pieces(body: Body) -> list[_Piece]:

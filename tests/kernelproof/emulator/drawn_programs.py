@@ -17,7 +17,7 @@ EDGES = np.array(
     ],
     np.uint32,
 )
-HEAD = """.version 8.0
+HEAD = """.version {version}
 .target {target}
 .address_size 64
 .visible .entry k(.param .u64 pa, .param .u64 pb)
@@ -170,7 +170,8 @@ def text(seed: int, target: str = "sm_80") -> str:
     for _ in range(writer.draw.randrange(10, 60)):
         kind = writer.draw.random()
         (writer.branch if kind < 0.06 else writer.meeting if kind < 0.16 else writer.instruction)()
-    return HEAD.format(target=target) + "\n".join(writer.lines) + TAIL
+    version = "8.8" if target.startswith("sm_1") else "8.0"
+    return HEAD.format(target=target, version=version) + "\n".join(writer.lines) + TAIL
 
 
 def operands(seed: int) -> NDArray[np.uint32]:

@@ -2,15 +2,19 @@
 
 from kernelproof.emulator.machine_code.instructions import (  # noqa: F401
     atomics,
+    bulk,
+    clusters,
     compare,
     control,
     doubles,
     floating,
     integer,
     matrices,
+    mbarriers,
     memory,
     moves,
     packed,
     predicates,
+    warpgroups,
     warps,
 )

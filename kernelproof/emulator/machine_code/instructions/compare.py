@@ -9,15 +9,15 @@ _ORDERS = ("LT", "LE", "GT", "GE", "EQ", "NE")
 _BOOLEANS = ("AND", "OR", "XOR")
 
 
-@mnemonic("ISETP UISETP", "LT LE GT GE EQ NE U32 AND OR XOR EX")
+@mnemonic("ISETP UISETP", "LT LE GT GE EQ NE U32 S64 U64 AND OR XOR EX")
 def compare(low: Lowering, ins: Instruction) -> None:
     """``p = (a <> b) op r`` and ``q = !(a <> b) op r``. ``.EX`` compares upper words, where the last predicate is the
     result for the lower ones."""
     p, q, a, b, r, *below = ins.operands
     order = next(part for part in ins.modifiers if part in _ORDERS)
     boolean = next(part for part in ins.modifiers if part in _BOOLEANS)
-    kind = "u32" if "U32" in ins.modifiers else "s32"
-    x, y = low.word(a), low.word(b)
+    kind = next((part.lower() for part in ins.modifiers if part in ("U32", "S64", "U64")), "s32")
+    x, y = (low.pair(text) if kind[1:] == "64" else low.word(text) for text in (a, b))
     if "EX" in ins.modifiers:
         lower = low.predicate(below[0])
         equal = low.computed("setp.eq.u32", x, y, kind="pred")

@@ -14,7 +14,7 @@ from kernelproof.sass import Instruction
 from kernelproof.sass.decoding import BYTES
 
 
-@mnemonic("BRA", "U CONV DIV")
+@mnemonic("BRA", "U ANY CONV DIV")
 def branch(low: Lowering, ins: Instruction) -> None:
     """A jump, taken where its guard and a predicate among its operands hold. ``.CONV`` is taken if the lanes of a mask
     stand together, ``.DIV`` if they do not."""
@@ -92,16 +92,33 @@ def move_barrier(low: Lowering, ins: Instruction) -> None:
         low.set(ins.operands[0], "0")
 
 
-@mnemonic("NOP BSSY BSYNC BREAK YIELD", "RECONVERGENT")
+@mnemonic("NOP")
+def together(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """ptxas leaves a NOP in place of bar.warp.sync where the lanes are together. They execute each instruction at once,
+    so what stands before it is ordered before what follows."""
+    low.emit("bar.warp.sync", low.computed("activemask.b32"))
+
+
+@mnemonic("BSSY BSYNC BREAK YIELD", "RECONVERGENT RELIABLE")
 def nothing(low: Lowering, ins: Instruction) -> None:
     """Instructions that change no register and no memory."""
 
 
-@mnemonic("WARPSYNC", "ALL")
+@mnemonic("WARPSYNC", "ALL COLLECTIVE")
 def warp_sync(low: Lowering, ins: Instruction) -> None:
-    """bar.warp.sync of the lanes that a word names."""
+    """bar.warp.sync of the lanes that a word names. ``.COLLECTIVE``: they execute the instructions up to ENDCOLLECTIVE
+    together."""
+    if "COLLECTIVE" in ins.modifiers:
+        low.members = low.computed("mov.b32", low.word(ins.operands[0]))
+        return
     members = str(0xFFFFFFFF) if "ALL" in ins.modifiers else low.word(ins.operands[0])
     low.emit("bar.warp.sync", members)
+
+
+@mnemonic("ENDCOLLECTIVE")
+def end_collective(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """The end of what WARPSYNC.COLLECTIVE begins."""
+    low.members = None
 
 
 _REDUCED, _ANY = "%reduced", "%reduced_predicate"  # what the last BAR.RED has given
@@ -137,7 +154,7 @@ def reduced(low: Lowering, ins: Instruction) -> None:
         low.set_predicate(ins.operands[1], _ANY)
 
 
-@mnemonic("NANOSLEEP")
+@mnemonic("NANOSLEEP", "SYNCS")
 def pause(low: Lowering, ins: Instruction) -> None:
     """A hint to wait so many nanoseconds."""
     low.emit("nanosleep.u32", low.word(ins.operands[0]))

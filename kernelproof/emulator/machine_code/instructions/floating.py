@@ -34,10 +34,10 @@ def single(low: Lowering, text: str) -> str:
     return f"0f{int(bits):08X}" if bits.isdigit() else bits
 
 
-@mnemonic("FADD FMUL FFMA", f"FTZ SAT {ROUNDINGS}")
+@mnemonic("FADD FMUL FFMA UFADD UFMUL UFFMA", f"FTZ SAT {ROUNDINGS}")
 def arithmetic(low: Lowering, ins: Instruction) -> None:
     """Sums, products, and products plus a sum that are rounded once."""
-    op = {"FADD": "add", "FMUL": "mul", "FFMA": "fma"}[ins.name]
+    op = {"FADD": "add", "FMUL": "mul", "FFMA": "fma"}[ins.name.removeprefix("U")]
     result, *sources = ins.operands
     low.emit(f"{op}{rounding(ins)}{_options(ins)}.f32", low.target(result), *(single(low, text) for text in sources))
 
@@ -221,7 +221,7 @@ def _to_integer(ins: Instruction) -> str:
     return next((mode for part, mode in modes if part in ins.modifiers), "rni")
 
 
-@mnemonic("F2I", f"F16 F32 F64 FTZ NTZ TRUNC FLOOR CEIL {_INTEGER_TYPES}")
+@mnemonic("F2I UF2I", f"F16 F32 F64 FTZ NTZ TRUNC FLOOR CEIL {_INTEGER_TYPES}")
 def to_integer(low: Lowering, ins: Instruction) -> None:
     """A number as an integer, s32 of f32 if no type is named."""
     origin = next((_FLOATS[part] for part in ins.modifiers if part in _FLOATS), "f32")
@@ -231,7 +231,7 @@ def to_integer(low: Lowering, ins: Instruction) -> None:
     _store(low, ins.operands[0], f"cvt.{mode}{ftz}.{kind}.{origin}", kind, _value(low, ins.operands[1], origin))
 
 
-@mnemonic("I2F I2FP", f"F16 F32 F64 {ROUNDINGS} {_INTEGER_TYPES}")
+@mnemonic("I2F I2FP UI2F UI2FP", f"F16 F32 F64 {ROUNDINGS} {_INTEGER_TYPES}")
 def from_integer(low: Lowering, ins: Instruction) -> None:
     """An integer as a number, f32 of s32 if no type is named."""
     kind = next((_FLOATS[part] for part in ins.modifiers if part in _FLOATS), "f32")

@@ -17,15 +17,20 @@ def _split_predicates(operands: tuple[str, ...], results: int) -> tuple[str, lis
     carries: list[str] = []
     while len(carries) < results and rest and is_predicate(rest[0]):
         carries.append(rest.pop(0))
+    while carries and carries[-1] in ("PT", "UPT"):  # later machine code names carries that nobody wants
+        carries.pop()
     inputs: list[str] = []
     while rest and is_predicate(rest[-1]):
         inputs.insert(0, rest.pop())
     return operands[0], carries, rest, inputs
 
 
-@mnemonic("IADD3 UIADD3", "X")
+@mnemonic("IADD3 UIADD3", "X 64")
 def add3(low: Lowering, ins: Instruction) -> None:
     """The sum of three words and, with ``.X``, of up to two carries. Its two carries out count what the sum carries."""
+    if "64" in ins.modifiers:
+        _add_pairs(low, ins)
+        return
     result, carries, sources, inputs = _split_predicates(ins.operands, 2)
     if not carries:
         total = low.word(sources[0])
@@ -43,6 +48,31 @@ def add3(low: Lowering, ins: Instruction) -> None:
     low.set(result, low.computed("cvt.u32.u64", total) if not total.isdigit() else str(int(total) & 0xFFFFFFFF))
     for count, p in enumerate(carries, 1):
         low.set_predicate(p, _at_least(low, total, count << 32))
+
+
+def _add_pairs(low: Lowering, ins: Instruction) -> None:
+    result, carries, sources, inputs = _split_predicates(ins.operands, 2)
+    if carries or any(low.predicate(p) != "0" for p in inputs):
+        raise low.refusal("carries of a sum of 64 bits are not modelled")
+    total = "0"
+    for source in sources:
+        total = _plus64(low, total, low.pair(source))
+    low.set_pair(result, total)
+
+
+@mnemonic("IADD UIADD", "64")
+def add_pair(low: Lowering, ins: Instruction) -> None:
+    """The sum of two numbers of 64 bits."""
+    if "64" not in ins.modifiers:
+        raise low.refusal("a sum of two words is not modelled")
+    _add_pairs(low, ins)
+
+
+@mnemonic("VIADD UVIADD")
+def add2(low: Lowering, ins: Instruction) -> None:
+    """The sum of two words."""
+    result, a, b = ins.operands
+    low.set(result, _plus(low, low.word(a), low.word(b)))
 
 
 def _plus(low: Lowering, a: str, b: str, kind: str = "s32") -> str:
@@ -236,20 +266,45 @@ def _table(low: Lowering, a: str, b: str, c: str, table: int) -> str:
     return low.computed("lop3.b32", a, b, c, str(table))
 
 
-@mnemonic("IMNMX UIMNMX VIMNMX", "U32 S32")
+@mnemonic("IMNMX UIMNMX VIMNMX UVIMNMX", "U32 S32 S64 U64 RELU")
 def minimum(low: Lowering, ins: Instruction) -> None:
-    """The minimum of two words if the predicate holds, else the maximum."""
-    result, a, b, p = ins.operands
-    kind = "u32" if "U32" in ins.modifiers else "s32"
-    test = low.predicate(p)
-    x, y = low.word(a), low.word(b)
-    if test in ("0", "1"):
-        low.set(result, low.computed(f"{'min' if test == '1' else 'max'}.{kind}", x, y))
+    """The minimum of two numbers if the predicate holds, else the maximum. ``.RELU``: at least zero."""
+    kind = next((part.lower() for part in ins.modifiers if part != "RELU"), "s32")
+    # Later machine code names predicates that nobody wants beside the result, and one behind the order.
+    at = [i for i, text in enumerate(ins.operands) if not is_predicate(text)]
+    result, a, b = (ins.operands[i] for i in at)
+    order, *others = ins.operands[at[2] + 1 :]
+    if set(ins.operands[: at[1]]) - {result, "PT", "UPT"} or set(others) - {"!PT", "!UPT"}:
+        raise low.refusal("predicates of a minimum are not modelled")
+    if kind[1:] == "64":
+        low.set_pair(result, _extreme(low, kind, low.pair(a), low.pair(b), low.predicate(order)))
         return
-    least, most = low.computed(f"min.{kind}", x, y), low.computed(f"max.{kind}", x, y)
-    if test[0] == "!":
-        least, most, test = most, least, test[1:]
-    low.set(result, low.computed("selp.b32", least, most, test))
+    value = _extreme(low, kind, low.word(a), low.word(b), low.predicate(order))
+    low.set(result, _positive(low, ins, value))
+
+
+@mnemonic("VIADDMNMX UVIADDMNMX", "U32 RELU")
+def add_minimum(low: Lowering, ins: Instruction) -> None:
+    """The minimum of a sum and a third word if the predicate holds, else the maximum."""
+    result, a, b, c, order = ins.operands
+    kind = "u32" if "U32" in ins.modifiers else "s32"
+    total = _plus(low, low.word(a), low.word(b))
+    low.set(result, _positive(low, ins, _extreme(low, kind, total, low.word(c), low.predicate(order))))
+
+
+def _extreme(low: Lowering, kind: str, a: str, b: str, order: str) -> str:
+    """The minimum of two sources where ``order`` holds, else the maximum."""
+    size = f"b{kind[1:]}"
+    if order in ("0", "1"):
+        return low.computed(f"{'min' if order == '1' else 'max'}.{kind}", a, b, kind=size)
+    least, most = (low.computed(f"{op}.{kind}", a, b, kind=size) for op in ("min", "max"))
+    if order[0] == "!":
+        least, most, order = most, least, order[1:]
+    return low.computed(f"selp.{size}", least, most, order, kind=size)
+
+
+def _positive(low: Lowering, ins: Instruction, value: str) -> str:
+    return low.computed("max.s32", value, "0") if "RELU" in ins.modifiers else value
 
 
 @mnemonic("IABS")

@@ -1,4 +1,4 @@
-"""Matrices of a warp: LDSM, MOVM and HMMA."""
+"""Matrices of a warp: LDSM, STSM, MOVM and HMMA."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ def load_matrices(low: Lowering, ins: Instruction) -> None:
     low.emit(
         f"ldmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16", low.targets(result, count),
         shared_address(low, at),
+    )  # fmt: skip
+
+
+@mnemonic("STSM", "16 M88 MT88 2 4")
+def store_matrices(low: Lowering, ins: Instruction) -> None:
+    """stmatrix of one, two or four matrices."""
+    count = next((int(part) for part in ins.modifiers if part in ("2", "4")), 1)
+    transposed = ".trans" if "MT88" in ins.modifiers else ""
+    at, source = ins.operands
+    low.emit(
+        f"stmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16", shared_address(low, at),
+        low.words(source, count),
     )  # fmt: skip
 
 

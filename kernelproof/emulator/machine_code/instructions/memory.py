@@ -123,7 +123,15 @@ def commit(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
 
 @mnemonic("DEPBAR", "LE")
 def wait(low: Lowering, ins: Instruction) -> None:
-    """Waits until a scoreboard counts so many groups of copies at most. Other scoreboards are those of registers."""
+    """Waits until a scoreboard counts so many groups of copies at most. Other scoreboards are those of registers.
+
+    Waits for bulk stores and for their reads differ in the invalidation of the L1 cache that follows alone.
+    """
     board, count = ins.operands[:2]
+    if board in low.copy_scoreboards and board in low.bulk_scoreboards:
+        raise low.refusal("a scoreboard of copies and of bulk stores is not modelled")
     if board in low.copy_scoreboards:
         low.emit("cp.async.wait_group", str(int(count, 0)))
+    elif board in low.bulk_scoreboards:
+        complete = any(other.name == "CCTL" for other in low.following(1))
+        low.emit(f"cp.async.bulk.wait_group{'' if complete else '.read'}", str(int(count, 0)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kernelproof.emulator.machine_code.lowering import Lowering, is_zero, mnemonic
+from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, is_zero, mnemonic
 from kernelproof.emulator.machine_code.operands import Constant, operand
+from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 from kernelproof.sass import Instruction
 
 # Special registers by their PTX names.
@@ -18,15 +19,24 @@ _SPECIALS = {
     "SR_CLOCKLO": "%clock",
     "SR_CLOCKHI": "%clock_hi",
     "SR_VIRTUALSMID": "%smid",
+    "SR_GLOBALTIMERLO": "%globaltimer_lo",
+    "SR_GLOBALTIMERHI": "%globaltimer_hi",
+    "SR_CgaCtaId": "%cluster_ctarank",
+    "SR_SMEMSZ": "%total_smem_size",
 }
+_PAIRS = {"SR_CLOCKLO": "%clock64", "SR_GLOBALTIMERLO": "%globaltimer"}
+# The upper word of generic addresses in shared memory; and an index of the words of a cluster.
+_NUMBERS = {"SRZ": 0, "SR_SWINHI": Window.SHARED << SHIFT_TO_WINDOW - 32, "SR_CgaSize": 0}
+# Numbers of warps, which begin at bit 8.
+_SHIFTED = {"SR_VIRTID": "%warpid", "SR_VIRTCFG": "%nwarpid"}
 
 
-_WIDE_SPECIALS = {"SR_CLOCKLO": "%clock64", "SR_GLOBALTIMERLO": "%globaltimer"}
-
-
-@mnemonic("MOV UMOV")
+@mnemonic("MOV UMOV", "64")
 def mov(low: Lowering, ins: Instruction) -> None:
-    """A word of a register, a literal or a constant bank."""
+    """A word of a register, a literal or a constant bank, or two words."""
+    if "64" in ins.modifiers:
+        low.set_pair(ins.operands[0], low.pair(ins.operands[1]))
+        return
     low.set(ins.operands[0], low.word(ins.operands[1]))
 
 
@@ -35,30 +45,38 @@ def special(low: Lowering, ins: Instruction) -> None:
     """Special registers. CS2R reads 64 bits, without ``.32``."""
     result, name = ins.operands
     wide = ins.name == "CS2R" and "32" not in ins.modifiers
-    if wide and name in _WIDE_SPECIALS:
-        low.set_pair(result, low.computed("mov.u64", _WIDE_SPECIALS[name], kind="b64"))
-        return
-    if name == "SRZ":
-        low.set(result, "0")
+    if name in _NUMBERS:
+        low.set(result, str(_NUMBERS[name]))
         if wide and not is_zero(result):
             low.emit("mov.b32", low.target(result, 1), "0")
-        return
-    if name not in _SPECIALS or wide:
+    elif wide and name in _PAIRS:
+        low.set_pair(result, low.computed("mov.u64", _PAIRS[name], kind="b64"))
+    elif name in _SHIFTED:
+        low.set(result, low.computed("shl.b32", low.computed("mov.u32", _SHIFTED[name]), "8"))
+    elif name in _SPECIALS and not wide:
+        low.set(result, _SPECIALS[name])
+    else:
         raise low.refusal(f"special register {name} is not modelled")
-    low.set(result, _SPECIALS[name])
 
 
-@mnemonic("ULDC LDC", "64 U8 S8 U16 S16")
+@mnemonic("ULDC LDC LDCU", "64 128 U8 S8 U16 S16")
 def load_constant(low: Lowering, ins: Instruction) -> None:
-    """Words of a constant bank, or a part of one. LDC adds a register to the offset of a parameter."""
+    """Words of a constant bank, or a part of one. LDC adds a register to the offset of a parameter, or 0 to that of a
+    word of the launch."""
     result, text = ins.operands
     source = operand(text)
     assert isinstance(source, Constant)
-    narrow = next((part.lower() for part in ins.modifiers if part != "64"), "")
-    count = 2 if "64" in ins.modifiers else 1
+    narrow = next((part.lower() for part in ins.modifiers if part not in ("64", "128")), "")
+    count = 4 if "128" in ins.modifiers else 2 if "64" in ins.modifiers else 1
     if source.base is not None and source.base.number is not None:
+        if not source.bank and low.bank.word(source.offset) in low.bank.words.values():
+            # How sm_100 addresses the words of a cluster: the index is a multiple of SR_CgaSize, which is 0 here.
+            word = Constant(0, source.offset)
+            for i in range(count):
+                low.emit("mov.b32", low.target(result, i), low.bits(word, i))
+            return
         index = low.computed("cvt.u64.u32", low.bits(source.base), kind="b64")
-        vector, target = (".v2", low.targets(result, 2)) if count == 2 else ("", low.target(result))
+        vector, target = (f".v{count}", low.targets(result, count)) if count > 1 else ("", low.target(result))
         if (variable := low.data.variable(source.bank)) is not None:
             base = low.computed("mov.u64", variable, kind="b64")
             at = f"[{low.computed('add.s64', base, index, kind='b64')}+{source.offset}]"
@@ -84,20 +102,28 @@ def _load_part(low: Lowering, result: str, source: Constant, narrow: str) -> Non
     low.set(result, low.computed(f"bfe.{narrow[0]}32", word, str(8 * (source.offset & 3)), bits))
 
 
-@mnemonic("R2UR")
+@mnemonic("R2UR", "OR FILL")
 def to_uniform(low: Lowering, ins: Instruction) -> None:
-    """The value of a register that all lanes of the warp share."""
+    """The value of a register that all lanes of the warp share. Here each lane has its own uniform registers, so that
+    none is left over (the predicate, with ``.OR`` beside its old value) that would have to come again."""
+    if is_predicate(ins.operands[0]):
+        if "OR" not in ins.modifiers:
+            low.set_predicate(ins.operands[0], "0")
+        low.set(ins.operands[1], low.word(ins.operands[2]))
+        return
     low.set(ins.operands[0], low.word(ins.operands[-1]))
 
 
-@mnemonic("SEL USEL")
+@mnemonic("SEL USEL", "64")
 def select(low: Lowering, ins: Instruction) -> None:
     """The first source where the predicate holds, else the second."""
     result, a, b, p = ins.operands
     test = low.predicate(p)
     if test[0] == "!":
         a, b, test = b, a, test[1:]
-    if not is_zero(result):
+    if "64" in ins.modifiers:
+        low.set_pair(result, low.computed("selp.b64", low.pair(a), low.pair(b), test, kind="b64"))
+    elif not is_zero(result):
         low.emit("selp.b32", low.target(result), low.word(a), low.word(b), test)
 
 

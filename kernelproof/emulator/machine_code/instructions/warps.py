@@ -1,6 +1,6 @@
 """Instructions that the lanes of a warp execute together: shuffles, votes, matches and reductions.
 
-Machine code names no members: the lanes that have come together take part, so the members are the active lanes.
+The members are the active lanes, which have come together, or those that WARPSYNC.COLLECTIVE names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from kernelproof.sass import Instruction
 
 
 def _members(low: Lowering) -> str:
-    return low.computed("activemask.b32")
+    return low.members or low.computed("activemask.b32")
 
 
 @mnemonic("SHFL", "IDX UP DOWN BFLY")
@@ -57,3 +57,14 @@ def reduce(low: Lowering, ins: Instruction) -> None:
     kind = "b32" if mode in ("AND", "OR", "XOR") else "s32" if "S32" in ins.modifiers else "u32"
     name = "add" if mode == "SUM" else mode.lower()
     low.emit(f"redux.sync.{name}.{kind}", low.target(ins.operands[0]), low.word(ins.operands[1]), _members(low))
+
+
+@mnemonic("ELECT")
+def elect(low: Lowering, ins: Instruction) -> None:
+    """elect.sync: the number of one of the lanes, and whether it is the own one."""
+    p, result, within = ins.operands
+    if low.predicate(within) != "1":
+        raise low.refusal("an election among lanes with a predicate is not modelled")
+    leader, own = low.target(result), low.temp("pred")
+    low.emit("elect.sync", f"{leader}|{own}", _members(low))
+    low.set_predicate(p, own)

@@ -1,0 +1,132 @@
+"""Bulk copies: UTMA* by tensor maps, UBLK* of consecutive bytes.
+
+Their operands are consecutive uniform registers: the shared address, then the mbarrier's (loads only), then the
+coordinates. A register with a size in units of 16 bytes has the mask of a multicast in its upper half.
+"""
+
+from __future__ import annotations
+
+from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
+from kernelproof.emulator.machine_code.operands import Address, Register, operand
+from kernelproof.sass import Instruction
+
+_TENSOR = "1D 2D 3D 4D 5D"
+_COMPLETION = "mbarrier::complete_tx::bytes"
+
+
+def _first(text: str) -> Register:
+    """The first register of an operand in brackets."""
+    at = operand(text)
+    assert isinstance(at, Address)
+    assert not at.offset
+    (register,) = at.registers
+    return register
+
+
+def _words(low: Lowering, text: str, start: int, count: int) -> str:
+    return ", ".join(low.bits(_first(text), start + i) for i in range(count))
+
+
+def _box(low: Lowering, ins: Instruction, at: str, start: int, tensor: str) -> str:
+    """The tensor map and the coordinates, which begin ``start`` registers behind the first one."""
+    rank = next(int(part[0]) for part in ins.modifiers if part in _TENSOR.split())
+    return f"[{_pointer(low, tensor)}, {{{_words(low, at, start, rank)}}}]"
+
+
+def _pointer(low: Lowering, text: str) -> str:
+    first = _first(text)
+    return low.join(low.bits(first), low.bits(first, 1))
+
+
+def _near(low: Lowering, text: str, plus: int = 0) -> str:
+    return f"[{low.bits(_first(text), plus)}]"
+
+
+def _ranks(low: Lowering, text: str) -> str:
+    """The mask of a multicast."""
+    return low.computed("cvt.u16.u32", low.computed("shr.u32", low.word(text), "16"), kind="b16")
+
+
+@mnemonic("UTMALDG", f"{_TENSOR} MULTICAST 2CTA")
+def load_box(low: Lowering, ins: Instruction) -> None:
+    """cp.async.bulk.tensor to shared memory. Hints for the caches come last."""
+    low.once()
+    at, tensor, *rest = ins.operands
+    op = f"cp.async.bulk.tensor.{_rank(ins)}.shared::cluster.global.tile.{_COMPLETION}"
+    ranks = []
+    if "MULTICAST" in ins.modifiers:
+        op, ranks = f"{op}.multicast::cluster", [_ranks(low, rest[0])]
+    if "2CTA" in ins.modifiers:
+        op += ".cta_group::2"
+    low.emit(op, _near(low, at), _box(low, ins, at, 2, tensor), _near(low, at, 1), *ranks)
+
+
+def _rank(ins: Instruction) -> str:
+    return next(part.lower() for part in ins.modifiers if part in _TENSOR.split())
+
+
+@mnemonic("UTMASTG", _TENSOR)
+def store_box(low: Lowering, ins: Instruction) -> None:
+    """cp.async.bulk.tensor to global memory."""
+    low.once()
+    at, tensor, *_ = ins.operands
+    op = f"cp.async.bulk.tensor.{_rank(ins)}.global.shared::cta.tile.bulk_group"
+    low.emit(op, _box(low, ins, at, 1, tensor), _near(low, at))
+
+
+@mnemonic("UTMAREDG", f"{_TENSOR} ADD MIN MAX INC DEC AND OR XOR")
+def reduce_box(low: Lowering, ins: Instruction) -> None:
+    """cp.reduce.async.bulk.tensor."""
+    low.once()
+    at, tensor, *_ = ins.operands
+    function = next(part.lower() for part in ins.modifiers if part not in _TENSOR.split())
+    op = f"cp.reduce.async.bulk.tensor.{_rank(ins)}.global.shared::cta.{function}.tile.bulk_group"
+    low.emit(op, _box(low, ins, at, 1, tensor), _near(low, at))
+
+
+@mnemonic("UBLKCP", "S G MULTICAST")
+def copy(low: Lowering, ins: Instruction) -> None:
+    """cp.async.bulk: the spaces of destination and source are modifiers."""
+    low.once()
+    to, source, size, *_ = ins.operands
+    count = low.computed("shl.b32", low.computed("and.b32", low.word(size), "0xffff"), "4")
+    if ins.modifiers[0] == "G":
+        low.emit("cp.async.bulk.global.shared::cta.bulk_group", f"[{_pointer(low, to)}]", _near(low, source), count)
+        return
+    ranks = [_ranks(low, size)] if "MULTICAST" in ins.modifiers else []
+    multicast = ".multicast::cluster" if ranks else ""
+    if ins.modifiers[1] == "G":
+        origin, start = "global", f"[{_pointer(low, source)}]"
+    else:
+        origin, start = "shared::cta", _near(low, source)
+    op = f"cp.async.bulk.shared::cluster.{origin}.{_COMPLETION}{multicast}"
+    low.emit(op, _near(low, to), start, count, _near(low, to, 1), *ranks)
+
+
+@mnemonic("UTMACMDFLUSH")
+def commit(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """cp.async.bulk.commit_group; DEPBAR waits."""
+    low.once()
+    low.emit("cp.async.bulk.commit_group")
+
+
+@mnemonic("UTMACCTL UTMAPF UBLKPF", f"PF L2 {_TENSOR}")
+def prefetch(low: Lowering, ins: Instruction) -> None:
+    """Prefetches of tensor maps and data, which change no value."""
+
+
+_SIZES = {"64": 2, "128": 4}
+
+
+@mnemonic("STAS", "64 128")
+def store_async(low: Lowering, ins: Instruction) -> None:
+    """st.async: a pair of registers has the address and that of the mbarrier."""
+    at, value = ins.operands
+    place = operand(at)
+    assert isinstance(place, Address)
+    assert not place.offset
+    (pair,) = place.registers
+    count = _SIZES[ins.modifiers[0]] if ins.modifiers else 1
+    vector, data = (f".v{count}", low.words(value, count)) if count > 1 else ("", low.word(value))
+    op = f"st.async.shared::cluster.{_COMPLETION}{vector}.b32"
+    low.emit(op, f"[{low.bits(pair)}]", data, f"[{low.bits(pair, 1)}]")

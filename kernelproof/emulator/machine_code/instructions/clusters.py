@@ -1,0 +1,46 @@
+"""Barriers of clusters, fences of the asynchronous proxy, registers of warpgroups, and dependent launches."""
+
+from __future__ import annotations
+
+from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
+from kernelproof.sass import Instruction
+
+
+@mnemonic("UCGABAR_ARV")
+def arrive(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """barrier.cluster.arrive, which releases what a fence before it orders."""
+    low.emit(f"barrier.cluster.arrive{'' if low.released() else '.relaxed'}")
+
+
+@mnemonic("UCGABAR_WAIT")
+def wait(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """barrier.cluster.wait."""
+    low.emit("barrier.cluster.wait")
+
+
+@mnemonic("FENCE", "VIEW ASYNC S G")
+def fence_proxy(low: Lowering, ins: Instruction) -> None:
+    """fence.proxy.async of shared or of global memory."""
+    space = ins.modifiers[-1]
+    low.emit(f"fence.proxy.async.{'shared::cta' if space == 'S' else 'global'}")
+
+
+@mnemonic("USETMAXREG", "DEALLOC TRY_ALLOC CTAPOOL")
+def set_registers(low: Lowering, ins: Instruction) -> None:
+    """setmaxnreg. ``.TRY_ALLOC`` may fail on hardware; ptxas repeats it until it succeeds."""
+    more = "TRY_ALLOC" in ins.modifiers
+    low.emit(f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32", str(int(ins.operands[-1], 0)))
+    if more:
+        low.set_predicate(ins.operands[0], "1")
+
+
+@mnemonic("ACQBULK")
+def grid_wait(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """griddepcontrol.wait."""
+    low.emit("griddepcontrol.wait")
+
+
+@mnemonic("PREEXIT")
+def launch_dependents(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """griddepcontrol.launch_dependents."""
+    low.emit("griddepcontrol.launch_dependents")

@@ -1,0 +1,89 @@
+"""mbarriers: SYNCS, and the arrival of asynchronous copies.
+
+An mbarrier is a word of 64 bits. Its upper half has the parity of the phase in bit 31, and from bit 11 on the arrivals
+that are missing, negated; the meanings are those of the PTX instructions that ptxas makes into these.
+"""
+
+from __future__ import annotations
+
+from kernelproof.emulator.machine_code.lowering import Lowering, is_zero, mnemonic
+from kernelproof.emulator.machine_code.operands import Address, operand
+from kernelproof.sass import Instruction
+
+_NONE = str(1 << 20)  # an mbarrier that expects n arrivals begins with this minus n
+# What is counted: arrivals and bytes. A1: one arrival, AR: as many as a register says; T0: no bytes, TR and TX: as many
+# as a register says are expected or have arrived.
+_COUNTS = "A1T0 ART0 A0TR A0TX A0T1"
+
+
+@mnemonic("SYNCS", f"EXCH ARRIVE PHASECHK CCTL TRANS64 64 TRYWAIT RED OPTOUT IV {_COUNTS}")
+def synchronise(low: Lowering, ins: Instruction) -> None:
+    """mbarrier.init, .arrive, .expect_tx, .complete_tx, .test_wait, .try_wait and .inval."""
+    kind = next(part for part in ins.modifiers if part in ("EXCH", "ARRIVE", "PHASECHK", "CCTL"))
+    {"EXCH": _initialise, "ARRIVE": _arrive, "PHASECHK": _wait, "CCTL": _invalidate}[kind](low, ins)
+
+
+def _at(low: Lowering, text: str) -> str:
+    assert isinstance(operand(text), Address)
+    return low.near_address(text, 0)
+
+
+def _initialise(low: Lowering, ins: Instruction) -> None:
+    """The word of a new mbarrier. Machine code has no trace of fence.mbarrier_init, so each is visible at once."""
+    result, at, word = ins.operands
+    if not is_zero(result):
+        raise low.refusal("an exchange that returns the old word is not modelled")
+    low.once()
+    half = low.computed("shr.u32", low.word(word), "1")
+    upper = low.computed("shl.b32", half, "11")
+    low.branch("trap", "", low.computed("setp.ne.u32", upper, low.word(word, 1), kind="pred"))
+    low.emit("mbarrier.init.shared.b64", _at(low, at), low.computed("sub.s32", _NONE, half))
+    low.emit("fence.mbarrier_init.release.cluster")
+
+
+def _arrive(low: Lowering, ins: Instruction) -> None:
+    result, at, number = ins.operands
+    count = next((part for part in ins.modifiers if part in _COUNTS.split()), "")
+    place = _at(low, at)
+    if count == "A0T1" and "OPTOUT" not in ins.modifiers:
+        return  # a byte for the copies of the thread, which the instruction behind it lets arrive
+    if count in ("A0TR", "A0TX"):
+        op = "expect_tx" if count == "A0TR" else "complete_tx"
+        low.emit(f"mbarrier.{op}.relaxed.cta.shared::cluster.b64", place, low.word(number))
+        return
+    # Without a count: one arrival, behind the expectation of so many bytes.
+    op = "arrive_drop" if "OPTOUT" in ins.modifiers else "arrive"
+    operands = [low.word(number)] if count in ("", "ART0") else []
+    name = f"mbarrier.{op}{'' if count else '.expect_tx'}{low.released()}"
+    if is_zero(result):
+        low.emit(f"{name}.shared::cluster.b64", "_", place, *operands)
+        return
+    if any(other.name == "LOP3" and "0xfffff" in other.operands for other in low.all):
+        raise low.refusal("the arrivals that a state lacks are not modelled")
+    state = low.temp("b64")
+    low.emit(f"{name}.shared::cta.b64", state, place, *operands)
+    parity = low.computed("shl.b64", state, "63", kind="b64")
+    low.set_pair(result, parity)
+
+
+def _wait(low: Lowering, ins: Instruction) -> None:
+    """A wait for the end of the phase whose parity is bit 31 of a register. Behind an acquire of the cluster's scope
+    the L1 cache is invalidated."""
+    p, at, word = ins.operands
+    op = "try_wait" if "TRYWAIT" in ins.modifiers else "test_wait"
+    acquires = any(other.name == "CCTL" and other.guard == p for other in low.following(6))
+    scope = ".acquire.cluster" if acquires else ""
+    parity = low.computed("shr.u32", low.word(word), "31")
+    done = low.target_predicate(p)
+    low.emit(f"mbarrier.{op}.parity{scope}.shared::cta.b64", done, _at(low, at), parity)
+
+
+def _invalidate(low: Lowering, ins: Instruction) -> None:
+    low.emit("mbarrier.inval.shared.b64", _at(low, ins.operands[0]))
+
+
+@mnemonic("ARRIVES", "LDGSTSBAR 64 TRANSCNT ARVCNT")
+def copies_arrive(low: Lowering, ins: Instruction) -> None:
+    """cp.async.mbarrier.arrive; ``.ARVCNT`` counts as one of the arrivals that the mbarrier expects."""
+    noinc = ".noinc" if "ARVCNT" in ins.modifiers else ""
+    low.emit(f"cp.async.mbarrier.arrive{noinc}.shared.b64", _at(low, ins.operands[0]))

@@ -1,0 +1,78 @@
+"""wgmma: HGMMA, IGMMA and QGMMA of halves, bytes and numbers of 8 bits; the fences and groups of a warpgroup.
+
+Four uniform registers have the descriptors of A, if A is in shared memory, and of B. ``gsb0`` ends a group: that
+product and those before it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, is_zero, mnemonic
+from kernelproof.emulator.machine_code.operands import Register, operand
+from kernelproof.sass import Instruction
+
+_DESCRIPTORS = re.compile(r"gdesc\[(UR\d+)\]((?:\.\w+)*)$")
+_SHAPE = re.compile(r"64x(\d+)x(\d+)$")
+_SIZES = " ".join(f"64x{8 * n}x{k}" for n in range(1, 33) for k in (8, 16, 32))
+_GROUP = "gsb0"
+
+
+@mnemonic("HGMMA", f"{_SIZES} F16 F32 BF16 TF32")
+@mnemonic("IGMMA", f"{_SIZES} S8 U8 SAT")
+@mnemonic("QGMMA", f"{_SIZES} F16 F32 E4M3 E5M2")
+def multiply(low: Lowering, ins: Instruction) -> None:
+    """wgmma.mma_async."""
+    shape, *kinds = ins.modifiers
+    match = _SHAPE.match(shape)
+    assert match is not None
+    columns, depth = int(match[1]), int(match[2])
+    kinds = [kind.lower() for kind in kinds if kind != "SAT"]
+    sums = "s32" if ins.name == "IGMMA" else kinds.pop(0)
+    left, right = (kinds or ["f16"])[0], (kinds or ["f16"])[-1]
+    saturated = ".satfinite" if "SAT" in ins.modifiers else ""
+    op = f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{sums}.{left}.{right}{saturated}"
+    result, *rest = ins.operands
+    at = next(i for i, text in enumerate(rest) if text.startswith("gdesc"))
+    found = _DESCRIPTORS.match(rest[at])
+    assert found is not None
+    first, parts = operand(found[1]), found[2].split(".")
+    assert isinstance(first, Register)
+    inside = at == 0
+    if not inside and rest[0][0] == "-":
+        parts.append("negA")
+    a = low.join(low.bits(first), low.bits(first, 1)) if inside else low.words(rest[0].lstrip("-"), 4)
+    b = low.join(low.bits(first, 2), low.bits(first, 3))
+    old, *options = rest[at + 1 :]
+    keep = next((low.predicate(text) for text in options if is_predicate(text)), "1")
+    if keep[0] == "!":
+        keep = low.computed("not.pred", keep[1:], kind="pred")
+    if not (is_zero(old) and keep == "0") and old != result:
+        raise low.refusal("sums in other registers than the result are not modelled")
+    options = [text for text in options if not is_predicate(text)]
+    if set(options) - {_GROUP}:
+        raise low.refusal(f"{options[0]} is not modelled")
+    count = columns // (4 if sums == "f16" else 2)
+    low.emit(op, low.targets(result, count), a, b, keep, *_trailing(parts, sums, depth, inside))
+    if options:
+        low.emit("wgmma.commit_group.sync.aligned")
+
+
+def _trailing(parts: list[str], sums: str, depth: int, inside: bool) -> list[str]:
+    """The signs of A and B, and whether they are M- or N-major, as far as the PTX form has them."""
+    if sums == "s32":
+        return []
+    signs = ["-1" if f"neg{which}" in parts else "1" for which in "AB"]
+    along = [str(int(f"tnsp{which}" in parts)) for which in "AB"] if depth == 16 else []
+    return signs + (along if inside else along[1:])
+
+
+@mnemonic("WARPGROUP", "ARRIVE DEPBAR LE")
+def order(low: Lowering, ins: Instruction) -> None:
+    """wgmma.fence, and wgmma.wait_group."""
+    if "ARRIVE" in ins.modifiers:
+        low.emit("wgmma.fence.sync.aligned")
+        return
+    board, count = ins.operands
+    assert board == _GROUP
+    low.emit("wgmma.wait_group.sync.aligned", str(int(count, 0)))

@@ -1,0 +1,86 @@
+"""Proves that machine code of sm_90 and later computes what its PTX computes: the words of a launch, and the tests of
+mbarriers, bulk copies, clusters and wgmma again, on what ptxas makes of their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelproof import emulator
+from kernelproof.emulator import Device, Memory
+from kernelproof.ground.chips import GPUS
+from tests.kernelproof.emulator import test_hopper_clusters as clusters
+from tests.kernelproof.emulator import test_hopper_copies as copies
+from tests.kernelproof.emulator import test_hopper_matrices as matrices
+from tests.kernelproof.emulator import test_hopper_mbarriers as mbarriers
+from tests.kernelproof.emulator.test_machine_code import assembled
+
+WORDS = (
+    *("%ntid.x", "%ntid.y", "%ntid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%dynamic_smem_size", "%nsmid"),
+    *("%clusterid.x", "%clusterid.y", "%nclusterid.x", "%cluster_ctaid.x", "%cluster_ctaid.y", "%cluster_nctaid.x"),
+    *("%cluster_nctaid.y", "%cluster_ctarank", "%cluster_nctarank", "%warpid", "%nwarpid", "%total_smem_size"),
+)
+
+
+@pytest.mark.parametrize(("target", "gpu"), [("sm_90a", "h200"), ("sm_100f", "b200"), ("sm_120", "rtx5090")])
+def test_words_of_the_launch_are_where_they_are_read(target: str, gpu: str, tmp_path: Path) -> None:
+    stores = "\n".join(f"mov.u32 %r, {name}; st.global.u32 [%a+{4 * i}], %r;" for i, name in enumerate(WORDS))
+    text = f""".version 8.8
+.target {target}
+.address_size 64
+.visible .entry k(.param .u8 first, .param .align 64 .b8 wide[64], .param .u64 out)
+{{ .reg .b32 %r; .reg .b64 %a, %b; ld.param.u64 %a, [out]; {stores}
+ld.param.u8 %r, [first]; st.global.u32 [%a+{4 * len(WORDS)}], %r;
+mov.b64 %b, wide; cvta.param.u64 %b, %b; ld.u32 %r, [%b+60]; st.global.u32 [%a+{4 * len(WORDS) + 4}], %r; ret; }}
+"""
+    results = []
+    for program in (text, assembled(text, tmp_path, target=target)):
+        memory = Memory()
+        out = memory.upload(np.zeros(len(WORDS) + 2, np.uint32), "inout")
+        wide = np.arange(16, dtype=np.uint32).tobytes()
+        emulator.load(program).launch(
+            "k", (4, 6, 1), (5, 6, 1), [np.uint8(200), wide, out], memory=memory, device=Device.of(GPUS[gpu]),
+            cluster=(2, 2, 1), shared_bytes=1024, ctas=[14, 15, 18, 19],
+        )  # fmt: skip
+        results.append(out.bytes().view(np.uint32).tolist())
+    assert results[0] == results[1]
+    assert results[0][-2:] == [200, 15]
+
+
+Case = Callable[..., None]
+AGAIN: list[tuple[Case, tuple[Any, ...]]] = [
+    (mbarriers.test_mbarrier_states_and_phases, ()),
+    (mbarriers.test_try_wait_gives_up_where_nothing_else_can_run, ()),
+    (mbarriers.test_deadlock_names_barrier_phase_and_threads, ()),
+    (mbarriers.test_uninitialised_and_overfull_mbarriers, ()),
+    (mbarriers.test_cp_async_mbarrier_arrive, ()),
+    (mbarriers.test_a_dropped_arrival_is_not_expected_in_the_next_phase, ()),
+    *((matrices.test_stmatrix, (count, trans)) for count, trans in ((1, ".trans"), (2, ""), (4, ".trans"))),
+    *((matrices.test_wgmma, (case, keep)) for keep, case in enumerate(matrices.CASES[:2])),
+    (matrices.test_wgmma_from_registers, ("f16", "-1, 1")),
+    (matrices.test_wgmma_from_registers, ("bf16", "1, -1")),
+    (clusters.test_distributed_shared_memory, ()),
+    (clusters.test_generic_addresses_and_atomics_of_peers, ()),
+    (clusters.test_async_stores_to_a_peer, ()),
+    (clusters.test_remote_arrivals_and_copies, ()),
+    (clusters.test_elect, ()),
+    (clusters.test_register_pool, (384, 40, 232, [])),
+    (copies.test_tensor_load, copies.LOADS[0]),
+    (copies.test_tensor_load, copies.LOADS[-1]),
+    (copies.test_tensor_store, (False,)),
+    (copies.test_tensor_store, (True,)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "arguments"), AGAIN)
+def test_machine_code_passes_the_test_of_its_ptx(
+    case: Case, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    load = emulator.load
+    monkeypatch.setattr(emulator, "load", lambda text: load(assembled(text, tmp_path, target="sm_90a")))
+    case(*arguments)
