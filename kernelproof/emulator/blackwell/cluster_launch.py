@@ -1,6 +1,7 @@
 """clusterlaunchcontrol (PTX ISA): a running cluster cancels one that has not started, and does its work.
 
-A response is opaque to programs. Here its words are the first CTA's x, y and z, and whether a cluster was cancelled.
+A response is opaque to programs. As machine code reads it, its words are the first CTA's x, its y and z, 16 bits each,
+and whether a cluster was cancelled (bit 0); here the last word says that it is a response.
 Hardware has been seen to answer that nothing is pending although much is (QuACK, notes on cluster launch control, July
 2026). So in adverse order every third request of a launch gets that answer, and what is pending starts later.
 """
@@ -69,7 +70,10 @@ class ClusterLaunches:
         spurious = self.launch.options.adverse and queue.requests % 3 == 0
         first = None if spurious else queue.cancel()
         self.launch.version += 1
-        words = (0, 0, 0, NOTHING) if first is None else (*self.launch.cta_index(first), CANCELLED)
+        words = (0, 0, 0, NOTHING)
+        if first is not None:
+            x, y, z = self.launch.cta_index(first)
+            words = (x, y | z << 16, 1, CANCELLED)
         return np.array(words, np.uint32).view(MOVER[NBYTES])
 
     def _respond(self, row: int, offset: int, bar_offset: int, response: Array, lane: int, site: int) -> None:
@@ -104,4 +108,5 @@ class ClusterLaunches:
         if (undefined := lanes[words[lanes, 3] != CANCELLED]).size:
             text = "reads the first CTA of a response that says that nothing was cancelled: it is undefined"
             self.batch.report_lane(RULE, text, site, int(undefined[0]))
-        return np.where(words[:, 3] == CANCELLED, words[:, axis], self.batch.unspecified(4))
+        number = words[:, 1] >> 16 * (axis - 1) & 0xFFFF if axis else words[:, 0]
+        return np.where(words[:, 3] == CANCELLED, number, self.batch.unspecified(4))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from kernelproof.emulator.frontend.operands import operands as ptx_operands
 from kernelproof.emulator.frontend.ptx import Instr, Label, Reg
@@ -26,7 +27,6 @@ from kernelproof.emulator.machine_code.operands import (
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.sites import Frame, place
 from kernelproof.sass import Instruction
-from kernelproof.sass.decoding import BYTES
 
 TRUE, FALSE, ZERO = "1", "0", "0"
 _STORES = ("ST", "ATOM", "RED")  # how names of instructions that write memory begin
@@ -125,8 +125,13 @@ class Lowering:
     def following(self, count: int) -> Sequence[Instruction]:
         """So many instructions behind the current one, in the order of addresses."""
         assert self.current is not None
-        at = self.current.address // BYTES + 1
+        at = self._places[self.current.address] + 1
         return self.all[at : at + count]
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        """Address -> place among all instructions."""
+        return {ins.address: i for i, ins in enumerate(self.all)}
 
     def released(self) -> str:
         """How an arrival releases: with the cluster's scope if a fence stands before it, else with its own."""
@@ -144,6 +149,21 @@ class Lowering:
         assert self.current is not None
         guard = None if operands and operands[0].startswith("%t") else self._guard
         self.body.append(self._instr(op, operands, guard))
+
+    def before_sync(self) -> None:
+        """Order earlier accesses to tensor memory before an arrival; see ``instructions.tensor_memory``."""
+        if self.tensor_memory:
+            self.emit("tcgen05.fence::before_thread_sync")
+
+    def after_sync(self) -> None:
+        """Order later accesses to tensor memory behind a wait."""
+        if self.tensor_memory:
+            self.emit("tcgen05.fence::after_thread_sync")
+
+    @cached_property
+    def tensor_memory(self) -> bool:
+        """Does the function use tensor memory?"""
+        return any(ins.name in ("UTCHMMA", "LDTM") for ins in self.all)
 
     def once(self) -> None:
         """Let one lane of the warp do what the current instruction does: instructions of the uniform path execute once

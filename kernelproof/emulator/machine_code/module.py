@@ -12,6 +12,7 @@ from kernelproof.emulator.frontend.ptx import Function, Imm, Instr, Label, Modul
 from kernelproof.emulator.machine_code import instructions  # noqa: F401
 from kernelproof.emulator.machine_code.abi import Bank
 from kernelproof.emulator.machine_code.data import Data, variables
+from kernelproof.emulator.machine_code.idioms import REPLACED, with_allocations
 from kernelproof.emulator.machine_code.lowering import Lowering, UnknownMachineCode
 from kernelproof.emulator.machine_code.webs import separated
 from kernelproof.emulator.state.sites import Frame, Hazard, Site
@@ -48,6 +49,7 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
     bank = Bank.of(function.sm, base, parameters)
     if bank is None:
         raise UnknownMachineCode(f"{function.name}: machine code of {function.sm} is not executed yet")
+    function = replace(function, instructions=tuple(with_allocations(function.instructions)))
     reachable = _reachable(function, data.functions())
     boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")
     returns = tuple(ins.address + BYTES for ins in reachable if ins.name == "CALL")
@@ -120,12 +122,12 @@ def _reachable(function: MachineFunction, functions: Sequence[int]) -> list[Inst
         if ins is None or address in reached:
             continue
         reached.add(address)
-        if ins.name in JUMPS | {"CALL"}:
+        if ins.name in JUMPS | REPLACED | {"CALL"}:
             pending += [*ins.targets, *([] if ins.target is None else [ins.target])]
         if ins.name == "CALL" and ins.target is None:
             pending += functions
         if ins.name == "RET":
             pending += returns
-        if ins.name not in JUMPS | ENDS | {"CALL"} or conditional(ins):
+        if ins.name not in JUMPS | ENDS | REPLACED | {"CALL"} or conditional(ins):
             pending.append(address + BYTES)
     return [ins for ins in function.instructions if ins.address in reached]

@@ -15,6 +15,7 @@ from kernelproof.emulator.machine_code.instructions import (  # noqa: F401
     moves,
     packed,
     predicates,
+    tensor_memory,
     warpgroups,
     warps,
 )

@@ -9,6 +9,7 @@ from kernelproof.sass import Instruction
 @mnemonic("UCGABAR_ARV")
 def arrive(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
     """barrier.cluster.arrive, which releases what a fence before it orders."""
+    low.before_sync()
     low.emit(f"barrier.cluster.arrive{'' if low.released() else '.relaxed'}")
 
 
@@ -16,6 +17,7 @@ def arrive(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
 def wait(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
     """barrier.cluster.wait."""
     low.emit("barrier.cluster.wait")
+    low.after_sync()
 
 
 @mnemonic("FENCE", "VIEW ASYNC S G")
@@ -44,3 +46,13 @@ def grid_wait(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
 def launch_dependents(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
     """griddepcontrol.launch_dependents."""
     low.emit("griddepcontrol.launch_dependents")
+
+
+@mnemonic("UGETNEXTWORKID", "SELFCAST BROADCAST")
+def cancel_launch(low: Lowering, ins: Instruction) -> None:
+    """clusterlaunchcontrol.try_cancel, with ``.BROADCAST`` for all CTAs of the cluster."""
+    low.once()
+    everyone = ".multicast::cluster::all" if "BROADCAST" in ins.modifiers else ""
+    response, bar = (low.near_address(text, 0) for text in ins.operands)
+    op = f"clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{everyone}.b128"
+    low.emit(op, response, bar)

@@ -141,7 +141,9 @@ def barrier(low: Lowering, ins: Instruction) -> None:
             low.emit(f"barrier.red.{mode}.pred", _ANY, *words, held)
         return
     op = "barrier.sync" if "SYNC" in ins.modifiers else "barrier.arrive"
+    low.before_sync()
     low.emit(op, *map(low.word, ins.operands))
+    low.after_sync()
 
 
 @mnemonic("B2R", "RESULT")

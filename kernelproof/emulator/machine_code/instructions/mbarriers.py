@@ -51,6 +51,7 @@ def _arrive(low: Lowering, ins: Instruction) -> None:
         op = "expect_tx" if count == "A0TR" else "complete_tx"
         low.emit(f"mbarrier.{op}.relaxed.cta.shared::cluster.b64", place, low.word(number))
         return
+    low.before_sync()
     # Without a count: one arrival, behind the expectation of so many bytes.
     op = "arrive_drop" if "OPTOUT" in ins.modifiers else "arrive"
     operands = [low.word(number)] if count in ("", "ART0") else []
@@ -76,6 +77,7 @@ def _wait(low: Lowering, ins: Instruction) -> None:
     parity = low.computed("shr.u32", low.word(word), "31")
     done = low.target_predicate(p)
     low.emit(f"mbarrier.{op}.parity{scope}.shared::cta.b64", done, _at(low, at), parity)
+    low.after_sync()
 
 
 def _invalidate(low: Lowering, ins: Instruction) -> None:
