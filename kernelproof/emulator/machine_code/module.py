@@ -49,6 +49,7 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
     bank = Bank.of(function.sm, base, parameters)
     if bank is None:
         raise UnknownMachineCode(f"{function.name}: machine code of {function.sm} is not executed yet")
+    schedule = hazards(function)
     function = replace(function, instructions=tuple(with_allocations(function.instructions)))
     reachable = _reachable(function, data.functions())
     boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")
@@ -77,7 +78,7 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
     return Function(
         function.name, True, params, [], 0, body, kinds, attributes=attributes,
         variables=[stack, static, *data.literals], machine_code=True,
-        hazards=tuple(Hazard(found.why, _site(found.earlier), _site(found.later)) for found in hazards(function)),
+        hazards=tuple(Hazard(found.why, _site(found.earlier), _site(found.later)) for found in schedule),
     )  # fmt: skip
 
 
