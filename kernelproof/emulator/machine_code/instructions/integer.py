@@ -68,10 +68,13 @@ def add_pair(low: Lowering, ins: Instruction) -> None:
     _add_pairs(low, ins)
 
 
-@mnemonic("VIADD UVIADD")
+@mnemonic("VIADD UVIADD", "16x2")
 def add2(low: Lowering, ins: Instruction) -> None:
-    """The sum of two words."""
+    """The sum of two words, or with ``.16x2`` of their halves."""
     result, a, b = ins.operands
+    if "16x2" in ins.modifiers:
+        low.set(result, low.computed("add.u16x2", *(low.computed("mov.b32", low.word(text)) for text in (a, b))))
+        return
     low.set(result, _plus(low, low.word(a), low.word(b)))
 
 
@@ -280,6 +283,17 @@ def minimum(low: Lowering, ins: Instruction) -> None:
         low.set_pair(result, _extreme(low, kind, low.pair(a), low.pair(b), low.predicate(order)))
         return
     value = _extreme(low, kind, low.word(a), low.word(b), low.predicate(order))
+    low.set(result, _positive(low, ins, value))
+
+
+@mnemonic("VIMNMX3 UVIMNMX3", "U32 RELU")
+def minimum3(low: Lowering, ins: Instruction) -> None:
+    """The minimum of three numbers if the predicate holds, else the maximum. ``.RELU``: at least zero."""
+    result, *sources, order = ins.operands
+    kind = "u32" if "U32" in ins.modifiers else "s32"
+    value, *others = map(low.word, sources)
+    for other in others:
+        value = _extreme(low, kind, value, other, low.predicate(order))
     low.set(result, _positive(low, ins, value))
 
 
