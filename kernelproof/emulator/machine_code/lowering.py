@@ -171,15 +171,22 @@ class Lowering:
         if self._leader is None:
             before = self.computed("and.b32", self.computed("activemask.b32"), "%lanemask_lt")
             self._leader = self.computed("setp.eq.u32", before, ZERO, kind="pred")
-        own = ("!" if self._guard.negated else "") + self._guard.name if self._guard else TRUE
-        self._guard = Reg(self.both(own, self._leader))
+        self.restrict(self._leader)
+
+    def restrict(self, condition: str) -> None:
+        """Let the rest of the current instruction happen only where a predicate holds as well."""
+        both = self._guarded(condition)
+        self._guard = Reg(both.lstrip("!"), both[0] == "!")
+
+    def _guarded(self, condition: str) -> str:
+        """The current instruction's guard and a condition."""
+        return self.both(("!" if self._guard.negated else "") + self._guard.name if self._guard else TRUE, condition)
 
     def branch(self, op: str, target: str, condition: str = TRUE) -> None:
         """Append a branch or exit, taken under the guard and a condition."""
         guard = self._guard
         if condition != TRUE:
-            own = ("!" if guard.negated else "") + guard.name if guard else TRUE
-            both = self.both(own, condition)
+            both = self._guarded(condition)
             if both == FALSE:
                 return
             guard = Reg(both.lstrip("!"), both[0] == "!")

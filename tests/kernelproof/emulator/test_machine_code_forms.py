@@ -117,6 +117,12 @@ FORMS = {
         "atom.global.cas.b32 %r0, [%a1], 0, %r2; atom.global.cas.b64 %a3, [%a1+8], 0, %d1; mov.b64 {%r1,%r3}, %a3;",
         "ATOMG.E.CAS.STRONG.GPU",
     ),
+    "generic atomic": (
+        "mov.u64 %a3, buf; cvta.shared.u64 %a3, %a3; cvt.u64.u32 %a4, %r7; shl.b64 %a4, %a4, 3; add.s64 %a3, %a3, %a4;"
+        " and.b32 %r4, %r0, 1; setp.eq.s32 %p0, %r4, 0; selp.b64 %a3, %a3, %a1, %p0; st.b32 [%a3], %r1;"
+        " red.add.noftz.f16x2 [%a3], %r2; ld.b32 %r0, [%a3];",
+        "ATOM.E.ADD.F16x2.RN.STRONG.GPU",
+    ),
     "vabsdiff4": ("vabsdiff4.u32.u32.u32 %r0, %r1, %r2, %r3;", "VABSDIFF4.U8"),
     "vabsdiff4 sum": ("vabsdiff4.u32.u32.u32.add %r0, %r1, %r2, %r3;", "VABSDIFF4.U8.ACC"),
     "setp of a magnitude": (

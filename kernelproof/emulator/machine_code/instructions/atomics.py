@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelproof.emulator.machine_code.instructions.memory import SCOPES, place
+from kernelproof.emulator.machine_code.instructions.memory import SCOPES, lies_in, place
 from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, is_zero, mnemonic
 from kernelproof.sass import Instruction
 
@@ -47,7 +47,12 @@ def atomic(low: Lowering, ins: Instruction) -> None:
     kind = _kind(ins, operation)
     operands = list(ins.operands)
     if is_predicate(operands[0]):
-        operands.pop(0)
+        done = operands.pop(0)
+        if ins.name == "ATOM" and done != "PT":
+            # What the generic form cannot do in shared memory, it leaves undone there; a loop that follows does it.
+            near = lies_in(low, operands[1], "global")
+            low.set_predicate(done, near)
+            low.restrict(near)
     returns = not ins.name.startswith("RED")
     result = operands.pop(0) if returns else ""
     space, address = place(low, ins, operands.pop(0))

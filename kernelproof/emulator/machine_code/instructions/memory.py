@@ -82,12 +82,16 @@ def store(low: Lowering, ins: Instruction) -> None:
 def query_space(low: Lowering, ins: Instruction) -> None:
     """Whether a generic address lies in shared (S), local (L) or global memory."""
     p, _, at = ins.operands
-    space = next(_SPACES[part] for part in ins.modifiers if part in _SPACES)
+    low.set_predicate(p, lies_in(low, at, next(_SPACES[part] for part in ins.modifiers if part in _SPACES)))
+
+
+def lies_in(low: Lowering, at: str, space: str) -> str:
+    """Whether the generic address of an operand lies in a space. An offset does not lead into another one."""
     source = operand(at)
     assert isinstance(source, Address)
     (register,) = source.registers
     address = low.join(low.bits(register), low.bits(register, 1))
-    low.set_predicate(p, low.computed(f"isspacep.{space}", address, kind="pred"))
+    return low.computed(f"isspacep.{space}", address, kind="pred")
 
 
 # --- asynchronous copies
