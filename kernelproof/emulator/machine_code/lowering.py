@@ -128,6 +128,12 @@ class Lowering:
         at = self._places[self.current.address] + 1
         return self.all[at : at + count]
 
+    def preceding(self, count: int) -> Sequence[Instruction]:
+        """At most so many instructions before the current one, in the order of addresses."""
+        assert self.current is not None
+        at = self._places[self.current.address]
+        return self.all[max(0, at - count) : at]
+
     @cached_property
     def _places(self) -> dict[int, int]:
         """Address -> place among all instructions."""
@@ -216,6 +222,13 @@ class Lowering:
     def temp(self, kind: str = "b32") -> str:
         """A new register of a type."""
         name = f"%t{len(self.kinds)}"
+        self.kinds[name] = kind
+        return name
+
+    def guarded(self, kind: str = "b32") -> str:
+        """A new register for the result of an instruction that does something else as well, so that it keeps its guard;
+        an instruction with a temporary as its result does not."""
+        name = f"%g{len(self.kinds)}"
         self.kinds[name] = kind
         return name
 
@@ -402,10 +415,10 @@ class Lowering:
     # --- results ---
 
     def target(self, text: str, plus: int = 0) -> str:
-        """A register as a result; of the zero register a temporary that nobody reads."""
+        """A register as a result; of the zero register one that nobody reads."""
         result = operand(text)
         assert isinstance(result, Register)
-        return self.temp() if result.number is None else self._named(result.file, result.number + plus)
+        return self.guarded() if result.number is None else self._named(result.file, result.number + plus)
 
     def targets(self, text: str, count: int) -> str:
         """Consecutive registers as a vector result."""
@@ -433,10 +446,10 @@ class Lowering:
                 self.emit("mov.pred", name, value)
 
     def target_predicate(self, text: str) -> str:
-        """A predicate as a result; of PT a temporary that nobody reads."""
+        """A predicate as a result; of PT one that nobody reads."""
         result = operand(text)
         assert isinstance(result, Predicate)
-        return self.temp("pred") if result.number is None else self._named(result.file, result.number)
+        return self.guarded("pred") if result.number is None else self._named(result.file, result.number)
 
     def set_comparison(self, results: tuple[str, str], held: str, boolean: str, other: str) -> None:
         """Write what a comparison gives: ``held`` AND, OR or XOR another predicate, and the same of its negation."""

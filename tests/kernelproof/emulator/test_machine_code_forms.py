@@ -117,6 +117,12 @@ FORMS = {
         "atom.global.cas.b32 %r0, [%a1], 0, %r2; atom.global.cas.b64 %a3, [%a1+8], 0, %d1; mov.b64 {%r1,%r3}, %a3;",
         "ATOMG.E.CAS.STRONG.GPU",
     ),
+    "guarded atomics": (
+        "mov.u32 %r4, 5; st.shared.v2.b32 [%s0], {%r4,%r4}; bar.sync 0; and.b32 %r4, %r0, 1; setp.eq.s32 %p0, %r4, 0;"
+        " @%p0 red.shared.add.u32 [%s0], %r2; @%p0 red.shared.max.u32 [%s0+4], %r2; bar.sync 0;"
+        " ld.shared.v2.b32 {%r0,%r1}, [%s0];",
+        "ATOMS.ADD",
+    ),
     "generic atomic": (
         "mov.u64 %a3, buf; cvta.shared.u64 %a3, %a3; cvt.u64.u32 %a4, %r7; shl.b64 %a4, %a4, 3; add.s64 %a3, %a3, %a4;"
         " and.b32 %r4, %r0, 1; setp.eq.s32 %p0, %r4, 0; selp.b64 %a3, %a3, %a1, %p0; st.b32 [%a3], %r1;"

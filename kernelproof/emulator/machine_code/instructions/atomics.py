@@ -63,7 +63,7 @@ def atomic(low: Lowering, ins: Instruction) -> None:
     if not returns:
         low.emit(op, address, *values)
     elif wide:
-        low.kinds[old := "%old" + str(len(low.kinds))] = "b64"  # no temporary: the guard holds for the atomic
+        old = low.guarded("b64")
         low.emit(op, old, address, *values)
         low.set_pair(result, old)
     else:
@@ -76,7 +76,7 @@ def _compare_and_swap(low: Lowering, ins: Instruction) -> None:
     wide = "64" in ins.modifiers
     kind, read = ("b64", low.pair) if wide else ("b32", low.word)
     before = read(compared)
-    low.kinds[old := "%old" + str(len(low.kinds))] = kind  # no temporary: the guard holds for the atomic
+    old = low.guarded(kind)
     low.emit(f"atom.relaxed.cta{space}.cas.{kind}", old, address, before, read(new))
     done = low.number(low.computed(f"setp.eq.{kind}", old, before, kind="pred"))
     if wide:

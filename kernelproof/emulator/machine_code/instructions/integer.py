@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, is_zero, mnemonic
 from kernelproof.emulator.machine_code.operands import Constant, Register, operand
+from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.sass import Instruction
 
 
@@ -237,6 +238,12 @@ def logic3(low: Lowering, ins: Instruction) -> None:
     p = operands.pop(0) if is_predicate(operands[0]) else ""
     result, a, b, c, table, other = operands
     value = _table(low, low.word(a), low.word(b), low.word(c), int(table, 0))
+    if b == "0xffffff" and any(
+        query.name == "QSPC" and "S" in query.modifiers and query.operands[-1] == f"[{a}]" for query in low.preceding(4)
+    ):
+        # A generic address that was found to lie in shared memory becomes one of shared memory, which begins at another
+        # place in the emulator's window.
+        value = low.computed("sub.s32", value, str(WINDOW_START - low.bank.shared))
     low.set(result, value)
     if p:
         some = str(int(int(value) != 0)) if value.isdigit() else low.computed("setp.ne.u32", value, "0", kind="pred")
