@@ -119,7 +119,7 @@ FORMS = {
     ),
     "guarded atomics": (
         "mov.u32 %r4, 5; st.shared.v2.b32 [%s0], {%r4,%r4}; bar.sync 0; and.b32 %r4, %r0, 1; setp.eq.s32 %p0, %r4, 0;"
-        " @%p0 red.shared.add.u32 [%s0], %r2; @%p0 red.shared.max.u32 [%s0+4], %r2; bar.sync 0;"
+        " @%p0 red.shared.add.u32 [%s0+4], %r2; @%p0 red.shared.max.u32 [%s0], %r2; bar.sync 0;"
         " ld.shared.v2.b32 {%r0,%r1}, [%s0];",
         "ATOMS.ADD",
     ),
