@@ -16,7 +16,12 @@ from tests.kernelproof.emulator.hopper_ptx import run
 
 
 def test_every_rule_is_used_and_registered(checkout: Path) -> None:
-    rooms = [path for path in (checkout / "kernelproof" / "emulator").rglob("*.py") if path.name != "rules.py"]
+    rooms = [
+        path
+        for folder in ("emulator", "checking")
+        for path in (checkout / "kernelproof" / folder).rglob("*.py")
+        if path.name != "rules.py"
+    ]
     mentioned = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)*)"', "".join(path.read_text() for path in rooms)))
     assert RULES.keys() <= mentioned
     assert {rule.severity for rule in RULES.values()} == set(Severity)
