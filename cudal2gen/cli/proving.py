@@ -43,7 +43,7 @@ def prove(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Prove that kernels are right for every problem that their launcher accepts.
+    """Prove kernels right for every problem that they take.
 
     For every m, n, k and leading dimension: each access lies in its operand, no index overflows, each element of D is
     written once with the whole sum, no accesses race, copies are waited for, and loops end. What is assumed and what is
@@ -75,7 +75,10 @@ def recheck(
     files: Annotated[list[Path], typer.Argument(metavar="FILES", help="Certificates that prove --out wrote.")],
     compilation: Compilation,
 ) -> None:
-    """Check certificates again, by their invariants: nothing is searched for. Exit code 2: one does not hold."""
+    """Check certificates again, without any search.
+
+    Each holds by the invariants that it states. Exit code 2: one does not hold.
+    """
     from cudal2gen.kernel import parse
     from cudal2gen.results.proofs import Proof
     from cudal2gen.validator import proofs

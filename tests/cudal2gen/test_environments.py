@@ -55,6 +55,8 @@ OUTCOMES = {
     "build": Outcome(SIZE, 1, UNBUILT),
     "run": Outcome(SIZE, 1, UNBUILT),
     "validate": Outcome(SIZE, 1, UNBUILT),
+    "prove": Outcome(SIZE, 1, UNBUILT),
+    "recheck": Outcome("{folder}/none.json", 2, "cannot read "),
     "try": Outcome("--mnk 64_64_256 --set stages=2", 1, UNBUILT),
     "bench": Outcome(f"{SIZE} --gpu any:99", 3, "torch sees no CUDA device"),
     "report": Outcome("{folder}/none.jsonl", 2, "no results file at "),
