@@ -123,7 +123,15 @@ def test_a_full_disk_leaves_nothing_of_a_pack(tmp_path: Path, name: str) -> None
     catalog.save([record], tmp_path / "kernels.jsonl")
     compiler.build([record])
     assert compiler.launcher().stat().st_size > NVCC_LIMIT
-    before, env = names(tmp_path), {"CUDAL2GEN_CATALOG": str(tmp_path / "kernels.jsonl")}
+    env = {
+        "CUDAL2GEN_CATALOG": str(tmp_path / "kernels.jsonl"), "CUDAL2GEN_RESULTS": str(tmp_path / "results"),
+    }  # fmt: skip
+    judged = limited(
+        "validate", *("--mnk", "64_64_64", "--acc", "f16", "--layout", "tn"), "--on", "emulator:machine-code",
+        env=env, limit=1 << 30,
+    )  # fmt: skip
+    assert judged.returncode == 0, judged.stderr
+    before = names(tmp_path)
     done = limited(
         "pack", *("--mnk", "64_64_64", "--acc", "f16", "--layout", "tn"), "--out", str(tmp_path / name),
         env=env, limit=NVCC_LIMIT,
