@@ -15,7 +15,6 @@ from cudal2gen.generation import catalog, compiler
 from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import FAMILIES, GPUS, IllegalRecord, Problem, Record, parse, register, space
 from cudal2gen.timing import model
-from cudal2gen.tuner import features
 from tests.cudal2gen.toy_family import WARPS, Toy
 
 
@@ -91,8 +90,6 @@ def test_the_tuner_and_the_model_take_the_toy(toy: Record) -> None:
     offers = [record for record in structures.records if record.family == "toy"]
     assert [record.threads for record in offers] == [32 * warps for warps in WARPS]
     assert "warps" in structures.columns
-    encoding = features.encode_candidates(features.Vocabulary(), structures)
-    assert len(encoding.ids) == len(structures.records)
     # 4 x 2 tiles, at most one for each SM, which takes 64 bytes a clock: five steps of 8 k of (16 + 32) x 8 halves.
     bounds = model.estimate(toy).bounds_us
     assert bounds["L2"] == pytest.approx(5 * (16 + 32) * 8 * 2 / 64 / 1380)
