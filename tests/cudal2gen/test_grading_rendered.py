@@ -36,7 +36,7 @@ def stores_rests(record: Record) -> bool:
 
 
 def graded(record: Record, text: str) -> Verdict:
-    device = {"h200": "sm_90a", "b200": "sm_100a"}.get(record.gpu, "sm_80")
+    device = {"h200": "sm_90a", "b200": "sm_100a", "rtx5090": "sm_120a"}.get(record.gpu, "sm_80")
     limits = Limits(device=device, isolated=False)
     described = description(record)
     return check_source(text, **described | {"shapes": described["shapes"][1:], "draws": {}}, limits=limits)
