@@ -13,11 +13,16 @@ def _members(low: Lowering) -> str:
     return low.members or low.computed("activemask.b32")
 
 
+def _result(low: Lowering, text: str) -> str:
+    """A register as a result; of the zero register a temporary, which has no guard: all members take part."""
+    return low.temp() if is_zero(text) else low.target(text)
+
+
 @mnemonic("SHFL", "IDX UP DOWN BFLY")
 def shuffle(low: Lowering, ins: Instruction) -> None:
     """shfl.sync; the predicate says whether the lane that was read is in range."""
     p, result, a, b, c = ins.operands
-    target = low.target(result)
+    target = _result(low, result)
     within = low.temp("pred")
     sources = low.word(a), low.word(b), low.word(c), _members(low)
     low.emit(f"shfl.sync.{ins.modifiers[0].lower()}.b32", f"{target}|{within}", *sources)
@@ -43,7 +48,7 @@ def match(low: Lowering, ins: Instruction) -> None:
     operands = list(ins.operands)
     p = operands.pop(0) if is_predicate(operands[0]) else ""
     result, value = operands
-    target, same = low.target(result), low.temp("pred")
+    target, same = _result(low, result), low.temp("pred")
     mode = ins.modifiers[0].lower()
     low.emit(f"match.{mode}.sync.b32", f"{target}|{same}" if p else target, low.word(value), _members(low))
     if p:
@@ -56,7 +61,7 @@ def reduce(low: Lowering, ins: Instruction) -> None:
     mode = next((part for part in ins.modifiers if part in ("SUM", "MIN", "MAX", "OR", "XOR")), "AND")
     kind = "b32" if mode in ("AND", "OR", "XOR") else "s32" if "S32" in ins.modifiers else "u32"
     name = "add" if mode == "SUM" else mode.lower()
-    low.emit(f"redux.sync.{name}.{kind}", low.target(ins.operands[0]), low.word(ins.operands[1]), _members(low))
+    low.emit(f"redux.sync.{name}.{kind}", _result(low, ins.operands[0]), low.word(ins.operands[1]), _members(low))
 
 
 @mnemonic("ELECT")
@@ -65,6 +70,6 @@ def elect(low: Lowering, ins: Instruction) -> None:
     p, result, within = ins.operands
     if low.predicate(within) != "1":
         raise low.refusal("an election among lanes with a predicate is not modelled")
-    leader, own = low.target(result), low.temp("pred")
+    leader, own = _result(low, result), low.temp("pred")
     low.emit("elect.sync", f"{leader}|{own}", _members(low))
     low.set_predicate(p, own)
