@@ -7,28 +7,26 @@ from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
 from kernelproof.sass import Instruction
 
 
+def _form(ins: Instruction) -> tuple[int, str]:
+    """How many matrices are moved, and the modifiers of the PTX instruction that moves them."""
+    count = next((int(part) for part in ins.modifiers if part in ("2", "4")), 1)
+    return count, f"sync.aligned.m8n8.x{count}{'.trans' if 'MT88' in ins.modifiers else ''}.shared.b16"
+
+
 @mnemonic("LDSM", "16 M88 MT88 2 4")
 def load_matrices(low: Lowering, ins: Instruction) -> None:
     """ldmatrix of one, two or four matrices."""
-    count = next((int(part) for part in ins.modifiers if part in ("2", "4")), 1)
-    transposed = ".trans" if "MT88" in ins.modifiers else ""
+    count, form = _form(ins)
     result, at = ins.operands
-    low.emit(
-        f"ldmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16", low.targets(result, count),
-        shared_address(low, at),
-    )  # fmt: skip
+    low.emit(f"ldmatrix.{form}", low.targets(result, count), shared_address(low, at))
 
 
 @mnemonic("STSM", "16 M88 MT88 2 4")
 def store_matrices(low: Lowering, ins: Instruction) -> None:
     """stmatrix of one, two or four matrices."""
-    count = next((int(part) for part in ins.modifiers if part in ("2", "4")), 1)
-    transposed = ".trans" if "MT88" in ins.modifiers else ""
+    count, form = _form(ins)
     at, source = ins.operands
-    low.emit(
-        f"stmatrix.sync.aligned.m8n8.x{count}{transposed}.shared.b16", shared_address(low, at),
-        low.words(source, count),
-    )  # fmt: skip
+    low.emit(f"stmatrix.{form}", shared_address(low, at), low.words(source, count))
 
 
 @mnemonic("MOVM", "16 MT88")
