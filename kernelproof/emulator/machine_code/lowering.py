@@ -383,6 +383,10 @@ class Lowering:
             return FALSE if p == TRUE else TRUE
         return p[1:] if p[0] == "!" else f"!{p}"
 
+    def unnegated(self, p: str) -> str:
+        """A predicate source for an operand that PTX does not let negate."""
+        return self.computed("not.pred", p[1:], kind="pred") if p[0] == "!" else p
+
     def both(self, a: str, b: str) -> str:
         """``a and b``."""
         if FALSE in (a, b):

@@ -41,6 +41,11 @@ st.global.v4.b32 [%a1], {%r0,%r1,%r2,%r3}; ret;
 }
 """
 TWO = "mov.b64 {%r0,%r1}, %d2; "
+# Makes %a3 a generic address: of shared memory in some threads, of global memory in the others.
+SOMEWHERE = (
+    "mov.u64 %a3, buf; cvta.shared.u64 %a3, %a3; cvt.u64.u32 %a4, %r7; shl.b64 %a4, %a4, 3; add.s64 %a3, %a3, %a4;"
+    " and.b32 %r4, %r0, 1; setp.eq.s32 %p0, %r4, 0; selp.b64 %a3, %a3, %a1, %p0; "
+)
 # What PTX says, and an opcode that ptxas makes of it.
 FORMS = {
     "dp4a s": ("dp4a.s32.s32 %r0, %r1, %r2, %r3;", "IDP.4A.S8.S8"),
@@ -97,8 +102,7 @@ FORMS = {
         "ATOMS.POPC.INC.32",
     ),
     "generic": (
-        "mov.u64 %a3, buf; cvta.shared.u64 %a3, %a3; cvt.u64.u32 %a4, %r7; shl.b64 %a4, %a4, 3; add.s64 %a3, %a3, %a4;"
-        " and.b32 %r4, %r0, 1; setp.eq.s32 %p0, %r4, 0; selp.b64 %a3, %a3, %a1, %p0; st.b32 [%a3], %r1;"
+        SOMEWHERE + "st.b32 [%a3], %r1;"
         " ld.b32 %r2, [%a3]; isspacep.shared %p1, %a3; selp.b32 %r3, 1, 0, %p1;",
         "QSPC.E.S",
     ),
@@ -124,8 +128,7 @@ FORMS = {
         "ATOMS.ADD",
     ),
     "generic atomic": (
-        "mov.u64 %a3, buf; cvta.shared.u64 %a3, %a3; cvt.u64.u32 %a4, %r7; shl.b64 %a4, %a4, 3; add.s64 %a3, %a3, %a4;"
-        " and.b32 %r4, %r0, 1; setp.eq.s32 %p0, %r4, 0; selp.b64 %a3, %a3, %a1, %p0; st.b32 [%a3], %r1;"
+        SOMEWHERE + "st.b32 [%a3], %r1;"
         " red.add.noftz.f16x2 [%a3], %r2; ld.b32 %r0, [%a3];",
         "ATOM.E.ADD.F16x2.RN.STRONG.GPU",
     ),

@@ -112,10 +112,7 @@ def copy(low: Lowering, ins: Instruction) -> None:
         count = low.computed("sub.s32", str(size), cut)
         operands.append(count if held == "1" else low.computed("mul.lo.s32", count, held))
     elif rest:
-        ignored = low.inverse(low.predicate(rest[0]))
-        if ignored[0] == "!":
-            ignored = low.computed("not.pred", ignored[1:], kind="pred")
-        operands.append(ignored)
+        operands.append(low.unnegated(low.inverse(low.predicate(rest[0]))))
     low.emit(f"cp.async.{'cg' if 'BYPASS' in ins.modifiers else 'ca'}.shared.global", *operands)
 
 

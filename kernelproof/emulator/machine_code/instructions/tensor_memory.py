@@ -68,9 +68,7 @@ def multiply(low: Lowering, ins: Instruction) -> None:
     a, b, d, _, form, keep = ins.operands
     pairs = [low.join(low.bits(first), low.bits(first, 1)) for first, _ in (_place(text, "gdesc") for text in (a, b))]
     kind, _ = _place(form, "idesc")
-    test = low.predicate(keep)
-    if test[0] == "!":
-        test = low.computed("not.pred", test[1:], kind="pred")
+    test = low.unnegated(low.predicate(keep))
     low.emit(f"tcgen05.mma.{_group(ins)}.kind::f16", _tensor(low, d), *pairs, low.bits(kind), test)
 
 

@@ -44,9 +44,7 @@ def multiply(low: Lowering, ins: Instruction) -> None:
     a = low.join(low.bits(first), low.bits(first, 1)) if inside else low.words(rest[0].lstrip("-"), 4)
     b = low.join(low.bits(first, 2), low.bits(first, 3))
     old, *options = rest[at + 1 :]
-    keep = next((low.predicate(text) for text in options if is_predicate(text)), "1")
-    if keep[0] == "!":
-        keep = low.computed("not.pred", keep[1:], kind="pred")
+    keep = low.unnegated(next((low.predicate(text) for text in options if is_predicate(text)), "1"))
     if not (is_zero(old) and keep == "0") and old != result:
         raise low.refusal("sums in other registers than the result are not modelled")
     options = [text for text in options if not is_predicate(text)]
