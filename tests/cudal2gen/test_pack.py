@@ -43,6 +43,12 @@ from tests.packages import require
 GPU = "a100"
 
 
+@pytest.fixture(autouse=True)
+def _verdicts_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack stores verdicts of what it executes first; the checkout's store is not for the kernels of tests."""
+    monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path_factory.mktemp("results")))
+
+
 @pytest.fixture(scope="module")
 def table() -> Table:
     return packed.table(list(packed.RECORDS.values()), {0: 2.0, 1: 0.5})
