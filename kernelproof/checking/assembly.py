@@ -150,7 +150,8 @@ def _kernel(message: str) -> str:
 
 
 def _target(text: str, device: str) -> str:
-    """The architecture for which a device's driver would assemble a text: its own, with the suffix of the text's."""
+    """The architecture for which a device's driver would assemble a text: the device's number, with the suffix (``a``
+    or ``f``) of the text's target."""
     stated = re.search(r"^\s*\.target\s+(sm_\d+([af]?))", text, re.MULTILINE)
     if stated and stated[2]:
         return stated[1]

@@ -135,7 +135,7 @@ class DeviceFlags:
         for i, at in enumerate(offset.tolist()):
             row, warp = rows[i], warps[i]
             values = None if old is None or new is None else (old[i], new[i])
-            # Lanes of a warp that leave the same value at the same place write it once.
+            # If several lanes of a warp store the same value at the same address, one write stands for all of them.
             same = row, warp, at, b"" if values is None else values[1].tobytes()
             if same == before:
                 continue

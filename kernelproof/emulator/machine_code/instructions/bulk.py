@@ -86,7 +86,7 @@ def reduce_box(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("UBLKCP", "S G MULTICAST")
 def copy(low: Lowering, ins: Instruction) -> None:
-    """cp.async.bulk: the spaces of destination and source are modifiers."""
+    """cp.async.bulk. The first modifier names the state space of the destination, the second that of the source."""
     low.once()
     to, source, size, *_ = ins.operands
     count = low.computed("shl.b32", low.computed("and.b32", low.word(size), "0xffff"), "4")

@@ -86,7 +86,7 @@ def query_space(low: Lowering, ins: Instruction) -> None:
 
 
 def lies_in(low: Lowering, at: str, space: str) -> str:
-    """Whether the generic address of an operand lies in a space. An offset does not lead into another one."""
+    """Whether the generic address of an operand lies in a state space. Its offset is assumed to stay there."""
     source = operand(at)
     assert isinstance(source, Address)
     (register,) = source.registers
