@@ -7,8 +7,10 @@ are uniform, which live across blocks) see values in place of registers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from kernelproof.emulator.frontend.flow.inline import renamed
 from kernelproof.emulator.frontend.instruction import defs_uses, facts
@@ -18,37 +20,71 @@ Body = list[Instr | Label]
 _ENTRY = -1  # stands for the value that a register has at the start
 
 
+@dataclass
 class _Piece:
-    """Items without a branch or a label between them. ``items``: a range of the body. ``next``: pieces that may
-    follow."""
+    """Items without a branch or a label between them. ``items``: a range of the body. ``next``: pieces that may follow.
+    ``reaching``: the writes that reach its start, as the bits of a ``_Writes``."""
 
-    def __init__(self, items: range) -> None:
-        self.items, self.next = items, list[int]()
-        # Register -> the writes that reach the start of the piece; and the last write in it.
-        self.reaching: dict[str, frozenset[int]] = {}
-        self.last: dict[str, frozenset[int]] = {}
+    items: range
+    next: list[int] = field(default_factory=list)
+    reaching: int = 0
+
+
+class _Writes:
+    """All writes of a function with a bit for each: those of a register have bits side by side, its value at the start
+    before them.
+
+    A set of writes is then one integer, and "these reach the end" two operations for all registers at once.
+    """
+
+    def __init__(self, accesses: Sequence[tuple[list[str], list[str]]]) -> None:
+        self.of: dict[str, list[int]] = {}
+        for at, (defs, uses) in enumerate(accesses):
+            for name in (*defs, *uses):
+                self.of.setdefault(name, [_ENTRY])
+            for name in dict.fromkeys(defs):
+                self.of[name].append(at)
+        self.starts = dict(zip(self.of, accumulate(map(len, self.of.values()), initial=0), strict=False))
+
+    def all(self, name: str) -> int:
+        return ((1 << len(self.of[name])) - 1) << self.starts[name]
+
+    def last(self, name: str, before: int) -> int:
+        """The last write of a register in front of an item of the body."""
+        return 1 << (self.starts[name] + bisect_left(self.of[name], before) - 1)
+
+    def entries(self) -> int:
+        """What all registers hold at the start."""
+        return sum(1 << start for start in self.starts.values())
+
+    def among(self, name: str, present: int) -> list[tuple[str, int]]:
+        """The writes of a register that are in a set; where none is, its value at the start."""
+        writes, own = self.of[name], present >> self.starts[name]
+        return [(name, write) for i, write in enumerate(writes) if own >> i & 1] or [(name, _ENTRY)]
 
 
 def separated(body: Body, kinds: Mapping[str, str]) -> tuple[Body, dict[str, str]]:
     """The body with a register for each web, and the types of these registers."""
     pieces = _pieces(body)
     accesses = [_accesses(item, kinds) for item in body]
-    _spread(pieces, accesses)
+    writes = _Writes(accesses)
+    _spread(pieces, accesses, writes)
     webs = _Union()
     readings: dict[tuple[int, str], tuple[str, int]] = {}
     for piece in pieces:
-        present = dict(piece.reaching)
+        present: dict[str, tuple[str, int]] = {}  # register -> a write of the web that it holds
         for at in piece.items:
             defs, uses = accesses[at]
             for name in uses:
-                sources = [(name, write) for write in present.get(name, frozenset((_ENTRY,)))]
-                for other in sources[1:]:
-                    webs.join(sources[0], other)
-                readings[at, name] = sources[0]
+                if name not in present:
+                    present[name], *others = writes.among(name, piece.reaching)
+                    for other in others:
+                        webs.join(present[name], other)
+                readings[at, name] = present[name]
             for name in defs:
                 if name in uses and _keeps(body[at]):
                     webs.join((name, at), readings[at, name])
-                present[name] = frozenset((at,))
+                present[name] = (name, at)
     names = _Names(webs, kinds)
     return [_rewritten(item, at, names, readings) for at, item in enumerate(body)], names.kinds
 
@@ -94,29 +130,22 @@ def _labels(branch: Instr) -> Iterator[str]:
                 yield item.name
 
 
-def _spread(pieces: list[_Piece], accesses: list[tuple[list[str], list[str]]]) -> None:
+def _spread(pieces: list[_Piece], accesses: Sequence[tuple[list[str], list[str]]], writes: _Writes) -> None:
     """Find the writes that reach each piece. Sets only grow, so this ends."""
+    passing, made = [], []  # for each piece: the writes that it does not hide, and those of its own that reach its end
     for piece in pieces:
-        for at in piece.items:
-            for name in accesses[at][0]:
-                own = frozenset((at,))
-                piece.last[name] = own
+        written = {name for at in piece.items for name in accesses[at][0]}
+        passing.append(~sum(map(writes.all, written)))
+        made.append(sum(writes.last(name, piece.items.stop) for name in written))
+    pieces[0].reaching = writes.entries()
     pending = set(range(len(pieces)))
-    everything = {name for defs, uses in accesses for name in (*defs, *uses)}
-    pieces[0].reaching = dict.fromkeys(everything, frozenset((_ENTRY,)))
     while pending:
         index = min(pending)
         pending.discard(index)
-        piece = pieces[index]
-        leaving = piece.reaching | piece.last
-        for follower in piece.next:
-            arriving = pieces[follower].reaching
-            changed = False
-            for name, writes in leaving.items():
-                before = arriving.get(name, frozenset())
-                if not writes <= before:
-                    arriving[name], changed = before | writes, True
-            if changed:
+        leaving = pieces[index].reaching & passing[index] | made[index]
+        for follower in pieces[index].next:
+            if leaving & ~pieces[follower].reaching:
+                pieces[follower].reaching |= leaving
                 pending.add(follower)
 
 
