@@ -50,7 +50,7 @@ class PendingLoads:
     def read(self, value: Register, m: Mask, site: int) -> Array:
         """The array behind a register that another instruction reads."""
         self._check(value, m, site, "reads")
-        return self._plain(value)
+        return self.plain(value)
 
     def overwrite(self, value: Register, m: Mask, site: int) -> None:
         """Another instruction is about to write a register."""
@@ -72,7 +72,7 @@ class PendingLoads:
             return new
         if new is None:
             return old
-        value = np.where(m, self._plain(new), self._plain(old))
+        value = np.where(m, self.plain(new), self.plain(old))
         load = np.zeros(len(self.begun), np.int64)
         chosen = m.reshape(-1, 32).any(axis=1)
         for register, which in ((new, chosen), (old, ~chosen)):
@@ -80,7 +80,8 @@ class PendingLoads:
                 load[which] = register.load[which]
         return LoadedRegister(value, load) if (load > self.waited).any() else value
 
-    def _plain(self, value: Register) -> Array:
+    def plain(self, value: Register) -> Array:
+        """The array behind a register, zeros before its first write; this is no access."""
         if isinstance(value, LoadedRegister):
             return value.value
         return np.zeros(self.batch.size, np.uint32) if value is None else force(value)

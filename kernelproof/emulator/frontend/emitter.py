@@ -368,10 +368,12 @@ class Emitter:
             return
         name = self.variable(op.name)
         text = self._fitted(op.name, value)
-        if op.name in self.lazy and self.hopper:
-            self.line(f"X.overwrite({name}, {self.lanes()})")
+        old = name
+        if op.name in self.lazy:
+            if self.hopper:
+                self.line(f"X.overwrite({name}, {self.lanes()})")
+            old = f"X.plain({name})" if self.hopper else f"FORCE({name})"
         if self.guard is not None:
-            old = f"FORCE({name})" if op.name in self.lazy else name
             text = f"SEL({self.guard}, {text}, {old})"
         self.line(f"{name} = {text}")
 

@@ -75,7 +75,7 @@ class Warpgroups:
         if isinstance(value, TileRegister) and not value.tile.lent:
             self._check_settled(value.tile, m, site, "reads")
             self._touch(m)
-        return self._plain(value)
+        return self.plain(value)
 
     def overwrite(self, value: Register, m: Mask, site: int) -> None:
         """An ordinary instruction is about to write a register that wgmma uses; a register in use is reported."""
@@ -112,7 +112,7 @@ class Warpgroups:
             return new
         if new is None:
             return old
-        out = np.where(m, self._plain(new), self._plain(old))
+        out = np.where(m, self.plain(new), self.plain(old))
         group = np.zeros(self.count, np.int64)
         chosen = np.zeros(self.count, bool)
         chosen[self.of_lane[m]] = True
@@ -124,7 +124,8 @@ class Warpgroups:
             return TileRegister(Tile(out.reshape(1, -1), group, all(tile.lent for tile in tiles)), 0)
         return out
 
-    def _plain(self, value: Register) -> Array:
+    def plain(self, value: Register) -> Array:
+        """The array behind a register, zeros before its first write; this is no access."""
         if isinstance(value, np.ndarray):
             return value
         return np.zeros(self.batch.size, np.uint32) if value is None else value.get()
@@ -211,7 +212,7 @@ class Warpgroups:
         for x in d:
             if isinstance(x, TileRegister):
                 np.maximum(group, x.tile.group, out=group)
-        return Tile(np.stack([self._plain(x) for x in d]), group), group
+        return Tile(np.stack([self.plain(x) for x in d]), group), group
 
     def _check_fenced(self, groups: list[int], site: int) -> None:
         bad = [q for q in groups if not self.fenced[q]]
@@ -229,13 +230,13 @@ class Warpgroups:
         for value in registers:
             if isinstance(value, TileRegister) and value.tile.lent:
                 np.maximum(group, value.tile.group, out=group)
-        tile = Tile(np.stack([self._plain(r) for r in registers]), group, lent=True)
+        tile = Tile(np.stack([self.plain(r) for r in registers]), group, lent=True)
         return [TileRegister(tile, i) for i in range(len(registers))]
 
     # --- operands ---
 
     def _from_registers(self, registers: tuple[Register, ...], form: WgmmaForm, starts: tuple[int, ...]) -> Array:
-        plain = [self._plain(r) for r in registers]
+        plain = [self.plain(r) for r in registers]
         raw = np.stack([np.stack([r[s : s + 128] for r in plain]) for s in starts])
         values = elements(np.ascontiguousarray(raw).view(np.uint8), form.kind_a)
         # Layout (PTX ISA): register r holds rows 8 * (r % 2) + lane / 4, and elements of the half r / 2 of k.

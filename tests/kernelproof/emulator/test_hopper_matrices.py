@@ -176,6 +176,21 @@ def test_accumulators_in_flight_and_fences() -> None:
         assert {r.kind for r in result.reports} == ({kind} if kind else set()), (old, new)
 
 
+def test_lanes_outside_of_a_guard_keep_their_sums() -> None:
+    a, b = descriptor(0, 128, 256, "none"), descriptor(16384, 128, 256, "none")
+    wait = "wgmma.wait_group.sync.aligned 0;"
+    text = wgmma_kernel(8, "f32", "f16", a, b, False, False, "1, 1", False)
+    text = text.replace(wait, wait + "setp.gt.u32 %Q, %t, 31; @%Q mov.b32 %c1, 0f40E00000;")
+    memory = Memory()
+    x = memory.upload(np.ones(16384, np.float16))
+    c = memory.upload(np.zeros((128, 4), np.float32))
+    y = memory.upload(np.empty((128, 4), np.float32), "output")
+    assert launch(text, [x, c, y, c, 0], memory, block=128).reports == []
+    want = np.full((128, 4), 16.0)
+    want[32:, 1] = 7
+    assert np.array_equal(y.download(), want)
+
+
 @pytest.mark.parametrize(
     ("waits", "unwaited"),
     [

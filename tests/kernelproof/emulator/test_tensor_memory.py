@@ -115,6 +115,17 @@ def test_a_warp_that_names_lanes_of_another_reaches_the_same_half_of_its_own() -
     assert np.array_equal(got, x + np.array([1, 0, 0, 0], np.uint32))
 
 
+def test_lanes_outside_of_a_guard_keep_what_was_loaded() -> None:
+    body = moves(1, "ld", "a", "%p")
+    body += " tcgen05.st.sync.aligned.32x32b.x1.b32 [%own], {%a0}; tcgen05.wait::st.sync.aligned;"
+    body += " tcgen05.ld.sync.aligned.32x32b.x1.b32 {%b0}, [%own]; tcgen05.wait::ld.sync.aligned;"
+    body += " and.b32 %u, %t, 1; setp.eq.u32 %Q, %u, 0; @%Q mov.b32 %b0, 7;" + moves(1, "st", "b", "%q")
+    x = np.arange(100, 228, dtype=np.uint32)
+    got, result = launch(".reg .pred %Q;" + body, x, np.empty(128, np.uint32))
+    assert result.reports == []
+    assert np.array_equal(got, np.where(np.arange(128) % 2 == 0, 7, x))
+
+
 def test_halves_are_packed_and_unpacked() -> None:
     body = (
         moves(2, "ld", "a", "%p")
