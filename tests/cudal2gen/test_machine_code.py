@@ -1,4 +1,4 @@
-"""Proves that kernels of sm_80 are right in machine code, by the records that cover every macro of their templates."""
+"""Proves that kernels are right in machine code, by the records that cover every macro of their templates."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import pytest
 
 from cudal2gen import results, validator
 from cudal2gen.generation import compiler
+from cudal2gen.kernel import Record
 from cudal2gen.validator import machine_code
 from kernelproof.emulator import UnknownMachineCode
 from tests.cudal2gen.paths import PATHS, small
-from tests.draws import THOROUGH
+from tests.draws import THOROUGH, drawn_by
 
 COVERING = {name: record for name, record in PATHS.items() if record.family in ("sm80_multistage", "sm80_direct")}
-BUILT_AHEAD = list(COVERING.values())
 PART = 4  # one record in so many has a whole verdict in ``make test``; all of them in ``make thorough``
+NEWER = drawn_by(  # of Hopper and Blackwell
+    lambda name: PATHS[name].family, [name for name in PATHS if name not in COVERING], PART
+)
+BUILT_AHEAD = [PATHS[name] for name in (*COVERING, *NEWER)]
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,18 @@ def test_every_macro_is_right_in_machine_code(number: int, name: str, library: P
         assert verdict.findings == []
         assert verdict.passed
         return
+    _both_forms_agree(record, library)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEWER)
+def test_both_forms_of_newer_architectures_agree(name: str, library: Path) -> None:
+    _both_forms_agree(PATHS[name], library)
+
+
+def _both_forms_agree(record: Record, library: Path) -> None:
+    """On the smallest problem: no finding in machine code, and the bits that PTX computes."""
+    (artifact,) = compiler.build([record])
     shape = min(validator.stress_shapes(record), key=lambda shape: shape.m * shape.n * shape.k)
     case, done = validator.run_case(record, artifact, library, shape, "integers", machine_code=True)
     assert case.findings == ()
