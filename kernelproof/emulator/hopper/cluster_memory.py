@@ -385,8 +385,9 @@ class ClusterMemory(SharedMemory):
         site: int,
         offset: Array,
         same: Callable[[], Array] | None = None,
+        after_reads: bool = True,
     ) -> None:
-        super()._check_write(lanes, width, at, site, offset, same)
+        super()._check_write(lanes, width, at, site, offset, same, after_reads)
         # Threads must not overwrite what asynchronous work may still be reading. The base class knows nothing of those
         # reads, whose tags are kept per 16 bytes: at * width >> 4 is the 16-byte element of each written element.
         low, high = self.extent

@@ -36,6 +36,7 @@ class AmpereBatch(BatchState):
         self.scheduler = Scheduler(self)
         self.make_shared(shared_bytes, launch.kernel.shared_granule)
         clocks, shared = self.clocks, self.shared
+        shared.device_order = device.order
         self.barriers = Barriers(self, self.scheduler, clocks, device.order)
         self.meetings = Meetings(self, self.scheduler)
         self.memory = DeviceMemory(self, clocks, device, shared)

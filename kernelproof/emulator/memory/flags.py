@@ -257,6 +257,11 @@ class History(Generic[Clock]):
             # Who knows of the forgotten reading, and of no later one, must not read anything older.
             self.floor = max(self.floor, marks.pop(0).number)
         self.bounds[reader, knowledge[2]] = knowledge, mark.number
+        # No later load may read anything older, whether what is known without a fence bounds it or not.
+        other = reader, not knowledge[2]
+        if other in self.bounds:
+            known, low = self.bounds[other]
+            self.bounds[other] = known, max(low, mark.number)
 
 
 class Flags(Generic[Clock]):

@@ -150,15 +150,17 @@ class GenericMemory:
             self.batch.report_lanes("shared-out-of-bounds", text, site, lanes[outside])
         return self.shared.of_cta((address & _LOW).astype(np.uint32), m, site)
 
-    def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
-        """Read ``width`` bytes per lane. ``strong``: see ``DeviceMemory.load``."""
+    def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0, in_shared: int = 0) -> Array:
+        """Read ``width`` bytes per lane. ``strong``: see ``DeviceMemory.load``; ``in_shared``: the same for lanes whose
+        addresses are in shared memory."""
         if m is None and not (address >> _TO_WINDOW).any():
             return self.device.load(address, width, m, site, strong)
         out = self.batch.poison(width)
         low = address & _LOW
         for space, mask in self._spaces(address, m):
             if space is Window.SHARED:
-                values = self.shared.load(self.shared.of_cluster(low.astype(np.uint32)), width, mask, site)
+                at = self.shared.of_cluster(low.astype(np.uint32))
+                values = self.shared.load(at, width, mask, site, in_shared)
             elif space is Window.LOCAL:
                 values = self.local.load(self.local.offsets(address, mask, site), width, mask, site)
             elif space is Window.PARAM:
@@ -168,15 +170,19 @@ class GenericMemory:
             out[mask] = values[mask]
         return out
 
-    def store(self, address: Array, value: Array, width: int, m: Mask, site: int, strong: int = 0) -> None:
-        """Write MOVER[width] values, one per lane. Parameters are not writable: such an address is out of bounds."""
+    def store(
+        self, address: Array, value: Array, width: int, m: Mask, site: int, strong: int = 0, in_shared: int = 0
+    ) -> None:
+        """Write MOVER[width] values, one per lane. Parameters are not writable: such an address is out of bounds.
+        ``strong``, ``in_shared``: see ``load``."""
         if m is None and not (address >> _TO_WINDOW).any():
             self.device.store(address, value, width, m, site, strong)
             return
         low = address & _LOW
         for space, mask in self._spaces(address, m):
             if space is Window.SHARED:
-                self.shared.store(self.shared.of_cluster(low.astype(np.uint32)), value, width, mask, site)
+                at = self.shared.of_cluster(low.astype(np.uint32))
+                self.shared.store(at, value, width, mask, site, in_shared)
             elif space is Window.LOCAL:
                 self.local.store(self.local.offsets(address, mask, site), value, width, mask, site)
             else:

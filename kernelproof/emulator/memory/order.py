@@ -296,6 +296,10 @@ class GlobalOrder:
             out[known] = rows[number_at[known], thread[known]] > tick[known]
         return out
 
+    def covers(self, cta: int, warp: int, other_warp: int, tick: int) -> bool:
+        """Does what any thread of another warp of a CTA did at a tick happen before a warp's present?"""
+        return self.chains.covers(self._clock_of(cta, warp, False), cta, other_warp, tick)
+
     def _clock_of(self, cta: int, warp: int, strong: bool) -> Clock:
         """What happens before a warp's present; ``strong``: before its strong accesses."""
         view = self.views.get((cta, warp))

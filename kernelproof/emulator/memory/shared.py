@@ -20,6 +20,7 @@ from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_b
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.lanes import SEVERAL
 from kernelproof.emulator.state.participants import Participant
+from kernelproof.emulator.state.scopes import VOLATILE
 from kernelproof.emulator.state.sites import NOWHERE, Site
 from kernelproof.emulator.state.suspects import Suspect
 from kernelproof.emulator.state.warp_clocks import WarpClocks
@@ -84,7 +85,12 @@ class SharedMemory(SharedTags):
         several = actor >= SEVERAL
         warp_of = np.where(several, actor - SEVERAL, actor >> 5)
         own: Array = (actor == batch.thread[lanes]) & ~several
-        return own | (ticks < self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], warp_of))
+        ordered = own | (ticks < self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], warp_of))
+        if not ordered.all() and self.device_order is not None and self.device_order.active:
+            left = np.flatnonzero(~ordered)
+            thread = np.where(several, warp_of << 5, actor)[left]
+            ordered[left] = self.ordered_by_device(lanes[left], thread, several[left], ticks[left])
+        return ordered
 
     def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
         """The other side of a race: who left a tag in a row's shared memory, as ``reader`` or as writer."""
@@ -167,9 +173,11 @@ class SharedMemory(SharedTags):
         site: int,
         offset: Array,
         same: Callable[[], Array] | None = None,
+        after_reads: bool = True,
     ) -> None:
         """Report a write to elements ``at`` that races with earlier accesses or meets a copy under way. ``same``: which
-        elements already hold the value; such a write is harmless whichever comes first."""
+        elements already hold the value; such a write is harmless whichever comes first. ``after_reads``: earlier reads
+        count, too."""
         if not self._may_be_hot():
             return
         writer, latest, readers = self.rows[width]
@@ -190,7 +198,7 @@ class SharedMemory(SharedTags):
         if same is not None and clash.any():
             clash &= ~np.repeat(same()[which], per)
         self._check_order(WRITE_AFTER_WRITE, clash, flat, granules)
-        if not (reads[which] >= fresh).any():
+        if not after_reads or not (reads[which] >= fresh).any():
             return
         last_reads = readers[at[which]].reshape(-1, self.columns)
         recent = last_reads >= fresh
@@ -359,11 +367,13 @@ class SharedMemory(SharedTags):
         if self.counters is not None:
             self.counters.shared("ld.shared", address, width, m)
         values: Array = self.views[width][at]
-        if self.hazards and strong:
+        if self.hazards and strong == VOLATILE:
+            self._read_volatile(lanes, at, width, site, offset)
+        elif self.hazards and strong:
             values = self._poll(lanes, at, width, site, offset, strong, values)
         elif self.hazards:
             self._read(lanes, at, width, site, offset)
-        if self.launch.trial is not None and not strong:
+        if self.launch.trial is not None and strong in (0, VOLATILE):
             values = self.tried(values, lanes, at)
         return values if lanes is None else self.batch.spread(values, lanes, width)
 
@@ -396,6 +406,14 @@ class SharedMemory(SharedTags):
                 self.reader_tags[first[back] + k * self.columns] = self.collective_tag[some][back]
         if self.recorded is not None:
             self.recorded.read(at, per, column, site)
+
+    def _read_volatile(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+        """Check a volatile read as a weak one, but for granules that an atomic has written; see ``VOLATILE``."""
+        everyone = self.batch.everyone if lanes is None else lanes
+        plain = self._is_plain(at, width)
+        if plain.any():
+            self._read(everyone[plain], at[plain], width, site, offset[plain])
+        self.volatile_rows(width)[at] = True
 
     def _tag_beside_others(self, first: Array, lane_tag: Array, some: Array | slice) -> Array:
         """The tags of lanes that read granules which other lanes of their warps may have read."""
@@ -540,9 +558,13 @@ class SharedMemory(SharedTags):
             return
         # Most elements were last written by an atomic, and no thread has read them since. They need no check.
         read = self.rows[width][1][at] >= max(self.fresh, 1)
-        todo = np.flatnonzero(plain | (read.any(axis=1) if read.ndim > 1 else read))
-        if todo.size:
-            self._check_write(lanes[todo], width, at[todo], site, offset[todo], lambda: ~plain[todo])
+        todo = plain | (read.any(axis=1) if read.ndim > 1 else read)
+        volatile = self.are_volatile(at, width)
+        for part, reads in ((todo & ~volatile, True), (todo & volatile, False)):
+            which = np.flatnonzero(part)
+            if which.size:
+                strong_before = partial(np.invert, plain[which])
+                self._check_write(lanes[which], width, at[which], site, offset[which], strong_before, reads)
 
     def _is_plain(self, at: Array, width: int) -> Array:
         """Which elements were last written by something other than an atomic or a flag write? Only those can race."""

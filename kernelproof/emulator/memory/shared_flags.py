@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from kernelproof.emulator.memory.flags import Flags, Knowledge, Knows, Moment, Side, Write, in_turn, up_to
+from kernelproof.emulator.memory.order import GlobalOrder
 from kernelproof.emulator.memory.strong_loads import Accepts, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
@@ -33,6 +34,8 @@ class SharedFlags:
         # Cluster -> what comes before its last fence.sc. Such fences synchronise with those after them; here they only
         # bound how old a value may be that a load returns, for all warps of the cluster.
         self.before_fences: dict[int, Array] = {}
+        # What flags in global memory order; None where that is not modelled for shared memory.
+        self.device_order: GlobalOrder | None = None
 
     @property
     def active(self) -> bool:
@@ -58,22 +61,29 @@ class SharedFlags:
         which older values an element may read."""
         batch, out, places = self.batch, values, self.flags.places
         cumulative = self.loads.is_cumulative(site, bool(strong & ORDERS))
-        for i, (lane, place) in enumerate(zip(lanes.tolist(), offset.tolist(), strict=True)):
-            history = places.get(place)
-            if history is None:
-                continue
+        found = [(i, at, places[at]) for i, at in enumerate(offset.tolist()) if at in places]
+        # Lanes of a warp that load one place together read the same write.
+        chosen: dict[tuple[int, int, int], Write[Array]] = {}
+        for i, place, history in found:
+            lane = int(lanes[i])
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
-            reader = row, warp
-            knows, knowledge = self._knows(row, warp, cumulative), self._knowledge(row, warp, cumulative)
-            may = None if accepts is None else partial(accepts, i)
-            write, mark = self.loads.choose(self.flags, history, values[i], reader, knows, knowledge, site, lane, may)
-            self._learn(row, warp, write, strong)
-            self.flags.see(reader, write)
-            if mark is not None:
-                history.mark(reader, mark, self._knowledge(row, warp, cumulative))
-                if write is not history.last:
-                    out = values.copy() if out is values else out
-                    out[i] = write.value
+            write = chosen.get((row, warp, place))
+            if write is None:
+                reader = row, warp
+                knows, knowledge = self._knows(row, warp, cumulative), self._knowledge(row, warp, cumulative)
+                may = None if accepts is None else partial(accepts, i)
+                write, mark = self.loads.choose(
+                    self.flags, history, values[i], reader, knows, knowledge, site, lane, may
+                )
+                self._learn(row, warp, write, strong)
+                self.flags.see(reader, write)
+                if mark is not None:
+                    history.mark(reader, mark, self._knowledge(row, warp, cumulative))
+                if accepts is None:
+                    chosen[row, warp, place] = write
+            if write.value is not None and write is not history.last:
+                out = values.copy() if out is values else out
+                out[i] = write.value
         return out
 
     def _learn(self, row: int, warp: int, write: Write[Array], strong: int) -> None:
@@ -103,6 +113,17 @@ class SharedFlags:
             return self.clocks.is_before(row, warp, other_row, other_warp, tick, clocks)
 
         return knows
+
+    def ordered_by_device(self, lanes: Array, thread: Array, several: Array, tick: Array) -> Array:
+        """Per element: does an access to the CTA's shared memory, by a thread at a tick, happen before what the lane
+        does now, because of a flag in global memory? ``several``: any thread of the thread's warp has done it."""
+        order, batch = self.device_order, self.batch
+        assert order is not None
+        cta, warp = batch.ctas[batch.row_of[lanes]], batch.warp[lanes]
+        out = order.ordered(cta, warp, cta, thread, tick, False)
+        for i in np.flatnonzero(several & ~out).tolist():
+            out[i] = order.covers(int(cta[i]), int(warp[i]), int(thread[i]) >> 5, int(tick[i]))
+        return out
 
     def _bring_into_force(self, row: int, warp: int, clock: Array) -> None:
         """From now on everything that the clock covers happens before the warp's present."""

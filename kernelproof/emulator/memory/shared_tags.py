@@ -71,6 +71,8 @@ class SharedTags(SharedFlags):
         # The same views of the tag that each granule got at its last atomic or flag write, once there is one. A granule
         # whose tag differs was last written by a plain access.
         self.strong_rows: dict[int, Array] = {}
+        # Granules that volatile loads have read, once there are any.
+        self.volatile: Array | None = None
         self.actor, self.collective, self.reader_column = self._actors()
         self.recorded = self._make_recorded(n) if self.launch.recording else None
 
@@ -134,6 +136,19 @@ class SharedTags(SharedFlags):
             self.strong_rows[width][at] = tags if strong else 0
         if self.recorded is not None and site is not None:
             self.recorded.wrote(at, width // self.granule, site)
+
+    def volatile_rows(self, width: int) -> Array:
+        """The granules that volatile loads have read, by element like ``rows``."""
+        if self.volatile is None:
+            self.volatile = np.zeros(len(self.writer), bool)
+        return self.volatile.reshape(self.rows[width][0].shape)
+
+    def are_volatile(self, at: Array, width: int) -> Array:
+        """Which elements have volatile loads read?"""
+        if self.volatile is None:
+            return np.zeros(len(at), bool)
+        rows: Array = self.volatile_rows(width)[at]
+        return np.asarray(rows.any(axis=1) if rows.ndim > 1 else rows)
 
     def last_writers(self, width: int, at: Array) -> Array:
         """The tag of the last write to the first granule of each element."""

@@ -7,6 +7,7 @@ The strength of an access travels through the machine as one small int, 0 for a 
     bit 3     ``CHECKED``: a weak load whose value a compare-and-swap checks
     bit 4     ``READ_ONLY``: a load through the read-only path, which is weak
     bits 5-7  the size of a strong access, and above it whether it is a read-modify-write
+    bit 8     ``VOLATILE``: a volatile load of shared memory in a kernel without a loop that polls, which is weak
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _BY_BITS = {int(scope): scope for scope in SCOPES}
 ORDERS = 4
 # A load through the read-only path (ld.global.nc). It is weak.
 READ_ONLY = 16
+# Such a load does not race with atomics; volatile stores are weak there.
+VOLATILE = 256
 # A weak load whose value a compare-and-swap checks. It takes part in races as a relaxed load would.
 CHECKED = 8
 

@@ -189,3 +189,31 @@ def test_a_warp_that_looks_once(heeds: bool, kinds: set[str], reader: int, adver
     assert found >= kinds
     assert kinds or not found
     assert kinds or (out == 5).all()
+
+
+@ADVERSE
+@pytest.mark.parametrize("setter", [0, 1])
+@pytest.mark.parametrize(("releases", "acquires"), [(True, True), (False, True), (True, False)])
+def test_an_atomic_object_in_shared_memory(releases: bool, acquires: bool, setter: int, adverse: bool) -> None:
+    arguments = setter, releases, acquires
+    (out,), found = executed("atomic_in_shared", (32,), *arguments, grid=1, block=64, adverse=adverse)
+    ordered = releases and acquires
+    assert found == (set() if ordered else {"shared-race"})
+    assert not ordered or (out == 5).all()
+
+
+@ADVERSE
+@pytest.mark.parametrize(("kind", "races"), [(0, False), (1, False), (2, True), (3, True), (4, True)])
+def test_a_look_before_an_atomic(kind: int, races: bool, adverse: bool) -> None:
+    (out,), found = executed("largest", (128,), kind, grid=1, block=128, adverse=adverse)
+    assert found == ({"shared-race"} if races else set())
+    assert races or (out == 100).all()
+
+
+@ADVERSE
+@pytest.mark.parametrize("space", [0, 1])
+@pytest.mark.parametrize("lanes", [128, None])
+def test_a_latch(lanes: int | None, space: int, adverse: bool) -> None:
+    left, found = executed("latch", (4,), (256,), space, grid=2, block=128, lanes=lanes, adverse=adverse)
+    assert found == set()
+    assert (left[1].reshape(2, 128) == np.arange(128)[::-1]).all()

@@ -22,7 +22,7 @@ from kernelproof.emulator.frontend.mutation_operators import (
 from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Mem, Operand, Reg, Sym, Vec
 from kernelproof.emulator.frontend.registers import registers
 from kernelproof.emulator.memory.atomics import AtomicKind
-from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope, scope_in, sized
+from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, VOLATILE, Scope, scope_in, sized
 
 _SPACES = ("global", "shared", "local", "param", "const")
 # Cache operators are hints: with .cg or .cv a load stays weak, even where it is used to poll.
@@ -110,6 +110,16 @@ def _strength(ins: Instr, strong: frozenset[str], orders: tuple[str, ...]) -> in
     return sized(strong_access, TYPE_BYTES.get(ins.parts[-1], 4))
 
 
+def _strength_in_shared(e: Emitter, ins: Instr, strong: int) -> int:
+    """The strength of an access where it reaches shared memory. Volatile accesses count as weak if no loop of the
+    kernel polls: lanes that exchange data by them, one step after the other, forget their barriers."""
+    if e.polls or not strong:
+        return strong & ~READ_ONLY
+    if "volatile" in ins.parts:
+        return VOLATILE if ins.base == "ld" else 0
+    return 0 if strong & (CHECKED | READ_ONLY) else strong
+
+
 def observed_spaces(ins: Instr, polls: bool) -> frozenset[str]:
     """The state spaces of which an instruction may return older values: a strong load, or an atomic that can leave its
     place as it is, in a loop that ``polls``."""
@@ -192,7 +202,8 @@ def load(e: Emitter, ins: Instr) -> None:
     mask = e.mask()
     _require_aligned(e, _named_space(e, space, at), at, n * width, mask)
     for start, size in _pieces(n * width):
-        piece = e.temp(_load_call(e, space, _within(at, start), size, mask, strong))
+        strengths = strong, _strength_in_shared(e, ins, strong)
+        piece = e.temp(_load_call(e, space, _within(at, start), size, mask, strengths))
         count = size // width
         if count > 1:
             piece = e.temp(f"SPLIT({piece}, {count}, {width}, M.size)")
@@ -211,15 +222,19 @@ def _load_parameter(e: Emitter, name: str, offset: int, targets: tuple[Operand, 
         e.assign(target, Value(f"S{8 * width}({text})" if kind[0] == "i" else text, kind, True))
 
 
-def _load_call(e: Emitter, space: str, at: Mem, size: int, mask: str, strong: int) -> str:
+def _load_call(e: Emitter, space: str, at: Mem, size: int, mask: str, strengths: tuple[int, int]) -> str:
+    """``strengths``: in global and in shared memory."""
     space = _named_space(e, space, at)
+    strong, in_shared = strengths
     if space in ("shared", "cluster"):
-        return f"S.load({e.shared(at)}, {size}, {mask}, {e.site()}, {strong if e.polls else 0})"
+        return f"S.load({e.shared(at)}, {size}, {mask}, {e.site()}, {in_shared})"
     address = e.address(at, space)
     if space in ("local", "param"):
         return f"{'L' if space == 'local' else 'P'}.load({address}, {size}, {mask}, {e.site()})"
-    if space in ("global", "const", "generic"):
-        return f"{'N' if space == 'generic' else 'G'}.load({address}, {size}, {mask}, {e.site()}, {strong})"
+    if space == "generic":
+        return f"N.load({address}, {size}, {mask}, {e.site()}, {strong}, {in_shared})"
+    if space in ("global", "const"):
+        return f"G.load({address}, {size}, {mask}, {e.site()}, {strong})"
     raise e.fail(f"state space {space}")
 
 
@@ -236,7 +251,8 @@ def store(e: Emitter, ins: Instr) -> None:
     _require_aligned(e, _named_space(e, space_of(ins), at), at, n * width, mask)
     for start, size in _pieces(n * width):
         value = joined(e, sources[start // width : (start + size) // width], width)
-        e.line(_store_call(e, _named_space(e, space_of(ins), at), _within(at, start), value, size, mask, strong))
+        strengths = strong, _strength_in_shared(e, ins, strong)
+        e.line(_store_call(e, _named_space(e, space_of(ins), at), _within(at, start), value, size, mask, strengths))
 
 
 def joined(e: Emitter, sources: tuple[Operand, ...], width: int) -> str:
@@ -246,14 +262,17 @@ def joined(e: Emitter, sources: tuple[Operand, ...], width: int) -> str:
     return f"JOIN({e.arrays(sources, f'u{width}')}, {width})"
 
 
-def _store_call(e: Emitter, space: str, at: Mem, value: str, size: int, mask: str, strong: int) -> str:
+def _store_call(e: Emitter, space: str, at: Mem, value: str, size: int, mask: str, strengths: tuple[int, int]) -> str:
+    """``strengths``: in global and in shared memory."""
+    strong, in_shared = strengths
     if space in ("shared", "cluster"):
-        return f"S.store({e.shared(at)}, {value}, {size}, {mask}, {e.site()}, {strong if e.polls else 0})"
+        return f"S.store({e.shared(at)}, {value}, {size}, {mask}, {e.site()}, {in_shared})"
     if space == "local":
         return f"L.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()})"
-    if space in ("global", "generic"):
-        unit = "N" if space == "generic" else "G"
-        return f"{unit}.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()}, {strong})"
+    if space == "generic":
+        return f"N.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()}, {strong}, {in_shared})"
+    if space == "global":
+        return f"G.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()}, {strong})"
     raise e.fail(f"store to state space {space}")
 
 

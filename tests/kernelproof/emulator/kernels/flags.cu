@@ -415,3 +415,96 @@ extern "C" __global__ void warp_looks_once(int* out, int reader, bool heeds) {
     }
   }
 }
+
+// A warp writes, and one of its threads sets a flag in shared memory through a generic address, as cuda::atomic_ref
+// does. The other warp waits for the flag.
+extern "C" __global__ void atomic_in_shared(int* out, int setter, bool releases, bool acquires) {
+  __shared__ int data[32];
+  __shared__ int flag;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  cuda::atomic_ref<int, cuda::thread_scope_block> reference(flag);
+  if (threadIdx.x == 0) {
+    flag = 0;
+  }
+  __syncthreads();
+  if (warp == setter) {
+    data[lane] = 5;
+    __syncwarp();
+    if (lane == 3) {
+      reference.store(1, releases ? cuda::std::memory_order_release : cuda::std::memory_order_relaxed);
+    }
+  } else {
+    while (reference.load(acquires ? cuda::std::memory_order_acquire : cuda::std::memory_order_relaxed) == 0) {
+    }
+    out[lane] = data[31 - lane];
+  }
+}
+
+// The largest number of a CTA. Threads look before they change it: by a load of kind 0 volatile, 1 relaxed, 2 weak; with
+// kind 3 they write it without an atomic, and with kind 4 the volatile reads are not over when it is set back.
+extern "C" __global__ void largest(int* out, int kind) {
+  __shared__ int most;
+  const int mine = (threadIdx.x * 37 + 5) % 101;
+  if (threadIdx.x == 0) {
+    most = 0;
+  }
+  __syncthreads();
+  cuda::atomic_ref<int, cuda::thread_scope_block> reference(most);
+  int const volatile& seen = most;
+  if (kind == 0 && mine > seen) {
+    atomicMax(&most, mine);
+  }
+  if (kind == 1 && mine > reference.load(cuda::std::memory_order_relaxed)) {
+    reference.fetch_max(mine, cuda::std::memory_order_relaxed);
+  }
+  if (kind == 2 && mine > most) {
+    atomicMax(&most, mine);
+  }
+  if (kind == 3 && mine > seen) {
+    most = mine;
+  }
+  int early = 0;
+  if (kind == 4) {
+    early = seen;
+    if (threadIdx.x == 0) {
+      most = 1;
+    }
+  }
+  __syncthreads();
+  out[threadIdx.x] = most + early;
+}
+
+__device__ long long acquired_64(long long* place) {
+  long long value;
+  asm volatile("ld.acquire.cta.b64 %0, [%1];" : "=l"(value) : "l"(place) : "memory");
+  return value;
+}
+__device__ long long relaxed_64(long long* place) {
+  long long value;
+  asm volatile("ld.relaxed.cta.b64 %0, [%1];" : "=l"(value) : "l"(place) : "memory");
+  return value;
+}
+
+// Threads count down to 0 and wait for that as a latch does: before it polls, a thread looks whether the counter is
+// still what it was. With `space` 1 the counter is in global memory.
+extern "C" __global__ void latch(long long* counters, int* out, int space) {
+  __shared__ int data[128];
+  __shared__ long long in_shared;
+  long long* counter = space == 1 ? counters + blockIdx.x : &in_shared;
+  if (threadIdx.x == 0) {
+    *counter = blockDim.x;
+  }
+  __syncthreads();
+  data[threadIdx.x] = threadIdx.x;
+  long long old;
+  asm volatile("atom.add.release.cta.b64 %0, [%1], %2;" : "=l"(old) : "l"(counter), "l"(-1ll) : "memory");
+  long long value = acquired_64(counter);
+  while (value != 0) {
+    if (relaxed_64(counter) == value) {
+      while (relaxed_64(counter) == value) {
+      }
+    }
+    value = acquired_64(counter);
+  }
+  out[blockIdx.x * blockDim.x + threadIdx.x] = data[blockDim.x - 1 - threadIdx.x];
+}
