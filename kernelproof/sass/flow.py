@@ -139,6 +139,10 @@ def _targets(jump: Instruction) -> list[int]:
 
 
 def conditional(jump: Instruction) -> bool:
-    """Whether execution may continue behind a jump or exit, because it has a guard or a predicate among its
-    operands."""
-    return jump.guard is not None or any(operand.lstrip("!U").startswith("P") for operand in jump.operands)
+    """Whether execution may continue behind a jump or exit: it has a guard or a predicate among its operands, or asks
+    whether the lanes of a warp stand together (``.DIV``, ``.CONV``)."""
+    return (
+        jump.guard is not None
+        or any(operand.lstrip("!U").startswith("P") for operand in jump.operands)
+        or not {"DIV", "CONV"}.isdisjoint(jump.modifiers)
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kernelproof.sass.decoding import Function, Instruction
+from kernelproof.sass.decoding import Function
 from kernelproof.sass.flow import ENDS, conditional
 
 BRANCHES = frozenset(("BRA", "JMP"))
@@ -49,7 +49,7 @@ class Paths:
         end = self.ends[point.start]
         last = self.code[end - 1]
         behind = [Point(end, point.returns)] if end < len(self.code) else []
-        if last.name not in TURNS or _passes(last):
+        if last.name not in TURNS or conditional(last):
             yield from ((point, True) for point in behind)
         target = self._index.get(last.target) if last.target is not None else None
         if last.name in BRANCHES and target is not None:
@@ -66,8 +66,3 @@ class Paths:
                 yield Point(target, (*point.returns, end)), True
         elif last.name == "RET" and point.returns and point.returns[-1] in self.ends:
             yield Point(point.returns[-1], point.returns[:-1]), True
-
-
-def _passes(turn: Instruction) -> bool:
-    """Whether execution may continue behind a jump, call or exit. BRA.DIV jumps if lanes have diverged."""
-    return conditional(turn) or "DIV" in turn.modifiers or "CONV" in turn.modifiers
