@@ -31,6 +31,11 @@ class ProductShape(NamedTuple):
     along_b: bool
 
 
+def is_tf32(bits: int) -> bool:
+    """Are both operands' types in an instruction descriptor that of kind::tf32?"""
+    return bits >> 7 & 7 == bits >> 10 & 7 == 2
+
+
 @lru_cache(maxsize=256)
 def product(bits: int, group: int) -> tuple[ProductShape | None, str]:
     """The product that an instruction descriptor describes for a cta_group, and what is wrong with it ("": nothing)."""

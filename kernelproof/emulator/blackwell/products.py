@@ -14,7 +14,7 @@ import numpy as np
 from kernelproof.emulator.arithmetic.operands import halves
 from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_products
 from kernelproof.emulator.blackwell.allocation import Allocation
-from kernelproof.emulator.blackwell.descriptors import ProductShape, product
+from kernelproof.emulator.blackwell.descriptors import ProductShape, is_tf32, product
 from kernelproof.emulator.blackwell.shared_operands import RULE, SharedOperands
 from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
 from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUPS, Issuer, Region, TensorMemory
@@ -24,6 +24,7 @@ from kernelproof.emulator.hopper.peers import Peers
 from kernelproof.emulator.hopper.tile import WgmmaForm, accumulated
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.reports import EmulatorError
 
 # A disable mask that disables no lane of a pair of CTAs.
 ENABLED = np.zeros(256, bool)
@@ -32,7 +33,8 @@ ENABLED = np.zeros(256, bool)
 class Operands(NamedTuple):
     """The operands of a tcgen05.mma, one per lane: ``d``, an address in tensor memory; ``a``, an address (``inside``)
     or a descriptor; ``b`` and ``form``, descriptors of B and of the product. ``disabled``: lanes of D that stay as they
-    are (bits of a word per 32 lanes; None: none). ``keep``: D is added to, times 2 to the power of ``-scale``."""
+    are (bits of a word per 32 lanes; None: none). ``keep``: D is added to, times 2 to the power of ``-scale``.
+    ``named``: the instruction says that it is of kind::f16."""
 
     group: int
     inside: bool
@@ -43,6 +45,7 @@ class Operands(NamedTuple):
     disabled: tuple[Array, ...] | None
     keep: Array
     scale: int
+    named: bool
 
 
 class AccumulatorPlace(NamedTuple):
@@ -112,7 +115,10 @@ class TensorProducts:
         return [int(lane) for lane in lanes[first]]
 
     def _issue(self, operands: Operands, lane: int, site: int) -> None:
-        kind, wrong = product(int(operands.form[lane]), operands.group)
+        form = int(operands.form[lane])
+        if not operands.named and is_tf32(form):
+            raise EmulatorError("tcgen05.mma of kind::tf32 is not modelled")
+        kind, wrong = product(form, operands.group)
         if wrong:
             self.batch.report_lane(RULE, f"instruction descriptor: {wrong}", site, lane)
         if kind is None:

@@ -8,16 +8,21 @@ has no such memory. It has the instructions of PTX, so each piece of code become
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from kernelproof.emulator.machine_code.lowering import UnknownMachineCode
+from kernelproof.emulator.state.sites import place
 from kernelproof.sass import Instruction
 from kernelproof.sass.decoding import BYTES
 
+_Replacement = Callable[[list[Instruction], int, str], None]
 ALLOCATE, FREE, RELINQUISH = "TMEM_ALLOC", "TMEM_DEALLOC", "TMEM_RELINQUISH"
+RELEASED = "TMEM_RELEASED"  # takes the address that is released, before ptxas computes with it in its register
 REPLACED = frozenset((ALLOCATE, FREE))
 _NEAR = 16  # instructions between the parts of a piece of code
 _GRANULE = 32  # columns
+_REGISTER = re.compile(r"U?R\d+")
 _FLAG = re.compile(r"\[U?R\d+(?:\+URZ)?\+0x1c\]$")  # the system's byte that says whether allocation has ended
 _TAKEN = re.compile(r"\[U?R\d+(?:\+URZ)?\+0x14\]$")  # the system's word of columns that are taken
 
@@ -31,14 +36,23 @@ def with_allocations(instructions: Sequence[Instruction]) -> list[Instruction]:
     suffix = ".2CTA" if any("2CTA" in out[i].modifiers for i in takes) else ""
     for i, ins in enumerate(out):
         if ins.name == "CALL" and "phase_invalid_during_alloc" in ins.operands[-1]:
-            _allocation(out, i, suffix)
+            _replace(_allocation, out, i, suffix)
         elif ins.name == "UTCATOMSWS" and "AND" in ins.modifiers:
-            _release(out, i, suffix)
+            _replace(_release, out, i, suffix)
         elif ins.name == "UVIRTCOUNT":
             out[i] = replace(ins, opcode=RELINQUISH + suffix, operands=())
         elif ins.opcode in ("STS.U8", "LDS.U8") and any(_FLAG.match(text) for text in ins.operands):
             out[i] = replace(ins, opcode="YIELD", guard=None, operands=())
     return out
+
+
+def _replace(piece: _Replacement, out: list[Instruction], at: int, suffix: str) -> None:
+    """Replace the piece of code around an instruction. Raises UnknownMachineCode if a part of it is not found."""
+    try:
+        piece(out, at, suffix)
+    except (StopIteration, ValueError, AssertionError) as error:
+        where, text = place(out[at].address, True), out[at].text
+        raise UnknownMachineCode(f"{where}: this use of tensor memory is not modelled: {text}") from error
 
 
 def _allocation(out: list[Instruction], call: int, suffix: str) -> None:
@@ -54,16 +68,37 @@ def _allocation(out: list[Instruction], call: int, suffix: str) -> None:
     assert begin <= store
     take = next(i for i in range(branch, call) if out[i].name == "UTCATOMSWS")
     granules = _literal(out, take, out[take].operands[-1])
-    out[branch] = replace(
-        out[branch], guard=None, opcode=ALLOCATE + suffix, target=out[call].address + BYTES,
+    # What computes the address comes first, in the places of instructions that are left out.
+    chain = _chain(out[begin:store], out[store].operands[0])
+    for at, ins in enumerate(chain, branch):
+        out[at] = replace(ins, address=out[at].address)
+    at = branch + len(chain)
+    out[at] = replace(
+        out[at], guard=None, opcode=ALLOCATE + suffix, target=out[call].address + BYTES,
         operands=(out[store].operands[0], str(granules * _GRANULE)),
     )  # fmt: skip
 
 
+def _chain(code: Sequence[Instruction], operand: str) -> list[Instruction]:
+    """The instructions that compute the registers of an operand, in their order."""
+    chain, wanted = [], set(_REGISTER.findall(operand))
+    for ins in reversed(code):
+        if ins.operands and ins.operands[0] in wanted:
+            assert ins.guard is None
+            chain.append(ins)
+            wanted = wanted - {ins.operands[0]} | set(_REGISTER.findall(" ".join(ins.operands[1:])))
+    return chain[::-1]
+
+
 def _literal(out: Sequence[Instruction], before: int, register: str) -> int:
     """The number that an instruction before another one moves to a register."""
-    found = next(ins for ins in reversed(out[:before]) if ins.name in ("UMOV", "MOV") and ins.operands[0] == register)
-    return int(found.operands[1], 0)
+    return next(value for value, name in map(_moved, reversed(out[:before])) if name == register)
+
+
+def _moved(ins: Instruction) -> tuple[int, str]:
+    """The number that an instruction moves to a register, and that register; else zero and an empty name."""
+    moves = ins.name in ("UMOV", "MOV") or ins.opcode == "IMAD.MOV.U32"
+    return (int(ins.operands[-1], 0), ins.operands[0]) if moves and ins.operands[-1].startswith("0x") else (0, "")
 
 
 def _release(out: list[Instruction], at: int, suffix: str) -> None:
@@ -72,10 +107,15 @@ def _release(out: list[Instruction], at: int, suffix: str) -> None:
     end = next(
         i for i, ins in enumerate(out) if i > at and ins.name == "CALL" and "unallocated_columns" in ins.operands[-1]
     )
+    start = next(
+        i for i in range(begin, begin - _NEAR, -1)
+        if out[i].name in ("ULOP3", "LOP3") and out[i].operands[2] == "0xffff"
+    )  # fmt: skip
     window = out[max(0, begin - _NEAR) : at]
-    address = next(ins.operands[1] for ins in window if ins.name in ("ULOP3", "LOP3") and ins.operands[2] == "0xffff")
-    masks = [int(ins.operands[1], 0) for ins in window if ins.name == "UMOV" and ins.operands[1].startswith("0x")]
-    columns = max(mask.bit_count() for mask in masks if mask & (mask + 1) == 0) * _GRANULE
+    shifted = {ins.operands[1].removesuffix(".reuse") for ins in window if ins.opcode in ("SHF.L.U32", "USHF.L.U32")}
+    moved = [value for value, name in map(_moved, window) if name in shifted]
+    columns = max(mask.bit_count() for mask in moved) * _GRANULE
+    out[start] = replace(out[start], opcode=RELEASED, operands=(out[start].operands[1],))
     out[begin] = replace(
-        out[begin], guard=None, opcode=FREE + suffix, target=out[end].address + BYTES, operands=(address, str(columns))
+        out[begin], guard=None, opcode=FREE + suffix, target=out[end].address + BYTES, operands=(str(columns),)
     )

@@ -190,10 +190,11 @@ _UNMODELLED = ("sp", "ws", "ashift", "block_scale", "collector:b")
     ),
 )
 def mma(e: Emitter, ins: Instr) -> None:
-    """tcgen05.mma of kind::f16, A in shared or tensor memory."""
+    """tcgen05.mma of kind::f16, A in shared or tensor memory. Only machine code has ``kind::of_descriptor``, the kind
+    that the types in the instruction descriptor belong to."""
     parts = ins.parts
     unmodelled = [part for part in parts if part.split(":")[0] in _UNMODELLED or part.startswith("scale_vec")]
-    if "kind:f16" not in parts or unmodelled:
+    if not {"kind:f16", "kind:of_descriptor"} & set(parts) or unmodelled:
         kinds = unmodelled or [part for part in parts if part.startswith("kind:")]
         raise e.fail(f"{', '.join(f'.{part}' for part in kinds).replace(':', '::')} is not modelled")
     group = _group(e, ins)
@@ -211,7 +212,8 @@ def mma(e: Emitter, ins: Instr) -> None:
     inside = isinstance(a, Mem)
     left = e.address(a, "shared") if inside else e.array(a, "u8")
     operands = f"{group}, {inside}, {e.address(d, 'shared')}, {left}, {e.array(b, 'u8')}, {e.array(form, 'u4')}"
-    e.line(f"TP.mma({e.bind('operands', Operands)}({operands}, {disabled}, {keep}, {scale}), {e.lanes()})")
+    named = "kind:f16" in parts
+    e.line(f"TP.mma({e.bind('operands', Operands)}({operands}, {disabled}, {keep}, {scale}, {named}), {e.lanes()})")
 
 
 def _alone(s: Statement) -> Iterator[Change]:

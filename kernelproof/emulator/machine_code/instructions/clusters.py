@@ -20,10 +20,13 @@ def wait(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
     low.after_sync()
 
 
-@mnemonic("FENCE", "VIEW ASYNC S G")
+@mnemonic("FENCE", "VIEW ASYNC S G T")
 def fence_proxy(low: Lowering, ins: Instruction) -> None:
-    """fence.proxy.async of shared or of global memory."""
+    """fence.proxy.async of shared or of global memory; tcgen05.wait::st for tensor memory."""
     space = ins.modifiers[-1]
+    if space == "T":
+        low.emit("tcgen05.wait::st.sync.aligned")
+        return
     low.emit(f"fence.proxy.async.{'shared::cta' if space == 'S' else 'global'}")
 
 

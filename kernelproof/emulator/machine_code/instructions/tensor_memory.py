@@ -1,4 +1,4 @@
-"""Tensor memory of sm_100: its products, commits, loads and, as ``idioms`` has found them, allocations.
+"""Tensor memory of sm_100: its products, commits, loads, stores and, as ``idioms`` has found them, allocations.
 
 Machine code has no trace of tcgen05.fence, and waits for loads by a scoreboard, so every arrival, wait and load is
 ordered as its PTX would be with its fence.
@@ -46,12 +46,21 @@ def allocate(low: Lowering, ins: Instruction) -> None:
     low.emit("bra", label_of(ins.target))
 
 
+_RELEASED = "%released"
+
+
+@mnemonic("TMEM_RELEASED")
+def released(low: Lowering, ins: Instruction) -> None:
+    """The address that the next tcgen05.dealloc gives back."""
+    low.kinds[_RELEASED] = "b32"
+    low.emit("mov.b32", _RELEASED, low.word(ins.operands[0]))
+
+
 @mnemonic("TMEM_DEALLOC", "2CTA")
 def free(low: Lowering, ins: Instruction) -> None:
     """tcgen05.dealloc, in place of the code that ptxas makes of it."""
-    at, columns = ins.operands
     assert ins.target is not None
-    low.emit(f"tcgen05.dealloc.{_group(ins)}.sync.aligned.b32", low.word(at), columns)
+    low.emit(f"tcgen05.dealloc.{_group(ins)}.sync.aligned.b32", _RELEASED, ins.operands[0])
     low.emit("bra", label_of(ins.target))
 
 
@@ -63,13 +72,31 @@ def relinquish(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("UTCHMMA", "2CTA")
 def multiply(low: Lowering, ins: Instruction) -> None:
-    """tcgen05.mma of kind::f16, with A and B in shared memory."""
+    """tcgen05.mma of kind::f16 or kind::tf32, as the types in its descriptor say.
+
+    Behind that descriptor come the lanes of D that stay as they are, if any, whether D is added to, and D's scale, if
+    any.
+    """
     low.once()
-    a, b, d, _, form, keep = ins.operands
-    pairs = [low.join(low.bits(first), low.bits(first, 1)) for first, _ in (_place(text, "gdesc") for text in (a, b))]
+    a, b, d, _, form, *disabled, keep = [text for text in ins.operands if not text.startswith("0x")]
+    scale = [str(int(text, 0)) for text in ins.operands if text.startswith("0x")]
+    left = _tensor(low, a) if a.startswith("tmem") else _descriptor(low, a, "gdesc")
+    lanes = [low.words(text, 8 if "2CTA" in ins.modifiers else 4) for text in disabled]
     kind, _ = _place(form, "idesc")
-    test = low.unnegated(low.predicate(keep))
-    low.emit(f"tcgen05.mma.{_group(ins)}.kind::f16", _tensor(low, d), *pairs, low.bits(kind), test)
+    test = low.predicate(keep)
+    if test in ("0", "1"):
+        test = low.computed("setp.eq.u32", test, "1", kind="pred")
+    op = f"tcgen05.mma.{_group(ins)}.kind::of_descriptor"
+    low.emit(
+        op, _tensor(low, d), left, _descriptor(low, b, "gdesc"), low.bits(kind), *lanes, low.unnegated(test), *scale
+    )
+
+
+def _descriptor(low: Lowering, text: str, kind: str) -> str:
+    """64 bits in a pair of uniform registers."""
+    register, offset = _place(text, kind)
+    assert not offset
+    return low.join(low.bits(register), low.bits(register, 1))
 
 
 @mnemonic("UTCBAR", "2CTA MULTICAST")
@@ -84,13 +111,28 @@ def commit(low: Lowering, ins: Instruction) -> None:
     low.emit(f"{op}.b64", low.near_address(at, 0), *mask)
 
 
+def _form(ins: Instruction) -> tuple[str, int]:
+    """The shape and repetition of a load or store as PTX names them, and its number of registers. nvdisasm leaves out
+    ``32dp32bit`` and ``x1``."""
+    shape = next((_SHAPES[part] for part in ins.modifiers if part in _SHAPES), "32x32b")
+    times = next((int(part[1:]) for part in ins.modifiers if part in _TIMES.split()), 1)
+    return f"{shape}.x{times}", SHAPES[shape][0] * times
+
+
 @mnemonic("LDTM", f"{' '.join(_SHAPES)} {_TIMES} PACK16BIT")
 def load(low: Lowering, ins: Instruction) -> None:
     """tcgen05.ld and the wait for it."""
     result, at = ins.operands
-    shape = _SHAPES[ins.modifiers[0]]
-    times = next((int(part[1:]) for part in ins.modifiers if part in _TIMES.split()), 1)
+    form, count = _form(ins)
     packed = ".pack::16b" if "PACK16BIT" in ins.modifiers else ""
-    count = SHAPES[shape][0] * times
-    low.emit(f"tcgen05.ld.sync.aligned.{shape}.x{times}{packed}.b32", low.targets(result, count), _tensor(low, at))
+    low.emit(f"tcgen05.ld.sync.aligned.{form}{packed}.b32", low.targets(result, count), _tensor(low, at))
     low.emit("tcgen05.wait::ld.sync.aligned")
+
+
+@mnemonic("STTM", f"{' '.join(_SHAPES)} {_TIMES} EXPAND16BIT")
+def store(low: Lowering, ins: Instruction) -> None:
+    """tcgen05.st; what waits for it is a FENCE.VIEW.ASYNC.T."""
+    at, source = ins.operands
+    form, count = _form(ins)
+    unpacked = ".unpack::16b" if "EXPAND16BIT" in ins.modifiers else ""
+    low.emit(f"tcgen05.st.sync.aligned.{form}{unpacked}.b32", _tensor(low, at), low.words(source, count))
