@@ -21,7 +21,8 @@ from kernelproof.emulator import Frame, Participant, Report, Site
 from kernelproof.emulator.host import images
 from kernelproof.ground import toolchain
 from kernelproof.ground.errors import Failure, WrongInput
-from tests import processes
+from tests import commands, processes
+from tests.kernelproof.emulator import build
 
 SOURCE = Path(__file__).parent / "checked" / "program.cu"
 
@@ -330,19 +331,12 @@ def test_kernels_compile_without_their_host_code(library: Path, tmp_path: Path) 
     assert compilation.ptx(source, ["-DN"], "sm_80", toolchain.discover()) != first
 
 
-def shared(folder: Path, *options: str) -> Path:
-    """A library of a small program, linked by nvcc with some options."""
-    source, target = folder / "x.cu", folder / "x.so"
-    source.write_text("__global__ void k() {} int main() { k<<<1, 1>>>(); }")
-    tools = toolchain.discover()
-    command = [tools.nvcc, "-shared", "-Xcompiler", "-fPIC", *options, source, "-o", target, *tools.link_flags]
-    subprocess.run(command, check=True)
-    return target
+EMPTY = "__global__ void k() {} int main() { k<<<1, 1>>>(); }"
 
 
 @pytest.mark.slow
-def test_a_library_with_the_static_runtime_is_refused(tmp_path: Path) -> None:
-    target = shared(tmp_path, "-cudart", "static")
+def test_a_library_with_the_static_runtime_is_refused() -> None:
+    target = build.library(EMPTY, "-cudart", "static")
     with pytest.raises(WrongInput, match="static CUDA runtime"):
         run(target)
 
@@ -359,10 +353,9 @@ OLD_RUNTIME = "libcudart.so.9.9"  # no machine with CUDA 13 has it
     ],
 )
 def test_libraries_without_a_file_are_named(
-    tmp_path: Path, arguments: list[str], libraries: tuple[str, ...], replaced: tuple[str, ...]
+    arguments: list[str], libraries: tuple[str, ...], replaced: tuple[str, ...]
 ) -> None:
-    source = tmp_path / "x.cu"
-    source.write_text("int main() {}")
+    source = build.stored("int main() {}")
     with pytest.raises(compilation.MissingLibraries) as raised:
         compilation.library([source], arguments, "sm_80", toolchain.discover())
     assert (sorted(raised.value.libraries), raised.value.replaced) == (sorted(libraries), replaced)
@@ -375,15 +368,15 @@ def test_libraries_that_a_check_replaces_are_told_from_others(name: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["size", "speed", "none"])
-def test_a_librarys_ptx_may_be_compressed(tmp_path: Path, mode: str) -> None:
-    result = run(shared(tmp_path, "-cudart", "none", f"--compress-mode={mode}", "-arch=compute_80"))
+def test_a_librarys_ptx_may_be_compressed(mode: str) -> None:
+    result = run(build.library(EMPTY, "-cudart", "none", f"--compress-mode={mode}", "-arch=compute_80"))
     assert (result.code, result.refusals, [kernel.launches for kernel in result.kernels.values()]) == (0, {}, [1])
 
 
 @pytest.mark.slow
-def test_what_the_system_cannot_decompress_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_system_cannot_decompress_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "_LIBRARIES", {0x8000: "no_such_library.so.1"})
-    result = run(shared(tmp_path, "-cudart", "none", "--compress-mode=size", "-arch=compute_80"))
+    result = run(build.library(EMPTY, "-cudart", "none", "--compress-mode=size", "-arch=compute_80"))
     ((_, text),) = result.refusals
     assert (result.code, "the system lacks no_such_library.so.1" in text) == (2, True)
 
@@ -396,16 +389,16 @@ def test_what_the_system_cannot_decompress_is_named(tmp_path: Path, monkeypatch:
         (("--no-compress", "-arch=compute_90"), "PTX of sm_90, and the device is sm_80"),
     ],
 )
-def test_a_library_without_usable_ptx_is_no_finding(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
-    result = run(shared(tmp_path, "-cudart", "none", *options))
+def test_a_library_without_usable_ptx_is_no_finding(options: tuple[str, ...], reason: str) -> None:
+    result = run(build.library(EMPTY, "-cudart", "none", *options))
     assert (result.code, rules(result)) == (2, {})
     ((_, text),) = result.refusals
     assert reason in text
 
 
 @pytest.mark.slow
-def test_a_library_without_ptx_runs_by_its_machine_code(tmp_path: Path) -> None:
-    result = run(shared(tmp_path, "-cudart", "none", "-gencode", "arch=compute_80,code=sm_80"))
+def test_a_library_without_ptx_runs_by_its_machine_code() -> None:
+    result = run(build.library(EMPTY, "-cudart", "none", "-gencode", "arch=compute_80,code=sm_80"))
     assert (result.code, result.refusals, [kernel.launches for kernel in result.kernels.values()]) == (0, {}, [1])
 
 
@@ -474,10 +467,9 @@ def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_exit_runs_the_programs_handlers_and_no_others(tmp_path: Path) -> None:
+def test_exit_runs_the_programs_handlers_and_no_others() -> None:
     """A handler of the process that asks (Ray leaves one) may wait for a thread that a fork does not have."""
-    source = tmp_path / "x.cu"
-    source.write_text(
+    source = build.stored(
         "#include <cstdio>\n#include <cstdlib>\n#include <iostream>\n"
         'struct Static { ~Static() { std::cout << "static\\n"; printf("the end"); } } object;\n'
         "int main(int count, char **) {\n  std::ios::sync_with_stdio(false);\n"
@@ -500,9 +492,8 @@ def test_exit_runs_the_programs_handlers_and_no_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kernels_in_a_cpp_file_compile_as_cuda(tmp_path: Path) -> None:
-    source = tmp_path / "x.cpp"
-    source.write_text("__global__ void k() {} int main() { k<<<1, 1>>>(); }")
+def test_kernels_in_a_cpp_file_compile_as_cuda() -> None:
+    source = build.stored(EMPTY, "x.cpp")
     with pytest.raises(Failure, match='--nvcc-args "-x cu"'):
         compilation.library([source], [], "sm_80", toolchain.discover())
     result = run(compilation.library([source], ["-x", "cu"], "sm_80", toolchain.discover()))
@@ -510,9 +501,7 @@ def test_kernels_in_a_cpp_file_compile_as_cuda(tmp_path: Path) -> None:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kernelproof", "check", *words], capture_output=True, text=True, check=False
-    )
+    return commands.run("check", *words, program="kernelproof")
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from kernelproof.checking.result import Result
 from kernelproof.emulator import RULES as RULE_TEXTS
 from kernelproof.emulator import Participant, Report
 from kernelproof.ground import toolchain
+from tests.kernelproof.emulator import build
 from tests.kernelproof.emulator.test_rule_pages import WITH_PROGRAMS, examples
 
 SOURCE = Path(__file__).parent / "checked" / "orders.cu"
@@ -87,9 +88,9 @@ def test_right_programs_have_no_findings(library: Path, case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(WITH_PROGRAMS))
-def test_the_programs_of_a_rules_page_are_as_it_says(rule: str, tmp_path: Path) -> None:
+def test_the_programs_of_a_rules_page_are_as_it_says(rule: str) -> None:
     wrong, *right = examples(rule)
-    result = checked(wrong.code, tmp_path)
+    result = checked(wrong.code)
     (finding,) = result.findings.values()
     assert (finding.kind, finding.severity) == (rule, RULE_TEXTS[rule].severity)
     for side, mark in ((finding.access, "here"), (finding.other, "there")):
@@ -97,14 +98,12 @@ def test_the_programs_of_a_rules_page_are_as_it_says(rule: str, tmp_path: Path) 
         assert wrong.marked(mark) == ([home.line] if home is not None else [])
     assert right
     for program in right:
-        assert checked(program.code, tmp_path).code == 0
+        assert checked(program.code).code == 0
 
 
-def checked(code: str, folder: Path) -> Result:
+def checked(code: str) -> Result:
     """The check of a program's text."""
-    source = folder / "program.cu"
-    source.write_text(code)
-    library = compilation.library([source], [], "sm_80", toolchain.discover())
+    library = compilation.library([build.stored(code)], [], "sm_80", toolchain.discover())
     return supervision.run(plan.Plan("sm_80", library, main=("program",), quiet=True), "program.cu", 120, 4)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from kernelproof import sass
-from kernelproof.ground import toolchain
 from kernelproof.ground.errors import UserError
 from kernelproof.sass import Control, Function, Graph, Instruction, Liveness
 from kernelproof.sass.decoding import FREE
@@ -19,6 +17,7 @@ from kernelproof.sass.elf import sections
 from kernelproof.sass.registers import unread
 from kernelproof.sass.stripping import without_lines
 from kernelproof.sass.trips import trips
+from tests.kernelproof.emulator import build
 
 
 def test_a_control_word_has_stall_yield_barriers_waits_and_reuse() -> None:
@@ -31,10 +30,7 @@ def test_a_control_word_has_stall_yield_barriers_waits_and_reuse() -> None:
 
 
 def test_a_function_is_chosen_by_name(tmp_path: Path) -> None:
-    source = tmp_path / "two.cu"
-    source.write_text("__global__ void first(int* p) { *p = 1; }\n__global__ void second(int* p) { *p = 2; }\n")
-    cubin = tmp_path / "two.cubin"
-    subprocess.run([toolchain.discover().nvcc, "-arch=sm_80", "-cubin", "-o", cubin, source], check=True)
+    cubin = build.cubin("__global__ void first(int* p) { *p = 1; }\n__global__ void second(int* p) { *p = 2; }\n")
     functions = sass.disassemble(cubin)
     assert {function.name for function in functions} == {"_Z5firstPi", "_Z6secondPi"}
     assert all(any(code.name == "STG" for code in function.instructions) for function in functions)
@@ -58,17 +54,13 @@ __global__ void __launch_bounds__(96) kernel(float* p) {
 """
 
 
-def test_an_instruction_has_its_line_where_that_is_inlined_and_its_window(tmp_path: Path) -> None:
+def test_an_instruction_has_its_line_where_that_is_inlined_and_its_window() -> None:
     """The load reads the pair of uniform registers of its memory window, which nvdisasm does not print for sm_80."""
-    source, cubin = tmp_path / "inlined.cu", tmp_path / "inlined.cubin"
-    source.write_text(INLINED)
-    command = [toolchain.discover().nvcc, "-lineinfo", "-fmad=false", "-arch=sm_80", "-cubin", "-o", cubin, source]
-    subprocess.run(command, check=True)
-    analysis = sass.analyse(cubin, "kernel")
+    analysis = sass.analyse(build.cubin(INLINED, "-lineinfo", "-fmad=false"), "kernel")
     codes = {item.name: item for item in analysis.function.instructions}
     assert [line for _, line in codes["FMUL"].source] == [1, 2, 5]
     assert [line for _, line in codes["FADD"].source] == [2, 5]
-    assert {Path(file).name for file, _ in codes["FMUL"].source} == {"inlined.cu"}
+    assert {Path(file).name for file, _ in codes["FMUL"].source} == {"program.cu"}
     window = sass.register_names(sass.access(codes["ULDC"]).writes)
     assert len(window) == 2
     assert set(window) < set(sass.register_names(sass.access(codes["LDG"]).reads))
@@ -87,13 +79,10 @@ def segments(cubin: bytes) -> list[tuple[Any, ...]]:
     return [(row[:2], row[3:], cubin[row[2] : row[2] + row[5]] if row[2] != table else b"") for row in rows]
 
 
-def test_sections_that_are_the_same_bytes_stay_so(tmp_path: Path) -> None:
+def test_sections_that_are_the_same_bytes_stay_so() -> None:
     """A cubin of sm_120 has the address of a variable in two sections, of its code and of the code's second form."""
-    source, cubin = tmp_path / "counter.cu", tmp_path / "counter.cubin"
-    source.write_text("__device__ int counter;\n__global__ void kernel() { atomicAdd(&counter, threadIdx.x); }\n")
-    command = [toolchain.discover().nvcc, "-lineinfo", "-arch=sm_120a", "-cubin", "-o", cubin, source]
-    subprocess.run(command, check=True)
-    whole = cubin.read_bytes()
+    text = "__device__ int counter;\n__global__ void kernel() { atomicAdd(&counter, threadIdx.x); }\n"
+    whole = build.cubin(text, "-lineinfo", arch="sm_120a").read_bytes()
     stripped = without_lines(whole)
     assert len(stripped) < len(whole)
     assert segments(stripped) == segments(whole)

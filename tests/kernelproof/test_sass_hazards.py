@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from kernelproof.ground import toolchain
 from kernelproof.sass import Function, Hazard, Instruction, disassemble, hazards
 from kernelproof.sass.decoding import FREE
 from tests.draws import THOROUGH
 from tests.kernelproof.emulator import drawn_programs
+from tests.kernelproof.emulator.build import assembled
 
 LINE = re.compile(r"(?:@(\S+) )?(\S+) ?(.*)$")
 REGISTER = re.compile(r"-?R(\d+)")
@@ -174,13 +172,9 @@ def test_the_operand_cache_does_not_see_writes(listing: str, stale: bool) -> Non
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.slow
-def test_what_ptxas_writes_has_no_hazard(target: str, tmp_path: Path) -> None:
-    ptxas = toolchain.discover().ptxas
+def test_what_ptxas_writes_has_no_hazard(target: str) -> None:
     for seed in SEEDS:
-        source = tmp_path / f"{seed}.ptx"
-        source.write_text(drawn_programs.text(seed, target).replace(".version 8.0", f".version {TARGETS[target]}"))
+        text = drawn_programs.text(seed, target).replace(".version 8.0", f".version {TARGETS[target]}")
         for level in (0, 1, 3):
-            cubin = source.with_suffix(f".{level}.cubin")
-            subprocess.run([ptxas, f"-O{level}", f"-arch={target}", source, "-o", cubin], check=True)
-            (kernel,) = disassemble(cubin)
+            (kernel,) = disassemble(assembled(text, level, target))
             assert hazards(kernel) == [], (seed, level)

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
 
 from kernelproof import emulator
-from kernelproof.ground import toolchain
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from kernelproof.triton_emulation import backend  # noqa: E402
 from tests.kernelproof import test_triton_emulation as kernels  # noqa: E402
+from tests.kernelproof.emulator.build import assembled  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def from_cubins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[emulator.Program]:
+def from_cubins(monkeypatch: pytest.MonkeyPatch) -> list[emulator.Program]:
     """The programs that were executed."""
     torch.manual_seed(0)
     programs: list[emulator.Program] = []
 
     def program(image: bytes) -> emulator.Program:
-        source, cubin = tmp_path / f"{len(programs)}.ptx", tmp_path / f"{len(programs)}.cubin"
-        source.write_bytes(image)
-        subprocess.run([toolchain.find_ptxas(), "-arch=sm_80", source, "-o", cubin], check=True)
-        programs.append(emulator.load(cubin))
+        programs.append(emulator.load(assembled(image.decode())))
         return programs[-1]
 
     monkeypatch.setattr(backend, "_program", program)

@@ -1,4 +1,8 @@
-"""Compiles the fixtures of these tests with nvcc, cached by content outside the clone."""
+"""Compiles the programs of these tests, cached by content outside the clone.
+
+A program that ``kernelproof`` itself compiles is found in its cache only at the same path: ``stored`` gives a text such
+a path.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from kernelproof.ground import toolchain
 from kernelproof.ground.places import user_cache
 
 FIXTURES = Path(__file__).with_name("kernels")
@@ -29,8 +35,36 @@ def nvcc() -> str:
 
 
 @cache
-def _version() -> str:
-    return subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
+def _version(program: str) -> str:
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _made(target: Path, command: Sequence[str | Path], folder: Path) -> Path:
+    """The output of a compiler that runs in a folder; ``-o`` and the file are added to its command."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(suffix=target.suffix, dir=target.parent)
+        os.close(handle)
+        done = subprocess.run([*command, "-o", temporary], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        Path(temporary).replace(target)
+    return target
+
+
+def stored(text: str, name: str = "program.cu") -> Path:
+    """A file with this text, at the same path in every run: what is compiled from it is compiled once."""
+    path = user_cache() / "test-kernels" / f"text-{_key(text)}" / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        Path(temporary).replace(path)
+    return path
 
 
 def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
@@ -43,34 +77,37 @@ def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
     else:
         command += ["-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
     headers = [p.read_text() for p in sorted(FIXTURES.glob("*.cuh"))] if arch == "sm_90a" else []
-    key = hashlib.sha256("\0".join([source.read_text(), *headers, _version(), *command]).encode()).hexdigest()[:20]
+    key = _key(source.read_text(), *headers, _version(nvcc()), *command)
     target = user_cache() / "test-kernels" / f"{name}-{key}{suffix}"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(suffix=suffix, dir=target.parent)
-        os.close(handle)
-        done = subprocess.run(
-            [*command, "-o", temporary, source.name], cwd=FIXTURES, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        Path(temporary).replace(target)
-    return target
+    return _made(target, [*command, source.name], FIXTURES)
 
 
 def compiled_text(code: str, arch: str) -> str:
     """PTX with line information of a program of one file, ``example.cu``."""
-    command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{arch[3:]},code=compute_{arch[3:]}"]
-    command += ["-lineinfo", "-ptx", "example.cu"]
-    key = hashlib.sha256("\0".join([code, _version(), *command]).encode()).hexdigest()[:20]
     # The source stays beside its PTX: findings read the names of variables in it.
-    folder = user_cache() / "test-kernels" / f"example-{key}"
-    target = folder / "example.ptx"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "example.cu").write_text(code)
-        handle, temporary = tempfile.mkstemp(suffix=".ptx", dir=folder)
-        os.close(handle)
-        done = subprocess.run([*command, "-o", temporary], cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        Path(temporary).replace(target)
-    return target.read_text()
+    source, number = stored(code, "example.cu"), arch[3:]
+    command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{number},code=compute_{number}"]
+    command += ["-lineinfo", "-ptx", source.name]
+    target = source.with_name(f"example-{_key(_version(nvcc()), *command)}.ptx")
+    return _made(target, command, source.parent).read_text()
+
+
+def cubin(code: str, *options: str, arch: str = "sm_80") -> Path:
+    """The machine code of a program of one file, ``program.cu``."""
+    source, command = stored(code), [nvcc(), *options, f"-arch={arch}", "-cubin", "program.cu"]
+    target = source.with_name(f"program-{_key(_version(nvcc()), *command)}.cubin")
+    return _made(target, command, source.parent)
+
+
+def library(code: str, *options: str) -> Path:
+    """A shared library of a program, linked by nvcc with these options."""
+    source, tools = stored(code), toolchain.discover()
+    command = [nvcc(), "-shared", "-Xcompiler", "-fPIC", *options, source.name, *tools.link_flags]
+    return _made(source.with_name(f"library-{_key(_version(nvcc()), *command)}.so"), command, source.parent)
+
+
+def assembled(ptx: str, level: int = 3, target: str = "sm_80") -> Path:
+    """The cubin of a PTX text, by ptxas at a level of optimisation."""
+    source, program = stored(ptx, "kernel.ptx"), str(toolchain.discover().ptxas)
+    command = [program, f"-O{level}", f"-arch={target}", source.name]
+    return _made(source.with_name(f"kernel-{_key(_version(program), *command)}.cubin"), command, source.parent)

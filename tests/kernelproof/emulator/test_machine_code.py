@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,26 +13,16 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import Device, LaunchRefused, Memory, Options
 from kernelproof.emulator.machine_code.lowering import UnknownMachineCode
-from kernelproof.ground import toolchain
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.errors import WrongInput
 from kernelproof.sass import DisassemblyError
 from tests import commands
 from tests.draws import THOROUGH
 from tests.kernelproof.emulator import drawn_programs
-from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import assembled, compiled, stored
 from tests.kernelproof.emulator.gemm import gemm
 
 SEEDS = range(1000) if THOROUGH else range(5)
-
-
-def assembled(ptx: str, folder: Path, level: int = 3, target: str = "sm_80") -> Path:
-    """The cubin of a PTX text, by ptxas at a level of optimisation."""
-    source, cubin = folder / "kernel.ptx", folder / f"kernel.{level}.cubin"
-    source.write_text(ptx)
-    command = [toolchain.discover().ptxas, f"-O{level}", f"-arch={target}", source, "-o", cubin]
-    subprocess.run(command, check=True)
-    return cubin
 
 
 def run(program: emulator.Program, words: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -47,11 +36,11 @@ def run(program: emulator.Program, words: np.ndarray) -> tuple[np.ndarray, list[
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100f", "sm_120"])
 @pytest.mark.parametrize("level", [0, 1, 3])
-def test_drawn_programs_compute_the_same_in_both_forms(level: int, target: str, tmp_path: Path) -> None:
+def test_drawn_programs_compute_the_same_in_both_forms(level: int, target: str) -> None:
     for seed in SEEDS if target == "sm_80" else SEEDS[: max(2, len(SEEDS) // 2)]:
         text, words = drawn_programs.text(seed, target), drawn_programs.operands(seed)
         expected, findings = run(emulator.load(text), words)
-        result, same = run(emulator.load(assembled(text, tmp_path, level, target)), words)
+        result, same = run(emulator.load(assembled(text, level, target)), words)
         wrong = np.argwhere(drawn_programs.differs(expected, result))
         assert wrong.tolist() == [], f"seed {seed}"
         assert findings == same
@@ -83,10 +72,10 @@ st.global.b32 [%a+24], %r6; st.global.b32 [%a+28], %r7; ret;
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89"])
-def test_sizes_and_parameters_are_where_the_launch_puts_them(target: str, tmp_path: Path) -> None:
+def test_sizes_and_parameters_are_where_the_launch_puts_them(target: str) -> None:
     memory = Memory()
     out = memory.upload(np.zeros(8, np.uint32), "inout")
-    program = emulator.load(assembled(SIZES.replace("sm_80", target), tmp_path, target=target))
+    program = emulator.load(assembled(SIZES.replace("sm_80", target), target=target))
     program.launch("k", (2, 3, 4), (5, 6, 7), [np.uint8(200), out, np.uint32(9)], memory=memory, ctas=[0])
     assert out.bytes().view(np.uint32).tolist() == [5, 6, 7, 2, 3, 4, 200, 9]
 
@@ -108,10 +97,10 @@ mul.wide.u32 %a1, %r0, 4; add.s64 %a2, %a0, %a1; st.global.b32 [%a2], %r5; ret;
 
 
 @pytest.mark.parametrize(("dropped", "findings"), [("", []), ("bar.sync 0;", ["shared-race"])])
-def test_a_race_is_named_by_its_address(dropped: str, findings: list[str], tmp_path: Path) -> None:
+def test_a_race_is_named_by_its_address(dropped: str, findings: list[str]) -> None:
     memory = Memory()
     out = memory.upload(np.zeros(128, np.uint32), "output")
-    program = emulator.load(assembled(RACE.replace(dropped, ""), tmp_path))
+    program = emulator.load(assembled(RACE.replace(dropped, "")))
     reports = program.launch("k", 1, 128, [out], memory=memory, options=Options()).reports
     assert [report.kind for report in reports if report.is_error] == findings
     for report in reports:
@@ -121,13 +110,13 @@ def test_a_race_is_named_by_its_address(dropped: str, findings: list[str], tmp_p
         assert site.line % 16 == 0
 
 
-def test_pointers_are_followed_through_pairs_of_registers(tmp_path: Path) -> None:
+def test_pointers_are_followed_through_pairs_of_registers() -> None:
     """A store that lands in a buffer other than its pointer's is wrong."""
     memory = Memory()
     out = memory.upload(np.zeros(128, np.uint32), "inout", guard=0)
     other = memory.upload(np.zeros(128, np.uint32), "inout")
     text = RACE.replace("[%a2], %r5", f"[%a2+{other.address - out.address}], %r5")
-    reports = emulator.load(assembled(text, tmp_path)).launch("k", 1, 128, [out], memory=memory).reports
+    reports = emulator.load(assembled(text)).launch("k", 1, 128, [out], memory=memory).reports
     assert {report.kind for report in reports} == {"another-buffer"}
 
 
@@ -138,7 +127,7 @@ def test_pointers_are_followed_through_pairs_of_registers(tmp_path: Path) -> Non
         ("sm_80", "tex.2d.v4.f32.f32 {%f0,%f1,%f2,%f3}, [%a0, {%f0,%f1}];", "TEX"),
     ],
 )
-def test_what_is_not_modelled_is_refused(target: str, body: str, part: str, tmp_path: Path) -> None:
+def test_what_is_not_modelled_is_refused(target: str, body: str, part: str) -> None:
     text = f""".version 8.0
 .target {target}
 .address_size 64
@@ -147,7 +136,7 @@ def test_what_is_not_modelled_is_refused(target: str, body: str, part: str, tmp_
 {body} st.global.f32 [%a0], %f0; ret; }}
 """
     with pytest.raises(UnknownMachineCode, match=part):
-        emulator.load(assembled(text, tmp_path, target=target))
+        emulator.load(assembled(text, target=target))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF\x02" + bytes(200), b"no cubin at all"])
@@ -161,15 +150,15 @@ def test_a_file_that_is_no_cubin_is_refused(content: bytes, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
 def test_a_cubin_that_is_cut_off_is_refused(share: float, tmp_path: Path) -> None:
-    whole = assembled(SIZES, tmp_path).read_bytes()
+    whole = assembled(SIZES).read_bytes()
     path = tmp_path / "cut.cubin"
     path.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(WrongInput):
         emulator.load(path)
 
 
-def test_machine_code_runs_on_its_family_alone(tmp_path: Path) -> None:
-    program = emulator.load(assembled(SIZES.replace("sm_80", "sm_86"), tmp_path, target="sm_86"))
+def test_machine_code_runs_on_its_family_alone() -> None:
+    program = emulator.load(assembled(SIZES.replace("sm_80", "sm_86"), target="sm_86"))
     for chip, refused in (("a100", True), ("rtx3090", False), ("rtx4090", False), ("h200", True)):
         device, memory = Device.of(GPUS[chip]), Memory()
         arguments = [np.uint8(1), memory.upload(np.zeros(8, np.uint32), "inout"), np.uint32(2)]
@@ -187,7 +176,7 @@ def test_machine_code_runs_on_its_family_alone(tmp_path: Path) -> None:
     ],
 )
 def test_a_check_of_a_cubin_ends_in_one_line(name: str, env: dict[str, str], code: int, tmp_path: Path) -> None:
-    content = assembled(RACE, tmp_path).read_bytes()
+    content = assembled(RACE).read_bytes()
     path = tmp_path / name
     path.write_bytes(content[:1500] if name == "cut.cubin" else content)
     words = ["check", str(path), "--machine-code", "--launch", "k<<<1,128>>>", "--args", "out:u32[128]"]
@@ -225,11 +214,15 @@ int main() {
 @pytest.mark.slow
 @pytest.mark.parametrize("only", ["", " -gencode=arch=compute_80,code=sm_80"])
 @pytest.mark.parametrize(("between", "code"), [("__syncthreads()", 0), ("", 1)])
-def test_a_program_runs_by_its_machine_code(only: str, between: str, code: int, tmp_path: Path) -> None:
+def test_a_program_runs_by_its_machine_code(only: str, between: str, code: int) -> None:
     """A quotient calls a subroutine. Findings name the address and the line of CUDA."""
-    source = tmp_path / "total.cu"
-    source.write_text(PROGRAM)
-    command = ["check", str(source), "--json", "--machine-code", f"--nvcc-args=-DBETWEEN='{between}'{only}"]
+    command = [
+        "check",
+        str(stored(PROGRAM, "total.cu")),
+        "--json",
+        "--machine-code",
+        f"--nvcc-args=-DBETWEEN='{between}'{only}",
+    ]
     done = commands.run(*command, program="kernelproof")
     assert done.returncode == code, done.stderr
     findings = json.loads(done.stdout)["findings"]

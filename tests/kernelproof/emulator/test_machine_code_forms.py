@@ -3,7 +3,6 @@ found: constant banks, variables, jump tables, functions."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 
 from kernelproof import emulator
 from kernelproof.emulator import Memory
-from kernelproof.ground import toolchain
 from kernelproof.sass import disassemble
 from tests.kernelproof.emulator import drawn_programs
+from tests.kernelproof.emulator.build import assembled
 
 HEAD = """.version 8.0
 .target sm_80
@@ -166,18 +165,14 @@ FORMS = {
 
 
 @pytest.fixture(scope="module")
-def forms(tmp_path_factory: pytest.TempPathFactory) -> tuple[emulator.Program, Path]:
+def forms() -> tuple[emulator.Program, Path]:
     """All forms as kernels of one file: its PTX, and its cubin."""
-    folder = tmp_path_factory.mktemp("forms")
     names = [f"k{number}" for number in range(len(FORMS))]
     entries = [
         ENTRY.replace("NAME", name).replace("BODY", body) for name, (body, _) in zip(names, FORMS.values(), strict=True)
     ]
     text = HEAD + "".join(entries)
-    source, cubin = folder / "forms.ptx", folder / "forms.cubin"
-    source.write_text(text)
-    subprocess.run([toolchain.discover().ptxas, "-O3", "-arch=sm_80", source, "-o", cubin], check=True)
-    return emulator.load(text), cubin
+    return emulator.load(text), assembled(text)
 
 
 def run(program: emulator.Program, kernel: str, words: np.ndarray) -> tuple[np.ndarray, list[str]]:

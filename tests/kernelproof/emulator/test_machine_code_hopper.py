@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from tests.kernelproof.emulator import test_hopper_copies as copies
 from tests.kernelproof.emulator import test_hopper_matrices as matrices
 from tests.kernelproof.emulator import test_hopper_mbarriers as mbarriers
 from tests.kernelproof.emulator import test_tensor_memory as tensors
-from tests.kernelproof.emulator.test_machine_code import assembled
+from tests.kernelproof.emulator.build import assembled
 
 WORDS = (
     *("%ntid.x", "%ntid.y", "%ntid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%dynamic_smem_size", "%nsmid"),
@@ -29,7 +28,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize(("target", "gpu"), [("sm_90a", "h200"), ("sm_100f", "b200"), ("sm_120", "rtx5090")])
-def test_words_of_the_launch_are_where_they_are_read(target: str, gpu: str, tmp_path: Path) -> None:
+def test_words_of_the_launch_are_where_they_are_read(target: str, gpu: str) -> None:
     stores = "\n".join(f"mov.u32 %r, {name}; st.global.u32 [%a+{4 * i}], %r;" for i, name in enumerate(WORDS))
     text = f""".version 8.8
 .target {target}
@@ -40,7 +39,7 @@ ld.param.u8 %r, [first]; st.global.u32 [%a+{4 * len(WORDS)}], %r;
 mov.b64 %b, wide; cvta.param.u64 %b, %b; ld.u32 %r, [%b+60]; st.global.u32 [%a+{4 * len(WORDS) + 4}], %r; ret; }}
 """
     results = []
-    for program in (text, assembled(text, tmp_path, target=target)):
+    for program in (text, assembled(text, target=target)):
         memory = Memory()
         out = memory.upload(np.zeros(len(WORDS) + 2, np.uint32), "inout")
         wide = np.arange(16, dtype=np.uint32).tobytes()
@@ -93,23 +92,23 @@ AGAIN: list[tuple[Case, tuple[Any, ...]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "arguments"), AGAIN)
 def test_machine_code_passes_the_test_of_its_ptx(
-    case: Case, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    case: Case, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = emulator.load
 
     def in_machine_code(text: str) -> emulator.Program:
         """The debug sections to which these names lead may have been left out."""
         target = "sm_100a" if ".target sm_100a" in text else "sm_90a"
-        return load(assembled(re.sub(r", function_name .*", "", text), tmp_path, target=target))
+        return load(assembled(re.sub(r", function_name .*", "", text), target=target))
 
     monkeypatch.setattr(emulator, "load", in_machine_code)
     case(*arguments)
 
 
-def test_products_of_other_kinds_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_products_of_other_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The instruction of kind::f16 is that of kind::tf32 too; the descriptor tells them apart."""
     text = tensors.tile_text().replace("kind::f16", "kind::tf32")
-    program = emulator.load(assembled(text, tmp_path, target="sm_100a"))
+    program = emulator.load(assembled(text, target="sm_100a"))
     monkeypatch.setattr(emulator, "load", lambda _text: program)
     form = tensors.form
     monkeypatch.setattr(tensors, "form", lambda *shape: form(*shape) | 2 << 7 | 2 << 10)

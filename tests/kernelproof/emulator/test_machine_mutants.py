@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from kernelproof.sass import DisassemblyError, Function, disassemble, hazards
 from kernelproof.sass.editing import edited
 from tests.draws import THOROUGH
 from tests.kernelproof.emulator import drawn_programs
+from tests.kernelproof.emulator.build import assembled
 from tests.kernelproof.emulator.machine_mutants import (
     KINDS,
     SCHEDULED,
@@ -22,7 +24,7 @@ from tests.kernelproof.emulator.machine_mutants import (
     reason,
     rescheduled_function,
 )
-from tests.kernelproof.emulator.test_machine_code import assembled, run
+from tests.kernelproof.emulator.test_machine_code import run
 
 SEEDS = range(1000, 1044) if THOROUGH else range(1000, 1004)
 LEVELS = (3, 1, 2, 0)
@@ -60,7 +62,8 @@ def verdict(cubin: Path, before: Function, mutant: Mutant, seed: int, expected: 
 def test_planted_faults_are_found_or_change_nothing(tmp_path: Path) -> None:
     found = []
     for seed in SEEDS:
-        cubin = assembled(drawn_programs.text(seed), tmp_path, LEVELS[seed % len(LEVELS)])
+        made = assembled(drawn_programs.text(seed), LEVELS[seed % len(LEVELS)])
+        cubin = Path(shutil.copy(made, tmp_path / "kernel.cubin"))
         (function,) = disassemble(cubin)
         expected, findings = results(cubin, seed)
         assert findings == []

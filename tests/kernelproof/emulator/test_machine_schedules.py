@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +12,10 @@ import pytest
 
 from kernelproof import emulator
 from kernelproof.emulator import Memory
-from kernelproof.ground import toolchain
 from kernelproof.sass import Instruction, disassemble, hazards
 from kernelproof.sass.editing import edited, rescheduled
 from tests import commands
+from tests.kernelproof.emulator import build
 
 SOURCE = """__global__ void shifted(const float* x, float* y) {
   float value = x[threadIdx.x];
@@ -27,12 +27,7 @@ SOURCE = """__global__ void shifted(const float* x, float* y) {
 @pytest.fixture(scope="module")
 def cubin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A kernel with source lines."""
-    folder = tmp_path_factory.mktemp("schedules")
-    (folder / "shifted.cu").write_text(SOURCE)
-    path = folder / "shifted.cubin"
-    command = [toolchain.discover().nvcc, "-lineinfo", "-arch=sm_80", "-cubin", "-o", path, folder / "shifted.cu"]
-    subprocess.run(command, check=True)
-    return path
+    return Path(shutil.copy(build.cubin(SOURCE, "-lineinfo"), tmp_path_factory.mktemp("schedules")))
 
 
 def instruction(cubin: Path, name: str) -> Instruction:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from examples import miscompilations
 from kernelproof import emulator
 from kernelproof.emulator import Memory
 from kernelproof.ground import toolchain
+from tests.kernelproof.emulator.build import assembled
 
 LANES = 64
 KERNEL = """.version 8.7
@@ -66,23 +66,15 @@ def outcome(source: str | Path) -> tuple[bytes, set[str]]:
     return out.bytes().tobytes(), {report.kind for report in result.reports if report.is_error}
 
 
-def assembled(text: str, target: str, folder: Path, ptxas: Path, level: int = 3) -> Path:
-    (folder / "kernel.ptx").write_text(text)
-    cubin = folder / "kernel.cubin"
-    subprocess.run([ptxas, f"-O{level}", f"-arch={target}", folder / "kernel.ptx", "-o", cubin], check=True)
-    return cubin
-
-
 @pytest.mark.slow
-def test_every_planted_miscompilation_is_found(tmp_path: Path) -> None:
+def test_every_planted_miscompilation_is_found() -> None:
     right = KERNEL.format(target="sm_80", body=RIGHT)
-    ptxas = toolchain.discover().ptxas
     expected = outcome(right)
-    assert outcome(assembled(right, "sm_80", tmp_path, ptxas)) == expected
+    assert outcome(assembled(right)) == expected
     for name, (old, new) in PLANTED.items():
         wrong = right.replace(old, new)
         assert wrong != right, name
-        assert outcome(assembled(wrong, "sm_80", tmp_path, ptxas)) != expected, name
+        assert outcome(assembled(wrong)) != expected, name
 
 
 # Releases of ptxas of which it is known whether they make the mistakes of examples/miscompilations.py.
