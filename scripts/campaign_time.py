@@ -258,14 +258,14 @@ class Machine(Cluster):
         self._measure()
 
 
-class Plan(NamedTuple):
+class SearchPlan(NamedTuple):
     """A search that has been run, and its steps: a job, or None for a step of the proposer."""
 
     search: Search
     jobs: Sequence[Job | None]
 
 
-def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -> Plan:
+def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -> SearchPlan:
     """Runs a search of random candidates in the model environment."""
     run = Search(space.candidates(problem, 200), None)
     place, jobs = InProcess(Model()), list[Job | None]()
@@ -278,24 +278,24 @@ def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -
             step.trials.extend(place.submit(step.job).result())
             jobs.append(step.job)
     run.candidates = space.Candidates(problem, (), ())
-    return Plan(run, jobs)
+    return SearchPlan(run, jobs)
 
 
-def simulate(plans: Sequence[Plan], workers: int, times: Times, in_flight: int) -> Cluster:
+def simulate(plans: Sequence[SearchPlan], workers: int, times: Times, in_flight: int) -> Cluster:
     """Replays the searches on a cluster, with ``in_flight`` problems at a time, and returns it."""
     cluster = Cluster(workers, times)
     _run(plans, cluster, in_flight)
     return cluster
 
 
-def on_one_machine(plans: Sequence[Plan], cores: int, ahead: bool) -> Machine:
+def on_one_machine(plans: Sequence[SearchPlan], cores: int, ahead: bool) -> Machine:
     """Replays the searches on one machine and returns it. Without ``ahead`` two problems are in flight."""
     machine = Machine(cores, ahead)
     _run(plans, machine, executor.IN_FLIGHT if ahead else 2)
     return machine
 
 
-def _run(plans: Sequence[Plan], host: concurrent_searches.Host, in_flight: int) -> None:
+def _run(plans: Sequence[SearchPlan], host: concurrent_searches.Host, in_flight: int) -> None:
     question = Question(space.Candidates(plans[0].search.problem, (), ()))
 
     def steps(jobs: Sequence[Job | None]) -> Iterator[ProposerStep | Evaluation]:
@@ -318,7 +318,7 @@ class SmallBatches(Random):
         return super().propose(question, climbing.answer_size(question, count))
 
 
-def machine_table(plans: Sequence[Plan]) -> str:
+def machine_table(plans: Sequence[SearchPlan]) -> str:
     """Markdown: the busy share of one GPU and its evaluations a minute, by the number of cores beside it."""
     rows = []
     evaluations = sum(len(job.records) for plan in plans for job in plan.jobs if job and job.effort == "short")
@@ -331,7 +331,7 @@ def machine_table(plans: Sequence[Plan]) -> str:
     return grid(("compiled", "cores", "minutes", "GPU busy", "evaluations a minute"), rows) + "\n"
 
 
-def table(plans: Sequence[Plan], times: Times) -> tuple[str, list[curve.Curve]]:
+def table(plans: Sequence[SearchPlan], times: Times) -> tuple[str, list[curve.Curve]]:
     """Times and utilisation by the number of GPUs, as Markdown and as curves."""
     columns = (
         "busy in the tenths of that time",

@@ -24,7 +24,7 @@ from cudal2gen import bench, results
 from cudal2gen.cli import selection
 from cudal2gen.kernel import Problem
 from cudal2gen.launch import gpu
-from cudal2gen.launch.gpu import Call, Device, Race
+from cudal2gen.launch.gpu import Call, MeasuringDevice, Race
 from cudal2gen.launch.operands import Operands
 from cudal2gen.operators import dispatch
 from cudal2gen.pack import installed, search
@@ -50,7 +50,7 @@ SAMPLE = 48
 TYPES = ("f16", "bf16")
 
 
-class Product:
+class OperatorCall:
     """A function of a and b as a ``gpu.Contender``. All contenders write to one D; B is the view (K,N) of (N,K)."""
 
     def __init__(self, name: str, product: Callable[..., torch.Tensor]) -> None:
@@ -77,7 +77,7 @@ def problems(model: str, mnks: Sequence[str]) -> list[Problem]:
     return [selection.problem(mnk, gpu=model, ab=next(types), acc="f32", layout="tn") for mnk in mnks]
 
 
-def race(card: Device, chosen: Sequence[Problem], store: Path, budget: float | None) -> int:
+def race(card: MeasuringDevice, chosen: Sequence[Problem], store: Path, budget: float | None) -> int:
     """Measures what the store lacks, within a budget in seconds; returns how many problems are left."""
     import torch
 
@@ -86,7 +86,7 @@ def race(card: Device, chosen: Sequence[Problem], store: Path, budget: float | N
     measured = {row.problem for row in stored.measurements if row.environment == environment.id}
     if environment.id not in stored.environments:
         results.append([environment], store)
-    contenders = [Product(KERNEL, cudal2gen.matmul), Product(TORCH, torch.matmul)]
+    contenders = [OperatorCall(KERNEL, cudal2gen.matmul), OperatorCall(TORCH, torch.matmul)]
     settings = bench.Settings(warmup_seconds=1.0, benchmark_seconds=0.2)
     remaining = [problem for problem in chosen if problem not in measured]
     longest = 0.0

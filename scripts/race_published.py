@@ -328,7 +328,7 @@ def _race_of(
         settings = bench.Settings((protocol,), options.warmup_seconds, options.benchmark_seconds, seed=options.seed)
 
         def run(rivals: Sequence[Contender], settings: bench.Settings = settings) -> bench.Outcome:
-            plan = bench.Plan(
+            plan = bench.BenchPlan(
                 [record for record in records if record.problem in kernels],
                 lambda record: kernels[record.problem].open(card),
                 lambda record: kernels[record.problem].artifact.digest,

@@ -18,8 +18,8 @@ from cudal2gen.bench.protocols import states as states
 from cudal2gen.bench.race import RACE_CALLS as RACE_CALLS
 from cudal2gen.bench.race import race as race
 from cudal2gen.bench.schedule import CLASSES as CLASSES
+from cudal2gen.bench.schedule import BenchPlan as BenchPlan
 from cudal2gen.bench.schedule import Outcome as Outcome
-from cudal2gen.bench.schedule import Plan as Plan
 from cudal2gen.bench.schedule import Stopped as Stopped
 from cudal2gen.bench.schedule import TimeLeft as TimeLeft
 from cudal2gen.bench.schedule import run as run

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cudal2gen import results
 from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
 from cudal2gen.kernel.fusion import PLAIN
-from cudal2gen.launch.gpu import Absent, Binder, Call, Contender, Device, GpuError, Race
+from cudal2gen.launch.gpu import Absent, Binder, Call, Contender, GpuError, MeasuringDevice, Race
 from cudal2gen.launch.operands import Operands
 from kernelproof.ground.element import F16, Element, element_of, output_of
 
@@ -62,7 +62,7 @@ def usual(problem: Problem) -> tuple[str, ...]:
 class Baseline:
     """The base of all baselines. ``prepare`` does nothing unless a subclass has an algorithm to choose."""
 
-    def __init__(self, name: str, acc: Acc, device: Device) -> None:
+    def __init__(self, name: str, acc: Acc, device: MeasuringDevice) -> None:
         self.name = name
         self.acc = acc
         self._device = device
@@ -235,7 +235,7 @@ class Compiled(Matmul):
 class Persistent(Baseline):
     """A persistent Triton kernel; a race finds the fastest of its configurations for each problem."""
 
-    def __init__(self, name: str, acc: Acc, device: Device) -> None:
+    def __init__(self, name: str, acc: Acc, device: MeasuringDevice) -> None:
         super().__init__(name, acc, device)
         self._chosen: dict[str, Any] | None = None
 
@@ -293,7 +293,7 @@ class _Scalars:
 class Shared:
     """What all baselines of the vendor share: the device, one workspace, and the file of auto-tuned algorithms."""
 
-    def __init__(self, device: Device, tuned: Path) -> None:
+    def __init__(self, device: MeasuringDevice, tuned: Path) -> None:
         self.device = device
         self.tuned = tuned
 
@@ -560,7 +560,7 @@ def _check_vendor() -> None:
         ) from None
 
 
-def contenders(names: Iterable[str], acc: Acc, device: Device, tuned: Path) -> list[Contender]:
+def contenders(names: Iterable[str], acc: Acc, device: MeasuringDevice, tuned: Path) -> list[Contender]:
     """The baselines with these names. ``tuned`` is the file of auto-tuned algorithms.
 
     Raises ValueError for an unknown name, and GpuError if the vendor's bindings or libraries are not installed. Without

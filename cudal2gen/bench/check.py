@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cudal2gen.kernel import Problem
-from cudal2gen.launch.gpu import Call, Device
+from cudal2gen.launch.gpu import Call, MeasuringDevice
 from cudal2gen.launch.operands import Operands
 from cudal2gen.validator import fused
 from cudal2gen.validator.correctness import BOUND, Bounds, Comparison, in_order
@@ -139,7 +139,7 @@ class Reference:
         fused_product = fused.FusedProduct(problem.acc, problem.fusion, "normal", a, b, read, order, problem.output)
         return _FusedBounds(fused_product.reference(roundings))
 
-    def error(self, device: Device, call: Call, strict: bool = True) -> tuple[float, str]:
+    def error(self, device: MeasuringDevice, call: Call, strict: bool = True) -> tuple[float, str]:
         """Runs the contender once more; returns the largest |D - reference|, and a finding if D exceeds its bound.
 
         ``strict``: whether the contender rounds a fused D only once. The finding is empty if D is right.

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from cudal2gen.bench.check import Reference
 from cudal2gen.bench.race import RACE_CALLS, race
 from cudal2gen.kernel import Problem
-from cudal2gen.launch.gpu import Absent, Call, Contender, Device, Kernel, Reading, Staged
+from cudal2gen.launch.gpu import Absent, Call, Contender, KernelContender, MeasuringDevice, Reading, Staged
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.launch.operands import Operands
 from cudal2gen.results import L2, MIN_US, Conditions, Environment, Measurement, ProtocolName, Timing
@@ -133,7 +133,7 @@ def _sets(count: int, work: Sequence[Work]) -> int:
 
 
 def measure(
-    device: Device,
+    device: MeasuringDevice,
     problem: Problem,
     contenders: Sequence[Contender],
     work: Sequence[Work],
@@ -152,13 +152,13 @@ def measure(
         _warm_up(device, device.evict, settings.warmup_seconds)
     ready, absent = _ready(device, problem, contenders, operands)
     reference = Reference(problem, operands[0])
-    kernel = next((contender for contender in contenders if isinstance(contender, Kernel)), None)
+    kernel = next((contender for contender in contenders if isinstance(contender, KernelContender)), None)
     for item in work:
         samples, readings = _sample(device, problem, ready, item, count, settings)
         timings: list[Timing] = []
         refused = dict(absent)
         for entry in ready:
-            strict = isinstance(entry.contender, Kernel)
+            strict = isinstance(entry.contender, KernelContender)
             error, finding = reference.error(device, entry.calls[0], strict)
             if finding:
                 refused[entry.contender.name] = finding
@@ -174,7 +174,7 @@ def measure(
 
 
 def _sample(
-    device: Device, problem: Problem, ready: Sequence[Ready], item: Work, count: int, settings: Settings
+    device: MeasuringDevice, problem: Problem, ready: Sequence[Ready], item: Work, count: int, settings: Settings
 ) -> tuple[dict[str, Samples], list[Reading]]:
     """Times all contenders in turns; returns their samples by name, and readings of the card taken between rounds.
 
@@ -233,7 +233,7 @@ def measurement_of(
 
 
 def _ready(
-    device: Device, problem: Problem, contenders: Sequence[Contender], operands: Sequence[Operands]
+    device: MeasuringDevice, problem: Problem, contenders: Sequence[Contender], operands: Sequence[Operands]
 ) -> tuple[list[Ready], dict[str, str]]:
     """Binds each contender to every set of operands and runs it once, so that lazily loaded code is loaded.
 
@@ -256,7 +256,7 @@ def _ready(
     return ready, absent
 
 
-def prepare(device: Device, contender: Contender, problem: Problem) -> Contender:
+def prepare(device: MeasuringDevice, contender: Contender, problem: Problem) -> Contender:
     """Prepares a contender for a problem as ``measure`` does, and returns it. Raises Absent."""
     count = min(RACE_CALLS, calls_per_sample(problem, device.environment))
     contender.prepare(problem, race(device, device.operands(problem, count, 0)))
@@ -264,7 +264,7 @@ def prepare(device: Device, contender: Contender, problem: Problem) -> Contender
 
 
 def _turns(
-    device: Device, ready: Sequence[Ready], seconds: float, most: int, rng: random.Random
+    device: MeasuringDevice, ready: Sequence[Ready], seconds: float, most: int, rng: random.Random
 ) -> Iterator[Ready | Reading]:
     """Yields the contenders in the order of their turns, and readings of the card between rounds.
 
@@ -283,7 +283,7 @@ def _turns(
             return
 
 
-def _graph_turn(device: Device, ready: Sequence[Ready], count: int, l2: L2) -> Turn:
+def _graph_turn(device: MeasuringDevice, ready: Sequence[Ready], count: int, l2: L2) -> Turn:
     """A turn of the ``device`` protocol: a graph of ``count`` launches between two device events.
 
     Just before the timing, the graph itself runs once for a hot L2, so that the operands are cached; otherwise other
@@ -303,7 +303,7 @@ def _graph_turn(device: Device, ready: Sequence[Ready], count: int, l2: L2) -> T
     return turn
 
 
-def _host_turn(device: Device, protocol: ProtocolName, settings: Settings, rng: random.Random) -> Turn:
+def _host_turn(device: MeasuringDevice, protocol: ProtocolName, settings: Settings, rng: random.Random) -> Turn:
     """A turn of ``offline`` or ``server``: one call on the host's clock, then one between device events."""
 
     def arrive() -> None:
@@ -324,7 +324,7 @@ def _host_turn(device: Device, protocol: ProtocolName, settings: Settings, rng: 
     return turn
 
 
-def _padding_us(device: Device, entry: Ready, operands: Operands) -> float | None:
+def _padding_us(device: MeasuringDevice, entry: Ready, operands: Operands) -> float | None:
     """Median device time of a contender's copies to and from padded matrices; None if it makes no copies."""
     copies = entry.contender.stages(operands)[1] if isinstance(entry.contender, Staged) else None
     if copies is None:
@@ -334,7 +334,7 @@ def _padding_us(device: Device, entry: Ready, operands: Operands) -> float | Non
 
 
 def _timing(entry: Ready, samples: Samples, calls: int, error: float, padding_us: float | None) -> Timing:
-    kernel = entry.contender if isinstance(entry.contender, Kernel) else None
+    kernel = entry.contender if isinstance(entry.contender, KernelContender) else None
     return Timing(
         contender=entry.contender.name,
         record=kernel.record.name if kernel else None,
@@ -373,7 +373,7 @@ def _sound(problem: Problem, environment: Environment, samples: dict[str, Sample
             )
 
 
-def _warm_up(device: Device, call: Call, seconds: float) -> None:
+def _warm_up(device: MeasuringDevice, call: Call, seconds: float) -> None:
     """Keeps the device busy for some seconds, so that its clocks and temperature settle before the timing."""
     end = device.now() + seconds
     while device.now() < end:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from statistics import median
 
-from cudal2gen.launch.gpu import Absent, Binder, Call, Device, Race, Winner
+from cudal2gen.launch.gpu import Absent, Binder, Call, MeasuringDevice, Race, Winner
 from cudal2gen.launch.operands import Operands
 
 # Time limits for the first call of all candidates (in which a library loads kernels) and for timing each of them once.
@@ -22,7 +22,7 @@ RACE_STAGES = ((16, 3), (4, 8))
 RACE_CALLS = 16
 
 
-def race(device: Device, operands: Sequence[Operands]) -> Race:
+def race(device: MeasuringDevice, operands: Sequence[Operands]) -> Race:
     """The function that a baseline calls to find the fastest of its candidates on these operands."""
     return _Race(device, operands[:RACE_CALLS]).run
 
@@ -30,7 +30,7 @@ def race(device: Device, operands: Sequence[Operands]) -> Race:
 class _Race:
     """A race on one device and some sets of operands. Its method ``run`` is a ``gpu.Race``."""
 
-    def __init__(self, device: Device, sets: Sequence[Operands]) -> None:
+    def __init__(self, device: MeasuringDevice, sets: Sequence[Operands]) -> None:
         self._device, self._sets = device, sets
 
     def run(self, binders: Sequence[Binder]) -> Winner:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from cudal2gen import results
 from cudal2gen.bench.protocols import Settings, TooGood, Work, first_line, measure, measurement_of, states, target_qps
 from cudal2gen.kernel import Problem, Record, SizeClass
-from cudal2gen.launch.gpu import Contender, Device, GpuError, Kernel
+from cudal2gen.launch.gpu import Contender, GpuError, KernelContender, MeasuringDevice
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.results import KERNEL, Environment, Measurement
 from kernelproof.ground.errors import Failure
@@ -144,7 +144,7 @@ class TimeLeft:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What a run measures, and the file (``store``) to which it appends measurements.
 
     ``open_kernel`` loads a record's kernel, and ``digest`` gives the digest of its binary. ``again``: measure problems
@@ -152,7 +152,7 @@ class Plan:
     """
 
     records: Sequence[Record]
-    open_kernel: Callable[[Record], Kernel]
+    open_kernel: Callable[[Record], KernelContender]
     digest: Callable[[Record], str]
     baselines: Sequence[Contender]
     settings: Settings
@@ -169,7 +169,9 @@ class Task(NamedTuple):
     work: list[Work]
 
 
-def run(device: Device, plan: Plan, progress: Callable[[int, int, float], None] = lambda *_: None) -> Outcome:
+def run(
+    device: MeasuringDevice, plan: BenchPlan, progress: Callable[[int, int, float], None] = lambda *_: None
+) -> Outcome:
     """Measures a plan's records in stratified order and stores each measurement as it is taken.
 
     ``progress`` is called with the number of problems done, the number of all, and the expected seconds left. Raises
@@ -212,7 +214,7 @@ def run(device: Device, plan: Plan, progress: Callable[[int, int, float], None] 
     return outcome
 
 
-def _run_task(device: Device, plan: Plan, task: Task, warm: bool, outcome: Outcome) -> None:
+def _run_task(device: MeasuringDevice, plan: BenchPlan, task: Task, warm: bool, outcome: Outcome) -> None:
     """Measures one record, stores each measurement and updates ``outcome``; an absent kernel of ours is a fault."""
     problem = task.record.problem
     try:
@@ -226,7 +228,7 @@ def _run_task(device: Device, plan: Plan, task: Task, warm: bool, outcome: Outco
         outcome.faults.append(f"{problem.mnk}: {error}")
 
 
-def _give_up(environment: Environment, plan: Plan, task: Task, error: Exception) -> Stopped:
+def _give_up(environment: Environment, plan: BenchPlan, task: Task, error: Exception) -> Stopped:
     """Stores that this kernel stopped the device, so that no later run tries it again."""
     problem, reason = task.record.problem, f"stopped the device: {first_line(error)}"
     absent, options = {KERNEL: reason}, task.record.launch_options
@@ -238,7 +240,7 @@ def _give_up(environment: Environment, plan: Plan, task: Task, error: Exception)
     return Stopped(f"{problem.mnk}: {task.record.name} or a baseline {reason}")
 
 
-def _stopped(device: Device) -> bool:
+def _stopped(device: MeasuringDevice) -> bool:
     """Whether the device refuses all further work in this process."""
     try:
         device.synchronize()

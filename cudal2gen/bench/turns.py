@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cudal2gen.bench.protocols import Settings, TooGood, Work, measure, states
 from cudal2gen.kernel import Problem
-from cudal2gen.launch.gpu import Contender, Device, GpuError, Kernel
+from cudal2gen.launch.gpu import Contender, GpuError, KernelContender, MeasuringDevice
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.results import Timing
 
@@ -30,9 +30,9 @@ class Turns(NamedTuple):
 
 
 def in_turns(
-    device: Device,
+    device: MeasuringDevice,
     problem: Problem,
-    kernels: Mapping[str, Callable[[], Kernel]],
+    kernels: Mapping[str, Callable[[], KernelContender]],
     others: Sequence[Contender] = (),
     *,
     seconds: float,
@@ -61,9 +61,9 @@ def in_turns(
 
 
 def _measured(
-    device: Device,
+    device: MeasuringDevice,
     problem: Problem,
-    kernels: Mapping[str, Callable[[], Kernel]],
+    kernels: Mapping[str, Callable[[], KernelContender]],
     others: Sequence[Contender],
     seconds: float,
     warmup_seconds: float,

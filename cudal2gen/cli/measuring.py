@@ -176,7 +176,7 @@ def measure(
     contenders = timing.contenders(records[0].problem, card, store.with_name("cublaslt.jsonl"))
     kernels = compilation.kernels(records)
     uncompiled = sum(record.problem not in kernels for record in records)
-    plan = bench.Plan(
+    plan = bench.BenchPlan(
         [record for record in records if record.problem in kernels],
         lambda record: kernels[record.problem].open(card),
         lambda record: kernels[record.problem].artifact.digest,

@@ -1,6 +1,7 @@
 """GPUs and the kernels on them: a device, its facts and its state, and kernels bound to torch tensors.
 
-``Device`` is the interface that validation and benchmarks need; ``Gpu`` implements it. Times are in microseconds.
+``MeasuringDevice`` is the interface that validation and benchmarks need; ``Gpu`` implements it. Times
+are in microseconds.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Absent(Exception):
     """A contender cannot compute this problem here; the message says why."""
 
 
-class Device(Protocol):
+class MeasuringDevice(Protocol):
     """The interface of a GPU that measurements need. Work is enqueued on one stream, in order."""
 
     @property
@@ -187,7 +188,7 @@ def alone(index: int) -> Iterator[None]:
         yield
 
 
-class Kernel:
+class KernelContender:
     """A built kernel on one device; a ``Contender``.
 
     ``stream`` is called at every launch and returns the stream to use. ``runtime_library`` is the CUDA runtime, or the
@@ -281,7 +282,7 @@ class Kernel:
         """Unloads the kernel. Its calls must not be used afterwards."""
         self._kernel.close()
 
-    def __enter__(self) -> Kernel:
+    def __enter__(self) -> KernelContender:
         return self
 
     def __exit__(self, kind: object, value: BaseException | None, trace: object) -> None:

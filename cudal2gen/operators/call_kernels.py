@@ -15,7 +15,7 @@ from cudal2gen.launch.launcher import Fused, OpenKernel
 from cudal2gen.operators.call_native import MAX_DIMENSIONS, NATIVE, NativeCall, NativeLaunch
 from cudal2gen.operators.call_torch import torch_linear, torch_matmul
 from cudal2gen.operators.derived import DERIVED
-from cudal2gen.operators.devices import Device
+from cudal2gen.operators.devices import LaunchDevice
 from cudal2gen.operators.plan_requests import Finish, Request, Run, add
 from kernelproof.ground.element import Element
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _OPERATORS: dict[Run, str] = {torch_matmul: "aten::matmul", torch_linear: "aten::linear"}
 
 
-def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
+def bind(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
     """A function that calls a kernel with operands of one kind; it raises LaunchError if the launcher refuses them."""
     problem = request.problem
     assert problem is not None
@@ -46,7 +46,7 @@ def bind(device: Device, kernel: OpenKernel, use: Use, request: Request, layout:
     return on_its_device
 
 
-def native_call(device: Device, kernel: OpenKernel, use: Use, request: Request, run: Run) -> NativeCall | None:
+def native_call(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, run: Run) -> NativeCall | None:
     """The call that ``bind`` returned, in the form that C++ makes; None if C++ cannot make it.
 
     C++ only launches plain kernels on the operands where they lie: no fusion, groups, padding or steps by torch.
@@ -91,7 +91,7 @@ def _finished(run: Run, finish: Finish) -> Run:
     return completed
 
 
-def _paired(device: Device, run: Run, by_torch: Run) -> Run:
+def _paired(device: LaunchDevice, run: Run, by_torch: Run) -> Run:
     """A call with two weights. The kernel reads an interleaved copy of them, which is kept between calls.
 
     While a CUDA graph is captured, torch computes instead: replays of the graph would go on reading the old copy after
@@ -107,7 +107,7 @@ def _paired(device: Device, run: Run, by_torch: Run) -> Run:
     return on_copy
 
 
-def _fused(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+def _fused(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
     """A launch of a fused kernel: D, and Z if the fusion has ``aux``, both contiguous. The third operand is a bias
     along n."""
     (lda, ldb, ldd), sizes = (matrix.ld for matrix in request.operands), use.launched
@@ -132,7 +132,7 @@ def _fused(device: Device, kernel: OpenKernel, use: Use, request: Request, layou
     return run
 
 
-def _grouped(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+def _grouped(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
     """A launch on groups of rows; the third operand is ``offs``, for each group the row after its last."""
     (lda, ldb, ldd), sizes, spacing = (matrix.ld for matrix in request.operands), use.launched, request.batches
     empty_d = d_memory(device, request)
@@ -148,7 +148,7 @@ def _grouped(device: Device, kernel: OpenKernel, use: Use, request: Request, lay
     return run
 
 
-def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+def _direct(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
     a, b, d = request.operands
     launch = kernel.sized(a.ld, b.ld, d.ld, *use.launched, request.batches)
     scratch_size = _workspace(kernel, use, request, request.batches.products)
@@ -171,7 +171,7 @@ def _direct(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     return run
 
 
-def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
+def _padded(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
     """A launch on padded copies of the operands that the kernel does not take in place."""
     # m, n, k are the caller's extents; rows, cols, depth are those that are launched.
     (m, n, k), (rows, cols, depth), operands = request.sizes, use.launched, request.operands
@@ -200,7 +200,7 @@ def _padded(device: Device, kernel: OpenKernel, use: Use, request: Request, layo
     return run
 
 
-def d_memory(device: Device, request: Request) -> Callable[..., torch.Tensor]:
+def d_memory(device: LaunchDevice, request: Request) -> Callable[..., torch.Tensor]:
     """A function that allocates D. The device allocates elements of A's type, so an fp32 D is a view of more of
     them."""
     if request.problem is None or request.problem.d == "same":
@@ -224,7 +224,7 @@ def _workspace(kernel: OpenKernel, use: Use, request: Request, products: int = 1
     return ceil_div(kernel.workspace_bytes(*use.launched, products), _element(request).bytes)
 
 
-def _wide(device: Device, matrix: torch.Tensor, rows: int, ld: int) -> torch.Tensor:
+def _wide(device: LaunchDevice, matrix: torch.Tensor, rows: int, ld: int) -> torch.Tensor:
     """A copy of the matrix in the upper left corner of a larger one, which is zero elsewhere: zeros along k add nothing
     to a sum, and further rows and columns of D are not copied back."""
     wide = device.empty(matrix, rows, ld)

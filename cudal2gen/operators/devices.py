@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Device(Protocol):
+class LaunchDevice(Protocol):
     """What a device must offer to be launched on."""
 
     @property
@@ -106,14 +106,14 @@ def _current_stream(index: int) -> int:
 class StaleMemory:
     """A device whose memory is NaN of every type, all bits set: a result that a kernel does not write shows."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: LaunchDevice) -> None:
         self._device = device
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
-        """See ``Device.empty``."""
+        """See ``LaunchDevice.empty``."""
         import torch
 
         memory = self._device.empty(like, *shape)

@@ -21,11 +21,11 @@ from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators.call_kernels import bind, native_by_torch, native_call
 from cudal2gen.operators.call_native import NATIVE
 from cudal2gen.operators.check_modes import foreign
-from cudal2gen.operators.devices import Cuda, Device
+from cudal2gen.operators.devices import Cuda, LaunchDevice
 from cudal2gen.operators.measuring import Measuring, Mode, mode_of
 from cudal2gen.operators.plan_packs import Packs
 from cudal2gen.operators.plan_requests import CPU, Arguments, Request, Run
-from cudal2gen.operators.plans import ByTorch, Key, Plan, Plans
+from cudal2gen.operators.plans import ByTorch, CallPlan, Key, Plans
 from cudal2gen.pack import Pack, open_pack
 from cudal2gen.results.choice import Choice, Prefer
 from kernelproof.ground.errors import WrongInput
@@ -44,7 +44,7 @@ class Dispatcher:
     def __init__(
         self,
         packs: Sequence[Pack] | None = None,
-        device: Device | None = None,
+        device: LaunchDevice | None = None,
         prefer: Prefer | None = None,
         mode: Mode | None = None,
     ) -> None:
@@ -70,7 +70,7 @@ class Dispatcher:
         that measure by themselves."""
         return Dispatcher(list(self._packs.all().values()), self.device, "kernel", "off")
 
-    def plan(self, key: Key, request: Request, arguments: Arguments | None = None) -> Plan:
+    def plan(self, key: Key, request: Request, arguments: Arguments | None = None) -> CallPlan:
         """The plan for a key, made if there is none. ``arguments``: the call's, on which it may be measured."""
         plans = self._plans
         # The lock is held while a plan is decided, so each is made once, but not while a race runs, which may take a
@@ -83,7 +83,7 @@ class Dispatcher:
         if measured is not None and arguments is not None:
             watch = self._measuring.observe(*measured, request, arguments)  # may race, so without the lock
         if watch is not None and watch.busy:
-            return plans.once(Plan("another thread measures", MEANWHILE, request.by_torch, False, request.by_torch))
+            return plans.once(CallPlan("another thread measures", MEANWHILE, request.by_torch, False, request.by_torch))
         with plans.lock:
             if key in self.plans:  # another thread has made it meanwhile
                 return self.plans[key]
@@ -98,7 +98,7 @@ class Dispatcher:
             self.plans[key] = plan
             return plan
 
-    def _measured_place(self, request: Request) -> tuple[Device, Pack] | None:
+    def _measured_place(self, request: Request) -> tuple[LaunchDevice, Pack] | None:
         """The device and the pack whose kernels a call may measure; None if it measures nothing."""
         if self.mode == "off" or self.prefer != "measured" or request.problem is None:
             return None
@@ -112,12 +112,12 @@ class Dispatcher:
             return None
         return device, pack
 
-    def _decided(self, request: Request) -> tuple[Plan, bool]:
+    def _decided(self, request: Request) -> tuple[CallPlan, bool]:
         """The plan of a request, and whether later calls get the same."""
         try:
             return self._fused_or_plain(request) if request.fusion else self._on_kernel(request), True
         except ByTorch as why:
-            plan = Plan(why.short, str(why), request.by_torch, False, request.by_torch)
+            plan = CallPlan(why.short, str(why), request.by_torch, False, request.by_torch)
             plan.native = native_by_torch(request)
             return plan, why.lasting
 
@@ -125,12 +125,12 @@ class Dispatcher:
         """Counts a call that has no plan: of a kernel, or of torch for the reason ``name``."""
         self._plans.count(name, on_kernel)
 
-    def plan_foreign(self, run: Run, operands: Sequence[Any]) -> Plan | None:
+    def plan_foreign(self, run: Run, operands: Sequence[Any]) -> CallPlan | None:
         """A plan of one call by ``run`` for operands that only torch's functions know; None for other operands."""
         reason = foreign(operands)
-        return self._plans.once(Plan(reason, f"{reason}: torch's own product", run, False, run)) if reason else None
+        return self._plans.once(CallPlan(reason, f"{reason}: torch's own product", run, False, run)) if reason else None
 
-    def keep(self, plan: Plan, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
+    def keep(self, plan: CallPlan, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
         """Lets C++ make the later calls of a plan. ``kind``: the part of its key that the tensors do not state."""
         with self._plans.lock:
             native, current = plan.native, self is Current.dispatcher and self.plans.get(plan.key) is plan
@@ -142,7 +142,7 @@ class Dispatcher:
         """Returns all calls to Python until they are planned again, because another dispatcher is in use."""
         self._plans.withdraw()
 
-    def call(self, plan: Plan, *operands: Any) -> Any:
+    def call(self, plan: CallPlan, *operands: Any) -> Any:
         """Runs a plan, or torch's product if the launcher refuses. Raises as ``replace``.
 
         Plain products and linear layers write this out: one Python call more would add to the time of each.
@@ -155,14 +155,14 @@ class Dispatcher:
             run = self.replace(plan, error).run
             return run(*operands)
 
-    def replace(self, plan: Plan, error: LaunchError) -> Plan:
+    def replace(self, plan: CallPlan, error: LaunchError) -> CallPlan:
         """torch's product in the place of a plan whose call the launcher refused, now and later.
 
         Raises the error again if something else than the operands is its reason.
         """
         return self._plans.replace(plan, error)
 
-    def _fused_or_plain(self, request: Request) -> Plan:
+    def _fused_or_plain(self, request: Request) -> CallPlan:
         """The plan of a fused kernel, else of a plain one after which torch does the rest. Raises ByTorch."""
         try:
             return self._on_kernel(request.fused)
@@ -176,7 +176,7 @@ class Dispatcher:
                 raise
             return plan
 
-    def _on_kernel(self, request: Request) -> Plan:
+    def _on_kernel(self, request: Request) -> CallPlan:
         """The plan of a kernel. Raises ByTorch if no kernel computes the request."""
         if self.device is None and request.device == CPU:
             raise ByTorch("on the CPU")
@@ -199,14 +199,14 @@ class Dispatcher:
             raise ByTorch(f"rows of aux of {n} elements, which no kernel stores")
         opened = self._packs.open(pack, kernel, request.device, device)
         run = bind(device, opened, choice.use, request, request.problem.layout)
-        plan = Plan(kernel.record.name, choice.reason, run, True, request.by_torch)
+        plan = CallPlan(kernel.record.name, choice.reason, run, True, request.by_torch)
         plan.native = native_call(device, opened, choice.use, request, run) if native else None
         row = self._measuring.table(device, pack, request.device).measured(problem, request.batches.products)
         rows, plan.by_bucket = choice.rows or ((row,) if row is not None else ()), bool(choice.rows)
         plan.gain_us = min((row.vendor_us - row.us for row in rows), default=0.0)
         return plan
 
-    def _choose(self, device: Device, pack: Pack, problem: Problem, request: Request) -> Choice:
+    def _choose(self, device: LaunchDevice, pack: Pack, problem: Problem, request: Request) -> Choice:
         try:
             extra_us = 0.0
             if request.finish is not None:
@@ -217,14 +217,14 @@ class Dispatcher:
         except WrongInput as error:  # the pack is undamaged, and yet has a record of another version
             raise self._packs.not_understood(error) from None
 
-    def _device(self, index: int) -> Device:
+    def _device(self, index: int) -> LaunchDevice:
         if self.device is not None:
             return self.device
         if index not in self._cuda:
             self._cuda[index] = Cuda(index)
         return self._cuda[index]
 
-    def _pack(self, device: Device) -> Pack:
+    def _pack(self, device: LaunchDevice) -> Pack:
         return self._packs.serving(device, needs_races=self.mode == "off" and self.prefer == "measured")
 
     @property
@@ -340,7 +340,7 @@ def load_pack(directory: str | Path) -> Pack:
 
 
 @contextmanager
-def emulated(device: Device, packs: Sequence[Pack], prefer: Prefer = "measured") -> Iterator[Dispatcher]:
+def emulated(device: LaunchDevice, packs: Sequence[Pack], prefer: Prefer = "measured") -> Iterator[Dispatcher]:
     """For tests: a context in which kernels of the packs compute with CPU tensors in the device's memory, as on a
     GPU."""
     with replaced(Dispatcher(packs, device, prefer)) as dispatcher:

@@ -10,7 +10,7 @@ from cudal2gen.operators.check_modes import deterministic, foreign
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.fused_operators import linear, plan_fused, swiglu
 from cudal2gen.operators.grouped import grouped_mm, plan_grouped
-from cudal2gen.operators.plans import Plan
+from cudal2gen.operators.plans import CallPlan
 from cudal2gen.operators.torch_operators import bmm, matmul, plan_linear, plan_matmul
 
 if TYPE_CHECKING:
@@ -44,30 +44,30 @@ def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options:
 
 def _matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
-) -> Plan:  # fmt: skip
+) -> CallPlan:  # fmt: skip
     return plan_matmul(a, b, acc, out_dtype)
 
 
 def _linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
-) -> Plan:
+) -> CallPlan:
     if activation is None:
         return plan_linear(x, weight, bias)
     return plan_fused(x, weight, bias, activation, gate=False, aux=False)
 
 
-def _swiglu(x: torch.Tensor, w13: torch.Tensor) -> Plan:
+def _swiglu(x: torch.Tensor, w13: torch.Tensor) -> CallPlan:
     return plan_fused(x, w13, None, "silu", gate=True, aux=False)
 
 
 def _grouped_mm(
     mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-) -> Plan:  # fmt: skip
+) -> CallPlan:  # fmt: skip
     return plan_grouped(mat_a, mat_b, offs, bias, out_dtype)
 
 
-_PLANS: dict[Callable[..., Any], Callable[..., Plan]] = {
+_PLANS: dict[Callable[..., Any], Callable[..., CallPlan]] = {
     matmul: _matmul,
     bmm: _matmul,
     linear: _linear,

@@ -15,7 +15,7 @@ from cudal2gen.operators.check_modes import TORCH, all_undispatched, check_tenso
 from cudal2gen.operators.check_operands import check_fused, check_gated_pair
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.plan_requests import Arguments, Epilogue, key_of, request_fused
-from cudal2gen.operators.plans import Plan
+from cudal2gen.operators.plans import CallPlan
 from cudal2gen.operators.registration import Operator, call, no_script, register
 from cudal2gen.operators.torch_operators import OPS, as_rows, linear_gradients, run_linear
 from kernelproof.ground.element import F32
@@ -100,7 +100,7 @@ def _fused_linear_aux(
 
 def plan_fused(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool, aux: bool
-) -> Plan:
+) -> CallPlan:
     """The plan of a fused layer. Its key has everything that the plan depends on."""
     dispatcher = current()
     try:
@@ -134,7 +134,7 @@ def _gated_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activat
     return cast("Pair", _gated_pair(x, w1, w3, activation, aux=True))
 
 
-def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str, aux: bool) -> Plan:
+def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str, aux: bool) -> CallPlan:
     """The plan of a gated layer whose weights are apart: that of their interleaved copy, which a kernel's call
     makes."""
     dispatcher = current()

@@ -11,7 +11,7 @@ from cudal2gen.operators.check_modes import TORCH, all_undispatched, check_tenso
 from cudal2gen.operators.check_operands import check_grouped, grouped_shape
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.plan_requests import Arguments, key_of, request_grouped
-from cudal2gen.operators.plans import Plan
+from cudal2gen.operators.plans import CallPlan
 from cudal2gen.operators.registration import Operator, call, no_script, register
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _grouped_mm(
 def plan_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-) -> Plan:  # fmt: skip
+) -> CallPlan:  # fmt: skip
     """The plan of a grouped product. Its key has everything that the plan depends on."""
     dispatcher = current()
     try:

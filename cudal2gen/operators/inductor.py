@@ -15,7 +15,7 @@ from cudal2gen.operators.call_torch import own_linear
 from cudal2gen.operators.check_operands import check_linear
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.plan_requests import Request, key_of, request_linear, request_matmul
-from cudal2gen.operators.plans import Plan
+from cudal2gen.operators.plans import CallPlan
 from cudal2gen.operators.registration import Operator, register
 from kernelproof.ground.element import element_or_none
 from kernelproof.ground.errors import WrongInput
@@ -41,7 +41,7 @@ def cudal2gen_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     current().any_kernel.call(plan, a, b, out)
 
 
-def _plan(key: tuple[Any, ...], request: Callable[[], Request]) -> Plan:
+def _plan(key: tuple[Any, ...], request: Callable[[], Request]) -> CallPlan:
     dispatcher = current().any_kernel
     return dispatcher.plans.get(key) or dispatcher.plan(key, request())
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from cudal2gen.launch.gpu import GpuError
 from cudal2gen.launch.launcher import LaunchError, OpenKernel
-from cudal2gen.operators.devices import Device
+from cudal2gen.operators.devices import LaunchDevice
 from cudal2gen.operators.plans import ByTorch
 from cudal2gen.pack import Pack, installed, search, serving
-from cudal2gen.results.choice import Kernel, Table
+from cudal2gen.results.choice import Table, TableKernel
 from kernelproof.ground.chips import CardFacts
 from kernelproof.ground.errors import WrongInput
 
@@ -61,7 +61,7 @@ class Packs:
         self._serving.clear()
         self._shadowed.pop(pack.gpu, None)
 
-    def serving(self, device: Device, needs_races: bool) -> Pack:
+    def serving(self, device: LaunchDevice, needs_races: bool) -> Pack:
         """The pack for a device: of its own model, or of one whose kernels run there. ``needs_races``: whether only
         measured kernels are used and nothing is measured during calls. Raises ByTorch if there is no pack."""
         card = device.card
@@ -98,7 +98,7 @@ class Packs:
         self.warn(f"{error}; make the pack anew")
         return ByTorch("pack not understood")
 
-    def open(self, pack: Pack, kernel: Kernel, index: int, device: Device) -> OpenKernel:
+    def open(self, pack: Pack, kernel: TableKernel, index: int, device: LaunchDevice) -> OpenKernel:
         """A kernel, opened at its first use on the device of this index. Raises ByTorch if that is impossible."""
         options = kernel.record.launch_options
         image = ImageKey(index, pack.kernel(kernel.digest), repr(options))

@@ -26,7 +26,7 @@ class ByTorch(Exception):
         self.short, self.lasting = short, lasting
 
 
-class Plan:
+class CallPlan:
     """What calls of one kind do. ``run`` computes them, ``by_torch`` does if the launcher refuses; ``native`` is the
     same call in a form that C++ can make."""
 
@@ -53,12 +53,12 @@ class Plans:
     """The plans of a process by their keys, and the counts of all calls, those of dropped plans included.
 
     ``lock`` guards everything here, and the dispatcher holds it while it decides. A planned call does not take it: it
-    looks its plan up in ``by_key``, which is one step of the interpreter, and adds to ``Plan.calls``, so a count may
-    lose calls that several threads make at the same instant.
+    looks its plan up in ``by_key``, which is one step of the interpreter, and adds to ``CallPlan.calls``, so a count
+    may lose calls that several threads make at the same instant.
     """
 
     def __init__(self) -> None:
-        self.by_key: dict[Key, Plan] = {}
+        self.by_key: dict[Key, CallPlan] = {}
         self.lock = threading.RLock()
         self._retired: Counter[tuple[bool, str]] = Counter()
         self._gained_us: Counter[str] = Counter()
@@ -69,13 +69,13 @@ class Plans:
         """Whether all are to be dropped before another one is kept."""
         return len(self.by_key) >= MAX_PLANS
 
-    def drop(self, plan: Plan) -> None:
+    def drop(self, plan: CallPlan) -> None:
         """Lets the next call of a plan's kind be planned anew."""
         with self.lock:
             if self.by_key.get(plan.key) is plan:
                 self._retire(self.by_key.pop(plan.key))
 
-    def replace(self, plan: Plan, error: LaunchError) -> Plan:
+    def replace(self, plan: CallPlan, error: LaunchError) -> CallPlan:
         """Puts torch's product in the place of a plan whose call the launcher refused, and counts this call for it.
 
         Raises the error again if something else than the operands is its reason.
@@ -87,7 +87,7 @@ class Plans:
             by_torch = self.by_key.get(plan.key, plan)
             if by_torch is plan:  # otherwise another thread has replaced it
                 self._retire(plan)
-                by_torch = Plan("the launcher refuses", str(error), plan.by_torch, False, plan.by_torch)
+                by_torch = CallPlan("the launcher refuses", str(error), plan.by_torch, False, plan.by_torch)
                 by_torch.key, by_torch.spans = plan.key, plan.spans
                 self.by_key[plan.key] = by_torch
             by_torch.calls += 1
@@ -98,7 +98,7 @@ class Plans:
         with self.lock:
             self._retired[(on_kernel, name)] += 1
 
-    def once(self, plan: Plan) -> Plan:
+    def once(self, plan: CallPlan) -> CallPlan:
         """Counts the only call of a plan that is not kept."""
         self.count(plan.name, plan.on_kernel)
         return plan
@@ -116,7 +116,7 @@ class Plans:
                 self._retire(plan)
             self.by_key.clear()
 
-    def _retire(self, plan: Plan) -> None:
+    def _retire(self, plan: CallPlan) -> None:
         # C++ is stopped first: a call that it made between counting and stopping would be lost.
         calls = plan.count(drop=True)
         self._retired[(plan.on_kernel, plan.name)] += calls

@@ -30,7 +30,7 @@ class ModelError(WrongInput):
     """A model cannot be found or run; the message says why."""
 
 
-class Product(NamedTuple):
+class ModelProduct(NamedTuple):
     """One product that a model computes: the operator, the layout of B, m, n, k, and the type of A and B."""
 
     op: str
@@ -45,7 +45,7 @@ class Collected(NamedTuple):
     """``products``: how often each product of fp16 or bf16 is computed, every one of a batch counted; ``others``: how
     many products there are of each other type."""
 
-    products: Counter[Product]
+    products: Counter[ModelProduct]
     others: Counter[str]
 
     def problems(self, gpu: str, acc: Acc) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ def _operands(func: Any, args: Any) -> tuple[str, torch.Tensor, torch.Tensor, in
     return None
 
 
-def _product(op: str, a: torch.Tensor, b: torch.Tensor) -> Product:
+def _product(op: str, a: torch.Tensor, b: torch.Tensor) -> ModelProduct:
     (m, k), n = a.shape[-2:], b.shape[-1]
     layout: Layout = "nn" if b.stride(-1) == 1 and (k == 1 or n > 1) else "tn"
-    return Product(op, layout, int(m), int(n), int(k), name_of(a.dtype) or "f16")
+    return ModelProduct(op, layout, int(m), int(n), int(k), name_of(a.dtype) or "f16")

@@ -16,7 +16,7 @@ from cudal2gen.operators.check_modes import TORCH, check_tensors, undispatched
 from cudal2gen.operators.check_operands import check_linear, check_matmul, check_out, result_shape
 from cudal2gen.operators.dispatch import Current, current
 from cudal2gen.operators.plan_requests import Arguments, request_linear, request_matmul, span
-from cudal2gen.operators.plans import Plan
+from cudal2gen.operators.plans import CallPlan
 from cudal2gen.operators.registration import Operator, call, no_script, register
 from kernelproof.ground.element import ELEMENTS, F32
 
@@ -88,7 +88,7 @@ def _matmul(
     return d
 
 
-def plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None) -> Plan:
+def plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None) -> CallPlan:
     """The plan of a product. Its key has everything that the plan depends on."""
     dispatcher = Current.dispatcher or current()  # spares every call a call
     try:
@@ -133,7 +133,7 @@ def _matmul_out(
         TORCH.autograd.graph.increment_version(out)
 
 
-def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Plan:
+def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> CallPlan:
     """The plan of a linear layer. Its key has everything that the plan depends on."""
     dispatcher = Current.dispatcher or current()  # spares every call a call
     try:

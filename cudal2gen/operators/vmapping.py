@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 Mapped = tuple["torch.Tensor", int]  # the result, and its mapped dimension
-Product = Callable[..., "torch.Tensor"]
+ProductCall = Callable[..., "torch.Tensor"]
 
 
 def first(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
@@ -17,7 +17,7 @@ def first(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
     return tensor if dim is None else tensor.movedim(dim, 0)
 
 
-def matmul(product: Product, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, *options: Any) -> Mapped:
+def matmul(product: ProductCall, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, *options: Any) -> Mapped:
     """``product``, mapped. Vectors become matrices first, so that batch dimensions of a and b correspond."""
     ranks = [tensor.ndim - (dim is not None) for tensor, dim in zip((a, b), in_dims, strict=False)]
     a, b = first(a, in_dims[0]), first(b, in_dims[1])
@@ -35,7 +35,7 @@ def _widened(tensor: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def linear(
-    product: Product, layer: Product, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor,
+    product: ProductCall, layer: ProductCall, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> Mapped:  # fmt: skip
     """``layer``, mapped. ``product`` and ``layer`` are the operators matmul and linear; mapped weights make a batch."""

@@ -15,7 +15,7 @@ from cudal2gen.kernel import Problem
 from cudal2gen.launch.launcher import TORCH_LIBRARY
 from cudal2gen.pack.abi import ABI, FORMAT, fields
 from cudal2gen.pack.facts import HEADER, LIBRARY, LICENCES, PackError, as_json, sha256
-from cudal2gen.results.choice import Kernel, Row, Table
+from cudal2gen.results.choice import Row, Table, TableKernel
 from kernelproof.ground.chips import GPUS, VARIANTS, capability_range
 from kernelproof.ground.toolchain import ToolchainError
 from kernelproof.ground.version import __version__
@@ -141,13 +141,13 @@ def _products(row: Row) -> dict[str, int]:
     return {"products": row.products} if row.products > 1 else {}
 
 
-def _decisions(kernel: Kernel) -> tuple[object, ...]:
+def _decisions(kernel: TableKernel) -> tuple[object, ...]:
     """Sizes, types and decisions, which are equal for kernels that differ in fusion and batch alone."""
     problem = kernel.record.problem
     return (problem.ab, problem.d, problem.acc, problem.layout, kernel.sizes, str(kernel.record.decisions()))
 
 
-def _kernel_line(kernel: Kernel, plain: int | None) -> str:
+def _kernel_line(kernel: TableKernel, plain: int | None) -> str:
     """The line of a kernel. ``plain``: the number of the kernel with the same decisions for the plain product, or
     None."""
     first, last = capability_range(kernel.record.arch)

@@ -52,7 +52,7 @@ BANDWIDTH = 500_000.0  # bytes per microsecond (0.5 TB/s), assumed if the card's
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TableKernel:
     """One kernel of a table: its record's JSON values (``fields``) and the ``digest`` of its compiled binary.
 
     ``place`` says in error messages where the record was read. ``card`` is set only if the kernel is to run on another
@@ -186,7 +186,7 @@ class Table:
     """
 
     gpu: str
-    kernels: list[Kernel]
+    kernels: list[TableKernel]
     rows: list[Row]
     bandwidth: float = BANDWIDTH
     notes: list[str] = field(default_factory=list)
@@ -386,7 +386,7 @@ class Table:
         why = f"the kernel of {self.kernels[number].sizes.text} was asked for, nothing measured says that it is faster"
         return Choice(number, use, why, "asked for")
 
-    def _copied_us(self, kernel: Kernel, use: Use, sizes: Sizes) -> float:
+    def _copied_us(self, kernel: TableKernel, use: Use, sizes: Sizes) -> float:
         """The estimated time of a kernel's copies to and from padded matrices, in microseconds."""
         if not any(use.copied):
             return 0.0
@@ -442,7 +442,7 @@ class Table:
                 Problem.model_validate(fields)
             except ValidationError as error:
                 raise WrongInput(f"{where}: {explain(error)}") from None
-            kernels.append(Kernel(kernel.digest, kernel.record, where))
+            kernels.append(TableKernel(kernel.digest, kernel.record, where))
         return cls(spelled.gpu, kernels, list(spelled.rows), spelled.bandwidth_bytes_us)
 
 
@@ -489,7 +489,7 @@ def tabulate(
     row is that of the kernel whose worst case (over L2 states and baselines) is best.
     """
     identify = digest or (lambda record: record.name)
-    kernels = [Kernel(identify(record), record.model_dump(mode="json")) for record in records]
+    kernels = [TableKernel(identify(record), record.model_dump(mode="json")) for record in records]
     numbers = {(record.problem, record.name): number for number, record in enumerate(records)}
     cards = {name: environment for name, environment in measured.environments.items() if environment.gpu == gpu}
     latest: dict[tuple[Problem, int, str], dict[str, Measurement]] = {}

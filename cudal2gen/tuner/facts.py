@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudal2gen.kernel import Fields, Record
-from cudal2gen.timing.model import Estimate, Kernel, estimate_kernel
+from cudal2gen.timing.model import Estimate, ModelledKernel, estimate_kernel
 from cudal2gen.timing.recordings.tile import kernel_of
 
 Floats = NDArray[np.float32]
@@ -77,7 +77,7 @@ class Tokens:
         return encoded
 
 
-def _numbers(record: Record, kernel: Kernel, estimate: Estimate) -> list[float]:
+def _numbers(record: Record, kernel: ModelledKernel, estimate: Estimate) -> list[float]:
     problem, work, chip, log2 = kernel.problem, kernel.work, kernel.target, math.log2
     steps, per_sm = kernel.tile_steps, kernel.ctas / kernel.target.sms
     waves = per_sm / kernel.resident

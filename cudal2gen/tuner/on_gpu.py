@@ -17,7 +17,7 @@ from cudal2gen import bench, results
 from cudal2gen.bench import Turns
 from cudal2gen.generation.compiler import Artifact, BuildError
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.launch.gpu import Contender, Device, Gpu, Kernel
+from cudal2gen.launch.gpu import Contender, Gpu, KernelContender, MeasuringDevice
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Source, Timing, Trial, Verdict
 from cudal2gen.tuner.environment import trial_of
 
@@ -36,7 +36,7 @@ class Workshop(Protocol):
         """The verdict on the kernel on this device."""
         ...
 
-    def open(self, record: Record, artifact: Artifact) -> Kernel:
+    def open(self, record: Record, artifact: Artifact) -> KernelContender:
         """The kernel, ready to launch. Raises LaunchError."""
         ...
 
@@ -48,7 +48,7 @@ class GpuEnvironment:
 
     def __init__(
         self,
-        device: Device,
+        device: MeasuringDevice,
         workshop: Workshop,
         incumbent: Callable[[Problem], Record | None],
         baseline: Callable[[Problem], Contender | None] = lambda _: None,
@@ -184,7 +184,7 @@ class DeviceWorkshop:
             results.append([verdict], self._store)
         return verdict
 
-    def open(self, record: Record, artifact: Artifact) -> Kernel:
+    def open(self, record: Record, artifact: Artifact) -> KernelContender:
         """The kernel on the device's stream."""
         from cudal2gen.validator.device import BuiltKernel
 

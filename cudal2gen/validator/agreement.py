@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.launch.gpu import Contender
 from cudal2gen.results import Case, Rounding
-from cudal2gen.validator.device import BuiltKernel, Device
+from cudal2gen.validator.device import BuiltKernel, VerdictDevice
 from cudal2gen.validator.emulated import Execution, execute
 from cudal2gen.validator.matrices import Matrices
 from cudal2gen.validator.problems import Shape
@@ -26,7 +26,7 @@ LENGTHS = (32, 256, 2048)  # values of k, for few and for many steps
 EXACT_INPUTS = ("binary", "integers")  # sums are exact in any order: of 0/1 up to 2048 also in fp16
 
 
-def against_emulator(device: Device, built: BuiltKernel) -> tuple[list[Case], list[Rounding]]:
+def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Case], list[Rounding]]:
     """Compares one tile for several k.
 
     Inputs whose sums are exact in any order must agree; they give the cases. Every kind of inputs gives a line that
@@ -80,7 +80,7 @@ def lengths(record: Record) -> list[int]:
     return sorted({min(most, max(least, ceil_div(k, step) * step)) for k in LENGTHS})
 
 
-def product(device: Device, record: Record, contender: Contender, emulated: Execution) -> Array:
+def product(device: VerdictDevice, record: Record, contender: Contender, emulated: Execution) -> Array:
     """D (m,n) of the emulator's operands, computed on the device; for a batch, that of the first product."""
     import torch
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cudal2gen.generation.compiler import Artifact
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.launch.gpu import Absent, Contender, GpuError, Kernel
+from cudal2gen.launch.gpu import Absent, Contender, GpuError, KernelContender
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.launch.operands import typed
 from cudal2gen.results import Case, Verdict
@@ -41,7 +41,7 @@ SLACK, SLACK_RMS = 2.0**-6, 2.0**-4
 DEVICE_ERROR = "device-error"  # a finding that begins so means that the device no longer works
 
 
-class Device(Protocol):
+class VerdictDevice(Protocol):
     """The interface of a device that verdicts need; ``gpu.Gpu`` implements it."""
 
     @property
@@ -75,16 +75,16 @@ class BuiltKernel:
     artifact: Artifact
     library: Path
 
-    def open(self, device: Device, record: Record | None = None) -> Kernel:
+    def open(self, device: VerdictDevice, record: Record | None = None) -> KernelContender:
         """The kernel on a device, as its own record or as one that differs only in data fields. Raises LaunchError."""
         record = record or self.record
-        return Kernel(
+        return KernelContender(
             record, self.artifact.directory, self.library, device.stream, device.runtime_library, device.empty
         )
 
 
 def run_case(
-    device: Device, record: Record, contender: Contender, shape: Shape, inputs: str, seed: int = 0
+    device: VerdictDevice, record: Record, contender: Contender, shape: Shape, inputs: str, seed: int = 0
 ) -> tuple[Case, bool]:
     """Runs one problem with one kind of inputs three times. Also returns whether the same numbers gave the same
     bits."""
@@ -116,7 +116,7 @@ def run_case(
     return _case(record, shape, inputs, comparison, findings), same_bits
 
 
-def matrices_of(device: Device, record: Record, shape: Shape) -> Matrices:
+def matrices_of(device: VerdictDevice, record: Record, shape: Shape) -> Matrices:
     """The matrices of all products of a shape, in the device's memory."""
     return Matrices(device.empty, record, shape.problem(record), shape.batch, shape.shared_b, shape.groups)
 
@@ -132,7 +132,7 @@ def _refusals(findings: list[str]) -> Iterator[None]:
         findings.append(f"{DEVICE_ERROR}: {str(error).splitlines()[0]}")
 
 
-def _finish(device: Device, call: Callable[[], None]) -> None:
+def _finish(device: VerdictDevice, call: Callable[[], None]) -> None:
     """Makes a call and waits for the device."""
     call()
     device.wait()
@@ -143,7 +143,7 @@ def _case(record: Record, shape: Shape, inputs: str, comparison: Comparison, fin
     return shape.case(inputs, ctas, comparison.compared, findings, comparison.max_error, comparison.allowed)
 
 
-def stream_case(device: Device, record: Record, contender: Contender, shape: Shape) -> Case:
+def stream_case(device: VerdictDevice, record: Record, contender: Contender, shape: Shape) -> Case:
     """Whether a kernel works on its stream, in order.
 
     The stream is held. Behind the delay A and B are written, the kernel is called, and D and aux are read. A kernel on
@@ -178,7 +178,9 @@ def stream_case(device: Device, record: Record, contender: Contender, shape: Sha
     return _case(record, shape, "normal", replace(comparison, compared="order on its stream"), findings)
 
 
-def accuracy_case(device: Device, record: Record, contender: Contender, baseline: Contender, shape: Shape) -> Case:
+def accuracy_case(
+    device: VerdictDevice, record: Record, contender: Contender, baseline: Contender, shape: Shape
+) -> Case:
     """The published criterion: the error against fp32 must not exceed the baseline's. Raises Absent if the baseline
     does.
 
@@ -227,7 +229,7 @@ class _Openings:
 
 
 def validate(
-    device: Device, record: Record, digest: str, open_kernel: Open, baseline: Baseline | None = None
+    device: VerdictDevice, record: Record, digest: str, open_kernel: Open, baseline: Baseline | None = None
 ) -> Verdict:
     """A device's verdict on one built kernel: it runs the emulator's problems and all of the record's own problem.
 

@@ -35,7 +35,7 @@ Array = NDArray[Any]
 LOOP_ROOM = 10_000  # backward branches allowed for copies and stores, in addition to those for steps of k
 
 
-class Product(NamedTuple):
+class ComputedProduct(NamedTuple):
     """The computed part of one product: its operands and its D. ``fused``: operands besides A and B; ``aux``: the
     output besides D."""
 
@@ -53,7 +53,7 @@ class Execution:
     ``findings`` are errors, ``remarks`` the emulator's other reports.
     """
 
-    products: tuple[Product, ...]
+    products: tuple[ComputedProduct, ...]
     ctas: int
     tiles: int
     findings: tuple[str, ...]
@@ -74,7 +74,7 @@ class Execution:
         return self.products[0].d
 
     @property
-    def others(self) -> tuple[Product, ...]:
+    def others(self) -> tuple[ComputedProduct, ...]:
         return self.products[1:]
 
 
@@ -222,7 +222,7 @@ class _Matrices:
         return buffer.address + odd * dtype.itemsize
 
     @property
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[ComputedProduct, ...]:
         """The computed part of each product."""
         elements = self._d.bytes().view(self._type_d)
         places = zip(self._places_d, self._rows, strict=True)
@@ -231,7 +231,8 @@ class _Matrices:
         if self._aux:  # aux exists for a single product only
             aux = self._aux.bytes().view(self._type_d).reshape(self._aux_shape)[np.ix_(self._rows[0], self._cols)]
         return tuple(
-            Product(a, b, d, fused, aux) for (a, b), d, fused in zip(self._operands, parts, self._fused, strict=True)
+            ComputedProduct(a, b, d, fused, aux)
+            for (a, b), d, fused in zip(self._operands, parts, self._fused, strict=True)
         )
 
 
@@ -359,7 +360,7 @@ def _extents(tiles: list[int], tile: int, extent: int) -> Array:
     return np.concatenate([np.arange(i * tile, min((i + 1) * tile, extent)) for i in tiles])
 
 
-def _compared(record: Record, inputs: str, product: Product, order: list[list[list[int]]]) -> Comparison:
+def _compared(record: Record, inputs: str, product: ComputedProduct, order: list[list[list[int]]]) -> Comparison:
     a, b, d, more, aux = product
     if record.fusion:
         fused_product = fused.FusedProduct(record.acc, record.fusion, inputs, a, b, more, order, record.output)

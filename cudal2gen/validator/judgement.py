@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from cudal2gen.results import Case, Rounding, Verdict
 from cudal2gen.validator import sanitizer
 from cudal2gen.validator.agreement import against_emulator
-from cudal2gen.validator.device import Baseline, BuiltKernel, Device, validate
+from cudal2gen.validator.device import Baseline, BuiltKernel, VerdictDevice, validate
 from cudal2gen.validator.problems import stress_shapes
 from kernelproof.ground.errors import Failure
 
 
 def judge(
-    device: Device,
+    device: VerdictDevice,
     built: BuiltKernel,
     *,
     baseline: Baseline | None = None,
@@ -38,7 +38,7 @@ def judge(
 
 
 def judge_all(
-    device: Device,
+    device: VerdictDevice,
     kernels: Iterable[BuiltKernel],
     *,
     baseline: Baseline | None = None,
@@ -56,7 +56,7 @@ def judge_all(
 
 
 def sanitized(
-    device: Device, built: BuiltKernel, number: int, timeout_s: float = 120
+    device: VerdictDevice, built: BuiltKernel, number: int, timeout_s: float = 120
 ) -> tuple[list[Case], dict[str, str]]:
     """Runs compute-sanitizer on one small launch on CUDA device ``number``.
 

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from kernelproof.checking import devices
-from kernelproof.checking.plan import Plan
+from kernelproof.checking.plan import CheckPlan
 from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report, Site, load
 from kernelproof.emulator.frontend.ptx import Function, Instr
 from kernelproof.emulator.host.images import entries
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
     notes: list[str]
 
 
-def assembled(plan: Plan, foreign: bool = False) -> Outcome:
+def assembled(plan: CheckPlan, foreign: bool = False) -> Outcome:
     """Assemble the PTX that a plan executes. ``foreign``: it is untrusted, so ptxas runs in a sandbox."""
     outcome = Outcome([], [])
     if plan.machine_code:
@@ -164,7 +164,7 @@ def _version(ptxas: Path) -> str:
     return process_tree.output([str(ptxas), "--version"])[1]
 
 
-def _texts(plan: Plan) -> Iterator[str]:
+def _texts(plan: CheckPlan) -> Iterator[str]:
     """The PTX of a plan: its files, and what its library embeds for the device and without machine code for it."""
     for path in plan.kernels:
         if path.suffix == ".ptx":

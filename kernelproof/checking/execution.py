@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn
 from kernelproof.checking import devices, names, sampling, text
 from kernelproof.checking.findings import CANNOT, Run, extents, run_of
 from kernelproof.checking.names import resolved, short_names
-from kernelproof.checking.plan import Argument, BufferSpec, Plan
+from kernelproof.checking.plan import Argument, BufferSpec, CheckPlan
 from kernelproof.checking.repetition import Repetitions
 from kernelproof.emulator import (
     Buffer,
@@ -150,7 +150,7 @@ def _high_copy(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
 
 
-def check_session(plan: Plan, reporter: Reporter) -> Session:
+def check_session(plan: CheckPlan, reporter: Reporter) -> Session:
     """The emulated device of a check. It reports each finding at once."""
     memory = Memory(guarded=plan.main is not None or plan.call is not None)
     options = Options(
@@ -240,7 +240,7 @@ def _reason(report: Report) -> str:
     return report.message.replace(kernel, names.plain(kernel)) if kernel else report.message
 
 
-def serve(pipe: Connection, plan: Plan, box: Sandbox | None) -> None:
+def serve(pipe: Connection, plan: CheckPlan, box: Sandbox | None) -> None:
     """Run a plan in this process, inside ``box`` if one is given. It never returns if the program's own main runs."""
     # The order matters. The new session lets the parent kill this process with all that it started; the sandbox comes
     # before any foreign code is loaded, and the reporter's descriptors before the program can close or reuse any.
@@ -319,7 +319,7 @@ def _open(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kernels: Iterable[str]) -> NoReturn:
+def _run_main(library: ctypes.CDLL | None, plan: CheckPlan, reporter: Reporter, kernels: Iterable[str]) -> NoReturn:
     """Call main, then exit as a program does: with destructors, exit handlers and flushed streams."""
     libc = reporter.libc
     if library is None or (main := getattr(library, "main", None)) is None:
@@ -337,7 +337,7 @@ def _run_main(library: ctypes.CDLL | None, plan: Plan, reporter: Reporter, kerne
     os._exit(code)
 
 
-def _call(library: ctypes.CDLL | None, plan: Plan, session: Session, reporter: Reporter) -> None:
+def _call(library: ctypes.CDLL | None, plan: CheckPlan, session: Session, reporter: Reporter) -> None:
     """Call the function of the library that the plan names."""
     assert plan.call is not None
     name, arguments = plan.call
@@ -349,7 +349,7 @@ def _call(library: ctypes.CDLL | None, plan: Plan, session: Session, reporter: R
     session.check_outputs()
 
 
-def _launch_all(plan: Plan, session: Session) -> None:
+def _launch_all(plan: CheckPlan, session: Session) -> None:
     """Run the launches of the plan, in order and on the same memory."""
     owners = session.kernels()
     shared: dict[str, Buffer] = {}
@@ -362,7 +362,7 @@ def _launch_all(plan: Plan, session: Session) -> None:
     session.check_outputs()
 
 
-def _value(argument: Argument, session: Session, plan: Plan, shared: dict[str, Buffer]) -> KernelArgument:
+def _value(argument: Argument, session: Session, plan: CheckPlan, shared: dict[str, Buffer]) -> KernelArgument:
     if isinstance(argument, str):
         if argument not in shared:
             shared[argument] = _upload(plan.buffers[argument], session, plan.seed + len(shared), argument)

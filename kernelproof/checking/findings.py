@@ -33,7 +33,7 @@ def local(frame: Frame) -> Frame:
 
 
 @dataclass
-class Kernel:
+class KernelLaunches:
     """A kernel and its launches.
 
     ``launches`` is how many were executed, ``repetitions`` how many more were skipped because they repeated a launch on

@@ -204,7 +204,7 @@ def launch(text: str, arguments: tuple[Argument, ...]) -> LaunchSpec:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckPlan:
     """Everything that the process of a check needs to know.
 
     ``device`` is a capability or a chip, as in ``devices``. ``library`` holds host code and kernels; ``kernels`` are

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kernelproof.checking import text
-from kernelproof.checking.findings import Cause, Kernel
+from kernelproof.checking.findings import Cause, KernelLaunches
 from kernelproof.checking.names import demangled, fitted, short_names
 from kernelproof.emulator import Report
 from kernelproof.emulator.state.causes import grouped
@@ -37,7 +37,7 @@ class Result:
     device: str
     findings: dict[Cause, Report] = field(default_factory=dict)
     expected: list[Report] = field(default_factory=list)
-    kernels: dict[str, Kernel] = field(default_factory=dict)
+    kernels: dict[str, KernelLaunches] = field(default_factory=dict)
     refusals: dict[tuple[str, str], int] = field(default_factory=dict)
     unsupported: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 
 from kernelproof.checking import assembly, devices, text
 from kernelproof.checking.execution import Message, serve
-from kernelproof.checking.findings import Kernel
+from kernelproof.checking.findings import KernelLaunches
 from kernelproof.checking.names import plain
-from kernelproof.checking.plan import Plan
+from kernelproof.checking.plan import CheckPlan
 from kernelproof.checking.result import Result
 from kernelproof.ground import process_tree
 from kernelproof.ground.errors import WrongInput
@@ -38,7 +38,12 @@ Progress = Callable[[str, float, int, int], None]
 
 
 def run(
-    plan: Plan, target: str, seconds: float, gib: float, progress: Progress | None = None, box: Sandbox | None = None
+    plan: CheckPlan,
+    target: str,
+    seconds: float,
+    gib: float,
+    progress: Progress | None = None,
+    box: Sandbox | None = None,
 ) -> Result:
     """Run a plan, inside ``box`` if one is given, and return its result.
 
@@ -145,9 +150,9 @@ def _take(result: Result, message: Message) -> None:
             result.add(message.finding)
         case "launch":
             assert message.run is not None
-            result.kernels.setdefault(kernel, Kernel(kernel)).add(message.run)
+            result.kernels.setdefault(kernel, KernelLaunches(kernel)).add(message.run)
         case "repeated":
-            result.kernels.setdefault(kernel, Kernel(kernel)).repetitions += 1
+            result.kernels.setdefault(kernel, KernelLaunches(kernel)).repetitions += 1
         case "refused":
             result.refuse(kernel, message.text)
         case "failed":

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import PurePosixPath
 
-from kernelproof.checking.findings import Kernel, frames, local
+from kernelproof.checking.findings import KernelLaunches, frames, local
 from kernelproof.checking.names import plain
 from kernelproof.emulator import Report
 from kernelproof.emulator.state.sites import Frame
@@ -73,7 +73,7 @@ def _ways(lines: Sequence[Frame]) -> Iterator[str]:
             yield from (str(local(frame)) for frame in group)
 
 
-def kernel_lines(name: str, kernel: Kernel, findings: list[Report]) -> list[str]:
+def kernel_lines(name: str, kernel: KernelLaunches, findings: list[Report]) -> list[str]:
     """The lines of a kernel in the summary."""
     grids = [f"{spelled}{f' x{count}' if count > 1 else ''}" for spelled, count in kernel.grids.items()]
     more = f", {len(grids) - LONGEST_LIST} more" if len(grids) > LONGEST_LIST else ""

@@ -19,7 +19,7 @@ from kernelproof.ground.command_line.options import Json
 from kernelproof.ground.command_line.progress import SECONDS
 
 if TYPE_CHECKING:
-    from kernelproof.checking.plan import Plan
+    from kernelproof.checking.plan import CheckPlan
     from kernelproof.checking.supervision import Progress
 
 PROGRAM_ARGUMENTS = "kernelproof.program_arguments"
@@ -151,7 +151,7 @@ def check(
     raise typer.Exit(result.code)
 
 
-def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tuple[str, ...]) -> Plan:
+def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tuple[str, ...]) -> CheckPlan:
     """Compiles sources and collects everything that the process of the check needs. Raises UserError."""
     from kernelproof.checking import compilation, devices, plan
     from kernelproof.ground import toolchain
@@ -193,7 +193,7 @@ def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tu
         refuse(f"{files[0]} has no main: give --launch 'KERNEL<<<GRID,BLOCK>>>' with --args, or --launch FILE.json")
     if kinds["source"]:
         library = compilation.library(kinds["source"], nvcc_args, sm or devices.target(device), toolchain.discover())
-    return plan.Plan(
+    return plan.CheckPlan(
         device, library, tuple(kernels), (str(files[0].with_suffix("")), *arguments) if runs_main else None,
         (what.call, listed) if what.call else None, launches, buffers, how.counters, how.adverse, how.sample, how.seed,
         machine_code=how.machine_code,        quiet=output.as_json, output_to_stderr=output.as_json,

@@ -19,7 +19,7 @@ from kernelproof.grading.expressions import Number, Shape, value
 from kernelproof.grading.formats import Array
 from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Expected, Precision, Tolerance
-from kernelproof.grading.verdict import Evidence, Finding, Kernel
+from kernelproof.grading.verdict import CountedKernel, Evidence, Finding
 
 # A kind of inputs that takes less than this share of the instructions for normal numbers shows a shortcut for its
 # values.
@@ -107,7 +107,7 @@ class Examination:
         self.machine: list[Report] = []
         self.remarks: list[str] = []
         self.answers: list[Answer] = []
-        self.kernels: list[Kernel] = []
+        self.kernels: list[CountedKernel] = []
 
     @property
     def calls(self) -> int:
@@ -291,7 +291,7 @@ class Examination:
             flops, by_matrix = arithmetic.flops(opcodes, call.wgmma_flops[name], task.counts_integers)
             total += flops
             self.kernels.append(
-                Kernel(
+                CountedKernel(
                     name=name, launches=call.launches[name], ctas=call.ctas[name], instructions=opcodes.total(),
                     flops=flops, mma_flops=by_matrix,
                 )

@@ -40,7 +40,7 @@ class Finding(BaseModel):
         )  # fmt: skip
 
 
-class Kernel(BaseModel):
+class CountedKernel(BaseModel):
     """A kernel, as it ran in the first call of the largest shape.
 
     ``instructions`` counts executions per warp. ``flops`` is the most floating-point operations that they can amount
@@ -71,7 +71,7 @@ class Verdict(BaseModel):
     findings: list[Finding] = []
     not_checked: list[str] = []
     remarks: list[str] = []
-    kernels: list[Kernel] = []
+    kernels: list[CountedKernel] = []
     shapes: list[dict[str, int]] = []
     calls: int = 0
     device: str = ""

@@ -70,7 +70,7 @@ def run(request: Request) -> dict[str, Any]:
         sm = sm or devices.target(request.device or devices.DEFAULT)
         ptx = compilation.ptx(path, arguments, sm, toolchain.discover(), START_S, foreign=request.roots)
     device = request.device or devices.nearest(plan.target_of([ptx]) or devices.DEFAULT)
-    program = plan.Plan(
+    program = plan.CheckPlan(
         device, kernels=(ptx,), launches=launches, buffers=buffers, counters=request.counters, adverse=request.adverse,
         sample=request.sample, quiet=True,
     )  # fmt: skip

@@ -338,7 +338,7 @@ class CudaEmulator:
             self._missing(str(error))
         library = compilation.library(paths, arguments, sm or devices.target(device), tools)
         main = (str(paths[0].with_suffix("")), *args)
-        program = plan.Plan(
+        program = plan.CheckPlan(
             device, library, main=main, counters=self.settings.counters, adverse=self.settings.adverse, sample=sample,
             quiet=True,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.launch.gpu import Absent, Call, Kernel, Race, Reading
+from cudal2gen.launch.gpu import Absent, Call, KernelContender, Race, Reading
 from cudal2gen.launch.operands import Operands, draw
 from cudal2gen.results import Environment
 
@@ -20,7 +20,7 @@ ENVIRONMENT = Environment(
 
 
 class FakeDevice:
-    """A ``gpu.Device``. Its clock stands still but for ``spend``, ``sleep`` and ``drift``.
+    """A ``gpu.MeasuringDevice``. Its clock stands still but for ``spend``, ``sleep`` and ``drift``.
 
     ``drift``: by which part the device gets slower with every second of its own time.
     """
@@ -94,7 +94,7 @@ class FakeDevice:
         return Reading(1755, 3201, 650.0, 60, frozenset({"SwPowerCap"} if self.time > 1 else ()))
 
 
-class Product:
+class FakeProduct:
     """A contender that takes ``us`` microseconds, give or take ``noise``, and computes with torch."""
 
     detail = "a fake"
@@ -131,13 +131,13 @@ class Product:
         return call
 
 
-class FakeKernel(Product, Kernel):
+class FakeKernel(FakeProduct, KernelContender):
     """The same in the place of a built kernel. ``copies_us``: what padding costs, None for no padding."""
 
     def __init__(
         self, device: FakeDevice, record: Record, us: float, copies_us: float | None = None, **options: Any
     ) -> None:
-        Product.__init__(self, device, "cudal2gen", us, **options)
+        FakeProduct.__init__(self, device, "cudal2gen", us, **options)
         self.record, self.copies_us = record, copies_us
         self.digest = record.name
 

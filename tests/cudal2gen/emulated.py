@@ -17,7 +17,7 @@ import numpy as np
 
 from cudal2gen.generation.compiler import Artifact
 from cudal2gen.kernel import Record
-from cudal2gen.launch.gpu import Kernel
+from cudal2gen.launch.gpu import KernelContender
 from cudal2gen.validator.emulated import device_of
 from kernelproof import emulator
 from kernelproof.ground.chips import GPUS, CardFacts
@@ -69,7 +69,7 @@ def allocate(memory: emulator.Memory, *shape: int) -> torch.Tensor:
 
 
 class EmulatedDevice:
-    """A ``validator.device.Device``, to be used in a ``with`` statement."""
+    """A ``validator.device.VerdictDevice``, to be used in a ``with`` statement."""
 
     model = "emulated"
 
@@ -113,9 +113,9 @@ class EmulatedDevice:
 
     def open(
         self, record: Record, artifact: Artifact, library: Path, stream: Callable[[], int] | None = None
-    ) -> Kernel:
+    ) -> KernelContender:
         """A built kernel on this device, on its stream or another one."""
-        return Kernel(
+        return KernelContender(
             record, artifact.directory, library, stream or self.stream, self.runtime_library, empty=self.empty
         )
 
@@ -134,8 +134,8 @@ def card_of(model: str) -> CardFacts:
 
 
 class OperatorDevice:
-    """A ``devices.Device`` on an emulated device: what operators ask of a GPU. ``card``: what it claims to be, or the
-    name of a model in ``GPUS``."""
+    """A ``devices.LaunchDevice`` on an emulated device: what operators ask of a GPU. ``card``: what it claims to be,
+    or the name of a model in ``GPUS``."""
 
     def __init__(self, device: EmulatedDevice, card: str | CardFacts) -> None:
         self.device, self.card = device, card_of(card) if isinstance(card, str) else card

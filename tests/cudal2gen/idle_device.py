@@ -21,7 +21,7 @@ STREAM = 0x77
 
 
 class IdleDevice:
-    """A ``devices.Device``; ``native``: whether C++ may call it."""
+    """A ``devices.LaunchDevice``; ``native``: whether C++ may call it."""
 
     card, alone = CardFacts.of("NVIDIA A100", (8, 0), 108), True
 

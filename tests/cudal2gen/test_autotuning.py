@@ -15,7 +15,7 @@ import cudal2gen
 from cudal2gen import pack, results
 from cudal2gen.kernel import Problem
 from cudal2gen.report import groups, published, sections
-from cudal2gen.results.choice import Kernel
+from cudal2gen.results.choice import TableKernel
 from tests.cudal2gen import packed
 from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
 from tests.cudal2gen.paths import small
@@ -184,12 +184,12 @@ def test_a_hot_shape_has_a_race_of_its_own(
 def test_a_kernel_that_does_not_take_all_rows_is_no_candidate(
     device: EmulatedDevice, once: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use = Kernel.use
+    use = TableKernel.use
 
-    def only_many(kernel: Kernel, sizes: Any, operands: Any) -> Any:
+    def only_many(kernel: TableKernel, sizes: Any, operands: Any) -> Any:
         return None if kernel.record.name == PREDICATED.name and sizes.m < 6 else use(kernel, sizes, operands)
 
-    monkeypatch.setattr(Kernel, "use", only_many)
+    monkeypatch.setattr(TableKernel, "use", only_many)
     a, b, expected = drawn(device, (8, 24, 64))
     assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert {row.timings[0].record for row in measurements()} == {NAMES["whole"]}

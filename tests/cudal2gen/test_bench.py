@@ -27,7 +27,7 @@ from cudal2gen.kernel import Problem, Record
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.launch.operands import Operands
 from cudal2gen.results import ratios
-from tests.cudal2gen.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
+from tests.cudal2gen.devices import ENVIRONMENT, FakeDevice, FakeKernel, FakeProduct
 from tests.cudal2gen.paths import small
 
 pytestmark = pytest.mark.torch
@@ -52,7 +52,7 @@ SMALL = problem(64, 64, 64)
 def test_a_drifting_device_favours_nobody() -> None:
     """The card slows by a third during the measurement; in turns, the ratio stays what it is."""
     device = FakeDevice(drift=10.0)
-    kernel, vendor = Product(device, "cudal2gen", 8.0), Product(device, "torch.matmul", 10.0)
+    kernel, vendor = FakeProduct(device, "cudal2gen", 8.0), FakeProduct(device, "torch.matmul", 10.0)
     measurement = measured(device, [kernel, vendor], HOT, SMALL)
     timing = measurement.timing("torch.matmul")
     assert timing is not None
@@ -66,7 +66,7 @@ def test_a_drifting_device_favours_nobody() -> None:
 def test_rounds_are_mirrored_in_random_order() -> None:
     device = FakeDevice()
     names = ["a", "b", "c"]
-    contenders = [Product(device, name, 5.0) for name in names]
+    contenders = [FakeProduct(device, name, 5.0) for name in names]
     measured(device, contenders, HOT, SMALL, benchmark_seconds=1.0)
     order = [name for name in device.log if name in names]
     # The first calls and the warm-up of the graphs come before the rounds; a sample has a call to warm up for each.
@@ -81,7 +81,10 @@ def test_rounds_are_mirrored_in_random_order() -> None:
 
 def test_noise_has_an_interval_that_holds_the_truth() -> None:
     device = FakeDevice()
-    kernel, vendor = Product(device, "cudal2gen", 8.0, noise=0.2), Product(device, "torch.matmul", 8.4, noise=0.2)
+    kernel, vendor = (
+        FakeProduct(device, "cudal2gen", 8.0, noise=0.2),
+        FakeProduct(device, "torch.matmul", 8.4, noise=0.2),
+    )
     ratio = results.speedup(measured(device, [kernel, vendor], HOT, SMALL), "torch.matmul")
     assert ratio is not None
     assert ratio.low < 1.05 < ratio.high
@@ -90,7 +93,7 @@ def test_noise_has_an_interval_that_holds_the_truth() -> None:
 
 def test_cold_evicts_before_each_sample_and_uses_a_set_per_call() -> None:
     device = FakeDevice()
-    measurement = measured(device, [Product(device, "cudal2gen", 8.0)], COLD, SMALL)
+    measurement = measured(device, [FakeProduct(device, "cudal2gen", 8.0)], COLD, SMALL)
     (timing,) = measurement.timings
     assert timing.calls == bench.MAX_CALLS
     # One warm-up of the graph, then a sample for each eviction.
@@ -109,7 +112,7 @@ def test_sets_of_operands(work: Work, sets: int) -> None:
         return operands(of, count, seed, products)
 
     device.operands = watched  # type: ignore[method-assign]
-    measured(device, [Product(device, "cudal2gen", 8.0)], work, SMALL)
+    measured(device, [FakeProduct(device, "cudal2gen", 8.0)], work, SMALL)
     assert set_counts == [sets]
 
 
@@ -123,7 +126,7 @@ def test_states_of_the_l2() -> None:
 def test_the_host_is_inside_the_clock_of_the_paper_modes() -> None:
     device = FakeDevice()
     measurement = measured(
-        device, [Product(device, "cudal2gen", 8.0)], SERVER, SMALL, target_qps=500.0, benchmark_seconds=2.0
+        device, [FakeProduct(device, "cudal2gen", 8.0)], SERVER, SMALL, target_qps=500.0, benchmark_seconds=2.0
     )
     (timing,) = measurement.timings
     # The fake synchronises in a microsecond of the host's time.
@@ -146,7 +149,7 @@ def test_padding_is_inside_and_shown() -> None:
 
 def test_conditions_are_read_in_each_round() -> None:
     device = FakeDevice()
-    measurement = measured(device, [Product(device, "cudal2gen", 8000.0)], HOT, SMALL, benchmark_seconds=2.0)
+    measurement = measured(device, [FakeProduct(device, "cudal2gen", 8000.0)], HOT, SMALL, benchmark_seconds=2.0)
     rounds = len(measurement.timings[0].event_us) / 2
     assert len(measurement.conditions.sm_mhz) == rounds
     assert measurement.conditions.throttle == ("SwPowerCap",)
@@ -156,12 +159,12 @@ def test_conditions_are_read_in_each_round() -> None:
 def test_better_than_the_hardware_stops_the_run(contender: str) -> None:
     slowed = ENVIRONMENT.model_copy(update={"max_sm_mhz": 1})
     device = FakeDevice(environment=slowed)
-    slow, fast = Product(device, "torch.matmul", 500.0), Product(device, contender, 0.9)
+    slow, fast = FakeProduct(device, "torch.matmul", 500.0), FakeProduct(device, contender, 0.9)
     with pytest.raises(TooGood, match=rf"{contender} on 64_64_64 f32: 0.900 us, but NVIDIA H200 cannot .* 0.970 us"):
         measured(device, [slow, fast], HOT, SMALL)
     device = FakeDevice()
     with pytest.raises(TooGood, match=r"0.400 us, but .* less than 0.500 us"):
-        measured(device, [Product(device, contender, 0.4)], HOT, SMALL)
+        measured(device, [FakeProduct(device, contender, 0.4)], HOT, SMALL)
 
 
 def test_the_floor_of_a_cold_problem_is_its_reading() -> None:
@@ -198,7 +201,7 @@ def unwritten(operands: Any, launches: int) -> None:
 def test_wrong_after_the_timing_is_no_result(faulty: Any) -> None:
     device = FakeDevice()
     measurement = measured(
-        device, [Product(device, "cudal2gen", 8.0, faulty=faulty), Product(device, "b", 9.0)], HOT, SMALL
+        device, [FakeProduct(device, "cudal2gen", 8.0, faulty=faulty), FakeProduct(device, "b", 9.0)], HOT, SMALL
     )
     assert [timing.contender for timing in measurement.timings] == ["b"]
     assert measurement.absent["cudal2gen"].startswith("wrong result after the timing: an error of")
@@ -249,7 +252,10 @@ def test_the_check_separates_rounding_from_faults(acc: str, k: int) -> None:
 def test_who_cannot_run_is_named() -> None:
     device = FakeDevice()
     measurement = measured(
-        device, [Product(device, "cudal2gen", 8.0), Product(device, "x", 1.0, absent="no such algorithm")], HOT, SMALL
+        device,
+        [FakeProduct(device, "cudal2gen", 8.0), FakeProduct(device, "x", 1.0, absent="no such algorithm")],
+        HOT,
+        SMALL,
     )
     assert measurement.absent == {"x": "no such algorithm"}
 
@@ -270,11 +276,11 @@ def records() -> list[Record]:
 
 def run(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> bench.Outcome:
     progress = options.pop("progress", lambda *_: None)
-    plan = bench.Plan(
+    plan = bench.BenchPlan(
         options.pop("records", records()),
         lambda record: FakeKernel(device, record, us),
         lambda record: FakeKernel(device, record, us).digest,
-        options.pop("baselines", [Product(device, "torch.matmul", 9.0)]),
+        options.pop("baselines", [FakeProduct(device, "torch.matmul", 9.0)]),
         options.pop("settings", Settings(warmup_seconds=0.0)),
         store,
         **options,
@@ -292,7 +298,7 @@ def test_what_is_stored_is_not_measured_again(tmp_path: Path) -> None:
     assert run(store, FakeDevice(), again=True).measured == first.measured
     other = ENVIRONMENT.model_copy(update={"id": "other", "driver": "590"})
     assert run(store, FakeDevice(environment=other)).measured == first.measured
-    more = [Product(device := FakeDevice(), "torch.matmul", 9.0), Product(device, "cublas-nn", 9.0)]
+    more = [FakeProduct(device := FakeDevice(), "torch.matmul", 9.0), FakeProduct(device, "cublas-nn", 9.0)]
     assert run(store, device, baselines=more).measured == first.measured
     assert run(store, FakeDevice()).measured == 0
     hosted = Settings(protocols=("offline",), warmup_seconds=0.0, benchmark_seconds=0.001)
@@ -349,7 +355,9 @@ def test_the_device_is_warmed_up_before_the_first_problem_alone(tmp_path: Path) 
         return FakeKernel(device, record, 8.0, faulty=note)
 
     store, settings = tmp_path / "m.jsonl", Settings(warmup_seconds=2.0)
-    outcome = bench.run(device, bench.Plan(records(), open_kernel, lambda record: record.name, [], settings, store))
+    outcome = bench.run(
+        device, bench.BenchPlan(records(), open_kernel, lambda record: record.name, [], settings, store)
+    )
     assert (outcome.measured, len(first_calls)) == (8, 4)
     waits = [call - start for start, call in zip(opened_at, first_calls, strict=True)]
     assert 2.0 < waits[0] < 2.1
@@ -413,7 +421,7 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
 
     def go() -> bench.Outcome:
         store, settings = tmp_path / "m.jsonl", Settings(warmup_seconds=0.0)
-        plan = bench.Plan(records(), open_kernel, lambda record: open_kernel(record).digest, [], settings, store)
+        plan = bench.BenchPlan(records(), open_kernel, lambda record: open_kernel(record).digest, [], settings, store)
         return bench.run(device, plan)
 
     with pytest.raises(bench.Stopped, match=f"{first.mnk}: .* stopped the device: CUDA error: an illegal"):
@@ -448,7 +456,7 @@ def test_a_baseline_that_fails_in_its_own_way_is_absent() -> None:
 
     device = FakeDevice()
     measurement = measured(
-        device, [Product(device, "cudal2gen", 8.0), Product(device, "b", 9.0, faulty=fail)], HOT, SMALL
+        device, [FakeProduct(device, "cudal2gen", 8.0), FakeProduct(device, "b", 9.0, faulty=fail)], HOT, SMALL
     )
     assert measurement.absent == {"b": "ArithmeticError: CUBLAS_STATUS_NOT_SUPPORTED"}
 
@@ -506,7 +514,11 @@ def test_medians_and_ratios_by_hand() -> None:
     device = FakeDevice()
     measurement = measured(
         device,
-        [Product(device, "cudal2gen", 8.0), Product(device, "cublas-nn", 12.0), Product(device, "cublas-tn", 10.0)],
+        [
+            FakeProduct(device, "cudal2gen", 8.0),
+            FakeProduct(device, "cublas-nn", 12.0),
+            FakeProduct(device, "cublas-tn", 10.0),
+        ],
         HOT,
         SMALL,
     )

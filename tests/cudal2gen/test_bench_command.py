@@ -16,7 +16,7 @@ from cudal2gen.launch.gpu import alone
 from cudal2gen.results import choice
 from kernelproof.ground.chips import GPUS, CardFacts
 from tests import commands
-from tests.cudal2gen.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
+from tests.cudal2gen.devices import ENVIRONMENT, FakeDevice, FakeKernel, FakeProduct
 from tests.cudal2gen.test_bench import stored
 
 pytestmark = pytest.mark.torch
@@ -56,7 +56,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def contenders(names: list[str], acc: Any, device: Any, tuned: Path) -> list[Any]:
         real(names, acc, device, tuned)
-        return [Product(device, name, 9.0) for name in names]
+        return [FakeProduct(device, name, 9.0) for name in names]
 
     monkeypatch.setattr(baselines, "contenders", contenders)
 

@@ -19,7 +19,7 @@ from cudal2gen.generation import compiler
 from cudal2gen.kernel import Record
 from cudal2gen.kernel.launch import Operands
 from cudal2gen.launch.launcher import OpenKernel
-from cudal2gen.results.choice import Kernel, Table
+from cudal2gen.results.choice import Table, TableKernel
 from kernelproof import emulator
 from kernelproof.emulator.host import launch_limits
 from kernelproof.emulator.host.cuda import LaunchRefused
@@ -105,13 +105,13 @@ def test_a_part_of_a_card_is_another_card() -> None:
     assert CardFacts.of("Orin", (8, 7), 16, 163 << 10).smem_block_bytes == 163 << 10
 
 
-def table(*kernels: Kernel) -> Table:
+def table(*kernels: TableKernel) -> Table:
     rows = [packed.row(kernel.record, number, 2.0) for number, kernel in enumerate(kernels)]
     return Table(str(kernels[0].fields["gpu"]), list(kernels), rows)
 
 
-def kernel(record: object) -> Kernel:
-    return Kernel(record.name, record.model_dump(mode="json"))  # type: ignore[attr-defined]
+def kernel(record: object) -> TableKernel:
+    return TableKernel(record.name, record.model_dump(mode="json"))  # type: ignore[attr-defined]
 
 
 def test_a_table_serves_another_card_without_its_measurements() -> None:

@@ -18,15 +18,15 @@ from cudal2gen.generation.catalog import CatalogError
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.kernel.launch import Matrix, Operands, Sizes
 from cudal2gen.results import choice
-from cudal2gen.results.choice import Kernel, Row, Table, tabulate
+from cudal2gen.results.choice import Row, Table, TableKernel, tabulate
 from tests.cudal2gen import measured
 from tests.cudal2gen.packed import NOTHING, row
 from tests.cudal2gen.paths import PATHS, once, ring, small
 from tests.cudal2gen.test_cli import error, run
 
 
-def kernel(record: Record) -> Kernel:
-    return Kernel(record.name, record.model_dump(mode="json"))
+def kernel(record: Record) -> TableKernel:
+    return TableKernel(record.name, record.model_dump(mode="json"))
 
 
 def use(record: Record, m: int, n: int, k: int, operands: Operands | None = None) -> choice.Use | None:

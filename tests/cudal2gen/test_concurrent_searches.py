@@ -17,7 +17,7 @@ from cudal2gen.tuner.executor import Executor, InProcess, Worker
 from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.search import Evaluation, Search, SearchLimits
 from scripts import campaign_time
-from scripts.campaign_time import Cluster, Plan, Times
+from scripts.campaign_time import Cluster, SearchPlan, Times
 
 EVALUATIONS, COUNT = 16, 1536
 
@@ -27,14 +27,14 @@ def problem(number: int) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def plans() -> list[Plan]:
+def plans() -> list[SearchPlan]:
     """Searches that differ in the times of their kernels; sixteen are run, the rest repeat their jobs."""
     run = [campaign_time.plan(problem(number), EVALUATIONS) for number in range(16)]
     return [run[number % 16] for number in range(COUNT)]
 
 
 @pytest.mark.slow
-def test_64_gpus_are_busy_in_all_stages(plans: list[Plan]) -> None:
+def test_64_gpus_are_busy_in_all_stages(plans: list[SearchPlan]) -> None:
     cluster = campaign_time.simulate(plans, 64, Times(), 64 * ray_executor.AHEAD)
     assert cluster.utilisation() >= 0.9
     tenths = [cluster.utilisation(cluster.now * tenth / 10, cluster.now * (tenth + 1) / 10) for tenth in range(1, 8)]
@@ -52,7 +52,7 @@ def test_64_gpus_are_busy_in_all_stages(plans: list[Plan]) -> None:
 
 
 @pytest.mark.slow
-def test_campaign_time_falls_with_the_number_of_gpus(plans: list[Plan]) -> None:
+def test_campaign_time_falls_with_the_number_of_gpus(plans: list[SearchPlan]) -> None:
     hours = [campaign_time.simulate(plans[:384], workers, Times(), 4 * workers).now for workers in (1, 16)]
     assert 0.9 * 16 < hours[0] / hours[1] < 16
     assert campaign_time.simulate(plans[:64], 64, Times(), 1).utilisation() < 0.05, "one problem at a time"
@@ -115,7 +115,9 @@ def test_threads_and_a_process_of_its_own_give_the_same_trials() -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
-def test_a_search_begins_after_the_lessons_that_it_is_promised_and_no_others(in_flight: int, plans: list[Plan]) -> None:
+def test_a_search_begins_after_the_lessons_that_it_is_promised_and_no_others(
+    in_flight: int, plans: list[SearchPlan]
+) -> None:
     events: list[tuple[str, int]] = []
 
     def begin(rank: int) -> RankedSearch | None:

@@ -260,7 +260,7 @@ def device() -> Iterator[EmulatedDevice]:
         yield device
 
 
-def on(device: EmulatedDevice, record: Record, library: Path) -> gpu.Kernel:
+def on(device: EmulatedDevice, record: Record, library: Path) -> gpu.KernelContender:
     return device.open(record, compiler.build([record])[0], library)
 
 
@@ -351,7 +351,7 @@ def test_a_workspace_is_of_the_size_that_the_launcher_says(device: EmulatedDevic
 
     record = small(split_k=2)
     directory = compiler.build([record])[0].directory
-    kernel = gpu.Kernel(record, directory, library, device.stream, device.runtime_library, empty)
+    kernel = gpu.KernelContender(record, directory, library, device.stream, device.runtime_library, empty)
     kernel.bind(Operands(**matrices(device)))
     assert shapes == [((256 + 4 * 2 * 32 * 32 * 4) // 2,)]
 

@@ -41,7 +41,7 @@ class Fast:
     def __init__(self) -> None:
         self.rows: list[int] = []
 
-    def __call__(self, key: tuple[Any, ...], request: Callable[[], Any]) -> dispatch.Plan:
+    def __call__(self, key: tuple[Any, ...], request: Callable[[], Any]) -> dispatch.CallPlan:
         request()
 
         def run(x: Any, other: Any, result: Any = None) -> Any:
@@ -50,7 +50,7 @@ class Fast:
             d = x.new_empty((x.shape[0], width)) if result is None or key[0] == "linear" else result
             return d.fill_(MARK)
 
-        return dispatch.Plan("fast", "", run, key[0] != "linear", run)
+        return dispatch.CallPlan("fast", "", run, key[0] != "linear", run)
 
 
 def graph_of(function: Callable[..., Any], *inputs: Any) -> tuple[Any, list[str]]:

@@ -312,7 +312,7 @@ def test_torchs_products_are_cs_as_well(
     planned_calls: list[Any] = []
     real = torch_operators.plan_matmul
 
-    def plan_matmul(*call: Any) -> plans.Plan:
+    def plan_matmul(*call: Any) -> plans.CallPlan:
         planned_calls.append(call)
         return real(*call)
 

@@ -10,7 +10,7 @@ import pytest
 
 from cudal2gen.generation.compiler import Artifact, BuildError, Ptxas
 from cudal2gen.kernel import Problem, Record, revise, space
-from cudal2gen.launch.gpu import Kernel
+from cudal2gen.launch.gpu import KernelContender
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.launch.operands import Operands
 from cudal2gen.results import INCUMBENT, Case, Environment, Measurements, Verdict
@@ -18,7 +18,7 @@ from cudal2gen.tuner import executor, search
 from cudal2gen.tuner.on_gpu import GpuEnvironment, best_baseline
 from cudal2gen.tuner.proposers import Random
 from tests.cudal2gen import measured
-from tests.cudal2gen.devices import ENVIRONMENT, FakeDevice, FakeKernel, Product
+from tests.cudal2gen.devices import ENVIRONMENT, FakeDevice, FakeKernel, FakeProduct
 
 pytestmark = pytest.mark.torch
 
@@ -58,7 +58,7 @@ class Shop:
         )  # fmt: skip
         return Verdict(record=record.name, digest=artifact.digest, on="h200", cases=(case,), counters={})
 
-    def open(self, record: Record, artifact: Artifact) -> Kernel:
+    def open(self, record: Record, artifact: Artifact) -> KernelContender:
         if self.faults.get(record.name) == "launch":
             raise LaunchError(1, "cudaErrorInvalidValue")
         us = 0.01 if self.faults.get(record.name) == "too good" else self.us(record)
@@ -105,7 +105,7 @@ def test_what_does_not_compile_is_not_judged_and_what_is_wrong_is_not_timed() ->
 def test_ratios_are_paired_with_incumbent_and_baseline_while_the_card_slows() -> None:
     device = FakeDevice(drift=10.0)
     shop = Shop(device, lambda record: 12.0 if record == RECORDS[50] else 8.0)
-    vendor = Product(device, "cublaslt-autotuning-tn", 10.0)
+    vendor = FakeProduct(device, "cublaslt-autotuning-tn", 10.0)
     (trial,) = environment(shop, RECORDS[50], baseline=lambda _: vendor).evaluate(PROBLEM, [RECORDS[0]], "long")
     assert trial.baseline == "cublaslt-autotuning-tn"
     for contender, factor in ((INCUMBENT, 1.5), ("cublaslt-autotuning-tn", 1.25)):

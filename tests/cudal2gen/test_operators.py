@@ -18,7 +18,7 @@ import cudal2gen
 from cudal2gen import pack
 from cudal2gen.kernel.launch import Sizes
 from cudal2gen.launch.launcher import LaunchError, OpenKernel
-from cudal2gen.results.choice import Kernel, Prefer
+from cudal2gen.results.choice import Prefer, TableKernel
 from kernelproof.ground.chips import CardFacts
 from tests.cudal2gen import packed
 from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
@@ -391,7 +391,7 @@ def test_a_table_of_another_version_is_torchs(
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
     strange = pack.Pack(opened.directory, opened.facts)
     fields = {"acc": "f32", "layout": "tn", "m": 1, "n": 1, "k": 1, "tiles": "of another kind"}
-    strange.table.kernels[:] = [Kernel("0", fields, "table.json: kernel 0")]
+    strange.table.kernels[:] = [TableKernel("0", fields, "table.json: kernel 0")]
     with emulated(operator_device, [strange], prefer="kernel") as dispatcher:
         with pytest.warns(UserWarning, match=r"table\.json: kernel 0: family: .*; make the pack anew"):
             assert torch.equal(cudal2gen.matmul(a, b), product(a, b))

@@ -51,9 +51,9 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
     from cudal2gen.bench import baselines
 
     vendors = baselines.contenders(["torch.matmul", "cublas-tn", "cublas-nn"], "f32", card, store.with_name("lt.jsonl"))
-    plan = bench.Plan(
+    plan = bench.BenchPlan(
         fitted,
-        lambda record: gpu.Kernel(record, artifacts[record].directory, library, card.stream),
+        lambda record: gpu.KernelContender(record, artifacts[record].directory, library, card.stream),
         lambda record: artifacts[record].digest,
         vendors,
         bench.Settings(warmup_seconds=1.0, benchmark_seconds=0.1),

@@ -20,7 +20,7 @@ from cudal2gen.kernel.launch import Operands
 from cudal2gen.operators import dispatch
 from cudal2gen.operators.plan_requests import Request
 from cudal2gen.pack import Pack
-from cudal2gen.results.choice import Kernel, Table
+from cudal2gen.results.choice import Table, TableKernel
 from kernelproof.ground import chips
 from tests.cudal2gen.strategies import multistage, wgmma
 
@@ -145,7 +145,7 @@ def test_a_gpu_without_records_is_lent_some_and_says_whose(gpu: str, acc: str, l
 def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Use]:
     """The kernel of ``matmul``'s plan, where a pack has this record, and how it is launched."""
     pack = Pack(Path("nowhere"), {"gpu": own.gpu})
-    pack.__dict__["table"] = Table(own.gpu, [Kernel(record.name, record.model_dump(mode="json"))], [])
+    pack.__dict__["table"] = Table(own.gpu, [TableKernel(record.name, record.model_dump(mode="json"))], [])
     chip = GPUS[own.gpu]
     card = chips.CardFacts(chip.title, own.gpu, chip.capability.number, chip.sms, chip.capability.smem_block_bytes)
     device: Any = SimpleNamespace(card=card, place=None)

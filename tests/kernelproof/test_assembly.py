@@ -45,7 +45,7 @@ def checked(ptx: str, folder: Path, **fields: str) -> Result:
     source.write_text(ptx)
     out = plan.argument("out:u32[1]", {})
     launch = plan.LaunchSpec("k", (1,), (128,), arguments=(out,))
-    program = plan.Plan(fields.get("device", "sm_80"), kernels=(source,), launches=(launch,), quiet=True)
+    program = plan.CheckPlan(fields.get("device", "sm_80"), kernels=(source,), launches=(launch,), quiet=True)
     return supervision.run(program, "kernel.ptx", 60, 4)
 
 
@@ -85,7 +85,7 @@ def test_the_programs_of_the_page_are_as_it_says(rule: str, tmp_path: Path) -> N
         source = tmp_path / "program.cu"
         source.write_text(program.code)
         library = compilation.library([source], [], "sm_80", toolchain.discover())
-        result = supervision.run(plan.Plan("sm_80", library, main=("program",), quiet=True), "program.cu", 60, 4)
+        result = supervision.run(plan.CheckPlan("sm_80", library, main=("program",), quiet=True), "program.cu", 60, 4)
         findings = [item for item in result.findings.values() if item.is_error]
         assert [item.kind for item in findings] == ([] if number else [rule])
         homes = [home.line for item in findings if (home := item.access.site.home)]

@@ -81,7 +81,7 @@ def test_a_known_finding_hides_no_other(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_programs_with_one_mistake(name: str, causes: int, least: int, tmp_path: Path) -> None:
     library = compilation.library([PROGRAMS / f"{name}.cu"], [], "sm_80", toolchain.discover())
-    result = supervision.run(plan.Plan("sm_80", library, main=(name,)), f"{name}.cu", 120, 4)
+    result = supervision.run(plan.CheckPlan("sm_80", library, main=(name,)), f"{name}.cu", 120, 4)
     findings = list(result.findings.values())
     total = sum(item.count for item in findings)
     assert (result.code, len(result.errors), len(result.ordered)) == (1, causes, causes)

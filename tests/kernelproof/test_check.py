@@ -34,7 +34,7 @@ def library() -> Path:
 
 def run(library: Path, *arguments: str, seconds: float = 60, gib: float = 4, **settings: object) -> Result:
     settings = {"main": ("program", *arguments), **settings}
-    return supervision.run(plan.Plan("sm_80", library, **settings), "program.cu", seconds, gib)  # type: ignore[arg-type]
+    return supervision.run(plan.CheckPlan("sm_80", library, **settings), "program.cu", seconds, gib)  # type: ignore[arg-type]
 
 
 def rules(result: Result) -> dict[str, int]:
@@ -78,7 +78,7 @@ def test_streams_see_bulk_copies_of_kernels() -> None:
     bulk = compilation.library([SOURCE.with_name("bulk.cu")], [], "sm_90a", toolchain.discover())
     for way in ("store", "load"):
         for order, expected in (("ordered", {}), ("unordered", {"stream-race": 1})):
-            program = plan.Plan("sm_90a", bulk, main=("bulk", way, order))
+            program = plan.CheckPlan("sm_90a", bulk, main=("bulk", way, order))
             assert rules(supervision.run(program, "bulk.cu", 60, 4)) == expected
 
 
@@ -87,7 +87,7 @@ def test_progress_counts_ctas(library: Path) -> None:
     words = ("in:i32[999999]", "scratch:i32[999999]")
     arguments = tuple(plan.argument(word, {}) for word in words)
     spec = plan.LaunchSpec("scale", (4000,), (256,), 0, (1,), (*arguments, 999999))
-    program = plan.Plan("sm_80", library, launches=(spec,))
+    program = plan.CheckPlan("sm_80", library, launches=(spec,))
     supervision.run(program, "program.cu", 60, 4, lambda kernel, seconds, done, ctas: ring.append((done, ctas)))
     assert {ctas for _, ctas in ring} - {0} == {4000}
     assert sorted(ring) == ring
@@ -480,7 +480,7 @@ def test_exit_runs_the_programs_handlers_and_no_others() -> None:
         "from kernelproof.checking import compilation, plan, supervision\n"
         "libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.pause, None, None)\n"
         f"library = compilation.library([Path({str(source)!r})], [], 'sm_80', toolchain.discover())\n"
-        "check = plan.Plan('sm_80', library, main=('x', *sys.argv[1:]))\n"
+        "check = plan.CheckPlan('sm_80', library, main=('x', *sys.argv[1:]))\n"
         "result = supervision.run(check, 'x.cu', 60, 4); print(f': {result.ending}', flush=True); os._exit(0)"
     )
     for words, code in ([], 4), (["early"], 3):

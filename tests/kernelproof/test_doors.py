@@ -109,7 +109,7 @@ def run(argument: str = "5", **settings: object) -> Result:
     """A launch of a kernel that does nothing."""
     path = compilation.text_file(KERNEL, ".ptx")
     spec = plan.LaunchSpec("k", (1,), (1,), arguments=(plan.argument(argument, {}),))
-    return supervision.run(plan.Plan("sm_80", kernels=(path,), launches=(spec,), **settings), "k", 20, 2)  # type: ignore[arg-type]
+    return supervision.run(plan.CheckPlan("sm_80", kernels=(path,), launches=(spec,), **settings), "k", 20, 2)  # type: ignore[arg-type]
 
 
 def test_a_launch_that_ends_is_clean() -> None:

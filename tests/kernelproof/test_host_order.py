@@ -40,7 +40,7 @@ def library() -> Path:
 
 
 def run(library: Path, case: str) -> Result:
-    program = plan.Plan("sm_80", library, main=("orders", case), quiet=True)
+    program = plan.CheckPlan("sm_80", library, main=("orders", case), quiet=True)
     return supervision.run(program, "orders.cu", 120, 4)
 
 
@@ -104,7 +104,7 @@ def test_the_programs_of_a_rules_page_are_as_it_says(rule: str) -> None:
 def checked(code: str) -> Result:
     """The check of a program's text."""
     library = compilation.library([build.stored(code)], [], "sm_80", toolchain.discover())
-    return supervision.run(plan.Plan("sm_80", library, main=("program",), quiet=True), "program.cu", 120, 4)
+    return supervision.run(plan.CheckPlan("sm_80", library, main=("program",), quiet=True), "program.cu", 120, 4)
 
 
 def test_what_host_code_learns_from_a_running_kernel_is_not_checked(library: Path) -> None:

@@ -19,7 +19,7 @@ def library() -> Path:
 
 
 def run(library: Path, case: str) -> Result:
-    return supervision.run(plan.Plan("sm_80", library, main=("threads", case), quiet=True), "threads.cu", 120, 4)
+    return supervision.run(plan.CheckPlan("sm_80", library, main=("threads", case), quiet=True), "threads.cu", 120, 4)
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,14 @@ from cudal2gen.kernel import Problem
 from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.launch.gpu import GpuError
 from cudal2gen.operators.check_modes import deterministic
-from cudal2gen.operators.devices import Device
+from cudal2gen.operators.devices import LaunchDevice
 from cudal2gen.operators.measuring import buckets
 from cudal2gen.operators.measuring.contests import Contests
 from cudal2gen.operators.measuring.races import Autotuner, Mode, Target, mode_of
 from cudal2gen.operators.measuring.tuned import Raced, Store
 from cudal2gen.operators.plan_packs import Packs
 from cudal2gen.operators.plan_requests import Arguments, Request
-from cudal2gen.operators.plans import Plan, Plans
+from cudal2gen.operators.plans import CallPlan, Plans
 from cudal2gen.pack import Pack
 from cudal2gen.results.choice import Choice, Prefer, Table
 from kernelproof.ground.errors import WrongInput
@@ -48,7 +48,7 @@ class Measuring:
         self.mode, self._plans, self._packs = mode, plans, packs
         self._tuners: dict[int, Autotuner | None] = {}
 
-    def observe(self, device: Device, pack: Pack, request: Request, arguments: Arguments) -> Watch:
+    def observe(self, device: LaunchDevice, pack: Pack, request: Request, arguments: Arguments) -> Watch:
         """Measures what a call leaves to be measured, before its plan is decided: at once in mode ``once``, else by
         later calls, which the watch follows. Raises ByTorch as ``Packs.table``."""
         with self._plans.lock:  # which makes one tuner of each device, and reads the store once for all threads
@@ -57,7 +57,7 @@ class Measuring:
         return watch
 
     def choose(
-        self, device: Device, pack: Pack, problem: Problem, request: Request, prefer: Prefer, extra_us: float
+        self, device: LaunchDevice, pack: Pack, problem: Problem, request: Request, prefer: Prefer, extra_us: float
     ) -> Choice:
         """``Table.choose`` of a pack's table with what calls measured, also for other rows of the same bucket. Raises
         as that and as ``Packs.table``."""
@@ -68,11 +68,11 @@ class Measuring:
                 return of_bucket
         return table.choose(problem, request.operands, prefer, extra_us, products)
 
-    def table(self, device: Device, pack: Pack, index: int) -> Table:
+    def table(self, device: LaunchDevice, pack: Pack, index: int) -> Table:
         """A pack's table with what calls measured. Raises ByTorch as ``Packs.table``."""
         return self.raced(self._packs.table(pack), index, device).whole
 
-    def tuner(self, index: int, device: Device) -> Autotuner | None:
+    def tuner(self, index: int, device: LaunchDevice) -> Autotuner | None:
         """The races of a device; None if its clock or the store cannot be used."""
         if index not in self._tuners:
             try:
@@ -83,7 +83,7 @@ class Measuring:
                 self._tuners[index] = None
         return self._tuners[index]
 
-    def raced(self, table: Table, index: int, device: Device) -> Raced:
+    def raced(self, table: Table, index: int, device: LaunchDevice) -> Raced:
         """A pack's table with what calls measured, and without what they measured when there were other kernels. If
         the store cannot be read, what this process has read before counts."""
         tuner = self.tuner(index, device) if self.mode != "off" else None
@@ -130,7 +130,7 @@ class Variant(NamedTuple):
 class Watch:
     """What one request leaves to be measured on a device. ``busy``: whether another thread measures it right now."""
 
-    def __init__(self, measuring: Measuring, device: Device, pack: Pack, request: Request) -> None:
+    def __init__(self, measuring: Measuring, device: LaunchDevice, pack: Pack, request: Request) -> None:
         self._measuring, self._device, self._pack = measuring, device, pack
         self._index, self._table = request.device, measuring._packs.table(pack)
         self._tuner = measuring.tuner(self._index, device)
@@ -149,7 +149,7 @@ class Watch:
             self.busy = not self.run(arguments)
             self._due = not self.busy and self.due()  # still, if the race told nothing of other calls
 
-    def follow(self, plan: Plan) -> None:
+    def follow(self, plan: CallPlan) -> None:
         """Lets a plan's calls measure what is still missing, now or when the shape has become hot. At the end of the
         race the plan is dropped, and the next call decides anew."""
         hot = not self._due

@@ -15,17 +15,17 @@ from cudal2gen.launch.operands import Operands as Tensors
 from cudal2gen.operators.call_kernels import bind
 from cudal2gen.operators.check_modes import TORCH
 from cudal2gen.operators.derived import DERIVED
-from cudal2gen.operators.devices import Device, StaleMemory
+from cudal2gen.operators.devices import LaunchDevice, StaleMemory
 from cudal2gen.operators.measuring import buckets
 from cudal2gen.operators.plan_requests import Arguments, Request, Run
 from cudal2gen.operators.plans import ByTorch
-from cudal2gen.results.choice import Kernel
+from cudal2gen.results.choice import TableKernel
 
 if TYPE_CHECKING:
     import torch
 
 
-Opened = Callable[[Kernel], OpenKernel]  # opens a kernel of the pack; raises ByTorch
+Opened = Callable[[TableKernel], OpenKernel]  # opens a kernel of the pack; raises ByTorch
 
 
 class Contest:
@@ -35,7 +35,7 @@ class Contest:
     """
 
     def __init__(
-        self, device: Device, request: Request, problem: Problem, arguments: Arguments,
+        self, device: LaunchDevice, request: Request, problem: Problem, arguments: Arguments,
         opened: Opened,
     ) -> None:  # fmt: skip
         self.problem, self._device, self._opened = problem, device, opened
@@ -75,14 +75,14 @@ class Contest:
             return self._request.by_torch(a, b, third)
         return torch.mm(a, b)
 
-    def takes(self, kernel: Kernel, use: Use) -> bool:
+    def takes(self, kernel: TableKernel, use: Use) -> bool:
         """Whether a plan would accept this use of a kernel."""
         problem = self.problem
         if problem.suffix and any(use.copied):
             return False
         return not problem.fusion.aux or kernel.record.launch.takes_aux(problem.n, Matrix(problem.n))
 
-    def call(self, kernel: Kernel, use: Use, *, stale: bool = False) -> Callable[[], Any]:
+    def call(self, kernel: TableKernel, use: Use, *, stale: bool = False) -> Callable[[], Any]:
         """A function that calls a kernel. ``stale``: its memory is full of NaN, so that nothing left there passes for a
         result.
 
@@ -92,7 +92,7 @@ class Contest:
             kernel_of_card = self._opened(kernel)
         except ByTorch as why:
             raise GpuError(str(why)) from None
-        device = cast("Device", StaleMemory(self._device)) if stale else self._device
+        device = cast("LaunchDevice", StaleMemory(self._device)) if stale else self._device
         run: Run = bind(device, kernel_of_card, use, self._request, self.problem.layout)
         a, b, third = self._arguments
         return lambda: run(a, b, third)
@@ -145,7 +145,7 @@ class Contests:
     on when the call has returned, and compute with copies of its tensors, made for the first of them."""
 
     def __init__(
-        self, device: Device, request: Request, arguments: Arguments, opened: Opened, outlive: bool
+        self, device: LaunchDevice, request: Request, arguments: Arguments, opened: Opened, outlive: bool
     ) -> None:  # fmt: skip
         self._device, self._request, self._opened = device, request, opened
         self._arguments, self._copied = arguments, not outlive
@@ -157,7 +157,7 @@ class Contests:
         return Contest(self._device, self._request, problem, self._arguments, self._opened)
 
 
-def _rows(device: Device, a: torch.Tensor, request: Request, rows: int, first: int) -> torch.Tensor:
+def _rows(device: LaunchDevice, a: torch.Tensor, request: Request, rows: int, first: int) -> torch.Tensor:
     """A as a matrix of this many rows. If the call has another number, the ``first`` of its rows in turns, in memory of
     their own."""
     m, _, k = request.sizes
@@ -170,7 +170,7 @@ def _rows(device: Device, a: torch.Tensor, request: Request, rows: int, first: i
 
 
 def _groups(
-    device: Device, a: torch.Tensor, ends: torch.Tensor, request: Request, rows: int
+    device: LaunchDevice, a: torch.Tensor, ends: torch.Tensor, request: Request, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """A with this many rows, which are the call's grouped rows in turns, and the groups' ends in proportion to the
     call's. These are rounded up, so that some group has rows if one of the call's has: rows after the last group may
@@ -191,13 +191,13 @@ def _cols(b: torch.Tensor, request: Request) -> torch.Tensor:
     return b.as_strided((*several, k, n), (*steps, ld, 1)).mT
 
 
-def _copies(device: Device, arguments: Arguments) -> Arguments:
+def _copies(device: LaunchDevice, arguments: Arguments) -> Arguments:
     """Copies in the device's memory with the same shapes, strides and gaps as a call's tensors."""
     a, b, third = arguments
     return Arguments(_copy(device, a), _copy(device, b), None if third is None else _copy(device, third))
 
 
-def _copy(device: Device, tensor: torch.Tensor) -> torch.Tensor:
+def _copy(device: LaunchDevice, tensor: torch.Tensor) -> torch.Tensor:
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     memory = device.empty(tensor, span)
     memory.copy_(tensor.detach().as_strided((span,), (1,)))

@@ -34,7 +34,7 @@ from cudal2gen.operators.measuring.contests import Contest, Contests
 from cudal2gen.operators.measuring.tuned import Store
 from cudal2gen.operators.meter import Meter
 from cudal2gen.results import KERNEL, MIN_US, ON_OPERANDS, Conditions, Measurement, Timing
-from cudal2gen.results.choice import MARGIN, Kernel, Table
+from cudal2gen.results.choice import MARGIN, Table, TableKernel
 from cudal2gen.results.ratios import paired
 from cudal2gen.timing import model
 from kernelproof.ground.errors import WrongInput
@@ -77,7 +77,7 @@ class Entrant:
     """A kernel in a race. ``sample`` takes one sample and returns microseconds per call; ``error`` is that of its first
     result; ``sample_us``: time of one sample, 0 before the first."""
 
-    kernel: Kernel
+    kernel: TableKernel
     sample: Callable[[], float]
     error: float
     sample_us: float = 0.0
@@ -206,14 +206,14 @@ class Autotuner:
                     race.spent += elapsed
             yield
 
-    def candidates(self, table: Table, target: Target, contest: Contest) -> list[tuple[Kernel, Use]]:
+    def candidates(self, table: Table, target: Target, contest: Contest) -> list[tuple[TableKernel, Use]]:
         """The kernels to race: the nearest, those that the timing model expects to be fastest, and the next nearest.
         Each binary races once, banned ones do not; for a bucket a kernel must take its least rows as well."""
         problem, banned = target.problem, self.store.first_runs.banned() | self.failed
         computing = [kernel for kernel in table.kernels if kernel.computes(problem) and kernel.digest not in banned]
         near = sorted(computing, key=lambda kernel: kernel.distance(problem))
         fast = sorted(near[:MAX_MODELLED], key=lambda kernel: _modelled_us(kernel, problem))
-        chosen: dict[str, tuple[Kernel, Use]] = {}
+        chosen: dict[str, tuple[TableKernel, Use]] = {}
         for count, order in ((1, near), (MODELLED, fast), (STAND_INS, near)):
             most = len(chosen) + count
             for kernel in order:
@@ -224,7 +224,7 @@ class Autotuner:
         return list(chosen.values())
 
 
-def _use(kernel: Kernel, target: Target, contest: Contest) -> Use | None:
+def _use(kernel: TableKernel, target: Target, contest: Contest) -> Use | None:
     """How a kernel computes the target's problem; None if it does not, or not with the least rows of the bucket."""
     sizes = serving.sizes_of(target.problem)
     with suppress(IllegalRecord):
@@ -300,7 +300,7 @@ class _Race:
         self.store.add(measurements)
         return True
 
-    def _copies_more(self, contest: Contest, kernel: Kernel) -> bool:
+    def _copies_more(self, contest: Contest, kernel: TableKernel) -> bool:
         """Whether the kernel copies operands here that it would take in place if they were packed. Its loss then says
         nothing of calls with packed operands, to which a stored loss would apply."""
         problem, sizes = contest.problem, serving.sizes_of(contest.problem)
@@ -403,7 +403,7 @@ class _Race:
         self.store.first_runs.ban(entrant.kernel.digest, f"faster than {floor_us:.2f} us, which no kernel can be")
         return False
 
-    def _first_run(self, contest: Contest, kernel: Kernel, use: Use) -> Entrant | None:
+    def _first_run(self, contest: Contest, kernel: TableKernel, use: Use) -> Entrant | None:
         """Runs the kernel for the first time and compares its result; None if it fails, which bans it."""
         import torch
 
@@ -425,7 +425,7 @@ class _Race:
             return None
         return Entrant(kernel, self._guarded(kernel, contest.call(kernel, use)), largest_error)
 
-    def _guarded(self, kernel: Kernel, call: Callable[[], object]) -> Callable[[], float]:
+    def _guarded(self, kernel: TableKernel, call: Callable[[], object]) -> Callable[[], float]:
         """A function that takes a sample of the kernel's calls, in microseconds; if the device fails in it, the kernel
         is banned."""
         import torch
@@ -492,6 +492,6 @@ def steadily_faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
     return lost <= len(kernel) // 12
 
 
-def _modelled_us(kernel: Kernel, problem: Problem) -> float:
+def _modelled_us(kernel: TableKernel, problem: Problem) -> float:
     """The time that the model expects of a kernel's design on a problem."""
     return model.estimate(kernel.record.model_copy(update={"problem": problem})).us

@@ -18,7 +18,7 @@ from cudal2gen import results
 from cudal2gen.kernel import Problem
 from cudal2gen.operators.measuring.first_runs import FirstRuns
 from cudal2gen.results import MIN_US, Environment, Measurement
-from cudal2gen.results.choice import Kernel, Row, Table, row_of
+from cudal2gen.results.choice import Row, Table, TableKernel, row_of
 
 MAX_US = 1e5  # of a sample: a race ends after as long
 Key = tuple[tuple[Any, ...], Any, int]  # of a problem: its kind, its sizes, and how many products
@@ -172,6 +172,6 @@ class _RowsOfTable:
         return replace(table, rows=[*kept, *raced.values()])
 
 
-def options_of(kernel: Kernel) -> str:
+def options_of(kernel: TableKernel) -> str:
     """A kernel's launch options as measurements are compared by."""
     return repr(kernel.record.launch_options)

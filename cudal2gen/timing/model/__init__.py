@@ -3,7 +3,7 @@
 from cudal2gen.timing.model.estimate import (
     Estimate,
     Floor,
-    Kernel,
+    ModelledKernel,
     estimate,
     estimate_kernel,
     floor,
@@ -13,5 +13,6 @@ from cudal2gen.timing.model.estimate import (
 from cudal2gen.timing.model.frozen import frozen_us
 
 __all__ = [
-    "Estimate", "Floor", "Kernel", "estimate", "estimate_kernel", "floor", "frozen_us", "hides_issue", "kernel_of",
+    "Estimate", "Floor", "ModelledKernel", "estimate", "estimate_kernel", "floor", "frozen_us", "hides_issue",
+    "kernel_of",
 ]  # fmt: skip

@@ -35,7 +35,7 @@ PROLOGUE_US = 0.3  # from a CTA's start to its first load
 EPILOGUE_US = 0.3  # from the last MMA to the first store, and from the last store to the end
 
 
-class Kernel(NamedTuple):
+class ModelledKernel(NamedTuple):
     """Parameters of a kernel that the model reads. Extents are in elements.
 
     ``k_step``: the k of one step of the main loop. ``threads``: per CTA; ``warps`` of its warps have MMAs. ``flight``:
@@ -125,10 +125,10 @@ def floor(problem: Problem) -> Floor:
     return Floor(LAUNCH_US + max(compute, moved), compute, moved)
 
 
-def kernel_of(record: Record) -> Kernel:
+def kernel_of(record: Record) -> ModelledKernel:
     """The parameters of a record that the model reads."""
     work = record.work
-    return Kernel(
+    return ModelledKernel(
         record.problem,
         record.target,
         work,
@@ -146,7 +146,7 @@ def kernel_of(record: Record) -> Kernel:
     )
 
 
-def estimate_kernel(kernel: Kernel) -> Estimate:
+def estimate_kernel(kernel: ModelledKernel) -> Estimate:
     """The modelled time of any kernel."""
     rates, sms, work = kernel.target.rates, memory.usable_sms(kernel), kernel.work
     waves = list(_waves(kernel, sms))
@@ -176,7 +176,7 @@ def hides_issue(record: Record) -> bool:
     return record.work.issue_clocks <= _mma_clocks(kernel_of(record))
 
 
-def _waves(kernel: Kernel, sms: int) -> Iterator[Wave]:
+def _waves(kernel: ModelledKernel, sms: int) -> Iterator[Wave]:
     """The full waves, and the last one. If all CTAs share the last tiles, they count as a fraction of a full wave."""
     slots = sms * kernel.resident
     full, remainder = divmod(kernel.ctas, slots)
@@ -192,7 +192,7 @@ def _waves(kernel: Kernel, sms: int) -> Iterator[Wave]:
 class _Step:
     """How many clocks one k-step of a CTA takes of each part of the chip. ``latency``: clocks of a load."""
 
-    def __init__(self, kernel: Kernel, latency: float) -> None:
+    def __init__(self, kernel: ModelledKernel, latency: float) -> None:
         self._kernel = kernel
         self._latency = latency
         self._mma = _mma_clocks(kernel)
@@ -230,7 +230,7 @@ class _Step:
         }
 
 
-def _mma_clocks(kernel: Kernel) -> float:
+def _mma_clocks(kernel: ModelledKernel) -> float:
     """Clocks that an SM's tensor cores take for one k-step of one CTA."""
     flops = 2 * kernel.bm * kernel.bn * kernel.k_step
     if kernel.work.asynchronous:
@@ -239,7 +239,7 @@ def _mma_clocks(kernel: Kernel) -> float:
     return flops / kernel.problem.mma_sync_flops / MMA_SYNC_ISSUE
 
 
-def _ends_us(kernel: Kernel, waves: list[Wave], latency_us: float) -> float:
+def _ends_us(kernel: ModelledKernel, waves: list[Wave], latency_us: float) -> float:
     """Time before the first MMA of CTAs and after their last.
 
     The first wave counts in full. Of further waves only what neither the SM's other CTAs nor the next tile's main loop
@@ -252,7 +252,7 @@ def _ends_us(kernel: Kernel, waves: list[Wave], latency_us: float) -> float:
     return ahead + behind + max(0.0, further_waves) * between / kernel.resident
 
 
-def _store_clocks(kernel: Kernel) -> float:
+def _store_clocks(kernel: ModelledKernel) -> float:
     """Clocks that a CTA takes to store its share of a tile."""
     tile_bytes = kernel.bm * kernel.bn * kernel.problem.output.bytes / kernel.split_k
     return tile_bytes / STORE_BYTES[kernel.work.store]

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from cudal2gen.kernel import FAMILIES, Fields, Origin, Problem, Record, Work, spelling
 from cudal2gen.timing import model
-from cudal2gen.timing.model import Kernel
+from cudal2gen.timing.model import ModelledKernel
 from cudal2gen.timing.recordings import triton
 from cudal2gen.timing.recordings.autoheuristic import Tile
 from kernelproof.ground.chips import REGISTERS_THREAD, Chip
@@ -43,7 +43,7 @@ class TritonTile(Record):
         return Tile(self.bm, self.bn, self.bk, self.stages, self.warps)
 
     @property
-    def modelled(self) -> Kernel:
+    def modelled(self) -> ModelledKernel:
         """The kernel as the timing model reads it."""
         return triton.kernel_of(self.problem, self.configuration)
 
@@ -97,6 +97,6 @@ def record_of(problem: Problem, tile: Tile) -> TritonTile:
     return TritonTile(problem=problem, family="triton_tile", origin=origin, split_k=1, **fields)
 
 
-def kernel_of(record: Record) -> Kernel:
+def kernel_of(record: Record) -> ModelledKernel:
     """The parameters of any record that the timing model reads, recorded tiles included."""
     return record.modelled if isinstance(record, TritonTile) else model.kernel_of(record)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from cudal2gen.kernel import Problem, Work, ceil_div
 from cudal2gen.kernel.work import LINE
-from cudal2gen.timing.model import Kernel
+from cudal2gen.timing.model import ModelledKernel
 from cudal2gen.timing.recordings.autoheuristic import Sizes, Tile
 from kernelproof.ground.chips import GPUS, REGISTERS_THREAD
 
@@ -27,7 +27,7 @@ def problem_of(gpu: str, sizes: Sizes) -> Problem:
     return Problem(gpu=gpu, acc="f32", layout="nn", m=sizes.m, n=sizes.n, k=sizes.k)
 
 
-def kernel_of(problem: Problem, tile: Tile) -> Kernel:
+def kernel_of(problem: Problem, tile: Tile) -> ModelledKernel:
     """Triton's kernel with a tile for a problem."""
     chip, wgmma = GPUS[problem.gpu], uses_wgmma(problem.gpu, tile)
     step_bytes = (tile.bm + tile.bn) * tile.bk * HALF
@@ -55,7 +55,7 @@ def kernel_of(problem: Problem, tile: Tile) -> Kernel:
         issue_clocks=issue,
     )
     resident = max(1, chip.capability.residency(32 * tile.warps, registers, smem).ctas)
-    return Kernel(problem, chip, work, tile.bm, tile.bn, tile.bk, 32 * tile.warps, tile.warps, flight, resident)
+    return ModelledKernel(problem, chip, work, tile.bm, tile.bn, tile.bk, 32 * tile.warps, tile.warps, flight, resident)
 
 
 def uses_wgmma(gpu: str, tile: Tile) -> bool:

@@ -40,7 +40,7 @@ class Shape:
         self.signed_a, self.signed_b = signed_a, signed_b
 
 
-class Product:
+class MmaProduct:
     """A pending or finished mma: D = A * B + C for every warp of the batch.
 
     Invariant: ``block`` is None while the product is pending; then D is ``block[:, row : row + 16, column : column +
@@ -56,11 +56,11 @@ class Product:
         shape: Shape,
         a: Fragment,
         b: Fragment,
-        c: Fragment | Product | None,
+        c: Fragment | MmaProduct | None,
         level: int,
     ) -> None:
         self.unit, self.shape, self.a, self.b, self.level = unit, shape, a, b, level
-        self.c: Fragment | Product | None = c
+        self.c: Fragment | MmaProduct | None = c
         self.block: Array | None = None
         self.row = self.column = 0
         self.out: list[Array] | None = None
@@ -133,7 +133,7 @@ class Accumulator:
 
     __slots__ = ("index", "product")
 
-    def __init__(self, product: Product | Products, index: int) -> None:
+    def __init__(self, product: MmaProduct | Products, index: int) -> None:
         self.product, self.index = product, index
 
     def get(self) -> Array:
@@ -156,14 +156,14 @@ class TensorUnit:
 
     def __init__(self, size: int, rounding: TensorRounding | None = None) -> None:
         self.size, self.rounding = size, rounding
-        self.pending: list[Product] = []
+        self.pending: list[MmaProduct] = []
         # The highest level of a pending product.
         self.deepest = 0
 
     def mma(self, shape: Shape, a: Registers, b: Registers, c: Registers) -> list[Accumulator]:
         """Collect a product; returns the registers of its result. Operands are registers (uint32, one per lane)."""
         level = 0
-        addend: Fragment | Product
+        addend: Fragment | MmaProduct
         whole = _whole_product(c)
         if whole is not None:
             addend = whole
@@ -172,7 +172,7 @@ class TensorUnit:
             level = whole.level + 1 if whole.block is None else 0
         else:
             addend = tuple(force(x) for x in c)
-        node = Product(self, shape, tuple(map(force, a)), tuple(map(force, b)), addend, level)
+        node = MmaProduct(self, shape, tuple(map(force, a)), tuple(map(force, b)), addend, level)
         self.pending.append(node)
         self.deepest = max(self.deepest, level)
         if len(self.pending) * self.size > MAX_PENDING_LANES:
@@ -208,7 +208,7 @@ class TensorUnit:
     def flush(self) -> None:
         """Evaluate all pending products, level by level."""
         nodes, self.pending, self.deepest = self.pending, [], 0
-        groups: dict[tuple[int, Shape], list[Product]] = {}
+        groups: dict[tuple[int, Shape], list[MmaProduct]] = {}
         for node in nodes:
             groups.setdefault((node.level, node.shape), []).append(node)
         for level, shape in sorted(groups, key=lambda key: key[0]):
@@ -219,7 +219,7 @@ class TensorUnit:
             node.c = None
             node.level = 0
 
-    def _level(self, shape: Shape, nodes: list[Product]) -> None:
+    def _level(self, shape: Shape, nodes: list[MmaProduct]) -> None:
         """Evaluate independent products of one shape."""
         if self.rounding is not None and shape.acc == "f32" and shape.kind in ROUNDED_KINDS:
             for node in nodes:
@@ -243,7 +243,7 @@ class TensorUnit:
         for node, r, c in zip(nodes, rows, columns, strict=True):
             node.block, node.row, node.column = out, r, c
 
-    def _multiply(self, shape: Shape, nodes: list[Product]) -> tuple[Array, list[int], list[int]]:
+    def _multiply(self, shape: Shape, nodes: list[MmaProduct]) -> tuple[Array, list[int], list[int]]:
         """All products A * B in one block (warps, rows, columns), and the first row and column of each product."""
         lefts: dict[Identity, Fragment] = {}
         rights: dict[Identity, Fragment] = {}
@@ -287,10 +287,10 @@ class TensorUnit:
         values = _decode(words, shape, shape.signed_b).reshape(warps, steps * 4, 8 * n, shape.per)
         return np.ascontiguousarray(values.transpose(0, 1, 3, 2)).reshape(warps, shape.k, 8 * n)
 
-    def _addend(self, node: Product, work: DTypeLike) -> Array | None:
+    def _addend(self, node: MmaProduct, work: DTypeLike) -> Array | None:
         """C, shape (warps, 16, 8); None if it is zero."""
         c = node.c
-        if isinstance(c, Product):
+        if isinstance(c, MmaProduct):
             return c.tile().astype(work)
         assert c is not None
         return self._matrix(c, node.shape, work)
@@ -325,7 +325,7 @@ def _in_accumulators(sums: Array, shape: Shape) -> Array:
     return sums
 
 
-def _whole_product(c: Registers) -> Product | None:
+def _whole_product(c: Registers) -> MmaProduct | None:
     """The product whose accumulators these registers are, all and in order; None if there is none."""
     first = c[0]
     if not isinstance(first, Accumulator):
@@ -334,16 +334,16 @@ def _whole_product(c: Registers) -> Product | None:
     for index, x in enumerate(c):
         if not isinstance(x, Accumulator) or x.product is not product or x.index != index:
             return None
-    return product if isinstance(product, Product) else None
+    return product if isinstance(product, MmaProduct) else None
 
 
-def _common_block(nodes: list[Product], rows: list[int], columns: list[int]) -> Array | None:
+def _common_block(nodes: list[MmaProduct], rows: list[int], columns: list[int]) -> Array | None:
     """The block in which the addends of all products lie, each at the place of its product; None if there is none."""
     first = nodes[0].c
-    block = first.block if isinstance(first, Product) else None
+    block = first.block if isinstance(first, MmaProduct) else None
     for node, row, column in zip(nodes, rows, columns, strict=True):
         c = node.c
-        if not (isinstance(c, Product) and c.block is block and c.row == row and c.column == column):
+        if not (isinstance(c, MmaProduct) and c.block is block and c.row == row and c.column == column):
             return None
     return block
 
