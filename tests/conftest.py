@@ -7,13 +7,15 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import draws
+from tests import disassembly, draws
 
 pytest_plugins = ["tests.cpu_times"]
 
@@ -23,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples every time, so that a failure belongs to the change that brought it; "thorough" looks for new ones.
 settings.register_profile(
-    "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck)
+    "ci", deadline=None, max_examples=30, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 settings.register_profile("thorough", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
 # They start first, so that no worker is left with a long test when the others have ended.
@@ -31,6 +33,7 @@ LONGEST = [
     "test_gpu_day.py", "test_installed.py", "test_multistage.py", "test_library.py", "test_ray.py", "test_fuzz_cli.py",
     "test_validator.py", "test_mutation.py", "test_tune_cli.py",
 ]  # fmt: skip
+CHECKOUT = Path(__file__).parents[1]
 STDERR = pytest.StashKey[int]()  # the user's, where a traceback goes although output is captured
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 if settings.default.derandomize:
@@ -69,6 +72,32 @@ def _numbers_drawn_alike() -> None:
         torch.default_generator.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _disassembler_that_remembers() -> None:
+    """For the tests and the commands that they run."""
+    from kernelproof.ground import places, toolchain
+
+    with suppress(toolchain.ToolchainError):
+        script = disassembly.remembering(toolchain.find_nvdisasm(), places.user_cache())
+        os.environ.setdefault("KERNELPROOF_NVDISASM", str(script))
+
+
+STORES = ("results", "configs")
+
+
+def _state_of_stores() -> dict[str, tuple[int, int]]:
+    entries = [entry for name in STORES for entry in os.scandir(CHECKOUT / name)]
+    return {entry.path: (entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries}
+
+
+@pytest.fixture(autouse=True)
+def _stores_of_the_checkout_as_they_were() -> Iterator[None]:
+    """A test that appends to ``results`` or edits ``configs`` has a store and a catalog of its own."""
+    before = _state_of_stores()
+    yield
+    assert _state_of_stores() == before, "this test, or one that ran beside it, wrote into the checkout"
+
+
 @pytest.fixture
 def checkout() -> Path:
-    return Path(__file__).parents[1]
+    return CHECKOUT
