@@ -176,7 +176,7 @@ def ptx(
     compiler takes longer than ``seconds``.
     """
     options = ["-ptx", "-lineinfo", *_includes(tools), f"-arch={sm}", *arguments]
-    return _translated(source, options, ".ptx", tools, seconds, foreign)
+    return _translated(source, options, ".ptx", tools, seconds, foreign, _place(source, arguments, foreign))
 
 
 def _object(
@@ -189,12 +189,18 @@ def _object(
         f"-gencode=arch=compute_{number},code=compute_{number}", *arguments,
     ]  # fmt: skip
     try:
-        return _translated(source, options, ".o", tools, seconds, foreign)
+        return _translated(source, options, ".o", tools, seconds, foreign, _place(source, arguments, foreign))
     except Failure as error:
         if source.suffix == ".cu" or "-x" in arguments or "__global__" not in source.read_text(errors="replace"):
             raise
         hint = f'{source.name} has kernels and is compiled as C++: name it .cu, or pass --nvcc-args "-x cu"'
         raise Failure(f"{error}\n{hint}") from None
+
+
+def _place(source: Path, arguments: Sequence[str], foreign: Foreign) -> Path:
+    """The folder in which nvcc runs: the current one if arguments may name files below it, else the source's, so that
+    an object is found in the cache from whichever folder it is asked for."""
+    return Path.cwd() if arguments or foreign is not None else source.resolve().parent
 
 
 def _includes(tools: Toolchain) -> list[str]:
@@ -203,9 +209,10 @@ def _includes(tools: Toolchain) -> list[str]:
 
 
 def _translated(
-    source: Path, options: Sequence[str], suffix: str, tools: Toolchain, seconds: float | None, foreign: Foreign
-) -> Path:
-    """Compile a source, or take the result from the cache if neither the source nor any of its headers has changed.
+    source: Path, options: Sequence[str], suffix: str, tools: Toolchain, seconds: float | None, foreign: Foreign,
+    place: Path,
+) -> Path:  # fmt: skip
+    """Compile a source in a folder, or take the result from the cache if the source and its headers are unchanged.
 
     The headers are known only after a compilation. So the key of the cache covers the source alone and leads to a
     manifest, which names the object and the digests of all headers. A lock on the key makes processes that need the
@@ -214,16 +221,16 @@ def _translated(
     with reading(source):
         content = source.read_bytes()
     where = source.resolve()
-    key = _digest(tools.nvcc_version, *options, str(where), str(Path.cwd()), content)
+    key = _digest(tools.nvcc_version, *options, str(where), str(place), content)
     manifest = _folder() / f"{key}.json"
     _folder().mkdir(parents=True, exist_ok=True)
     with build_folder.Locks(_folder()) as locks, locks.take(key):
         if (stored := _current(manifest)) is not None:
             return stored
-        with _workplace(key) as place:
-            target, rule = place / f"kernel{suffix}", place / "headers.d"
+        with _workplace(key) as scratch:
+            target, rule = scratch / f"kernel{suffix}", scratch / "headers.d"
             words = ["-MD", "-MT=object", f"-MF={rule}", *options]
-            _compile(tools, words, [where], target, Path.cwd(), seconds, foreign)
+            _compile(tools, words, [where], target, place, seconds, foreign)
             headers = _headers(rule.read_text() if rule.exists() else "", tools)
             if foreign is not None:
                 _within(headers, [where, *_named(options), *foreign])

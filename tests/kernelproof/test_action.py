@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.kernelproof.emulator.build import folder_of
 from tests.packages import require
 
 yaml = require("yaml")
@@ -75,7 +76,7 @@ def run(checkout: Path, folder: Path, **inputs: str) -> dict[str, Outcome]:
         variables = {name: expanded(text) for name, text in step["env"].items()}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         process = subprocess.run(
-            ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)], cwd=folder, check=False,
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)], check=False,
             env=os.environ | variables | {"GITHUB_ACTIONS": "true", "PATH": path, "PYTEST_ADDOPTS": ""},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
@@ -91,9 +92,10 @@ def holds(condition: str, values: dict[str, str]) -> bool:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for name, text in (("right.cu", RIGHT), ("wrong.cu", WRONG), ("test_wrong.py", TEST)):
-        (tmp_path / name).write_text(text)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for what steps write. They run beside the programs."""
+    programs = {"right.cu": RIGHT, "wrong.cu": WRONG, "test_wrong.py": TEST}
+    monkeypatch.chdir(folder_of(programs))
     return tmp_path
 
 

@@ -12,6 +12,7 @@ from kernelproof.checking.result import Result
 from kernelproof.emulator import RULES
 from kernelproof.grading import check_source
 from kernelproof.ground import process_tree, toolchain
+from tests.kernelproof.emulator.build import stored
 from tests.kernelproof.emulator.test_rule_pages import OF_CHECKS, examples
 
 PTX = """.version 8.0
@@ -80,11 +81,9 @@ def test_a_grade_reports_what_ptxas_refuses(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(OF_CHECKS))
-def test_the_programs_of_the_page_are_as_it_says(rule: str, tmp_path: Path) -> None:
+def test_the_programs_of_the_page_are_as_it_says(rule: str) -> None:
     for number, program in enumerate(examples(rule)):
-        source = tmp_path / "program.cu"
-        source.write_text(program.code)
-        library = compilation.library([source], [], "sm_80", toolchain.discover())
+        library = compilation.library([stored(program.code)], [], "sm_80", toolchain.discover())
         result = supervision.run(plan.CheckPlan("sm_80", library, main=("program",), quiet=True), "program.cu", 60, 4)
         findings = [item for item in result.findings.values() if item.is_error]
         assert [item.kind for item in findings] == ([] if number else [rule])

@@ -1,7 +1,7 @@
 """Compiles the programs of these tests, cached by content outside the clone.
 
-A program that ``kernelproof`` itself compiles is found in its cache only at the same path: ``stored`` gives a text such
-a path.
+A program that ``kernelproof`` itself compiles is found in its cache only at the same path: ``stored`` and
+``folder_of`` give texts such a path.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -55,16 +55,22 @@ def _made(target: Path, command: Sequence[str | Path], folder: Path) -> Path:
     return target
 
 
+def folder_of(texts: Mapping[str, str]) -> Path:
+    """A folder with these files, at the same path in every run: what is compiled from them is compiled once."""
+    folder = user_cache() / "test-kernels" / f"text-{_key(*texts, *texts.values())}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        if not (folder / name).exists():
+            handle, temporary = tempfile.mkstemp(dir=folder)
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            Path(temporary).replace(folder / name)
+    return folder
+
+
 def stored(text: str, name: str = "program.cu") -> Path:
-    """A file with this text, at the same path in every run: what is compiled from it is compiled once."""
-    path = user_cache() / "test-kernels" / f"text-{_key(text)}" / name
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    return path
+    """A file with this text, at the same path in every run."""
+    return folder_of({name: text}) / name
 
 
 def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
@@ -102,8 +108,8 @@ def cubin(code: str, *options: str, arch: str = "sm_80") -> Path:
 def library(code: str, *options: str) -> Path:
     """A shared library of a program, linked by nvcc with these options."""
     source, tools = stored(code), toolchain.discover()
-    command = [nvcc(), "-shared", "-Xcompiler", "-fPIC", *options, source.name, *tools.link_flags]
-    return _made(source.with_name(f"library-{_key(_version(nvcc()), *command)}.so"), command, source.parent)
+    command = [str(tools.nvcc), "-shared", "-Xcompiler", "-fPIC", *options, source.name, *map(str, tools.link_flags)]
+    return _made(source.with_name(f"library-{_key(tools.nvcc_version, *command)}.so"), command, source.parent)
 
 
 def assembled(ptx: str, level: int = 3, target: str = "sm_80") -> Path:
