@@ -29,7 +29,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -209,6 +209,7 @@ def pack(archive: Path) -> None:
     """Compiles every kernel of the plan in the build directory, and packs them with the versions of their compiler."""
     from cudal2gen.cli.selection import Selection
     from cudal2gen.generation import compiler
+    from cudal2gen.launch.gpu import STAND_IN
     from kernelproof.ground import toolchain
     from tests.cudal2gen.on_gpu_kernels import kernels, served
 
@@ -217,7 +218,8 @@ def pack(archive: Path) -> None:
     folders = {artifact.directory for artifact in compiler.build(records)}
     folders |= {compiler.launcher().parent, compiler.torch_launcher().parent}
     versions = json.dumps(toolchain.discover().versions).encode()
-    pack_kernels(sorted(folders), versions, archive)
+    # What a rehearsal packs need not be small.
+    pack_kernels(sorted(folders), versions, archive, preset=0 if STAND_IN in os.environ else 6)
     print(f"{len(folders)} folders of kernels, {archive.stat().st_size / 2**20:.1f} MiB packed")
 
 
@@ -232,12 +234,13 @@ def fetch_wheels(folder: Path) -> None:
     subprocess.run([*command, *PACKAGES], check=True)
 
 
-def pack_kernels(folders: Sequence[Path], versions: bytes, archive: Path) -> None:
-    """Packs folders of kernels into one file, with the versions of their compiler. Equal kernels give equal bytes."""
+def pack_kernels(folders: Sequence[Path], versions: bytes, archive: Path, preset: int = 6) -> None:
+    """Packs folders of kernels into one file, with the versions of their compiler. Equal kernels give equal bytes.
+    ``preset``: that of xz."""
     files = [
         (f"{folder.name}/{path.name}", path.read_bytes()) for folder in folders for path in sorted(folder.iterdir())
     ]
-    with tarfile.open(archive, "w:xz", preset=6) as packed:
+    with tarfile.open(archive, "w:xz", preset=preset) as packed:
         for name, content in [(VERSIONS, versions), *files]:
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
@@ -392,20 +395,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def rehearse(out: Path, card: str = "H100", calls: Sequence[int] = (1, 2, 3)) -> int:
+def rehearse(out: Path, card: str = "H100", calls: Sequence[int] = (1, 2, 3), left_out: Collection[str] = ()) -> int:
     """Runs calls against an emulated device, on small problems of the catalog; returns how many steps failed.
 
     Kernels are packed and unpacked, and results travel from call to call, as on the day. ``card``: a class of
-    tests/cudal2gen/rehearsal.py.
+    tests/cudal2gen/rehearsal.py. ``left_out``: names of steps that are not run. The checkout's stores stay as they are.
     """
     from cudal2gen.generation import catalog
 
     scratch = Path(tempfile.mkdtemp(prefix="gpu-rehearsal-"))
     luggage, small = scratch / "luggage", scratch / "kernels.jsonl"
-    patient = [replace(step, seconds=PATIENCE * step.seconds) for step in PLAN]
+    patient = [replace(step, seconds=PATIENCE * step.seconds) for step in PLAN if step.name not in left_out]
+    shutil.copytree(ROOT / "results", scratch / "results")
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "CUDAL2GEN_CATALOG": str(small),
+        "CUDAL2GEN_RESULTS": str(scratch / "results"),  # for packs: each call has its own
         "CUDAL2GEN_CACHE_DIR": str(scratch / "cache"),  # where a device is kept to one process
         "CUDAL2GEN_GPU": f"tests.cudal2gen.rehearsal:{card}",
     }
