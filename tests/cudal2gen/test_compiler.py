@@ -25,6 +25,7 @@ from tests.cudal2gen.strategies import STRAIGHT, direct, multistage, prefetch
 
 SMALL = {"bm": 32, "bn": 32, "bk": 32, "mma_repeat": [1, 1, 1], "c_batch": 1, "m": 64, "n": 64, "k": 64}
 RECORDS = [direct(), direct(acc="f32"), multistage(**SMALL), multistage(**SMALL, **prefetch("none"))]
+FAMILIES = RECORDS[::2]
 FILES = {"kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json"}
 
 # Asks for one kernel in a process of its own.
@@ -60,6 +61,19 @@ def hanging_nvcc(counting_nvcc: Path) -> Path:
     return counting_nvcc
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Artifact]:
+    """A record of each family, built alone, in a folder that the processes of a run share."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "built-alone"
+    return [compiler.build([record], build_dir=folder)[0] for record in FAMILIES]
+
+
+def copied(artifact: Artifact, build_dir: Path) -> Artifact:
+    """The artifact in a build folder of its own."""
+    return replace(artifact, directory=Path(shutil.copytree(artifact.directory, build_dir / artifact.digest)))
+
+
 def start(build_dir: Path, nvcc: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", BUILD_ONE, str(build_dir), str(nvcc)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -70,7 +84,9 @@ def contents(folder: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_prebuilt_kernels_are_found_without_their_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prebuilt_kernels_are_found_without_their_compiler(
+    alone: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     versions = tmp_path / "toolchain.json"
     here = toolchain.discover()
     other = {"nvcc": "13.0.1", "cutlass": here.cutlass_version}
@@ -84,8 +100,7 @@ def test_prebuilt_kernels_are_found_without_their_compiler(tmp_path: Path, monke
         compiler.build(RECORDS[:2], build_dir=tmp_path / "empty", tools=tools)
     with pytest.raises(ToolchainError, match="the launcher: not in"):
         compiler.launcher(build_dir=tmp_path / "empty", tools=tools)
-    (built,) = compiler.build(RECORDS[:1], build_dir=tmp_path / "build", tools=here)
-    shutil.copytree(built.directory, tmp_path / "build" / elsewhere)
+    shutil.copytree(alone[0].directory, tmp_path / "build" / elsewhere)
     assert compiler.build(RECORDS[:1], build_dir=tmp_path / "build", tools=tools)[0].digest == elsewhere
     versions.write_text(json.dumps(here.versions))
     assert toolchain.discover().compiles
@@ -95,10 +110,11 @@ def test_prebuilt_kernels_are_found_without_their_compiler(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_a_build_leaves_whole_directories_and_nothing_else(tmp_path: Path) -> None:
+def test_a_build_leaves_whole_directories_and_nothing_else(alone: list[Artifact], tmp_path: Path) -> None:
+    """Of a batch, and a batch gives what builds of single kernels give."""
     reports: list[tuple[int, int]] = []
     artifacts = compiler.build(
-        RECORDS, build_dir=tmp_path, progress=lambda finished, total: reports.append((finished, total))
+        RECORDS, build_dir=tmp_path, jobs=1, progress=lambda finished, total: reports.append((finished, total))
     )
     assert [artifact.digest for artifact in artifacts] == [
         compiler.job(r, toolchain.discover()).digest for r in RECORDS
@@ -123,11 +139,16 @@ def test_a_build_leaves_whole_directories_and_nothing_else(tmp_path: Path) -> No
         assert 16 <= artifact.ptxas.registers <= 255
     assert reports[0] == (0, 4)
     assert reports[-1] == (4, 4)
+    for single, batched in zip(alone, artifacts[::2], strict=True):
+        for name in FILES:
+            assert (single.directory / name).read_bytes() == (batched.directory / name).read_bytes(), name
 
 
 @pytest.mark.slow
-def test_what_is_built_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = compiler.build(RECORDS[:1], build_dir=tmp_path)
+def test_what_is_built_is_not_built_again(
+    alone: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = [copied(alone[0], tmp_path)]
     monkeypatch.setattr(compiler, "_ninja", lambda *_: pytest.fail("compiled again"))
     assert compiler.build(RECORDS[:1], build_dir=tmp_path) == first
     assert compiler.find(RECORDS[0], build_dir=tmp_path) == first[0]
@@ -135,26 +156,18 @@ def test_what_is_built_is_not_built_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_batch_gives_what_single_builds_give(tmp_path: Path) -> None:
-    together = compiler.build(RECORDS, build_dir=tmp_path / "batch", jobs=1)
-    for record, batched in zip(RECORDS, together, strict=True):
-        single = compiler.build([record], build_dir=tmp_path / "single")[0]
-        for name in FILES:
-            assert (single.directory / name).read_bytes() == (batched.directory / name).read_bytes(), name
-
-
-@pytest.mark.slow
-def test_no_path_and_no_time_enters_the_files(tmp_path: Path) -> None:
-    artifact = compiler.build(RECORDS[:1], build_dir=tmp_path)[0]
+def test_no_path_and_no_time_enters_the_files(alone: list[Artifact]) -> None:
+    artifact = alone[0]
+    folder = str(artifact.directory.parent)
     for name in FILES - {"kernel.cubin"}:
-        assert str(tmp_path) not in (artifact.directory / name).read_text()
-    assert str(tmp_path).encode() not in artifact.cubin.read_bytes()
+        assert folder not in (artifact.directory / name).read_text()
+    assert folder.encode() not in artifact.cubin.read_bytes()
     assert '.file\t1 "kernel.cu"' in artifact.ptx.read_text()
 
 
 @pytest.mark.slow
-def test_line_information_points_into_the_kernels_own_text(tmp_path: Path) -> None:
-    artifact = compiler.build([RECORDS[2]], build_dir=tmp_path)[0]
+def test_line_information_points_into_the_kernels_own_text(alone: list[Artifact]) -> None:
+    artifact = alone[1]
     source = artifact.source.read_text().splitlines()
     lines = artifact.ptx.read_text().splitlines()
     index = next(i for i, line in enumerate(lines) if "cp.async.wait_" in line)
@@ -221,8 +234,8 @@ def test_a_killed_build_leaves_nothing_that_looks_whole(tmp_path: Path, hanging_
 
 
 @pytest.mark.slow
-def test_a_directory_without_its_report_is_no_kernel(tmp_path: Path) -> None:
-    artifact = compiler.build(RECORDS[:1], build_dir=tmp_path)[0]
+def test_a_directory_without_its_report_is_no_kernel(alone: list[Artifact], tmp_path: Path) -> None:
+    artifact = copied(alone[0], tmp_path)
     for name, text in [
         ("ptxas.json", "{"),
         ("ptxas.json", "{}"),
@@ -317,13 +330,13 @@ def test_nvcc_is_taken_by_argument_then_environment_then_path(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_the_environment_cannot_change_a_kernel_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_cannot_change_a_kernel_unseen(
+    alone: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-G")
     monkeypatch.setenv("CPATH", "/nowhere")
-    changed = compiler.build(RECORDS[:1], build_dir=tmp_path / "changed")[0]
-    monkeypatch.undo()
-    plain = compiler.build(RECORDS[:1], build_dir=tmp_path / "plain")[0]
-    assert changed.ptx.read_bytes() == plain.ptx.read_bytes()
+    changed = compiler.build(RECORDS[:1], build_dir=tmp_path)[0]
+    assert changed.ptx.read_bytes() == alone[0].ptx.read_bytes()
 
 
 @pytest.mark.slow
@@ -378,7 +391,7 @@ def test_tools_follow_the_environment_of_a_process_that_goes_on(monkeypatch: pyt
         monkeypatch.setenv(name, "/nowhere")
         with pytest.raises(ToolchainError, match="/nowhere"):
             search()
-        monkeypatch.delenv(name)
+        monkeypatch.undo()
     assert (toolchain.discover(), toolchain.find_nvdisasm()) == before
 
 
@@ -480,9 +493,9 @@ def test_split_knows_the_braces_of_inline_assembly() -> None:
 
 
 @pytest.mark.slow
-def test_the_launcher_is_linked_against_no_cuda_library(tmp_path: Path) -> None:
-    library = compiler.launcher(build_dir=tmp_path)
-    assert library == compiler.launcher(build_dir=tmp_path)
+def test_the_launcher_is_linked_against_no_cuda_library() -> None:
+    library = compiler.launcher()
+    assert library == compiler.launcher()
     listing = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True).stdout
     undefined = [line.split()[-1] for line in listing.splitlines() if " U " in line]
     assert not [name for name in undefined if name.startswith("cu")]
