@@ -50,14 +50,15 @@ browser:
 	  exit 1; \
 	}
 
+# All that ``make test`` draws a part of: files that take draws, that Hypothesis draws for, or that have tests of minutes.
 # Hundreds of drawn records, compiled and executed, other ones each time; all mutants; ten thousand damaged files and
 # command lines; the day on a borrowed GPU in rehearsal; the whole library from nothing.
+DRAWN = $(shell grep -lrE "draws import|import draws|fuzzed import|hypothesis import|mark\.thorough" tests --include="test_*.py")
+LIBRARY := tests/cudal2gen/test_library.py
 thorough: export HYPOTHESIS_PROFILE = thorough
 thorough: .venv/dev
-	$(PYTEST) tests/cudal2gen/test_validator.py tests/cudal2gen/test_kernel.py tests/cudal2gen/test_renderer.py tests/cudal2gen/test_mutation.py \
-	  tests/cudal2gen/test_ptx.py tests/cudal2gen/test_products.py tests/kernelproof/emulator/test_multistage.py tests/cudal2gen/test_fuzz_cli.py tests/cudal2gen/test_fuzz_data.py \
-	  tests/kernelproof/emulator/test_hopper_mutants.py tests/kernelproof/emulator/test_machine_code.py tests/cudal2gen/test_gpu_day.py
-	$(BIN)/python -m pytest -s tests/cudal2gen/test_library.py
+	$(PYTEST) $(filter-out $(LIBRARY),$(DRAWN))
+	$(BIN)/python -m pytest -s $(LIBRARY)
 
 # Accepts changed templates: rewrites the golden texts.
 goldens: .venv/dev

@@ -15,10 +15,10 @@ from tests.cudal2gen.paths import PATHS, small
 from tests.draws import THOROUGH, drawn_by
 
 COVERING = {name: record for name, record in PATHS.items() if record.family in ("sm80_multistage", "sm80_direct")}
-PART = 4  # one record in so many has a whole verdict in ``make test``; all of them in ``make thorough``
-NEWER = drawn_by(  # of Hopper and Blackwell
-    lambda name: PATHS[name].family, [name for name in PATHS if name not in COVERING], PART
-)
+# ``make test`` gives one of so many records a whole verdict, and executes one of so many records of Hopper and
+# Blackwell; ``make thorough`` has all of them.
+PART, PART_OF_NEWER = 12, 6
+NEWER = drawn_by(lambda name: PATHS[name].family, [name for name in PATHS if name not in COVERING], PART_OF_NEWER)
 BUILT_AHEAD = [PATHS[name] for name in (*COVERING, *NEWER)]
 
 
@@ -38,23 +38,21 @@ def test_every_macro_is_right_in_machine_code(number: int, name: str, library: P
         assert verdict.findings == []
         assert verdict.passed
         return
-    _both_forms_agree(record, library)
+    _right_on_its_smallest_problem(record, library)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NEWER)
-def test_both_forms_of_newer_architectures_agree(name: str, library: Path) -> None:
-    _both_forms_agree(PATHS[name], library)
+def test_newer_architectures_are_right_in_machine_code(name: str, library: Path) -> None:
+    _right_on_its_smallest_problem(PATHS[name], library)
 
 
-def _both_forms_agree(record: Record, library: Path) -> None:
-    """On the smallest problem: no finding in machine code, and the bits that PTX computes."""
+def _right_on_its_smallest_problem(record: Record, library: Path) -> None:
+    """In machine code. Sums of small integers are exact, so that PTX gives the same bits."""
     (artifact,) = compiler.build([record])
     shape = min(validator.stress_shapes(record), key=lambda shape: shape.m * shape.n * shape.k)
-    case, done = validator.run_case(record, artifact, library, shape, "integers", machine_code=True)
+    case, _ = validator.run_case(record, artifact, library, shape, "integers", machine_code=True)
     assert case.findings == ()
-    _, of_ptx = validator.run_case(record, artifact, library, shape, "integers")
-    assert done.d.tobytes() == of_ptx.d.tobytes()
 
 
 @pytest.mark.slow
