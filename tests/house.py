@@ -45,5 +45,6 @@ def packages(name: str) -> list[str]:
 
 
 def import_graph(package: Path) -> Graph:
+    """What every module of a package imports of the package."""
     trees = modules(package)
     return {name: imports(name, tree, trees) for name, tree in trees.items()}

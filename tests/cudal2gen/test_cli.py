@@ -352,16 +352,20 @@ def test_doctor_tells_what_there_is(tmp_path: Path) -> None:
     assert answer["emulate"]["detail"].startswith("kernels run on the CPU, by ")
     assert "libcudal2gen_torch.so" in answer["calls from C++"]["detail"] or "no torch" in str(answer["calls from C++"])
     assert answer["packs"] == {"ok": False, "detail": "none installed: cudal2gen.matmul is torch's"}
-    broken = run("doctor", "--json", env={"CUDAL2GEN_PACK": "/nowhere"})
-    assert json.loads(broken.stdout)["packs"] == {"ok": False, "detail": "no pack at /nowhere"}
-    broken = run("doctor", env={"KERNELPROOF_NVCC": "/nowhere/nvcc"})
-    assert broken.returncode == 3
-    assert "missing  compile" in broken.stdout
-    broken = run("doctor", env={"PATH": str(tmp_path), "KERNELPROOF_CACHE_DIR": str(tmp_path)})
-    assert broken.returncode == 3
-    assert "missing  emulate          no C compiler (gcc, cc or clang) on PATH" in broken.stdout
-    broken = run("doctor", "--json", env={"KERNELPROOF_NVDISASM": "/nowhere/nvdisasm"})
-    assert "KERNELPROOF_NVDISASM=/nowhere/nvdisasm is no program" in json.loads(broken.stdout)["disassemble"]["detail"]
+    missing = {"CUDAL2GEN_PACK": "/nowhere", "KERNELPROOF_NVDISASM": "/nowhere/nvdisasm"}
+    broken = json.loads(run("doctor", "--json", env=missing).stdout)
+    assert broken["packs"] == {"ok": False, "detail": "no pack at /nowhere"}
+    assert "KERNELPROOF_NVDISASM=/nowhere/nvdisasm is no program" in broken["disassemble"]["detail"]
+    for variables, line in (
+        ({"KERNELPROOF_NVCC": "/nowhere/nvcc"}, "missing  compile"),
+        (
+            {"PATH": str(tmp_path), "KERNELPROOF_CACHE_DIR": str(tmp_path)},
+            "missing  emulate          no C compiler (gcc, cc or clang) on PATH",
+        ),
+    ):
+        done = run("doctor", env=variables)
+        assert done.returncode == 3
+        assert line in done.stdout
 
 
 @pytest.mark.parametrize("command", [command.name for command in cli.app.registered_commands])

@@ -98,7 +98,7 @@ def test_a_small_comparison(place: dict[str, str], tmp_path: Path) -> None:
     """compare as a user runs it, for one problem after a campaign of six."""
     recording_file(tmp_path / "a100.txt", lambda sizes, own: 5.0 + sizes.m / own.bm)
     picture = tmp_path / "curve.svg"
-    process = run("compare", "--sample", "1", "--recordings", str(tmp_path / "a100.txt"), env=place)
+    process = run("compare", "--sample", "1", "--seeds", "1", "--recordings", str(tmp_path / "a100.txt"), env=place)
     assert process.returncode == 0, process
     measured = process.stdout
     options = ("--gpu", "a100", "--acc", "f16", "--sample", "1", "--seeds", "1", "--plot", str(picture))
