@@ -81,6 +81,7 @@ def by_problem(trials: list[Trial]) -> dict[Problem, list[Trial]]:
     return groups
 
 
+@pytest.mark.slow
 def test_a_races_trials_do_not_depend_on_the_cluster() -> None:
     runs: list[tuple[list[Trial], list[int]]] = []
 
@@ -101,6 +102,7 @@ def test_a_races_trials_do_not_depend_on_the_cluster() -> None:
     assert len(first) == 6 * (12 + 8 + 3)
 
 
+@pytest.mark.slow
 def test_threads_and_a_process_of_its_own_give_the_same_trials() -> None:
     stores: list[list[Trial]] = [[], [], []]
     worker = Worker(partial(Model, seed=3))

@@ -402,6 +402,7 @@ def test_without_a_pack_no_operators_race(checkout: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "operators.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_the_race_of_operators_says_where_a_call_is_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, faults = race_of_operators(8.0, tmp_path / "faster", monkeypatch)
     assert faults == 0

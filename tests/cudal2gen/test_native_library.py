@@ -31,6 +31,7 @@ __all__ = ["opened"]  # fixtures
 # --- the library ---
 
 
+@pytest.mark.slow
 def test_its_functions_are_torchs(tmp_path: Path) -> None:
     """Each member of ``Torch`` and ``TorchCuda`` has the type of torch's function of that name."""
     source = places.PACKAGE / "launch" / "torch_launcher.cpp"

@@ -140,6 +140,7 @@ def test_kernels_are_closed_and_the_card_is_named() -> None:
     assert {trial.on for trial in trials} == {"NVIDIA H200"}
 
 
+@pytest.mark.slow
 def test_a_search_on_the_device_finds_the_faster_record() -> None:
     """The clock is a function of the record: the widest tile wins, and the gain is what the clock says."""
     device = FakeDevice()

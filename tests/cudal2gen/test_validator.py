@@ -47,9 +47,7 @@ def library() -> Path:
 BUILT_AHEAD = list(PATHS.values())
 
 
-WHOLE = (
-    16  # one path in so many has a whole verdict, also in ``make quick``; for the others see ``share`` and ``mixed``
-)
+WHOLE = 16  # one path in so many has a whole verdict; for the others see ``share`` and ``mixed``
 PART = 6  # the others have one problem in so many, besides the one with all inputs
 # Binary inputs, which show what is copied and multiplied wrongly, every path has. What is rounded or propagated wrongly
 # is of macros that several paths share: neighbouring paths have other inputs.
@@ -66,6 +64,11 @@ def share(record: Record, number: int) -> list[Shape]:
     return [shape for place, shape in enumerate(shapes) if shape == thorough or place % PART == number % PART]
 
 
+def quick(name: str) -> bool:
+    """Whether a path's whole verdict takes about a second: without barriers that warpgroups wait by."""
+    return not PATHS[name].waits_by_mbarriers
+
+
 def mixed(shape: Shape, thorough: bool, exact: int, number: int) -> list[str]:
     """The inputs of a problem: of those that only the thorough one has, a part."""
     return [each for each in kinds(shape, thorough, exact) if each in (*MIXES[number % len(MIXES)], "sparse")]
@@ -74,7 +77,7 @@ def mixed(shape: Shape, thorough: bool, exact: int, number: int) -> list[str]:
 @pytest.mark.parametrize(
     ("number", "name"),
     [
-        pytest.param(number, name, marks=[pytest.mark.slow] if number % WHOLE else [], id=name)
+        pytest.param(number, name, marks=[] if number % WHOLE == 0 and quick(name) else [pytest.mark.slow], id=name)
         for number, name in enumerate(PATHS)
     ],
 )

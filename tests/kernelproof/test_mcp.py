@@ -150,6 +150,7 @@ def test_options_choose_device_code_only(tmp_path: Path) -> None:
             options(word)
 
 
+@pytest.mark.slow
 def test_the_guide_is_a_skill_and_the_sdk_is_optional() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "kernelproof", "mcp", "--skill"], capture_output=True, text=True, check=True

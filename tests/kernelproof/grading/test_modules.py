@@ -141,6 +141,7 @@ def test_accessors_factories_and_what_torchs_headers_bring_along() -> None:
     assert "wrong-value" in graded(inline(ACCESSORS.replace("alpha * x[i]", "x[i]")), call=CALL, run_host=True).rules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "outcome"),
     [
@@ -156,6 +157,7 @@ def test_host_code_that_needs_more_of_torch_is_not_called_wrong(old: str, new: s
     assert verdict.outcome == outcome, str(verdict)
 
 
+@pytest.mark.slow
 def test_kernels_that_take_types_of_torch_are_not_graded_alone() -> None:
     verdict = graded(inline(ACCESSORS), launches=[{"entry": "scale_kernel", "block": 128, "args": ["x", "y", 2.0]}])
     assert verdict.outcome == "not checked"
