@@ -32,7 +32,7 @@ from kernelproof.emulator.hopper.bulk import Bulk
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from tests.cudal2gen.paths import PATHS, once, small
 from tests.cudal2gen.strategies import direct, prefetch, records
-from tests.draws import THOROUGH
+from tests.draws import THOROUGH, drawn
 
 GOLDEN = Path(__file__).parent / "golden"
 # A smaller batch would be compiled anew at every step, and the message names the record anyway.
@@ -44,7 +44,32 @@ def library() -> Path:
     return compiler.launcher()
 
 
-BUILT_AHEAD = list(PATHS.values())
+DATA = ("gpu", "m", "n", "k")  # fields that may have any value
+
+
+def essential() -> set[str]:
+    """Paths of which each is the first of its family with a branch of the templates, a value of a field, or a
+    combination of values."""
+    names = {line.rpartition(": ")[2] for line in (GOLDEN / "branches.txt").read_text().splitlines()}
+    seen: set[tuple[str, str, str]] = set()
+    for name, record in PATHS.items():
+        fields = [field for field in FAMILIES[record.family].line_fields() if field not in DATA]
+        values = {(record.family, field, repr(getattr(record, field))) for field in fields}
+        values.add((record.family, "batch, gate", f"{record.batch} {bool(record.fusion.gate)}"))
+        for names_of_fields in (("layout", "acc"), ("layout", "pair", "swap_ab")):
+            combined = [getattr(record, field, None) for field in names_of_fields]
+            values.add((record.family, ", ".join(names_of_fields), repr(combined)))
+        if not values <= seen:
+            names.add(name)
+        seen |= values
+    return names
+
+
+ESSENTIAL = essential()
+# Paths that only combine what others have: one in so many in ``make test``.
+COMBINED = drawn([name for name in PATHS if name not in ESSENTIAL], 4)
+EXECUTED = {name: number for number, name in enumerate(PATHS) if name in ESSENTIAL or name in COMBINED}
+BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 
 
 WHOLE = 16  # one path in so many has a whole verdict; for the others see ``share`` and ``mixed``
@@ -78,7 +103,7 @@ def mixed(shape: Shape, thorough: bool, exact: int, number: int) -> list[str]:
     ("number", "name"),
     [
         pytest.param(number, name, marks=[] if number % WHOLE == 0 and quick(name) else [pytest.mark.slow], id=name)
-        for number, name in enumerate(PATHS)
+        for name, number in EXECUTED.items()
     ],
 )
 def test_every_path_is_right(number: int, name: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +153,7 @@ def choices(annotation: Any) -> list[Any]:
 
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.TEXTUAL])
 def test_every_value_of_every_field_is_executed(family: str) -> None:
-    executed = [record for record in PATHS.values() if record.family == family]
+    executed = [PATHS[name] for name in EXECUTED if PATHS[name].family == family]
     for name, field in FAMILIES[family].line_fields().items():
         if name == "gpu":
             continue
