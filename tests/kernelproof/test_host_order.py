@@ -14,6 +14,7 @@ from kernelproof.checking import compilation, plan, supervision
 from kernelproof.checking.result import Result
 from kernelproof.emulator import RULES as RULE_TEXTS
 from kernelproof.emulator import Participant, Report
+from kernelproof.emulator.host.callsites import allocated_variable
 from kernelproof.ground import toolchain
 from tests.kernelproof.emulator import build
 from tests.kernelproof.emulator.test_rule_pages import WITH_PROGRAMS, examples
@@ -135,3 +136,16 @@ def test_a_launch_is_the_line_that_launches_and_not_the_kernels(library: Path) -
     home = finding.other.site.home
     assert home is not None
     assert {home.line} == marked("there", "managed variable")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("cudaMalloc(&d, 4 * n);", "d"),
+        ("check(cudaMallocHost((void **)&s.rows[i], 4));", "s.rows[i]"),
+        ("cudaMalloc(&d, n); cudaMallocHost(&h, n);", ""),
+        ("d = allocate(n);", ""),
+    ],
+)
+def test_allocations_are_named_by_their_lines(line: str, name: str) -> None:
+    assert allocated_variable(line) == name

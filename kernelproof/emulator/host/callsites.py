@@ -77,10 +77,9 @@ class HostSite:
 
     @property
     def variable(self) -> str:
-        """The variable whose address the call at this place takes first, "" if the line shows none."""
+        """The variable whose address the call at this place takes first; see ``allocated_variable``."""
         home = self.site.home
-        m = _ADDRESS_OF.search(linecache.getline(home.file, home.line)) if home is not None else None
-        return re.sub(r"\s", "", m[1]) if m is not None else ""
+        return "" if home is None else allocated_variable(linecache.getline(home.file, home.line))
 
     def participant(self, agent: str = "") -> Participant:
         """The place as a side of a finding. ``agent``: what acts there."""
@@ -92,6 +91,12 @@ class HostSite:
 
 
 UNKNOWN = HostSite()
+
+
+def allocated_variable(line: str) -> str:
+    """The variable that a line of source allocates; "" if it shows none, or allocates several."""
+    names = {re.sub(r"\s", "", name) for name in _ADDRESS_OF.findall(line)}
+    return names.pop() if len(names) == 1 else ""
 
 
 def _without_stubs(frames: Iterable[Frame]) -> Iterator[Frame]:

@@ -86,7 +86,7 @@ class SharedMemory(SharedTags):
         warp_of = np.where(several, actor - SEVERAL, actor >> 5)
         own: Array = (actor == batch.thread[lanes]) & ~several
         ordered = own | (ticks < self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], warp_of))
-        if not ordered.all() and self.device_order is not None and self.device_order.active:
+        if self.device_order is not None and self.device_order.active and not ordered.all():
             left = np.flatnonzero(~ordered)
             thread = np.where(several, warp_of << 5, actor)[left]
             ordered[left] = self.ordered_by_device(lanes[left], thread, several[left], ticks[left])
@@ -421,7 +421,7 @@ class SharedMemory(SharedTags):
         # Reads before the warp last synchronised do not count: they happen before all that its lanes do now. Where CTAs
         # have passed different barriers, ``fresh`` will not do: it is as old as the CTA that waits or ended first.
         fresh: Array = np.asarray(self.fresh, self.TAG)
-        if not self.even:
+        if not self.clocks.is_even:
             row, warp = self.batch.row_of[some], self.batch.warp[some]
             horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
             fresh = np.maximum(horizon, self.fresh).astype(self.TAG)

@@ -41,8 +41,6 @@ class SharedTags(SharedFlags):
         # ``tagged`` is the tick that ``lane_tag`` and ``collective_tag`` carry.
         self.t0 = self.tagged = batch.launch.tick
         self.fresh = 0
-        # At the tick of the tags: see ``WarpClocks.is_even``.
-        self.even = True
         self.late = LateReads()
         # Invariant if accesses are deferred: outside of these bytes every tag is old, and none is that of a copy under
         # way. So a write that touches none of them needs no check.
@@ -109,7 +107,6 @@ class SharedTags(SharedFlags):
                 self.recent.forget(ENDLESS)
         # ``fresh`` only grows while ``t0`` stands, so what is old now stays old and may be forgotten.
         self.fresh = self._first_fresh()
-        self.even = self.clocks.is_even
         self.late.forget(self.fresh)
         self.recent.forget(self.fresh)
         if self.hazards:
