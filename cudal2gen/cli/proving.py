@@ -27,6 +27,7 @@ from kernelproof.ground.pages import counted
 if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
     from cudal2gen.results.proofs import Proof
+    from cudal2gen.validator.proofs import Attempt
     from kernelproof.ground.workers import Lost
 
 
@@ -56,12 +57,13 @@ def prove(
     kernels = _distinct(records, compilation)
     pending = _without_proof(kernels) if changed else list(kernels.values())
     built = compilation.attempt(pending)
-    proofs = _stored(_proofs(built, compilation), len(built), out)
-    for proof in proofs:
+    attempts = _stored(_proofs(built, compilation), len(built), out)
+    proofs = [attempt.proof for attempt in attempts]
+    for attempt in attempts:
         if as_json:
-            print(proof.model_dump_json())
+            print(attempt.proof.model_dump_json())
         elif selection.mnk:
-            _print(proof)
+            _print(attempt)
     if not as_json:
         _summary(proofs, len(kernels) - len(pending))
     if any(proof.outcome == "refuted" for proof in proofs) or len(proofs) < len(pending):
@@ -80,7 +82,6 @@ def recheck(
     Each holds by the invariants that it states. Exit code 2: one does not hold.
     """
     from cudal2gen.kernel import parse
-    from cudal2gen.results.proofs import Proof
     from cudal2gen.validator import proofs
     from kernelproof.certificates import NotCertified
     from kernelproof.ground.errors import reading
@@ -90,13 +91,13 @@ def recheck(
         with reading(file):
             text = file.read_text()
         try:
-            proof = Proof.model_validate_json(text)
+            certified = proofs.RecordCertificate.model_validate_json(text)
         except ValueError:
             refuse(f"{file}: is no certificate that `cudal2gen prove --out` wrote")
-        record = parse(proof.fields)
+        record = parse(certified.fields)
         (artifact,) = compilation.build([record])
         try:
-            proofs.recheck(proof, record, artifact.ptx.read_text())
+            proofs.recheck(certified.certificate, record, artifact.ptx.read_text())
         except NotCertified as why:
             error(f"{file}: {why}")
             failed = True
@@ -121,7 +122,7 @@ def _without_proof(kernels: dict[str, Record]) -> list[Record]:
     return [record for digest, record in kernels.items() if digest not in stored]
 
 
-def _proofs(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) -> Iterator[Proof | Lost]:
+def _proofs(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) -> Iterator[Attempt | Lost]:
     from cudal2gen.validator import proofs
 
     if built:
@@ -130,43 +131,44 @@ def _proofs(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) 
             yield from answers
 
 
-def _stored(answers: Iterator[Proof | Lost], total: int, out: Path | None) -> list[Proof]:
+def _stored(answers: Iterator[Attempt | Lost], total: int, out: Path | None) -> list[Attempt]:
     """Stores each proof before it waits for the next one. An error line names each kernel without a proof."""
     from cudal2gen import results
     from cudal2gen.results.proofs import proofs_store
     from kernelproof.ground.workers import Lost
 
-    proofs: list[Proof] = []
+    attempts: list[Attempt] = []
     try:
         with signals.exit_restored(), progress.bar("proving") as show:
             for done, answer in enumerate(answers, 1):
                 if isinstance(answer, Lost):
                     error(f"{answer.name}: {answer.reason}")
                 else:
-                    results.append([answer], proofs_store())
-                    proofs.append(answer)
-                    if out is not None and answer.certificate is not None:
-                        write(out / f"{answer.record}.json", answer.model_dump_json(indent=1) + "\n")
+                    results.append([answer.proof], proofs_store())
+                    attempts.append(answer)
+                    if out is not None and answer.certified is not None:
+                        write(out / f"{answer.proof.record}.json", answer.certified.model_dump_json(indent=1) + "\n")
                 if show:
                     show(done, total)
     except SystemExit:
         note("interrupted; finished proofs are stored, and the same command with --changed continues")
         raise
-    return proofs
+    return attempts
 
 
-def _print(proof: Proof) -> None:
+def _print(attempt: Attempt) -> None:
+    proof = attempt.proof
     print(f"{proof.record}: {proof.outcome}, {proof.seconds:.1f} s")
-    if proof.certificate is None:
+    if attempt.certified is None:
         print(f"  why: {proof.why}")
         if proof.executed:
             print(f"  executed: {proof.executed}")
         return
-    for claim in proof.certificate["claims"]:
-        cases = [f"{case['covers']} ({case['instructions']} instructions)" for case in claim["cases"]]
-        print(f"  {claim['title']}: {'; '.join(cases)}")
-    certificate = proof.certificate
-    print(f"  questions about integers: {certificate['bounds']} by bounds, {certificate['solver']} by z3")
+    certificate = attempt.certified.certificate
+    for claim in certificate.claims:
+        cases = [f"{case.covers} ({case.instructions} instructions)" for case in claim.cases]
+        print(f"  {claim.title}: {'; '.join(cases)}")
+    print(f"  questions about integers: {certificate.bounds} by bounds, {certificate.solver} by z3")
 
 
 def _summary(proofs: Sequence[Proof], known: int) -> None:
@@ -177,6 +179,6 @@ def _summary(proofs: Sequence[Proof], known: int) -> None:
     times = [proof.seconds for proof in proofs if proof.outcome == "certified"]
     speed = f"; median {median(times):.1f} s" if times else ""
     print(f"{counted(len(proofs), 'kernel')}{skipped}: {words or 'none proven'}{speed}")
-    reasons = Counter(proof.why.split(" [")[0] for proof in proofs if proof.certificate is None)
+    reasons = Counter(proof.why.split(" [")[0] for proof in proofs if proof.outcome != "certified")
     for reason, number in reasons.most_common():
         print(f"  {number} x {reason}")

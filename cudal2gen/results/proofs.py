@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -14,12 +14,11 @@ ProofOutcome = Literal["certified", "not certified", "refuted"]
 
 
 class Proof(Line):
-    """What a proof of one binary has come to.
+    """What the proof of one binary has come to.
 
-    ``digest``: the binary's. ``fields``: the record, as a line of the catalog. ``why``: what could not be proven, and
-    where in the PTX; ``executed``: what executions say then. ``refuted`` means that one has failed. ``seconds`` of a
-    processor, for the proof alone. ``certificate``: as
-    ``kernelproof.certificates.Certificate`` spells it.
+    ``digest``: the binary's. ``why``: what could not be proven, and where in the PTX; ``executed``: what executions say
+    then. ``refuted`` means that one has failed. ``seconds`` of a processor, for the proof alone. ``instructions``: how
+    many a CTA has executed in all cases of the proof.
     """
 
     record: str
@@ -28,8 +27,7 @@ class Proof(Line):
     why: str
     executed: str
     seconds: float
-    fields: dict[str, Any]
-    certificate: dict[str, Any] | None
+    instructions: int
 
 
 def proofs_store() -> Path:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from cudal2gen.generation.compiler import Artifact
 from cudal2gen.kernel import Record
-from cudal2gen.results.proofs import Proof
+from cudal2gen.results.proofs import Proof, ProofOutcome
 from cudal2gen.validator.contracts import claims, refusal
 from cudal2gen.validator.emulated import run_case, validate
 from cudal2gen.validator.problems import Shape
@@ -19,39 +19,50 @@ from kernelproof.certificates import prove as prove_text
 from kernelproof.certificates import recheck as recheck_text
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.ground import workers
+from kernelproof.ground.schema import Schema
 from kernelproof.ground.workers import Lost, Task
 
 MOST_PRODUCTS = 1 << 27  # of a problem that is executed to confirm that a proof fails
 
 
-def prove(record: Record, artifact: Artifact, library: Path) -> Proof:
-    """The proof of a built kernel. If it fails, a problem that shows it is looked for; ``library``: the launcher."""
+class RecordCertificate(Schema):
+    """A certificate of a record's kernel. ``fields``: the record, as a line of the catalog."""
+
+    fields: dict[str, Any]
+    certificate: Certificate
+
+
+class Attempt(NamedTuple):
+    """The outcome of a proof, and the certificate if there is one."""
+
+    proof: Proof
+    certified: RecordCertificate | None
+
+
+def prove(record: Record, artifact: Artifact, library: Path) -> Attempt:
+    """Prove a built kernel. If that fails, a problem that shows it is looked for; ``library``: the launcher."""
     start = time.process_time()
-    certificate, why, executed, outcome = None, "", "", "certified"
+    certified, why, executed = None, "", ""
+    outcome: ProofOutcome = "not certified"
     try:
         certificate = prove_text(artifact.ptx.read_text(), partial(claims, record))
-    except NotCertified as error:
-        outcome, why = "not certified", str(error)
+    except (NotCertified, EmulatorError) as error:
+        why = str(error)
         seconds = time.process_time() - start
-        if not refusal(record):
+        if isinstance(error, NotCertified) and not refusal(record):
             failed, executed = _executed(record, artifact, library, error)
             outcome = "refuted" if failed else outcome
-    except EmulatorError as error:
-        outcome, why, seconds = "not certified", str(error), time.process_time() - start
     else:
         seconds = time.process_time() - start
-    return Proof.model_validate(
-        {
-            "record": record.name,
-            "digest": artifact.digest,
-            "outcome": outcome,
-            "why": why,
-            "executed": executed,
-            "seconds": round(seconds, 3),
-            "fields": record.model_dump(mode="json"),
-            "certificate": None if certificate is None else certificate.model_dump(mode="json"),
-        }
-    )
+        outcome = "certified"
+        certified = RecordCertificate(fields=record.model_dump(mode="json"), certificate=certificate)
+    return Attempt(
+        Proof(
+            record=record.name, digest=artifact.digest, outcome=outcome, why=why, executed=executed,
+            seconds=round(seconds, 3), instructions=certified.certificate.instructions if certified else 0,
+        ),
+        certified,
+    )  # fmt: skip
 
 
 def _executed(record: Record, artifact: Artifact, library: Path, error: NotCertified) -> tuple[bool, str]:
@@ -75,15 +86,14 @@ def _executed(record: Record, artifact: Artifact, library: Path, error: NotCerti
     return False, f"{named}none of {len(verdict.cases)} executions fails"
 
 
-def prove_all(work: Iterable[tuple[Record, Artifact]], library: Path, jobs: int) -> Generator[Proof | Lost, None, None]:
+def prove_all(
+    work: Iterable[tuple[Record, Artifact]], library: Path, jobs: int
+) -> Generator[Attempt | Lost, None, None]:
     """Proofs of many kernels as they come, from ``jobs`` processes; ``Lost`` names the record whose process died."""
     tasks = (Task(record.name, (record, artifact, library)) for record, artifact in work)
     return workers.answers(prove, tasks, jobs)
 
 
-def recheck(proof: Proof, record: Record, ptx: str) -> None:
+def recheck(certificate: Certificate, record: Record, ptx: str) -> None:
     """Check a certificate again, for the PTX of its record's kernel. Raises NotCertified."""
-    if proof.certificate is None:
-        raise NotCertified(f"{proof.record} has no certificate")
-    certificate = Certificate.model_validate_json(json.dumps(proof.certificate))
     recheck_text(certificate, ptx, partial(claims, record))

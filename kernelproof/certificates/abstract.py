@@ -93,6 +93,17 @@ def _one(value: Any) -> int:
     return int(numbers.flat[0])
 
 
+def _high_product(a: Any, b: Any) -> Any:
+    """The high half of a product of 32 bits, computed as the emulator does."""
+    if not isinstance(a, Word) and not isinstance(b, Word):
+        return arithmetic.mulhi(a, b)
+    word = a if isinstance(a, Word) else b
+    if word.bits != 32:
+        raise NotCertified(f"the high half of a product of {word.bits} bits that depends on the problem")
+    kind = "i" if word.signed else "u"
+    return ((a.astype(f"{kind}8") * b.astype(f"{kind}8")) >> 32).astype(f"{kind}4")
+
+
 def _divide(a: Any, b: Any) -> Any:
     if isinstance(a, Word) or isinstance(b, Word):
         return _quotient(a, b)[0]
@@ -158,7 +169,7 @@ def _pack(high: Any, low: Any, _convert: Any) -> Any:
 
 def names_of_arithmetic() -> dict[str, Callable[..., Any]]:
     """The functions of the emulator's arithmetic that understand words and elements."""
-    return {"bfi": _insert, "divide": _divide, "remainder": _remainder, "pack_f32": _pack}
+    return {"bfi": _insert, "divide": _divide, "remainder": _remainder, "mulhi": _high_product, "pack_f32": _pack}
 
 
 def names(lanes: int, units: dict[str, dict[str, Callable[..., Any]]]) -> dict[str, object]:

@@ -51,6 +51,11 @@ class Certificate(Schema):
     bounds: int
     solver: int
 
+    @property
+    def instructions(self) -> int:
+        """How many instructions a CTA has executed in all cases."""
+        return sum(case.instructions for claim in self.claims for case in claim.cases)
+
 
 ClaimsOf = Callable[[Program], Iterable[Claim]]
 

@@ -1,20 +1,24 @@
 """All numbers of k-tiles: few of them one by one, the others by an invariant of the main loop.
 
-The loop is periodic: it takes ``period`` turns until its ring is at the same stage again, and in the last turns it does
-something else (it copies nothing more), at most ``ahead`` turns before the end. With T k-tiles the cases are
+The loop is periodic: it takes ``period`` k-tiles until its ring is at the same stage again, and in the last ones it
+does something else (it copies nothing more), at most ``ahead`` k-tiles before the end. With T k-tiles the cases are
 
     T = 1, ..., ahead                       each executed from entry to exit
     T = period * q + ahead + 1 + r, q >= 0  for each r below the period: from the state of the loop's head after
-                                            period * q turns to the exit
+                                            period * q k-tiles to the exit
 
 and that state is right: for q = 0 it is what the entry leads to if T > ahead; and if it is right for q and
-T > period * q + ahead + period, then ``period`` turns lead to the one for q + 1.
+T > period * q + ahead + period, then a period leads to the one for q + 1.
+
+If the compiler has unrolled the loop, a turn takes several k-tiles, and the rest of T decides in the entry how many
+turns there are. Then the period is a multiple of those too, and all of this is shown for each r on its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import lcm
 
 from kernelproof.certificates.cells import Kinds
 from kernelproof.certificates.contract import Bounds, Contract
@@ -28,6 +32,8 @@ from kernelproof.certificates.program import Program
 from kernelproof.ground.schema import Schema
 
 TILES, TURN, REST = "k_tiles", "k_turn", "k_rest"
+PRODUCTS = 16 * 8 * 16  # of an mma.sync
+WARP = 32
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,19 @@ class Case(Schema):
 
     covers: str
     instructions: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """Numbers of k-tiles that are proven together: ``least + step * rest`` for every rest; if ``only``, just that."""
+
+    least: int
+    step: int
+    only: int
+
+    def tiles(self, rest: Polynomial) -> Polynomial:
+        """The number of k-tiles, by its rest."""
+        return Polynomial.of(self.only) if self.only else rest * self.step + self.least
 
 
 class MainLoop:
@@ -75,116 +94,128 @@ class MainLoop:
                 own, self.head = set(products), None
             self.items = ItemLoop(program, ring.items, own, self.kinds)
         self.stops = () if self.head is None else (self.head,)
+        self.unrolled = self._unrolled()
+        self.period = lcm(ring.period, self.unrolled)
+        self.ahead = max(ring.ahead, self.unrolled - 1)
+
+    def _unrolled(self) -> int:
+        """How many k-tiles a turn of the loop takes, by its products. A wrong number proves nothing."""
+        tile = self.contract.tile
+        if self.head is None or tile is None:
+            return 1
+        steps = self.contract.sum_end.in_lane(0)[(TILES,)]
+        of_a_warp = tile.rows * tile.cols * steps // (PRODUCTS * self.contract.lanes // WARP)
+        in_loop = sum(map(self.program.products, self.program.loops[self.head]))
+        return max(1, in_loop // max(1, of_a_warp))
 
     def cases(self) -> Iterator[Case]:
         """Every case, proven. Raises NotCertified at the first that is not."""
         ring = self.ring
-        if ring.only and (self.head is None or ring.only <= ring.ahead + 2 * ring.period):
+        if ring.only and (self.head is None or ring.only <= self.ahead + 2 * self.period):
             yield self._whole(ring.only)
             return
         if self.head is None:
             raise NotCertified("no loop multiplies, and the number of k-tiles is not known")
-        for tiles in range(1, 0 if ring.only else min(ring.ahead, ring.most) + 1):
+        for tiles in range(1, 0 if ring.only else min(self.ahead, ring.most) + 1):
             yield self._whole(tiles)
-        machine, first = self._entry()
-        if first is None:
-            yield Case(covers=f"more than {ring.ahead} k-tiles", instructions=machine.steps)
+        if self.unrolled == 1 or ring.only:
+            yield from self._family(Family(self.ahead + 1, 1, ring.only))
             return
+        for rest in range(self.period):
+            yield from self._family(Family(self.ahead + 1 + rest, self.period, 0))
+
+    def _family(self, family: Family) -> Iterator[Case]:
+        """The cases of more k-tiles than are executed one by one."""
+        machine, first = self._entry(family)
+        name = f"{family.step} * q + {family.least} k-tiles" if family.step > 1 else f"more than {self.ahead} k-tiles"
+        if first is None:
+            yield Case(covers=name, instructions=machine.steps)
+            return
+        assert self.head is not None
         live = self.program.live(self.head)
         if self.invariant is None:
             if not self.guesses:
                 raise NotCertified("the certificate lacks the invariant of the main loop")
-            self.invariant = self._guessed(first, live)
+            self.invariant = self._guessed(family, first, live)
         turns = Turns(self.invariant, first, live, self.program.emitter.variable)
         turns.check(Polynomial.of(0), first, machine.facts, self.kinds)
-        yield Case(covers=f"more than {ring.ahead} k-tiles, up to the loop", instructions=machine.steps)
-        yield self._step(turns)
-        for rest in range(ring.period):
-            least = ring.ahead + 1 + rest
-            if not ring.only or (ring.only - least) % ring.period == 0:
-                yield self._exit(turns, least)
+        yield Case(covers=f"{name}, up to the loop", instructions=machine.steps)
+        yield self._step(family, turns)
+        for rest in range(0, self.period, family.step):
+            if not family.only or (family.only - family.least - rest) % self.period == 0:
+                yield self._exit(family, turns, rest)
 
     def _machine(self, tiles: Polynomial, bounds: Bounds) -> Machine:
         """A machine for the problems with so many k-tiles."""
         return Machine(self.program, self.contract.where(TILES, tiles, bounds), self.kinds)
 
-    def _tiles(self, least: int) -> tuple[Polynomial, Bounds]:
-        """The number of k-tiles of all problems with at least so many."""
-        if self.ring.only:
-            return Polynomial.of(self.ring.only), {}
-        return Polynomial.named(TILES), {(TILES,): (least, max(least, self.ring.most))}
-
-    def _at_least(self, least: int) -> Machine:
-        """A machine for these problems."""
-        return self._machine(*self._tiles(least))
-
     def _whole(self, tiles: int) -> Case:
-        machine = self._machine(Polynomial.of(tiles), {})
-        self._to_end(machine, self._start(machine, Polynomial.of(tiles), {}), Polynomial.of(tiles))
+        number = Polynomial.of(tiles)
+        machine = self._machine(number, {})
+        self._to_end(machine, self._start(machine, number, {}), Polynomial.of(0))
         return Case(covers=f"{tiles} k-tiles", instructions=machine.steps)
 
-    def _entry(self) -> tuple[Machine, State | None]:
+    def _entry(self, family: Family) -> tuple[Machine, State | None]:
         """The state in which the loop is reached first; None if all CTAs end before."""
-        machine = self._at_least(self.ring.ahead + 1)
-        state = self._start(machine, *self._tiles(self.ring.ahead + 1))
-        return machine, machine.run(state, *self.stops)
+        tiles, bounds = family.tiles(Polynomial.named(REST)), self._rests(0)
+        machine = self._machine(tiles, bounds)
+        return machine, machine.run(self._start(machine, tiles, bounds), *self.stops)
+
+    def _rests(self, least: int) -> Bounds:
+        """Bounds of the rest of a family's number of k-tiles."""
+        return {(REST,): (least, max(least, self.ring.most))}
 
     def _start(self, machine: Machine, tiles: Polynomial, bounds: Bounds) -> State:
         """The state in which a CTA, or an item of a persistent one, begins."""
         return machine.start() if self.items is None else self.items.start(machine, TILES, tiles, bounds)
 
-    def _to_end(self, machine: Machine, state: State, tiles: Polynomial) -> None:
-        """Run to the end of the CTA or of its item, and check what it has done, in the problems with so many
-        k-tiles."""
+    def _to_end(self, machine: Machine, state: State, rest: Polynomial) -> None:
+        """Run to the end of the CTA or of its item, and check what it has done, in the problems of a family with that
+        rest."""
         if self.items is None:
             machine.run(state)
         else:
-            self.items.finish(machine, machine.run(state, self.items.head), TILES, tiles)
+            self.items.finish(machine, machine.run(state, self.items.head), REST, rest)
 
     def _period(self, machine: Machine, state: State) -> State:
-        """The state after a period of turns."""
-        for _ in range(self.ring.period):
+        """The state after a period."""
+        for _ in range(self.period // self.unrolled):
             after = machine.run(state, *self.stops)
             if after is None:
                 raise NotCertified("the main loop ends before its last turn")
             state = after
         return state
 
-    def _guessed(self, first: State, live: list[str]) -> Invariant:
-        machine = self._at_least(self.ring.ahead + 1 + self.ring.period)
+    def _guessed(self, family: Family, first: State, live: list[str]) -> Invariant:
+        machine = self._machine(family.tiles(Polynomial.named(REST)), self._rests(self.period // family.step))
         second = self._period(machine, rebound(first, lambda poly: poly, machine.facts))
         return guess(first, second, live, self.program.emitter.variable, self.kinds)
 
-    def _step(self, turns: Turns) -> Case:
-        """A period of turns from any state that has enough k-tiles left."""
-        ring, turn = self.ring, Polynomial.named(TURN)
-        least = ring.ahead + ring.period + 1
-        if ring.only:
-            tiles = Polynomial.of(ring.only)
-            bounds: Bounds = {(TURN,): (0, (ring.only - least) // ring.period)}
-        else:
-            tiles = turn * ring.period + Polynomial.named(REST) + least
-            bounds = {(TURN,): (0, ring.most // ring.period), (REST,): (0, ring.most)}
-        machine = self._machine(tiles, bounds)
-        state = self._period(machine, self._at(turns, turn, tiles, machine))
+    def _step(self, family: Family, turns: Turns) -> Case:
+        """A period from any state that has enough k-tiles left."""
+        turn = Polynomial.named(TURN)
+        rest = (turn + 1) * (self.period // family.step) + Polynomial.named(REST)
+        least = family.least + self.period
+        most = (family.only - least) // self.period if family.only else self.ring.most // self.period
+        machine = self._machine(family.tiles(rest), {(TURN,): (0, most)} | self._rests(0))
+        state = self._period(machine, self._at(turns, turn, rest, machine))
         expected = Turns(turns.invariant, turns.first, turns.live, turns.variable)
-        expected.first = substituted(turns.first, TILES, tiles, machine.facts, self.kinds)
+        expected.first = substituted(turns.first, REST, rest, machine.facts, self.kinds)
         expected.check(turn + 1, state, machine.facts, self.kinds)
-        return Case(covers=f"a period of {ring.period} turns", instructions=machine.steps)
+        return Case(covers=f"a period of {self.period} k-tiles", instructions=machine.steps)
 
-    def _exit(self, turns: Turns, least: int) -> Case:
+    def _exit(self, family: Family, turns: Turns, rest: int) -> Case:
         """From a state with so many k-tiles left to the end."""
-        ring = self.ring
-        if ring.only:
-            turn, tiles = Polynomial.of((ring.only - least) // ring.period), Polynomial.of(ring.only)
-            machine = self._machine(tiles, {})
+        least = family.least + rest
+        if family.only:
+            turn, bounds = Polynomial.of((family.only - least) // self.period), Bounds()
         else:
-            turn = Polynomial.named(TURN)
-            tiles = turn * ring.period + least
-            machine = self._machine(tiles, {(TURN,): (0, ring.most // ring.period)})
-        self._to_end(machine, self._at(turns, turn, tiles, machine), tiles)
-        return Case(covers=f"{ring.period} * q + {least} k-tiles", instructions=machine.steps)
+            turn, bounds = Polynomial.named(TURN), {(TURN,): (0, self.ring.most // self.period)}
+        left = turn * (self.period // family.step) + rest
+        machine = self._machine(family.tiles(left), bounds)
+        self._to_end(machine, self._at(turns, turn, left, machine), left)
+        return Case(covers=f"{self.period} * q + {least} k-tiles", instructions=machine.steps)
 
-    def _at(self, turns: Turns, turn: Polynomial, tiles: Polynomial, machine: Machine) -> State:
-        """The state of a turn in the problems with so many k-tiles."""
-        return substituted(turns.at(turn, machine.facts, self.kinds), TILES, tiles, machine.facts, self.kinds)
+    def _at(self, turns: Turns, turn: Polynomial, rest: Polynomial, machine: Machine) -> State:
+        """The state of a turn in the problems of a family with that rest."""
+        return substituted(turns.at(turn, machine.facts, self.kinds), REST, rest, machine.facts, self.kinds)

@@ -135,17 +135,16 @@ class Polynomial:
         return out
 
     def divided(self, divisor: int) -> tuple[Polynomial, Polynomial]:
-        """(q, r) with self = divisor * q + r, where r has the terms that the divisor does not divide, and of the
-        constant its non-negative rest."""
+        """(q, r) with self = divisor * q + r, where the coefficients of r are smaller than the divisor and have the
+        signs of those of self, and its constant is not negative."""
         whole: dict[Monomial, Coefficient] = {}
         rest: dict[Monomial, Coefficient] = {}
         for monomial, coefficient in self.terms.items():
-            if monomial and not np.all(coefficient % divisor == 0):
-                rest[monomial] = coefficient
-            else:
-                whole[monomial] = coefficient // divisor
-                if not monomial:
-                    rest[monomial] = coefficient % divisor
+            whole[monomial] = coefficient // divisor
+            if monomial:
+                negative = (coefficient < 0) & (coefficient % divisor != 0)
+                whole[monomial] = whole[monomial] + negative
+            rest[monomial] = coefficient - whole[monomial] * divisor
         return Polynomial(whole), Polynomial(rest)
 
     def where(self, test: Lanes, other: Polynomial) -> Polynomial:

@@ -84,4 +84,8 @@ class Program:
 
     def multiplies(self, block: int) -> bool:
         """Does a block have an mma?"""
-        return any(ins.base == "mma" for ins in self.graph.blocks[block].instrs)
+        return self.products(block) > 0
+
+    def products(self, block: int) -> int:
+        """How many mma a block has."""
+        return sum(ins.base == "mma" for ins in self.graph.blocks[block].instrs)

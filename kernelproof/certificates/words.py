@@ -55,7 +55,8 @@ class Word:
         """The value as a number. Raises NotCertified if the polynomial may lie outside of the type."""
         if self.poly.is_constant:
             return self._constant()
-        top = 1 << (self.bits - 1) if self.signed else 1 << self.bits
+        # Arrays of coefficients have 64 bits, and no number of ours needs more than 62.
+        top = 1 << min(self.bits - 1 if self.signed else self.bits, 62)
         least = -top if self.signed else 0
         for gap in (self.poly - least, Polynomial.of(top - 1) - self.poly):
             if not self.facts.holds(gap):

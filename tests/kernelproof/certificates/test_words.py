@@ -34,6 +34,12 @@ def steps(of: Callable[[Any, Any], Any], operands: st.SearchStrategy[Any]) -> st
     return st.tuples(st.just(of), operands)
 
 
+def high_product(a: Any, b: Any) -> Any:
+    """mul.hi.s32."""
+    known = np.full(LANES, b, "i4")
+    return abstract.names_of_arithmetic()["mulhi"](a.view("i4"), known).view("u4")
+
+
 SYMBOLS = st.sampled_from(("x", "y"))
 OPERATIONS = st.one_of(
     steps(operator.add, ARRAYS | NUMBERS | SYMBOLS),
@@ -46,6 +52,7 @@ OPERATIONS = st.one_of(
     steps(operator.rshift, st.integers(0, 6)),
     steps(lambda a, b: (a.view("i4") >> np.int32(b)).view("u4"), st.integers(0, 31)),
     steps(lambda a, b: a.view("i4").astype("i8").view("u8").astype("u4") + b, NUMBERS),
+    steps(high_product, st.integers(0, (1 << 31) - 1)),
     steps(lambda a, b: abstract.select(a.view("i4") < b, a, a), NUMBERS),
 )
 
@@ -116,3 +123,11 @@ def test_quotients_are_found_among_names() -> None:
     known = abstract.names_of_arithmetic()
     assert known["divide"](dividend, Word(divisor, 32, facts, True)).poly.equals(Polynomial.named("q"))
     assert known["remainder"](dividend, Word(divisor, 32, facts, True)).poly.equals(Polynomial.named("r"))
+
+
+def test_a_quotient_by_multiplication_is_found() -> None:
+    """As a compiler divides 96 * q + 95 by 96."""
+    facts = Bounded({("q",): (0, 1 << 17)})
+    dividend = Word(Polynomial.named("q", 96) + 95, 32, facts, True)
+    high = abstract.names_of_arithmetic()["mulhi"](dividend, np.full(LANES, 715827883, "i4"))
+    assert ((high >> 4) + (high.view("u4") >> 31)).poly.equals(Polynomial.named("q"))
