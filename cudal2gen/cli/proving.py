@@ -165,6 +165,8 @@ def _print(attempt: Attempt) -> None:
             print(f"  executed: {proof.executed}")
         return
     certificate = attempt.certified.certificate
+    for each in certificate.problems:
+        print(f"  for {each}")
     for claim in certificate.claims:
         cases = [f"{case.covers} ({case.instructions} instructions)" for case in claim.cases]
         print(f"  {claim.title}: {'; '.join(cases)}")

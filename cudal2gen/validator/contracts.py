@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import Record, Sm80Multistage
 from cudal2gen.kernel.launch import Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT
@@ -37,7 +37,8 @@ def refusal(record: Record) -> str:
         "tiles that reach beyond the problem (padding=predicate)": record.predicated,
         f"{record.split_k} slices of k, which meet in a workspace": record.split_k > 1,
         f"a fused {record.fusion}": bool(record.fusion),
-        f"batch={record.batch}": record.batched,
+        f"batch={record.batch}": record.batch == "grouped",
+        f"batch={record.batch} with raster={record.launch.raster}": record.batched and record.launch.raster != "plain",
     }
     return "; ".join(f"{reason} is not covered" for reason, holds in reasons.items() if holds)
 
@@ -60,6 +61,27 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
             entry = _contract(record, grid.entry, program.offsets)
             items = Items(entry, named("cta_x"), grid.names, grid.item, named("grid_x"), grid.last)
         yield Claim(grid.title, _contract(record, grid, program.offsets), replace(ring, items=items))
+
+
+def problems(record: MmaSyncKernel) -> tuple[str, ...]:
+    """The launches that the claims are about, as a reader of a certificate asks for them."""
+    vector, of_d = record.element.vector, record.output.vector
+    k = f"k = {record.baked_k}" if record.baked_k else f"k of {record.k_step}"
+    packed = ["lda = k"] * bool(record.baked_k) + ["ldb = k"] * (bool(record.baked_k) and record.layout == "tn")
+    by_rows = record.raster != "persistent" if isinstance(record, Sm80Multistage) else True
+    lines = [
+        f"m a positive multiple of {record.bm}, n of {record.bn}, {k}; each at most {MAX_EXTENT}",
+        f"at most {MAX_GRID_YZ} rows of tiles" if by_rows else f"at most {MOST_TILES} tiles",
+        f"A is (m,k) and B is {'(n,k)' if record.layout == 'tn' else '(k,n)'}",
+        f"lda and ldb are multiples of {vector}, ldd of {of_d}, from a row's length to {MAX_EXTENT}",
+        *packed,
+        f"A, B and D are at multiples of {ALIGNMENT} bytes",
+    ]
+    if record.batched:
+        lines.append(f"any number of products; distances of their matrices are multiples of {ALIGNMENT} bytes")
+    if record.padding == "pad":
+        lines.append("callers copy other sizes to such ones")
+    return tuple(lines)
 
 
 class _Grid(NamedTuple):
@@ -93,7 +115,11 @@ def _plain(record: MmaSyncKernel) -> Iterator[_Grid]:
     most = _most(record)[1]
     x, y, rows, bounds = _by_rows(record)
     bounds |= {("cta_x",): (0, most - 1), ("right",): (0, most - 1)}
-    yield _Grid("every CTA has a tile", {"%ctaid.x": x, "%ctaid.y": y}, rows, x + named("right") + 1, (y, x), bounds)
+    special = {"%ctaid.x": x, "%ctaid.y": y}
+    if record.batched:
+        special["%ctaid.z"] = named("cta_z")
+        bounds[("cta_z",)] = (0, MAX_GRID_YZ - 1)
+    yield _Grid("every CTA has a tile", special, rows, x + named("right") + 1, (y, x), bounds)
 
 
 def _by_rows(record: MmaSyncKernel) -> tuple[Polynomial, Polynomial, Polynomial, Bounds]:
@@ -152,23 +178,33 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int]) -> Contrac
     lda = packed if record.baked_k else named("lda_vectors", element.vector)
     ldb = packed if record.baked_k and record.layout == "tn" else named("ldb_vectors", element.vector)
     ldd = named("ldd_vectors", output.vector)
+    strides = [named(f"{name}_stride", x.vector) for name, x in (("a", element), ("b", element), ("d", output))]
+    to_product = [stride * named("cta_z") if record.batched else ZERO for stride in strides]
     matrices = (
-        Matrix("A", "a", ALIGNMENT, lda, rows, k, element.bytes, False),
-        Matrix("B", "b", ALIGNMENT, ldb, cols, k, element.bytes, False, across=record.layout == "nn"),
-        Matrix("D", "d", ALIGNMENT, ldd, rows, cols, output.bytes, True),
-    )
-    a, b, d = (matrix.address for matrix in matrices)
+        Matrix("A", "a", ALIGNMENT, lda, rows, k, element.bytes, False, offset=to_product[0]),
+        Matrix(
+            "B", "b", ALIGNMENT, ldb, cols, k, element.bytes, False, across=record.layout == "nn", offset=to_product[1]
+        ),
+        Matrix("D", "d", ALIGNMENT, ldd, rows, cols, output.bytes, True, offset=to_product[2]),
+    )  # fmt: skip
+    a, b, d = (named(matrix.base, ALIGNMENT) for matrix in matrices)
     arguments = (
         (a, 64), (lda, 32), (b, 64), (ldb, 32), (d, 64), (ldd, 32), (rows, 32), (cols, 32), (k, 32),
         (named("partials"), 64), (named("arrivals"), 64),
     )  # fmt: skip
-    if len(arguments) != len(offsets):
+    if len(arguments) + record.batched != len(offsets):
         raise NotCertified(f"the kernel has {len(offsets)} parameters, not the launcher's {len(arguments)}")
+    parameters = dict(zip(offsets, arguments, strict=False))
+    if record.batched:
+        parameters |= {offsets[-1] + 8 * i: (stride, 64) for i, stride in enumerate(strides, 1)}
     bounds = grid.bounds | {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d", "partials", "arrivals")}
     bounds |= {(f"{name}_vectors",): (1, MAX_EXTENT // 4) for name in ("lda", "ldb", "ldd")}
+    if record.batched:
+        for name in ("a_stride", "b_stride", "d_stride"):
+            bounds[(name,)] = bounds[tuple(sorted((name, "cta_z")))] = (0, _MOST_ADDRESS >> 4)
     bounds[(TILES,)] = (1, MAX_EXTENT // record.k_step)
     tile = Tile(grid.tile[0] * record.bm, grid.tile[1] * record.bn, record.bm, record.bn) if grid.tile else None
     return Contract(
-        record.threads, record.smem_bytes, dict(zip(offsets, arguments, strict=True)), grid.special, matrices, k, tile,
+        record.threads, record.smem_bytes, parameters, grid.special, matrices, k, tile,
         Facts(bounds, list(grid.assumed)),
     )  # fmt: skip

@@ -41,11 +41,13 @@ class ClaimProof(Schema):
 
 
 class Certificate(Schema):
-    """A proven kernel. ``ptx``: the SHA-256 of its text. ``bounds``, ``solver``: how many questions about integers the
-    bounds of names answered, and how many the solver."""
+    """A proven kernel. ``ptx``: the SHA-256 of its text. ``problems``: the launches that the claims are about, in
+    words. ``bounds``, ``solver``: how many questions about integers the bounds of names answered, and how many the
+    solver."""
 
     kernel: str
     ptx: str
+    problems: tuple[str, ...]
     assumptions: tuple[str, ...]
     claims: tuple[ClaimProof, ...]
     bounds: int
@@ -60,8 +62,9 @@ class Certificate(Schema):
 ClaimsOf = Callable[[Program], Iterable[Claim]]
 
 
-def prove(ptx: str, claims_of: ClaimsOf) -> Certificate:
-    """The certificate of a PTX text for all claims. Raises NotCertified, which says why and where."""
+def prove(ptx: str, claims_of: ClaimsOf, problems: tuple[str, ...] = ()) -> Certificate:
+    """The certificate of a PTX text for all claims, which are about ``problems``. Raises NotCertified, which says why
+    and where."""
     program = Program(ptx)
     proofs, bounds, solver = [], 0, 0
     for claim in claims_of(program):
@@ -73,6 +76,7 @@ def prove(ptx: str, claims_of: ClaimsOf) -> Certificate:
     return Certificate(
         kernel=program.name,
         ptx=digest(ptx),
+        problems=problems,
         assumptions=ASSUMPTIONS,
         claims=tuple(proofs),
         bounds=bounds,

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kernelproof.certificates.facts import Facts
-from kernelproof.certificates.polynomials import Monomial, Polynomial
+from kernelproof.certificates.polynomials import ZERO, Monomial, Polynomial
 
 Bounds = dict[Monomial, tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """An operand whose rows are contiguous. ``base``: the name of its address, a multiple of ``alignment`` bytes.
+    """An operand whose rows are contiguous. ``base``: the name of its address, a multiple of ``alignment`` bytes;
+    ``offset``: elements from there to the CTA's own part of it.
 
     ``ld``: the elements from one row to the next. ``rows``, ``cols``: its extents; a matrix that is stored ``across``
     has its columns in memory where others have their rows. ``width``: bytes of an element.
@@ -28,10 +29,11 @@ class Matrix:
     width: int
     written: bool
     across: bool = False
+    offset: Polynomial = ZERO
 
     @property
     def address(self) -> Polynomial:
-        return Polynomial.named(self.base, self.alignment)
+        return Polynomial.named(self.base, self.alignment) + self.offset * self.width
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,10 @@ class Contract:
             self.shared_bytes,
             {at: (put(poly), bits) for at, (poly, bits) in self.parameters.items()},
             {register: put(poly) for register, poly in self.special.items()},
-            tuple(replace(x, ld=put(x.ld), rows=put(x.rows), cols=put(x.cols)) for x in self.matrices),
+            tuple(
+                replace(x, ld=put(x.ld), rows=put(x.rows), cols=put(x.cols), offset=put(x.offset))
+                for x in self.matrices
+            ),
             put(self.sum_end),
             tiled(self.tile) if self.tile else None,
             Facts(

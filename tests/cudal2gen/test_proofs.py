@@ -10,27 +10,36 @@ import pytest
 from cudal2gen.generation import compiler
 from cudal2gen.kernel import Record
 from cudal2gen.validator import proofs
-from cudal2gen.validator.contracts import claims, refusal
+from cudal2gen.validator.contracts import claims, problems, refusal
 from kernelproof.certificates import Certificate, NotCertified, prove
 from kernelproof.emulator import mutants
 from tests.cudal2gen.faulty import Faulty
 from tests.cudal2gen.mutation import survivors
 from tests.cudal2gen.paths import PATHS, small
-from tests.cudal2gen.strategies import prefetch
+from tests.cudal2gen.strategies import TO_GLOBAL, prefetch
 from tests.draws import drawn, drawn_by
 
 # What compilers do with some records: a turn of the loop takes two k-tiles, and tiles are counted by a multiplication.
 KERNELS: dict[str, Record] = PATHS | {
     "unrolled": small(bk=32, stages=2, mma_repeat=[2, 2, 1], smem_swizzle=[2, 3, 3], **prefetch("single_intra_tile")),
     "persistent bn 96": small(bm=64, bn=96, m=128, n=192, raster="persistent"),
+    "batched": small(batch="strided"),
+    "batched d nn": small(batch="strided", acc="f32", d="f32", layout="nn", **TO_GLOBAL),
 }
 # Kernels of every prefetch kind, epilogue, raster and layout that is covered, and some that are not.
 COVERED = [
     "single", "single one stage", "single_intra_tile", "none bk 16", "none one stage", "multi", "pingpong", "staggered",
     "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "persistent", "small direct", "unrolled",
-    "persistent bn 96",
+    "persistent bn 96", "batched", "batched d nn",
 ]  # fmt: skip
-NOT_COVERED = ["predicate", "split_k", "small direct split_k", "wgmma 2x2", "tensor nn, narrow boxes"]
+NOT_COVERED = [
+    "predicate",
+    "split_k",
+    "small direct split_k",
+    "batched zsplit split",
+    "wgmma 2x2",
+    "tensor nn, narrow boxes",
+]
 MUTATED = drawn(["single", "zsplit", "small direct", "nn f32 global", "multi", "direct", "pingpong"], 2)
 
 # Faults that executions of small problems, or of few k-tiles, do not show: before, after.
@@ -68,7 +77,7 @@ def why_refused(record: Record, ptx: str) -> str:
 def test_a_covered_kernel_is_certified_and_its_certificate_holds(name: str) -> None:
     record = KERNELS[name]
     ptx = ptx_of(record)
-    certificate = prove(ptx, partial(claims, record))
+    certificate = prove(ptx, partial(claims, record), problems(record))
     proofs.recheck(Certificate.model_validate_json(certificate.model_dump_json()), record, ptx)
 
 
@@ -106,7 +115,9 @@ def test_a_mutant_is_refused_or_harmless(name: str) -> None:
 def test_a_certificate_of_another_text_or_invariant_does_not_hold() -> None:
     record = PATHS["single"]
     ptx = ptx_of(record)
-    certificate = prove(ptx, partial(claims, record))
+    certificate = prove(ptx, partial(claims, record), problems(record))
+    with pytest.raises(NotCertified, match="other problems"):
+        proofs.recheck(certificate.model_copy(update={"problems": ()}), record, ptx)
     changed = json.loads(certificate.model_dump_json())
     words = changed["claims"][0]["invariant"]["words"]
     register = next(iter(words))
