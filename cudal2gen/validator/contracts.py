@@ -181,11 +181,11 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int]) -> Contrac
     strides = [named(f"{name}_stride", x.vector) for name, x in (("a", element), ("b", element), ("d", output))]
     to_product = [stride * named("cta_z") if record.batched else ZERO for stride in strides]
     matrices = (
-        Matrix("A", "a", ALIGNMENT, lda, rows, k, element.bytes, False, offset=to_product[0]),
+        Matrix("A", "a", ALIGNMENT, lda, rows, k, element.name, False, offset=to_product[0]),
         Matrix(
-            "B", "b", ALIGNMENT, ldb, cols, k, element.bytes, False, across=record.layout == "nn", offset=to_product[1]
+            "B", "b", ALIGNMENT, ldb, cols, k, element.name, False, across=record.layout == "nn", offset=to_product[1]
         ),
-        Matrix("D", "d", ALIGNMENT, ldd, rows, cols, output.bytes, True, offset=to_product[2]),
+        Matrix("D", "d", ALIGNMENT, ldd, rows, cols, output.name, True, offset=to_product[2]),
     )  # fmt: skip
     a, b, d = (named(matrix.base, ALIGNMENT) for matrix in matrices)
     arguments = (

@@ -159,22 +159,30 @@ def _join(parts: tuple[Any, ...], width: int) -> Any:
     return NAMESPACE["JOIN"](parts, width)  # type: ignore[operator]
 
 
-def _pack(high: Any, low: Any, _convert: Any) -> Any:
-    """cvt of two sums in fp32 to a pair of halves: the one conversion of a value of D."""
-    if not (isinstance(high, Cells) and isinstance(low, Cells) and high.width == low.width == 4):
-        raise NotCertified("a conversion of what are not sums")
-    pair = joined([low, high])
-    return Cells(pair.kinds, pair.rows, pair.cols, 2)
+def _pack(output: str) -> Callable[[Any, Any, Any], Any]:
+    """cvt of two sums in fp32 to a pair of elements of D: the one conversion of a value of D."""
+
+    def pack(high: Any, low: Any, convert: Any) -> Any:
+        if not (isinstance(high, Cells) and isinstance(low, Cells) and high.width == low.width == 4):
+            raise NotCertified("a conversion of what are not sums")
+        if output not in ("f16", "bf16") or convert is not arithmetic.converter(output, "f32", "rn", False, False):
+            raise NotCertified(f"a conversion that does not round to the nearest {output}")
+        pair = joined([low, high])
+        return Cells(pair.kinds, pair.rows, pair.cols, 2)
+
+    return pack
 
 
-def names_of_arithmetic() -> dict[str, Callable[..., Any]]:
-    """The functions of the emulator's arithmetic that understand words and elements."""
-    return {"bfi": _insert, "divide": _divide, "remainder": _remainder, "mulhi": _high_product, "pack_f32": _pack}
+def names_of_arithmetic(output: str) -> dict[str, Callable[..., Any]]:
+    """The functions of the emulator's arithmetic that understand words and elements, for a D of a type."""
+    return {
+        "bfi": _insert, "divide": _divide, "remainder": _remainder, "mulhi": _high_product, "pack_f32": _pack(output),
+    }  # fmt: skip
 
 
-def names(lanes: int, units: dict[str, dict[str, Callable[..., Any]]]) -> dict[str, object]:
-    """The names that differ from the emulator's, for a CTA of so many lanes. ``units``: name of a unit -> its
-    methods."""
+def names(lanes: int, units: dict[str, dict[str, Callable[..., Any]]], output: str) -> dict[str, object]:
+    """The names that differ from the emulator's, for a CTA of so many lanes and a D of a type. ``units``: name of a
+    unit -> its methods."""
 
     def numbers(value: Any, width: int) -> Any:
         """A number in all lanes; predicates have width 0."""
@@ -191,6 +199,6 @@ def names(lanes: int, units: dict[str, dict[str, Callable[..., Any]]]) -> dict[s
         "JOIN": _join,
         "FORCE": lambda value: value,
         "np": _Named(numpy, np),
-        "A": _Named(names_of_arithmetic(), arithmetic),
+        "A": _Named(names_of_arithmetic(output), arithmetic),
         **{name: _Named(dict(methods)) for name, methods in units.items()},
     }

@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from kernelproof.certificates.facts import Facts
 from kernelproof.certificates.polynomials import ZERO, Monomial, Polynomial
 
+WIDTHS = {"f16": 2, "bf16": 2, "f32": 4}
 Bounds = dict[Monomial, tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """An operand whose rows are contiguous. ``base``: the name of its address, a multiple of ``alignment`` bytes;
-    ``offset``: elements from there to the CTA's own part of it.
+    """An operand whose rows are contiguous, of elements of a ``type`` as PTX names it.
 
-    ``ld``: the elements from one row to the next. ``rows``, ``cols``: its extents; a matrix that is stored ``across``
-    has its columns in memory where others have their rows. ``width``: bytes of an element.
+    ``base``: the name of its address, a multiple of ``alignment`` bytes; ``offset``: elements from there to the CTA's
+    own part of it. ``ld``: the elements from one row to the next. ``rows``, ``cols``: its extents; a matrix that is
+    stored ``across`` has its columns in memory where others have their rows.
     """
 
     name: str
@@ -26,10 +27,15 @@ class Matrix:
     ld: Polynomial
     rows: Polynomial
     cols: Polynomial
-    width: int
+    type: str
     written: bool
     across: bool = False
     offset: Polynomial = ZERO
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return WIDTHS[self.type]
 
     @property
     def address(self) -> Polynomial:
@@ -61,6 +67,10 @@ class Contract:
     sum_end: Polynomial
     tile: Tile | None
     facts: Facts
+
+    def type_of(self, name: str) -> str:
+        """The type of an operand's elements; empty if there is no such operand."""
+        return next((matrix.type for matrix in self.matrices if matrix.name == name), "")
 
     def where(self, name: str, value: Polynomial, bounds: Bounds) -> Contract:
         """The contract for the problems in which a name has a value; ``bounds`` are those of the names in it."""

@@ -50,7 +50,8 @@ class Machine:
         self.facts, self.lanes = contract.facts, contract.lanes
         self.every = np.arange(self.lanes)
         self.memory = SharedMemory(contract.shared_bytes + program.layout.shared_static, WINDOW_START)
-        self.products = Products(kinds)
+        output = contract.type_of("D")
+        self.products = Products(kinds, contract.type_of("A"), output)
         self.written: list[tuple[Lanes, Lanes]] = []
         self.steps = 0
         units: dict[str, dict[str, Callable[..., Any]]] = {
@@ -59,7 +60,8 @@ class Machine:
             "H": {"load": self.load_matrices},
             "I": {"lanes": self.lanes_of, "constant": self.constant},
         }
-        self.scope = program.scope | dict.fromkeys("MZTJP", self) | {"m": None} | abstract.names(self.lanes, units)
+        self.scope = program.scope | dict.fromkeys("MZTJP", self) | {"m": None}
+        self.scope |= abstract.names(self.lanes, units, output)
 
     # --- running
 

@@ -26,10 +26,10 @@ class Fragment:
 
 
 class Products:
-    """The products of a CTA's warps."""
+    """The products of a CTA's warps, of operands of one type; D has the type ``output``."""
 
-    def __init__(self, kinds: Kinds) -> None:
-        self.kinds = kinds
+    def __init__(self, kinds: Kinds, operands: str, output: str) -> None:
+        self.kinds, self.operands, self.output = kinds, operands, output
         self._fragments: dict[tuple[int, ...], tuple[tuple[Cells, ...], Fragment]] = {}
         self._places: dict[tuple[tuple[int, ...], bytes], Lanes] = {}
         self._of_d: dict[tuple[int, int, int], list[tuple[Lanes, Lanes]]] = {}
@@ -66,6 +66,8 @@ class Products:
         """D = A * B + C: the registers of D. Raises NotCertified if A and B differ in k, or C is another element."""
         if shape.k != 16 or shape.kind not in ("f16", "bf16"):
             raise NotCertified(f"{shape.name} is not covered")
+        if shape.kind != self.operands or (shape.acc == "f16" and self.output == "bf16"):
+            raise NotCertified(f"{shape.name} multiplies elements of {self.operands} for a D of {self.output}")
         left, right = self.fragment(a, 2), self.fragment(b, 1)
         if (left.source, right.source) != ("A", "B"):
             raise NotCertified(f"an mma.sync multiplies {left.source} by {right.source}")

@@ -23,6 +23,7 @@ from tests.draws import drawn, drawn_by
 KERNELS: dict[str, Record] = PATHS | {
     "unrolled": small(bk=32, stages=2, mma_repeat=[2, 2, 1], smem_swizzle=[2, 3, 3], **prefetch("single_intra_tile")),
     "persistent bn 96": small(bm=64, bn=96, m=128, n=192, raster="persistent"),
+    "f32": small(acc="f32"),
     "batched": small(batch="strided"),
     "batched d nn": small(batch="strided", acc="f32", d="f32", layout="nn", **TO_GLOBAL),
 }
@@ -30,7 +31,7 @@ KERNELS: dict[str, Record] = PATHS | {
 COVERED = [
     "single", "single one stage", "single_intra_tile", "none bk 16", "none one stage", "multi", "pingpong", "staggered",
     "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "persistent", "small direct", "unrolled",
-    "persistent bn 96", "batched", "batched d nn",
+    "persistent bn 96", "f32", "batched", "batched d nn",
 ]  # fmt: skip
 NOT_COVERED = [
     "predicate",
@@ -90,6 +91,23 @@ def test_what_is_not_covered_is_refused(name: str) -> None:
 @pytest.mark.parametrize("fault", FAULTY)
 def test_a_fault_that_executions_miss_is_refused(fault: str) -> None:
     assert why_refused(PATHS["single"], ptx_of(FAULTY[fault]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("cvt.rn.f16x2.f32", "cvt.rn.relu.f16x2.f32"),
+        ("cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32"),
+        ("cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32"),
+        ("f32.f16.f16.f32", "f32.bf16.bf16.f32"),
+    ],
+)
+def test_numbers_of_another_type_or_rounding_are_refused(before: str, after: str) -> None:
+    record = KERNELS["f32"]
+    ptx = ptx_of(record)
+    assert before in ptx
+    assert why_refused(record, ptx.replace(before, after))
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -26,8 +26,10 @@ Conversion = Callable[[Array], Array]
 _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
+@cache
 def converter(dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Conversion:
-    """The function for ``cvt.mode.dst.src``: raw bits of ``src`` (in its own width) -> raw bits of ``dst``."""
+    """The function for ``cvt.mode.dst.src``: raw bits of ``src`` (in its own width) -> raw bits of ``dst``. It is the
+    same object for the same arguments."""
     if dst == "f32" and src == "f16" and not sat:
         return _widen_f16
     if dst == "f16" and src == "f32" and mode == "rn" and not sat and not ftz:

@@ -37,7 +37,7 @@ def steps(of: Callable[[Any, Any], Any], operands: st.SearchStrategy[Any]) -> st
 def high_product(a: Any, b: Any) -> Any:
     """mul.hi.s32."""
     known = np.full(LANES, b, "i4")
-    return abstract.names_of_arithmetic()["mulhi"](a.view("i4"), known).view("u4")
+    return abstract.names_of_arithmetic("f16")["mulhi"](a.view("i4"), known).view("u4")
 
 
 SYMBOLS = st.sampled_from(("x", "y"))
@@ -120,7 +120,7 @@ def test_quotients_are_found_among_names() -> None:
     facts = Facts({("q",): (0, 100), ("r",): (0, 30), ("rest",): (0, 50)})
     divisor = Polynomial.named("r") + Polynomial.named("rest") + 1
     dividend = Word(Polynomial.named("q") * divisor + Polynomial.named("r"), 32, facts, True)
-    known = abstract.names_of_arithmetic()
+    known = abstract.names_of_arithmetic("f16")
     assert known["divide"](dividend, Word(divisor, 32, facts, True)).poly.equals(Polynomial.named("q"))
     assert known["remainder"](dividend, Word(divisor, 32, facts, True)).poly.equals(Polynomial.named("r"))
 
@@ -129,5 +129,5 @@ def test_a_quotient_by_multiplication_is_found() -> None:
     """As a compiler divides 96 * q + 95 by 96."""
     facts = Bounded({("q",): (0, 1 << 17)})
     dividend = Word(Polynomial.named("q", 96) + 95, 32, facts, True)
-    high = abstract.names_of_arithmetic()["mulhi"](dividend, np.full(LANES, 715827883, "i4"))
+    high = abstract.names_of_arithmetic("f16")["mulhi"](dividend, np.full(LANES, 715827883, "i4"))
     assert ((high >> 4) + (high.view("u4") >> 31)).poly.equals(Polynomial.named("q"))
