@@ -17,11 +17,13 @@ from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.record import Ring as RingRecord
 from kernelproof.certificates.certificate import Claim
 from kernelproof.certificates.contract import Bounds, Contract, Matrix, Tile
-from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.facts import Facts, NotCertified, Quotient
 from kernelproof.certificates.items import Items
 from kernelproof.certificates.loops import TILES, Ring
+from kernelproof.certificates.machine import ARRIVALS, PARTIALS
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.slices import Slices
 
 ALIGNMENT = 16  # of the operands' addresses, bytes
 MOST_TILES = 1 << 30  # of a launch
@@ -35,7 +37,8 @@ def refusal(record: Record) -> str:
         return f"the family {record.family} is not covered"
     reasons = {
         "tiles that reach beyond the problem (padding=predicate)": record.predicated,
-        f"{record.split_k} slices of k, which meet in a workspace": record.split_k > 1,
+        f"split_k={record.split_k} with raster=persistent": record.split_k > 1 and record.launch.raster == "persistent",
+        f"split_k={record.split_k} with batch={record.batch}": record.split_k > 1 and record.batched,
         f"a fused {record.fusion}": bool(record.fusion),
         f"batch={record.batch}": record.batch == "grouped",
         f"batch={record.batch} with raster={record.launch.raster}": record.batched and record.launch.raster != "plain",
@@ -60,7 +63,18 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
         if grid.entry is not None:
             entry = _contract(record, grid.entry, program.offsets)
             items = Items(entry, named("cta_x"), grid.names, grid.item, named("grid_x"), grid.last)
-        yield Claim(grid.title, _contract(record, grid, program.offsets), replace(ring, items=items))
+        for arrived, which in _arrivals(record, grid):
+            contract = _contract(record, grid, program.offsets, arrived)
+            yield Claim(grid.title + which, contract, replace(ring, items=items))
+
+
+def _arrivals(record: MmaSyncKernel, grid: _Grid) -> Iterator[tuple[Polynomial, str]]:
+    """How many CTAs of its tile are counted before a CTA, and how its claim is told from others."""
+    if record.split_k == 1 or grid.tile is None:
+        yield ZERO, ""
+        return
+    yield named("arrived"), "; others of the tile arrive after it"
+    yield Polynomial.of(record.split_k - 1), "; it arrives last of its tile"
 
 
 def problems(record: MmaSyncKernel) -> tuple[str, ...]:
@@ -115,7 +129,7 @@ def _plain(record: MmaSyncKernel) -> Iterator[_Grid]:
     most = _most(record)[1]
     x, y, rows, bounds = _by_rows(record)
     bounds |= {("cta_x",): (0, most - 1), ("right",): (0, most - 1)}
-    special = {"%ctaid.x": x, "%ctaid.y": y}
+    special = {"%ctaid.x": x, "%ctaid.y": _along_y(record, y)}
     if record.batched:
         special["%ctaid.z"] = named("cta_z")
         bounds[("cta_z",)] = (0, MAX_GRID_YZ - 1)
@@ -123,10 +137,15 @@ def _plain(record: MmaSyncKernel) -> Iterator[_Grid]:
 
 
 def _by_rows(record: MmaSyncKernel) -> tuple[Polynomial, Polynomial, Polynomial, Bounds]:
-    """A CTA's numbers in a grid whose y is a row of tiles, how many rows there are, and bounds of the names."""
-    most = min(_most(record)[0], MAX_GRID_YZ)
+    """A CTA's column and row in a grid whose y is a row of tiles, how many rows there are, and bounds of the names."""
+    most = min(_most(record)[0], MAX_GRID_YZ // record.split_k)
     y = named("cta_y")
     return named("cta_x"), y, y + named("below") + 1, {("cta_y",): (0, most - 1), ("below",): (0, most - 1)}
+
+
+def _along_y(record: MmaSyncKernel, row: Polynomial) -> Polynomial:
+    """A CTA's number along y: the slices of a row of tiles follow each other."""
+    return row * record.split_k + named("slice") if record.split_k > 1 else row
 
 
 def _zsplit(record: MmaSyncKernel) -> Iterator[_Grid]:
@@ -134,7 +153,7 @@ def _zsplit(record: MmaSyncKernel) -> Iterator[_Grid]:
     before the columns and the slices together; and a column is that of one CTA, because cta_x < grid_x."""
     most = _most(record)[1]
     x, y, rows, bounds = _by_rows(record)
-    special = {"%ctaid.x": x, "%ctaid.y": y, "%ctaid.z": named("cta_z"), "%nctaid.x": named("grid_x")}
+    special = {"%ctaid.x": x, "%ctaid.y": _along_y(record, y), "%ctaid.z": named("cta_z"), "%nctaid.x": named("grid_x")}
     bounds |= {("cta_x",): (0, most - 1), ("cta_z",): (0, MAX_GRID_YZ - 1), ("grid_x",): (1, most)}
     column = named("cta_z") * named("grid_x") + x
     within: Bounds = {("right",): (0, most - 1), ("cta_z", "grid_x"): (0, most - 1)}
@@ -170,27 +189,30 @@ def _persistent(record: MmaSyncKernel) -> Iterator[_Grid]:
         )  # fmt: skip
 
 
-def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int]) -> Contract:
+def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: Polynomial = ZERO) -> Contract:
     element, output = record.element, record.output
     rows, cols = grid.rows * record.bm, grid.cols * record.bn
+    slices = _slices(record, grid, arrived)
     k = named(TILES) * record.k_step
+    first = named("first_tile") * record.k_step if slices else ZERO
     packed = Polynomial.of(record.baked_k)
     lda = packed if record.baked_k else named("lda_vectors", element.vector)
     ldb = packed if record.baked_k and record.layout == "tn" else named("ldb_vectors", element.vector)
     ldd = named("ldd_vectors", output.vector)
     strides = [named(f"{name}_stride", x.vector) for name, x in (("a", element), ("b", element), ("d", output))]
     to_product = [stride * named("cta_z") if record.batched else ZERO for stride in strides]
-    matrices = (
-        Matrix("A", "a", ALIGNMENT, lda, rows, k, element.name, False, offset=to_product[0]),
-        Matrix(
-            "B", "b", ALIGNMENT, ldb, cols, k, element.name, False, across=record.layout == "nn", offset=to_product[1]
-        ),
-        Matrix("D", "d", ALIGNMENT, ldd, rows, cols, output.name, True, offset=to_product[2]),
-    )  # fmt: skip
+    nn = record.layout == "nn"
+    parts = (to_product[0] + first, to_product[1] + (first * ldb if nn else first), to_product[2])
+    matrices = [
+        Matrix("A", "a", ALIGNMENT, lda, rows, k, element.name, False, offset=parts[0]),
+        Matrix("B", "b", ALIGNMENT, ldb, cols, k, element.name, False, across=nn, offset=parts[1]),
+        Matrix("D", "d", ALIGNMENT, ldd, rows, cols, output.name, True, offset=parts[2]),
+    ]
     a, b, d = (named(matrix.base, ALIGNMENT) for matrix in matrices)
     arguments = (
-        (a, 64), (lda, 32), (b, 64), (ldb, 32), (d, 64), (ldd, 32), (rows, 32), (cols, 32), (k, 32),
-        (named("partials"), 64), (named("arrivals"), 64),
+        (a, 64), (lda, 32), (b, 64), (ldb, 32), (d, 64), (ldd, 32), (rows, 32), (cols, 32),
+        (named("all_tiles", record.k_step) if slices else k, 32),
+        (named(PARTIALS, ALIGNMENT), 64), (named(ARRIVALS, 4), 64),
     )  # fmt: skip
     if len(arguments) + record.batched != len(offsets):
         raise NotCertified(f"the kernel has {len(offsets)} parameters, not the launcher's {len(arguments)}")
@@ -203,8 +225,40 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int]) -> Contrac
         for name in ("a_stride", "b_stride", "d_stride"):
             bounds[(name,)] = bounds[tuple(sorted((name, "cta_z")))] = (0, _MOST_ADDRESS >> 4)
     bounds[(TILES,)] = (1, MAX_EXTENT // record.k_step)
+    facts = Facts(bounds, list(grid.assumed))
+    if slices:
+        count, slab = record.split_k, Polynomial.of(slices.elements)
+        slabs = grid.rows * grid.cols * count
+        matrices.append(Matrix(PARTIALS, PARTIALS, ALIGNMENT, slab, slabs, slab, "f32", None))
+        facts = _with_slices(record, facts, slabs)
     tile = Tile(grid.tile[0] * record.bm, grid.tile[1] * record.bn, record.bm, record.bn) if grid.tile else None
     return Contract(
-        record.threads, record.smem_bytes, parameters, grid.special, matrices, k, tile,
-        Facts(bounds, list(grid.assumed)),
-    )  # fmt: skip
+        record.threads, record.smem_bytes, parameters, grid.special, tuple(matrices), k, tile, facts, slices
+    )
+
+
+def _slices(record: MmaSyncKernel, grid: _Grid, arrived: Polynomial) -> Slices | None:
+    """How a CTA shares its tile's k with others."""
+    if record.split_k == 1 or grid.tile is None:
+        return None
+    tile = grid.tile[0] * grid.cols + grid.tile[1]
+    return Slices(record.split_k, named("slice"), tile, record.bm * record.bn, arrived)
+
+
+def _with_slices(record: MmaSyncKernel, facts: Facts, slabs: Polynomial) -> Facts:
+    """What is known of slices: slice s of S has the k-tiles from T * s / S to before T * (s + 1) / S, rounded down."""
+    count, total, own, first = record.split_k, named("all_tiles"), named("slice"), named("first_tile")
+    most = MAX_EXTENT // record.k_step
+    bounds: Bounds = {
+        ("slice",): (0, count - 1), ("all_tiles",): (count, most), ("first_tile",): (0, most),
+        ("arrived",): (0, count - 2), ("slice_half",): (0, (count - 1) // 2), ("slice_odd",): (0, 1),
+        ("first_rest",): (0, count - 1), ("end_rest",): (0, count - 1),
+    }  # fmt: skip
+    out = facts.also(bounds, total - first - named(TILES), MOST_TILES - slabs)
+    out.quotients += [
+        Quotient(total * own, count, first, named("first_rest")),
+        Quotient(total * own + total, count, first + named(TILES), named("end_rest")),
+        # Compilers halve a slice's number along y before they divide it by half of an even number.
+        Quotient(own, 2, named("slice_half"), named("slice_odd")),
+    ]
+    return out

@@ -10,7 +10,7 @@ import numpy as np
 from kernelproof.certificates.cells import Cells, joined
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Polynomial
-from kernelproof.certificates.words import Word, polynomial
+from kernelproof.certificates.words import Word, polynomial, quotient
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.translate import NAMESPACE
 
@@ -94,14 +94,15 @@ def _one(value: Any) -> int:
 
 
 def _high_product(a: Any, b: Any) -> Any:
-    """The high half of a product of 32 bits, computed as the emulator does."""
+    """The high half of a product."""
     if not isinstance(a, Word) and not isinstance(b, Word):
         return arithmetic.mulhi(a, b)
     word = a if isinstance(a, Word) else b
-    if word.bits != 32:
-        raise NotCertified(f"the high half of a product of {word.bits} bits that depends on the problem")
-    kind = "i" if word.signed else "u"
-    return ((a.astype(f"{kind}8") * b.astype(f"{kind}8")) >> 32).astype(f"{kind}4")
+    factors = [Word(polynomial(each, word.bits), word.bits, word.facts, word.signed).number() for each in (a, b)]
+    if any(not each.same_in_all_lanes for each in factors):
+        raise NotCertified("the high half of a product that differs between lanes")
+    product = factors[0] * factors[1]
+    return Word(quotient(product, 1 << word.bits, word.facts), word.bits, word.facts, word.signed)
 
 
 def _divide(a: Any, b: Any) -> Any:
@@ -171,6 +172,19 @@ def _pack(output: str) -> Callable[[Any, Any, Any], Any]:
         return Cells(pair.kinds, pair.rows, pair.cols, 2)
 
     return pack
+
+
+_WIDEN = arithmetic.converter("f32", "f16", "rn", False, False)
+
+
+def _widen(value: Any) -> Any:
+    """cvt.f32.f16, which changes no number."""
+    return Cells(value.kinds, value.rows, value.cols, 4) if isinstance(value, Cells) else _WIDEN(value)
+
+
+def conversions(scope: dict[str, object]) -> dict[str, object]:
+    """The conversions of a text that understand elements, by their names in it."""
+    return {name: _widen for name, value in scope.items() if value is _WIDEN}
 
 
 def names_of_arithmetic(output: str) -> dict[str, Callable[..., Any]]:

@@ -8,7 +8,7 @@ each element has that number and two offsets.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,6 +94,12 @@ class Cells:
         self.kinds, self.rows, self.cols, self.width = kinds, rows, cols, width
         self._one_kind = -1
 
+    def view(self, kind: Any) -> Cells:
+        """The same elements: of what type they are does not depend on how one looks at them."""
+        if np.dtype(kind).itemsize != self.width:
+            raise NotCertified("an element is taken apart")
+        return self
+
     def part(self, start: int, stop: int) -> Cells:
         """Some of each lane's elements."""
         return Cells(self.kinds[:, start:stop], self.rows[:, start:stop], self.cols[:, start:stop], self.width)
@@ -134,3 +140,15 @@ def unknown(lanes: int, count: int, width: int) -> Cells:
     """Elements of which nothing is known."""
     zero = np.zeros((lanes, count), np.int64)
     return Cells(zero, zero, zero, width)
+
+
+class Unknown:
+    """A register of which nothing is known: it can be copied, and every other use of it fails."""
+
+    __array_ufunc__ = None
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+UNKNOWN = Unknown()

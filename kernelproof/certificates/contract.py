@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from kernelproof.certificates.facts import Facts
+import numpy as np
+
+from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.polynomials import ZERO, Monomial, Polynomial
+from kernelproof.certificates.slices import Slices
 
 WIDTHS = {"f16": 2, "bf16": 2, "f32": 4}
 Bounds = dict[Monomial, tuple[int, int]]
@@ -28,7 +32,7 @@ class Matrix:
     rows: Polynomial
     cols: Polynomial
     type: str
-    written: bool
+    written: bool | None  # None: both read and written
     across: bool = False
     offset: Polynomial = ZERO
 
@@ -40,6 +44,37 @@ class Matrix:
     @property
     def address(self) -> Polynomial:
         return Polynomial.named(self.base, self.alignment) + self.offset * self.width
+
+    def place(self, offset: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """(row, col) of a byte offset from the address: offset = width * (row * ld + col). What it returns is checked
+        against the extents by the caller, so any such pair will do."""
+        ld = self.ld
+        row: dict[Monomial, Any] = {}
+        col: dict[Monomial, Any] = {}
+        if ld.is_constant:
+            step = int(ld.constant) * self.width
+            for monomial, c in offset.terms.items():
+                if not monomial:
+                    row[monomial], col[monomial] = c // step, c % step
+                elif np.any(np.asarray(c) % step):
+                    col[monomial] = c
+                else:
+                    row[monomial] = c // step
+        else:
+            (((name,), factor),) = ld.terms.items()
+            step = int(factor) * self.width
+            for monomial, c in offset.terms.items():
+                if name in monomial:
+                    if np.any(np.asarray(c) % step):
+                        raise NotCertified(f"an address in {self.name} that is not in a row of it")
+                    rest = list(monomial)
+                    rest.remove(name)
+                    row[tuple(rest)] = c // step
+                else:
+                    col[monomial] = c
+        if any(np.any(np.asarray(c) % self.width) for c in col.values()):
+            raise NotCertified(f"an address in {self.name} that is not one of an element")
+        return Polynomial(row), Polynomial({monomial: c // self.width for monomial, c in col.items()})
 
 
 @dataclass(frozen=True)
@@ -57,7 +92,7 @@ class Tile:
 class Contract:
     """A launch whose sizes are not known. ``parameters``: byte offset -> value and bits. ``special``: the special
     registers of a CTA and of the grid. ``sum_end``: the k of the whole sum. ``tile``: what a CTA writes, None for
-    nothing."""
+    nothing. ``slices``: how the CTAs of a tile share its k, None if it has but one."""
 
     lanes: int
     shared_bytes: int
@@ -67,6 +102,12 @@ class Contract:
     sum_end: Polynomial
     tile: Tile | None
     facts: Facts
+    slices: Slices | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Does the CTA write its tile of D? Of those that share a tile's k, the last one does."""
+        return self.slices is None or self.slices.last
 
     def type_of(self, name: str) -> str:
         """The type of an operand's elements; empty if there is no such operand."""
@@ -96,5 +137,10 @@ class Contract:
                 {x: limits for x, limits in self.facts.bounds.items() if name not in x} | bounds,
                 [put(each) for each in self.facts.assumed],
                 self.facts.questions,
+                [
+                    x._replace(dividend=put(x.dividend), whole=put(x.whole), rest=put(x.rest))
+                    for x in self.facts.quotients
+                ],
             ),
+            self.slices.put(put) if self.slices else None,
         )

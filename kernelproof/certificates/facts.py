@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from kernelproof.certificates.polynomials import Coefficient, Lanes, Monomial, Polynomial
 from kernelproof.certificates.solver import Unanswered, counterexample
 
-# Beyond this a bound is as good as none, and int64 arrays of bounds could wrap.
-UNBOUNDED = 1 << 61
+# Beyond this a bound is as good as none, and sums of int64 arrays of bounds could wrap.
+UNBOUNDED, NO_BOUND = 1 << 61, 1 << 62
 
 
 class NotCertified(Exception):
@@ -27,21 +28,32 @@ class NotCertified(Exception):
         return f"{self.why}{f' [{self.where}]' if self.where else ''}"
 
 
+class Quotient(NamedTuple):
+    """A polynomial is a number times ``whole`` plus ``rest``, which is less than that number and not negative."""
+
+    dividend: Polynomial
+    divisor: int
+    whole: Polynomial
+    rest: Polynomial
+
+
 @dataclass
 class Facts:
     """Bounds of names and of products of names, all of which are at least 0, and polynomials that are at least 0.
 
-    ``questions``: how many were answered by bounds, and how many by the solver.
+    ``quotients``: of names that are defined so. ``questions``: how many were answered by bounds, and how many by the
+    solver.
     """
 
     bounds: dict[Monomial, tuple[int, int]]
     assumed: list[Polynomial] = field(default_factory=list)
     questions: dict[str, int] = field(default_factory=lambda: {"bounds": 0, "solver": 0})
+    quotients: list[Quotient] = field(default_factory=list)
     _products: dict[Monomial, tuple[int, int]] = field(default_factory=dict)
 
     def also(self, bounds: dict[Monomial, tuple[int, int]], *assumed: Polynomial) -> Facts:
         """These facts and more."""
-        return Facts(self.bounds | bounds, [*self.assumed, *assumed], self.questions)
+        return Facts(self.bounds | bounds, [*self.assumed, *assumed], self.questions, self.quotients)
 
     def _monomial(self, monomial: Monomial) -> tuple[int, int]:
         known = self.bounds.get(monomial) or self._products.get(monomial)
@@ -59,24 +71,20 @@ class Facts:
         return low, high
 
     def interval(self, value: Polynomial) -> tuple[Coefficient, Coefficient]:
-        """Bounds of a polynomial, per lane."""
+        """Bounds of a polynomial, per lane; from ``-NO_BOUND`` or to ``NO_BOUND`` where there is none."""
         low: Coefficient = 0
         high: Coefficient = 0
         for monomial, coefficient in value.terms.items():
-            if not monomial:
-                low, high = low + coefficient, high + coefficient
-                continue
-            least, most = self._monomial(monomial)
+            least, most = self._monomial(monomial) if monomial else (1, 1)
             largest = abs(coefficient) if isinstance(coefficient, int) else int(np.abs(coefficient).max())
             if largest * most >= UNBOUNDED:
-                most = UNBOUNDED
-                a, b = _scaled_unbounded(coefficient, least)
+                a, b = _far(coefficient, least, most)
             elif isinstance(coefficient, int):
                 a, b = sorted((coefficient * least, coefficient * most))
             else:
                 a = np.minimum(coefficient * least, coefficient * most)
                 b = np.maximum(coefficient * least, coefficient * most)
-            low, high = _clipped(low + a), _clipped(high + b)
+            low, high = _plus(low, a), -_plus(-high, -b)
         return low, high
 
     def known(self, value: Polynomial) -> Lanes:
@@ -97,6 +105,15 @@ class Facts:
                 coefficient *= names.get(name, self.bounds[(name,)][0])
             total += coefficient
         return total
+
+    def spelled_by_quotients(self, value: Polynomial) -> Iterator[Polynomial]:
+        """A polynomial, and the same one with the quotient and rest of each known dividend in its place."""
+        yield value
+        for dividend, divisor, whole, rest in self.quotients:
+            monomial, one = next(iter(dividend.terms.items()))
+            times = value.terms.get(monomial)
+            if isinstance(times, int) and isinstance(one, int) and times % one == 0:
+                yield value + (whole * divisor + rest - dividend) * (times // one)
 
     def holds(self, value: Polynomial) -> bool:
         """Is a polynomial at least 0 in every lane, for all values of the names?"""
@@ -132,11 +149,22 @@ def _without(monomial: Monomial, inner: Monomial) -> Monomial | None:
     return tuple(rest)
 
 
-def _scaled_unbounded(coefficient: Coefficient, least: int) -> tuple[Coefficient, Coefficient]:
-    """Bounds of a coefficient times something that is at least ``least``."""
+def _far(coefficient: Coefficient, least: int, most: int) -> tuple[Coefficient, Coefficient]:
+    """Bounds of a coefficient times something from ``least`` to ``most``, where one of the two is large."""
     if isinstance(coefficient, int):
-        return (coefficient * least, UNBOUNDED) if coefficient > 0 else (-UNBOUNDED, coefficient * least)
-    return np.where(coefficient >= 0, 0, -UNBOUNDED), np.where(coefficient > 0, UNBOUNDED, 0)
+        a, b = sorted((coefficient * least, coefficient * most))
+        return (a if a > -UNBOUNDED else -NO_BOUND), (b if b < UNBOUNDED else NO_BOUND)
+    return np.where(coefficient >= 0, 0, -NO_BOUND), np.where(coefficient > 0, NO_BOUND, 0)
+
+
+def _plus(low: Coefficient, other: Coefficient) -> Coefficient:
+    """A lower bound of a sum, by those of its parts. One beyond ``UNBOUNDED`` is lowered to that, and a sum of which a
+    part has none has none."""
+    total = _clipped(low) + _clipped(other)
+    without = (np.asarray(low) <= -UNBOUNDED) | (np.asarray(other) <= -UNBOUNDED) | (np.asarray(total) <= -UNBOUNDED)
+    if isinstance(total, int):
+        return -NO_BOUND if without else total
+    return np.where(without, -NO_BOUND, total)
 
 
 def _clipped(bound: Coefficient) -> Coefficient:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from kernelproof.certificates.cells import Cells, Kind, Kinds, Summed
+from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, Summed
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.machine import State
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
@@ -52,18 +52,6 @@ class Invariant(Schema):
     unknown_places: Annotated[Ranges, Field(description="the same for elements of shared memory")]
     written: Annotated[Ranges, Field(description="elements that several threads may have written since the barrier")]
     read: Annotated[Ranges, Field(description="elements that several threads may have read since the barrier")]
-
-
-class Unknown:
-    """A register of which nothing is known: it can be copied, and every other use of it fails."""
-
-    __array_ufunc__ = None
-
-    def __repr__(self) -> str:
-        return "unknown"
-
-
-UNKNOWN = Unknown()
 
 
 @dataclass

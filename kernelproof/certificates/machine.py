@@ -12,19 +12,24 @@ from typing import Any
 import numpy as np
 
 from kernelproof.certificates import abstract
-from kernelproof.certificates.cells import Cells, Kind, Kinds, unknown
+from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, unknown
 from kernelproof.certificates.contract import Contract, Matrix
 from kernelproof.certificates.facts import NotCertified
-from kernelproof.certificates.polynomials import Lanes, Polynomial
+from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.products import Products
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.shared_memory import Contents, SharedMemory
+from kernelproof.certificates.slices import Left, Workspace
 from kernelproof.certificates.words import Word, polynomial
 from kernelproof.emulator.machine.tensor import Shape
+from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Mask
+from kernelproof.emulator.state.scopes import Scope, scope_of
 
 _WARP = 32
+PARTIALS, ARRIVALS = "partials", "arrivals"  # the workspace of slices, and the counters of their CTAs
+NUMBER = "number"  # what shared memory holds that is no element
 MOST_STEPS = 1_000_000  # instructions of one run, of which no loop that ends needs as many
 
 
@@ -36,10 +41,13 @@ class State:
     block: int
     registers: dict[str, Any]
     shared: Contents
+    left: Left
     written: list[tuple[Lanes, Lanes]] = field(default_factory=list)
 
     def copied(self) -> State:
-        return State(self.block, dict(self.registers), self.shared.copied(), list(self.written))
+        return State(
+            self.block, dict(self.registers), self.shared.copied(), self.left.copied(), list(self.written)
+        )  # fmt: skip
 
 
 class Machine:
@@ -52,22 +60,24 @@ class Machine:
         self.memory = SharedMemory(contract.shared_bytes + program.layout.shared_static, WINDOW_START)
         output = contract.type_of("D")
         self.products = Products(kinds, contract.type_of("A"), output)
+        self.slices = Workspace(contract.slices)
         self.written: list[tuple[Lanes, Lanes]] = []
         self.steps = 0
         units: dict[str, dict[str, Callable[..., Any]]] = {
-            "G": {"load": self.global_load, "store": self.global_store},
+            "G": {"load": self.global_load, "store": self.global_store, "fence": self.fence},
+            "Q": {"apply": self.count},
             "S": {"load": self.shared_load, "store": self.shared_store},
             "H": {"load": self.load_matrices},
             "I": {"lanes": self.lanes_of, "constant": self.constant},
         }
         self.scope = program.scope | dict.fromkeys("MZTJP", self) | {"m": None}
-        self.scope |= abstract.names(self.lanes, units, output)
+        self.scope |= abstract.names(self.lanes, units, output) | abstract.conversions(program.scope)
 
     # --- running
 
     def start(self) -> State:
         """The state in which a CTA begins."""
-        return State(0, {}, Contents.empty(self.memory.bytes // 2))
+        return State(0, {}, Contents.empty(self.memory.elements), Workspace(self.contract.slices).left)
 
     def run(self, state: State, *stops: int) -> State | None:
         """The state in which one of the blocks ``stops`` is reached (again), or None after the end. The given state
@@ -76,25 +86,75 @@ class Machine:
         Raises NotCertified, which names the instruction.
         """
         state = state.copied()
-        self.memory.state, self.written = state.shared, state.written
-        block = state.block
+        self.memory.state, self.written, self.slices.left = state.shared, state.written, state.left
+        block: int | None = state.block
         while True:
-            node, piece = self.program.blocks[block], self.program.pieces[block]
-            if node.end == "exit":
+            assert block is not None
+            block = self._next(block, state.registers)
+            if block is None:
                 self.finish()
                 return None
-            self._execute(block, state.registers)
-            self.steps += len(piece.lines)
-            if self.steps > MOST_STEPS:
-                raise NotCertified(f"no end within {MOST_STEPS} instructions")
-            block = node.targets[0]
-            if node.end == "cond":
-                block = node.targets[0 if self._taken(piece.condition, piece.negated, state.registers) else 1]
-            elif node.end == "switch":
-                raise NotCertified("an indexed branch is not covered")
             if block in stops:
                 state.block = block
                 return state
+
+    def _next(self, block: int, registers: dict[str, Any]) -> int | None:
+        """Execute a block; the one that follows, or None at the end."""
+        node, piece = self.program.blocks[block], self.program.pieces[block]
+        if node.end == "exit":
+            return None
+        self._execute(block, registers)
+        self.steps += len(piece.lines)
+        if self.steps > MOST_STEPS:
+            raise NotCertified(f"no end within {MOST_STEPS} instructions")
+        if node.end == "switch":
+            raise NotCertified("an indexed branch is not covered")
+        if node.end != "cond":
+            return node.targets[0]
+        taken = self._taken(piece.condition, registers) != piece.negated
+        running = self.active(self.scope["m"])  # type: ignore[arg-type]
+        assert running is not None
+        if (taken[running] == taken[running[0]]).all():
+            return node.targets[0 if taken[running[0]] else 1]
+        return self._sides(block, taken, registers)
+
+    def _sides(self, block: int, taken: Lanes, registers: dict[str, Any]) -> int:
+        """Run both sides of a branch, each for its lanes, to the block at which they meet."""
+        join = self.program.joins[block]
+        if join is None:
+            raise NotCertified("the threads of a CTA take different branches to its end")
+        all_running = self.scope["m"]
+        masks = [side if all_running is None else side & all_running for side in (taken, ~taken)]
+        sides = []
+        for target, mask in zip(self.program.blocks[block].targets, masks, strict=True):
+            self.scope["m"] = mask
+            mine = dict(registers)
+            at: int | None = target
+            while at != join:
+                if at is None:
+                    raise NotCertified("some threads of a CTA end, and others not")
+                at = self._next(at, mine)
+            sides.append(mine)
+        self.scope["m"] = all_running
+        for register in self.program.live(join):
+            name = self.program.emitter.variable(register)
+            values = [side.get(name) for side in sides]
+            if values[0] is not values[1]:
+                registers[name] = self._met(registers.get(name), values, masks)
+        return join
+
+    def _met(self, before: Any, values: list[Any], masks: list[Lanes]) -> Any:
+        """A register where the sides of a branch meet."""
+        if before is None and any(value is None for value in values):
+            return UNKNOWN
+        met = values[0] if before is None else before
+        try:
+            for value, mask in zip(values, masks, strict=True):
+                if value is not met:
+                    met = abstract.select(mask, value, met)
+        except NotCertified:
+            return UNKNOWN
+        return met
 
     def _execute(self, block: int, registers: dict[str, Any]) -> None:
         piece = self.program.pieces[block]
@@ -123,21 +183,21 @@ class Machine:
         at = self.facts.evaluated
         return {x.name: (at(x.rows, names), at(x.cols, names)) for x in self.contract.matrices}
 
-    def _taken(self, condition: str | None, negated: bool, registers: dict[str, Any]) -> bool:
+    def _taken(self, condition: str | None, registers: dict[str, Any]) -> Lanes:
+        """A predicate in every lane."""
         values = np.asarray(registers[condition or ""])
         if values.dtype != bool:
             raise NotCertified("a branch by a predicate that is not known")
-        if not (values == values.flat[0]).all():
-            raise NotCertified("the threads of a CTA take different branches")
-        return bool(values.flat[0]) != negated
+        return np.broadcast_to(values, (self.lanes,))
 
     def finish(self) -> None:
         """Check what a CTA has done when it, or its item of work, ends."""
         state = self.memory.state
         if state.open or any(len(group) for group in state.groups):
             raise NotCertified("a CTA ends while copies to its shared memory are pending")
+        self.slices.finish()
         tile = self.contract.tile
-        if tile is None:
+        if tile is None or not self.contract.writes:
             if self.written:
                 raise NotCertified("a CTA without a tile of its own writes to D")
             return
@@ -199,21 +259,24 @@ class Machine:
 
     # --- global memory
 
-    def _located(self, address: Any, size: int, written: bool) -> tuple[Matrix, Cells]:
-        """The elements of accesses of ``size`` bytes at an address, which must be in an operand and aligned."""
+    def _located(self, address: Any, size: int, written: bool, lanes: Lanes) -> tuple[Matrix, Cells]:
+        """The elements of accesses by lanes of ``size`` bytes at an address, which must be in an operand and
+        aligned."""
         poly = polynomial(address, 64)
+        if len(lanes) != self.lanes:
+            poly = poly.of_lanes(lanes)
         names = set(poly.names())
         matrix = next((x for x in self.contract.matrices if x.base in names), None)
         if matrix is None:
             raise NotCertified("a global address that is not computed from one operand's")
-        if matrix.written != written:
+        if matrix.written not in (written, None):
             raise NotCertified(f"{matrix.name} is {'written' if written else 'read'}")
         offset = poly - matrix.address
         if any(x.base in offset.names() for x in self.contract.matrices):
             raise NotCertified("a global address that is not computed from one operand's")
         if any(np.any(np.asarray(c) % size) for c in poly.terms.values()):
             raise NotCertified(f"an access of {size} bytes to {matrix.name} may not be aligned")
-        row, col = split(offset, matrix)
+        row, col = matrix.place(offset)
         count = size // matrix.width
         # Along memory; A(row, k) and B(col, k) are named by the caller's order.
         extents = (matrix.cols, matrix.rows) if matrix.across else (matrix.rows, matrix.cols)
@@ -226,7 +289,7 @@ class Machine:
                 raise NotCertified(f"an access to {where} may lie {what}", refuted=self.facts.refutation(gap))
         if not (row.varying.same_in_all_lanes and col.varying.same_in_all_lanes):
             raise NotCertified(f"the places of lanes in {matrix.name} differ by more than constants")
-        shape = (self.lanes, count)
+        shape = (len(lanes), count)
         rows = np.broadcast_to(np.asarray(row.constant, np.int64).reshape(-1, 1), shape)
         cols = np.broadcast_to(np.asarray(col.constant, np.int64).reshape(-1, 1) + np.arange(count), shape)
         if matrix.across:
@@ -235,39 +298,86 @@ class Machine:
         return matrix, Cells(np.full(shape, number), rows, cols, matrix.width)
 
     def global_load(self, address: Any, size: int, m: Mask, *_: int) -> Cells:
-        """Elements of an operand."""
+        """Elements of an operand, or partial sums; unknown in lanes that do not load."""
         lanes = self.active(m)
         if lanes is None:
             return unknown(self.lanes, size // 2, 2)
-        if len(lanes) != self.lanes:
-            raise NotCertified("some lanes of a CTA load from global memory, and others not")
-        return self._located(address, size, False)[1]
+        matrix, place = self._located(address, size, False, lanes)
+        if matrix.name == PARTIALS:
+            return self.slices.load(self._slab(place), self._all_lanes(place).cols)
+        return self._spread(place, lanes)
+
+    def _slab(self, place: Cells) -> Polynomial:
+        """The slab of the workspace that places are in."""
+        kind = self.kinds[place.one_kind]
+        if kind is None or kind.col.terms or not (place.rows == place.rows.flat[0]).all():
+            raise NotCertified("lanes access several slabs of the workspace")
+        return kind.row + int(place.rows.flat[0])
+
+    def _all_lanes(self, cells: Cells) -> Cells:
+        if len(cells.kinds) != self.lanes:
+            raise NotCertified("some lanes of a CTA use the workspace, and others not")
+        return cells
+
+    def _spread(self, cells: Cells, lanes: Lanes) -> Cells:
+        """Elements of some lanes, as a register of all."""
+        if len(lanes) == self.lanes:
+            return cells
+        arrays = []
+        for each in (cells.kinds, cells.rows, cells.cols):
+            arrays.append(np.zeros((self.lanes, each.shape[1]), np.int64))
+            arrays[-1][lanes] = each
+        return Cells(arrays[0], arrays[1], arrays[2], cells.width)
 
     def global_store(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
-        """Elements of D, which must be whole sums."""
+        """Elements of D, which must be whole sums, or partial sums to the workspace."""
         lanes = self.active(m)
         if lanes is None:
             return
         if not isinstance(value, Cells):
             raise NotCertified("what is stored to D is not a sum of products")
-        matrix, place = self._located(address, size, True)
+        matrix, place = self._located(address, size, True, lanes)
+        value = _of_lanes(value, lanes)
         tile = self.contract.tile
         if tile is None:
             raise NotCertified("a CTA without a tile of its own writes to D")
-        target, kind = self.kinds[place.one_kind], self.kinds[value.part(0, value.kinds.shape[1]).one_kind]
-        if len(lanes) != self.lanes:
-            value, place = _of_lanes(value, lanes), _of_lanes(place, lanes)
-            kind = self.kinds[value.one_kind]
-        if kind is None or kind.summed is None or target is None or value.width != matrix.width:
-            raise NotCertified("what is stored to D is not a sum of products of its type")
-        if kind.summed.beyond or not kind.summed.done.equals(self.contract.sum_end):
-            raise NotCertified(f"D gets the sum up to k = {kind.summed.done}, not to {self.contract.sum_end}")
-        same = kind.row.equals(target.row) and kind.col.equals(target.col)
+        kind = self.kinds[value.one_kind]
+        if kind is None or kind.summed is None or value.width != matrix.width:
+            raise NotCertified(f"what is stored to {matrix.name} is not a sum of products of its type")
+        end = self.contract.sum_end
+        if kind.summed.beyond or not kind.summed.done.equals(end):
+            raise NotCertified(f"{matrix.name} gets the sum up to k = {kind.summed.done}, not to {end}")
+        if not (kind.row.equals(tile.row) and kind.col.equals(tile.col)):
+            raise NotCertified(f"a CTA stores sums from ({kind.row}, {kind.col}) on, not of its own tile")
+        if matrix.name == PARTIALS:
+            self.slices.store(self._slab(place), self._all_lanes(place).cols, value)
+            return
+        target = self.kinds[place.one_kind]
+        same = target is not None and kind.row.equals(target.row) and kind.col.equals(target.col)
         if not same or (value.rows != place.rows).any() or (value.cols != place.cols).any():
             raise NotCertified("D gets the sum of another element")
-        if not (target.row.equals(tile.row) and target.col.equals(tile.col)):
-            raise NotCertified(f"a CTA writes D from ({target.row}, {target.col}) on, not its own tile")
         self.written.append((place.rows, place.cols))
+
+    def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, _sequential: bool, restricted: bool) -> None:
+        """A fence; only those of the whole device count, in both directions."""
+        self._together(m)
+        if scope == Scope.GPU and acquire and release and not restricted:
+            self.slices.fence()
+
+    def count(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> Any:
+        """An atomic: one thread counts its CTA."""
+        lanes = self.active(m)
+        if lanes is None or len(lanes) != 1 or (kind.op, kind.kind) != ("add", "u32") or kind.space == "shared":
+            raise NotCertified("an atomic that does not count a CTA by one of its threads")
+        if Scope.GPU not in (scope_of(kind.read), scope_of(kind.write)):
+            raise NotCertified("an atomic that counts a CTA for a part of the device only")
+        if isinstance(value, Word | Cells) or int(np.broadcast_to(value, self.lanes)[lanes[0]]) != 1:
+            raise NotCertified("an atomic that counts by another number than 1")
+        counter = polynomial(address, 64).of_lanes(lanes) - Polynomial.named(ARRIVALS, 4)
+        number, rest = counter.divided(4)
+        if rest.terms:
+            raise NotCertified("an atomic on what is no counter of a tile")
+        return Word(self.slices.arrive(number), 32, self.facts)
 
     # --- shared memory
 
@@ -279,16 +389,26 @@ class Machine:
             address = np.broadcast_to(np.asarray(address.number().constant), (self.lanes,))
         return self.memory.places(np.broadcast_to(address, (self.lanes,))[lanes], size)
 
-    def shared_load(self, address: Any, size: int, m: Mask, *_: int) -> Cells:
+    def shared_load(self, address: Any, size: int, m: Mask, *_: int) -> Any:
         lanes = self.active(m)
-        if lanes is None or len(lanes) != self.lanes:
-            raise NotCertified("some lanes of a CTA load from shared memory, and others not")
-        return self.memory.read(self.shared_places(address, size, lanes), lanes)
+        if lanes is None:
+            raise NotCertified("no lane of a CTA executes a load from shared memory")
+        cells = self.memory.read(self.shared_places(address, size, lanes), lanes)
+        if size > 1:
+            return self._spread(cells, lanes)
+        kind = self.kinds[cells.one_kind]
+        if kind is None or kind.source != NUMBER:
+            raise NotCertified("a byte of shared memory that is no number that was stored")
+        return self._spread(cells, lanes).cols[:, 0].astype("u1")
 
     def shared_store(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
         lanes = self.active(m)
         if lanes is None:
             return
+        if isinstance(value, np.ndarray) and size == 1:
+            numbers = np.broadcast_to(value, (self.lanes,)).astype("u1").astype(np.int64)[:, None]
+            kind = self.kinds.number(Kind(NUMBER, ZERO, ZERO))
+            value = Cells(np.full_like(numbers, kind), np.zeros_like(numbers), numbers, 2)
         if not isinstance(value, Cells) or value.width != 2:
             raise NotCertified("what is stored to shared memory are not elements of 16 bits")
         self.memory.write(self.shared_places(address, size, lanes), lanes, _of_lanes(value, lanes))
@@ -300,8 +420,8 @@ class Machine:
             return
         if count is not None:
             raise NotCertified("copies of a part of a vector are not covered")
-        cells = self._located(source, size, False)[1]
-        self.memory.copy(self.shared_places(target, size, lanes), lanes, _of_lanes(cells, lanes))
+        cells = self._located(source, size, False, lanes)[1]
+        self.memory.copy(self.shared_places(target, size, lanes), lanes, cells)
 
     def commit(self, m: Mask) -> None:
         self._together(m)
@@ -327,6 +447,7 @@ class Machine:
         if np.any(np.asarray(count)) and np.any(np.asarray(count) != self.lanes):
             raise NotCertified("a barrier of a part of a CTA's threads is not covered")
         self.memory.barrier()
+        self.slices.barrier()
 
     # --- matrices
 
@@ -349,35 +470,3 @@ def _of_lanes(cells: Cells, lanes: Lanes) -> Cells:
     if len(lanes) == len(cells.kinds):
         return cells
     return Cells(cells.kinds[lanes], cells.rows[lanes], cells.cols[lanes], cells.width)
-
-
-def split(offset: Polynomial, matrix: Matrix) -> tuple[Polynomial, Polynomial]:
-    """(row, col) of a byte offset from a matrix's address: offset = width * (row * ld + col). What it returns is
-    checked against the matrix's extents by the caller, so any such pair will do."""
-    ld = matrix.ld
-    row: dict[Any, Any] = {}
-    col: dict[Any, Any] = {}
-    if ld.is_constant:
-        step = int(ld.constant) * matrix.width
-        for monomial, c in offset.terms.items():
-            if not monomial:
-                row[monomial], col[monomial] = c // step, c % step
-            elif np.any(np.asarray(c) % step):
-                col[monomial] = c
-            else:
-                row[monomial] = c // step
-    else:
-        (((name,), factor),) = ld.terms.items()
-        step = int(factor) * matrix.width
-        for monomial, c in offset.terms.items():
-            if name in monomial:
-                if np.any(np.asarray(c) % step):
-                    raise NotCertified(f"an address in {matrix.name} that is not in a row of it")
-                rest = list(monomial)
-                rest.remove(name)
-                row[tuple(rest)] = c // step
-            else:
-                col[monomial] = c
-    if any(np.any(np.asarray(c) % matrix.width) for c in col.values()):
-        raise NotCertified(f"an address in {matrix.name} that is not one of an element")
-    return Polynomial(row), Polynomial({monomial: c // matrix.width for monomial, c in col.items()})

@@ -152,6 +152,10 @@ class Polynomial:
         monomials = self.terms.keys() | other.terms.keys()
         return Polynomial({x: np.where(test, self.terms.get(x, 0), other.terms.get(x, 0)) for x in monomials})
 
+    def of_lanes(self, lanes: Lanes) -> Polynomial:
+        """The polynomial in some lanes."""
+        return Polynomial({x: c[lanes] if isinstance(c, np.ndarray) else c for x, c in self.terms.items()})
+
     def in_lane(self, lane: int) -> dict[Monomial, int]:
         """The coefficients of one lane."""
         return {x: int(c[lane]) if isinstance(c, np.ndarray) else c for x, c in self.terms.items()}

@@ -10,7 +10,7 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.emulator.frontend.emitter import Emitter, Names
 from kernelproof.emulator.frontend.flow.blocks import Block
 from kernelproof.emulator.frontend.flow.graph import build
-from kernelproof.emulator.frontend.flow.loops import bits, natural_loops
+from kernelproof.emulator.frontend.flow.loops import bits, immediate_postdominators, natural_loops
 from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Instr
@@ -43,7 +43,7 @@ class Program:
         self.layout = Layout(module, self.graph)
         self.offsets = kernel.offsets
         names = Names(
-            self.graph.kinds, set(), set(), set(), set(), self.layout.symbols, False,
+            self.graph.kinds, set(), set(), set(self.graph.kinds), set(), self.layout.symbols, False,
             polls=False, origins={}, machine_code=False,
         )  # fmt: skip
         self.scope: dict[str, object] = dict(NAMESPACE)
@@ -81,6 +81,11 @@ class Program:
     def loops(self) -> dict[int, set[int]]:
         """The blocks of each loop, by its head."""
         return {head: set(bits(body)) for head, body in natural_loops(self.graph.blocks)[0].items()}
+
+    @cached_property
+    def joins(self) -> list[int | None]:
+        """For each block the first one through which all paths from it lead; None if there is none."""
+        return immediate_postdominators(self.graph.blocks)
 
     def multiplies(self, block: int) -> bool:
         """Does a block have an mma?"""

@@ -52,17 +52,18 @@ class SharedMemory:
     """Accesses to a CTA's shared memory at known addresses. ``start``: the address of its first byte."""
 
     def __init__(self, size: int, start: int) -> None:
-        self.state, self.start, self.bytes = Contents.empty(size // ELEMENT), start, size
+        self.elements = -(-size // ELEMENT)
+        self.state, self.start, self.bytes = Contents.empty(self.elements), start, size
 
     def places(self, address: Lanes, size: int) -> Lanes:
-        """The elements of accesses of ``size`` bytes: shape (lanes, elements of a lane). Checks bounds and
-        alignment."""
+        """The elements of accesses of ``size`` bytes: shape (lanes, elements of a lane). Checks bounds and alignment.
+        A byte at an even address is taken for its whole element."""
         at = np.asarray(address).astype(np.int64) - self.start
         if at.min() < 0 or at.max() + size > self.bytes:
             raise NotCertified(f"an access to shared memory from byte {at.min()} to {at.max() + size} of {self.bytes}")
-        if (at % size).any():
+        if (at % max(size, ELEMENT)).any():
             raise NotCertified(f"an access of {size} bytes to shared memory is not aligned")
-        return at[:, None] // ELEMENT + np.arange(size // ELEMENT)
+        return at[:, None] // ELEMENT + np.arange(max(1, size // ELEMENT))
 
     def write(self, at: Lanes, lanes: Lanes, cells: Cells) -> None:
         """Lanes store elements of 16 bits at places."""

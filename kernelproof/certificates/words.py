@@ -109,10 +109,7 @@ class Word:
 
     def quotient(self, divisor: int) -> Polynomial:
         """The value as a number, divided by a positive one and rounded down."""
-        whole, rest = self.number().divided(divisor)
-        if not (self.facts.holds(rest) and self.facts.holds(Polynomial.of(divisor - 1) - rest)):
-            raise NotCertified(f"the quotient of {self.poly} and {divisor} is not known")
-        return whole
+        return quotient(self.number(), divisor, self.facts)
 
     def __and__(self, other: Operand) -> Word | Lanes:
         return self._bitwise(other, np.bitwise_and)
@@ -158,12 +155,18 @@ class Word:
             return self._with(high + Polynomial.of(low))
         if operation is np.bitwise_and and (above == full >> count).all():
             return self._with(high + Polynomial.of(low))
-        if operation is np.bitwise_and and same_power(mine):
-            # The rest after division by a power of two, where the value is known to be smaller.
-            limit = int(mine.flat[0]) + 1
-            if self.facts.holds(self.poly) and self.facts.holds(Polynomial.of(limit - 1) - self.poly):
-                return self
+        if operation is np.bitwise_and and (field := bit_field(mine)) is not None:
+            # The rest after division by a power of two, without that by a smaller one.
+            rest = self._rest(self.poly, field[1])
+            return self._with(rest - self._rest(rest, field[0]))
         raise NotCertified(f"bits of {self.poly} are not known")
+
+    def _rest(self, poly: Polynomial, bits: int) -> Polynomial:
+        """A polynomial modulo 2^bits, as a number."""
+        rest = poly.divided(1 << bits)[1]
+        if not (self.facts.holds(rest) and self.facts.holds(Polynomial.of((1 << bits) - 1) - rest)):
+            raise NotCertified(f"bits of {poly} are not known")
+        return rest
 
     def lanes(self, low: Lanes) -> tuple[int, ...]:
         """The shape of an array with an element per lane."""
@@ -233,10 +236,14 @@ def _literal(count: Operand) -> int:
     return int(number.flat[0])
 
 
-def same_power(mask: Lanes) -> bool:
-    """Is a mask the same in all lanes, and its bits the lowest ones?"""
+def bit_field(mask: Lanes) -> tuple[int, int] | None:
+    """The lowest bit of a mask and the one after its highest, if it is one run of bits, the same in all lanes."""
     first = int(mask.flat[0])
-    return bool((mask == mask.flat[0]).all()) and first & (first + 1) == 0
+    if not first or (mask != mask.flat[0]).any():
+        return None
+    low = (first & -first).bit_length() - 1
+    run = (first >> low) + 1
+    return (low, low + run.bit_length() - 1) if run & (run - 1) == 0 else None
 
 
 def polynomial(value: Operand, bits: int) -> Polynomial:
@@ -253,6 +260,18 @@ def polynomial(value: Operand, bits: int) -> Polynomial:
     if number.dtype.itemsize * 8 != bits:
         number = number.astype(f"{number.dtype.kind}{bits // 8}")
     return Polynomial({CONSTANT: number.view(f"i{bits // 8}").astype(np.int64)})
+
+
+def quotient(number: Polynomial, divisor: int, facts: Facts) -> Polynomial:
+    """A number divided by a positive one and rounded down. Raises NotCertified if it is not known."""
+    for each in facts.spelled_by_quotients(number):
+        whole, rest = each.divided(divisor)
+        if facts.known(rest).min() == 1 and facts.known(Polynomial.of(divisor - 1) - rest).min() == 1:
+            return whole
+    whole, rest = number.divided(divisor)
+    if facts.holds(rest) and facts.holds(Polynomial.of(divisor - 1) - rest):
+        return whole
+    raise NotCertified(f"the quotient of {number} and {divisor} is not known")
 
 
 def decided(gap: Polynomial, facts: Facts) -> Lanes:

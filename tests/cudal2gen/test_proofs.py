@@ -14,7 +14,7 @@ from cudal2gen.validator.contracts import claims, problems, refusal
 from kernelproof.certificates import Certificate, NotCertified, prove
 from kernelproof.emulator import mutants
 from tests.cudal2gen.faulty import Faulty
-from tests.cudal2gen.mutation import survivors
+from tests.cudal2gen.mutation import equivalence, survivors
 from tests.cudal2gen.paths import PATHS, small
 from tests.cudal2gen.strategies import TO_GLOBAL, prefetch
 from tests.draws import drawn, drawn_by
@@ -24,6 +24,9 @@ KERNELS: dict[str, Record] = PATHS | {
     "unrolled": small(bk=32, stages=2, mma_repeat=[2, 2, 1], smem_swizzle=[2, 3, 3], **prefetch("single_intra_tile")),
     "persistent bn 96": small(bm=64, bn=96, m=128, n=192, raster="persistent"),
     "f32": small(acc="f32"),
+    "three warps": small(bn=96, n=192, mma_repeat=[1, 3, 1], g2s_cols=8),
+    "split in three": small(split_k=3),
+    "split zsplit": small(split_k=2, raster="zsplit", swizzle_stride=32, acc="f32"),
     "batched": small(batch="strided"),
     "batched d nn": small(batch="strided", acc="f32", d="f32", layout="nn", **TO_GLOBAL),
 }
@@ -31,16 +34,12 @@ KERNELS: dict[str, Record] = PATHS | {
 COVERED = [
     "single", "single one stage", "single_intra_tile", "none bk 16", "none one stage", "multi", "pingpong", "staggered",
     "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "persistent", "small direct", "unrolled",
-    "persistent bn 96", "f32", "batched", "batched d nn",
+    "persistent bn 96", "f32", "batched", "batched d nn", "three warps", "split_k", "split in three", "split zsplit",
+    "small direct split_k",
 ]  # fmt: skip
 NOT_COVERED = [
-    "predicate",
-    "split_k",
-    "small direct split_k",
-    "batched zsplit split",
-    "wgmma 2x2",
-    "tensor nn, narrow boxes",
-]
+    "predicate", "multistage d split persistent", "batched zsplit split", "wgmma 2x2", "tensor nn, narrow boxes",
+]  # fmt: skip
 MUTATED = drawn(["single", "zsplit", "small direct", "nn f32 global", "multi", "direct", "pingpong"], 2)
 
 # Faults that executions of small problems, or of few k-tiles, do not show: before, after.
@@ -127,6 +126,24 @@ def test_a_mutant_is_refused_or_harmless(name: str) -> None:
     assert len(certified) < len(few) / 4, "most mutants are faults"
     harmless = list(survivors(record, artifact, compiler.launcher(), certified))
     assert harmless == certified, "what is certified has no finding in any execution"
+
+
+@pytest.mark.slow
+def test_every_step_of_adding_slices_is_needed() -> None:
+    """Fences, barriers, the counter and partial sums of split_k, each changed in every way."""
+    record = PATHS["split_k"]
+    (artifact,) = compiler.build([record])
+    ptx = artifact.ptx.read_text()
+    lines = ptx.splitlines()
+    first = next(number for number, line in enumerate(lines, 1) if "st.global.v2.f32" in line)
+    steps = ("membar", "atom", "bar.sync", "st.global.v2", "ld.global.cg", "st.shared.u8", "ld.shared.u8", "@%p")
+    changed = [x for x in mutants(ptx) if x.line >= first and any(step in lines[x.line - 1] for step in steps)]
+    assert len(changed) > 60
+    certified = [mutant for mutant in drawn(changed, 3) if not why_refused(record, mutant.text)]
+    for mutant in certified:
+        swapped_with = mutant.text.splitlines()[mutant.line - 1]
+        harmless = mutant.kind == "swap" and not any(step in swapped_with for step in steps)
+        assert harmless or equivalence(record, mutant, ptx), mutant.name
 
 
 @pytest.mark.slow

@@ -131,3 +131,11 @@ def test_a_quotient_by_multiplication_is_found() -> None:
     dividend = Word(Polynomial.named("q", 96) + 95, 32, facts, True)
     high = abstract.names_of_arithmetic("f16")["mulhi"](dividend, np.full(LANES, 715827883, "i4"))
     assert ((high >> 4) + (high.view("u4") >> 31)).poly.equals(Polynomial.named("q"))
+
+
+def test_sums_beyond_64_bits_have_no_bounds() -> None:
+    facts = Bounded({("x",): (0, 1 << 40), ("y",): (0, 1 << 40)})
+    top = Polynomial.of((1 << 64) - 1)
+    for product in (Polynomial({("x", "y"): 1}), Polynomial({("x", "y"): np.array([1, 2])})):
+        assert (facts.known(top - product) == -1).all()
+        assert (facts.known(product - top) == -1).all()

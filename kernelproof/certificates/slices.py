@@ -1,0 +1,168 @@
+"""Slices of k: the CTAs of a tile leave partial sums in a workspace, and the one that arrives last adds them, in order.
+
+Each CTA stores its sums to its own slab of the workspace, fences, meets at a barrier and counts itself in its tile's
+counter by one thread. The launcher sets counters to zero, so of a tile's ``count`` CTAs exactly one finds ``count - 1``
+there, and all others less: that is the one that arrives last. Behind another barrier and fence it sees all slabs. All
+CTAs of a tile run one text with the same threads, so the others' slabs hold the sums of the same elements at the same
+places as its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import Cells
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.polynomials import Lanes, Polynomial
+
+EMPTY = -1
+
+
+@dataclass(frozen=True)
+class Slices:
+    """A CTA's part of its tile's k: ``own`` of ``count``. ``tile``: the number of its tile. ``elements``: sums of a
+    slab. ``arrived``: how many of the tile's CTAs have been counted before it; a number for the one that is last."""
+
+    count: int
+    own: Polynomial
+    tile: Polynomial
+    elements: int
+    arrived: Polynomial
+
+    @property
+    def last(self) -> bool:
+        """Does the CTA arrive last?"""
+        return self.arrived.equals(Polynomial.of(self.count - 1))
+
+    def put(self, change: Callable[[Polynomial], Polynomial]) -> Slices:
+        """The same for other problems."""
+        return replace(self, own=change(self.own), tile=change(self.tile))
+
+
+class Stage(IntEnum):
+    """How far a CTA has come. Each is reached from the one before, by all threads but where one is named."""
+
+    SUMMING = 0
+    STORED = 1
+    FENCED = 2
+    MET = 3  # at a barrier
+    COUNTED = 4  # by one thread
+    TOLD = 5  # at a barrier
+    SEEING = 6  # behind a fence
+
+
+@dataclass
+class Left:
+    """What a CTA has left in its slab: for each element the number of its kind (``EMPTY`` for none), row and column."""
+
+    stage: Stage
+    kinds: Lanes
+    rows: Lanes
+    cols: Lanes
+
+    @classmethod
+    def nothing(cls, elements: int) -> Left:
+        """An empty slab."""
+        return cls(Stage.SUMMING, *(np.full(elements, EMPTY, np.int64) for _ in range(3)))
+
+    def copied(self) -> Left:
+        return Left(self.stage, self.kinds.copy(), self.rows.copy(), self.cols.copy())
+
+
+class Partial(Cells):
+    """Sums over the slices from ``first`` to before ``end``. Only those over all are known as sums."""
+
+    __slots__ = ("count", "end", "first", "whole")
+
+    def __init__(self, whole: Cells, first: int, end: int, count: int) -> None:
+        super().__init__(np.zeros_like(whole.kinds), whole.rows, whole.cols, whole.width)
+        self.whole, self.first, self.end, self.count = whole, first, end, count
+
+    def part(self, start: int, stop: int) -> Partial:
+        return Partial(self.whole.part(start, stop), self.first, self.end, self.count)
+
+    def __add__(self, other: Any) -> Cells:
+        if isinstance(other, Partial):
+            first, second = (self, other) if self.first == 0 else (other, self)
+            a, b = first.whole, second.whole
+            same = all(np.array_equal(getattr(a, x), getattr(b, x)) for x in ("kinds", "rows", "cols"))
+            if first.first != 0 or second.first != first.end or not same:
+                raise NotCertified("partial sums are not added each once, in the order of slices")
+            end = second.end
+        else:
+            if isinstance(other, Cells) or np.any(np.asarray(other)):
+                raise NotCertified("something else is added to a partial sum")
+            first, end = self, self.end
+        if first.first == 0 and end == self.count:
+            return first.whole
+        return Partial(first.whole, first.first, end, self.count)
+
+    __radd__ = __add__
+
+
+class Workspace:
+    """A CTA's use of the workspace, None of it if there are no slices."""
+
+    def __init__(self, slices: Slices | None) -> None:
+        self.slices = slices
+        self.left = Left.nothing(slices.elements if slices else 0)
+
+    def _sliced(self) -> Slices:
+        if self.slices is None:
+            raise NotCertified("a kernel whose k has no slices uses a workspace")
+        return self.slices
+
+    def store(self, slab: Polynomial, at: Lanes, cells: Cells) -> None:
+        """Lanes store sums to a slab, at places of shape (lanes, elements of a lane)."""
+        slices, left = self._sliced(), self.left
+        if left.stage >= Stage.MET:
+            raise NotCertified("a CTA stores partial sums after it may have been counted")
+        if not slab.equals(slices.tile * slices.count + slices.own):
+            raise NotCertified(f"a CTA stores partial sums to slab {slab}, which is not its own")
+        if np.unique(at).size != at.size or (left.kinds[at] != EMPTY).any():
+            raise NotCertified("a partial sum is stored twice to one place")
+        left.kinds[at], left.rows[at], left.cols[at] = cells.kinds, cells.rows, cells.cols
+        left.stage = Stage.STORED
+
+    def load(self, slab: Polynomial, at: Lanes) -> Cells:
+        """What a CTA of the tile has left at places of a slab."""
+        slices, left = self._sliced(), self.left
+        if not slices.last or left.stage != Stage.SEEING:
+            raise NotCertified("partial sums are loaded before all CTAs of the tile are known to have stored theirs")
+        number = slab - slices.tile * slices.count
+        if not number.is_constant or not isinstance(number.constant, int) or not 0 <= number.constant < slices.count:
+            raise NotCertified(f"partial sums are loaded from slab {slab}, which is none of the tile's")
+        if (left.kinds[at] == EMPTY).any():
+            raise NotCertified("a partial sum is loaded from where none is stored")
+        whole = Cells(left.kinds[at], left.rows[at], left.cols[at], 4)
+        return Partial(whole, number.constant, number.constant + 1, slices.count)
+
+    def fence(self) -> None:
+        """A fence of the whole device, by all threads."""
+        moved = {Stage.STORED: Stage.FENCED, Stage.TOLD: Stage.SEEING}
+        self.left.stage = moved.get(self.left.stage, self.left.stage)
+
+    def barrier(self) -> None:
+        """A barrier of all threads."""
+        moved = {Stage.FENCED: Stage.MET, Stage.COUNTED: Stage.TOLD}
+        self.left.stage = moved.get(self.left.stage, self.left.stage)
+
+    def arrive(self, counter: Polynomial) -> Polynomial:
+        """One thread adds 1 to a counter; what it was before."""
+        slices = self._sliced()
+        if self.left.stage != Stage.MET:
+            raise NotCertified("a CTA is counted before a fence and a barrier behind its partial sums, or twice")
+        if not counter.equals(slices.tile):
+            raise NotCertified(f"a CTA is counted for tile {counter}, which is not its own")
+        self.left.stage = Stage.COUNTED
+        return slices.arrived
+
+    def finish(self) -> None:
+        """Check that a CTA has left what the last one adds."""
+        if self.slices is not None and (self.left.stage < Stage.COUNTED or (self.left.kinds == EMPTY).any()):
+            raise NotCertified("a CTA ends without leaving all of its partial sums")
