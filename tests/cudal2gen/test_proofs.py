@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from cudal2gen.generation import compiler
+from cudal2gen.generation.compiler import Artifact
 from cudal2gen.kernel import Record
 from cudal2gen.validator import proofs
 from cudal2gen.validator.contracts import claims, problems, refusal
@@ -135,6 +138,21 @@ def test_a_changed_text_is_refused_or_harmless(name: str) -> None:
     unexplained = [x for x in certified if x.kind.startswith("constant") or not equivalence(record, x, ptx)]
     executed = list(survivors(record, artifact, compiler.launcher(), unexplained))
     assert executed == unexplained, "what is certified has no finding in any execution"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["shift-source", "drop bar.sync"])
+def test_a_failed_proof_is_confirmed_by_an_execution(kind: str, tmp_path: Path) -> None:
+    """A copy reads behind its row: at sizes that the proof names. A barrier is missing: at some of the validator's."""
+    record = PATHS["single"]
+    (artifact,) = compiler.build([record])
+    directory = shutil.copytree(artifact.directory, tmp_path / artifact.digest)
+    faulty = Artifact(directory, artifact.ptxas)
+    faulty.ptx.write_text(next(x.text for x in mutants(artifact.ptx.read_text()) if x.name.startswith(kind)))
+    proof, certified = proofs.prove(record, faulty, compiler.launcher())
+    assert (proof.outcome, certified) == ("refuted", None)
+    assert "executed" in proof.executed
+    assert proof.why
 
 
 @pytest.mark.slow
