@@ -300,10 +300,13 @@ def _stock(result_files: Sequence[Path]) -> report.Stock:
     """What a report counts besides measurements, and the files that it searched for measurements."""
     from cudal2gen import places, report, results
     from cudal2gen.generation import compiler
+    from cudal2gen.results.proofs import proofs
 
     files = result_files or (results.store("measurements"),)
     sources = [str(path) if path.is_file() else f"{path}, which is not there," for path in files]
-    return report.Stock(sources, catalog.entries(), results.rulings(), compiler.stored(), str(places.build_dir()))
+    return report.Stock(
+        sources, catalog.entries(), results.rulings(), compiler.stored(), str(places.build_dir()), proofs().values()
+    )
 
 
 def measurements(paths: Sequence[Path]) -> results.Measurements:

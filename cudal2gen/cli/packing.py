@@ -207,6 +207,7 @@ def _proofs(table: Table, built: dict[str, Artifact], compilation: Compilation) 
     wrong or gets no verdict. Machine code that the emulator does not execute yet is packed, and a note counts it.
     """
     from cudal2gen import results
+    from cudal2gen.results.proofs import proofs
     from cudal2gen.validator.machine_code import Unexecuted, judge_all, known
 
     records = {kernel.digest: kernel.record for kernel in table.kernels}
@@ -236,9 +237,13 @@ def _proofs(table: Table, built: dict[str, Artifact], compilation: Compilation) 
     if unexecuted:
         reasons = "; ".join(sorted(set(unexecuted.values()))[:3])
         note(f"the machine code of {counted(len(unexecuted), 'kernel')} is packed without a verdict: {reasons}")
+    certified = {digest for digest, proof in proofs().items() if proof.outcome == "certified"}
     return {
-        digest: f"right in {counted(len(verdict.cases), 'case')}, ptxas {verdict.machine_code.ptxas}"
-        if (verdict := verdicts.get(digest)) and verdict.machine_code
-        else f"not executed: {unexecuted[digest]}"
+        digest: (
+            f"right in {counted(len(verdict.cases), 'case')}, ptxas {verdict.machine_code.ptxas}"
+            if (verdict := verdicts.get(digest)) and verdict.machine_code
+            else f"not executed: {unexecuted[digest]}"
+        )
+        + ("; PTX certified for every problem" if digest in certified else "")
         for digest in records
     }

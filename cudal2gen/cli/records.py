@@ -98,7 +98,7 @@ def _line(record: Record) -> str:
 def show(selection: OneRecord, as_json: Json = False) -> None:
     """Show a record, what its fields mean, and what follows.
 
-    What follows: threads, shared memory, registers, CTAs per SM, waves; of a built kernel its verdict and counters.
+    What follows: threads, shared memory, registers, CTAs per SM, waves; of a built kernel its verdict, proof, counters.
     """
     record = selection.record()
     facts = _facts(record, _built(record))
@@ -164,9 +164,11 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
     }
     if artifact:
         from cudal2gen import results
+        from cudal2gen.results.proofs import in_words, proofs
 
         verdicts = [results.verdict(artifact.digest, on) for on in (results.IN_PTX, results.IN_MACHINE_CODE)]
         facts |= _proven([verdict for verdict in verdicts if verdict])
+        facts["certified"] = in_words(proofs().get(artifact.digest))
         facts |= _modelled(record, artifact)
         facts |= {"directory": str(artifact.directory), "findings": artifact.ptxas.findings}
     return facts

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
     from cudal2gen.launch.gpu import Gpu
     from cudal2gen.results import Verdict
+    from cudal2gen.results.proofs import Proof
     from cudal2gen.validator.machine_code import Unexecuted
     from kernelproof.emulator import RoundingName
     from kernelproof.ground.workers import Lost
@@ -148,6 +149,8 @@ def validate(
     With --on gpu the records' own problems are executed as well. Records of one GPU are tried on another by
     --set gpu=h200.
     """
+    from cudal2gen.results.proofs import proofs
+
     sanitize, compare_emulator = (name in (extra or ()) for name in _extra_checks())
     if extra and on != "gpu":
         refuse(f"--also {','.join(extra)}: needs --on gpu")
@@ -169,8 +172,9 @@ def validate(
         for verdict in verdicts:
             print(verdict.model_dump_json())
     else:
+        proven = proofs()
         for verdict in verdicts if selection.mnk else failed:
-            _print_verdict(verdict)
+            _print_verdict(verdict, proven.get(verdict.digest))
         cases = sum(len(verdict.cases) for verdict in verdicts)
         skipped = f", {len(kernels) - len(pending)} had a verdict" if changed else ""
         lost = f", {len(pending) - len(verdicts)} without a verdict" if len(verdicts) < len(pending) else ""
@@ -265,7 +269,9 @@ def _write_roundings() -> None:
     print(f"{table}: where emulator and GPU round differently", file=sys.stderr)
 
 
-def _print_verdict(verdict: Verdict) -> None:
+def _print_verdict(verdict: Verdict, proof: Proof | None) -> None:
+    from cudal2gen.results.proofs import in_words
+
     print(f"{verdict.record}: {'right' if verdict.passed else 'WRONG'}")
     for case in verdict.cases:
         allowed = "" if case.allowed is None else f" (allowed there {case.allowed:.3g})"
@@ -275,6 +281,7 @@ def _print_verdict(verdict: Verdict) -> None:
             f"  {case.m}_{case.n}_{case.k} {case.inputs}, {counted(case.ctas, 'CTA')}{options}: {case.compared}, "
             f"max error {case.max_error:.3g}{allowed}{'' if case.passed else ': failed'}"
         )
+    print(f"  certified: {in_words(proof)}")
     if verdict.deterministic is False:
         print("  the same problem gave other bits in another run")
     for tool, finding in verdict.tools.items():

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from cudal2gen.generation.catalog import Entry
 from cudal2gen.kernel import STRUCTURES, Problem
 from cudal2gen.results import Ruling, executed_in
+from cudal2gen.results.proofs import Proof
 from kernelproof.ground.pages import Section, Table
 
 CHANGED = "'cudal2gen validate --changed' executes the records whose binaries have no verdict."
@@ -21,7 +22,8 @@ class Stock(NamedTuple):
     """What the section counts.
 
     ``sources``: the files that were searched for measurements. ``entries``: the problems and origins of the catalog's
-    records. ``verdicts``: outcomes of checks. ``builds``: the number of compiled kernels in ``folder``.
+    records. ``verdicts``: outcomes of checks. ``builds``: the number of compiled kernels in ``folder``. ``proofs``:
+    those that kernels are right for every problem.
     """
 
     sources: Sequence[str]
@@ -29,6 +31,7 @@ class Stock(NamedTuple):
     verdicts: Collection[Ruling]
     builds: int
     folder: str
+    proofs: Collection[Proof] = ()
 
 
 def section(stock: Stock, predicate: Callable[[Problem], bool]) -> Section:
@@ -45,6 +48,9 @@ def section(stock: Stock, predicate: Callable[[Problem], bool]) -> Section:
     verdicts = [
         (executed_in(on), str(places[on, True]), str(places[on, False])) for on in sorted({on for on, _ in places})
     ]
+    if stock.proofs:
+        outcomes = Counter(proof.outcome for proof in stock.proofs)
+        verdicts.append(("proven, for every problem", str(outcomes["certified"]), str(outcomes["refuted"])))
     return Section(
         "stock",
         "What there is",

@@ -38,3 +38,10 @@ def proofs_store() -> Path:
 def proofs(path: Path | None = None) -> dict[str, Proof]:
     """The last proof of each binary, by its digest."""
     return {proof.digest: proof for _, proof in read(TypeAdapter(Proof), path or proofs_store())}
+
+
+def in_words(proof: Proof | None) -> str:
+    """What a proof says of every problem that its kernel takes; None if none was tried."""
+    if proof is None:
+        return "no proof was tried"
+    return "for every problem" if proof.outcome == "certified" else f"{proof.outcome}: {proof.why}"

@@ -188,6 +188,12 @@ def test_validate_stores_verdicts_and_changed_skips_them(tmp_path: Path) -> None
     run("validate", "--mnk", "64_64_64", "--on", "emulator:machine-code", env=env)
     derived = json.loads(run("show", "--mnk", "64_64_64", "--json", env=env).stdout)["derived"]
     assert (derived["verdict"], derived["executed"]) == ("right", "in PTX and in machine code of ptxas 13.0.88")
+    assert derived["certified"] == "no proof was tried"
+    proven = run("prove", "--mnk", "64_64_64", env=env)
+    assert proven.returncode == 0, proven.stderr
+    derived = json.loads(run("show", "--mnk", "64_64_64", "--json", env=env).stdout)["derived"]
+    assert derived["certified"] == "for every problem"
+    assert "certified: for every problem" in run("validate", "--mnk", "64_64_64", env=env).stdout
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from cudal2gen.kernel import Problem, Sm80Multistage
 from cudal2gen.report import choices, groups, published
 from cudal2gen.report.statistics import best_of, summarise
 from cudal2gen.results import KERNEL, Measurement, Measurements, Ruling, speedup
+from cudal2gen.results.proofs import Proof
 from cudal2gen.results.ratios import Ratio, spearman
 from cudal2gen.timing import model
 from kernelproof.ground.element import F16
@@ -390,7 +391,12 @@ def test_without_measurements_a_report_names_its_files_and_counts_what_there_is(
             ("c", "h200", []),
         )
     ]
-    stock = report.Stock(["/x/measurements.jsonl"], stored, rulings, 12, "/x/build")
+    proof = {"record": "", "why": "", "executed": "", "seconds": 0.0, "instructions": 1}
+    proofs = [
+        Proof.model_validate(proof | {"digest": digest, "outcome": outcome})
+        for digest, outcome in (("a", "certified"), ("b", "not certified"), ("c", "certified"), ("d", "refuted"))
+    ]
+    stock = report.Stock(["/x/measurements.jsonl"], stored, rulings, 12, "/x/build", proofs)
     document = report.report(EMPTY, [], lambda item: (item.gpu, item.acc, item.ab) == ("h200", "f16", "f16"), stock)
     assert (
         "/x/measurements.jsonl holds no measurement. 'cudal2gen bench --all'"
@@ -406,6 +412,7 @@ def test_without_measurements_a_report_names_its_files_and_counts_what_there_is(
     }  # fmt: skip
     assert list(of_verdicts["in PTX"].values()) == ["2", "0"]
     assert list(of_verdicts["in machine code"].values()) == ["1", "0"]
+    assert list(of_verdicts["proven, for every problem"].values()) == ["2", "1"]
     assert list(of_verdicts["on h200"].values()) == ["0", "2"], "a verdict without a case is none"
 
 
