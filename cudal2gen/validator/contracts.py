@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from cudal2gen.kernel import Record, Sm80Multistage
+from cudal2gen.kernel import Record
 from cudal2gen.kernel.launch import Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT
@@ -82,7 +82,7 @@ def problems(record: MmaSyncKernel) -> tuple[str, ...]:
     vector, of_d = record.element.vector, record.output.vector
     k = f"k = {record.baked_k}" if record.baked_k else f"k of {record.k_step}"
     packed = ["lda = k"] * bool(record.baked_k) + ["ldb = k"] * (bool(record.baked_k) and record.layout == "tn")
-    by_rows = record.raster != "persistent" if isinstance(record, Sm80Multistage) else True
+    by_rows = not isinstance(record.launch, Tiles) or record.launch.raster != "persistent"
     lines = [
         f"m a positive multiple of {record.bm}, n of {record.bn}, {k}; each at most {MAX_EXTENT}",
         f"at most {MAX_GRID_YZ} rows of tiles" if by_rows else f"at most {MOST_TILES} tiles",
