@@ -48,6 +48,8 @@ _RDC = "-rdc=true"
 _REGISTRATION = re.compile(rb"__cudaRegisterLinkedBinary_\w+")
 # The messages of GNU ld and gold, and of lld, about a library that they cannot find.
 _NOT_FOUND = re.compile(r"(?:cannot find|unable to find library) -l:?([^\s:]+)")
+# The lines of a compiler's output that say what is wrong, and with which types.
+_FAULT = re.compile(r"\berror\b|fatal|undefined|multiple definition|(?:operand|argument) types are")
 # The CUDA runtime and the driver, in the forms in which programs link them.
 _OF_RUNTIME = re.compile(r"(?:lib)?(?:cuda|cudart|cudart_static|cudadevrt)(?:\.(?:a|so[\d.]*))?")
 
@@ -304,7 +306,7 @@ def _compile(
         # Without a sandbox, an untrusted text may have included any file, and messages about that file would quote it.
         if foreign is not None and sandbox.namespace_obstacle():
             lines = [line for line in lines if line.startswith(tuple(map(str, sources)))] or ["it does not compile"]
-        faults = [line for line in lines if re.search(r"\berror\b|fatal|undefined|multiple definition", line)]
+        faults = [line for line in lines if _FAULT.search(line)]
         raise Failure("nvcc failed:\n" + "\n".join((faults or lines)[:12]))
 
 

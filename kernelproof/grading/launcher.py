@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from kernelproof.checking import compilation, devices
 from kernelproof.checking.execution import REPLACED_LIBRARIES
-from kernelproof.emulator import LaunchRefused, Report
+from kernelproof.emulator import EmulatorError, LaunchRefused, Report
 from kernelproof.emulator.host.standin import stand_for
 from kernelproof.grading.contract import Buffer, Contract, HostCall
 from kernelproof.grading.device import Call, MemoryCalls
@@ -26,7 +28,8 @@ from kernelproof.ground.errors import Failure
 from kernelproof.ground.toolchain import discover
 
 INCLUDE = Path(__file__).parent / "include"
-TENSOR, INTEGER, NUMBER, NOTHING = range(4)
+TENSOR, INTEGER, NUMBER, NOTHING, INTEGERS, TYPE = range(6)
+NEEDS_TORCH = 2  # the code of a call that needs the real torch
 DTYPES = ("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64", "", "bf16")  # in the order of ScalarType
 MAX_DIMS, MAX_RESULTS = 8, 16
 # Headers of the C++ library that torch's headers bring along, each with names by which a text shows that it needs it.
@@ -46,9 +49,14 @@ _BROUGHT_ALONG = {
     "typeinfo": "type_info", "unordered_map": "unordered_map", "unordered_set": "unordered_set",
     "variant": "get_if holds_alternative variant visit",
 }  # fmt: skip
+ENTRY = "kernelproof_entry"  # and the number of a function
+_SERVICES = """
+extern "C" void kernelproof_torch_release() { kernelproof_torch::returned().clear(); }
+extern "C" void kernelproof_torch_is(kernelproof_torch::Operator f) { kernelproof_torch::torch_operator() = f; }
+"""
 # The first error of a compilation that failed because the substitute lacks a part of torch.
 _NOT_IN_THE_SUBSTITUTE = re.compile(
-    r"kernelproof_torch|\"(?:torch|at|c10|py|pybind11)(?:::[^\"]*)?\"|\b(?:AT|C10|TORCH)_[A-Z]\w*"
+    r"kernelproof_torch|\b(?:at|torch|c10)::|\"(?:torch|at|c10|py|pybind11)(?:::[^\"]*)?\"|\b(?:AT|C10|TORCH)_[A-Z]\w*"
     r"|(?:torch|ATen|c10|pybind11)/\S+: No such file"
 )
 
@@ -62,16 +70,20 @@ class HostFailure(Exception):
 
 
 # The layouts of Value and Results in include/kernelproof_tensor.h.
-class _Value(ctypes.Structure):
+class Value(ctypes.Structure):
+    """An argument or a result of host code."""
+
     _fields_ = [
         ("kind", ctypes.c_int), ("dtype", ctypes.c_int), ("dims", ctypes.c_int),
-        ("sizes", ctypes.c_int64 * MAX_DIMS), ("data", ctypes.c_void_p), ("integer", ctypes.c_int64),
-        ("number", ctypes.c_double),
+        ("sizes", ctypes.c_int64 * MAX_DIMS), ("strides", ctypes.c_int64 * MAX_DIMS), ("data", ctypes.c_void_p),
+        ("integer", ctypes.c_int64), ("number", ctypes.c_double),
     ]  # fmt: skip
 
 
-class _Results(ctypes.Structure):
-    _fields_ = [("count", ctypes.c_int), ("values", _Value * MAX_RESULTS), ("message", ctypes.c_char * 400)]
+class Results(ctypes.Structure):
+    """What a call of host code returned, or why it failed."""
+
+    _fields_ = [("count", ctypes.c_int), ("values", Value * MAX_RESULTS), ("message", ctypes.c_char * 400)]
 
 
 def library(text: str, function: str, device: str, arguments: tuple[str, ...], seconds: float) -> Path:
@@ -79,15 +91,22 @@ def library(text: str, function: str, device: str, arguments: tuple[str, ...], s
 
     Raises MissingPart if the first error is about a part of torch, and Failure with the compiler's errors otherwise.
     """
-    entry = (
-        f'\nextern "C" int kernelproof_entry(const kernelproof_torch::Value* values, int count, '
+    return extension(text, [function], device, arguments, seconds)
+
+
+def extension(text: str, functions: Sequence[str], device: str, arguments: tuple[str, ...], seconds: float) -> Path:
+    """Compile an extension's text into a library with an entry point for each of its functions. Raises as above."""
+    entries = "".join(
+        f'extern "C" int {ENTRY}{number}(const kernelproof_torch::Value* values, int count, '
         f"kernelproof_torch::Results* results) {{\n"
         f"  return kernelproof_torch::invoke(&{function}, values, count, results);\n}}\n"
+        for number, function in enumerate(functions)
     )
     with _missing_parts():
         return compilation.library(
-            [_whole(text + entry)], _options(arguments), devices.target(device), discover(), seconds, foreign=()
-        )
+            [_whole(f"{text}\n{entries}{_SERVICES}")], _options(arguments), devices.target(device), discover(), seconds,
+            foreign=(),
+        )  # fmt: skip
 
 
 def check(text: str, device: str, arguments: tuple[str, ...], seconds: float) -> None:
@@ -106,12 +125,14 @@ def _options(arguments: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def _missing_parts() -> Iterator[None]:
-    """Raise MissingPart in place of a Failure whose first error is about a part of torch."""
+    """Raise MissingPart in place of a Failure whose first error, with the types that it names, is about a part of
+    torch."""
     try:
         yield
     except Failure as error:
-        first = next((line for line in str(error).splitlines() if "error" in line), "")
-        if not _NOT_IN_THE_SUBSTITUTE.search(first):
+        first, *details = [line for line in str(error).splitlines() if "error" in line or "types are" in line] or [""]
+        types = "".join(takewhile(lambda line: "error" not in line, details))
+        if not _NOT_IN_THE_SUBSTITUTE.search(first + types):
             raise
         raise MissingPart(f"its host code needs a part of torch that is not there without torch: {first}") from None
 
@@ -121,6 +142,11 @@ def _brought_along(text: str) -> str:
     pattern = r"\b[a-z]\w+\b" if re.search(r"\busing\s+namespace\s+std\b", text) else r"\bstd\s*::\s*(\w+)"
     named = set(re.findall(pattern, text))
     return "".join(f"#include <{header}>\n" for header, names in _BROUGHT_ALONG.items() if named & set(names.split()))
+
+
+def strides(extents: Sequence[int]) -> list[int]:
+    """The strides of a contiguous tensor, in elements."""
+    return [prod(extents[number + 1 :]) for number in range(len(extents))]
 
 
 class HostCalls(MemoryCalls):
@@ -134,17 +160,17 @@ class HostCalls(MemoryCalls):
         names = [item for item in self.host_call.args if isinstance(item, str) and item in contract.buffers]
         super().__init__(contract, shape, device, dict.fromkeys(names))
         stand_for(*REPLACED_LIBRARIES)
-        self.entry: Callable[..., int] = ctypes.CDLL(str(path)).kernelproof_entry
+        self.entry: Callable[..., int] = getattr(ctypes.CDLL(str(path)), f"{ENTRY}0")
 
     def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
         """Call the function once. Raises HostFailure, LaunchRefused for a launch that CUDA refuses, and
         EmulatorError."""
         self.fill(inputs)
         values = [self._value(argument) for argument in self.host_call.args]
-        results, result = _Results(), Call({})
+        results, result = Results(), Call({})
         before = {key: buffer.bytes().copy() for key, buffer in self.memory.globals.items()}
         with self.session(counters, hazards) as emulated:
-            code = self.entry((_Value * len(values))(*values), len(values), ctypes.byref(results))
+            code = self.entry((Value * len(values))(*values), len(values), ctypes.byref(results))
         self.count += 1
         self.unreturned = emulated.reports
         for error in emulated.errors:
@@ -152,6 +178,8 @@ class HostCalls(MemoryCalls):
         for launch in emulated.launches:
             result.add(launch)
         result.reports = list(emulated.reports)
+        if code == NEEDS_TORCH:
+            raise EmulatorError(f"{self.host_call.function} needs {results.message.decode(errors='replace')}")
         if emulated.refusals and code:
             raise LaunchRefused(code, emulated.refusals[0])
         if code:
@@ -164,22 +192,22 @@ class HostCalls(MemoryCalls):
         self.unreturned = []
         return result
 
-    def _value(self, argument: str | int | float | Callable[..., object]) -> _Value:
+    def _value(self, argument: str | int | float | Callable[..., object]) -> Value:
         if isinstance(argument, str) and argument in self.buffers:
             item = self.contract.buffers[argument]
             extents = item.shape(self.shape)
-            return _Value(
+            return Value(
                 TENSOR, DTYPES.index(item.format.name), len(extents), (ctypes.c_int64 * MAX_DIMS)(*extents),
-                self.buffers[argument].address,
+                (ctypes.c_int64 * MAX_DIMS)(*strides(extents)), self.buffers[argument].address,
             )  # fmt: skip
         if argument == "None":
-            return _Value(NOTHING)
+            return Value(NOTHING)
         number = self.host_call.scalar(argument, self.shape)
         if isinstance(number, int):
-            return _Value(INTEGER, integer=number, number=float(number))
-        return _Value(NUMBER, integer=int(number), number=float(number))
+            return Value(INTEGER, integer=number, number=float(number))
+        return Value(NUMBER, integer=int(number), number=float(number))
 
-    def _collect(self, results: _Results, result: Call) -> None:
+    def _collect(self, results: Results, result: Call) -> None:
         """Collect the outputs: those that were arguments, and returned tensors for the others, in order."""
         arguments = {argument for argument in self.host_call.args if isinstance(argument, str)}
         values = iter(results.values[: results.count])
@@ -191,12 +219,14 @@ class HostCalls(MemoryCalls):
                 raise HostFailure(f"{self.host_call.function} returned {results.count} tensors, none for {item.name}")
             result.outputs[item.name] = self._returned(value, item, result)
 
-    def _returned(self, value: _Value, item: Buffer, result: Call) -> Array:
+    def _returned(self, value: Value, item: Buffer, result: Call) -> Array:
         """The bits of a returned tensor. The tensor comes from untrusted code, so all of it is checked.
 
         Raises HostFailure for a wrong type or number of elements, or memory that does not belong to the device.
         """
         kind, sizes = DTYPES[value.dtype], tuple(value.sizes[: value.dims])
+        if any(n > 1 and a != b for n, a, b in zip(sizes, value.strides, strides(sizes), strict=False)):
+            raise HostFailure(f"{item.name} is not contiguous")
         extents = item.shape(self.shape)
         if kind != item.format.name or int(np.prod(sizes)) != int(np.prod(extents)):
             raise HostFailure(f"{item.name} is {kind}{list(sizes)}, not {item.format.name}{list(extents)}")

@@ -128,7 +128,7 @@ def check_source(
         verdict = _grade_in_process(task, verdict, len(stated), limits)
         _compare_times(verdict, task, stated, claimed_us, gpu)
     verdict.seconds = round(time.perf_counter() - start, 3)
-    return _with_outcome(verdict)
+    return with_outcome(verdict)
 
 
 def _input_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
@@ -352,7 +352,7 @@ def _compare_times(
             )  # fmt: skip
 
 
-def _with_outcome(verdict: Verdict) -> Verdict:
+def with_outcome(verdict: Verdict) -> Verdict:
     """Set the outcome of a verdict, and keep one finding per rule, kernel and shape."""
     distinct: dict[tuple[str, str, str], Finding] = {}
     for item in verdict.findings:

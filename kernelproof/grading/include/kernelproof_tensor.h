@@ -1,6 +1,7 @@
 // A substitute for torch's C++ headers: the part of the interface that launchers of inline extensions use. It has tensors
 // in memory of the (emulated) CUDA runtime, factories, checks, dispatch by type, and the current stream. No operation here
-// computes a result, so a launcher cannot have torch do the kernel's work.
+// computes a result: operators of torch are handed to the real torch if the process has it, which also records them, and
+// fail otherwise.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -164,6 +165,38 @@ using PackedTensorAccessor32 = GenericPackedTensorAccessor<T, N, P, int32_t>;
 template <class T, size_t N, template <class> class P = DefaultPtrTraits>
 using PackedTensorAccessor64 = GenericPackedTensorAccessor<T, N, P, int64_t>;
 
+// An argument or a result, as launcher.py passes it. kind is 0 for a tensor, 1 for an integer, 2 for a number, 3 for None,
+// 4 for a list of integers (dims of them, in sizes), 5 for a type. Strides are in elements.
+// The layouts of Value and Results must equal those in launcher.py.
+struct Value {
+  int kind, dtype, dims;
+  int64_t sizes[8], strides[8];
+  void* data;
+  int64_t integer;
+  double number;
+};
+struct Results {
+  int count;
+  Value values[16];
+  char message[400];
+};
+// Has the real torch run an operator; null where it is absent.
+using Operator = int (*)(const char* name, const Value* arguments, int count, Results* results);
+inline Operator& torch_operator() {
+  static Operator function = nullptr;
+  return function;
+}
+// The code needs a part of torch that is not there, so that nothing is known about it.
+struct NeedsTorch : std::runtime_error { using std::runtime_error::runtime_error; };
+
+#define KERNELPROOF_OPERATORS(X) \
+  X(abs) X(add) X(addmm) X(amax) X(amin) X(argmax) X(argmin) X(bmm) X(clamp) X(clone) X(conv1d) X(conv2d) X(conv3d) \
+  X(conv_transpose1d) X(conv_transpose2d) X(conv_transpose3d) X(cos) X(cumprod) X(cumsum) X(div) X(exp) X(expand) \
+  X(flip) X(gelu) X(index_select) X(layer_norm) X(linear) X(log) X(log_softmax) X(logsumexp) X(matmul) X(maximum) \
+  X(mean) X(minimum) X(mm) X(mul) X(mv) X(narrow) X(neg) X(norm) X(permute) X(pow) X(prod) X(relu) X(repeat) X(rsqrt) \
+  X(select) X(sigmoid) X(silu) X(sin) X(softmax) X(sqrt) X(square) X(squeeze) X(std) X(sub) X(sum) X(tanh) X(tril) \
+  X(triu) X(var)
+
 class Tensor {
  public:
   Tensor() = default;
@@ -179,6 +212,10 @@ class Tensor {
       memory_ = std::shared_ptr<void>(data, [](void* p) { cudaFree(p); });
     }
     data_ = data;
+  }
+  explicit Tensor(const Value& v)
+      : Tensor(std::vector<int64_t>(v.sizes, v.sizes + v.dims), ScalarType(v.dtype), v.data) {
+    strides_.assign(v.strides, v.strides + v.dims);
   }
   bool defined() const { return data_ != nullptr; }
   void* data_ptr() const { return data_; }
@@ -207,22 +244,24 @@ class Tensor {
   int64_t nbytes() const { return numel() * element_size(); }
   ScalarType dtype() const { return type_; }
   ScalarType scalar_type() const { return type_; }
+  ScalarType type() const { return type_; }
   Device device() const { return kCUDA; }
   bool is_cuda() const { return true; }
   bool is_cpu() const { return false; }
   bool requires_grad() const { return false; }
   DeviceIndex get_device() const { return 0; }
   TensorOptions options() const { return TensorOptions(type_); }
-  bool is_contiguous() const { return strides_ == Tensor(sizes_, type_, data_).strides_; }
-  Tensor contiguous() const {
-    if (!is_contiguous()) fail("contiguous() of a strided tensor copies, which is not supported here");
-    return *this;
+  bool is_contiguous() const {
+    int64_t stride = 1;
+    for (int64_t i = dim() - 1; i >= 0; stride *= sizes_[i--])
+      if (sizes_[i] != 1 && strides_[i] != stride) return false;
+    return true;
   }
+  Tensor contiguous() const { return is_contiguous() ? *this : operate("contiguous", *this); }
   Tensor cuda() const { return *this; }
   Tensor detach() const { return *this; }
   Tensor to(ScalarType t) const {
-    if (t != type_) fail("to() converts, which is not supported here");
-    return *this;
+    return t == type_ ? *this : operate("to", *this, t);
   }
   Tensor to(Device) const { return *this; }
   Tensor view(IntArrayRef sizes) const {
@@ -243,6 +282,15 @@ class Tensor {
     out.sizes_.insert(out.sizes_.begin() + i, 1), out.strides_.insert(out.strides_.begin() + i, 1);
     return out;
   }
+  Tensor slice(int64_t i, std::optional<int64_t> start = {}, std::optional<int64_t> end = {}, int64_t step = 1) const {
+    Tensor out = *this;
+    i = i < 0 ? i + dim() : i;
+    auto within = [n = size(i)](int64_t at) { return std::min(std::max(at < 0 ? at + n : at, int64_t(0)), n); };
+    int64_t first = within(start.value_or(0)), last = std::max(within(end.value_or(size(i))), first);
+    out.data_ = static_cast<char*>(data_) + first * stride(i) * element_size();
+    out.sizes_.at(i) = (last - first + step - 1) / step, out.strides_.at(i) = stride(i) * step;
+    return out;
+  }
   Tensor transpose(int64_t i, int64_t j) const {
     Tensor out = *this;
     i = i < 0 ? i + dim() : i, j = j < 0 ? j + dim() : j;
@@ -250,6 +298,26 @@ class Tensor {
     return out;
   }
   Tensor t() const { return transpose(0, 1); }
+#define KERNELPROOF_METHOD(name) \
+  template <class... A> Tensor name(const A&... a) const { return operate(#name, *this, a...); } \
+  template <class... A> Tensor name(IntArrayRef first, const A&... a) const { return operate(#name, *this, first, a...); }
+  KERNELPROOF_OPERATORS(KERNELPROOF_METHOD)
+#undef KERNELPROOF_METHOD
+  // An operator of the real torch; its result is fresh memory.
+  template <class... A> static Tensor operate(const char* name, const A&... a) {
+    if (!torch_operator()) throw NeedsTorch(std::string("an operator of torch: ") + name);
+    const Value values[] = {packed(a)...};
+    Results results;
+    if (torch_operator()(name, values, sizeof...(A), &results)) fail(results.message);
+    return Tensor(results.values[0]);
+  }
+  Value value() const {
+    Value v{};
+    if (dim() > 8) fail("more than 8 dimensions");
+    v.dtype = int(type_), v.dims = int(dim()), v.data = data_;
+    for (int i = 0; i < v.dims; i++) v.sizes[i] = sizes_[i], v.strides[i] = strides_[i];
+    return v;
+  }
   Tensor& zero_() {
     cuda_check(cudaMemset(data_, 0, nbytes()));
     return *this;
@@ -280,6 +348,21 @@ class Tensor {
     cuda_check(cudaMemcpy(data_, values.get(), nbytes(), cudaMemcpyHostToDevice));
     return *this;
   }
+  static Value packed(const Tensor& x) { return x.value(); }
+  static Value packed(const IntArrayRef& values) {
+    Value v{4};
+    if (values.size() > 8) throw NeedsTorch("a list of more than 8 numbers");
+    v.dims = int(values.size());
+    for (int i = 0; i < v.dims; i++) v.sizes[i] = values[i];
+    return v;
+  }
+  static Value packed(ScalarType t) { return Value{5, int(t)}; }
+  static Value packed(std::nullopt_t) { return Value{3}; }
+  template <class T> static std::enable_if_t<std::is_arithmetic_v<T>, Value> packed(T x) {
+    Value v{std::is_integral_v<T> ? 1 : 2};
+    v.integer = int64_t(x), v.number = double(x);
+    return v;
+  }
   template <class View, class T, size_t N> View view_of() const {
     if (dim() != int64_t(N)) fail("expected ", N, " dimensions, not ", dim());
     return View(data_ptr<T>(), sizes_.data(), strides_.data());
@@ -289,6 +372,18 @@ class Tensor {
   std::shared_ptr<void> memory_;
   void* data_ = nullptr;
 };
+
+#define KERNELPROOF_FUNCTION(name) \
+  template <class... A> Tensor name(const Tensor& x, const A&... a) { return Tensor::operate(#name, x, a...); } \
+  template <class... A> Tensor name(const Tensor& x, IntArrayRef first, const A&... a) { return Tensor::operate(#name, x, first, a...); }
+KERNELPROOF_OPERATORS(KERNELPROOF_FUNCTION)
+#undef KERNELPROOF_FUNCTION
+#define KERNELPROOF_ARITHMETIC(sign, name) \
+  inline Tensor operator sign(const Tensor& x, const Tensor& y) { return Tensor::operate(name, x, y); } \
+  inline Tensor operator sign(const Tensor& x, double y) { return Tensor::operate(name, x, y); }
+KERNELPROOF_ARITHMETIC(+, "add") KERNELPROOF_ARITHMETIC(-, "sub") KERNELPROOF_ARITHMETIC(*, "mul")
+KERNELPROOF_ARITHMETIC(/, "div")
+#undef KERNELPROOF_ARITHMETIC
 
 inline Tensor empty(IntArrayRef sizes, TensorOptions options = {}) { return Tensor(sizes, options.type); }
 inline Tensor zeros(IntArrayRef sizes, TensorOptions options = {}) { return empty(sizes, options).zero_(); }
@@ -317,27 +412,25 @@ inline cudaDeviceProp* getCurrentDeviceProperties() {
   return &facts;
 }
 
-// An argument or a result, as launcher.py passes it: kind is 0 for a tensor, 1 for an integer, 2 for a number, 3 for None.
-// The layouts of Value and Results must equal those in launcher.py.
-struct Value {
-  int kind, dtype, dims;
-  int64_t sizes[8];
-  void* data;
-  int64_t integer;
-  double number;
-};
-struct Results {
-  int count;
-  Value values[16];
-  char message[400];
-};
-
 template <class T> struct converted { static T from(const Value& v) { return T(v.kind == 2 ? v.number : v.integer); } };
 template <> struct converted<Tensor> {
   static Tensor from(const Value& v) {
     if (v.kind != 0) fail("a tensor is needed");
-    return Tensor(std::vector<int64_t>(v.sizes, v.sizes + v.dims), ScalarType(v.dtype), v.data);
+    return Tensor(v);
   }
+};
+template <> struct converted<ScalarType> { static ScalarType from(const Value& v) { return ScalarType(v.dtype); } };
+template <> struct converted<IntArrayRef> {
+  static IntArrayRef from(const Value& v) { return std::vector<int64_t>(v.sizes, v.sizes + v.dims); }
+};
+template <class T> struct converted<std::vector<T>> {
+  static std::vector<T> from(const Value& v) {
+    if constexpr (!std::is_arithmetic_v<T>) throw NeedsTorch("a list that is an argument");
+    else return std::vector<T>(v.sizes, v.sizes + v.dims);
+  }
+};
+template <> struct converted<std::string> {
+  static std::string from(const Value&) { throw NeedsTorch("a text that is an argument"); }
 };
 template <class T> struct converted<std::optional<T>> {
   static std::optional<T> from(const Value& v) { return v.kind == 3 ? std::nullopt : std::optional<T>(converted<T>::from(v)); }
@@ -367,12 +460,12 @@ template <class R, class... A> int invoke(R (*function)(A...), const Value* valu
     if (returned().size() > 16) fail("more than 16 results");
     results->count = 0;
     for (auto& x : returned()) {
-      Value& v = results->values[results->count++];
-      if (x.dim() > 8 || !x.is_contiguous()) fail("a result is not contiguous");
-      v.kind = 0, v.dtype = int(x.scalar_type()), v.dims = int(x.dim()), v.data = x.data_ptr();
-      for (int i = 0; i < v.dims; i++) v.sizes[i] = x.size(i);
+      results->values[results->count++] = x.value();
     }
     return 0;
+  } catch (const NeedsTorch& error) {
+    std::strncpy(results->message, error.what(), sizeof results->message - 1);
+    return 2;
   } catch (const std::exception& error) {
     std::strncpy(results->message, error.what(), sizeof results->message - 1);
     return 1;

@@ -1,0 +1,232 @@
+"""Makes torch on a CPU look like torch with a GPU to the Python code of a room.
+
+Tensors stay in the CPU's memory and say that they are on ``cuda:0``. Streams, events and properties of the device are
+substitutes; a stream that work is left on is remembered, because nothing here would show that nobody waited for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from kernelproof.emulator import Device
+
+_CUDA = re.compile(r"cuda(:\d+)?")
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+class Unsupported(Exception):
+    """A part of torch that only a GPU has; nothing is known about a solution that needs it."""
+
+
+class CudaFace(TorchFunctionMode):  # type: ignore[misc] # torch's class is untyped
+    """Answers questions about devices as on a machine with one GPU, and redirects work for it to the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            return answer(*args)
+        args = tuple(redirected(value) for value in args)
+        for name in kwargs:
+            kwargs[name] = redirected(kwargs[name])
+        if func in _PINNING:
+            kwargs.pop("pin_memory", None)
+        return func(*args, **kwargs)
+
+
+def redirected(value: Any) -> Any:
+    """The CPU in place of the GPU."""
+    if isinstance(value, torch.device):
+        return CPU if value.type == "cuda" else value
+    return "cpu" if isinstance(value, str) and _CUDA.fullmatch(value) else value
+
+
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.device.__get__: lambda _: GPU,
+    torch.Tensor.is_cuda.__get__: lambda _: True,
+    torch.Tensor.is_cpu.__get__: lambda _: False,
+    torch.Tensor.get_device: lambda _: 0,
+    torch.Tensor.cuda: lambda tensor, *_: tensor,
+    torch.Tensor.pin_memory: lambda tensor, *_: tensor,
+    torch.Tensor.is_pinned: lambda *_: True,
+    torch.Tensor.record_stream: lambda *_: None,
+}
+_PINNING = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn))
+
+
+class Stream:
+    """A substitute for a stream. ``unjoined``: work was given to it, and nobody has waited for it since."""
+
+    default: Stream
+    current: Stream
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.unjoined = False
+        self.cuda_stream = 0
+        self.device, self.device_index = GPU, 0
+
+    def synchronize(self) -> None:
+        self.unjoined = False
+
+    def wait_stream(self, stream: Stream) -> None:
+        stream.unjoined = False
+
+    def wait_event(self, event: Event) -> None:
+        event.wait()
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    def __enter__(self) -> Stream:
+        self._outer, Stream.current = Stream.current, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Stream.current = self._outer
+
+
+Stream.default = Stream.current = Stream()
+
+
+class Event:
+    """A substitute for an event; its times are those of no GPU."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.stream: Stream | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.stream = stream or Stream.current
+
+    def wait(self, _stream: Stream | None = None) -> None:
+        if self.stream is not None:
+            self.stream.unjoined = False
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _end: Event) -> float:
+        return 1.0
+
+
+STREAMS: list[Stream] = []
+
+
+def _new_stream(*args: Any, **kwargs: Any) -> Stream:
+    STREAMS.append(Stream(*args, **kwargs))
+    return STREAMS[-1]
+
+
+def note_work() -> None:
+    """Work was given to the current stream."""
+    if Stream.current is not Stream.default:
+        Stream.current.unjoined = True
+
+
+def unjoined_streams() -> int:
+    """How many streams have work that nobody has waited for."""
+    return sum(stream.unjoined for stream in STREAMS)
+
+
+def _synchronize(*_: Any) -> None:
+    for stream in STREAMS:
+        stream.unjoined = False
+
+
+def _set_stream(stream: Stream) -> None:
+    Stream.current = stream
+
+
+class _AsStream:
+    """``torch.cuda.stream(s)`` as a context; s may be None."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream or Stream.current
+
+    def __enter__(self) -> Stream:
+        return self.stream.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.stream.__exit__(*error)
+
+
+def _refused(what: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Unsupported(f"{what} needs a GPU")
+
+    return refuse
+
+
+class _Guard:
+    """``torch.cuda.device(n)`` as a context."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def install(device: Device) -> None:
+    """Replace what torch says about GPUs, for the rest of this process."""
+    major, minor = device.capability
+    properties = SimpleNamespace(
+        name=device.name, major=major, minor=minor, multi_processor_count=device.sm_count, warp_size=32,
+        total_memory=80 << 30, max_threads_per_multi_processor=device.threads_per_sm, L2_cache_size=device.l2_bytes,
+        regs_per_multiprocessor=device.registers_per_sm, shared_memory_per_block=49152,
+        shared_memory_per_block_optin=device.smem_optin_bytes, is_integrated=False, gcnArchName="",
+        shared_memory_per_multiprocessor=device.smem_per_sm_bytes,
+    )  # fmt: skip
+    answers: dict[str, Any] = {
+        "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
+        "is_initialized": lambda: True, "init": lambda: None, "set_device": lambda *_: None,
+        "get_device_capability": lambda *_: device.capability, "get_device_name": lambda *_: device.name,
+        "get_device_properties": lambda *_: properties, "is_bf16_supported": lambda *_, **__: True,
+        "synchronize": _synchronize, "current_stream": lambda *_: Stream.current,
+        "default_stream": lambda *_: Stream.default, "Stream": _new_stream, "ExternalStream": _new_stream,
+        "stream": _AsStream, "set_stream": _set_stream, "Event": Event, "device": _Guard, "device_of": _Guard,
+        "empty_cache": lambda: None, "manual_seed": lambda *_: None, "manual_seed_all": lambda *_: None,
+        "memory_allocated": lambda *_: 0, "max_memory_allocated": lambda *_: 0, "memory_reserved": lambda *_: 0,
+        "reset_peak_memory_stats": lambda *_: None, "get_arch_list": lambda: [f"sm_{major}{minor}"],
+        "mem_get_info": lambda *_: (79 << 30, 80 << 30), "CUDAGraph": _refused("torch.cuda.CUDAGraph"),
+        "graph": _refused("torch.cuda.graph"), "make_graphed_callables": _refused("torch.cuda.make_graphed_callables"),
+    }  # fmt: skip
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.nn.Module.cuda = lambda self, *_: self
+    torch.compile = lambda model=None, **_: model if model is not None else (lambda inner: inner)
+    torch.version.cuda = "12.8"
+    torch.Generator = _Generator
+    torch.autocast = torch.amp.autocast = torch.cuda.amp.autocast = _autocast
+
+
+class _Generator(torch.Generator):  # type: ignore[misc] # torch has no types
+    """A generator of random numbers of the CPU, also where one of the GPU is asked for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return super().__new__(cls, redirected(device))
+
+
+def _autocast(*_: Any, enabled: bool = True, **__: Any) -> Any:
+    """Autocast changes the types in which torch computes on a GPU, which the CPU's operators do otherwise."""
+    if not enabled:
+        return _Guard()
+    raise Unsupported("torch.autocast")
+
+
+def answer_pointers(point: Callable[[Any], int]) -> None:
+    """Have ``data_ptr`` answer with addresses of the emulated device."""
+    _ANSWERS[torch.Tensor.data_ptr] = point

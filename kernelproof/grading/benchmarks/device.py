@@ -1,0 +1,137 @@
+"""The emulated device of a room: torch's storages lie in its memory while kernels run; their writes are recorded."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernelproof.emulator import Buffer, LaunchResult, Memory, Options, Report, Session, SessionHooks, SessionPolicy
+from kernelproof.emulator import Device as Chip
+from kernelproof.emulator.host.execution import KernelLaunch
+from kernelproof.emulator.memory.tensors import host_bytes
+from kernelproof.grading.benchmarks.cuda_face import note_work
+from kernelproof.grading.benchmarks.ledger import Ledger, address
+
+NEW, OLD = 1, 2  # in Buffer.written: bytes that the current launch wrote, and those that were defined before
+
+
+class RoomDevice(SessionHooks):
+    """Memory in which torch's storages have buffers, and the launches on it. ``obstacles`` says why something could not
+    be executed; a solution may have caught the exception, so it is kept here."""
+
+    def __init__(self, chip: Chip, ledger: Ledger) -> None:
+        self.memory = Memory(guarded=True)
+        self.chip, self.ledger = chip, ledger
+        self.reports: list[Report] = []
+        self.obstacles: list[str] = []
+        self.storages: dict[int, tuple[Buffer, Any]] = {}
+        self.pointed: dict[int, Any] = {}  # tensors whose address Python code has asked for
+
+    def session(self) -> Session:
+        """The device, open for the runtime calls of one function."""
+        return Session(SessionPolicy(self.chip, Options(), check_outputs=False, hooks=self), self.memory)
+
+    # --- torch's storages ---
+
+    def upload(self, tensor: Any) -> int:
+        """Copy a tensor's storage to the device; returns the device address of its first element."""
+        key, content = address(tensor), host_bytes(tensor)
+        known = self.storages.get(key)
+        if known is None or known[0] not in self.memory.buffers or known[0].nbytes != len(content):
+            buffer = self.memory.allocate(len(content), "scratch")
+            known = self.storages[key] = buffer, tensor
+        buffer = known[0]
+        buffer.bytes()[:] = content
+        assert buffer.written is not None
+        buffer.written[:] = OLD
+        return int(buffer.address + tensor.data_ptr() - tensor.untyped_storage().data_ptr())
+
+    def download(self, keys: Iterable[int]) -> None:
+        """Copy storages back."""
+        for key in keys:
+            buffer, tensor = self.storages[key]
+            host_bytes(tensor)[:] = buffer.bytes()
+
+    def point(self, tensor: Any) -> int:
+        """The device address of a tensor, for code that passes pointers as numbers."""
+        with torch._C.DisableTorchFunction():
+            self.pointed[address(tensor)] = tensor
+            return self.upload(tensor)
+
+    def tensor(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, place: int) -> Any:
+        """The tensor at a device address, with the buffer's contents: a part of its storage, which may be new."""
+        buffer = self.memory.find(place - self.memory.base)
+        if buffer is None:
+            raise RuntimeError("a tensor is no memory of the device")
+        size = dtype.itemsize
+        at = place - buffer.address
+        known = next((item for item in self.storages.values() if item[0] is buffer), None)
+        if known is None:
+            whole = torch.empty(buffer.nbytes // size * size, dtype=torch.uint8)
+            self.ledger.kept.append(whole)
+            self.ledger.origins[address(whole)] = self.ledger.union([self.key(buffer)])
+            self.storages[address(whole)] = known = buffer, whole
+        host_bytes(known[1])[:] = buffer.bytes()[: known[1].untyped_storage().nbytes()]
+        return torch.empty(0, dtype=dtype).set_(known[1].untyped_storage(), at // size, sizes, strides)
+
+    def forget_freed(self) -> None:
+        """Storages whose buffer host code has freed get another one when they are used again."""
+        alive = set(map(id, self.memory.buffers))
+        self.storages = {key: item for key, item in self.storages.items() if id(item[0]) in alive}
+
+    def key(self, buffer: Buffer) -> int:
+        """The ledger's key of a buffer: that of its storage, or a negative number of its own."""
+        return next((key for key, item in self.storages.items() if item[0] is buffer), -2 - buffer.start)
+
+    # --- launches ---
+
+    def execute(self, launch: KernelLaunch) -> LaunchResult:
+        """Execute a launch and record which storages it read and wrote."""
+        note_work()
+        self._settle()
+        result = launch.execute()
+        words = struct.unpack(f"<{len(launch.parameters) // 8}Q", launch.parameters[: len(launch.parameters) // 8 * 8])
+        found = (self.memory.find(word - self.memory.base) for word in words)
+        read = {self.key(buffer) for buffer in found if buffer is not None}
+        self.ledger.add_launch(launch.kernel, read, self._settle())
+        return result
+
+    def note_copies(self, before: Iterable[int]) -> None:
+        """Record what was written otherwise than by launches, as by copies of the runtime."""
+        if written := self._settle():
+            origin = self.ledger.union({*before, *map(self.key, self.memory.buffers)})
+            for key in written:
+                self.ledger.origins[key] = origin
+
+    def _settle(self) -> set[int]:
+        """The keys of all buffers that were written since the last call."""
+        out = set()
+        for buffer in self.memory.buffers:
+            if buffer.written is not None and (mask := buffer.written == NEW).any():
+                buffer.written[mask] = OLD
+                out.add(self.key(buffer))
+        return out
+
+    def report(self, reports: list[Report], launches: list[LaunchResult]) -> None:
+        """Keep all findings."""
+        self.reports += reports
+        reports.clear()
+        launches.clear()
+
+    def unsupported(self, function: str) -> None:
+        """A function of CUDA's libraries that the emulator lacks."""
+        self.obstacles.append(f"{function} is not emulated")
+
+
+def bits_of(tensor: Any) -> np.ndarray[Any, Any]:
+    """A contiguous copy of a tensor's bits, in its shape."""
+    whole = tensor.detach().contiguous().clone()
+    kind = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}.get(whole.dtype)
+    return np.asarray((whole.view(kind) if kind is not None else whole).numpy())
+
+
+Compiler = Callable[[dict[str, Any]], dict[str, Any]]

@@ -1,0 +1,200 @@
+"""``torch.utils.cpp_extension`` in a room: extensions are compiled by the grader, and their kernels are emulated.
+
+Their C++ calls run against the substitute of torch's headers. Operators of torch that it calls are handed to the real
+torch below the ledger, so they are recorded as if Python had called them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kernelproof.emulator import EmulatorError, LaunchRefused
+from kernelproof.grading.benchmarks.cuda_face import Unsupported
+from kernelproof.grading.benchmarks.device import Compiler, RoomDevice
+from kernelproof.grading.benchmarks.ledger import address
+from kernelproof.grading.launcher import (
+    DTYPES,
+    ENTRY,
+    INTEGER,
+    INTEGERS,
+    MAX_DIMS,
+    NEEDS_TORCH,
+    NOTHING,
+    NUMBER,
+    TENSOR,
+    TYPE,
+    Results,
+    Value,
+)
+
+TYPES = (
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
+    torch.bool, torch.bfloat16,
+)  # fmt: skip
+assert len(TYPES) == len(DTYPES)
+_DEFINED = re.compile(r"\b\w+\s*\.\s*def\s*\(\s*\"(\w+)\"\s*,\s*&?\s*([\w:]+)\s*[,)]")
+_ALL_DEFINED = re.compile(r"\b\w+\s*\.\s*def\s*\(")
+_OPERATOR = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(Value), ctypes.c_int, ctypes.POINTER(Results)
+)
+
+
+class Extensions:
+    """Makes the functions that replace those of ``torch.utils.cpp_extension``."""
+
+    def __init__(self, device: RoomDevice, compiler: Compiler) -> None:
+        self.device, self.compiler = device, compiler
+        self.operator = _OPERATOR(self._operator)
+
+    def load_inline(
+        self, name: str, cpp_sources: str | Sequence[str], cuda_sources: str | Sequence[str] | None = None,
+        functions: str | Sequence[str] | Mapping[str, str] | None = None, _extra_cflags: Any = None,
+        extra_cuda_cflags: Sequence[str] | None = None, *_: Any, **__: Any,
+    ) -> ModuleType:  # fmt: skip
+        """An extension from texts. Raises RuntimeError where the compiler refuses them, as torch does."""
+        cpp, cuda = _text(cpp_sources), _text(cuda_sources)
+        if functions is None:
+            named = dict(_DEFINED.findall(cpp + cuda))
+            if len(named) != len(_ALL_DEFINED.findall(cpp + cuda)):
+                self._give_up(f"extension {name}: a binding that is no plain function")
+        else:
+            names = [functions] if isinstance(functions, str) else list(functions)
+            named = {item: item for item in names}
+            # torch puts the bindings behind the C++ sources, which must declare what they bind.
+            if missing := [item for item in names if not re.search(rf"\b{re.escape(item)}\b", cpp)]:
+                raise RuntimeError(f"Error building extension '{name}': {missing[0]} was not declared in this scope")
+        return self._module(name, f"{cpp}\n{cuda}", named, extra_cuda_cflags or ())
+
+    def load(
+        self, name: str, sources: str | Sequence[str], _extra_cflags: Any = None,
+        extra_cuda_cflags: Sequence[str] | None = None, *_: Any, **__: Any,
+    ) -> ModuleType:  # fmt: skip
+        """An extension from files that the solution has written in its sandbox."""
+        texts = []
+        for path in [sources] if isinstance(sources, str) else sources:
+            with open(path, encoding="utf-8") as file:  # noqa: PTH123
+                texts.append(file.read())
+        return self.load_inline(name, texts, None, None, None, extra_cuda_cflags)
+
+    def _module(self, name: str, text: str, functions: Mapping[str, str], flags: Sequence[str]) -> ModuleType:
+        answer = self.compiler({"text": text, "functions": list(functions.values()), "flags": [str(f) for f in flags]})
+        if reason := answer.get("missing"):
+            self._give_up(f"extension {name}: {reason}")
+        if reason := answer.get("refused"):
+            raise RuntimeError(f"Error building extension '{name}': {reason}")
+        library = ctypes.CDLL(str(answer["path"]))
+        library.kernelproof_torch_is(self.operator)
+        module = ModuleType(name)
+        for number, function in enumerate(functions):
+            entry = getattr(library, f"{ENTRY}{number}")
+            setattr(module, function, self._function(function, entry, library.kernelproof_torch_release))
+        return module
+
+    def _give_up(self, reason: str) -> None:
+        self.device.obstacles.append(reason)
+        raise Unsupported(reason)
+
+    def _function(self, name: str, entry: Callable[..., int], release: Callable[[], None]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                return self._call(name, entry, release, args)
+
+        call.__name__ = name
+        return call
+
+    def _call(self, name: str, entry: Callable[..., int], release: Callable[[], None], args: Sequence[Any]) -> Any:
+        device = self.device
+        used = {address(arg): arg for arg in args if isinstance(arg, torch.Tensor)} | device.pointed
+        values = [self._value(arg) for arg in args]
+        for tensor in device.pointed.values():
+            device.upload(tensor)
+        results = Results()
+        with device.session() as emulated:
+            code = entry((Value * len(values))(*values), len(values), ctypes.byref(results))
+            device.note_copies(used)
+            device.download(used)
+            out = [] if code else [self._tensor(value) for value in results.values[: results.count]]
+            release()
+        device.forget_freed()
+        message = results.message.decode(errors="replace")
+        for error in emulated.errors:
+            self._give_up(f"{name}: {type(error).__name__}: {error}")
+        if code == NEEDS_TORCH:
+            self._give_up(f"{name}: {message}")
+        if emulated.refusals and code:
+            raise LaunchRefused(code, emulated.refusals[0])
+        if code:
+            raise RuntimeError(message)
+        return out[0] if len(out) == 1 else (tuple(out) if out else None)
+
+    def _value(self, arg: Any) -> Value:
+        if isinstance(arg, torch.Tensor):
+            if arg.dtype not in TYPES or arg.dim() > MAX_DIMS:
+                self._give_up(f"an argument of type {arg.dtype} with {arg.dim()} dimensions")
+            return Value(
+                TENSOR, TYPES.index(arg.dtype), arg.dim(), (ctypes.c_int64 * MAX_DIMS)(*arg.shape),
+                (ctypes.c_int64 * MAX_DIMS)(*arg.stride()), self.device.upload(arg),
+            )  # fmt: skip
+        if arg is None:
+            return Value(NOTHING)
+        if isinstance(arg, torch.dtype) and arg in TYPES:
+            return Value(TYPE, TYPES.index(arg))
+        if isinstance(arg, list | tuple) and len(arg) <= MAX_DIMS and all(isinstance(item, int) for item in arg):
+            return Value(INTEGERS, 0, len(arg), (ctypes.c_int64 * MAX_DIMS)(*arg))
+        if isinstance(arg, int):
+            return Value(INTEGER, integer=arg, number=float(arg))
+        if isinstance(arg, float):
+            return Value(NUMBER, integer=int(arg) if abs(arg) < 1 << 62 else 0, number=arg)
+        self._give_up(f"an argument of type {type(arg).__name__}")
+        raise AssertionError
+
+    def _tensor(self, value: Value) -> Any:
+        sizes, strides = tuple(value.sizes[: value.dims]), tuple(value.strides[: value.dims])
+        return self.device.tensor(sizes, strides, TYPES[value.dtype], value.data or 0)
+
+    # --- operators that C++ calls ---
+
+    def _operator(self, name: bytes, values: Any, count: int, results: Any) -> int:
+        """Run an operator of torch on tensors of the device. Nothing may be raised through C."""
+        try:
+            arguments = [self._argument(values[number]) for number in range(count)]
+            function = getattr(torch, name.decode(), None) or getattr(torch.Tensor, name.decode())
+            with self.device.ledger:
+                out = function(*arguments)
+            if not isinstance(out, torch.Tensor):
+                raise EmulatorError(f"torch.{name.decode()} with several results, in C++")
+            out = out.contiguous()
+            buffer = self.device.memory.allocate(out.untyped_storage().nbytes(), "scratch")
+            self.device.storages[address(out)] = buffer, out
+            self.device.ledger.kept.append(out)
+            results[0].values[0] = self._value(out)
+        except EmulatorError as error:
+            self.device.obstacles.append(str(error))
+            results[0].message = str(error).encode()[:399]
+            return 1
+        except BaseException as error:
+            results[0].message = f"{type(error).__name__}: {error}".encode()[:399]
+            return 1
+        return 0
+
+    def _argument(self, value: Value) -> Any:
+        if value.kind == TENSOR:
+            tensor = self._tensor(value)
+            self.device.note_copies(())
+            return tensor
+        if value.kind == INTEGERS:
+            return list(value.sizes[: value.dims])
+        if value.kind == TYPE:
+            return TYPES[value.dtype]
+        return {INTEGER: value.integer, NUMBER: value.number}.get(value.kind)
+
+
+def _text(sources: str | Sequence[str] | None) -> str:
+    return sources if isinstance(sources, str) else "\n".join(sources or ())

@@ -1,0 +1,243 @@
+"""What runs inside a room: it holds either a reference or a solution, and answers the grader's requests.
+
+The code of a solution shares this process with the emulator and the ledger. Values are compared elsewhere, but a
+solution that knows this program could forge what is said to have run; docs/kernelproof/threat-model.md says so.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelproof.checking import devices
+from kernelproof.checking.execution import REPLACED_LIBRARIES
+from kernelproof.emulator import LaunchRefused
+from kernelproof.emulator.host.standin import stand_for
+from kernelproof.grading.benchmarks import cuda_face, extensions, problems, values, wire
+from kernelproof.grading.benchmarks.device import RoomDevice
+from kernelproof.grading.benchmarks.ledger import NOTHING, Ledger, address, tensors
+
+MOST_TEXT = 400  # characters of a message about a solution's failure
+# What measures or synchronises: a solution must leave these as they are.
+_TIMERS = ("cuda.synchronize", "cuda.Event", "cuda.current_stream", "cuda.stream", "allclose", "testing.assert_close")
+_CLOCKS = ("time", "perf_counter", "perf_counter_ns", "monotonic", "process_time")
+
+
+class Guest:
+    """The state of a room."""
+
+    def __init__(self, file: int, device: str) -> None:
+        self.file = file
+        torch.set_num_threads(1)
+        self.chip = devices.device(device)
+        cuda_face.install(self.chip)
+        self.ledger = Ledger()
+        self.device = RoomDevice(self.chip, self.ledger)
+        self.triton: Any = None
+        self.problem: Any = None
+        self.solution: Callable[..., Any] | None = None
+        self.inputs: Any = None
+        self.module: Any = None
+        self.timers: dict[str, Any] = {}
+
+    def serve(self) -> None:
+        """Answer requests until the grader closes the pipe."""
+        answers: dict[str, Callable[[wire.Message, list[wire.Tensor]], tuple[wire.Message, list[wire.Tensor]]]] = {
+            "reference": self.open_reference, "draw": self.draw, "expect": self.expect,
+            "solution": self.open_solution, "call": self.call,
+        }  # fmt: skip
+        while True:
+            try:
+                request, arrays = wire.receive(self.file)
+            except (EOFError, wire.BrokenMessage):
+                return
+            try:
+                answer, out = answers[request["do"]](request, arrays)
+            except cuda_face.Unsupported as error:
+                answer, out = {"obstacles": [str(error)]}, []
+            except Exception as error:
+                answer, out = {"failed": failure(error)}, []
+            wire.send(self.file, answer, out)
+
+    # --- a reference ---
+
+    def open_reference(self, request: wire.Message, _: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
+        """Execute a reference for a case; by default KernelBench's is made small enough for ``budget``."""
+        text, case = request["text"], request["case"]
+        self._add_modules(request["modules"])
+        stated, cost = dict(case or {}), 0
+        with cuda_face.CudaFace():
+            if request["format"] == "GPU MODE":
+                self.problem = problems.GpuMode(text, case, request["seed"])
+            else:
+                if case is None:
+                    stated, case, _whole, cost = problems.smaller(text, request["budget"])
+                self.problem = problems.KernelBench(text, stated, case, request["seed"])
+        out: list[wire.Tensor] = []
+        initial = values.packed(self.problem.initial, out)
+        return {"stated": stated, "case": case, "cost": cost, "initial": initial}, out
+
+    def draw(self, request: wire.Message, _: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
+        """Draw inputs from a seed."""
+        with cuda_face.CudaFace(), torch.no_grad():
+            inputs = self.problem.inputs(request["seed"])
+        out: list[wire.Tensor] = []
+        return {"inputs": values.packed(inputs, out)}, out
+
+    def expect(self, request: wire.Message, arrays: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
+        """The outputs for inputs: as the reference computes them and, if possible, in fp64; and what it does."""
+        inputs, seed = values.unpacked(request["inputs"], arrays), request["seed"]
+        self.ledger.clear()
+        with cuda_face.CudaFace(), torch.no_grad():
+            with self.ledger:
+                own = self.problem.outputs(inputs, seed)
+            exact = self.problem.exact(inputs, seed)
+        origin = self.ledger.union(map(address, tensors(own)))
+        out: list[wire.Tensor] = []
+        answer = {"own": values.packed(own, out), "work": self.ledger.work(origin)}
+        answer["exact"] = None if exact is None else values.packed(exact, out)
+        return answer, out
+
+    # --- a solution ---
+
+    def open_solution(self, request: wire.Message, arrays: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
+        """Execute a solution's module and make its model."""
+        self._add_modules(request["modules"])
+        stand_for(*REPLACED_LIBRARIES)
+        cuda_face.answer_pointers(self.device.point)
+        made = extensions.Extensions(self.device, self._compile)
+        import torch.utils.cpp_extension as real
+
+        for name in ("load_inline", "load"):
+            setattr(real, name, getattr(made, name))
+        self._open_triton()
+        self.timers = _timers()
+        initial = values.unpacked(request["initial"], arrays)
+        with cuda_face.CudaFace():
+            if request["format"] == "robust-kbench":
+                self.solution = self._of_kernel(request, made, initial)
+            else:
+                module = problems.executed(request["text"], "solution", request["stated"], request["case"])
+                self.module = module
+                self.solution = self._of_module(module, request, initial)
+        return self._state({}), []
+
+    def _of_module(self, module: Any, request: wire.Message, initial: Any) -> Callable[..., Any]:
+        name = "custom_kernel" if request["format"] == "GPU MODE" else "ModelNew"
+        made = getattr(module, name, None)
+        if made is None:
+            raise problems.SolutionError(f"the solution has no {name}")
+        if name == "custom_kernel":
+            return made  # type: ignore[no-any-return]
+        problems.seed_all(request["seed"])
+        model = problems.constructed(made, initial)
+        return model.cuda() if isinstance(model, torch.nn.Module) else model  # type: ignore[no-any-return]
+
+    def _of_kernel(self, request: wire.Message, made: extensions.Extensions, initial: Any) -> Callable[..., Any]:
+        """robust-kbench: the reference's model, whose forward function is the extension's."""
+        path = Path("/tmp/kernel.cu")  # the sandbox's own
+        path.write_text(request["text"])
+        module = made.load("kernel", str(path))
+        reference = problems.executed(request["reference"], "reference_model", request["stated"], request["case"])
+        problems.seed_all(request["seed"])
+        model = problems.constructed(reference.Model, initial)
+        return lambda *inputs: model(*inputs, fn=module.forward)
+
+    def call(self, request: wire.Message, arrays: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
+        """Call the solution on inputs, which lie at the same addresses in every call, and say what ran."""
+        assert self.solution is not None
+        fresh = values.unpacked(request["inputs"], arrays)
+        if self.inputs is None:
+            self.inputs = fresh
+        else:
+            for old, new in zip(tensors(self.inputs), tensors(fresh), strict=True):
+                old.copy_(new)
+        self.ledger.clear()
+        self.device.ledger.clear()
+        before = [tensor.clone() for tensor in tensors(self.inputs)]
+        problems.seed_all(request["seed"])
+        started = time.process_time()
+        with torch.no_grad(), cuda_face.CudaFace(), self.ledger:
+            result = self.solution(*self.inputs)
+        self._spent = time.process_time() - started
+        results = tensors(result)
+        lazy = sorted({type(item).__name__ for item in results if type(item) not in (torch.Tensor, torch.nn.Parameter)})
+        unjoined = cuda_face.unjoined_streams()
+        out: list[wire.Tensor] = []
+        packed = values.packed(result, out) if not lazy else {"value": None}
+        origins = [self.ledger.origins.get(address(item), NOTHING) for item in results]
+        origin = self.ledger.union(map(address, results))
+        changed = [
+            not torch.equal(old, new) and not torch.equal(old.isnan(), new.isnan())
+            for old, new in zip(before, tensors(self.inputs), strict=True)
+        ]
+        answer = {
+            "outputs": packed, "lazy": lazy, "unjoined": unjoined,
+            "kernels": sorted({self.ledger.launches[number] for number in origin.launches}),
+            "launched": sorted(set(self.ledger.launches)), "operators": self.ledger.names(origin),
+            "work": self.ledger.work(origin), "bare": [not item.launches for item in origins], "changed": changed,
+        }  # fmt: skip
+        return self._state(answer), out
+
+    def _state(self, answer: wire.Message) -> wire.Message:
+        """An answer with what was found so far."""
+        reports = [*self.device.reports, *(self.triton.reports if self.triton is not None else ())]
+        patched = [name for name, value in _timers().items() if self.timers[name] is not value]
+        return {
+            **answer, "obstacles": list(dict.fromkeys(self.device.obstacles)), "patched": patched,
+            "reports": [
+                {"kind": item.kind, "message": item.message, "kernel": item.kernel, "line": item.line}
+                for item in reports if item.is_error
+            ],
+        }  # fmt: skip
+
+    def _compile(self, request: wire.Message) -> wire.Message:
+        """Ask the grader to compile an extension: no compiler runs in this room."""
+        wire.send(self.file, {"compile": request})
+        return wire.receive(self.file)[0]
+
+    def _open_triton(self) -> None:
+        try:
+            from kernelproof.grading.benchmarks.triton_kernels import RecordedTriton
+        except ImportError:
+            return
+        self.triton = RecordedTriton(self.chip, self.ledger, self.device.obstacles)
+        self.triton.__enter__()
+
+    def _add_modules(self, modules: Mapping[str, str]) -> None:
+        """Let the texts of a problem import their neighbours."""
+        import sys
+
+        folder = Path("/tmp/neighbours")  # the sandbox's own
+        folder.mkdir(exist_ok=True)
+        for name, text in modules.items():
+            (folder / Path(name).name).write_text(text)
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+
+
+def failure(error: BaseException) -> wire.Message:
+    """An exception of a reference or a solution, for people, with its line in that text."""
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in stack if frame.filename.startswith("/tmp/")]
+    return {
+        "type": type(error).__name__, "text": str(error)[:MOST_TEXT], "line": frames[-1].lineno if frames else 0,
+        "refused": isinstance(error, LaunchRefused), "of_torch": "/torch/" in stack[-1].filename,
+    }  # fmt: skip
+
+
+def _timers() -> dict[str, Any]:
+    out: dict[str, Any] = {f"time.{name}": getattr(time, name) for name in _CLOCKS}
+    for path in _TIMERS:
+        at: Any = torch
+        for part in path.split("."):
+            at = getattr(at, part)
+        out[f"torch.{path}"] = at
+    for name in ("record", "synchronize", "elapsed_time"):
+        out[f"torch.cuda.Event.{name}"] = cuda_face.Event.__dict__[name]
+    return out

@@ -1,0 +1,172 @@
+"""Records what the elements of a tensor come from: the kernels and the operators of torch on their data path.
+
+Every operator of torch that runs below the ledger (``TorchDispatchMode``) and every launch of a kernel adds to the
+*origin* of the storages that it writes: the origins of all that it reads, and itself. The origin of a result then names
+all that had a part in it, whatever text called it: a layer, an inherited method, a fallback after an exception.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+Kind = Literal["products", "sums", "elements"]
+# Operators that allocate, move, reshape or convert, and compute nothing that a reference asks for.
+_MOVES = frozenset((
+    "_assert_async", "_conj", "_local_scalar_dense", "_pin_memory", "_reshape_alias", "_reshape_copy", "_to_copy",
+    "_unsafe_view", "alias", "arange", "as_strided", "as_strided_", "cat", "clone", "constant_pad_nd", "contiguous",
+    "copy", "copy_", "detach", "detach_", "diagonal", "empty", "empty_like", "empty_strided", "expand", "eye",
+    "fill", "fill_", "flip", "full", "full_like", "index", "index_put", "index_put_", "index_select", "is_pinned",
+    "item", "lift", "lift_fresh", "lift_fresh_copy", "linspace", "masked_fill", "masked_fill_", "narrow",
+    "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "pad", "permute",
+    "record_stream", "repeat", "repeat_interleave", "reshape", "resize_", "roll", "scalar_tensor", "select", "set_",
+    "slice", "slice_scatter", "split", "split_with_sizes", "squeeze", "squeeze_", "stack", "sym_numel", "sym_size",
+    "sym_stride", "sym_storage_offset", "t", "t_", "to", "transpose", "transpose_", "tril", "triu", "unbind",
+    "unfold", "unsafe_split", "unsqueeze", "unsqueeze_", "view", "view_as_complex", "view_as_real", "zero_", "zeros",
+    "zeros_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm", "uniform_", "normal_",
+    "bernoulli_", "random_", "prim_device",
+))  # fmt: skip
+# Operators whose outputs are as large as their inputs although every element is computed from many.
+_SUMMING = frozenset((
+    "_softmax", "_log_softmax", "_safe_softmax", "native_layer_norm", "native_batch_norm", "native_group_norm",
+    "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "topk", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training", "_fused_rms_norm", "rms_norm", "max_pool2d_with_indices",
+    "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d",
+))  # fmt: skip
+
+
+class Operator(NamedTuple):
+    """An operator of torch that computed something: its name, its kind, and its work (multiplications and additions of
+    products, otherwise elements read and written)."""
+
+    name: str
+    kind: Kind
+    work: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """All that had a part in a storage's contents: numbers of operators and of launches in the ledger's lists."""
+
+    operators: frozenset[int] = frozenset()
+    launches: frozenset[int] = frozenset()
+
+    def __or__(self, other: Origin) -> Origin:
+        return Origin(self.operators | other.operators, self.launches | other.launches)
+
+
+NOTHING = Origin()
+
+
+@dataclass
+class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untyped
+    """Origins by the address of a storage. ``kept`` holds the tensors, so that no address is used twice."""
+
+    operators: list[Operator] = field(default_factory=list)
+    launches: list[str] = field(default_factory=list)
+    origins: dict[int, Origin] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would otherwise import torch._dynamo, which takes seconds, to keep it away from here."""
+        return False
+
+    def clear(self) -> None:
+        """Forget all origins: tensors that exist now are inputs."""
+        for part in (self.operators, self.launches, self.origins, self.kept):
+            part.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.add_operator(func, tensors((args, kwargs)), tensors(result), args, kwargs, result)
+        return result
+
+    def add_operator(
+        self, func: Any, inputs: list[Any], outputs: list[Any], args: Any = (), kwargs: Any = None, result: Any = None
+    ) -> None:
+        """Record an operator that has run."""
+        name = func._schema.name.partition("::")[2] if hasattr(func, "_schema") else str(func)
+        origin = self.union(map(address, inputs))
+        if name not in _MOVES:
+            self.operators.append(_operator(func, name, inputs, outputs, args, kwargs or {}, result))
+            origin |= Origin(frozenset((len(self.operators) - 1,)))
+        read = set(map(address, inputs))
+        mutates = getattr(getattr(func, "_schema", None), "is_mutable", False)
+        for tensor in outputs:
+            if (at := address(tensor)) in read and not mutates:
+                continue  # a view
+            self.origins[at] = origin
+            self.kept.append(tensor)
+        if mutates and not outputs:
+            for tensor in inputs[:1]:
+                self.origins[address(tensor)] = origin
+
+    def add_launch(self, kernel: str, read: Iterable[int], written: Iterable[int]) -> None:
+        """Record a launch that read and wrote some storages, given by their addresses."""
+        self.launches.append(kernel)
+        written = set(written)
+        origin = self.union({*read, *written}) | Origin(launches=frozenset((len(self.launches) - 1,)))
+        for at in written:
+            self.origins[at] = origin
+
+    def union(self, storages: Iterable[int]) -> Origin:
+        """The common origin of some storages."""
+        operators: set[int] = set()
+        launches: set[int] = set()
+        for at in storages:
+            origin = self.origins.get(at, NOTHING)
+            operators |= origin.operators
+            launches |= origin.launches
+        return Origin(frozenset(operators), frozenset(launches))
+
+    def work(self, origin: Origin) -> dict[str, int]:
+        """The work of an origin's operators, by kind."""
+        out: Counter[str] = Counter()
+        for number in origin.operators:
+            out[self.operators[number].kind] += self.operators[number].work
+        return dict(out)
+
+    def names(self, origin: Origin) -> dict[str, int]:
+        """How often each operator of an origin ran."""
+        return dict(Counter(self.operators[number].name for number in sorted(origin.operators)))
+
+
+def tensors(values: Any) -> list[Any]:
+    """All tensors in nested values."""
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def address(tensor: Any) -> int:
+    """The address of a tensor's storage; -1 for a tensor without one."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return -1
+
+
+def _operator(
+    func: Any, name: str, inputs: list[Any], outputs: list[Any], args: Any, kwargs: Any, result: Any
+) -> Operator:
+    count = flop_registry.get(getattr(func, "_overloadpacket", None))
+    if count is not None:
+        try:
+            return Operator(name, "products", int(count(*args, **kwargs, out_val=result)))
+        except Exception:  # a formula for other arguments
+            pass
+    sizes = [prod(tensor.shape) for tensor in inputs], [prod(tensor.shape) for tensor in outputs]
+    largest = [max(part, default=0) for part in sizes]
+    sums = name in _SUMMING or largest[0] > largest[1]
+    return Operator(name, "sums" if sums else "elements", sum(sizes[0]) + sum(sizes[1]))

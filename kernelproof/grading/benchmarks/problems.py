@@ -1,0 +1,209 @@
+"""References and solutions as Python modules, in a room: executed, with the sizes of a case, on inputs of a case.
+
+A *case* is what a benchmark calls a shape: whole numbers by name. In KernelBench these are the constants of the
+reference's module; in the other formats, the arguments of the function that makes the inputs.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib.util
+import inspect
+import random
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernelproof.grading.benchmarks.ledger import Ledger, tensors
+
+Case = Mapping[str, int]
+LEAST_KEPT = 8  # constants up to this are sizes of kernels, strides and the like, and stay as they are
+
+
+class SolutionError(Exception):
+    """A solution lacks what its format asks for."""
+
+
+def constants(tree: ast.Module) -> dict[str, int]:
+    """The whole numbers, above zero, that a module assigns to names at its outermost level."""
+    out = {}
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int() as number)):
+                if not isinstance(number, bool) and number > 0:
+                    out[name] = number
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                for part, value in zip(names, values, strict=False):
+                    if isinstance(part, ast.Name) and isinstance(value, ast.Constant) and type(value.value) is int:
+                        out[part.id] = value.value
+    return out
+
+
+class _Sized(ast.NodeTransformer):
+    """Replaces the constants of a module that still have the values of the stated case."""
+
+    def __init__(self, stated: Case, case: Case) -> None:
+        self.stated, self.case = stated, case
+
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        for statement in node.body:
+            if isinstance(statement, ast.Assign):
+                for target in statement.targets:
+                    pairs = (
+                        list(zip(target.elts, statement.value.elts, strict=False))
+                        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple)
+                        else [(target, statement.value)]
+                    )
+                    for name, value in pairs:
+                        if (
+                            isinstance(name, ast.Name)
+                            and name.id in self.case
+                            and isinstance(value, ast.Constant)
+                            and value.value == self.stated[name.id]
+                        ):
+                            value.value = self.case[name.id]
+        return node
+
+
+def executed(text: str, name: str, stated: Case, case: Case) -> ModuleType:
+    """Execute a module with the sizes of a case. Its text is a file, as Triton's compiler and ``inspect`` need it."""
+    tree = _Sized(stated, case).visit_Module(ast.parse(text))
+    if dict(stated) != dict(case):
+        text = ast.unparse(tree)
+    path = Path(tempfile.mkdtemp()) / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def seed_all(seed: int) -> None:
+    """Seed all generators of random numbers."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))  # what the texts use
+
+
+class KernelBench:
+    """A reference with ``Model``, ``get_inputs`` and ``get_init_inputs``; robust-kbench adds ``forward_fn``."""
+
+    def __init__(self, text: str, stated: Case, case: Case, seed: int) -> None:
+        self.module = executed(text, "reference", stated, case)
+        seed_all(seed)
+        self.initial = self._initial()
+        seed_all(seed)
+        self.model = constructed(self.module.Model, self.initial)
+
+    def _initial(self) -> Any:
+        make = getattr(self.module, "get_init_inputs", None)
+        return make() if make is not None else []
+
+    def inputs(self, seed: int) -> list[Any]:
+        seed_all(seed)
+        return list(self.module.get_inputs())
+
+    def outputs(self, inputs: Sequence[Any], seed: int) -> Any:
+        seed_all(seed)
+        return copy.deepcopy(self.model)(*inputs)
+
+    def exact(self, inputs: Sequence[Any], seed: int) -> Any:
+        """The outputs in fp64, or None if the reference computes in no other type than its own."""
+        try:
+            seed_all(seed)
+            return copy.deepcopy(self.model).double()(*wide(inputs))
+        except (RuntimeError, TypeError, ValueError):
+            return None
+
+
+class GpuMode:
+    """A reference with ``ref_kernel`` and ``generate_input``."""
+
+    def __init__(self, text: str, case: Case, _seed: int) -> None:
+        self.module = executed(text, "reference", {}, {})
+        self.case = dict(case)
+        self.initial: Any = []
+
+    def inputs(self, seed: int) -> list[Any]:
+        seed_all(seed)
+        values: dict[str, int] = dict(self.case)
+        if "seed" in inspect.signature(self.module.generate_input).parameters:
+            values["seed"] = seed
+        return [self.module.generate_input(**values)]
+
+    def outputs(self, inputs: Sequence[Any], seed: int) -> Any:
+        seed_all(seed)
+        return self.module.ref_kernel(copy.deepcopy(inputs[0]))
+
+    def exact(self, inputs: Sequence[Any], seed: int) -> Any:  # noqa: ARG002
+        """None: what such a reference computes depends on the types of its inputs."""
+        return None
+
+
+def constructed(kind: Any, initial: Any) -> Any:
+    """A model, from what ``get_init_inputs`` returned: arguments, named arguments, or both."""
+    if isinstance(initial, Mapping):
+        return kind(**initial)
+    nested = isinstance(initial, Sequence) and len(initial) == 2 and isinstance(initial[1], Mapping)
+    if nested and isinstance(initial[0], list | tuple):
+        return kind(*initial[0], **initial[1])
+    return kind(*initial)
+
+
+def wide(values: Any) -> Any:
+    """Nested values with fp64 in place of other floats."""
+    return torch.utils._pytree.tree_map(
+        lambda value: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value, values
+    )
+
+
+def cost(ledger: Ledger) -> int:
+    """About how many instructions of threads all recorded operators take: an estimate of the time that kernels for them
+    would take on the emulator."""
+    return sum(item.work for item in ledger.operators)
+
+
+def measured(text: str, stated: Case, case: Case) -> int:
+    """The cost of a case without computing it. Raises whatever the reference raises for sizes that do not fit."""
+    ledger = Ledger()
+    with torch.device("meta"), torch.no_grad():
+        problem = KernelBench(text, stated, case, 0)
+        inputs = problem.inputs(0)
+        with ledger:
+            problem.outputs(inputs, 0)
+    elements = sum(tensor.numel() for tensor in tensors(inputs))
+    return cost(ledger) + int(elements)
+
+
+def smaller(text: str, budget: int) -> tuple[dict[str, int], dict[str, int], int, int]:
+    """The stated case of a KernelBench reference and a smaller one whose cost is below a budget; the cost of each.
+
+    Sizes are halved in turn, the largest first, as long as the reference accepts them, so that whatever divided a size
+    before divides what is left of it for as long as possible.
+    """
+    stated = constants(ast.parse(text))
+    case = dict(stated)
+    whole = left = measured(text, stated, case)
+    fixed = {name for name, value in case.items() if value <= LEAST_KEPT}
+    while left > budget and (free := [name for name in case if name not in fixed]):
+        name = max(free, key=lambda item: (case[item], item))
+        trial = {**case, name: case[name] // 2}
+        try:
+            now = measured(text, stated, trial)
+        except Exception:
+            now = left
+        if now >= left or trial[name] < 2:
+            fixed.add(name)
+            continue
+        case, left = trial, now
+    return stated, case, whole, left

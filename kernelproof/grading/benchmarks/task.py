@@ -1,0 +1,96 @@
+"""A task of a benchmark: its reference, cases and tolerance, as read from files by their text alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernelproof.grading.benchmarks import recognition
+from kernelproof.grading.benchmarks.recognition import Format
+from kernelproof.ground.errors import WrongInput, reading
+
+# KernelBench compares fp32 by 1e-2 in its first versions and by 1e-4 since; solutions were written for both.
+KERNELBENCH_TOLERANCE = 1e-2
+_TESTS = re.compile(r"^tests:\s*$(.*?)^\S", re.M | re.S)
+_TEST = re.compile(r"-\s*(\{.*\})\s*$", re.M)
+_FILE = re.compile(r"\"name\":\s*\"([\w.]+)\",\s*\"source\":\s*\"([^\"@]+)\"")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a solution has to do.
+
+    ``cases`` are the shapes; None is KernelBench's own, made smaller. Outputs may differ from the reference by
+    ``absolute`` + ``relative`` * |reference|. ``modules`` are files that the reference and the solution may import.
+    """
+
+    format: Format
+    text: str
+    cases: tuple[dict[str, Any] | None, ...] = (None,)
+    relative: float = KERNELBENCH_TOLERANCE
+    absolute: float = KERNELBENCH_TOLERANCE
+    modules: dict[str, str] = field(default_factory=dict)
+
+
+def task(path: Path, solution: str) -> Task:
+    """Read a task from its reference: a file of Python, or a ``task.yml`` beside it. Raises WrongInput."""
+    if path.is_dir():
+        path = next((path / name for name in ("task.yml", "func_forward.py") if (path / name).exists()), path)
+    description = path if path.suffix in (".yml", ".yaml") else path.parent / "task.yml"
+    if path.suffix in (".yml", ".yaml"):
+        path = path.parent / "reference.py"
+    text = _read(path)
+    kind = recognition.of_reference(text)
+    if kind == "GPU MODE":
+        return _gpu_mode(text, path, description)
+    if "forward_fn" in recognition.names(text) and not re.search(r"class\s+ModelNew", solution):
+        return Task("robust-kbench", text)
+    return Task("KernelBench", text)
+
+
+def _gpu_mode(text: str, path: Path, description: Path) -> Task:
+    if not description.exists():
+        raise WrongInput(f"{path}: its task.yml, which has the shapes, is not beside it")
+    about = _read(description)
+    tests = _TESTS.search(about + "\nend:")
+    cases = [_case(match[1]) for match in _TEST.finditer(tests[1])] if tests else []
+    if not cases:
+        raise WrongInput(f'{description}: no tests in a form that is read, such as - {{"size": 128, "seed": 1}}')
+    modules = {}
+    for name, source in [*_FILE.findall(about), ("utils.py", "utils.py"), ("task.py", "task.py")]:
+        file = description.parent / source
+        if name not in ("eval.py", "reference.py") and file.exists() and name not in modules:
+            modules[name] = _read(file)
+    modules["reference.py"] = text
+    relative, absolute = _tolerances(text)
+    return Task("GPU MODE", text, tuple(cases), relative, absolute, modules)
+
+
+def _case(text: str) -> dict[str, Any]:
+    try:
+        case = ast.literal_eval(text.replace("true", "True").replace("false", "False"))
+    except (ValueError, SyntaxError):
+        return {}
+    case = {str(name): value for name, value in case.items()} if isinstance(case, dict) else {}
+    case.pop("seed", None)  # drawn instead
+    return case
+
+
+def _tolerances(text: str) -> tuple[float, float]:
+    """rtol and atol of the comparison that a reference of GPU MODE makes: numbers in its text, else its defaults."""
+    found = {"rtol": 1e-5, "atol": 1e-8}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.keyword) and node.arg in found:
+            try:
+                found[node.arg] = float(ast.literal_eval(node.value))
+            except (ValueError, TypeError):
+                continue
+    return found["rtol"], found["atol"]
+
+
+def _read(path: Path) -> str:
+    with reading(path):
+        return path.read_text()

@@ -1,0 +1,41 @@
+"""Triton's kernels in a room: compiled by Triton, executed on the emulator, recorded in the ledger. Needs triton."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kernelproof.emulator import Device, EmulatorError, Options, Program
+from kernelproof.grading.benchmarks.cuda_face import note_work
+from kernelproof.grading.benchmarks.ledger import Ledger, address
+from kernelproof.triton_emulation.session import TritonSession
+
+
+class RecordedTriton(TritonSession):
+    """A session that stays open for as long as the room. ``obstacles``: why a launch could not be executed."""
+
+    def __init__(self, device: Device, ledger: Ledger, obstacles: list[str]) -> None:
+        super().__init__(device, None, False, Options())
+        self.ledger, self.obstacles = ledger, obstacles
+
+    def launch(
+        self, program: Program, source: Any, metadata: Any, grid: tuple[int, int, int], args: Sequence[object]
+    ) -> None:
+        """Run a compiled kernel and record which storages it may have written."""
+        note_work()
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            try:
+                super().launch(program, source, metadata, grid, args)
+            except EmulatorError as error:
+                self.obstacles.append(str(error))
+                raise
+        (kernel,) = program.kernels
+        places = [arg for arg, kind in zip(args, source.signature.values(), strict=False) if kind != "constexpr"]
+        read_only = program.read_only(kernel, self.options.counters)
+        used = {number: address(arg) for number, arg in enumerate(places) if isinstance(arg, torch.Tensor)}
+        self.ledger.add_launch(
+            source.fn.__name__, used.values(), [at for number, at in used.items() if number not in read_only]
+        )

@@ -1,0 +1,168 @@
+"""Solutions of public benchmarks are judged by their values and by what ran, in the closed room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernelproof.grading import Limits
+from kernelproof.grading.benchmarks import recognition, wire
+from kernelproof.grading.benchmarks.task import task
+from kernelproof.grading.verdict import Verdict
+from kernelproof.ground.errors import WrongInput
+from tests.kernelproof.grading import solutions
+
+FILES = {"task.yml": solutions.TASK, "reference.py": solutions.GPU_MODE, "task.py": "input_t = tuple",
+         "utils.py": solutions.UTILS}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "model.py").write_text(solutions.REFERENCE)
+    (tmp_path / "func_forward.py").write_text(solutions.FUNCTIONAL)
+    return tmp_path
+
+
+def judged(solution: str, reference: Path) -> Verdict:
+    pytest.importorskip("torch")
+    from kernelproof.grading.benchmarks.judgement import check_solution
+
+    return check_solution(solution, reference, limits=Limits(compile_s=200))
+
+
+def with_call(text: str) -> str:
+    assert solutions.CALL in solutions.HONEST
+    return solutions.HONEST.replace(solutions.CALL, text)
+
+
+# --- files are read as text ---
+
+
+def test_formats_are_recognised_by_what_a_text_defines() -> None:
+    assert recognition.of_reference(solutions.REFERENCE) == "KernelBench"
+    assert recognition.of_reference(solutions.GPU_MODE) == "GPU MODE"
+    assert "load_inline" in recognition.names("try:\n    from a import load_inline\nexcept ImportError:\n    x = 1")
+    for text in ("x = 1", "class Model: pass", "def f(:", "\0", "(" * 500):
+        with pytest.raises(WrongInput):
+            recognition.of_reference(text)
+
+
+def test_a_task_of_gpu_mode_has_shapes_tolerances_and_neighbours(folder: Path) -> None:
+    for path in (folder, folder / "task.yml", folder / "reference.py"):
+        read = task(path, solutions.TRITON)
+        assert read.format == "GPU MODE"
+        assert read.cases == ({"size": 31}, {"size": 4096})
+        assert (read.relative, read.absolute) == (1e-3, 1e-3)
+        assert set(read.modules) == {"task.py", "utils.py", "reference.py"}
+    assert task(folder / "func_forward.py", "#include <x>").format == "robust-kbench"
+    assert task(folder / "model.py", solutions.HONEST).format == "KernelBench"
+
+
+# --- messages ---
+
+
+def test_messages_arrive_as_they_were_sent() -> None:
+    reader, writer = os.pipe()
+    rng = np.random.default_rng(1)
+    arrays = [wire.Tensor("float32", rng.random((3, 0, 2), np.float32)), wire.Tensor("bool", np.ones((2,), np.uint8)),
+              wire.Tensor("bfloat16", np.full((), 0x3F80, np.uint16))]  # fmt: skip
+    wire.send(writer, {"a": [1, None]}, arrays)
+    message, back = wire.receive(reader)
+    assert message == {"a": [1, None]}
+    assert [(item.type, item.bits.shape) for item in back] == [(item.type, item.bits.shape) for item in arrays]
+    assert back[2].values() == 1.0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 8,
+        b"\x02\0\0\0\0\0\0\0[]",
+        b'\x2e\0\0\0\0\0\0\0{"tensors": [["float32", [1099511627776, 99]]]}',
+        b'\x20\0\0\0\0\0\0\0{"tensors": [["float32", [-1]]]}',
+        b'\x1e\0\0\0\0\0\0\0{"tensors": [["object", [1]]]}',
+        b'\x1f\0\0\0\0\0\0\0{"tensors": [["float32", [4]]]}',
+        b"\x05\0\0\0\0\0\0\0{",
+    ],
+)
+def test_what_is_no_message_takes_no_memory(data: bytes) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, data)
+    os.close(writer)
+    with pytest.raises(wire.BrokenMessage):
+        wire.receive(reader)
+
+
+# --- verdicts ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["honest", *solutions.CHANGES])
+def test_honest_solutions_are_right(folder: Path, name: str) -> None:
+    verdict = judged(with_call(solutions.CHANGES.get(name, solutions.CALL)), folder / "model.py")
+    assert verdict.right, str(verdict)
+    assert "scaled_relu" in verdict.kernels[0].name
+    assert verdict.calls >= 6
+    assert verdict.shapes[0]["features"] < 1024
+    assert any("addmm" in remark for remark in verdict.remarks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", solutions.CHEATS)
+def test_cheats_are_found_by_what_ran(folder: Path, name: str) -> None:
+    rule, text = solutions.CHEATS[name]
+    verdict = judged(with_call(text), folder / "model.py")
+    assert verdict.outcome == "wrong", str(verdict)
+    assert rule in verdict.rules, str(verdict)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", solutions.UNJUDGED)
+def test_what_cannot_run_here_is_not_wrong(folder: Path, name: str) -> None:
+    for text in (solutions.UNJUDGED[name], f"try: {solutions.UNJUDGED[name]}\n        except ValueError: pass"):
+        verdict = judged(with_call(text), folder / "model.py")
+        assert verdict.outcome == "not checked", str(verdict)
+
+
+@pytest.mark.slow
+def test_an_inherited_reference_is_no_solution(folder: Path) -> None:
+    text = solutions.REFERENCE + "\nclass ModelNew(Model):\n    pass\n"
+    assert {"no-kernel", "library-call"} <= judged(text, folder / "model.py").rules
+
+
+@pytest.mark.slow
+def test_gpu_mode_with_triton(folder: Path) -> None:
+    verdict = judged(solutions.TRITON, folder)
+    assert verdict.right, str(verdict)
+    assert verdict.shapes == [{"size": 31}]
+    wrong = solutions.TRITON.replace("mask = i < n", "mask = i < n - 1")
+    assert "wrong-value" in judged(wrong, folder).rules
+    assert "no-kernel" in judged("def custom_kernel(data):\n    return data[0] + data[1]\n", folder).rules
+
+
+@pytest.mark.slow
+def test_robust_kbench(folder: Path) -> None:
+    start, end = solutions.HONEST.index("#include"), solutions.HONEST.index("torch::Tensor by_torch")
+    text = solutions.HONEST[start:end] + 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("forward", &launch); }\n'
+    verdict = judged(text, folder / "func_forward.py")
+    assert verdict.right, str(verdict)
+    assert "wrong-value" in judged(text.replace("* 2.f", "* 2.1f"), folder / "func_forward.py").rules
+
+
+@pytest.mark.slow
+def test_without_torch_it_says_so(folder: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\nfrom kernelproof.__main__ import main\n"
+        f"sys.argv = ['kernelproof', 'grade', {str(folder / 'func_forward.py')!r}, '--reference', "
+        f"{str(folder / 'model.py')!r}]\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "needs torch" in done.stdout + done.stderr
