@@ -6,7 +6,7 @@ kernels that remember results by pointer or keep other state. Outputs are poison
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +33,10 @@ STALE_SHARE = 0.5
 VISIBLE_SHARE = 0.1
 # An output has to change by at least this share of the reference's change.
 MIN_RESPONSE = 0.1
+# The measured error of honest sums is about half of the usual one, which ``tolerance.Precision`` estimates.
+MOST_USUAL_ERRORS = 2.0
+# So many constants of a kernel's comparisons are planted in inputs.
+MOST_CONSTANTS = 4
 # A change of the reference counts as visible if it is larger than this many allowed errors.
 VISIBLE_ERRORS = 20.0
 
@@ -108,6 +112,8 @@ class Examination:
         self.remarks: list[str] = []
         self.answers: list[Answer] = []
         self.kernels: list[CountedKernel] = []
+        # Narrow operands of products: a finding unless the measured error shows that what they lose is made up for.
+        self.suspects: list[tuple[str, arithmetic.Downgrade]] = []
 
     @property
     def calls(self) -> int:
@@ -124,8 +130,10 @@ class Examination:
         self._check_work_and_types(first)
         if self.drawn:
             self._compare(self._call("integers"))
+            self._check_precision()
             return
         self._check_later_calls(first)
+        self._check_precision()
         self._check_dependence(first)
 
     def _add(self, rule: str, message: str, kernel: str = "", **evidence: Evidence) -> None:
@@ -133,8 +141,10 @@ class Examination:
 
     # One call.
 
-    def _call(self, kind: str, counters: bool = False, hazards: bool = False) -> Answer:
-        bits = inputs.draw(self.task.contract, kind, self.shape, self.rng)
+    def _call(
+        self, kind: str, counters: bool = False, hazards: bool = False, constants: Sequence[float] = ()
+    ) -> Answer:
+        bits = inputs.draw(self.task.contract, kind, self.shape, self.rng, constants)
         call = self.device.call(bits, counters, hazards)
         answer = self._judge(kind, bits, call)
         self.machine += call.reports
@@ -203,10 +213,11 @@ class Examination:
         for kind in self.task.kinds:
             if kind == "normal":
                 continue
-            answer = self._call(kind, counters=kind in ("zeros", "ones"))
-            if kind in ("zeros", "ones"):
-                self._check_shortcut(first, answer)
-            self._compare_with_previous(self.answers[-2], answer)
+            for constants in self._planted(kind):
+                answer = self._call(kind, kind in inputs.SHORTCUTS, constants=constants)
+                if kind in inputs.SHORTCUTS:
+                    self._check_shortcut(first, answer)
+                self._compare_with_previous(self.answers[-2], answer)
         self._check_constant_outputs()
         third = self.device.call(first.bits)
         repeated = self._judge("normal", first.bits, third)
@@ -220,6 +231,14 @@ class Examination:
                     variables=dict(call.globals_changed),
                 )  # fmt: skip
                 break
+
+    def _planted(self, kind: str) -> list[tuple[float, ...]]:
+        """The constants to plant in each call of a kind: one call without any, but as many calls as a kernel has
+        constants, up to ``MOST_CONSTANTS``, in which another one comes first."""
+        if kind != "constants":
+            return [()]
+        known = self.device.constants()[:MOST_CONSTANTS]
+        return [known[number:] + known[:number] for number in range(len(known))]
 
     def _compare_with_previous(self, before: Answer, answer: Answer) -> None:
         """Compare a call with the reference, and find out why it is wrong: its result may be that of the call before.
@@ -297,18 +316,56 @@ class Examination:
                 )
             )  # fmt: skip
             for item in [] if integers else self._downgrades(opcodes, needed):
-                self._add(
-                    "lower-precision",
-                    f"{name}: {item.what} are {item.type}, {item.required} is required: {item.opcode}, {item.runs}x",
-                    name, what=item.what, type=item.type, required=item.required, opcode=item.opcode,
-                    executed=item.runs,
-                )  # fmt: skip
+                if needed and item.what in ("operands", "conversion") and item.required in ("f32", "f64"):
+                    self.suspects.append((name, item))
+                else:
+                    self._add_downgrade(name, item)
         if call.opcodes and total < MIN_FLOPS * needed:
             self._add(
                 "less-work",
                 f"at most {total} operations are executed, the problem needs {needed:.0f}",
                 executed=total, needed=int(needed), share=round(total / needed, 4),
             )  # fmt: skip
+
+    def _add_downgrade(self, name: str, item: arithmetic.Downgrade) -> None:
+        self._add(
+            "lower-precision",
+            f"{name}: {item.what} are {item.type}, {item.required} is required: {item.opcode}, {item.runs}x",
+            name, what=item.what, type=item.type, required=item.required, opcode=item.opcode, executed=item.runs,
+        )  # fmt: skip
+
+    def _check_precision(self) -> None:
+        """Judge the precision of sums by their errors on all draws of normal numbers.
+
+        The bound of each element is far from what honest errors are. Their root mean square is not: narrower sums, or
+        products of narrower operands, exceed it many times, but products in several parts, which make up for what each
+        part loses, do not.
+        """
+        ratio = self._measured_error()
+        if ratio is None or ratio > MOST_USUAL_ERRORS:
+            for name, item in self.suspects:
+                self._add_downgrade(name, item)
+        if ratio is not None and ratio > MOST_USUAL_ERRORS and not self.suspects and self.task.checks_accumulator:
+            required = self.task.precision.accumulator
+            self._add(
+                "lower-precision",
+                f"the error is {ratio:.3g} times what {required} sums have, as a root mean square",
+                what="error", type="unknown", required=required, opcode="", executed=0, ratio=round(ratio, 3),
+            )  # fmt: skip
+
+    def _measured_error(self) -> float | None:
+        """The root mean square of the errors of float outputs on normal inputs, in units of what is usual; None where
+        nothing is known about it, or values are wrong."""
+        squares: list[Array] = []
+        for answer in self.answers:
+            if answer.kind != "normal" or not answer.is_right:
+                continue
+            for name, item in answer.expected.items():
+                if item.usual is None or not item.format.is_float:
+                    return None
+                error = item.format.values(answer.call.outputs[name]) - item.values
+                squares.append((np.where(np.isfinite(error), error, 0) / item.usual).reshape(-1) ** 2)
+        return float(np.sqrt(np.mean(np.concatenate(squares)))) if squares else None
 
     def _downgrades(self, opcodes: Mapping[str, int], needed: float) -> list[arithmetic.Downgrade]:
         """The instructions of lower precision than required. Integers are allowed if a buffer has 8-bit elements, since

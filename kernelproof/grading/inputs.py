@@ -1,12 +1,15 @@
 """Draws the input values of a grade, and changes single elements of them, which the outputs must follow.
 
 The kinds of values are: ``normal`` (normally distributed); ``integers`` from -2 to 2 and ``binary`` (0 and 1), for
-which sums of products are exact; ``adversarial`` (normal numbers of many magnitudes); ``zeros`` and ``ones``.
+which sums of products are exact; ``adversarial`` (normal numbers of many magnitudes); ``zeros`` and ``ones``. Others
+are normal numbers with something planted in them, for which a source may take a shortcut: ``zero rows`` (zeros at the
+start, a row and a column of zeros), ``equal rows``, ``identity`` (in some inputs), and ``constants``, with which the
+kernels compare what they load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +19,13 @@ from kernelproof.grading.contract import Buffer, Contract
 from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array
 
-KINDS = ("normal", "integers", "binary", "adversarial", "zeros", "ones")
+KINDS = (
+    "normal", "integers", "binary", "adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants",
+)  # fmt: skip
 # Kinds for which an operation may be undefined, such as a division by zero or a logarithm.
-SPECIAL = ("adversarial", "zeros", "ones")
+SPECIAL = ("adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants")
+# Kinds for which a kernel may not take fewer instructions than for normal numbers.
+SHORTCUTS = ("zeros", "ones", "zero rows", "identity")
 EXACT = ("integers", "binary", "zeros", "ones")
 # Factors for the value of a changed element. They are tried in turn until the reference changes visibly: the other sign
 # in case the function saturates, larger values in case the tolerance is loose.
@@ -26,9 +33,39 @@ FACTORS = (1.0, -1.0, 64.0, -64.0, 1024.0)
 INTEGERS = 100  # integer inputs without a range are drawn from 0 to this, excluded
 
 
-def draw(contract: Contract, kind: str, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
-    """Draw values of a kind for every input and return their bits."""
-    return {item.name: item.format.bits(_values(item, kind, shape, rng)) for item in contract.inputs}
+START = 8  # elements at the start of an input, which a source may probe
+
+
+def draw(
+    contract: Contract, kind: str, shape: Shape, rng: np.random.Generator, constants: Sequence[float] = ()
+) -> dict[str, Array]:
+    """Draw values of a kind for every input and return their bits. ``constants`` are those of the kind of this name."""
+    out = {}
+    for item in contract.inputs:
+        values = _values(item, kind, shape, rng)
+        if item.format.is_float and not item.low:
+            values = _planted(values, kind, rng, constants)
+        out[item.name] = item.format.bits(values)
+    return out
+
+
+def _planted(values: Array, kind: str, rng: np.random.Generator, constants: Sequence[float]) -> Array:
+    match kind:
+        case "zero rows":
+            rows = values.reshape(-1, values.shape[-1])
+            rows[rng.integers(len(rows))] = 0
+            rows[:, rng.integers(rows.shape[1])] = 0
+            values.reshape(-1)[:START] = 0
+        case "equal rows" if values.ndim > 1:
+            values[...] = values[:1]
+        case "identity" if values.ndim > 1 and rng.random() < 0.7:
+            values = np.broadcast_to(np.eye(*values.shape[-2:]), values.shape).copy()
+        case "constants":
+            flat = values.reshape(-1)
+            for number, place in enumerate(rng.integers(0, flat.size, max(1, flat.size // 16))):
+                flat[place] = constants[number % len(constants)]
+            flat[:START] = flat[-1] = constants[0]
+    return values
 
 
 def _values(item: Buffer, kind: str, shape: Shape, rng: np.random.Generator) -> Array:

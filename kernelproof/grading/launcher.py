@@ -29,6 +29,7 @@ from kernelproof.ground.toolchain import discover
 
 INCLUDE = Path(__file__).parent / "include"
 TENSOR, INTEGER, NUMBER, NOTHING, INTEGERS, TYPE = range(6)
+LIST, TUPLE = 1, 2  # forms of results
 NEEDS_TORCH = 2  # the code of a call that needs the real torch
 DTYPES = ("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64", "", "bf16")  # in the order of ScalarType
 MAX_DIMS, MAX_RESULTS = 8, 16
@@ -56,7 +57,7 @@ extern "C" void kernelproof_torch_is(kernelproof_torch::Operator f) { kernelproo
 """
 # The first error of a compilation that failed because the substitute lacks a part of torch.
 _NOT_IN_THE_SUBSTITUTE = re.compile(
-    r"kernelproof_torch|\b(?:at|torch|c10)::|\"(?:torch|at|c10|py|pybind11)(?:::[^\"]*)?\"|\b(?:AT|C10|TORCH)_[A-Z]\w*"
+    r"kernelproof_t|\b(?:at|torch|c10)::|\"(?:torch|at|c10|py|pybind11)(?:::[^\"]*)?\"|\b(?:AT|C10|TORCH)_[A-Z]\w*"
     r"|(?:torch|ATen|c10|pybind11)/\S+: No such file"
 )
 
@@ -83,7 +84,12 @@ class Value(ctypes.Structure):
 class Results(ctypes.Structure):
     """What a call of host code returned, or why it failed."""
 
-    _fields_ = [("count", ctypes.c_int), ("values", Value * MAX_RESULTS), ("message", ctypes.c_char * 400)]
+    _fields_ = [
+        ("count", ctypes.c_int),
+        ("form", ctypes.c_int),
+        ("values", Value * MAX_RESULTS),
+        ("message", ctypes.c_char * 400),
+    ]
 
 
 def library(text: str, function: str, device: str, arguments: tuple[str, ...], seconds: float) -> Path:

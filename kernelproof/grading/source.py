@@ -27,7 +27,7 @@ from kernelproof.checking import assembly, devices, execution, includes
 from kernelproof.checking.names import plain
 from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report
 from kernelproof.emulator.state.causes import grouped
-from kernelproof.grading import floor, inputs, launcher, modules
+from kernelproof.grading import floor, hostcode, inputs, launcher, modules
 from kernelproof.grading.contract import Contract, HostCall, Launch, contract, named_shapes
 from kernelproof.grading.device import DeviceCalls, WrongSignature, is_ptx, program, ptx, read
 from kernelproof.grading.examination import DeviceFactory, Examination, Task
@@ -118,7 +118,7 @@ def check_source(
         raise WrongInput("call executes the source's host code: allow that by run_host=True, with limits.isolated True")
     verdict = Verdict(right=False, outcome="not checked", device=devices.device(limits.device).name)
     if (factory := _compiled_factory(read(source), agreement, host_calls, limits, verdict)) is not None:
-        precision = Precision.of(operands, accumulator, agreement.narrowest)
+        precision = Precision.of(operands, accumulator, agreement.narrowest, [item.format for item in agreement.inputs])
         sums = accumulator is not None or flops is not None or (tolerance is not None and tolerance.terms is not None)
         task = Task(
             factory, agreement, Reference(reference, agreement, arrays), tolerance or Tolerance(), precision,
@@ -180,7 +180,9 @@ def _compiled_factory(
             _assemble(assembly.embedded(path, limits.device), limits, verdict)
             return partial(launcher.HostCalls, path, agreement, device=limits.device)
         if module:
-            translated = _with_templates(module.device_text, [launch.entry for launch in agreement.launches])
+            translated = module.device_text
+        if not is_ptx(translated):
+            translated = _with_templates(translated, [launch.entry for launch in agreement.launches])
         code = _ptx(translated, module, limits)
         if is_ptx(translated):
             program(code)
@@ -248,8 +250,13 @@ def _serve_parser(pipe: Connection, text: str) -> None:
 
 
 def _with_templates(text: str, entries: Sequence[str]) -> str:
-    """Device code that also instantiates the kernel templates in ``entries``, as the removed host code would."""
-    uses = "".join(f"    use((void*){entry});\n" for entry in dict.fromkeys(entries) if "<" in entry)
+    """Device code that also instantiates the kernel templates in ``entries``, as host code that launches them would.
+
+    An entry that names no template of the text stays out: that the text lacks it is said when it is launched.
+    """
+    known = re.findall(r"\btemplate\b[^;{]*?__global__[^;{(]*?(\w+)\s*\(", hostcode.bare(text))
+    wanted = [entry for entry in dict.fromkeys(entries) if re.split(r"::|<", entry.partition("<")[0])[-1] in known]
+    uses = "".join(f"    use((void*){entry});\n" for entry in wanted if "<" in entry)
     return text + (f"\nstatic void use(void*);\nvoid kernelproof_uses() {{\n{uses}}}\n" if uses else "")
 
 

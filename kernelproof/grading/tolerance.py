@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,8 +38,9 @@ class Tolerance:
 class Expected:
     """An output as the reference computes it, in fp64, and the allowed error of each element.
 
-    If ``exact`` is True, the output must be the reference rounded once. If ``open`` is True, any value is right where
-    the reference is NaN, because the operation may be undefined for special inputs.
+    ``usual`` is about the root mean square of an honest error if the output is a sum of products of normal numbers,
+    else None. If ``exact`` is True, the output must be the reference rounded once. If ``open`` is True, any value is
+    right where the reference is NaN, because the operation may be undefined for special inputs.
     """
 
     values: Array
@@ -47,6 +48,7 @@ class Expected:
     format: Format
     exact: bool = False
     open: bool = False
+    usual: Array | None = None
 
     def wrong(self, bits: Array) -> Array:
         """A mask of the elements that differ by more than is allowed."""
@@ -70,17 +72,26 @@ class Expected:
 
 @dataclass(frozen=True)
 class Precision:
-    """The least precise types in which a kernel may multiply (``operands``) and sum (``accumulator``), by name."""
+    """The least precise types in which a kernel may multiply (``operands``) and sum (``accumulator``), by name.
+
+    ``rounds_operands``: some input has more bits than ``operands``, so a kernel may round it.
+    """
 
     operands: str
     accumulator: str
+    rounds_operands: bool = True
 
     @classmethod
-    def of(cls, operands: str | None, accumulator: str | None, narrowest: Format | None) -> Precision:
+    def of(
+        cls, operands: str | None, accumulator: str | None, narrowest: Format | None, inputs: Sequence[Format] = ()
+    ) -> Precision:
         """The stated types. By default, operands have the narrowest type of inputs and outputs, and sums are in fp32,
-        or in fp64 if that type is fp64."""
+        or in fp64 if that type is fp64. Operands are not rounded if no input has a wider type."""
         name = narrowest.name if narrowest is not None else "f32"
-        return cls(operands or name, accumulator or ("f64" if name == "f64" else "f32"))
+        operands = operands or name
+        widest = min((item.unit_roundoff for item in inputs if item.is_float), default=0.0)
+        rounds = widest < OPERANDS.get(operands, 0.0)
+        return cls(operands, accumulator or ("f64" if name == "f64" else "f32"), rounds)
 
     def error(self, terms: int, magnitude: Array) -> Array:
         """The largest error from rounding operands and partial sums.
@@ -93,8 +104,21 @@ class Precision:
             error = error + -(-terms // 8) * F16.unit_roundoff * magnitude
         elif self.accumulator == "f64":
             error = terms * 2.0**-53 * magnitude
-        rounded: Array = error + 2 * OPERANDS.get(self.operands, 0.0) * magnitude * 1.01
+        rounding = OPERANDS.get(self.operands, 0.0) if self.rounds_operands else 0.0
+        rounded: Array = error + 2 * rounding * magnitude * 1.01
         return rounded
+
+    def usual_error(self, magnitude: Array) -> Array:
+        """About the root mean square of the error of such a sum, on normal numbers and with fp32 sums.
+
+        The error of n additions grows with the square root of n times that of the sum of squares of the products, which
+        is 1.6 * magnitude / sqrt(n) for products of normal numbers. What a narrower type loses per product does not
+        grow with n and is larger by three orders of magnitude.
+        """
+        unit = {"f64": 2.0**-53, "f16": F16.unit_roundoff}.get(self.accumulator, 2.0**-24)
+        rounding = OPERANDS.get(self.operands, 0.0) if self.rounds_operands else 0.0
+        usual: Array = (1.6 * unit + rounding) * magnitude
+        return usual
 
 
 def expected(
@@ -106,9 +130,11 @@ def expected(
         return Expected(np.asarray(values), np.zeros(np.shape(values)), output, exact=True)
     values = np.asarray(values, np.float64)
     if magnitude is not None and tolerance.terms is not None:
-        error = precision.error(int(value(tolerance.terms, shape)), np.asarray(magnitude, np.float64))
+        magnitude = np.asarray(magnitude, np.float64)
+        error = precision.error(int(value(tolerance.terms, shape)), magnitude)
+        usual = np.hypot(precision.usual_error(magnitude), output.unit_roundoff * np.abs(values)) + output.least_error
         allowed = error + output.unit_roundoff * (np.abs(values) + error) + output.least_error
-        return Expected(values, allowed, output)
+        return Expected(values, allowed, output, usual=usual)
     default = DEFAULTS[output.name]
     relative = default if tolerance.relative is None else tolerance.relative
     absolute = default if tolerance.absolute is None else tolerance.absolute

@@ -24,6 +24,7 @@ from kernelproof.grading.launcher import (
     ENTRY,
     INTEGER,
     INTEGERS,
+    LIST,
     MAX_DIMS,
     NEEDS_TORCH,
     NOTHING,
@@ -132,7 +133,9 @@ class Extensions:
             raise LaunchRefused(code, emulated.refusals[0])
         if code:
             raise RuntimeError(message)
-        return out[0] if len(out) == 1 else (tuple(out) if out else None)
+        if results.form:
+            return out if results.form == LIST else tuple(out)
+        return out[0] if out else None
 
     def _value(self, arg: Any) -> Value:
         if isinstance(arg, torch.Tensor):

@@ -84,10 +84,13 @@ class Guest:
 
     def draw(self, request: wire.Message, _: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
         """Draw inputs from a seed."""
-        with cuda_face.CudaFace(), torch.no_grad():
+        self.ledger.clear()
+        with cuda_face.CudaFace(), torch.no_grad(), self.ledger:
             inputs = self.problem.inputs(request["seed"])
+        # Inputs that were drawn and nothing else have no structure that a solution may rely on.
+        plain = [not self.ledger.union([address(tensor)]).operators for tensor in tensors(inputs)]
         out: list[wire.Tensor] = []
-        return {"inputs": values.packed(inputs, out)}, out
+        return {"inputs": values.packed(inputs, out), "plain": plain}, out
 
     def expect(self, request: wire.Message, arrays: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
         """The outputs for inputs: as the reference computes them and, if possible, in fp64; and what it does."""

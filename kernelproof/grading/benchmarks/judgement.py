@@ -143,8 +143,9 @@ class _Judge:
                 if sum(item.bits.size for item in arrays) > MOST_ELEMENTS:
                     return None
                 self.draws.append(Draw("normal", seed, drawn["inputs"], arrays))
+                plain = drawn["plain"]
             rng = np.random.default_rng([self.limits.seed, 7])
-            self.draws += list(_planted(self.draws[1], rng))
+            self.draws += list(_planted(self.draws[1], plain, rng))
             self.draws = [draw for draw in self.draws if self._expected(asked, draw)]
         except RoomLost as error:
             raise WrongInput(f"the reference {error}") from None
@@ -336,10 +337,12 @@ def _numbers(tree: Any) -> list[int]:
     return []
 
 
-def _planted(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:
+def _planted(draw: Draw, plain: Sequence[bool], rng: np.random.Generator) -> Iterator[Draw]:
     """Inputs with planted values: one element that another one replaces, equal rows, zeros. Values stay those of the
-    draw, but for the zeros, so that they remain in the range for which an operation is defined."""
-    places = [n for n, item in enumerate(draw.arrays) if item.is_float and item.bits.size > 1]
+    draw, but for the zeros, so that they remain in the range for which an operation is defined. Only ``plain`` inputs
+    are changed: others may be triangular, symmetric or normalised, which a solution may rely on."""
+    numbered = enumerate(zip(draw.arrays, plain, strict=True))
+    places = [n for n, (item, is_plain) in numbered if is_plain and item.is_float and item.bits.size > 1]
     if not places:
         return
     kinds: dict[str, Callable[[Array], Array]] = {

@@ -95,6 +95,7 @@ template <class C, class Traits> std::basic_ostream<C, Traits>& operator<<(std::
 struct IntArrayRef : std::vector<int64_t> {
   IntArrayRef() = default;
   IntArrayRef(std::vector<int64_t> values) : std::vector<int64_t>(std::move(values)) {}
+  IntArrayRef(int64_t value) : std::vector<int64_t>(1, value) {}
   IntArrayRef(std::initializer_list<int64_t> values) : std::vector<int64_t>(values) {}
   std::vector<int64_t> vec() const { return *this; }
 };
@@ -176,7 +177,7 @@ struct Value {
   double number;
 };
 struct Results {
-  int count;
+  int count, form;  // form is 0 for a tensor, 1 for a list, 2 for a tuple
   Value values[16];
   char message[400];
 };
@@ -412,7 +413,12 @@ inline cudaDeviceProp* getCurrentDeviceProperties() {
   return &facts;
 }
 
-template <class T> struct converted { static T from(const Value& v) { return T(v.kind == 2 ? v.number : v.integer); } };
+template <class T> struct converted {
+  static T from(const Value& v) {
+    if constexpr (!std::is_arithmetic_v<T>) throw NeedsTorch("an argument that is no number, list or tensor");
+    else return T(v.kind == 2 ? v.number : v.integer);
+  }
+};
 template <> struct converted<Tensor> {
   static Tensor from(const Value& v) {
     if (v.kind != 0) fail("a tensor is needed");
@@ -451,6 +457,8 @@ void invoke_with(R (*function)(A...), const Value* values, std::index_sequence<I
   if constexpr (std::is_void_v<R>) function(std::get<I>(arguments)...);
   else keep(function(std::get<I>(arguments)...));
 }
+template <class R> constexpr int form_of = std::is_same_v<R, Tensor> || std::is_void_v<R> ? 0 : 2;
+template <class T> constexpr int form_of<std::vector<T>> = 1;
 template <class R, class... A> int invoke(R (*function)(A...), const Value* values, int count, Results* results) {
   try {
     returned().clear();
@@ -458,7 +466,7 @@ template <class R, class... A> int invoke(R (*function)(A...), const Value* valu
     invoke_with(function, values, std::index_sequence_for<A...>{});
     cuda_check(cudaDeviceSynchronize());
     if (returned().size() > 16) fail("more than 16 results");
-    results->count = 0;
+    results->count = 0, results->form = form_of<std::decay_t<R>>;
     for (auto& x : returned()) {
       results->values[results->count++] = x.value();
     }
