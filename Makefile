@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test quick gpu-test gpu-day gpu-rehearsal thorough check browser goldens release clean
+.PHONY: demo test quick gpu-test gpu-day gpu-rehearsal thorough mutants check browser goldens release clean
 
 demo: .venv/demo
 	$(BIN)/cudal2gen run --mnk 64_256_256
@@ -59,6 +59,11 @@ thorough: export HYPOTHESIS_PROFILE = thorough
 thorough: .venv/dev
 	$(PYTEST) $(filter-out $(LIBRARY),$(DRAWN))
 	$(BIN)/python -m pytest -s $(LIBRARY)
+
+# Draws mutants of every room's Python code and tells which its own tests notice; a hundred take hours. Another draw, of
+# some rooms: make mutants SEED=7 COUNT=5 ROOMS="kernelproof/grading kernelproof/ground"
+mutants: .venv/dev
+	$(BIN)/python scripts/mutants.py --seed $(or $(SEED),0) --count $(or $(COUNT),10) $(ROOMS)
 
 # Accepts changed templates: rewrites the golden texts.
 goldens: .venv/dev

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernelproof.cli.program import app
+from kernelproof.ground import files
 from kernelproof.ground.command_line.groups import verb
 from kernelproof.ground.command_line.messages import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from kernelproof.ground.command_line.options import Json
 from kernelproof.ground.errors import WrongInput
+
+if TYPE_CHECKING:
+    from kernelproof.grading.graded import Graded
 
 CODES = {"right": EXIT_DONE, "wrong": EXIT_FAILED, "not checked": EXIT_USAGE}
 
@@ -21,7 +25,9 @@ CODES = {"right": EXIT_DONE, "wrong": EXIT_FAILED, "not checked": EXIT_USAGE}
 def grade(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="x.py or x.json: reference, shapes, buffers, launches, as check_source."),
+        typer.Argument(
+            metavar="FILE", help="x.py or x.json, as check_source; with --reference, a solution or a folder of them."
+        ),
     ],
     source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]", help="Kernels to grade, not FILE's.")] = None,
     reference: Annotated[
@@ -29,6 +35,9 @@ def grade(
         typer.Option(
             "--reference", help="FILE is a solution of KernelBench, GPU MODE or robust-kbench; this is its reference."
         ),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--page", help="With --reference: also write a page there, .html or .md, or .json.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed to use instead of FILE's.")] = None,
     as_json: Json = False,
@@ -42,10 +51,15 @@ def grade(
 
     if reference is not None:
         from kernelproof.grading.benchmarks.judgement import check_solution
+        from kernelproof.grading.graded import Entry, Graded
 
         if source is not None:
             raise WrongInput("with --reference, FILE is the solution: leave SOURCE out")
+        if file.is_dir():
+            raise typer.Exit(_grade_set(file, reference, seed or 0, page, as_json))
         verdict = check_solution(file, reference, limits=Limits(seed=seed or 0))
+        if page is not None:
+            _write(Graded(entries=[Entry(name=file.name, verdict=verdict)]), page)
     else:
         arguments = description.arguments(file, source)
         if seed is not None:
@@ -53,3 +67,30 @@ def grade(
         verdict = check_source(**arguments)
     print(verdict.model_dump_json(indent=1) if as_json else verdict)
     raise typer.Exit(CODES[verdict.outcome])
+
+
+def _grade_set(solutions: Path, references: Path, seed: int, page: Path | None, as_json: bool) -> int:
+    """Grade all solutions of a folder that have a reference, one line each; returns the exit code."""
+    from kernelproof.grading import Limits
+    from kernelproof.grading.benchmarks.judgement import check_solution
+    from kernelproof.grading.graded import Entry, Graded, exit_outcome, pairs
+
+    found = pairs(solutions, references)
+    if not found:
+        raise WrongInput(f"{solutions}: no solution there has a reference of its name in {references}")
+    graded = Graded()
+    for solution, reference in found:
+        verdict = check_solution(solution, reference, limits=Limits(seed=seed))
+        graded.entries.append(Entry(name=solution.name, verdict=verdict))
+        if not as_json:
+            print(f"{solution.name}: {verdict}", flush=True)
+    if as_json:
+        print(graded.model_dump_json(indent=1))
+    if page is not None:
+        _write(graded, page)
+    return CODES[exit_outcome([entry.verdict.outcome for entry in graded.entries])]
+
+
+def _write(graded: Graded, page: Path) -> None:
+    text = {".md": graded.markdown, ".json": graded.model_dump_json}.get(page.suffix, graded.html)()
+    files.write(page, text)

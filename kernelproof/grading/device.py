@@ -38,6 +38,7 @@ from kernelproof.ground.toolchain import discover
 # The values of the CUDA driver's enum CUtensorMapDataType.
 MAP_TYPES = {"u8": 0, "u16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
 POISON = 0xFF  # in every byte: NaN in all floats, -1 in integers
+PAGE, DISTANCES = 4096, 97  # bytes between buffers, and by how many different numbers they are multiplied
 LANES = 8192  # threads that the emulator executes as one vector
 
 
@@ -120,16 +121,19 @@ class MemoryCalls:
     """Calls of one shape, all in the same memory at the same addresses.
 
     Before each call, inputs are written again, and outputs and scratch memory are poisoned, so that no earlier result
-    can pass for a new one. ``written`` masks, for outputs that host code allocated itself, the elements that it wrote.
-    ``runs_host_code``: host code of the source runs, and must not touch the device's memory. ``unreturned``: what was
-    found in a call that raised an error.
+    can pass for a new one. ``environment``: see ``Options``; it also draws the distance between buffers. ``written``
+    masks, for outputs that host code allocated itself, the elements that it wrote. ``runs_host_code``: host code of the
+    source runs, and must not touch the device's memory. ``unreturned``: what was found in a call that raised an error.
     """
 
     runs_host_code = False
 
-    def __init__(self, contract: Contract, shape: Shape, device: str, names: Iterable[str]) -> None:
+    def __init__(
+        self, contract: Contract, shape: Shape, device: str, names: Iterable[str], environment: int = 1
+    ) -> None:
         self.contract, self.shape, self.device = contract, shape, devices.device(device)
-        self.memory = Memory(guarded=self.runs_host_code)
+        self.environment = environment
+        self.memory = Memory(guard=PAGE * (1 + environment % DISTANCES), guarded=self.runs_host_code)
         self.buffers: dict[str, Buffer] = {}
         self.written: dict[str, Array] = {}
         for name in names:
@@ -150,7 +154,7 @@ class MemoryCalls:
 
     def session(self, counters: bool, hazards: bool, lanes: int | None = None) -> Session:
         """The emulated device for one call."""
-        options = Options(hazards=hazards, counters=counters, lanes=lanes)
+        options = Options(hazards=hazards, counters=counters, lanes=lanes, environment=self.environment)
         return Session(SessionPolicy(self.device, options), self.memory)
 
     def fill(self, inputs: Mapping[str, Array]) -> None:
@@ -179,8 +183,8 @@ class MemoryCalls:
 class DeviceCalls(MemoryCalls):
     """Calls that run the launches of the contract."""
 
-    def __init__(self, text: str, contract: Contract, shape: Shape, device: str) -> None:
-        super().__init__(contract, shape, device, contract.buffers)
+    def __init__(self, text: str, contract: Contract, shape: Shape, device: str, environment: int = 1) -> None:
+        super().__init__(contract, shape, device, contract.buffers, environment)
         self.program = program(text)
         try:
             self.kernels = [resolved(launch.entry, self.program.kernels) for launch in contract.launches]

@@ -14,7 +14,7 @@ import numpy as np
 from kernelproof.emulator import Report
 from kernelproof.grading import arithmetic, inputs, tolerance
 from kernelproof.grading.contract import Contract
-from kernelproof.grading.device import Call, MemoryCalls
+from kernelproof.grading.device import DISTANCES, Call, MemoryCalls
 from kernelproof.grading.expressions import Number, Shape, value
 from kernelproof.grading.formats import Array
 from kernelproof.grading.reference import Reference
@@ -40,8 +40,8 @@ MOST_CONSTANTS = 4
 # A change of the reference counts as visible if it is larger than this many allowed errors.
 VISIBLE_ERRORS = 20.0
 
-# A function that makes fresh memory for the calls of a shape.
-DeviceFactory = Callable[[Shape], MemoryCalls]
+# A function that makes fresh memory for the calls of a shape; ``environment`` may be given too.
+DeviceFactory = Callable[..., MemoryCalls]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,11 @@ class Examination:
     def __init__(self, task: Task, shape: Shape, drawn: bool) -> None:
         self.task, self.shape, self.drawn = task, shape, drawn
         self.rng = np.random.default_rng([task.seed, *shape.values()])
-        self.device = task.factory(shape)
+        # What a kernel can read of its machine is drawn anew for every seed and shape.
+        draws = np.random.default_rng([task.seed, 3, *shape.values()])
+        environment = int(draws.integers(1, 1 << 30))
+        self.environments = environment, environment + int(draws.integers(1, DISTANCES))
+        self.device = task.factory(shape, environment=self.environments[0])
         self.findings: list[Finding] = []
         self.machine: list[Report] = []
         self.remarks: list[str] = []
@@ -132,6 +136,7 @@ class Examination:
             self._compare(self._call("integers"))
             self._check_precision()
             return
+        self._check_environment(first)
         self._check_later_calls(first)
         self._check_precision()
         self._check_dependence(first)
@@ -203,6 +208,26 @@ class Examination:
             largest_error=float(np.nanmax(errors)) if np.isfinite(errors).any() else None,
         )  # fmt: skip
 
+    # The machine.
+
+    def _check_environment(self, first: Answer) -> None:
+        """Call with the same inputs in another environment, and compare results and work."""
+        if self.device.runs_host_code:
+            return
+        call = self.task.factory(self.shape, environment=self.environments[1]).call(first.bits, counters=True)
+        differ = {
+            name: int(np.sum(bits.view(f"u{bits.itemsize}") != call.outputs[name].view(f"u{bits.itemsize}")))
+            for name, bits in first.call.outputs.items()
+        }
+        share = call.instructions / max(1, first.call.instructions)
+        if sum(differ.values()) or not MIN_WORK <= share <= 1 / MIN_WORK:
+            self._add(
+                "environment-dependent",
+                f"with other clocks, SMs, grid numbers and addresses, {sum(differ.values())} elements differ on the "
+                f"same inputs, and {share:.3g} times as many instructions are executed",
+                outputs=differ, instructions=call.instructions, normal=first.call.instructions,
+            )  # fmt: skip
+
     # Later calls.
 
     def _check_later_calls(self, first: Answer) -> None:
@@ -273,7 +298,7 @@ class Examination:
 
     def _is_right_in_fresh_memory(self, answer: Answer) -> bool:
         """Whether the outputs for the same inputs are right if it is the first call in fresh memory."""
-        fresh = self.task.factory(self.shape)
+        fresh = self.task.factory(self.shape, environment=self.environments[0])
         call = fresh.call(answer.bits)
         return not any(item.wrong(call.outputs[name]).any() for name, item in answer.expected.items())
 

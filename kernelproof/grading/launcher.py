@@ -160,11 +160,11 @@ class HostCalls(MemoryCalls):
 
     runs_host_code = True
 
-    def __init__(self, path: Path, contract: Contract, shape: Shape, device: str) -> None:
+    def __init__(self, path: Path, contract: Contract, shape: Shape, device: str, environment: int = 1) -> None:
         assert contract.call is not None
         self.host_call: HostCall = contract.call
         names = [item for item in self.host_call.args if isinstance(item, str) and item in contract.buffers]
-        super().__init__(contract, shape, device, dict.fromkeys(names))
+        super().__init__(contract, shape, device, dict.fromkeys(names), environment)
         stand_for(*REPLACED_LIBRARIES)
         self.entry: Callable[..., int] = getattr(ctypes.CDLL(str(path)), f"{ENTRY}0")
 

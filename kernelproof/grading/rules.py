@@ -32,6 +32,10 @@ RULES = {
         "the outputs are right for the stated shapes and wrong for randomly drawn ones",
         "compute from the shape's arguments; guard the edges of tiles",
     ),
+    "environment-dependent": Rule(
+        "the result or the work depends on clocks, the number of the SM or of the grid, or addresses",
+        "read nothing of the machine that may differ in the next run",
+    ),
     "constant-output": Rule(
         "the output is the same for inputs whose results differ", "compute the output from the inputs"
     ),

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
+
+
+class Environment(NamedTuple):
+    """What registers say of the machine: when clocks begin, the SM of each CTA, and the number of the grid."""
+
+    clock: int
+    sms: Array
+    grid: int
+
+    @classmethod
+    @lru_cache(maxsize=8)
+    def of(cls, seed: int, sm_count: int) -> Environment:
+        """The environment of a seed; that of 0 is plain."""
+        if not seed:
+            return cls(0, np.arange(sm_count), 0)
+        rng = np.random.default_rng([seed, 5])
+        return cls(int(rng.integers(1 << 40, 1 << 60)), rng.permutation(sm_count), int(rng.integers(1, 1 << 20)))
 
 
 class SpecialRegisters:
@@ -19,6 +38,8 @@ class SpecialRegisters:
         self._read: dict[str, Array] = {}
         # Per lane, what its clocks show; and whether a lane has read one.
         self.time: Array = np.zeros(batch.size, np.uint64)
+        self.drawn = Environment.of(batch.launch.options.environment, batch.launch.device.sm_count)
+        self.time += np.uint64(self.drawn.clock)
         self.reads_clock = False
 
     def lanes(self, name: str) -> Array:
@@ -73,7 +94,7 @@ class SpecialRegisters:
             "%cluster_ctaid.y": y % cy,
             "%cluster_ctaid.z": z % cz,
             "%cluster_ctarank": batch.rank,
-            "%smid": cta % self.launch.device.sm_count,
+            "%smid": self.drawn.sms[cta % self.launch.device.sm_count],
         }
         if name not in of_ctas:
             raise EmulatorError(f"special register {name} is not modelled")
@@ -95,7 +116,7 @@ class SpecialRegisters:
         values = {
             "%cluster_nctarank": geometry.cluster_size,
             "%is_explicit_cluster": int(geometry.cluster_size > 1),
-            "%gridid": 0,
+            "%gridid": self.drawn.grid,
             "%nsmid": launch.device.sm_count,
             "%nwarpid": launch.device.threads_per_sm // 32,
             "%dynamic_smem_size": geometry.shared_bytes,

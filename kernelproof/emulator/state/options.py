@@ -72,6 +72,9 @@ class Options:
     ``model`` rounds once per instruction; the others follow published measurements bit by bit
     (``arithmetic.tensor_rounding``) and are slower.
 
+    ``environment``: what a kernel can read of its machine and no program may depend on. 0: clocks begin at zero, the SM
+    is the number of the CTA, the grid is number 0. Any other number draws these from it.
+
     ``progress`` is called with the number of CTAs that have ended and of all that run; it begins anew when a launch is
     executed again. ``looping`` is called with the backward branch of a loop and how often it was taken, each time that
     number has doubled.
@@ -83,5 +86,6 @@ class Options:
     loop_limit: int | None = 1_000_000
     adverse: bool = False
     rounding: RoundingName = "model"
+    environment: int = 0
     progress: Callable[[int, int], None] | None = None
     looping: Callable[[Site, int], None] | None = None

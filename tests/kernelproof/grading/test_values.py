@@ -50,6 +50,17 @@ template <int PARTS> __global__ void split(const float* a, const float* b, float
     }
     for (int e = 0; e < 4; e++) d[(row + e / 2 * 8) * n + column + lane % 4 * 2 + e % 2] = c[e];
 }
+// What a kernel can read of its machine: an emulator's clocks begin at zero, its SMs are CTAs, its buffers are close.
+template <int P> __global__ void machine(const float* a, const float* b, float* d, int m, int n, int k) {
+    long long clock; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(clock));
+    unsigned sm, grid; asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
+    asm volatile("mov.u32 %0, %gridid;" : "=r"(grid));
+    bool known = P == 1 ? clock < 1000000 : P == 2 ? clock64() < 1000000 : P == 3 ? sm == blockIdx.x % 108
+               : P == 4 ? grid == 0 : P == 5 ? (char*)b - (char*)a == 8192 : P == 6 ? sm % 2 : false;
+    float sum = 0;
+    for (int l = 0; l < k; l++) sum += a[blockIdx.x * k + l] * b[threadIdx.x * k + l];
+    d[blockIdx.x * n + threadIdx.x] = known ? sum : P ? sum * 1.0001f : sum;
+}
 template <class T> __global__ void row_sum(const T* a, T* y, int n) {
     T sum = 0;
     for (int i = 0; i < n; i++) sum = sum + a[blockIdx.x * n + i];
@@ -101,6 +112,16 @@ def test_a_shortcut_for_planted_values_is_a_wrong_value(shortcut: int) -> None:
     assert "wrong-value" in verdict.rules, str(verdict)
     kinds = {str(item.evidence.get("inputs")) for item in verdict.findings if item.rule == "wrong-value"}
     assert kinds <= {"zero rows", "equal rows", "constants", "zeros", "ones", "binary", "integers"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reading", range(7))
+def test_results_that_depend_on_the_machine(reading: int) -> None:
+    """A kernel that is right only where it recognises an emulator is wrong here too, or depends on its environment."""
+    verdict = product(f"machine<{reading}>")
+    assert verdict.right == (reading == 0), str(verdict)
+    assert {"wrong-value", "environment-dependent"} & verdict.rules or not reading
+    assert "environment-dependent" in verdict.rules or reading != 6
 
 
 @pytest.mark.slow

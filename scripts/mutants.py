@@ -1,0 +1,164 @@
+"""Draws mutants of this repository's Python code, room by room, and tells which of them the room's own tests notice.
+
+    python scripts/mutants.py --count 10 --seed 3 kernelproof/grading cudal2gen/report
+
+A mutant changes one thing in one file: a comparison, an operator, a number, a condition, a returned value. Each is made
+in a copy of the checkout, so nothing here changes. A room's tests are those that ``TESTS`` names. They run with -x and
+a limit of time; a mutant that they let pass is printed with its place, to be judged by a person: some change nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+# The folders and files of tests of each room; a room that is missing has the tests of its own name.
+TESTS = {
+    "kernelproof/grading": ["tests/kernelproof/grading"],
+    "kernelproof/checking": ["tests/kernelproof/test_check.py", "tests/kernelproof/test_assembly.py"],
+    "kernelproof/mcp_server": ["tests/kernelproof/test_mcp.py", "tests/kernelproof/test_doors.py"],
+    "kernelproof/ground": ["tests/kernelproof/test_sandbox.py", "tests/kernelproof/test_workers.py"],
+    "kernelproof/triton_emulation": ["tests/kernelproof/test_triton_emulation.py"],
+    "kernelproof/profile": ["tests/kernelproof/test_profile.py", "tests/kernelproof/test_profile_page.py"],
+    "kernelproof/emulator": ["tests/kernelproof/emulator"],
+    "kernelproof/certificates": ["tests/kernelproof/certificates"],
+    "cudal2gen/operators": ["tests/cudal2gen/test_patch.py", "tests/cudal2gen/test_fused_layers.py"],
+    "cudal2gen/report": ["tests/cudal2gen/test_report.py"],
+}
+LIMIT_S = 600.0
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
+    ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+}  # fmt: skip
+
+
+class Mutant(NamedTuple):
+    """A changed file: its path below the checkout, its text, and what was changed where."""
+
+    path: Path
+    text: str
+    change: str
+
+
+def sites(tree: ast.Module) -> list[ast.AST]:
+    """The nodes that can be changed, without those of annotations and docstrings."""
+    annotations = {id(part) for node in ast.walk(tree) for part in _of_types(node)}
+    return [node for node in ast.walk(tree) if id(node) not in annotations and _change(node, apply=False)]
+
+
+def _of_types(node: ast.AST) -> Iterator[ast.AST]:
+    for field in ("annotation", "returns"):
+        if isinstance(part := getattr(node, field, None), ast.AST):
+            yield from ast.walk(part)
+
+
+def _change(node: ast.AST, apply: bool = True) -> str:
+    """Change a node in place; returns what was changed, or "" if there is nothing to change."""
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in _COMPARISONS:
+            new = _COMPARISONS[type(op)]()
+            if apply:
+                node.ops = [new]
+            return f"{type(op).__name__} -> {type(new).__name__}"
+        case ast.BinOp(op=operator) if type(operator) in _OPERATORS:
+            changed = _OPERATORS[type(operator)]()
+            if apply:
+                node.op = changed
+            return f"{type(operator).__name__} -> {type(changed).__name__}"
+        case ast.BoolOp():
+            if apply:
+                node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+            return "and <-> or"
+        case ast.UnaryOp(op=ast.Not()):
+            if apply:
+                node.op, node.operand = ast.Not(), ast.UnaryOp(ast.Not(), node.operand)
+            return "not x -> x"
+        case ast.Constant(value=bool() as truth):
+            if apply:
+                node.value = not truth
+            return f"{truth} -> {not truth}"
+        case ast.Constant(value=int() as number):
+            if apply:
+                node.value = number + 1
+            return f"{number} -> {number + 1}"
+        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
+            if apply:
+                node.value = ast.Constant(None)
+            return "return x -> return None"
+    return ""
+
+
+def drawn(room: str, count: int, generator: random.Random, root: Path = ROOT) -> list[Mutant]:
+    """Draw mutants of a room: every place in its files is equally likely, and none is drawn twice."""
+    places = [
+        (path.relative_to(root), number)
+        for path in sorted((root / room).rglob("*.py"))
+        for number in range(len(sites(ast.parse(path.read_text()))))
+    ]
+    out = []
+    for path, number in generator.sample(places, min(count, len(places))):
+        tree = ast.parse((root / path).read_text())
+        node = sites(tree)[number]
+        line = getattr(node, "lineno", 0)
+        change = _change(node)
+        out.append(Mutant(path, ast.unparse(ast.fix_missing_locations(tree)), f"{path}:{line}: {change}"))
+    return out
+
+
+def noticed(mutant: Mutant, checkout: Path, tests: list[str]) -> bool:
+    """Whether tests fail, or exceed the limit, with a mutant in a copy of the checkout."""
+    target = checkout / mutant.path
+    before = target.read_text()
+    target.write_text(mutant.text)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            cwd=checkout, capture_output=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        target.write_text(before)
+    return done.returncode != 0
+
+
+def main() -> int:
+    """Draw, run and report; the exit code is 1 if a mutant was not noticed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rooms", nargs="*", default=list(TESTS))
+    parser.add_argument("--count", type=int, default=10, help="mutants of each room")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    missed = total = 0
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = Path(folder) / "checkout"
+        shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "dist"))
+        for room in arguments.rooms:
+            mutants = drawn(room, arguments.count, random.Random(f"{arguments.seed} {room}"))
+            killed = 0
+            for mutant in mutants:
+                if noticed(mutant, checkout, TESTS.get(room, [f"tests/{room}"])):
+                    killed += 1
+                else:
+                    print(f"not noticed: {mutant.change}", flush=True)
+            print(f"{room}: {killed} of {len(mutants)}", flush=True)
+            missed, total = missed + len(mutants) - killed, total + len(mutants)
+    print(f"{total - missed} of {total} noticed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
