@@ -163,3 +163,69 @@ def test_the_guide_is_a_skill_and_the_sdk_is_optional() -> None:
     missing = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=False)
     assert (missing.returncode, missing.stdout) == (3, "")
     assert "pip install 'cudal2gen[mcp]'" in missing.stderr
+
+
+PTX = """
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry store(.param .u64 p)
+{
+    .reg .u64 %rd<4>;
+    .reg .u32 %r<4>;
+    .reg .pred %p<2>;
+    ld.param.u64 %rd1, [p];
+    cvta.to.global.u64 %rd2, %rd1;
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd3, %r1, 4;
+    add.u64 %rd2, %rd2, %rd3;
+LOOP:
+    st.global.u32 [%rd2], %r1;
+    setp.eq.u32 %p1, %r1, LIMIT;
+    @%p1 bra LOOP;
+    ret;
+}
+"""
+
+
+@pytest.mark.slow
+def test_eight_clients_at_once(tmp_path: Path) -> None:
+    """Each gets its own answers, whatever the others ask for: endless kernels, huge texts and buffers."""
+    right, endless = PTX.replace("LIMIT", "77"), PTX.replace("LIMIT", "0").replace("add.u64 %rd2", "add.u64 %rd1")
+    answers: dict[int, list[tuple[bool, Any]]] = {}
+
+    async def client(number: int) -> None:
+        command = ["-m", "kernelproof", "mcp", "--seconds", "60", "--memory", "2", "--root", str(tmp_path)]
+        parameters = mcp.StdioServerParameters(command=sys.executable, args=command, env=None)
+        launch = {"entry": "store", "block": 32, "args": ["out:i32[32]"]}
+        async with mcp.Client(mcp.stdio_client(parameters)) as connected:
+
+            async def call(**arguments: object) -> None:
+                result = await connected.call_tool("check", arguments)
+                document = result.content[0].text if result.is_error else result.structured_content
+                answers[number].append((result.is_error, document))
+
+            answers[number] = []
+            if number % 2:
+                await call(source=endless, launches=[launch], seconds=1)
+                await call(source="// " + "x" * (4 << 20) + right, launches=[launch])
+            else:
+                await call(source=right, launches=[{**launch, "args": ["out:i32[100000000000]"]}])
+                await call(source="(" * (1 << 20), launches=[launch])
+            await call(source=right, launches=[launch])
+
+    async def run() -> None:
+        async with anyio.create_task_group() as group:
+            for number in range(8):
+                group.start_soon(client, number)
+
+    anyio.run(run)
+    for number, (first, second, last) in answers.items():
+        assert last[0] is False, number
+        assert last[1]["outcome"] == "clean", last
+        if number % 2:
+            assert first[1]["outcome"] == "not checked"
+            assert second[1]["outcome"] == "clean"
+        else:
+            assert first[0] or first[1]["outcome"] == "not checked"
+            assert second[0]
