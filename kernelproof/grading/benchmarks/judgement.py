@@ -24,7 +24,7 @@ from kernelproof.grading.benchmarks.task import Task
 from kernelproof.grading.benchmarks.task import task as read_task
 from kernelproof.grading.device import read
 from kernelproof.grading.formats import Array
-from kernelproof.grading.verdict import Finding, Kernel, Verdict
+from kernelproof.grading.verdict import CountedKernel, Finding, Verdict
 from kernelproof.ground.errors import WrongInput
 
 BUDGET = 3_000_000  # operations of a case: KernelBench's sizes are halved until it takes fewer
@@ -259,7 +259,7 @@ class _Judge:
             self._add("library-call", f"torch does all of the reference's work: {said}", text=said)
         elif operators:
             self.remarks.append(f"operators of torch on the outputs' way: {said}")
-        self.verdict.kernels = [Kernel(name=str(name)) for name in answer["kernels"]]
+        self.verdict.kernels = [CountedKernel(name=str(name)) for name in answer["kernels"]]
 
     # --- values ---
 
