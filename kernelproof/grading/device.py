@@ -129,7 +129,7 @@ class MemoryCalls:
     runs_host_code = False
 
     def __init__(
-        self, contract: Contract, shape: Shape, device: str, names: Iterable[str], environment: int = 1
+        self, contract: Contract, shape: Shape, device: str, names: Iterable[str], environment: int = 0
     ) -> None:
         self.contract, self.shape, self.device = contract, shape, devices.device(device)
         self.environment = environment
@@ -183,7 +183,7 @@ class MemoryCalls:
 class DeviceCalls(MemoryCalls):
     """Calls that run the launches of the contract."""
 
-    def __init__(self, text: str, contract: Contract, shape: Shape, device: str, environment: int = 1) -> None:
+    def __init__(self, text: str, contract: Contract, shape: Shape, device: str, environment: int = 0) -> None:
         super().__init__(contract, shape, device, contract.buffers, environment)
         self.program = program(text)
         try:

@@ -160,7 +160,7 @@ class HostCalls(MemoryCalls):
 
     runs_host_code = True
 
-    def __init__(self, path: Path, contract: Contract, shape: Shape, device: str, environment: int = 1) -> None:
+    def __init__(self, path: Path, contract: Contract, shape: Shape, device: str, environment: int = 0) -> None:
         assert contract.call is not None
         self.host_call: HostCall = contract.call
         names = [item for item in self.host_call.args if isinstance(item, str) and item in contract.buffers]
