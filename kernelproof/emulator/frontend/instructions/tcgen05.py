@@ -190,8 +190,8 @@ _UNMODELLED = ("sp", "ws", "ashift", "block_scale", "collector:b")
     ),
 )
 def mma(e: Emitter, ins: Instr) -> None:
-    """tcgen05.mma of kind::f16, A in shared or tensor memory. Only machine code has ``kind::of_descriptor``, the kind
-    that the types in the instruction descriptor belong to."""
+    """tcgen05.mma of kind::f16, A in shared or tensor memory."""
+    # Only machine code has kind::of_descriptor: the kind that the types in the instruction descriptor belong to.
     parts = ins.parts
     unmodelled = [part for part in parts if part.split(":")[0] in _UNMODELLED or part.startswith("scale_vec")]
     if not {"kind:f16", "kind:of_descriptor"} & set(parts) or unmodelled:
