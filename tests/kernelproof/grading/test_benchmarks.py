@@ -132,6 +132,16 @@ def test_what_cannot_run_here_is_not_wrong(folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_solution_for_the_stated_shape_alone_is_not_wrong_on_a_smaller_one(folder: Path) -> None:
+    """The same fault is wrong in a text that has no size of the stated shape."""
+    for size, outcome in (("1024", "not checked"), ("512 * 2", "wrong")):
+        call = f"return ext.launch(self.linear(x)) * (x.shape[1] // ({size}))"
+        assert judged(with_call(call), folder / "model.py").outcome == outcome
+    torch_alone = "return torch.relu(self.linear(x)) * (2 if x.shape[1] < 1024 else 2)"
+    assert judged(with_call(torch_alone), folder / "model.py").outcome == "wrong"
+
+
+@pytest.mark.slow
 def test_an_inherited_reference_is_no_solution(folder: Path) -> None:
     text = solutions.REFERENCE + "\nclass ModelNew(Model):\n    pass\n"
     assert {"no-kernel", "library-call"} <= judged(text, folder / "model.py").rules
