@@ -20,7 +20,6 @@ from cudal2gen.generation import catalog
 from cudal2gen.kernel import Acc
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import refuse
-from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
     from cudal2gen.tuner.benchmark import BenchmarkPlan
@@ -44,7 +43,6 @@ def compare(
     seeds: Annotated[
         int | None, typer.Option("--seeds", min=1, help="Repeat training and searches with this many seeds.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Plot regret to this SVG file.")] = None,
 ) -> None:
     """Compare proposers on problems that are held out.
 
@@ -53,11 +51,9 @@ def compare(
     """
     (acc,) = selection.accs
     if recordings:
-        if plot is not None:
-            refuse("--plot: has curves of the model environment alone; leave out --plot or --recordings")
         print(compared_on_recordings(recordings, selection.sample, seeds), end="")
     else:
-        print(compared_in_the_model(_plan(selection, acc), seeds, plot), end="")
+        print(compared_in_the_model(_plan(selection, acc), seeds), end="")
 
 
 @verb(app, "export")
@@ -102,15 +98,12 @@ def compared_on_recordings(paths: tuple[Path, ...], sample: int | None, seeds: i
     return ranking.markdown(ranked, searched, plan)
 
 
-def compared_in_the_model(plan: BenchmarkPlan, seeds: int | None, plot: Path | None) -> str:
+def compared_in_the_model(plan: BenchmarkPlan, seeds: int | None) -> str:
     """The tables that compare the proposers in ``seeds`` model environments, by one search of each problem in each."""
-    from cudal2gen.tuner import benchmark, curve
+    from cudal2gen.tuner import benchmark
 
     plan = replace(plan, environments=seeds or plan.environments)
     comparison = benchmark.compare(catalog.published(catalog.load(), plan.acc), plan, _progress)
-    if plot is not None:
-        title = f"Regret on problems held out, {plan.gpu} {plan.acc}: modelled, not measured"
-        write(plot, curve.svg(title, "evaluations", "regret", benchmark.curves(comparison)))
     return benchmark.markdown(comparison)
 
 

@@ -27,7 +27,6 @@ from cudal2gen.timing.model import estimate_kernel
 from cudal2gen.timing.recordings.tile import kernel_of
 from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder
 from cudal2gen.tuner.cost_model import CostModel
-from cudal2gen.tuner.curve import Curve
 from cudal2gen.tuner.environment import Environment, Model
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question
 from cudal2gen.tuner.proposers import Heuristics, Nearest, Random
@@ -342,15 +341,3 @@ def claims(comparison: Comparison) -> list[str]:
     if ordered:
         sentences.append(f"Least regret after {CHECKPOINTS[-1]} evaluations: {ordered[0].name}.")
     return sentences
-
-
-def curves(comparison: Comparison) -> list[Curve]:
-    """The learning curve of every proposer."""
-    return [
-        Curve(
-            score.name,
-            [(float(count), value) for count, value in zip(CHECKPOINTS, score.regret, strict=True)],
-            score.bounds,
-        )
-        for score in comparison.scores
-    ]
