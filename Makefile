@@ -4,6 +4,8 @@ BIN := .venv/bin
 # Processes that share the tests, with 4 GiB each: one more than two cores, since a fifth of the time is waiting.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# The tests start hundreds of processes. Without bytecode on disk, as some containers ask, each compiles all modules: 2 s.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test quick gpu-test gpu-day gpu-rehearsal thorough mutants check browser goldens release clean
 
