@@ -99,7 +99,8 @@ class MainLoop:
         self.ahead = max(ring.ahead, self.unrolled - 1)
 
     def _unrolled(self) -> int:
-        """How many k-tiles a turn of the loop takes, by its products. A wrong number proves nothing."""
+        """Count how many k-tiles a turn of the loop takes, by its products. This is a guess: a proof with a wrong one
+        fails."""
         tile = self.contract.tile
         if self.head is None or tile is None:
             return 1

@@ -144,7 +144,7 @@ class Machine:
         return join
 
     def _met(self, before: Any, values: list[Any], masks: list[Lanes]) -> Any:
-        """A register where the sides of a branch meet."""
+        """Merge the values that a register has on the sides of a branch; UNKNOWN if they cannot be merged."""
         if before is None and any(value is None for value in values):
             return UNKNOWN
         met = values[0] if before is None else before

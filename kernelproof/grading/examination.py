@@ -117,7 +117,8 @@ class Examination:
         self.remarks: list[str] = []
         self.answers: list[Answer] = []
         self.kernels: list[CountedKernel] = []
-        # Narrow operands of products: a finding unless the measured error shows that what they lose is made up for.
+        # Products of narrower operands than allowed are findings, unless the measured error shows that the kernel makes
+        # up for what these lose.
         self.suspects: list[tuple[str, arithmetic.Downgrade]] = []
 
     @property

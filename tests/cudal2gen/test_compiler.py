@@ -70,7 +70,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Artifact]:
 
 
 def copied(artifact: Artifact, build_dir: Path) -> Artifact:
-    """The artifact in a build folder of its own."""
+    """Copy an artifact to another build folder, which a test may then change."""
     return replace(artifact, directory=Path(shutil.copytree(artifact.directory, build_dir / artifact.digest)))
 
 

@@ -15,8 +15,8 @@ from tests.cudal2gen.paths import PATHS, small
 from tests.draws import THOROUGH, drawn_by
 
 COVERING = {name: record for name, record in PATHS.items() if record.family in ("sm80_multistage", "sm80_direct")}
-# ``make test`` gives one of so many records a whole verdict, and executes one of so many records of Hopper and
-# Blackwell; ``make thorough`` has all of them.
+# ``make test`` gives every twelfth record a whole verdict, and executes every sixth record of Hopper and Blackwell.
+# ``make thorough`` takes all records.
 PART, PART_OF_NEWER = 12, 6
 NEWER = drawn_by(lambda name: PATHS[name].family, [name for name in PATHS if name not in COVERING], PART_OF_NEWER)
 BUILT_AHEAD = [PATHS[name] for name in (*COVERING, *NEWER)]

@@ -63,7 +63,8 @@ class RoomDevice(SessionHooks):
             return self.upload(tensor)
 
     def tensor(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, place: int) -> Any:
-        """The tensor at a device address, with the buffer's contents: a part of its storage, which may be new."""
+        """Return the tensor at a device address. It shares the storage of its buffer, which now gets the buffer's
+        contents; a buffer without a storage gets one."""
         buffer = self.memory.find(place - self.memory.base)
         if buffer is None:
             raise RuntimeError("a tensor is no memory of the device")

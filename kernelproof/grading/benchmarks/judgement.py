@@ -37,7 +37,11 @@ AS_FAR_AS = 4.0
 
 @dataclass
 class Draw:
-    """Inputs, what they are called, and what the reference makes of them."""
+    """The inputs of a call and what the reference computes from them.
+
+    ``kind`` says how the inputs were drawn. ``own`` has the reference's outputs in its own types, ``exact`` those in
+    fp64 if it can compute them, ``work`` how much work of each kind its operators do.
+    """
 
     kind: str
     seed: int

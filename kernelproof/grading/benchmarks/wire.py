@@ -31,7 +31,7 @@ Message = dict[str, Any]
 
 
 class Tensor(NamedTuple):
-    """A tensor on its way: the name of its type in torch, and its bits, in its shape."""
+    """A tensor as messages carry it. ``type`` is the name of its type in torch; ``bits`` has its shape."""
 
     type: str
     bits: Array

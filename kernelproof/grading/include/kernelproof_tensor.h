@@ -167,7 +167,8 @@ template <class T, size_t N, template <class> class P = DefaultPtrTraits>
 using PackedTensorAccessor64 = GenericPackedTensorAccessor<T, N, P, int64_t>;
 
 // An argument or a result, as launcher.py passes it. kind is 0 for a tensor, 1 for an integer, 2 for a number, 3 for None,
-// 4 for a list of integers (dims of them, in sizes), 5 for a type. Strides are in elements.
+// 4 for a list of integers, 5 for a type. A list has its integers in sizes, and their number in dims. Strides count
+// elements.
 // The layouts of Value and Results must equal those in launcher.py.
 struct Value {
   int kind, dtype, dims;

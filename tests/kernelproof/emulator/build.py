@@ -1,7 +1,7 @@
 """Compiles the programs of these tests, cached by content outside the clone.
 
-A program that ``kernelproof`` itself compiles is found in its cache only at the same path: ``stored`` and
-``folder_of`` give texts such a path.
+The cache of ``kernelproof`` finds a program only if its source lies at the same path as before. ``stored`` and
+``folder_of`` give a text the same path in every run.
 """
 
 from __future__ import annotations
