@@ -4,14 +4,14 @@ returns."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
 from kernelproof.emulator.memory.chains import Clock
 from kernelproof.emulator.memory.flags import Knowledge, Knows, Moment, Side, Write, in_turn
 from kernelproof.emulator.memory.order import GlobalOrder
-from kernelproof.emulator.memory.strong_loads import Accepts, StrongLoads
+from kernelproof.emulator.memory.strong_loads import Accepts, Reader, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
@@ -49,11 +49,6 @@ class DeviceFlags:
         row = int(self.batch.row_of[lane])
         return row, int(self.batch.warp[lane]), self._sides[row]
 
-    def _warps_of_lanes(self, lanes: Array | None) -> tuple[list[int], list[int]]:
-        """Per lane (None: all): its row and its warp."""
-        rows, warps = self.batch.row_of, self.batch.warp
-        return (rows if lanes is None else rows[lanes]).tolist(), (warps if lanes is None else warps[lanes]).tolist()
-
     # --- reads ---
 
     def read(
@@ -67,43 +62,18 @@ class DeviceFlags:
     ) -> Array:
         """Strong loads of ``values``, one per lane: what they find is learned. Returns the values, with older ones in
         place of those that are not the last. ``accepts``: which older values an element may read."""
-        order, places = self.order, self.order.flags.places
-        found = [(i, at, places[at]) for i, at in enumerate(offset.tolist()) if at in places]
-        if not found:
-            return values
-        scope, acquires = scope_of(strong), bool(strong & ORDERS)
-        cumulative = self.loads.is_cumulative(site, acquires)
-        rows, warps = self._warps_of_lanes(lanes)
-        out = values
-        chosen: dict[tuple[int, int, int], Write[Clock]] = {}
-        for i, at, history in found:
-            row, warp = rows[i], warps[i]
-            write = chosen.get((row, warp, at))
-            if write is None:
-                side = self._sides[row]
-                reader = side.cta, warp
-                knows, knowledge = self._knows(row, warp, cumulative), self._knowledge(row, warp, cumulative)
-                may = None if accepts is None else partial(accepts, i)
-                lane = i if lanes is None else int(lanes[i])
-                write, mark = self.loads.choose(
-                    order.flags, history, values[i], reader, knows, knowledge, site, lane, may
-                )
-                order.read_flag(at, side, warp, scope, acquires, write)
-                order.flags.see(reader, write)
-                if mark is not None:
-                    history.mark(reader, mark, self._knowledge(row, warp, cumulative))
-                if accepts is None:
-                    chosen[row, warp, at] = write
-            if write.value is not None and write is not history.last:
-                out = values.copy() if out is values else out
-                out[i] = write.value
-        return out
+        return self.loads.read(self, self.order.flags, lanes, offset, strong, site, values, accepts)
 
-    def _knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
+    def reader(self, row: int, warp: int) -> Reader:
+        return self._sides[row].cta, warp
+
+    def learn_write(self, row: int, warp: int, place: int, write: Write[Clock], strong: int) -> None:
+        self.order.read_flag(place, self._sides[row], warp, scope_of(strong), bool(strong & ORDERS), write)
+
+    def knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
         return self.clocks.total(row, warp), self.order.version(self._sides[row].cta, warp), cumulative
 
-    def _knows(self, row: int, warp: int, cumulative: bool) -> Knows:
-        """Tells what a warp must not overlook any more."""
+    def knows(self, row: int, warp: int, cumulative: bool) -> Knows:
         out = self._known_to.get((row, warp, cumulative))
         if out is not None:
             return out
@@ -130,7 +100,7 @@ class DeviceFlags:
     ) -> None:
         """Strong stores. ``old``, ``new``: what the places held and will hold, if values are recorded."""
         tick, present, scope = self.launch.tick, self._presents(lanes, strong), scope_of(strong)
-        rows, warps = self._warps_of_lanes(lanes)
+        rows, warps = self.batch.warps_of_lanes(lanes)
         before: tuple[int, int, int, bytes] | None = None
         for i, at in enumerate(offset.tolist()):
             row, warp = rows[i], warps[i]

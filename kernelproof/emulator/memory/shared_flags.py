@@ -6,13 +6,11 @@ so learning it is an elementwise maximum.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from kernelproof.emulator.memory.flags import Flags, Knowledge, Knows, Moment, Side, Write, in_turn, up_to
 from kernelproof.emulator.memory.order import GlobalOrder
-from kernelproof.emulator.memory.strong_loads import Accepts, StrongLoads
+from kernelproof.emulator.memory.strong_loads import Accepts, Reader, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
@@ -59,35 +57,12 @@ class SharedFlags:
         """Strong loads of ``values``, one per lane: what they find is learned, by an acquire at once, by a relaxed load
         at the next fence. Returns the values, with older ones in place of those that are not the last. ``accepts``:
         which older values an element may read."""
-        batch, out, places = self.batch, values, self.flags.places
-        cumulative = self.loads.is_cumulative(site, bool(strong & ORDERS))
-        found = [(i, at, places[at]) for i, at in enumerate(offset.tolist()) if at in places]
-        # Lanes of a warp that load one place together read the same write.
-        chosen: dict[tuple[int, int, int], Write[Array]] = {}
-        for i, place, history in found:
-            lane = int(lanes[i])
-            row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
-            write = chosen.get((row, warp, place))
-            if write is None:
-                reader = row, warp
-                knows, knowledge = self._knows(row, warp, cumulative), self._knowledge(row, warp, cumulative)
-                may = None if accepts is None else partial(accepts, i)
-                write, mark = self.loads.choose(
-                    self.flags, history, values[i], reader, knows, knowledge, site, lane, may
-                )
-                self._learn(row, warp, write, strong)
-                self.flags.see(reader, write)
-                if mark is not None:
-                    history.mark(reader, mark, self._knowledge(row, warp, cumulative))
-                if accepts is None:
-                    chosen[row, warp, place] = write
-            if write.value is not None and write is not history.last:
-                out = values.copy() if out is values else out
-                out[i] = write.value
-        return out
+        return self.loads.read(self, self.flags, lanes, offset, strong, site, values, accepts)
 
-    def _learn(self, row: int, warp: int, write: Write[Array], strong: int) -> None:
-        """A warp has read a write of a flag."""
+    def reader(self, row: int, warp: int) -> Reader:
+        return row, warp
+
+    def learn_write(self, row: int, warp: int, place: int, write: Write[Array], strong: int) -> None:  # noqa: ARG002
         clocks = self.flags.clocks(write, self._side(row), scope_of(strong))
         if strong & ORDERS:
             for clock in clocks.values():
@@ -101,12 +76,11 @@ class SharedFlags:
         before = self.before_fences.get(row // self.batch.cluster_size)
         return clocks if before is None else [*clocks, before]
 
-    def _knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
+    def knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
         others = self._others(row, warp, cumulative)
         return self.clocks.total(row, warp), sum(int(clock.sum()) for clock in others), cumulative
 
-    def _knows(self, row: int, warp: int, cumulative: bool) -> Knows:
-        """Tells what a warp must not overlook any more."""
+    def knows(self, row: int, warp: int, cumulative: bool) -> Knows:
         clocks = self._others(row, warp, cumulative)
 
         def knows(other_row: int, other_warp: int, tick: int) -> bool:
@@ -144,7 +118,8 @@ class SharedFlags:
             lane, place = int(lanes[elements[0]]), offset[elements[:1]]
             history = self.flags.places.get(int(place[0]))
             if history is not None:
-                self._learn(int(self.batch.row_of[lane]), int(self.batch.warp[lane]), history.last, read)
+                row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
+                self.learn_write(row, warp, int(place[0]), history.last, read)
             values = None if old is None or new is None else (old[elements], new[elements])
             self._publish(lanes[elements[:1]], place, write, site, values, keep=True)
 

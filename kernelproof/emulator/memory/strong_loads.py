@@ -8,14 +8,17 @@ with ``Variation.oldest``, the oldest one. Read-modify-writes always read the la
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
 from kernelproof.emulator.memory.flags import Flags, History, Knowledge, Knows, Mark, Write
+from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.launch_state import Overlooked
 from kernelproof.emulator.state.participants import Participant
+from kernelproof.emulator.state.scopes import ORDERS
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 # A warp is given older values of so many places until its CTA meets at a barrier. A look-back that finds old states
@@ -25,6 +28,22 @@ MAX_PLACES = 4
 Reader = tuple[int, int]
 # May an element of an access read this value, which is not the last one?
 Accepts = Callable[[int, np.generic], bool]
+
+
+class Learners(Protocol):
+    """The warps of a batch as readers of the flags of a state space."""
+
+    def reader(self, row: int, warp: int) -> Reader:
+        """How the histories of flags name a warp."""
+
+    def knows(self, row: int, warp: int, cumulative: bool) -> Knows:
+        """Tells what a warp must not overlook any more."""
+
+    def knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
+        """Grows whenever ``knows`` may say yes to more."""
+
+    def learn_write(self, row: int, warp: int, place: int, write: Write[Any], strong: int) -> None:
+        """A warp has read a write of a flag."""
 
 
 class StrongLoads:
@@ -47,6 +66,41 @@ class StrongLoads:
         than the memory model, and needed for data that is loaded by volatile or relaxed loads behind a flag. A load
         that polls or acquires is of a flag itself."""
         return not acquires and site not in self.launch.kernel.polls
+
+    def read(
+        self, learners: Learners, flags: Flags[Any], lanes: Array | None, offset: Array, strong: int, site: int,
+        values: Array, accepts: Accepts | None,
+    ) -> Array:  # fmt: skip
+        """Strong loads of ``values`` by these lanes (None: all), one per lane: what they find is learned. Returns the
+        values, with older ones in place of those that are not the last. ``accepts``: which older values an element may
+        read."""
+        found = [(i, at, flags.places[at]) for i, at in enumerate(offset.tolist()) if at in flags.places]
+        if not found:
+            return values
+        cumulative = self.is_cumulative(site, bool(strong & ORDERS))
+        rows, warps = self.batch.warps_of_lanes(lanes)
+        out = values
+        # Lanes of a warp that load one place together read the same write.
+        chosen: dict[tuple[int, int, int], Write[Any]] = {}
+        for i, at, history in found:
+            row, warp = rows[i], warps[i]
+            write = chosen.get((row, warp, at))
+            if write is None:
+                reader = learners.reader(row, warp)
+                knows, knowledge = learners.knows(row, warp, cumulative), learners.knowledge(row, warp, cumulative)
+                may = None if accepts is None else partial(accepts, i)
+                lane = i if lanes is None else int(lanes[i])
+                write, mark = self.choose(flags, history, values[i], reader, knows, knowledge, site, lane, may)
+                learners.learn_write(row, warp, at, write, strong)
+                flags.see(reader, write)
+                if mark is not None:
+                    history.mark(reader, mark, learners.knowledge(row, warp, cumulative))
+                if accepts is None:
+                    chosen[row, warp, at] = write
+            if write.value is not None and write is not history.last:
+                out = values.copy() if out is values else out
+                out[i] = write.value
+        return out
 
     def choose(
         self,

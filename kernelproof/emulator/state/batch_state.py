@@ -58,6 +58,11 @@ class BatchState:
             self._last_mask, self._last_lanes = m, np.flatnonzero(m)
         return self._last_lanes
 
+    def warps_of_lanes(self, lanes: Array | None) -> tuple[list[int], list[int]]:
+        """Per lane (None: all): its row and its warp."""
+        rows, warps = self.row_of, self.warp
+        return (rows if lanes is None else rows[lanes]).tolist(), (warps if lanes is None else warps[lanes]).tolist()
+
     def is_everyone(self, m: Array) -> bool:
         """Does the mask hold every lane that is still alive?"""
         return bool(m[self.alive].all())
