@@ -52,7 +52,8 @@ NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lin
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
 SPLITTER = Path(__file__).with_name("ptx_split.py")  # run by ninja, for each batch
 SOURCES = places.PACKAGE / "launch"  # of the host launchers
-LAUNCHER_SOURCES = ("launch.h", "launcher.cpp", "pack.cpp", "cudal2gen.h")
+LAUNCHER_HEADERS = ("cudal2gen.h", "launch.h", "pack.h", "sha256.h")
+LAUNCHER_SOURCES = (*LAUNCHER_HEADERS, "launcher.cpp", "pack.cpp", "interface.cpp", "autotune.cpp")
 TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIBRARY}")
 TORCH_SOURCES = ("torch_launcher.cpp",)
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")

@@ -4,12 +4,37 @@
    cudal2gen pack --gpu h200 --out pack     makes the folder; this header and libcudal2gen.so are in it.
    g++ gemm.c -Ipack -Lpack -lcudal2gen     builds a program; neither nvcc nor the CUDA headers are needed.
 
-   Functions return CUDAL2GEN_OK, one of the negative numbers below, or a positive cudaError_t. cudal2gen_last_error()
-   then says in words why the last call of this thread was refused. */
+   For readers who know cuBLAS:
+
+   cublasCreate                     cudal2gen_pack_open, for the current device; any threads may share it
+   cublasGemmEx, row-major          cudal2gen_matmul(pack, problem, a, lda, b, ldb, d, ldd, workspace, stream) computes what
+                                    cublasGemmEx(handle, T, CUBLAS_OP_N, n, m, k, &one, b, ldb, a, lda, &zero, d, ldd, ..)
+                                    does with T = CUBLAS_OP_T for CUDAL2GEN_TN and CUBLAS_OP_N for CUDAL2GEN_NN: cuBLAS is
+                                    column-major, and the transpose of D is that of B times that of A
+   cublasGemmStridedBatchedEx       problem.batch = CUDAL2GEN_STRIDED, and the strides of cudal2gen_operands
+   cublasLtMatmul with an epilogue  problem.fusion, and cudal2gen_gemm
+   cublasLtMatmulAlgoGetHeuristic   cudal2gen_plan_create; cudal2gen_plan_run then chooses nothing
+   CUBLAS_GEMM_AUTOTUNE             cudal2gen_plan_autotune, beside your own call of cuBLAS
+   cublasSetStream, SetWorkspace    arguments of each call; a call never waits, allocates no device memory, and may be
+                                    captured in a graph once its kernel is loaded (by a query or a plan)
+   CUBLAS_STATUS_INVALID_VALUE      CUDAL2GEN_INVALID_VALUE; cudal2gen_last_error() names the argument
+   CUBLAS_STATUS_NOT_SUPPORTED      CUDAL2GEN_VENDOR: call cuBLAS
+
+   As in BLAS nothing is done where m, n or the number of products is 0, whatever the addresses; where k is 0, D is filled
+   with zeros (if the problem has a fusion or a batch, the answer is CUDAL2GEN_VENDOR). A null argument, a value outside of
+   an enum, a negative size, a leading dimension shorter than a row and a misaligned address are answered by a code. D must
+   not overlap with A or B; this is not checked.
+
+   Functions return CUDAL2GEN_OK, one of the numbers below, or a positive cudaError_t. cudal2gen_last_error() then says in
+   words why the last call of this thread was refused. */
 #ifndef CUDAL2GEN_H
 #define CUDAL2GEN_H
 
 #include <stdint.h>
+
+/* Of this interface, 10000 major + 100 minor + patch. A library serves programs that were compiled with a header of the same
+   major version that is not newer: structures do not change within a major version, and functions are only added. */
+#define CUDAL2GEN_VERSION 10000
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,9 +42,10 @@ extern "C" {
 
 enum {
   CUDAL2GEN_OK = 0,
+  CUDAL2GEN_INVALID_VALUE = 1, /* cudaErrorInvalidValue: an argument is none that a product can have; nothing was done */
   CUDAL2GEN_VENDOR = -1,   /* no kernel is known to be faster, or none fits: call the vendor's library */
   CUDAL2GEN_BAD_PACK = -2, /* missing, truncated, altered, or without a kernel that runs on this GPU */
-  CUDAL2GEN_REFUSED = -3,  /* the driver refuses the kernel's image: call the vendor's library. An open pack does not try that
+  CUDAL2GEN_REFUSED = -3   /* the driver refuses the kernel's image: call the vendor's library. An open pack does not try that
                               kernel again; update the driver, or make the pack anew */
 };
 
@@ -30,7 +56,7 @@ typedef enum { CUDAL2GEN_D_SAME, CUDAL2GEN_D_F32 } cudal2gen_d;    /* the type o
 typedef enum {
   CUDAL2GEN_MEASURED, /* a kernel that was measured faster than the vendor's library at exactly these sizes */
   CUDAL2GEN_KERNEL,   /* the nearest kernel that computes the product */
-  CUDAL2GEN_INFERRED, /* as measured; if a fusion or batch was not, the design of the plain kernel that was faster */
+  CUDAL2GEN_INFERRED  /* as measured; if a fusion or batch was not, the design of the plain kernel that was faster */
 } cudal2gen_prefer;
 
 typedef enum { CUDAL2GEN_NO_BIAS, CUDAL2GEN_BIAS_N, CUDAL2GEN_BIAS_M } cudal2gen_bias; /* one element for each column of D, or for each row */
@@ -39,7 +65,7 @@ typedef enum {
   CUDAL2GEN_RELU,
   CUDAL2GEN_GELU_TANH, /* the approximation by tanh; GELU uses the error function */
   CUDAL2GEN_GELU,
-  CUDAL2GEN_SILU,
+  CUDAL2GEN_SILU
 } cudal2gen_activation;
 
 /* D = activation(alpha A B + bias + beta C), computed in fp32 and rounded once. All zeros: the plain product. */
@@ -55,10 +81,10 @@ typedef struct {
 typedef enum {
   CUDAL2GEN_ALONE,   /* one product in a launch */
   CUDAL2GEN_STRIDED, /* several of the same sizes, evenly spaced */
-  CUDAL2GEN_GROUPED, /* consecutive rows of A and D in groups, each times its own B; m counts the rows of all */
+  CUDAL2GEN_GROUPED  /* consecutive rows of A and D in groups, each times its own B; m counts the rows of all */
 } cudal2gen_batch;
 
-/* Fill it with zeros first: later versions add fields at the end, and their zeros mean the plain product of this one. */
+/* Fill it with zeros first: they mean one plain product in fp16, by a measured kernel. */
 typedef struct {
   cudal2gen_acc acc;
   cudal2gen_layout layout;
@@ -86,17 +112,23 @@ typedef struct {
 } cudal2gen_operands;
 
 typedef struct {
-  char const* kernel;      /* its digest; belongs to the pack */
+  char const* kernel;      /* its digest, which belongs to the pack; "" if none is needed (m, n or k is 0) */
   double speedup;          /* over the vendor's library, lower end of the interval; 0 if it was not measured */
   int64_t workspace_bytes; /* what a launch needs, aligned to 256 bytes */
 } cudal2gen_answer;
 
 typedef struct cudal2gen_pack cudal2gen_pack;
+typedef struct cudal2gen_plan cudal2gen_plan;
+
+/* CUDAL2GEN_VERSION of the library, which may differ from that of the header. */
+int cudal2gen_version(void);
 
 /* Opens a pack for the current device after checking every file, and that the device runs kernels of it. On a card of
    another model than the pack's nothing counts as measured: only CUDAL2GEN_KERNEL takes its kernels. runtime: file name or
    path of the CUDA runtime library, null for libcudart.so.13. Any threads may use the pack, with the same device. */
 int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pack** out);
+
+/* Unloads its kernels: no plan of it may be run afterwards, and no launch of it may still be under way. Null does nothing. */
 int cudal2gen_pack_close(cudal2gen_pack* pack);
 
 /* Says which kernel would compute a problem. The first query that a kernel answers loads it. */
@@ -110,6 +142,44 @@ int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, voi
 int cudal2gen_gemm(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b, int ldb,
                    void* d, int ldd, cudal2gen_operands const* operands, void* workspace, void* stream);
 
+/* Chooses once for calls of one problem: cudal2gen_plan_run is then only a launch. answer may be null. A plan is constant, so
+   threads may share it; it must not be run once its pack is closed. To destroy null does nothing. */
+int cudal2gen_plan_create(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer,
+                          cudal2gen_plan** plan);
+int cudal2gen_plan_run(cudal2gen_plan const* plan, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                       cudal2gen_operands const* operands, void* workspace, void* stream);
+int cudal2gen_plan_destroy(cudal2gen_plan* plan);
+
+/* What cudal2gen_plan_autotune times: a call on real operands, with a workspace of so many bytes for kernels that need one. */
+typedef struct {
+  void const* a;
+  int lda;
+  void const* b;
+  int ldb;
+  void* d;
+  int ldd;
+  cudal2gen_operands const* operands; /* null for a plain product */
+  void* workspace;                    /* aligned to 256 bytes; null for kernels without one */
+  int64_t workspace_bytes;
+  void* stream;
+} cudal2gen_call;
+
+/* Enqueues the same product by the vendor's library on the stream. Returns 0, or its error. */
+typedef int (*cudal2gen_vendor)(void* context, void* stream);
+
+/* Makes a plan by measuring on this card: up to 8 nearest kernels in turns, then the fastest beside the vendor's product, in
+   pairs of either order. The plan has the kernel if the 95 % interval of the median ratio of at least 12 pairs is above 1.01;
+   else the answer is CUDAL2GEN_VENDOR. answer.speedup is the interval's low end. vendor may be null: the fastest kernel is
+   taken, and speedup is 0. problem.prefer does not count.
+
+   It waits for the stream, runs each contender hundreds of times on the same operands, so that those that fit are in the L2,
+   and stops after about so many milliseconds. D must be none of the operands. In a captured stream nothing is timed, and the
+   answer is CUDAL2GEN_VENDOR. */
+int cudal2gen_plan_autotune(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_call const* call,
+                            cudal2gen_vendor vendor, void* context, double milliseconds, cudal2gen_answer* answer,
+                            cudal2gen_plan** plan);
+
+/* In words, why the last call of this thread returned no CUDAL2GEN_OK; "" if it did. Valid until its next call. */
 char const* cudal2gen_last_error(void);
 
 #ifdef __cplusplus

@@ -194,6 +194,7 @@ struct Groups {
 
 enum class Batch { kNone, kStrided, kGrouped };
 constexpr int kMostGroups = 65535;
+constexpr int64_t kMostStride = int64_t(1) << 48;  // so that bytes of a stride are counted without overflow
 
 // The workspace: a counter for each tile whose sum is kept in parts, padded to a multiple of 256 bytes; then the parts.
 struct Scratch {
@@ -245,6 +246,7 @@ struct Launch {
   Refusal refuse_sizes(int m, int n, int k) const;
   Refusal refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const;
   Refusal refuse_fused(void const* bias, Matrix const& c, Matrix const& aux) const;
+  Refusal refuse_count(int count, int m, int n) const;
   Refusal refuse_batches(Batches const& batches, int m, int n, int64_t ldd) const;
   Refusal refuse_groups(Groups const& groups, int m, int n) const;
 };
@@ -353,15 +355,28 @@ inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c, Matrix co
   return {};
 }
 
+// Refuses more products of these sizes, or groups of rows, than a launch counts.
+inline Refusal Launch::refuse_count(int count, int m, int n) const {
+  if (batch == Batch::kGrouped) {
+    if (count < 1 || count > kMostGroups) return {cudaErrorInvalidValue, "a grouped launch has from 1 to 65535 groups"};
+    if (tiles(m, n, count) > (1 << 30)) return {cudaErrorInvalidValue, "the groups have more CTA tiles than are counted"};
+    return {};
+  }
+  if (count < 1) return {cudaErrorInvalidValue, "a launch computes at least one product"};
+  if (tiles(m, n) * split_k * count > (1 << 30))
+    return {cudaErrorInvalidValue, "the batch has more CTA tiles than are counted"};
+  return {};
+}
+
 // Refuses batches that the kernel does not take: matrices D must not overlap, and each matrix must be aligned like a single one.
 inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int64_t ldd) const {
-  if (batches.count < 1) return {cudaErrorInvalidValue, "a launch computes at least one product"};
-  if (tiles(m, n) * split_k * batches.count > (1 << 30))
-    return {cudaErrorInvalidValue, "the batch has more CTA tiles than are counted"};
+  if (Refusal const refusal = refuse_count(batches.count, m, n)) return refusal;
   if (batches.count == 1) return {};
+  if (std::max({batches.a, batches.b, batches.d, batches.bias, batches.c, batches.aux}) > kMostStride)
+    return {cudaErrorInvalidValue, "strides of a batch must not exceed 2^48 elements"};
   if (batch != Batch::kStrided)
     return {cudaErrorInvalidValue, "this kernel computes one product a launch; one of batch=strided computes several"};
-  if (batches.a < 0 || batches.b < 0 || batches.bias < 0 || batches.c < 0)
+  if (batches.a < 0 || batches.b < 0 || batches.bias < 0 || batches.c < 0 || batches.aux < 0)
     return {cudaErrorInvalidValue, "strides of a batch must not be negative"};
   int const cols = d_cols(n);
   bool const behind = batches.d >= (m - 1) * ldd + cols, beside = batches.d >= cols && (batches.count - 1) * batches.d + cols <= ldd;
@@ -370,6 +385,8 @@ inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int6
     return {cudaErrorMisalignedAddress, "matrices of a batch must be aligned to 16 bytes, as the first ones are"};
   if (fusion.bias() && batches.bias * element.bytes % 16)
     return {cudaErrorMisalignedAddress, "each bias of a batch must be aligned to 16 bytes, as the first one is"};
+  if (fusion.aux && batches.aux * output.bytes % 16)
+    return {cudaErrorMisalignedAddress, "matrices aux of a batch must be aligned to 16 bytes, as the first one is"};
   if (fusion.residual && stores_vectors() && batches.c * output.bytes % 16)
     return {cudaErrorMisalignedAddress, "matrices C of a batch must be aligned to 16 bytes, as the first one is"};
   return {};
@@ -379,12 +396,11 @@ inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int6
 inline Refusal Launch::refuse_groups(Groups const& groups, int m, int n) const {
   if (batch != Batch::kGrouped)
     return {cudaErrorInvalidValue, "this kernel computes no groups; one of batch=grouped does"};
-  if (groups.count < 1 || groups.count > kMostGroups)
-    return {cudaErrorInvalidValue, "a grouped launch has from 1 to 65535 groups"};
+  if (Refusal const refusal = refuse_count(groups.count, m, n)) return refusal;
   if (!groups.ends || reinterpret_cast<uintptr_t>(groups.ends) % 4)
     return {cudaErrorInvalidValue, "a grouped launch needs the ends of its groups: int32 on the device, aligned to 4 bytes"};
-  if (tiles(m, n, groups.count) > (1 << 30)) return {cudaErrorInvalidValue, "the groups have more CTA tiles than are counted"};
   if (groups.b < 0 || groups.bias < 0) return {cudaErrorInvalidValue, "strides of groups must not be negative"};
+  if (std::max(groups.b, groups.bias) > kMostStride) return {cudaErrorInvalidValue, "strides of groups must not exceed 2^48 elements"};
   if (groups.b * element.bytes % 16 || (fusion.bias_n && groups.bias * element.bytes % 16))
     return {cudaErrorMisalignedAddress, "B and bias of each group must be aligned to 16 bytes, as the first ones are"};
   return {};

@@ -358,6 +358,7 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   Matrix const in_a = {a, lda, k}, in_b = {b, ldb, launch.nn ? n : k}, out_d = {d, ldd, launch.d_cols(n)};
   Batches& batches = several.batches;
   Groups& groups = several.groups;
+  if (!a || !b || !d) return invalid(std::string(!a ? "A" : !b ? "B" : "D") + " is null");
   cudaLaunchConfig_t config = {};
   config.blockDim = dim3(unsigned(launch.threads), 1, 1);
   config.dynamicSmemBytes = launch.smem_bytes;

@@ -1,6 +1,7 @@
 """A CUDA runtime on which everything succeeds and nothing runs, for tests of what the launcher itself refuses and asks.
 
-A stream is captured where ``capture`` says so: the next launch then depends on nodes of these types.
+A stream is captured where ``capture`` says so: the next launch then depends on nodes of these types. Events read a
+clock that launches advance (``cost``).
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from kernelproof.ground.toolchain import discover
 
 KERNEL_NODE, MEMCPY_NODE, MEMSET_NODE = 0, 1, 2  # cudaGraphNodeType
 NOTHING = (
-    *("cudaLibraryLoadFromFile", "cudaLibraryUnload", "cudaLibraryGetKernel", "cudaKernelSetAttributeForDevice"),
-    *("cudaGetDevice", "cudaFuncGetAttributes", "cudaMemsetAsync", "cudaGetLastError"),
+    *("cudaLibraryLoadFromFile", "cudaLibraryUnload", "cudaKernelSetAttributeForDevice", "cudaGetDevice"),
+    *("cudaFuncGetAttributes", "cudaMemsetAsync", "cudaGetLastError", "cudaEventSynchronize"),
 )
+A100 = "NVIDIA A100-SXM4-80GB"
 SOURCE = """
 #include <driver_types.h>
+#include <stdlib.h>
+#include <string.h>
 
 int idle_overlaps, idle_cooperates, idle_captures, idle_nodes[8];
-size_t idle_count;
+size_t idle_count, idle_kernels, idle_cleared;
+long long idle_clock, idle_costs[16]; /* ns; of a launch by the order in which kernels were opened, from 1 on */
 
 int cudaDeviceGetAttribute(int* value) { return *value = 4, 0; }
 int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count) { return *count = 1, 0; }
@@ -40,8 +45,25 @@ int cudaStreamGetCaptureInfo(void* stream, int* status, void* id, void* graph, v
   return *nodes = pointers, *count = idle_count, *status = 1, stream || id || graph || edges ? 0 : 0;
 }
 int cudaGraphNodeGetType(int* node, int* type) { return *type = *node, 0; }
+int cudaGetDeviceProperties(struct cudaDeviceProp* properties, int device) {
+  memset(properties, 0, sizeof *properties);
+  strcpy(properties->name, "A100_NAME");
+  properties->major = 8, properties->multiProcessorCount = 108, properties->sharedMemPerBlockOptin = 163 << 10;
+  return device * 0;
+}
+int cudaLibraryGetKernel(size_t* kernel) { return *kernel = ++idle_kernels, 0; }
+int cudaMemset2DAsync(void* d, size_t pitch, int value, size_t width, size_t height) {
+  return idle_cleared += width * height, d && pitch >= width && !value ? 0 : 1;
+}
+int cudaEventCreate(long long** event) { return (*event = malloc(sizeof **event)) ? 0 : 2; }
+int cudaEventDestroy(long long* event) { return free(event), 0; }
+int cudaEventRecord(long long* event) { return *event = idle_clock, 0; }
+int cudaEventElapsedTime(float* ms, long long const* start, long long const* stop) {
+  return *ms = (float)(*stop - *start) * 1e-6f, 0;
+}
 int cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* function, void** arguments) {
   idle_overlaps = idle_cooperates = 0;
+  idle_clock += idle_costs[(size_t)function & 15];
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization)
       idle_overlaps = config->attrs[i].val.programmaticStreamSerializationAllowed;
@@ -55,7 +77,7 @@ int cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* function, 
 def build(folder: Path) -> Path:
     """Compiles the library into a folder."""
     library = folder / "libcudart.so"
-    source = SOURCE + "".join(f"int {name}(void) {{ return 0; }}\n" for name in NOTHING)
+    source = SOURCE.replace("A100_NAME", A100) + "".join(f"int {name}(void) {{ return 0; }}\n" for name in NOTHING)
     command = ["gcc", "-O2", "-shared", "-fPIC", f"-I{discover().cuda_include}", "-x", "c", "-", "-o", str(library)]
     subprocess.run(command, input=source, text=True, check=True)
     return library
@@ -77,3 +99,22 @@ def overlaps(library: Path) -> bool:
 def cooperates(library: Path) -> bool:
     """Whether the last launch demanded that all its CTAs run at once."""
     return bool(ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "idle_cooperates").value)
+
+
+def cost(library: Path, *microseconds: float) -> None:
+    """How long launches take, of kernels by the order in which they were opened."""
+    opened = ctypes.CDLL(str(library))
+    costs = (ctypes.c_longlong * 16).in_dll(opened, "idle_costs")
+    first = ctypes.c_size_t.in_dll(opened, "idle_kernels").value + 1
+    for number, us in enumerate(microseconds, first):
+        costs[number & 15] = round(1e3 * us)
+
+
+def spend(library: Path, microseconds: float) -> None:
+    """Advances the clock, as something does that is no launch."""
+    ctypes.c_longlong.in_dll(ctypes.CDLL(str(library)), "idle_clock").value += round(1e3 * microseconds)
+
+
+def cleared(library: Path) -> int:
+    """Bytes that were filled with zeros, row by row."""
+    return ctypes.c_size_t.in_dll(ctypes.CDLL(str(library)), "idle_cleared").value

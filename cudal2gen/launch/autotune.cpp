@@ -1,0 +1,184 @@
+// Autotuning for callers in C: times the kernels of a pack beside the vendor's product on the caller's operands and stream.
+// A kernel is taken only if it wins twice: a heat of the kernels, and then a duel with the vendor's product.
+#include "pack.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <new>
+
+using namespace cudal2gen;
+
+namespace {
+
+constexpr size_t kMostKernels = 8, kMostRounds = 16, kMostPairs = 64, kFewestPairs = 12;
+constexpr double kSampleUs = 50;    // events resolve half a microsecond
+constexpr double kMargin = 1.01;    // a kernel must be so much faster than the vendor
+constexpr int kVendor = -1;
+
+using Clock = std::chrono::steady_clock;
+
+double median(std::vector<double> values) {
+  auto const middle = values.begin() + std::ptrdiff_t(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// The lower end of the 95 % interval of a median, by ranks: nothing is assumed of the distribution.
+double low_median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  double const n = double(values.size()), rank = n / 2 - 0.98 * std::sqrt(n) - 1;
+  return values[size_t(std::max(rank, 0.0))];
+}
+
+class Race {
+ public:
+  Race(cudal2gen_pack& pack, cudal2gen_call const& call, cudal2gen_vendor vendor, void* context, double milliseconds)
+      : pack_(pack), host_(pack.host), call_(call), vendor_(vendor), context_(context),
+        end_(Clock::now() + std::chrono::microseconds(int64_t(milliseconds * 1e3))) {}
+  Race(Race const&) = delete;
+  ~Race() {
+    for (cudaEvent_t event : {start_, stop_})
+      if (event) host_.event_destroy(event);
+  }
+
+  // Stores the plan of the fastest kernel with its speedup, or returns CUDAL2GEN_VENDOR.
+  int choose(cudal2gen_problem const& problem, cudal2gen_plan& best) {
+    if (int const code = prepare()) return code;
+    if (int const code = admit(problem)) return code;
+    if (plans_.empty()) return refuse(CUDAL2GEN_VENDOR, "no kernel of this pack computes it with these operands and this workspace");
+    if (int const code = heat(best)) return code;
+    return vendor_ ? duel(best) : int(CUDAL2GEN_OK);
+  }
+
+ private:
+  int prepare() {
+    if (!host_.event_create || !host_.event_destroy || !host_.event_record || !host_.event_synchronize || !host_.event_elapsed ||
+        !host_.is_capturing)
+      return refuse(cudaErrorSymbolNotFound, "the CUDA runtime lacks events");
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaError_t error = host_.is_capturing(stream(), &status);
+    if (!error && status != cudaStreamCaptureStatusNone)
+      return refuse(CUDAL2GEN_VENDOR, "the stream is captured, where nothing can be timed");
+    if (!error) error = host_.event_create(&start_);
+    if (!error) error = host_.event_create(&stop_);
+    return error ? host_.failed(error) : CUDAL2GEN_OK;
+  }
+
+  // Makes plans of the nearest kernels that take the operands, and runs each once: a first launch also loads.
+  int admit(cudal2gen_problem const& problem) {
+    for (int number : pack_.candidates(problem)) {
+      if (plans_.size() == kMostKernels) break;
+      cudal2gen_plan const plan = {&pack_, problem, {number, 0}};
+      int code = pack_.open(number);
+      if (code == CUDAL2GEN_REFUSED) continue;
+      if (code) return code;
+      if (plan.answer().workspace_bytes > call_.workspace_bytes) continue;
+      plans_.push_back(plan);
+      code = enqueue(int(plans_.size()) - 1);
+      if (code == CUDAL2GEN_INVALID_VALUE || code == cudaErrorMisalignedAddress) plans_.pop_back();
+      else if (code) return code;
+    }
+    double us = 0;
+    if (plans_.empty()) return CUDAL2GEN_OK;
+    if (int const code = sample(vendor_ ? kVendor : 0, us)) return code;
+    if (int const code = sample(vendor_ ? kVendor : 0, us)) return code;
+    calls_ = std::clamp(int(kSampleUs / std::max(us, 1.0)), 1, 64);
+    return CUDAL2GEN_OK;
+  }
+
+  // Times all contenders in turns, each round from another one on, for half of the time that is left.
+  int heat(cudal2gen_plan& best) {
+    Clock::time_point const half = Clock::now() + (end_ - Clock::now()) / 2;
+    int const count = int(plans_.size());
+    std::vector<std::vector<double>> times(plans_.size());
+    for (size_t round = 0; round < kMostRounds && (!round || Clock::now() < half); ++round)
+      for (int i = 0; i < count; ++i) {
+        int const contender = int((round + size_t(i)) % plans_.size());
+        double us = 0;
+        if (int const code = sample(contender, us)) return code;
+        times[size_t(contender)].push_back(us);
+      }
+    size_t fastest = 0;
+    for (size_t i = 1; i < times.size(); ++i)
+      if (median(times[i]) < median(times[fastest])) fastest = i;
+    std::swap(plans_[0], plans_[fastest]);
+    best = plans_[0];
+    return CUDAL2GEN_OK;
+  }
+
+  // Times the vendor and the fastest kernel in pairs, in either order by turns.
+  int duel(cudal2gen_plan& best) {
+    std::vector<double> ratios;
+    while (ratios.size() < kMostPairs && Clock::now() < end_) {
+      int const first = ratios.size() % 2 ? 0 : kVendor;
+      double us[2] = {};
+      if (int const code = sample(first, us[0])) return code;
+      if (int const code = sample(first == kVendor ? 0 : kVendor, us[1])) return code;
+      ratios.push_back(first == kVendor ? us[0] / us[1] : us[1] / us[0]);
+    }
+    if (ratios.size() < kFewestPairs) return refuse(CUDAL2GEN_VENDOR, "the time did not suffice for " + std::to_string(kFewestPairs) + " pairs");
+    double const low = low_median(ratios);
+    if (low < kMargin) return refuse(CUDAL2GEN_VENDOR, "no kernel was faster than the vendor's product by more than noise and 1 %");
+    best.choice.speedup = low;
+    return CUDAL2GEN_OK;
+  }
+
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(call_.stream); }
+
+  int enqueue(int contender) {
+    if (contender == kVendor) {
+      int const code = vendor_(context_, call_.stream);
+      return code ? refuse(CUDAL2GEN_VENDOR, "the vendor's product failed with code " + std::to_string(code)) : CUDAL2GEN_OK;
+    }
+    return plans_[size_t(contender)].run(call_.a, call_.lda, call_.b, call_.ldb, call_.d, call_.ldd, call_.operands,
+                                         call_.workspace, call_.stream);
+  }
+
+  // Microseconds of a call, as the device sees several in a row.
+  int sample(int contender, double& us) {
+    cudaError_t error = host_.event_record(start_, stream());
+    for (int i = 0; i < calls_ && !error; ++i)
+      if (int const code = enqueue(contender)) return code;
+    if (!error) error = host_.event_record(stop_, stream());
+    if (!error) error = host_.event_synchronize(stop_);
+    float milliseconds = 0;
+    if (!error) error = host_.event_elapsed(&milliseconds, start_, stop_);
+    us = std::max(double(milliseconds) * 1e3 / calls_, 1e-3);
+    return error ? host_.failed(error) : CUDAL2GEN_OK;
+  }
+
+  cudal2gen_pack& pack_;
+  HostRuntime const& host_;
+  cudal2gen_call const& call_;
+  cudal2gen_vendor const vendor_;
+  void* const context_;
+  Clock::time_point const end_;
+  std::vector<cudal2gen_plan> plans_;
+  cudaEvent_t start_ = nullptr, stop_ = nullptr;
+  int calls_ = 1;
+};
+
+}  // namespace
+
+extern "C" int cudal2gen_plan_autotune(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_call const* call,
+                                       cudal2gen_vendor vendor, void* context, double milliseconds,
+                                       cudal2gen_answer* answer, cudal2gen_plan** out) {
+  refuse(CUDAL2GEN_OK, "");
+  if (!out) return invalid("out is null");
+  *out = nullptr;
+  if (!pack || !problem || !call) return invalid(!pack ? "pack is null" : !problem ? "problem is null" : "call is null");
+  if (!(milliseconds > 0 && milliseconds <= 60e3)) return invalid("milliseconds must be from above 0 to 60000");
+  return guarded([&] {
+    auto plan = std::make_unique<cudal2gen_plan>();
+    int code = check(*problem);
+    if (code) return code;
+    bool const nothing = !problem->m || !problem->n || !problem->k || !products_of(*problem);
+    code = nothing ? make_plan(*pack, *problem, *plan) : Race(*pack, *call, vendor, context, milliseconds).choose(*problem, *plan);
+    if (code) return code;
+    if (answer) *answer = plan->answer();
+    *out = plan.release();
+    return refuse(CUDAL2GEN_OK, "");  // kernels that took no part may have said why
+  });
+}

@@ -1,0 +1,171 @@
+// An opened pack: its kernels, and which of them computes a problem. pack.cpp reads it; the C interface (interface.cpp,
+// autotune.cpp) asks it.
+#ifndef CUDAL2GEN_PACK_H
+#define CUDAL2GEN_PACK_H
+
+#include "cudal2gen.h"
+#include "launch.h"
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+struct cudal2gen_kernel;
+extern "C" {
+char const* cudal2gen_message();
+int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out);
+int cudal2gen_close(cudal2gen_kernel* kernel);
+int64_t cudal2gen_batch_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k, int count);
+int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                           int m, int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream);
+int cudal2gen_launch_batched(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                             int m, int n, int k, cudal2gen::Batches const* batches, cudal2gen_fused const* fused,
+                             void* workspace, void* stream);
+int cudal2gen_launch_grouped(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+                             int m, int n, int k, cudal2gen::Groups const* groups, cudal2gen_fused const* fused, void* stream);
+}
+
+namespace cudal2gen {
+
+// Stores the words that cudal2gen_last_error() returns to this thread, and returns the code.
+int refuse(int code, std::string const& why);
+inline int invalid(std::string const& why) { return refuse(CUDAL2GEN_INVALID_VALUE, why); }
+
+using Sizes = std::array<int, 3>;
+
+// Everything but the sizes that a kernel and a problem must agree on: the header's enums ab, d, acc, layout and batch, in
+// this order, and the text of the fusion.
+struct Kind {
+  std::array<int, 5> enums;
+  std::string fusion;
+
+  int layout() const { return enums[3]; }
+  bool plain() const { return fusion == "none" && enums[4] == CUDAL2GEN_ALONE; }
+  Kind alone() const { return {{enums[0], enums[1], enums[2], enums[3], CUDAL2GEN_ALONE}, "none"}; }
+  bool operator==(Kind const& other) const { return enums == other.enums && fusion == other.fusion; }
+  bool operator<(Kind const& other) const { return std::tie(enums, fusion) < std::tie(other.enums, other.fusion); }
+};
+
+struct PackKernel {
+  std::string digest, options;
+  Kind kind;
+  Sizes sizes;
+  int plain;  // the number of the kernel with the same design for the plain product, -1 if there is none
+  Launch launch;
+  bool fits;  // whether the card has enough shared memory
+  cudal2gen_kernel* opened;
+  std::string refused;  // why the driver does not load it; empty if it was not tried or loads. Guarded by `opening`
+
+  // Whether it computes so many products of these sizes with A and B packed. D's leading dimension is not known before
+  // the call: here the next whole vector stands for it, and the launcher checks the real one.
+  bool takes(Sizes const& problem, int products) const;
+
+  // How far these sizes are from its own, in octaves summed over m, n and k; the same measure as kernel/serving.py.
+  double distance(Sizes const& problem) const;
+};
+
+// The device that a pack is used with. `pack_gpu`: the model that the pack is for, empty if the device is of that model;
+// `capability`: 90 for 9.0; `smem_bytes`: the most shared memory of a CTA.
+struct Card {
+  std::string name, pack_gpu;
+  int capability;
+  int64_t smem_bytes;
+
+  bool other_model() const { return !pack_gpu.empty(); }
+};
+
+// What computes a problem. `kernel`: its number in the pack, or one of these.
+constexpr int kNothing = -1;  // there is no element of D
+constexpr int kZeros = -2;    // sums of no products
+struct Choice {
+  int kernel;
+  double speedup;
+};
+
+int products_of(cudal2gen_problem const& problem);
+
+// CUDAL2GEN_OK if a problem is one that the header describes: its enums, sizes that are not negative, products of a batch.
+int check(cudal2gen_problem const& problem);
+
+// The functions of the CUDA runtime that the interface itself calls; null where the runtime lacks one.
+struct HostRuntime {
+  decltype(&cudaMemset2DAsync) memset_2d;
+  cudaError_t (*event_create)(cudaEvent_t*);
+  decltype(&cudaEventDestroy) event_destroy;
+  decltype(&cudaEventRecord) event_record;
+  decltype(&cudaEventSynchronize) event_synchronize;
+  decltype(&cudaEventElapsedTime) event_elapsed;
+  decltype(&cudaStreamIsCapturing) is_capturing;
+  decltype(&cudaGetErrorString) error_string;
+  decltype(&cudaGetLastError) last_error;
+
+  // Reports an error of the runtime. The process shares its last error, which is cleared: the program would find it at
+  // its own next call.
+  int failed(cudaError_t error) const {
+    last_error();
+    return refuse(error, error_string(error));
+  }
+};
+
+}  // namespace cudal2gen
+
+struct cudal2gen_pack {
+  std::string directory, runtime;
+  cudal2gen::Card card;
+  cudal2gen::HostRuntime host = {};
+  std::vector<cudal2gen::PackKernel> kernels;
+  // The int counts the products of a batch; 1 without.
+  std::map<std::tuple<cudal2gen::Kind, cudal2gen::Sizes, int>, cudal2gen::Choice> chosen;
+  std::mutex opening;  // guards `opened` and `refused` of all kernels; everything else is constant after the load
+
+  // Chooses what computes a problem that `check` accepts.
+  int choose(cudal2gen_problem const& problem, cudal2gen::Choice& choice) const;
+  // Kernels that compute a problem, the nearest ones first.
+  std::vector<int> candidates(cudal2gen_problem const& problem) const;
+  int open(int kernel);
+  std::string kernel_folder(std::string const& digest) const { return directory + "/kernels/" + digest; }
+
+ private:
+  bool infer(cudal2gen::Kind const& kind, cudal2gen::Sizes const& sizes, int products, cudal2gen::Choice& choice) const;
+};
+
+// A problem, and what was chosen for it when the plan was made.
+struct cudal2gen_plan {
+  cudal2gen_pack* pack;
+  cudal2gen_problem problem;
+  cudal2gen::Choice choice;
+
+  // Enqueues the product; the arguments are those of cudal2gen_plan_run.
+  int run(void const* a, int lda, void const* b, int ldb, void* d, int ldd, cudal2gen_operands const* operands,
+          void* workspace, void* stream) const;
+  cudal2gen_answer answer() const;
+};
+
+namespace cudal2gen {
+
+// Reads a pack's folder and identifies the current device. runtime: as for cudal2gen_pack_open.
+int load(cudal2gen_pack& pack, char const* runtime);
+
+// Makes a plan of a problem; `*plan` keeps its value if that is refused.
+int make_plan(cudal2gen_pack& pack, cudal2gen_problem const& problem, cudal2gen_plan& plan);
+
+// Runs a function that returns a code, and returns a code for what it throws: no exception reaches a caller in C.
+template <class Body>
+int guarded(Body body) {
+  try {
+    return body();
+  } catch (std::bad_alloc const&) {
+    return refuse(cudaErrorMemoryAllocation, "the host has no memory left");
+  } catch (std::exception const& error) {
+    return refuse(cudaErrorUnknown, error.what());
+  }
+}
+
+}  // namespace cudal2gen
+
+#endif

@@ -1,0 +1,207 @@
+"""Calls the C interface of a pack with drawn arguments, good ones and bad ones, on a runtime on which nothing runs.
+
+    python -m tests.cudal2gen.fuzzed_c LIBRARY PACK RUNTIME COUNT SEED
+
+Prints how often each code came back. A code that differs from what cudal2gen.h says ends it with an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.cudal2gen.c_interface import Answer, Call, Fusion, Operands, Problem, interface
+
+SIZES = (-(2**31), -1, 0, 1, 8, 32, 33, 64, 64, 64, 96, 128, 128, 256, 4096, 1 << 24, (1 << 24) + 1, 2**31 - 1)
+STRIDES = (-(2**63), -1, 0, 8, 64 * 64, 64 * 128, 2**47, 2**62, 2**63 - 1)
+ADDRESSES = (None, 256, 1 << 20, 1 << 20, 1 << 20, 0x7F0002, 0x7F0008)
+RANGES = {"acc": 2, "layout": 2, "prefer": 3, "ab": 2, "d": 2, "batch": 3}
+OK, INVALID, VENDOR, BAD_PACK, MISALIGNED = 0, 1, -1, -2, 716
+NAMES = (
+    "query",
+    "matmul",
+    "gemm",
+    "plan_create",
+    "plan_run",
+    "plan_autotune",
+    "pack_open",
+    "pack_close",
+    "plan_destroy",
+)
+
+
+class Fuzzer:
+    """An opened pack, and calls to it. ``plans``: plans that are open, each with its problem."""
+
+    def __init__(self, library: Path, folder: Path, runtime: Path, seed: int) -> None:
+        self.api, self.random = interface(library), random.Random(seed)
+        self.folder, self.runtime = os.fsencode(folder), os.fsencode(runtime)
+        self.pack = ctypes.c_void_p()
+        assert self.api.cudal2gen_pack_open(self.folder, self.runtime, ctypes.byref(self.pack)) == OK
+        self.plans: list[tuple[Any, Problem]] = []
+
+    def one_of(self, *values: Any) -> Any:
+        return self.random.choice(values)
+
+    def rarely(self, other: Any, usual: Any) -> Any:
+        return other if self.random.random() < 0.08 else usual
+
+    def problem(self) -> Problem:
+        sizes = {name: self.rarely(self.one_of(*SIZES), usual) for name, usual in (("m", 64), ("n", 64), ("k", 128))}
+        bad = self.random.random() < 0.1
+        enums = {name: self.one_of(*range(last), *((-1, last, 99) if bad else ())) for name, last in RANGES.items()}
+        if self.random.random() < 0.6:  # of kernels that the pack has
+            enums |= {"acc": 1, "layout": 0, "ab": 0, "d": 0, "prefer": 1}
+        fusion = Fusion(bias=self.one_of(0, 1), activation=self.one_of(0, 1))
+        if self.random.random() < 0.4:
+            fusion = Fusion(**{name: self.one_of(0, 0, 0, 1, 2, self.rarely(-5, 0)) for name, _ in Fusion._fields_})
+        products = self.one_of(0, 1, 3, 3, 65536, self.rarely(self.one_of(*SIZES), 2))
+        return Problem(fusion=self.one_of(Fusion(), fusion), products=products, **sizes, **enums)
+
+    def operands(self) -> Operands | None:
+        if self.random.random() < 0.3:
+            return None
+        strides = {f"stride_{name}": self.one_of(*STRIDES) for name in ("a", "b", "d", "bias", "c", "aux")}
+        addresses = {name: self.one_of(*ADDRESSES) for name in ("bias", "c", "aux", "ends")}
+        numbers = {"alpha": self.one_of(0.0, 1.0, float("nan")), "beta": float("inf")}
+        return Operands(ldc=self.one_of(*SIZES), ldaux=self.one_of(*SIZES), **strides, **addresses, **numbers)
+
+    def matrices(self) -> list[Any]:
+        usual = ((1 << 20, 128), (1 << 21, 128), (1 << 22, 64))
+        return [
+            value
+            for address, ld in usual
+            for value in (self.rarely(self.one_of(*ADDRESSES), address), self.rarely(self.one_of(*SIZES), ld))
+        ]
+
+    def reference(self, value: Any) -> Any:
+        return None if value is None else ctypes.byref(value)
+
+    def call(self) -> int:
+        """Makes one call and checks its code. Returns the code."""
+        name = self.one_of(*NAMES)
+        return int(getattr(self, f"_{name}")())
+
+    def _query(self) -> int:
+        pack, problem = self.rarely(None, self.pack), self.rarely(None, self.problem())
+        answer = self.rarely(None, Answer())
+        code = self.api.cudal2gen_query(pack, self.reference(problem), self.reference(answer))
+        self._agrees(code, None in (pack, problem, answer), problem)
+        if code == OK and answer is not None:
+            assert answer.workspace_bytes >= 0
+            assert answer.kernel is not None
+        return int(code)
+
+    def _gemm(self, plain: bool = False) -> int:
+        pack, problem, operands = self.rarely(None, self.pack), self.rarely(None, self.problem()), self.operands()
+        matrices, workspace = self.matrices(), self.one_of(*ADDRESSES)
+        more = () if plain else (self.reference(operands),)
+        call = self.api.cudal2gen_matmul if plain else self.api.cudal2gen_gemm
+        code = call(pack, self.reference(problem), *matrices, *more, workspace, None)
+        self._agrees(code, None in (pack, problem), problem, matrices)
+        return int(code)
+
+    def _matmul(self) -> int:
+        return self._gemm(plain=True)
+
+    def _plan_create(self) -> int:
+        pack, problem, plan = self.rarely(None, self.pack), self.rarely(None, self.problem()), ctypes.c_void_p()
+        out = self.rarely(None, ctypes.byref(plan))
+        code = self.api.cudal2gen_plan_create(
+            pack, self.reference(problem), self.one_of(None, ctypes.byref(Answer())), out
+        )
+        self._agrees(code, None in (pack, problem, out), problem)
+        return self._kept(code, plan, problem)
+
+    def _plan_autotune(self) -> int:
+        pack, problem, plan = self.rarely(None, self.pack), self.rarely(None, self.problem()), ctypes.c_void_p()
+        matrices = self.matrices()
+        workspace, operands = (self.one_of(*ADDRESSES), self.one_of(*STRIDES)), self.operands()
+        call = Call(*matrices, ctypes.cast(self.reference(operands), ctypes.c_void_p) if operands else None, *workspace)
+        milliseconds = self.one_of(0.01, 0.01, 0.01, 0.0, -1.0, float("nan"), float("inf"))
+        given = self.rarely(None, call)
+        code = self.api.cudal2gen_plan_autotune(
+            pack, self.reference(problem), self.reference(given), None, None, milliseconds, None, ctypes.byref(plan)
+        )
+        self._agrees(code, None in (pack, problem, given) or milliseconds != 0.01, problem)
+        return self._kept(code, plan, problem)
+
+    def _kept(self, code: int, plan: Any, problem: Problem | None) -> int:
+        assert bool(plan) == (code == OK)
+        if plan and problem is not None:
+            self.plans.append((plan, problem))
+        return code
+
+    def _plan_run(self) -> int:
+        plan, problem = self.one_of(*self.plans, (None, None))
+        matrices = self.matrices()
+        code = self.api.cudal2gen_plan_run(
+            plan, *matrices, self.reference(self.operands()), self.one_of(*ADDRESSES), None
+        )
+        self._agrees(code, plan is None, problem, matrices)
+        assert code != VENDOR, "a plan has chosen"
+        return int(code)
+
+    def _plan_destroy(self) -> int:
+        plan = self.plans.pop(self.random.randrange(len(self.plans)))[0] if len(self.plans) > 20 else None
+        return int(self.api.cudal2gen_plan_destroy(plan))
+
+    def _pack_open(self) -> int:
+        directory, runtime, out = (
+            self.one_of(None, b"/nowhere", b""),
+            self.one_of(None, self.runtime),
+            ctypes.c_void_p(),
+        )
+        given = self.rarely(None, ctypes.byref(out))
+        code = self.api.cudal2gen_pack_open(directory, runtime, given)
+        assert code == (INVALID if directory is None or given is None else BAD_PACK)
+        assert not out
+        return int(code)
+
+    def _pack_close(self) -> int:
+        assert self.api.cudal2gen_pack_close(None) == OK
+        return OK
+
+    def _agrees(self, code: int, null: bool, problem: Problem | None, matrices: list[Any] | None = None) -> None:
+        """Whether cudal2gen.h allows the code; ``null``: an argument is missing or out of range."""
+        words = self.api.cudal2gen_last_error()
+        assert (code == OK) == (words == b""), (code, words)
+        if null or problem is None or self._wrong(problem):
+            assert code == INVALID, (code, words)
+            return
+        products = problem.products if problem.batch else 1
+        if 0 in (problem.m, problem.n, products):
+            assert code == OK, (code, words)
+        elif problem.k == 0 and matrices is not None and code != VENDOR:
+            d, ldd = matrices[4:]
+            assert code == (OK if d and ldd >= problem.n else INVALID), (code, words)
+        elif matrices is not None and code != VENDOR and None in matrices[::2]:
+            assert code == INVALID, (code, words)
+        else:
+            assert code in (OK, INVALID, VENDOR, MISALIGNED), (code, words)
+
+    @staticmethod
+    def _wrong(problem: Problem) -> bool:
+        enums = any(not 0 <= getattr(problem, name) < last for name, last in RANGES.items())
+        fusion = not (0 <= problem.fusion.bias < 3 and 0 <= problem.fusion.activation < 5)
+        return (
+            enums or fusion or min(problem.m, problem.n, problem.k) < 0 or (problem.batch > 0 and problem.products < 0)
+        )
+
+
+def main(library: str, folder: str, runtime: str, count: str, seed: str) -> None:
+    fuzzer = Fuzzer(Path(library), Path(folder), Path(runtime), int(seed))
+    codes = Counter(fuzzer.call() for _ in range(int(count)))
+    for plan, _ in fuzzer.plans:
+        fuzzer.api.cudal2gen_plan_destroy(plan)
+    assert fuzzer.api.cudal2gen_pack_close(fuzzer.pack) == OK
+    print(" ".join(f"{code}:{times}" for code, times in sorted(codes.items())))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,226 @@
+"""Proves that the C interface answers bad arguments by codes, that plans run, and what autotuning takes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from cudal2gen import pack, places
+from cudal2gen.generation import compiler
+from kernelproof import emulator
+from kernelproof.ground import toolchain
+from tests.cudal2gen import idle_runtime, packed
+from tests.cudal2gen.c_interface import Answer, Call, Fusion, Problem, Vendor, interface
+
+HEADER = places.PACKAGE / "launch" / "cudal2gen.h"
+PREDICATED = packed.RECORDS["predicated"]
+RECORDS = [
+    PREDICATED,
+    packed.RECORDS["split"],
+    PREDICATED.at(PREDICATED.problem.revised(fusion="bias_n+relu")),
+    PREDICATED.at(PREDICATED.problem.revised(batch="strided")),
+    PREDICATED.at(PREDICATED.problem.revised(batch="grouped")),
+]
+BUILT_AHEAD = RECORDS
+KERNEL = 1  # cudal2gen_prefer
+A, B, D = 1 << 20, 1 << 21, 1 << 22
+
+
+class Place(NamedTuple):
+    """A pack's folder, and a runtime on which nothing runs."""
+
+    folder: Path
+    runtime: Path
+
+    @property
+    def library(self) -> Path:
+        return self.folder / pack.facts.LIBRARY
+
+
+class Opened(NamedTuple):
+    api: ctypes.CDLL
+    pack: ctypes.c_void_p
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    folder = tmp_path_factory.mktemp("c")
+    table = packed.table(RECORDS, {0: 2.0})
+    return Place(packed.folder(table, folder / "pack", with_ptx=False), idle_runtime.build(folder))
+
+
+@pytest.fixture
+def opened(place: Place) -> Iterator[Opened]:
+    api, handle = interface(place.library), ctypes.c_void_p()
+    assert api.cudal2gen_pack_open(os.fsencode(place.folder), os.fsencode(place.runtime), ctypes.byref(handle)) == 0
+    yield Opened(api, handle)
+    assert api.cudal2gen_pack_close(handle) == 0
+
+
+def problem(**fields: object) -> Problem:
+    return Problem(**{"acc": 1, "m": 64, "n": 64, "k": 128, "prefer": KERNEL, **fields})
+
+
+def code_of(opened: Opened, posed: Problem, d: int = D, ldd: int = 64) -> int:
+    return int(opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(posed), A, 128, B, 128, d, ldd, 1 << 23, None))
+
+
+@pytest.mark.parametrize("command", [["gcc", "-std=c99"], ["gcc", "-std=c11"], ["g++", "-std=c++11"]])
+def test_the_header_is_c_and_cpp(command: list[str], tmp_path: Path) -> None:
+    source = tmp_path / ("a.c" if command[0] == "gcc" else "a.cpp")
+    source.write_text('#include "cudal2gen.h"\nint main(void) { return CUDAL2GEN_VERSION != 10000; }\n')
+    flags = ["-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{HEADER.parent}"]
+    subprocess.run([*command, *flags, str(source)], check=True)
+
+
+def test_the_library_tells_its_version(opened: Opened) -> None:
+    stated = re.search(r"#define CUDAL2GEN_VERSION (\d+)", HEADER.read_text())
+    assert stated is not None
+    assert opened.api.cudal2gen_version() == int(stated[1])
+
+
+def test_as_in_blas_nothing_is_done_without_an_element_and_k_of_zero_gives_zeros(opened: Opened, place: Place) -> None:
+    answer = Answer()
+    before = idle_runtime.cleared(place.runtime)
+    for sizes in ({"m": 0}, {"n": 0}, {"m": 0, "k": 0}, {"batch": 1, "products": 0}):
+        posed = problem(**sizes)
+        assert opened.api.cudal2gen_query(opened.pack, ctypes.byref(posed), ctypes.byref(answer)) == 0
+        assert (answer.kernel, answer.workspace_bytes) == (b"", 0)
+        nothing = (None, 0) * 3
+        assert opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(posed), *nothing, None, None) == 0
+    assert idle_runtime.cleared(place.runtime) == before
+    assert code_of(opened, problem(k=0), ldd=80) == 0
+    assert idle_runtime.cleared(place.runtime) == before + 64 * 64 * 2
+    assert code_of(opened, problem(k=0, d=1, n=3), ldd=3) == 0
+    assert idle_runtime.cleared(place.runtime) == before + 64 * 64 * 2 + 64 * 3 * 4
+    assert code_of(opened, problem(k=0), d=0) == 1
+    assert code_of(opened, problem(k=0), ldd=63) == 1
+    assert code_of(opened, problem(k=0, fusion=Fusion(bias=1))) == -1
+
+
+def test_a_plan_computes_on_the_emulator(place: Place) -> None:
+    api, handle, plan, memory = interface(place.library), ctypes.c_void_p(), ctypes.c_void_p(), emulator.Memory()
+    rng, answer = np.random.default_rng(1), Answer()
+    a, b = (rng.integers(-2, 3, (64, 128)).astype(np.float16) for _ in range(2))
+    with emulator.session(memory, emulator.Device(capability=(8, 0), name=idle_runtime.A100)) as session:
+        runtime = os.fsencode(emulator.runtime_path())
+        assert api.cudal2gen_pack_open(os.fsencode(place.folder), runtime, ctypes.byref(handle)) == 0
+        posed = problem()
+        code = api.cudal2gen_plan_create(handle, ctypes.byref(posed), ctypes.byref(answer), ctypes.byref(plan))
+        assert (code, answer.workspace_bytes) == (0, 0), api.cudal2gen_last_error()
+        posed.m = -1  # a plan has a copy of its problem
+        on_device = [memory.upload(each).address for each in (a, b)]
+        d = memory.upload(np.empty((64, 64), np.float16), role="output")
+        arguments = (on_device[0], 128, on_device[1], 128, d.address, 64, None, None, None)
+        assert api.cudal2gen_plan_run(plan, *arguments) == 0, api.cudal2gen_last_error()
+        np.testing.assert_array_equal(d.download(), a @ b.T)
+        assert api.cudal2gen_plan_destroy(plan) == 0
+        zeros = problem(k=0)
+        assert api.cudal2gen_matmul(handle, ctypes.byref(zeros), None, 0, None, 0, d.address, 64, None, None) == 0
+        np.testing.assert_array_equal(d.download(), np.zeros((64, 64), np.float16))
+        assert api.cudal2gen_pack_close(handle) == 0
+    assert not session.errors
+
+
+@pytest.mark.parametrize(
+    ("costs", "vendor", "kernel", "code"),
+    [
+        ((10.0, 20.0), 12.0, 0, 0),
+        ((20.0, 10.0), 12.0, 1, 0),
+        ((10.0, 20.0), 10.05, None, -1),
+        ((10.0, 20.0), 9.0, None, -1),
+        ((20.0, 10.0), None, 1, 0),
+    ],
+)
+def test_autotuning_takes_a_kernel_that_beats_the_vendor(
+    opened: Opened, place: Place, costs: tuple[float, float], vendor: float | None, kernel: int | None, code: int
+) -> None:
+    """Kernels, the nearest first: the predicated one, and the split one, which needs a workspace."""
+    idle_runtime.cost(place.runtime, *costs)
+    plan, answer, posed = ctypes.c_void_p(), Answer(), problem(prefer=0)
+    call = Call(A, 128, B, 128, D, 64, None, 1 << 23, 1 << 20, None)
+    streams: list[int | None] = []
+
+    def product(_: object, stream: int | None) -> int:
+        streams.append(stream)
+        idle_runtime.spend(place.runtime, vendor or 0)
+        return 0
+
+    callback = Vendor(product)
+    given = ctypes.cast(callback, ctypes.c_void_p) if vendor else None
+    tuned = opened.api.cudal2gen_plan_autotune(
+        opened.pack,
+        ctypes.byref(posed),
+        ctypes.byref(call),
+        given,
+        None,
+        10e3,
+        ctypes.byref(answer),
+        ctypes.byref(plan),
+    )
+    assert tuned == code, opened.api.cudal2gen_last_error()
+    assert bool(plan) == (code == 0)
+    assert bool(streams) == (vendor is not None)
+    if kernel is not None:
+        digests = [each.digest.encode() for each in pack.open_pack(place.folder).table.kernels]
+        assert answer.kernel == digests[kernel]
+        assert answer.speedup == pytest.approx(vendor / costs[kernel] if vendor else 0, rel=1e-3)
+        assert opened.api.cudal2gen_plan_run(plan, A, 128, B, 128, D, 64, None, 1 << 23, None) == 0
+        assert opened.api.cudal2gen_plan_destroy(plan) == 0
+
+
+def test_autotuning_leaves_captures_and_kernels_without_their_workspace_alone(opened: Opened, place: Place) -> None:
+    idle_runtime.cost(place.runtime, 20.0, 10.0)
+    plan, answer, posed = ctypes.c_void_p(), Answer(), problem()
+    call = Call(A, 128, B, 128, D, 64, None, None, 0, None)
+
+    def tuned() -> int:
+        words = (ctypes.byref(posed), ctypes.byref(call), None, None, 10e3, ctypes.byref(answer), ctypes.byref(plan))
+        return int(opened.api.cudal2gen_plan_autotune(opened.pack, *words))
+
+    idle_runtime.capture(place.runtime, [])
+    assert tuned() == -1
+    idle_runtime.capture(place.runtime, None)
+    assert tuned() == 0
+    assert answer.workspace_bytes == 0, "the faster kernel needs a workspace, and there is none"
+    opened.api.cudal2gen_plan_destroy(plan)
+
+
+def fuzzed(library: Path, place: Place, count: int, seed: int, **variables: str) -> dict[int, int]:
+    words = [str(library), str(place.folder), str(place.runtime), str(count), str(seed)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cudal2gen.fuzzed_c", *words],
+        capture_output=True, text=True, check=False, env=os.environ | variables, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {int(code): int(times) for code, times in (pair.split(":") for pair in done.stdout.split())}
+
+
+@pytest.mark.slow
+def test_ten_thousand_drawn_calls_answer_by_the_header(place: Place) -> None:
+    codes = fuzzed(place.library, place, 10_000, seed=1)
+    assert sum(codes.values()) == 10_000
+    assert {0, 1, -1, -2, 716} <= codes.keys(), codes
+    assert codes[0] > 2000, codes
+
+
+@pytest.mark.slow
+def test_drawn_calls_under_sanitisers(place: Place, tmp_path: Path) -> None:
+    library = tmp_path / "libcudal2gen.so"
+    sources = [str(HEADER.parent / name) for name in compiler.LAUNCHER_SOURCES if name.endswith(".cpp")]
+    flags = ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    include = f"-I{toolchain.discover().cuda_include}"
+    command = ["g++", *compiler.LAUNCHER_FLAGS, *flags, include, *sources, "-o", str(library), "-ldl"]
+    subprocess.run(command, check=True)
+    asan = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
+    codes = fuzzed(library, place, 3000, seed=2, LD_PRELOAD=asan.strip(), ASAN_OPTIONS="detect_leaks=0")
+    assert {0, 1, -1} <= codes.keys(), codes
