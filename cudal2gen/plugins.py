@@ -1,9 +1,17 @@
-"""Plugins for vLLM and SGLang: their unquantised linear layers compute by the operator ``cudal2gen::linear``.
+"""Plugins for vLLM and SGLang: their unquantised linear layers compute by the operator ``cudal2gen::linear`` where a
+kernel was measured faster, and by the host's own function everywhere else.
 
 Both hosts find these functions by entry points in every process, and may call them more than once. A plugin does
-nothing unless ``CUDAL2GEN_VLLM=1`` or ``CUDAL2GEN_SGLANG=1`` is set. For torch.compile and CUDA graphs the operator is
-one node. It runs a kernel if a pack says that it was measured faster, else ``torch.nn.functional.linear``, as the hosts
-do by themselves. If a host's hook point is not as known here, the host is left unchanged, and its log says so.
+nothing unless ``CUDAL2GEN_VLLM=1`` or ``CUDAL2GEN_SGLANG=1`` is set.
+
+- A layer for whose weight no number of rows was won is the host's, also in compiled graphs.
+- Of other layers each call asks the plan of its sizes. Graphs have the operator as one node, which runs
+  ``torch.nn.functional.linear`` at sizes that are not won; that is what the host's function does.
+- Where the host's function may do something else, the layer is the host's: measurements compare kernels with torch.
+  That is so in batch-invariant modes, and for bf16 if SGLang has chosen kernels of its own (cutedsl, gemv, split-k).
+  vLLM with a ``--linear-backend`` does not call the function that is replaced.
+
+If a host's hook point is not as known here, the host is left unchanged, and its log says so.
 """
 
 from __future__ import annotations
@@ -16,12 +24,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 OPERATOR = "cudal2gen::linear"
+WHERE = "where a kernel was measured faster"
+BY_TORCH = ("AUTO", "TORCH")  # backends of SGLang by which it computes bf16 layers as torch does
 SGLANG_HOOK = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
 
 
@@ -32,13 +43,14 @@ class UnknownHook(Exception):
 @dataclass(frozen=True)
 class Host:
     """A server of models. ``variable``: turns the plugin on; ``layers``: the function that computes unquantised linear
-    layers; ``parameters``: those of that function."""
+    layers; ``parameters``: those of that function; ``left``: what stays the host's by itself, for its log."""
 
     name: str
     package: str
     variable: str
     layers: str
     parameters: tuple[str, ...]
+    left: str = ""
 
     @property
     def enabled(self) -> bool:
@@ -67,16 +79,19 @@ class Host:
         """What the plugin does on this machine, in a sentence."""
         installed = f"{self.name} {self.version}" if self.version else f"{self.name} is not installed"
         if self.enabled:
-            return f"{installed}; its plugin is on: {self.layers} computes by {OPERATOR}"
+            return f"{installed}; its plugin is on: {self.layers} computes by {OPERATOR} {WHERE}"
         return f"{installed}; its plugin is off, {self.variable}=1 turns it on"
 
 
-# Hook points of vLLM at 9c9de631 (since 0.10) and of SGLang at 0038b2b5 (its hooks at 106f37ce).
+# Hook points of vLLM 0.33.0 (since 0.10) and of SGLang 0.5.23.
 VLLM = Host(
     "vLLM", "vllm", "CUDAL2GEN_VLLM", "vllm.model_executor.layers.utils.default_unquantized_gemm",
     ("layer", "x", "weight", "bias"),
 )  # fmt: skip
-SGLANG = Host("SGLang", "sglang", "CUDAL2GEN_SGLANG", SGLANG_HOOK, ("self", "layer", "x", "bias"))
+SGLANG = Host(
+    "SGLang", "sglang", "CUDAL2GEN_SGLANG", SGLANG_HOOK, ("self", "layer", "x", "bias"),
+    "; apply_into, and additions within a product (apply_with_addend), stay SGLang's",
+)  # fmt: skip
 HOSTS = (VLLM, SGLANG)
 REPLACEMENTS: dict[str, Callable[..., Any]] = {}  # replacements that this process has installed, by host
 
@@ -101,7 +116,7 @@ def _register(host: Host, replace: Callable[[], bool]) -> None:
         host.logger.warning("cudal2gen leaves %s %s as it is: %s", host.name, host.version or "(no version)", error)
         return
     if replaced:
-        host.logger.info("cudal2gen: %s computes by %s", host.layers, OPERATOR)
+        host.logger.info("cudal2gen: %s computes by %s %s%s", host.layers, OPERATOR, WHERE, host.left)
 
 
 def _replace_in_vllm() -> bool:
@@ -116,13 +131,13 @@ def _replace_in_vllm() -> bool:
     chosen = layers.dispatch_unquantized_gemm()
     if chosen is not default:
         raise UnknownHook(f"its layers compute by {getattr(chosen, '__name__', chosen)}")
-    takes, linear = _takes(), _operator()
+    settings = getattr(layers, "envs", None)
+    layer_of = _Layers(lambda _: bool(getattr(settings, "VLLM_BATCH_INVARIANT", False)))
 
     @wraps(default)
     def gemm(layer: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        if takes(x, weight, bias):
-            return linear(x, weight, bias)
-        return default(layer, x, weight, bias)
+        d = layer_of(x, weight, bias)
+        return default(layer, x, weight, bias) if d is None else d
 
     # dispatch_unquantized_gemm looks its result up in its module at each call, so every importer of it gets this one.
     setattr(layers, name, gemm)
@@ -136,55 +151,68 @@ def _hook_in_sglang() -> bool:
     import torch
 
     path, method_class, name = SGLANG.layers.rsplit(".", 2)
-    apply = getattr(getattr(importlib.import_module(path), method_class), name)
+    layers = importlib.import_module(path)
+    apply = getattr(getattr(layers, method_class), name)
     hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
     if SGLANG.name in REPLACEMENTS:
         return False
     SGLANG.check(apply)
     if torch.version.hip is not None:
         raise UnknownHook("it runs on ROCm")
-    takes, linear = _takes(), _operator()
+    layer_of = _Layers(lambda dtype: _sglang_defers(layers, dtype == torch.bfloat16))
 
     def around(
         original: Callable[..., Any], method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> Any:
-        if takes(x, layer.weight, bias) and not getattr(layer, "use_intel_amx_backend", False):
-            return linear(x, layer.weight, bias)
-        return original(method, layer, x, bias)
+        packed = getattr(layer, "use_intel_amx_backend", False)  # the weight is stored in another order
+        d = None if packed else layer_of(x, layer.weight, bias)
+        return original(method, layer, x, bias) if d is None else d
 
     hooks.HookRegistry.register(SGLANG.layers, around, hooks.HookType.AROUND)
     REPLACEMENTS[SGLANG.name] = around
     return True
 
 
-def _operator() -> Callable[..., Any]:
-    """The operator itself, so that a graph has it as one node and nothing of this package is traced."""
-    import torch
+def _sglang_defers(layers: ModuleType, bf16: bool) -> bool:
+    """Whether SGLang's function may compute by something else than torch's linear layer: in its batch-invariant mode,
+    or for bf16 by kernels that it has chosen. Versions without such choices compute by torch."""
+    batch_invariant = getattr(layers, "is_batch_invariant_mode_enabled", None)
+    if batch_invariant is not None and batch_invariant():
+        return True
+    backend = getattr(layers, "get_bf16_gemm_backend", None)
+    chosen = backend is not None and backend().name not in BY_TORCH
+    return bf16 and (chosen or bool(getattr(layers, "_enable_bf16_splitk_gemm", False)))
 
-    import cudal2gen.operators  # noqa: F401  # registers it
 
-    operator: Callable[..., Any] = torch.ops.cudal2gen.linear.default
-    return operator
+class _Layers:
+    """A host's linear layers on our operator. Called with x, weight and bias, it returns the result, or None for a
+    layer that is the host's.
 
+    ``defers``: whether the host's function may do something else than torch's, for operands of a type.
+    """
 
-def _takes() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], bool]:
-    """A function that tells whether the operator takes x, weight and bias, by facts that torch.compile knows while it
-    traces."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+    def __init__(self, defers: Callable[[torch.dtype], bool]) -> None:
+        import torch
+        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    from kernelproof.ground.element import ELEMENTS
+        from cudal2gen.operators import hosted
 
-    types = tuple(element.torch_dtype for element in ELEMENTS.values())
+        # torch.compile takes these answers as constants: it traces neither this package nor the host's settings.
+        constant = torch.compiler.assume_constant_result
+        self._hopes, self._defers = constant(hosted.hopes), constant(defers)
+        self._by_kernel, self._is_wrapper = hosted.by_kernel, is_traceable_wrapper_subclass
+        self._operator: Callable[..., Any] = torch.ops.cudal2gen.linear.default
+        self._compiling = torch.compiler.is_compiling
 
-    def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         # Tensor subclasses of quantised weights bring their own product.
-        return (
-            x.dtype in types
-            and x.dtype == weight.dtype
-            and (bias is None or bias.dtype == x.dtype)
-            and weight.dim() == 2
-            and x.device.type in ("cuda", "cpu")
-            and not is_traceable_wrapper_subclass(weight)
-        )
-
-    return takes
+        if weight.dim() != 2 or x.dtype != weight.dtype or x.device.type not in ("cuda", "cpu"):
+            return None
+        if (bias is not None and bias.dtype != x.dtype) or self._is_wrapper(weight):
+            return None
+        n, k = weight.shape
+        device = weight.device
+        if not self._hopes(n, k, x.dtype, device.type, device.index, bias is not None) or self._defers(x.dtype):
+            return None
+        # The operator itself, so that a graph has it as one node and nothing of this package is traced.
+        return self._operator(x, weight, bias) if self._compiling() else self._by_kernel(x, weight, bias)

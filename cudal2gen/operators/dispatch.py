@@ -24,10 +24,11 @@ from cudal2gen.operators.check_modes import foreign
 from cudal2gen.operators.devices import Cuda, LaunchDevice
 from cudal2gen.operators.measuring import Measuring, Mode, mode_of
 from cudal2gen.operators.plan_packs import Packs
-from cudal2gen.operators.plan_requests import CPU, Arguments, Request, Run
+from cudal2gen.operators.plan_requests import CPU, Arguments, Request, Run, linear_of_rows
 from cudal2gen.operators.plans import ByTorch, CallPlan, Key, Plans
 from cudal2gen.pack import Pack, open_pack
 from cudal2gen.results.choice import Choice, Prefer
+from kernelproof.ground.element import ElementName
 from kernelproof.ground.errors import WrongInput
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 PREFER = "CUDAL2GEN_PREFER"
 MEANWHILE = "another thread measures products on this device; torch computes until it has ended"
+ROWS = tuple(1 << octave for octave in range(16))  # numbers of rows for which layers are asked ahead of calls
 BIAS_US = 3.0  # microseconds of a second launch, which the vendor's product does not need
 
 
@@ -52,6 +54,7 @@ class Dispatcher:
         self.prefer: Prefer = prefer or _preference()
         self._plans, self._packs = Plans(), Packs(packs)
         self.plans = self._plans.by_key  # at hand for planned calls
+        self._hopes: dict[tuple[Any, ...], bool] = {}
         self._measuring = Measuring(mode_of(mode), self._plans, self._packs)
         self._cuda: dict[int, Cuda] = {}
 
@@ -120,6 +123,38 @@ class Dispatcher:
             plan = CallPlan(why.short, str(why), request.by_torch, False, request.by_torch)
             plan.native = native_by_torch(request)
             return plan, why.lasting
+
+    def hopes(self, n: int, k: int, element: ElementName, device: int, biased: bool) -> bool:
+        """Whether a linear layer with a packed weight (n,k) may run on a kernel, for any number of rows. ``device``: as
+        a request's. While calls measure, every layer may for which there is a pack."""
+        key = (n, k, element, device, biased)
+        known = self._hopes.get(key)
+        if known is None:
+            with self._plans.lock:
+                known = self._hopes[key] = self._hoped(*key)
+        return known
+
+    def _hoped(self, n: int, k: int, element: ElementName, index: int, biased: bool) -> bool:
+        if self.prefer == "vendor" or (self.device is None and index < 0):
+            return False
+        device = self._device(index)
+        try:
+            pack = self._pack(device)
+            table = self._packs.table(pack)
+        except ByTorch:
+            return False
+        if self.mode != "off" or self.prefer != "measured":
+            return True
+        rows = {row.m for row in table.rows if (row.n, row.k) == (n, k)}.union(ROWS)
+        requests = [linear_of_rows(m, n, k, element, index, biased) for m in sorted(rows)]
+        variants = [*(each.fused for each in requests if biased), *requests]
+        return any(self._wins(device, pack, each) for each in variants)
+
+    def _wins(self, device: LaunchDevice, pack: Pack, request: Request) -> bool:
+        if request.problem is None:
+            return False
+        problem = request.problem.model_copy(update={"gpu": pack.gpu})
+        return self._choose(device, pack, problem, request).kernel is not None
 
     def count(self, name: str, on_kernel: bool = False) -> None:
         """Counts a call that has no plan: of a kernel, or of torch for the reason ``name``."""
@@ -244,6 +279,7 @@ class Dispatcher:
         with self._plans.lock:
             self._measuring.drop()
             self._plans.forget()
+            self._hopes.clear()
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Calls by kernel (``kernel``), and calls that torch computed by reason (``torch``); and if there are any, the

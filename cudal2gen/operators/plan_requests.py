@@ -259,6 +259,14 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
     return request._replace(fusion=Fusion(bias="n"), finish=add) if biased else request
 
 
+def linear_of_rows(m: int, n: int, k: int, element: ElementName, device: int, biased: bool) -> Request:
+    """``request_linear`` of m packed rows, without tensors."""
+    sizes, matrices = Sizes(m, n, k), (Matrix(k), Matrix(k), Matrix(n))
+    stated = matrix_problem((element, "same", "f32", "tn"), sizes, matrices)
+    request = Request(stated.problem, stated.obstacle, sizes, stated.operands, (m, n), device, torch_linear)
+    return request._replace(fusion=Fusion(bias="n"), finish=add) if biased else request
+
+
 def request_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> Request:

@@ -1,14 +1,17 @@
-"""Proves that linear layers of vLLM and SGLang compute by our operator, with stand-ins for both hosts."""
+"""Proves that vLLM and SGLang compute linear layers by kernels that win and by their own functions else, with stand-ins
+for both hosts, and with the functions of their released wheels."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import wraps
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cudal2gen import pack, plugins
+from scripts import released_hosts
 from tests.cudal2gen import packed
 from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
 from tests.packages import require
@@ -25,15 +29,21 @@ torch = require("torch")
 pytestmark = pytest.mark.torch
 
 STAND_INS = Path(__file__).parent / "hosts"
+F32 = torch.float32
 
 
 class Host(NamedTuple):
-    """A stand-in: our plugin of it, the module whose ``calls`` are those of its own product, and how a layer runs."""
+    """A host's modules: our plugin of it, the module of its layers, how a layer runs, and the layers that its own
+    function computed."""
 
     host: plugins.Host
     register: Callable[[], None]
     layers: ModuleType
-    linear: Callable[..., Any]
+    method: Callable[[], Any]
+    calls: list[Any]
+
+    def linear(self, *operands: Any) -> Any:
+        return self.method().apply(*operands)
 
 
 class Layer(torch.nn.Module):  # type: ignore[misc]
@@ -42,30 +52,72 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
 
 
-@pytest.fixture(params=["vllm", "sglang"])
+@pytest.fixture(scope="session")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What our plugins meet of the released wheels."""
+    folder, wheels = tmp_path_factory.mktemp("released"), tmp_path_factory.mktemp("wheels")
+    try:
+        released_hosts.extract(released_hosts.download(wheels), folder)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"pip does not find {', '.join(released_hosts.VERSIONS)}: {error.stderr[-200:]}")
+    finally:
+        shutil.rmtree(wheels)
+    return folder
+
+
+RELEASED = [pytest.param(f"released {host}", marks=pytest.mark.slow) for host in ("vllm", "sglang")]
+
+
+@pytest.fixture(params=["vllm", "sglang", *RELEASED])
 def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    monkeypatch.syspath_prepend(STAND_INS)
+    *kind, package = request.param.split()
+    monkeypatch.syspath_prepend(request.getfixturevalue("released") if kind else STAND_INS)
     monkeypatch.setattr(plugins, "REPLACEMENTS", {})
-    if request.param == "vllm":
-        layers = importlib.import_module("vllm.model_executor.layers.utils")
-        method = importlib.import_module("vllm.model_executor.layers.linear").UnquantizedLinearMethod()
-        yield Host(plugins.VLLM, plugins.vllm, layers, method.apply)
-    else:
-        layers = importlib.import_module("sglang.srt.layers.quantization.unquant")
-        hooks = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
+    forget(package)
+    yield vllm_host(monkeypatch) if package == "vllm" else sglang_host(monkeypatch)
+    forget(package)
 
-        def register() -> None:
-            plugins.sglang()
-            hooks.apply_hooks()
-            hooks.hooks.clear()
 
-        yield Host(plugins.SGLANG, register, layers, lambda *words: layers.UnquantizedLinearMethod().apply(*words))
-    forget(request.param)
+def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
+    """A host's own function, which keeps what it returned."""
+
+    @wraps(function)
+    def call(*operands: Any) -> Any:
+        calls.append(function(*operands))
+        return calls[-1]
+
+    return call
+
+
+def vllm_host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    layers = importlib.import_module("vllm.model_executor.layers.utils")
+    method = importlib.import_module("vllm.model_executor.layers.linear").UnquantizedLinearMethod
+    calls: list[Any] = []
+    monkeypatch.setattr(layers, "default_unquantized_gemm", recorded(layers.default_unquantized_gemm, calls))
+    return Host(plugins.VLLM, plugins.vllm, layers, method, calls)
+
+
+def sglang_host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    layers = importlib.import_module("sglang.srt.layers.quantization.unquant")
+    hooks = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
+    method, calls = layers.UnquantizedLinearMethod, []
+    monkeypatch.setattr(method, "apply", recorded(method.apply, calls))
+
+    def register() -> None:
+        plugins.sglang()
+        hooks.apply_hooks()
+        hooks.reset()
+
+    return Host(plugins.SGLANG, register, layers, method, calls)
 
 
 def forget(package: str) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]
+    # torch.compile keeps modules by name, and two modules have one: the stand-in and the release.
+    for name in [name for name in globals() if name.startswith(f"__import_{package}")]:
+        del globals()[name]
+    importlib.import_module("torch._dynamo.symbolic_convert")._import_module.cache_clear()
 
 
 @pytest.fixture
@@ -81,72 +133,161 @@ def drawn(dtype: Any = torch.bfloat16) -> tuple[Layer, Any, Any]:
     return Layer(weight), x, bias
 
 
+class Won(NamedTuple):
+    """A device with a pack of kernels for fp16, of which one was measured faster for a weight (64,128) and 64 rows."""
+
+    dispatcher: Any
+    device: EmulatedDevice
+
+    def layer(self, m: int, n: int = 64, k: int = 128) -> tuple[Layer, Any]:
+        """A layer and an input of m rows, on the device."""
+        weight, x = self.device.empty(n * k).view(n, k), self.device.empty(m * k).view(m, k)
+        for matrix in (weight, x):
+            matrix.copy_(torch.randint(-2, 3, matrix.shape))
+        return Layer(weight), x
+
+    @property
+    def kernels(self) -> int:
+        """Calls on kernels."""
+        return sum(self.dispatcher.stats()["kernel"].values())
+
+
+@pytest.fixture(scope="module")
+def won_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    table = packed.table([packed.RECORDS["predicated"]], {0: 2.0})
+    return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("won") / "a100"))
+
+
+@pytest.fixture
+def won(won_pack: pack.Pack) -> Iterator[Won]:
+    from cudal2gen.operators import emulated
+
+    with (
+        EmulatedDevice(packed.RECORDS["predicated"]) as device,
+        emulated(OperatorDevice(device, "a100"), [won_pack]) as dispatcher,
+    ):
+        yield Won(dispatcher, device)
+
+
+def product(layer: Layer, x: Any) -> Any:
+    return (x.double() @ layer.weight.double().t()).to(x.dtype)
+
+
 def test_a_plugin_is_off_by_default(stand_in: Host) -> None:
     stand_in.register()
     layer, x, bias = drawn()
-    stand_in.linear(layer, x, bias)
-    assert stand_in.layers.calls == ["Layer"]
+    assert stand_in.linear(layer, x, bias) is stand_in.calls[0]
     assert stand_in.host.state().endswith(f"{stand_in.host.variable}=1 turns it on")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_layers_compute_by_the_operator(enabled: Host, dtype: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, F32])
+def test_layers_that_no_kernel_wins_are_the_hosts(enabled: Host, dtype: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """They get the very result of the host's own function."""
     caplog.set_level(logging.INFO)
     for _ in range(3):  # hosts may call a plugin again
         enabled.register()
-    assert caplog.messages == [f"cudal2gen: {enabled.host.layers} computes by cudal2gen::linear"]
-    assert caplog.records[0].name == f"{enabled.host.package}.cudal2gen"
+    (message,) = [record for record in caplog.records if "cudal2gen" in record.name]
+    where = f"cudal2gen: {enabled.host.layers} computes by cudal2gen::linear where a kernel was measured faster"
+    assert message.getMessage() == where + enabled.host.left
     layer, x, bias = drawn(dtype)
     for term in (bias, None):
-        assert torch.equal(enabled.linear(layer, x, term), torch.nn.functional.linear(x, layer.weight, term))
-    assert enabled.layers.calls == []
-
-
-def test_what_the_operator_does_not_take_is_the_hosts(enabled: Host) -> None:
-    enabled.register()
-    layer, x, bias = drawn(torch.float32)
-    assert torch.equal(enabled.linear(layer, x, bias), torch.nn.functional.linear(x, layer.weight, bias))
-    layer, x, bias = drawn()
+        assert enabled.linear(layer, x, term) is enabled.calls[-1]
     with torch.device("meta"):
         assert enabled.linear(Layer(torch.empty(24, 64)), torch.empty(2, 64)).shape == (2, 24)
-    assert enabled.layers.calls == ["Layer"] * 2
+    assert len(enabled.calls) == 3
 
 
-def test_a_graph_has_the_operator_as_one_node(enabled: Host) -> None:
+def test_a_kernel_computes_the_calls_that_it_wins(enabled: Host, won: Won) -> None:
     enabled.register()
-    layer, x, bias = drawn()
+    layer, x = won.layer(64)
+    assert torch.equal(enabled.linear(layer, x), product(layer, x))
+    assert (won.kernels, enabled.calls) == (1, [])
+    for m, n in ((300, 64), (64, 512)):  # more rows than were won, and another weight
+        layer, x = won.layer(m, n)
+        assert enabled.linear(layer, x) is enabled.calls[-1]
+    assert (won.kernels, len(enabled.calls)) == (1, 2)
+
+
+def test_what_the_host_does_in_another_way_is_the_hosts(enabled: Host, won: Won) -> None:
+    enabled.register()
+    layer, x = won.layer(64)
+    if enabled.host is plugins.VLLM:
+        enabled.layers.envs.VLLM_BATCH_INVARIANT = True
+        assert enabled.layers.dispatch_unquantized_gemm()(layer, x, layer.weight, None) is enabled.calls[-1]
+        enabled.layers.envs.VLLM_BATCH_INVARIANT = False
+    else:
+        enabled.layers._batch_invariant = True
+        assert enabled.linear(layer, x) is enabled.calls[-1]
+        enabled.layers._batch_invariant = False
+    assert (won.kernels, len(enabled.calls)) == (0, 1)
+    enabled.linear(layer, x)
+    assert (won.kernels, len(enabled.calls)) == (1, 1)
+
+
+@pytest.mark.parametrize("backend", ["CUTEDSL", "GEMV", "splitk", "TORCH", "AUTO"])
+def test_bf16_layers_for_which_sglang_has_kernels_are_its_own(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    monkeypatch.syspath_prepend(STAND_INS)
+    layers = importlib.import_module("sglang.srt.layers.quantization.unquant")
+    chosen = "AUTO" if backend == "splitk" else backend
+    monkeypatch.setattr(layers, "_BF16_GEMM_BACKEND", layers.Bf16GemmBackend[chosen])
+    monkeypatch.setattr(layers, "_enable_bf16_splitk_gemm", backend == "splitk")
+    assert plugins._sglang_defers(layers, bf16=True) == (backend not in ("TORCH", "AUTO"))
+    assert not plugins._sglang_defers(layers, bf16=False)
+    forget("sglang")
+
+
+def test_sums_with_an_addend_and_into_an_output_are_right(enabled: Host, won: Won) -> None:
+    if enabled.host is plugins.VLLM:
+        assert not hasattr(enabled.method, "apply_into"), "it has none of these functions"
+        return
+    enabled.register()
+    layer, x = won.layer(64)
+    expected = product(layer, x)
+    d = torch.empty_like(expected)
+    assert enabled.method().apply_into(layer, x, d) is d
+    assert torch.equal(d, expected)
+    assert won.kernels == 0, "this one is the host's"
+    assert torch.equal(enabled.method().apply_with_addend(layer, x, torch.ones_like(expected)), expected + 1)
+    assert (won.kernels, enabled.calls) == (1, [])
+
+
+def graph_of(enabled: Host, layer: Layer, x: Any) -> list[Any]:
+    """The functions that the graph of a layer calls, whose result is right."""
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
+    method = enabled.method()
     torch._dynamo.reset()
-    result = torch.compile(lambda x: enabled.linear(layer, x, bias), backend=backend, fullgraph=True)(x)
-    assert torch.equal(result, torch.nn.functional.linear(x, layer.weight, bias))
+    result = torch.compile(lambda x: method.apply(layer, x), backend=backend, fullgraph=True, dynamic=True)(x)
+    assert torch.equal(result, product(layer, x))
     (graph,) = graphs
-    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [
-        torch.ops.cudal2gen.linear.default
-    ]
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
 
 
-def test_a_measured_kernel_computes_a_layer(enabled: Host, tmp_path: Path) -> None:
-    from cudal2gen.operators import emulated
-
-    table = packed.table(list(packed.RECORDS.values()), {0: 2.0, 2: 2.0})
-    opened = pack.open_pack(packed.folder(table, tmp_path / "a100"))
+def test_graphs_have_the_operator_where_it_may_win(enabled: Host, won: Won) -> None:
     enabled.register()
-    with (
-        EmulatedDevice(packed.RECORDS["predicated"]) as device,
-        emulated(OperatorDevice(device, "a100"), [opened], prefer="kernel") as dispatcher,
-    ):
-        weight, x = device.empty(24 * 64).view(24, 64), device.empty(30 * 64).view(30, 64)
-        for matrix in (weight, x):
-            matrix.copy_(torch.randint(-2, 3, matrix.shape))
-        d = enabled.linear(Layer(weight), x)
-        assert torch.equal(d, (x.double() @ weight.double().t()).half())
-        assert sum(dispatcher.stats()["kernel"].values()) == 1
-    assert enabled.layers.calls == []
+    layer, x = won.layer(64)
+    assert torch.ops.cudal2gen.linear.default in graph_of(enabled, layer, x)
+    assert won.kernels == 1
+    layer, x = won.layer(64, n=512)
+    assert graph_of(enabled, layer, x)[-1] in (torch.nn.functional.linear, torch._C._nn.linear)
+    assert won.kernels == 1
+
+
+def test_while_calls_measure_every_layer_takes_part(enabled: Host, won: Won) -> None:
+    from cudal2gen.operators import hosted
+
+    assert not hosted.hopes(512, 128, torch.float16, "cpu", None, False)
+    won.dispatcher.mode = "once"
+    won.dispatcher.forget()
+    assert hosted.hopes(512, 128, torch.float16, "cpu", None, False)
+    assert not hosted.hopes(512, 128, F32, "cpu", None, False)
+    won.dispatcher.mode, won.dispatcher.prefer = "off", "vendor"
+    won.dispatcher.forget()
+    assert not hosted.hopes(64, 128, torch.float16, "cpu", None, False)
 
 
 def test_another_version_of_a_host_is_left_alone(enabled: Host, caplog: pytest.LogCaptureFixture) -> None:
@@ -166,7 +307,7 @@ def test_another_version_of_a_host_is_left_alone(enabled: Host, caplog: pytest.L
     assert message.endswith(f"takes (x, weight), not ({', '.join(enabled.host.parameters)})")
     delattr(owner, name)
     enabled.register()
-    assert "has no attribute" in caplog.messages[-1]
+    assert "has no attribute" in caplog.messages[-1] or "is not defined" in caplog.messages[-1]
 
 
 def test_other_devices_of_vllm_are_left_alone(
@@ -175,7 +316,7 @@ def test_other_devices_of_vllm_are_left_alone(
     monkeypatch.syspath_prepend(STAND_INS)
     monkeypatch.setenv("CUDAL2GEN_VLLM", "1")
     layers = importlib.import_module("vllm.model_executor.layers.utils")
-    monkeypatch.setattr(layers, "platform", "rocm")
+    monkeypatch.setattr(layers.current_platform, "is_rocm", lambda: True)
     plugins.vllm()
     forget("vllm")
     assert caplog.messages[0].endswith("its layers compute by rocm_unquantized_gemm")

@@ -17,6 +17,10 @@ class HookRegistry:
     hooks: list[tuple[str, Callable[..., Any]]] = []
 
     @classmethod
+    def reset(cls) -> None:
+        cls.hooks.clear()
+
+    @classmethod
     def register(cls, target: str, hook: Callable[..., Any], hook_type: HookType) -> None:
         assert hook_type is HookType.AROUND
         cls.hooks.append((target, hook))

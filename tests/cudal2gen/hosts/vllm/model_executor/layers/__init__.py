@@ -1,1 +1,1 @@
-"""A stand-in for vLLM: what our plugin meets, as it is at 9c9de631."""
+"""A stand-in for vLLM: what our plugin meets, as it is in 0.33.0."""

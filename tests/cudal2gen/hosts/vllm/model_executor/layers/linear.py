@@ -10,5 +10,8 @@ from vllm.model_executor.layers.utils import dispatch_unquantized_gemm
 
 
 class UnquantizedLinearMethod:
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return dispatch_unquantized_gemm()(layer, x, layer.weight, bias)
+    def __init__(self) -> None:
+        self._gemm_impl: Any = dispatch_unquantized_gemm("auto")
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return self._gemm_impl(layer, x, layer.weight, bias)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-platform = "cuda"
-calls: list[str] = []
+envs = SimpleNamespace(VLLM_BATCH_INVARIANT=False)
+current_platform = SimpleNamespace(is_rocm=lambda: False)
 
 
 def default_unquantized_gemm(
     layer: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    calls.append(type(layer).__name__)
     return torch.nn.functional.linear(x, weight, bias)
 
 
@@ -22,5 +22,5 @@ def rocm_unquantized_gemm(*_: Any) -> torch.Tensor:
     raise NotImplementedError
 
 
-def dispatch_unquantized_gemm() -> Callable[..., torch.Tensor]:
-    return rocm_unquantized_gemm if platform == "rocm" else default_unquantized_gemm
+def dispatch_unquantized_gemm(linear_backend: str = "auto") -> Callable[..., torch.Tensor]:
+    return rocm_unquantized_gemm if current_platform.is_rocm() else default_unquantized_gemm
