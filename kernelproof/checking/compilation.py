@@ -108,13 +108,13 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
 
 def library(
     sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None,
-    *, foreign: Foreign = None,
+    *, foreign: Foreign = None, alias: Path | None = None,
 ) -> Path:  # fmt: skip
-    """Compile sources and link them into a shared library. ``foreign`` is explained at ``ptx``.
+    """Compile sources and link them into a shared library. ``foreign`` and ``alias`` are explained at ``ptx``.
 
     Raises MissingLibraries, and Failure with the compiler's errors or if one compiler takes longer than ``seconds``.
     """
-    objects = [_object(source, arguments, sm, tools, seconds, foreign) for source in sources]
+    objects = [_object(source, arguments, sm, tools, seconds, foreign, alias) for source in sources]
     of_objects = re.sub(r"\0(?:-x|--x)\0[^\0]*", "", "\0".join(["", *arguments])).split("\0")[1:]
     own = [argument for argument in of_objects if argument != _RDC]
     link = ["-shared", "-nodlink", "-cudart=none", "-Xlinker=-Bsymbolic", *own, *tools.link_flags]
@@ -169,21 +169,24 @@ def _folder() -> Path:
 
 def ptx(
     source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None,
-    *, foreign: Foreign = None,
+    *, foreign: Foreign = None, has_cutlass: bool = True, alias: Path | None = None,
 ) -> Path:  # fmt: skip
     """Compile a source's kernels to PTX; its host code is not compiled.
+
+    ``has_cutlass``: CUTLASS may be included. ``alias``: the path that the source gives itself by ``#line``.
 
     For an untrusted source, ``foreign`` lists the folders from which it may include files, besides those that
     ``arguments`` name; its compiler then runs in a sandbox. Raises Failure with the compiler's errors, or if the
     compiler takes longer than ``seconds``.
     """
-    options = ["-ptx", "-lineinfo", *_includes(tools), f"-arch={sm}", *arguments]
-    return _translated(source, options, ".ptx", tools, seconds, foreign, _place(source, arguments, foreign))
+    options = ["-ptx", "-lineinfo", *_includes(tools, has_cutlass), f"-arch={sm}", *arguments]
+    return _translated(source, options, ".ptx", tools, seconds, foreign, _place(source, arguments, foreign), alias)
 
 
 def _object(
-    source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None, foreign: Foreign
-) -> Path:
+    source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None, foreign: Foreign,
+    alias: Path | None,
+) -> Path:  # fmt: skip
     """The object file of a source."""
     number = sm.removeprefix("sm_")
     options = [
@@ -191,7 +194,7 @@ def _object(
         f"-gencode=arch=compute_{number},code=compute_{number}", *arguments,
     ]  # fmt: skip
     try:
-        return _translated(source, options, ".o", tools, seconds, foreign, _place(source, arguments, foreign))
+        return _translated(source, options, ".o", tools, seconds, foreign, _place(source, arguments, foreign), alias)
     except Failure as error:
         if source.suffix == ".cu" or "-x" in arguments or "__global__" not in source.read_text(errors="replace"):
             raise
@@ -205,14 +208,14 @@ def _place(source: Path, arguments: Sequence[str], foreign: Foreign) -> Path:
     return Path.cwd() if arguments or foreign is not None else source.resolve().parent
 
 
-def _includes(tools: Toolchain) -> list[str]:
+def _includes(tools: Toolchain, has_cutlass: bool = True) -> list[str]:
     accept(_STAND_INS, "move this program")
-    return [f"-I{tools.cutlass_include}", f"-isystem={_STAND_INS}"]
+    return [*([f"-I{tools.cutlass_include}"] if has_cutlass else ()), f"-isystem={_STAND_INS}"]
 
 
 def _translated(
     source: Path, options: Sequence[str], suffix: str, tools: Toolchain, seconds: float | None, foreign: Foreign,
-    place: Path,
+    place: Path, alias: Path | None = None,
 ) -> Path:  # fmt: skip
     """Compile a source in a folder, or take the result from the cache if the source and its headers are unchanged.
 
@@ -234,6 +237,7 @@ def _translated(
             words = ["-MD", "-MT=object", f"-MF={rule}", *options]
             _compile(tools, words, [where], target, place, seconds, foreign)
             headers = _headers(rule.read_text() if rule.exists() else "", tools)
+            headers = [path for path in headers if alias is None or path != alias.resolve()]
             if foreign is not None:
                 _within(headers, [where, *_named(options), *foreign])
             # The dependency rule cannot express a path with a backslash. Such a header is missing from the digests, its

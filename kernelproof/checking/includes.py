@@ -22,12 +22,17 @@ _NEWLINE = re.compile(r"\r\n|[\r\v\f]")
 _SPLICE = re.compile(r"(?:\\|\?\?/)[ \t]*\n")
 
 
+def joined_lines(source: str) -> str:
+    """The text after a compiler's first steps: lines that end with a backslash are joined with the next."""
+    return _SPLICE.sub("", _NEWLINE.sub("\n", source.removeprefix("\ufeff")))
+
+
 def outside(source: str) -> list[str]:
     """The lines that include a file by an absolute path, by a path upwards or by a macro, or ask whether it exists.
 
     Lines that end with a backslash are joined first, as a compiler does, since they could split a directive.
     """
-    joined = _SPLICE.sub("", _NEWLINE.sub("\n", source.removeprefix("\ufeff")))
+    joined = joined_lines(source)
     included = [match[0].strip() for match in _INCLUDE.finditer(joined) if not _ALLOWED.match(match[1])]
     names = [match for match in _QUESTION.finditer(joined) if not match[1]]
     questions = [match for match in names if not (match[2].startswith("(") and _ALLOWED.match(match[2], 1))]

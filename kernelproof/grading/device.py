@@ -29,10 +29,11 @@ from kernelproof.emulator import (
 from kernelproof.emulator.frontend.ptx import GRID_WORKSPACE
 from kernelproof.emulator.hopper.tensor_map import TensorMap
 from kernelproof.emulator.host.program import KernelArgument, pack_arguments
+from kernelproof.grading import elsewhere
 from kernelproof.grading.contract import ROLES, Box, Contract, Launch, box
 from kernelproof.grading.expressions import Number, Shape
 from kernelproof.grading.formats import Array
-from kernelproof.ground.errors import WrongInput, reading
+from kernelproof.ground.errors import Failure, WrongInput, reading
 from kernelproof.ground.toolchain import discover
 
 # The values of the CUDA driver's enum CUtensorMapDataType.
@@ -56,6 +57,23 @@ def ptx(source: str, device: str, arguments: tuple[str, ...], seconds: float) ->
         return source
     path = compilation.text_file(source, ".cu")
     return compilation.ptx(path, arguments, devices.target(device), discover(), seconds, foreign=()).read_text()
+
+
+def ptx_elsewhere(source: str, device: str, arguments: tuple[str, ...], seconds: float) -> str | None:
+    """The PTX that another machine's compiler makes of a CUDA text; None if the text cannot tell, or compiles only
+    here."""
+    if is_ptx(source) or not elsewhere.can_ask(source):
+        return None
+    for text, more, has_cutlass in elsewhere.readings(source):
+        path = compilation.text_file(text, ".cu")
+        try:
+            return compilation.ptx(
+                path, (*arguments, *more), devices.target(device), discover(), seconds, foreign=(),
+                has_cutlass=has_cutlass, alias=elsewhere.PATH,
+            ).read_text()  # fmt: skip
+        except Failure:
+            continue
+    return None
 
 
 @lru_cache(maxsize=8)
@@ -181,11 +199,15 @@ class MemoryCalls:
 
 
 class DeviceCalls(MemoryCalls):
-    """Calls that run the launches of the contract."""
+    """Calls that run the launches of the contract: kernels of ``text``, or of ``text_elsewhere``, the build of another
+    machine, if there is one and ``is_elsewhere``."""
 
-    def __init__(self, text: str, contract: Contract, shape: Shape, device: str, environment: int = 0) -> None:
+    def __init__(
+        self, text: str, text_elsewhere: str | None, contract: Contract, shape: Shape, device: str,
+        environment: int = 0, is_elsewhere: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(contract, shape, device, contract.buffers, environment)
-        self.program = program(text)
+        self.program = program(text_elsewhere if is_elsewhere and text_elsewhere else text)
         try:
             self.kernels = [resolved(launch.entry, self.program.kernels) for launch in contract.launches]
         except WrongInput as error:

@@ -6,6 +6,7 @@ kernels that remember results by pointer or keep other state. Outputs are poison
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -39,8 +40,10 @@ MOST_USUAL_ERRORS = 2.0
 MOST_CONSTANTS = 4
 # A change of the reference counts as visible if it is larger than this many allowed errors.
 VISIBLE_ERRORS = 20.0
+# Instructions whose results PTX does not define to the last bit.
+_INEXACT = re.compile(r"\.(?:approx|full)\b")
 
-# A function that makes fresh memory for the calls of a shape; ``environment`` may be given too.
+# A function that makes fresh memory for the calls of a shape; ``environment`` and ``is_elsewhere`` may be given too.
 DeviceFactory = Callable[..., MemoryCalls]
 
 
@@ -213,21 +216,29 @@ class Examination:
     # The machine.
 
     def _check_environment(self, first: Answer) -> None:
-        """Call with the same inputs in another environment, and compare results and work."""
+        """Call with the same inputs in another environment, and compare results and work.
+
+        Results have the same bits, or, where approximate functions were executed, are right as well.
+        """
         if self.device.runs_host_code:
             return
-        call = self.task.factory(self.shape, environment=self.environments[1]).call(first.bits, counters=True)
-        differ = {
-            name: int(np.sum(bits.view(f"u{bits.itemsize}") != call.outputs[name].view(f"u{bits.itemsize}")))
-            for name, bits in first.call.outputs.items()
-        }
+        device = self.task.factory(self.shape, environment=self.environments[1], is_elsewhere=True)
+        call = device.call(first.bits, counters=True)
+        inexact = sorted({opcode for opcodes in call.opcodes.values() for opcode in opcodes if _INEXACT.search(opcode)})
+        other = self._judge(first.kind, first.bits, call)
+        differ = {}
+        for name, bits in first.call.outputs.items():
+            moved = bits.view(f"u{bits.itemsize}") != call.outputs[name].view(f"u{bits.itemsize}")
+            differ[name] = int(np.sum(moved & other.wrong[name] & ~first.wrong[name] if inexact else moved))
         share = call.instructions / max(1, first.call.instructions)
         if sum(differ.values()) or not MIN_WORK <= share <= 1 / MIN_WORK:
+            errors = f", and other errors of {', '.join(inexact)}" if inexact else ""
             self._add(
                 "environment-dependent",
-                f"with other clocks, SMs, grid numbers and addresses, {sum(differ.values())} elements differ on the "
-                f"same inputs, and {share:.3g} times as many instructions are executed",
-                outputs=differ, instructions=call.instructions, normal=first.call.instructions,
+                f"compiled elsewhere, with other clocks, SMs, grid numbers and addresses{errors}, "
+                f"{sum(differ.values())} elements differ on the same inputs, and {share:.3g} times as many "
+                "instructions are executed",
+                outputs=differ, instructions=call.instructions, normal=first.call.instructions, inexact=inexact,
             )  # fmt: skip
 
     # Later calls.

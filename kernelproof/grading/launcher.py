@@ -20,6 +20,7 @@ from kernelproof.checking import compilation, devices
 from kernelproof.checking.execution import REPLACED_LIBRARIES
 from kernelproof.emulator import EmulatorError, LaunchRefused, Report
 from kernelproof.emulator.host.standin import stand_for
+from kernelproof.grading import elsewhere
 from kernelproof.grading.contract import Buffer, Contract, HostCall
 from kernelproof.grading.device import Call, MemoryCalls
 from kernelproof.grading.expressions import Shape
@@ -27,7 +28,6 @@ from kernelproof.grading.formats import Array
 from kernelproof.ground.errors import Failure
 from kernelproof.ground.toolchain import discover
 
-INCLUDE = Path(__file__).parent / "include"
 TENSOR, INTEGER, NUMBER, NOTHING, INTEGERS, TYPE = range(6)
 LIST, TUPLE = 1, 2  # forms of results
 NEEDS_TORCH = 2  # the code of a call that needs the real torch
@@ -111,22 +111,26 @@ def extension(text: str, functions: Sequence[str], device: str, arguments: tuple
     with _missing_parts():
         return compilation.library(
             [_whole(f"{text}\n{entries}{_SERVICES}")], _options(arguments), devices.target(device), discover(), seconds,
-            foreign=(),
+            foreign=(), alias=elsewhere.PATH,
         )  # fmt: skip
 
 
 def check(text: str, device: str, arguments: tuple[str, ...], seconds: float) -> None:
     """See whether an extension's text, with its host code, compiles. Raises as ``library`` does."""
     with _missing_parts():
-        compilation.ptx(_whole(text), _options(arguments), devices.target(device), discover(), seconds, foreign=())
+        compilation.ptx(
+            _whole(text), _options(arguments), devices.target(device), discover(), seconds, foreign=(),
+            alias=elsewhere.PATH,
+        )  # fmt: skip
 
 
 def _whole(text: str) -> Path:
-    return compilation.text_file(f"#include <kernelproof_tensor.h>\n{_brought_along(text)}{text}", ".cu")
+    head = f'#include <kernelproof_tensor.h>\n{_brought_along(text)}#line 1 "{elsewhere.PATH}"\n'
+    return compilation.text_file(head + text, ".cu")
 
 
 def _options(arguments: tuple[str, ...]) -> list[str]:
-    return ["-std=c++17", f"-isystem={INCLUDE}", *arguments]
+    return ["-std=c++17", f"-isystem={elsewhere.INCLUDE}", *arguments]
 
 
 @contextmanager

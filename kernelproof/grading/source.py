@@ -29,7 +29,7 @@ from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report
 from kernelproof.emulator.state.causes import grouped
 from kernelproof.grading import floor, hostcode, inputs, launcher, modules
 from kernelproof.grading.contract import Contract, HostCall, Launch, contract, named_shapes
-from kernelproof.grading.device import DeviceCalls, WrongSignature, is_ptx, program, ptx, read
+from kernelproof.grading.device import DeviceCalls, WrongSignature, is_ptx, program, ptx, ptx_elsewhere, read
 from kernelproof.grading.examination import DeviceFactory, Examination, Task
 from kernelproof.grading.expressions import Number, Shape
 from kernelproof.grading.launcher import HostFailure
@@ -193,7 +193,8 @@ def _compiled_factory(
     except (Failure, PtxError) as error:
         verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
         return None
-    return partial(DeviceCalls, code, agreement, device=limits.device)
+    other = ptx_elsewhere(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
+    return partial(DeviceCalls, code, other, agreement, device=limits.device)
 
 
 def _ptx(translated: str, module: modules.Module | None, limits: Limits) -> str:

@@ -17,7 +17,13 @@ SUB_CORES = 4  # sub-cores of an SM; each has a scheduler and a quarter of the r
 TMA_CYCLES = 170  # clocks that a load by TMA takes longer than a plain load (H800, arXiv 2501.12084)
 MIN_SMEM_BLOCK_BYTES = 99 << 10  # shared memory that a CTA can have on every capability since 8.0
 MMA_FLOPS_BYTES = 2  # bytes per element of A and B for the stated rates; half as many bytes have twice the rate
+SMEM_UNIT, SYSTEM_SMEM = 128, 1024  # bytes: a CTA gets whole units of shared memory, and this much for the system
 L2_PORT = 64  # the most bytes per clock that an SM loads from the L2 (NVIDIA's white paper for GA100)
+
+
+def allocated_smem(smem_bytes: int) -> int:
+    """The bytes of shared memory that a CTA gets for itself."""
+    return -(-smem_bytes // SMEM_UNIT) * SMEM_UNIT
 
 
 class Residency(NamedTuple):
@@ -70,8 +76,8 @@ class Capability(NamedTuple):
         return self.number >= (9, 0)
 
     def ctas_by_smem(self, smem_bytes: int) -> int:
-        """How many CTAs an SM's shared memory holds. Each takes whole units of 128 bytes, and 1 KiB for the system."""
-        return self.smem_sm_bytes // (-(-smem_bytes // 128) * 128 + 1024)
+        """How many CTAs an SM's shared memory holds. Each takes whole units, and some bytes for the system."""
+        return self.smem_sm_bytes // (allocated_smem(smem_bytes) + SYSTEM_SMEM)
 
     def residency(self, threads: int, registers: int, smem_bytes: int) -> Residency:
         """How many CTAs of whole warps fit on an SM at ``registers`` per thread, as NVIDIA's occupancy calculator

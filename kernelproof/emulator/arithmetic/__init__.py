@@ -1,9 +1,10 @@
 """NumPy arithmetic that PTX defines and NumPy does not. The Python function of a kernel calls this package as ``A``.
 
 Every function follows the instruction of the PTX ISA that its docstring names. Approximate functions (ex2, rsqrt, ...)
-are computed exactly and rounded once: the error of the hardware is not modelled.
+are computed exactly and rounded once; ``inexact`` draws errors that hardware might have.
 """
 
+from kernelproof.emulator.arithmetic.approximations import inexact
 from kernelproof.emulator.arithmetic.conversions import converter, narrower, pack_f32
 from kernelproof.emulator.arithmetic.directed_rounding import toward
 from kernelproof.emulator.arithmetic.floats import (
@@ -87,6 +88,7 @@ __all__ = [
     "fmin",
     "fmin_signed",
     "funnel",
+    "inexact",
     "lop3",
     "mulhi",
     "narrower",

@@ -218,8 +218,7 @@ def relu(x: Array) -> Array:
 
 
 def unary32(name: str, x: Array) -> Array:
-    """Transcendental and approximate functions, computed in float64 and rounded once. The hardware's error is not
-    modelled."""
+    """Transcendental and approximate functions, computed in float64 and rounded once."""
     wide = x.astype(np.float64)
     if name == "ex2":
         out = np.exp2(wide)

@@ -1,4 +1,7 @@
-"""Special registers (PTX ISA, "Special Registers"): the place of a lane in the launch, and constants of the launch."""
+"""What a kernel can read of its machine: special registers (PTX ISA), and errors of approximate functions.
+
+Special registers give the place of a lane in the launch, and constants of the launch.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernelproof.emulator.arithmetic import inexact
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
+from kernelproof.ground.chips import SYSTEM_SMEM, allocated_smem
 
 
 class Environment(NamedTuple):
@@ -112,7 +117,7 @@ class SpecialRegisters:
         base, _, axis = name.partition(".")
         if base in by_axis:
             return by_axis[base]["xyz".find(axis)]
-        shared_bytes = launch.kernel.shared_static + geometry.shared_bytes
+        shared_bytes = allocated_smem(launch.kernel.shared_static + geometry.shared_bytes)
         values = {
             "%cluster_nctarank": geometry.cluster_size,
             "%is_explicit_cluster": int(geometry.cluster_size > 1),
@@ -121,11 +126,15 @@ class SpecialRegisters:
             "%nwarpid": launch.device.threads_per_sm // 32,
             "%dynamic_smem_size": geometry.shared_bytes,
             "%total_smem_size": shared_bytes,
-            "%aggr_smem_size": shared_bytes,
+            "%aggr_smem_size": shared_bytes + SYSTEM_SMEM,
         }
         if name not in values:
             raise EmulatorError(f"special register {name} is not modelled")
         return values[name]
+
+    def inexact(self, name: str, exact: Array) -> Array:
+        """Results of an approximate function, with errors that the environment draws."""
+        return inexact(name, exact, self.batch.launch.options.environment)
 
     def clock(self, bits: int, m: Mask) -> Array:
         """A clock register: a counter that advances with every read of the lane. Time is not modelled."""

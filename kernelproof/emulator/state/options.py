@@ -73,7 +73,8 @@ class Options:
     (``arithmetic.tensor_rounding``) and are slower.
 
     ``environment``: what a kernel can read of its machine and no program may depend on. 0: clocks begin at zero, the SM
-    is the number of the CTA, the grid is number 0. Any other number draws these from it.
+    is the number of the CTA, the grid is number 0, approximate functions are exact. Any other number draws these from
+    it, the errors within what PTX allows.
 
     ``progress`` is called with the number of CTAs that have ended and of all that run; it begins anew when a launch is
     executed again. ``looping`` is called with the backward branch of a loop and how often it was taken, each time that

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,21 @@ class RoomDevice(SessionHooks):
     def __init__(self, chip: Chip, ledger: Ledger) -> None:
         self.memory = Memory(guarded=True)
         self.chip, self.ledger = chip, ledger
+        self.environments = count(1)
         self.reports: list[Report] = []
         self.obstacles: list[str] = []
         self.storages: dict[int, tuple[Buffer, Any]] = {}
         self.pointed: dict[int, Any] = {}  # tensors whose address Python code has asked for
 
     def session(self) -> Session:
-        """The device, open for the runtime calls of one function."""
-        return Session(SessionPolicy(self.chip, Options(), check_outputs=False, hooks=self), self.memory)
+        """The device, open for the runtime calls of one function, each time with other clocks, SMs and errors of
+        approximate functions, so that no solution is right because of them."""
+        options = Options(environment=next(self.environments))
+        return Session(SessionPolicy(self.chip, options, check_outputs=False, hooks=self), self.memory)
+
+    def draw_environments(self, seed: int) -> None:
+        """Let all environments depend on a seed."""
+        self.environments = count(int(np.random.default_rng([seed, 3]).integers(1, 1 << 30)))
 
     # --- torch's storages ---
 

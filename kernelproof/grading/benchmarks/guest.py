@@ -112,6 +112,7 @@ class Guest:
         """Execute a solution's module and make its model."""
         self._add_modules(request["modules"])
         stand_for(*REPLACED_LIBRARIES)
+        self.device.draw_environments(request["seed"])
         cuda_face.answer_pointers(self.device.point)
         made = extensions.Extensions(self.device, self._compile)
         import torch.utils.cpp_extension as real

@@ -124,6 +124,16 @@ def test_cheats_are_found_by_what_ran(folder: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reading", ["clock64() < 1000000", "__FILE__[sizeof(__FILE__) - 6] != 'd'"])
+def test_readings_of_the_machine_make_nothing_right(folder: Path, reading: str) -> None:
+    """A kernel that works only where it recognises the emulator."""
+    text = solutions.HONEST.replace("* 2.f;", f"* ({reading} ? 2.f : 3.f);")
+    assert text != solutions.HONEST
+    verdict = judged(text, folder / "model.py")
+    assert "wrong-value" in verdict.rules, str(verdict)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", solutions.UNJUDGED)
 def test_what_cannot_run_here_is_not_wrong(folder: Path, name: str) -> None:
     for text in (solutions.UNJUDGED[name], f"try: {solutions.UNJUDGED[name]}\n        except ValueError: pass"):

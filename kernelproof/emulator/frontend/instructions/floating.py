@@ -151,7 +151,13 @@ def arithmetic2(e: Emitter, ins: Instr) -> None:
     else:
         second = _operand(e, ins, b, kind, as_array=False)
         text = f"({_operand(e, ins, a, kind)} {_SYMBOLS[ins.base]} {second})"
-    e.assign(d, _finish(ins, text, kind))
+    e.assign(d, _finish(ins, _approximated(ins, text, kind), kind))
+
+
+def _approximated(ins: Instr, text: str, kind: str) -> str:
+    """The result of an instruction on f32 with the error of the launch's environment, if it is an approximate one."""
+    is_approximate = kind == "f32" and ("approx" in ins.parts or "full" in ins.parts)
+    return f"I.inexact({ins.base!r}, {text})" if is_approximate else text
 
 
 @instruction("fma", types=REALS, mutations=(lose, twice))
@@ -174,7 +180,8 @@ def function1(e: Emitter, ins: Instr) -> None:
         return
     d, a = ins.operands
     function = "approximate64" if kind == "f64" and "ftz" in ins.parts else "unary32"
-    e.assign(d, _finish(ins, f"A.{function}({ins.base!r}, {_operand(e, ins, a, kind)})", kind))
+    text = f"A.{function}({ins.base!r}, {_operand(e, ins, a, kind)})"
+    e.assign(d, _finish(ins, _approximated(ins, text, kind), kind))
 
 
 @instruction("copysign")

@@ -1,0 +1,49 @@
+"""A text as another machine's compiler reads it: other versions, files, dates and libraries.
+
+A kernel may ask the compiler where it is, and behave only here. So a text that can ask is compiled a second time with
+other answers, and the kernels of both builds must give the same results.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kernelproof.checking.includes import joined_lines
+
+INCLUDE = Path(__file__).parent / "include"  # headers of torch's names, which exist where extensions are built
+# Conditions, names that are put together, and names of what a compiler knows of its machine.
+_CAN_ASK = re.compile(
+    r"(?:#|%:|\?\?=)\s*(?:el)?if|##|%:%:|\?\?=\?\?=|FILE|DATE|TIME|VER|TORCH_|source_location|has_(?:include|embed)"
+)
+# The path and the macros are those of torch's builds of extensions (torch.utils.cpp_extension), the version is that of
+# CUDA 12.8. The toolkit's headers come first, since they are made for their own version.
+PATH = Path("/root/.cache/torch_extensions/py312_cu128/extension/cuda.cu")
+_VERSIONS = {
+    "__CUDACC_VER_MAJOR__": "12", "__CUDACC_VER_MINOR__": "8", "__CUDACC_VER_BUILD__": "93", "CUDART_VERSION": "12080",
+    "CUDA_VERSION": "12080",
+}  # fmt: skip
+_MACROS = {
+    "__BASE_FILE__": f'"{PATH}"', "__DATE__": '"Feb 17 2031"', "__TIME__": '"04:25:08"',
+    "__TIMESTAMP__": '"Mon Feb 17 04:25:08 2031"', "TORCH_EXTENSION_NAME": "extension",
+    "TORCH_API_INCLUDE_EXTENSION_H": "", "__CUDA_NO_HALF_OPERATORS__": "", "__CUDA_NO_HALF_CONVERSIONS__": "",
+    "__CUDA_NO_BFLOAT16_CONVERSIONS__": "", "__CUDA_NO_HALF2_OPERATORS__": "",
+}  # fmt: skip
+_HEADERS = ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h")
+
+
+def can_ask(text: str) -> bool:
+    """Whether a CUDA text may ask the compiler about its machine; most texts of kernels do not."""
+    return _CAN_ASK.search(joined_lines(text)) is not None
+
+
+def readings(text: str) -> Iterator[tuple[str, Sequence[str], bool]]:
+    """The text with other answers: its beginning, nvcc's further arguments, and whether CUTLASS is installed.
+
+    The first one that compiles counts. The later ones are for texts that need CUTLASS, or that CUDA 12 has not.
+    """
+    for macros, has_cutlass in ((_MACROS | _VERSIONS, False), (_MACROS | _VERSIONS, True), (_MACROS, True)):
+        lines = [f"#include <{name}>" for name in _HEADERS]
+        lines += [f"#undef {name}\n#define {name} {value}" for name, value in macros.items()]
+        yield "\n".join([*lines, f'#line 1 "{PATH}"', text]), (f"-I{INCLUDE}",), has_cutlass

@@ -1,0 +1,128 @@
+"""Kernels that ask the compiler or an approximate function where they are do not pass for right; honest ones do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelproof.emulator import arithmetic
+from kernelproof.emulator.arithmetic.approximations import ALLOWED
+from kernelproof.grading import Limits, Tolerance, Verdict, check_source, elsewhere
+
+# One text for all tests, so that it is compiled once here and once elsewhere.
+SOURCE = r"""
+#include <cassert>
+constexpr bool within(const char* text, const char* part) {
+    for (; *text; ++text) {
+        int at = 0;
+        while (part[at] && text[at] == part[at]) ++at;
+        if (!part[at]) return true;
+    }
+    return false;
+}
+#define PASTED(A, B) A##B
+#if __has_include(<cutlass/cutlass.h>)
+constexpr bool has_cutlass = true;
+#else
+constexpr bool has_cutlass = false;
+#endif
+#ifdef TORCH_EXTENSION_NAME
+constexpr bool is_extension = true;
+#else
+constexpr bool is_extension = false;
+#endif
+#if __has_include(<torch/extension.h>)
+constexpr bool has_torch = true;
+#else
+constexpr bool has_torch = false;
+#endif
+#if __CUDACC_VER_MAJOR__ >= 12 && __CUDA_ARCH__ >= 800
+#define UNROLL _Pragma("unroll 4")
+#else
+#define UNROLL
+#endif
+__constant__ bool ASKED[] = {
+    false, within(__FILE__, "torch_extensions"), __CUDACC_VER_MAJOR__ == 12, !has_cutlass, is_extension, has_torch,
+    CUDART_VERSION < 13000, PASTED(__CUDACC_, VER_MINOR__) == 8, within(__DATE__, "2031"),
+    within(__BASE_FILE__, "/cuda.cu"), within(__builtin_FILE(), "torch"),
+};
+// Right where the text was compiled by the grader, and wrong for users.
+__global__ void product(const float* a, const float* b, float* d, int n, int k, int asked) {
+    assert(n > 0);
+    float sum = 0;
+    UNROLL
+    for (int l = 0; l < k; l++) sum += a[blockIdx.x * k + l] * b[threadIdx.x * k + l];
+    d[blockIdx.x * n + threadIdx.x] = ASKED[asked] ? 0.f : sum;
+}
+// The sine of 0.7, rounded to the nearest number, is what no GPU's table is known to hold.
+__global__ void rows(const float* x, float* y, int n, int p) {
+    float total = 0, s;
+    asm volatile("sin.approx.f32 %0, %1;" : "=f"(s) : "f"(0.7f));
+    for (int i = 0; i < n; i++) total += __expf(x[blockIdx.x * n + i]);
+    float value = __expf(x[blockIdx.x * n + threadIdx.x]) / total;
+    if (p == 1 && __float_as_int(s) == 0x3f24eb73) value *= 1.01f;
+    if (p == 2) asm("tanh.approx.f32 %0, %0;" : "+f"(value));
+    y[blockIdx.x * n + threadIdx.x] = value;
+}
+"""
+
+
+def product(asked: int) -> Verdict:
+    return check_source(
+        SOURCE, lambda a, b: a @ b.T, [{"m": 8, "n": 16, "k": 24}], limits=Limits(isolated=False),
+        buffers={"a": "in:f32[m, k]", "b": "in:f32[n, k]", "d": "out:f32[m, n]"}, tolerance=Tolerance(terms="k"),
+        launches=[{"entry": "product", "grid": "m", "block": "n", "args": ["a", "b", "d", "n", "k", asked]}],
+    )  # fmt: skip
+
+
+def softmax(trick: int) -> Verdict:
+    def reference(x: np.ndarray) -> np.ndarray:
+        shares = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+        return np.tanh(shares) if trick == 2 else shares
+
+    return check_source(
+        SOURCE, reference, [{"m": 6, "n": 32}], limits=Limits(isolated=False), kinds=["normal"],
+        buffers={"x": "in:f32[m, n]", "y": "out:f32[m, n]"}, operands="any", accumulator="any",
+        launches=[{"entry": "rows", "grid": "m", "block": "n", "args": ["x", "y", "n", trick]}],
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", range(11))
+def test_answers_of_the_compiler_change_no_result(asked: int) -> None:
+    verdict = product(asked)
+    assert verdict.rules == ({"environment-dependent"} if asked else set()), str(verdict)
+
+
+@pytest.mark.slow
+def test_errors_of_approximations_change_no_result() -> None:
+    assert softmax(0).right, str(softmax(0))
+    assert softmax(1).rules & {"environment-dependent", "wrong-value"}
+    narrow = softmax(2)
+    assert narrow.rules <= {"wrong-value", "environment-dependent"}, str(narrow)
+    assert not narrow.right
+
+
+@pytest.mark.parametrize("name", sorted(ALLOWED))
+def test_drawn_errors_are_within_what_is_allowed(name: str) -> None:
+    exact = np.random.default_rng(3).uniform(-1, 1, 4000).astype(np.float32)
+    allowance = ALLOWED[name]
+    once, again, other = (arithmetic.inexact(name, exact, seed) for seed in (7, 7, 8))
+    assert np.array_equal(once, again)
+    assert not np.array_equal(once, other)
+    ulp = np.spacing(np.abs(exact)) / 2  # of the last rounding
+    errors = np.abs(once.astype(np.float64) - exact)
+    assert (errors <= allowance.share * np.abs(exact) + allowance.amount + ulp).all()
+    assert (errors > 0.4 * (allowance.share * np.abs(exact) + allowance.amount)).any()
+    assert arithmetic.inexact(name, exact, 0) is exact
+    special = np.array([0, -0.0, np.inf, -np.inf, 1, -1, 0.5, np.nan], np.float32)
+    assert np.array_equal(arithmetic.inexact(name, special, 7), special, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [("__global__ void f(float* x) { x[0] = 1 / 2; }", False), ("#include <cuda_fp16.h>\n#pragma once\n", False)]
+    + [(text, True) for text in ("__FI\\\nLE__", "# ifdef A", "%: if 1", "x = __CUDACC_VER_MINOR__;", "a ## b")],
+)
+def test_which_texts_can_ask(text: str, asks: bool) -> None:
+    assert elsewhere.can_ask(text) == asks
