@@ -33,7 +33,7 @@ def grade(
     reference: Annotated[
         Path | None,
         typer.Option(
-            "--reference", help="FILE is a solution of KernelBench, GPU MODE or robust-kbench; this is its reference."
+            "--reference", help="FILE is a solution of a public benchmark, such as KernelBench; this is its reference."
         ),
     ] = None,
     page: Annotated[

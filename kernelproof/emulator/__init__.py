@@ -62,9 +62,10 @@ atomics and flags between warps and CTAs. Copies by cp.async and TMA, whose data
 Groups of wgmma and of bulk stores, tensor memory and tcgen05, setmaxnreg, programmatic dependent launch.
 
 **What is not modelled.** ptxas, caches and time; the order in which tensor cores round; hardware's own errors of
-approximate functions, which are exact or, with ``Options.environment``, drawn within PTX's bounds; tensor maps with im2col, interleave or element strides; tcgen05 of other kinds than f16; textures; dynamic
-parallelism. Order is kept per warp: what one lane passes on covers everything that its warp has done, so a race that
-only the warp's other lanes have is not found.
+approximate functions, which are exact or, with ``Options.environment``, drawn within PTX's bounds; tensor maps with
+im2col, interleave or element strides; tcgen05 of other kinds than f16; textures; dynamic parallelism. Order is kept per
+warp: what one lane passes on covers everything that its warp has done, so a race that only the warp's other lanes have
+is not found.
 
 **The parts.** Imports go strictly down: ``state`` < ``arithmetic`` < ``memory`` < ``machine`` < ``hopper`` <
 ``blackwell`` < ``frontend`` < ``machine_code`` < ``host``.

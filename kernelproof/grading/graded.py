@@ -86,7 +86,7 @@ _COLUMNS = ("solution", "outcome", "rules", "kernels", "seconds")
 def pairs(solutions: Path, references: Path) -> list[tuple[Path, Path]]:
     """The solutions of a folder, each with its reference: the file or folder of the same name, without its ending, or,
     if ``references`` is a task rather than a folder of such, that one for all."""
-    found = sorted(path for path in solutions.iterdir() if path.suffix in (".py", ".cu"))
+    found = sorted(path for path in solutions.iterdir() if path.suffix in (".py", ".cu", ".json"))
     if references.is_file() or (references / "task.yml").exists():
         return [(path, references) for path in found]
     known = {path.stem: path for path in sorted(references.iterdir())}

@@ -16,9 +16,9 @@ import torch
 
 from kernelproof.checking import devices
 from kernelproof.checking.execution import REPLACED_LIBRARIES
-from kernelproof.emulator import LaunchRefused
+from kernelproof.emulator import EmulatorError, LaunchRefused
 from kernelproof.emulator.host.standin import stand_for
-from kernelproof.grading.benchmarks import cuda_face, extensions, problems, values, wire
+from kernelproof.grading.benchmarks import cuda_face, extensions, flashinfer, flashinfer_room, problems, values, wire
 from kernelproof.grading.benchmarks.device import RoomDevice
 from kernelproof.grading.benchmarks.ledger import NOTHING, Ledger, address, tensors
 
@@ -58,7 +58,9 @@ class Guest:
                 return
             try:
                 answer, out = answers[request["do"]](request, arrays)
-            except cuda_face.Unsupported as error:
+            except LaunchRefused as error:
+                answer, out = {"failed": failure(error)}, []
+            except (cuda_face.Unsupported, EmulatorError) as error:
                 answer, out = {"obstacles": [str(error)]}, []
             except Exception as error:
                 answer, out = {"failed": failure(error)}, []
@@ -74,6 +76,8 @@ class Guest:
         with cuda_face.CudaFace():
             if request["format"] == "GPU MODE":
                 self.problem = problems.GpuMode(text, case, request["seed"])
+            elif request["format"] == "FlashInfer-Bench":
+                self.problem = flashinfer_room.FlashInfer(text, case, request["seed"])
             else:
                 if case is None:
                     stated, case, _whole, cost = problems.smaller(text, request["budget"])
@@ -125,6 +129,9 @@ class Guest:
         with cuda_face.CudaFace():
             if request["format"] == "robust-kbench":
                 self.solution = self._of_kernel(request, made, initial)
+            elif request["format"] == "FlashInfer-Bench":
+                definition = flashinfer.Definition.model_validate_json(request["reference"])
+                self.solution = flashinfer_room.solution_function(request["text"], definition, request["case"], made)
             else:
                 module = problems.executed(request["text"], "solution", request["stated"], request["case"])
                 self.module = module

@@ -28,7 +28,6 @@ from kernelproof.grading.verdict import CountedKernel, Finding, Verdict
 from kernelproof.ground.errors import WrongInput
 
 BUDGET = 3_000_000  # operations of a case: KernelBench's sizes are halved until it takes fewer
-MOST_ELEMENTS = 1 << 22  # of a case that states its sizes; larger ones are left out
 # Torch does all of the work if it does this share of it, for each kind of work that the reference does.
 ALL_OF_IT = 0.9
 # An output may also be as far from the exact result as this many times the reference itself, in its own type.
@@ -70,7 +69,7 @@ def check_solution(
     solution: str | Path, reference: Path, *, limits: limits_of_source.Limits | None = None,
     relative: float | None = None, absolute: float | None = None,
 ) -> Verdict:  # fmt: skip
-    """Grade a solution by a reference of KernelBench, GPU MODE or robust-kbench.
+    """Grade a solution by a reference of KernelBench, GPU MODE, robust-kbench or FlashInfer-Bench.
 
     Nothing is raised for what a solution's text has in it. Raises WrongInput for a reference that is of no known format
     or cannot be executed.
@@ -166,7 +165,7 @@ class _Judge:
                 seed = self.limits.seed * 1000 + 17 + number
                 drawn, arrays = asked.ask("draw", seed=seed)
                 self._not_failed(drawn)
-                if sum(item.bits.size for item in arrays) > MOST_ELEMENTS:
+                if sum(item.bits.size for item in arrays) > self.task.most_elements:
                     return None
                 self.draws.append(Draw("normal", seed, drawn["inputs"], arrays))
                 plain = drawn["plain"]

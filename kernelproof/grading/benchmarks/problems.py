@@ -79,6 +79,11 @@ def executed(text: str, name: str, stated: Case, case: Case) -> ModuleType:
         text = ast.unparse(tree)
     path = Path(tempfile.mkdtemp()) / f"{name}.py"
     path.write_text(text)
+    return imported(path, name)
+
+
+def imported(path: Path, name: str) -> ModuleType:
+    """Execute a file as a module."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -7,7 +7,7 @@ from typing import Literal
 
 from kernelproof.ground.errors import WrongInput
 
-Format = Literal["KernelBench", "GPU MODE", "robust-kbench"]
+Format = Literal["KernelBench", "GPU MODE", "robust-kbench", "FlashInfer-Bench"]
 SOLUTION_CLASS = "ModelNew"
 
 

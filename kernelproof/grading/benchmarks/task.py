@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernelproof.grading.benchmarks import recognition
+from kernelproof.grading.benchmarks import flashinfer, recognition
 from kernelproof.grading.benchmarks.recognition import Format
 from kernelproof.ground.errors import WrongInput, reading
 
@@ -25,6 +25,7 @@ class Task:
 
     ``cases`` are the shapes; None is KernelBench's own, made smaller. Outputs may differ from the reference by
     ``absolute`` + ``relative`` * |reference|. ``modules`` are files that the reference and the solution may import.
+    Cases with more than ``most_elements`` in all inputs together are left out.
     """
 
     format: Format
@@ -33,10 +34,16 @@ class Task:
     relative: float = KERNELBENCH_TOLERANCE
     absolute: float = KERNELBENCH_TOLERANCE
     modules: dict[str, str] = field(default_factory=dict)
+    most_elements: int = 1 << 22
 
 
 def task(path: Path, solution: str) -> Task:
-    """Read a task from its reference: a file of Python, or a ``task.yml`` beside it. Raises WrongInput."""
+    """Read a task from its reference: a file of Python, a ``task.yml`` beside it, or a JSON definition.
+
+    Raises WrongInput.
+    """
+    if path.suffix == ".json":
+        return _flashinfer(path)
     if path.is_dir():
         path = next((path / name for name in ("task.yml", "func_forward.py") if (path / name).exists()), path)
     description = path if path.suffix in (".yml", ".yaml") else path.parent / "task.yml"
@@ -49,6 +56,16 @@ def task(path: Path, solution: str) -> Task:
     if "forward_fn" in recognition.names(text) and not re.search(r"class\s+ModelNew", solution):
         return Task("robust-kbench", text)
     return Task("KernelBench", text)
+
+
+def _flashinfer(path: Path) -> Task:
+    definition = flashinfer.parsed(flashinfer.Definition, _read(path), str(path))
+    cases, definition.scalars = flashinfer.cases(path, definition)
+    # The tolerances are the benchmark's. Its constant axes cannot be made smaller, so cases may be larger than others.
+    return Task(
+        "FlashInfer-Bench", definition.model_dump_json(), tuple(cases), relative=1e-2, absolute=1e-2,
+        most_elements=1 << 25,
+    )  # fmt: skip
 
 
 def _gpu_mode(text: str, path: Path, description: Path) -> Task:

@@ -1,0 +1,152 @@
+"""Definitions, workloads and solutions of FlashInfer-Bench, which are JSON texts.
+
+The format: github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from math import prod
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from kernelproof.ground.errors import WrongInput, reading
+
+FEW = 2  # workloads of a definition that are taken: the smallest
+DRAWN = (3, 40)  # the range of an axis that a case draws
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Axis(BaseModel):
+    """A size; ``value`` is None if each workload states its own."""
+
+    type: Literal["const", "var"]
+    value: int | None = None
+
+
+class Operand(BaseModel):
+    """A tensor, whose extents are names of axes, or a scalar (None)."""
+
+    shape: list[str] | None
+    dtype: str
+
+
+class Definition(BaseModel):
+    """What solutions compute. ``reference`` is the text of a module with a function ``run``."""
+
+    name: str
+    axes: dict[str, Axis]
+    inputs: dict[str, Operand]
+    outputs: dict[str, Operand]
+    reference: str
+    constraints: list[str] | None = None
+    # Not of the format: the scalars of the workload, which the grader adds.
+    scalars: dict[str, int | float | bool] = {}
+
+
+class Source(BaseModel):
+    """A file."""
+
+    path: str = Field(pattern=r"^\w[\w+-]*(?:[./]\w[\w+-]*)*$")  # relative, and never upwards
+    content: str
+
+
+class Build(BaseModel):
+    """How a solution is built. Outputs are the last arguments of its function, or what this returns."""
+
+    language: str
+    entry_point: str = Field(pattern=r"^[^:]+::\w+$")
+    destination_passing_style: bool = True
+    binding: str | None = None
+
+
+class Solution(BaseModel):
+    """The files of a solution, and the function in one of them that solves a definition."""
+
+    definition: str
+    spec: Build
+    sources: list[Source]
+
+    @property
+    def entry(self) -> tuple[str, str]:
+        """The file and the function."""
+        path, _, function = self.spec.entry_point.partition("::")
+        return path, function
+
+    def inlined(self) -> str:
+        """The CUDA and C++ files as one text, with the solution's own headers in place of includes."""
+        known = {source.path: source.content for source in self.sources}
+        included: set[str] = set()
+
+        def header(match: re.Match[str]) -> str:
+            path = next((path for path in known if path == match[1] or path.endswith(f"/{match[1]}")), None)
+            if path is None:
+                return match[0]
+            if path in included:
+                return ""
+            included.add(path)
+            return _OWN_INCLUDE.sub(header, known[path])
+
+        units = [path for path in known if path.endswith((".cu", ".cpp", ".cc"))]
+        return "\n".join(_OWN_INCLUDE.sub(header, known[path]) for path in units)
+
+
+_OWN_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*\"([\w./+-]+)\"[^\n]*$", re.M)
+
+
+def parsed(kind: type[Model], text: str, what: str) -> Model:
+    """A JSON text as what it should be. Raises WrongInput."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the text"
+        raise WrongInput(f"{what}: {place}: {first['msg']}") from None
+
+
+def cases(path: Path, definition: Definition, seed: int = 0) -> tuple[list[dict[str, int]], dict[str, Any]]:
+    """The axes of the definition's smallest workloads and of a drawn one, and the scalars.
+
+    Workloads lie where the benchmark's data set has them: below ``workloads`` beside ``definitions``. Raises WrongInput
+    for inputs that no workload gives.
+    """
+    fixed = {name: axis.value for name, axis in definition.axes.items() if axis.value is not None}
+    stated: list[dict[str, int]] = []
+    scalars: dict[str, Any] = {}
+    for workload in _workloads(path, definition.name):
+        stated.append({**fixed, **workload["axes"]})
+        for name, given in workload["inputs"].items():
+            if given["type"] not in ("random", "scalar"):
+                raise WrongInput(f"{definition.name}: input {name} comes from a file, which is not read")
+            if given["type"] == "scalar":
+                scalars.setdefault(name, given["value"])
+    if missing := [name for name, item in definition.inputs.items() if item.shape is None and name not in scalars]:
+        raise WrongInput(f"{path}: no workload beside it gives the scalar {missing[0]}")
+    chosen = sorted(stated, key=lambda case: prod(case.values()))[:FEW]
+    varying = sorted(set(definition.axes) - set(fixed))
+    if varying and not definition.constraints:
+        rng = random.Random(seed)
+        chosen.append({**fixed, **{name: rng.randint(*DRAWN) | 1 for name in varying}})
+    return chosen or [fixed], scalars
+
+
+def _workloads(path: Path, name: str) -> list[dict[str, Any]]:
+    """The workloads of a definition, as far as they are found and readable."""
+    roots = [parent.parent / "workloads" for parent in path.resolve().parents if parent.name == "definitions"]
+    files = [file for root in roots[:1] for file in sorted(root.rglob(f"{name}.jsonl"))]
+    out = []
+    for file in files:
+        with reading(file):
+            lines = file.read_text().splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                workload = json.loads(line)["workload"]
+                out.append({"axes": dict(workload["axes"]), "inputs": dict(workload["inputs"])})
+            except (ValueError, KeyError, TypeError):
+                raise WrongInput(f"{file}:{number}: no workload") from None
+    return out
