@@ -67,10 +67,10 @@ thorough: .venv/dev
 mutants: .venv/dev
 	$(BIN)/python scripts/mutants.py --seed $(or $(SEED),0) --count $(or $(COUNT),10) $(ROOMS)
 
-# Accepts changed templates: rewrites the golden texts.
+# Accepts changed templates: rewrites the golden texts, and the list of paths that cover all branches.
 goldens: .venv/dev
 	$(BIN)/python -m tests.cudal2gen.test_renderer
-	$(BIN)/python -m tests.cudal2gen.test_validator
+	$(BIN)/python -c "from pathlib import Path; from tests.cudal2gen import covering; covering.renew(Path())"
 
 # Rehearses a release: sdist and wheel in dist/, of one version that CHANGELOG.md has too, and alike. Publishes nothing.
 release: .venv/dev

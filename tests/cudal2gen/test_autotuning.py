@@ -303,6 +303,7 @@ def test_batches_race(device: EmulatedDevice, once: dispatch.Dispatcher) -> None
     assert once.stats()["kernel"] == {STRIDED.name: 2}
 
 
+@pytest.mark.slow
 def test_a_result_with_gaps_between_its_rows_is_not_written_by_a_race(
     device: EmulatedDevice, once: dispatch.Dispatcher
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_race_keeps_its_budget(torch_us: float, mode: races.Mode, device: Emul
     assert bool(measurements()) == (torch_us <= 2000), "what does not fit is not begun"
 
 
+@pytest.mark.slow
 def test_a_process_keeps_its_budget(device: EmulatedDevice, once: dispatch.Dispatcher, clock: Clock) -> None:
     a, b, _ = drawn(device, (2, 320, 64))
     tuner = tuner_of(once)
@@ -216,6 +217,7 @@ def test_a_race_in_the_background_ends_with_its_process(opened: pack.Pack, check
 # --- deterministic algorithms ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "warn_only"), [("once", False), ("background", True)])
 def test_deterministic_algorithms_begin_no_race(
     mode: races.Mode, warn_only: bool, device: EmulatedDevice, opened: pack.Pack, clock: Clock,

@@ -138,6 +138,7 @@ def searches(store: list[Trial], place: Worker) -> Callable[[int], RankedSearch 
     return begin
 
 
+@pytest.mark.slow
 def test_the_order_of_stored_trials_does_not_depend_on_the_speed_of_compilers() -> None:
     stores: list[list[Trial]] = [[], []]
     pauses = iter([0.03, 0.0, 0.0, 0.02] * 100)

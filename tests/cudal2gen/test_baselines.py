@@ -96,6 +96,7 @@ def test_the_first_of_the_heuristic_is_taken_as_it_is(
     assert not (tmp_path / "lt.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_the_race_finds_the_fastest_and_the_store_keeps_it(
     device: FakeDevice, library: vendor.Library, tmp_path: Path
 ) -> None:

@@ -197,6 +197,7 @@ def test_another_card_computes_by_torch_and_says_why(device: EmulatedDevice, ope
         assert other.stats()["kernel"] == {NAMES["predicated"]: 1}
 
 
+@pytest.mark.slow
 def test_another_card_races_the_kernels_under_its_own_name(device: EmulatedDevice, opened: pack.Pack) -> None:
     a, b, expected = drawn(device)
     clock = Clock(device, {NAMES["predicated"]: 200.0}, 300.0)

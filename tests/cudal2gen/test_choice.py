@@ -471,6 +471,7 @@ def test_a_record_is_fitted_to_a_problem(sizes: tuple[int, int, int], padding: s
     assert own == catalog.Match(small())
 
 
+@pytest.mark.slow
 def test_a_table_serves_all_problems_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus: list[str] = []
 

@@ -67,6 +67,7 @@ def test_render_all_writes_one_file_per_text(tmp_path: Path) -> None:
     assert seconds < 20
 
 
+@pytest.mark.slow
 def test_off_the_grid_a_note_names_the_record() -> None:
     done = run("render", "--mnk", "4000_4000_60")
     assert done.returncode == 0
@@ -80,6 +81,7 @@ def test_off_the_grid_a_note_names_the_record() -> None:
     assert record["origin"]["changed"] == ["m", "n", "padding"]
 
 
+@pytest.mark.slow
 def test_show_gives_the_record_and_what_follows() -> None:
     done = run("show", "--mnk", "4096_4096_64", "--json")
     answer = json.loads(done.stdout)

@@ -88,6 +88,7 @@ def test_a_field_that_is_not_there_gets_a_suggestion(arguments: list[str], messa
     assert message in error("show", "--mnk", "4096_4096_4096", *arguments, "--fit")
 
 
+@pytest.mark.slow
 def test_another_family_starts_from_a_plain_record() -> None:
     done = run("show", "--mnk", "4096_4096_4096", "--gpu", "h200", "--set", "family=sm90_wgmma", "--json")
     assert done.returncode == 0, done.stderr

@@ -388,6 +388,7 @@ def test_intervals_cover_environments_and_problems() -> None:
 FROZEN_US = {(4096, 4096, 4096): 2179.3162318840577, (64, 4096, 256): 7.4855072463768115}
 
 
+@pytest.mark.slow
 def test_the_environments_model_is_frozen() -> None:
     """Its times are those of 2026-11-22, whatever the timing model says today."""
     for (m, n, k), us in FROZEN_US.items():

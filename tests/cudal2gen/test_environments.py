@@ -119,6 +119,7 @@ def shell(script: str, variables: Mapping[str, str] | None = None) -> subprocess
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=env)
 
 
+@pytest.mark.slow
 def test_without_standard_error_no_message_is_a_result() -> None:
     done = shell("$CUDAL2GEN render --mnk 64_64 2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")

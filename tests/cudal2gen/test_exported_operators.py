@@ -85,6 +85,7 @@ assert not hasattr(torch.ops.cudal2gen, "nothing")
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_without_torch_nothing_is_different() -> None:
     program = "import sys; sys.modules['torch'] = None\nimport cudal2gen\n"
     program += "try: import torch\nexcept ImportError: print('none')"

@@ -48,6 +48,7 @@ def last_reason(digest: str) -> str:
     return [row.reason for run, row in Store(A100).first_runs.entries().items() if run.digest == digest][-1]
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_banned_for_good(
     device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +234,7 @@ def test_what_was_measured_counts_where_nothing_can_be_banned(
         assert dispatcher.stats()["kernel"] == {NAMES["whole"]: 1}
 
 
+@pytest.mark.slow
 def test_a_pack_with_other_kernels_races_once_more(
     device: EmulatedDevice, opened: pack.Pack, tmp_path: Path
 ) -> None:  # fmt: skip

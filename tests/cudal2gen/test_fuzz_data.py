@@ -52,6 +52,7 @@ def test_lines_of_a_catalog(line: bytes, tmp_path: Path) -> None:
         assert parse(catalog.dump(record)) == record
 
 
+@pytest.mark.slow
 @given(line=mutated(PROBLEMS) | ANYTHING)
 @examples(200)
 def test_lists_of_problems(line: bytes, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Step, "command", programs)
 
 
+@pytest.mark.slow
 def test_the_plan_fits_three_calls_and_twenty_five_minutes() -> None:
     assert gpu_day.fits() == []
     assert {step.call for step in PLAN} == {1, 2, 3}

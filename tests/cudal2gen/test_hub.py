@@ -168,6 +168,7 @@ def test_the_card_says_what_was_measured(directory: Path, table: Any) -> None:
 # --- products ---
 
 
+@pytest.mark.slow
 def test_a_measured_product_runs_on_its_kernel(products: ModuleType, gpu: Any) -> None:
     a, b = gpu.draw(64, 128), gpu.draw(64, 128)
     d = products.matmul(a, b.t())

@@ -85,6 +85,7 @@ def test_rests_are_replayed_without_a_clock(tmp_path: Path) -> None:
     assert replayed.usage == proposer.usage
 
 
+@pytest.mark.slow
 def test_a_transcript_says_what_became_of_answers(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with serving(

@@ -233,6 +233,7 @@ def test_the_catalogs_records_are_the_models_choice(modelled: ModuleType, gpu: s
         assert record in modelled.near_best(record.problem)
 
 
+@pytest.mark.slow
 def test_both_accumulators_have_every_problem(modelled: ModuleType) -> None:
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
     sizes = {(record.m, record.n, record.k) for record in own if record.gpu == "a100"}
@@ -325,6 +326,7 @@ def test_large_products_take_the_tiles_of_published_kernels(
     assert all(offer.split_k > 1 and offer.origin.source == "timing model" for offer in few)
 
 
+@pytest.mark.slow
 def test_the_script_writes_into_a_catalog_of_its_own(
     modelled: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

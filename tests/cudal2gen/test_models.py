@@ -99,6 +99,7 @@ def test_what_is_no_plain_fp16_layer_stays() -> None:
     assert layers["set"].forward(3) == 3, "another's forward stays"
 
 
+@pytest.mark.slow
 def test_hooks_gradients_copies_and_conversions_go_on(model: Any) -> None:
     cudal2gen.patch(model)
     calls: list[int] = []
@@ -170,6 +171,7 @@ def test_a_layer_runs_on_kernels(tmp_path: Path) -> None:
 # --- what a model asks for ---
 
 
+@pytest.mark.slow
 def test_products_are_collected_without_computing_them(llama: Any) -> None:
     products = shapes.collect(lambda: llama.main(batch=4, length=1024, words=32000, width=4096, heads=32, blocks=1))
     assert products.others == {}

@@ -352,6 +352,7 @@ def test_torchs_failure_is_pythons_to_tell(
 # --- what stays Python's ---
 
 
+@pytest.mark.slow
 def test_gradients_modes_and_transforms(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     a, b = drawn(48, 64), drawn(64, 40, seed=1)
     for _ in range(2):

@@ -30,6 +30,7 @@ from kernelproof import emulator
 from kernelproof.ground import toolchain
 from kernelproof.ground.element import F16
 from tests.cudal2gen.adversaries import FINDINGS, Adversary
+from tests.cudal2gen.covering import COVERING
 from tests.cudal2gen.paths import PATHS, small
 from tests.cudal2gen.test_launcher import GOOD, REFUSED
 
@@ -299,9 +300,6 @@ def small_launch(card: gpu.Gpu, subject: Any) -> sanitizer.SingleLaunch:
     return sanitizer.launch_of(it.record, shape, it.artifact.directory, it.library, card.runtime_library)
 
 
-# The first path that takes each branch of the templates.
-BRANCHES = (Path(__file__).parent / "golden" / "branches.txt").read_text().splitlines()
-SANITIZED = sorted({line.rsplit(": ", 1)[1] for line in BRANCHES}, key=list(PATHS).index)
 Sanitized = tuple[list[Case], dict[str, str]]
 SANITIZERS = 12  # at a time: each is a process that mostly waits
 
@@ -310,7 +308,7 @@ SANITIZERS = 12  # at a time: each is a process that mostly waits
 def answers(card: gpu.Gpu, library: Path, here: Callable[[Record], Record]) -> dict[str, Future[Sanitized]]:
     """compute-sanitizer's answers on paths that are legal here, by name; many run at a time."""
     kernels = {}
-    for name in SANITIZED:
+    for name in COVERING:
         try:
             kernels[name] = here(PATHS[name])
         except pytest.skip.Exception:
@@ -324,7 +322,7 @@ def answers(card: gpu.Gpu, library: Path, here: Callable[[Record], Record]) -> d
 
 
 @pytest.mark.card
-@pytest.mark.parametrize("name", SANITIZED)
+@pytest.mark.parametrize("name", COVERING)
 def test_compute_sanitizer_finds_nothing(name: str, answers: dict[str, Future[Sanitized]]) -> None:
     if name not in answers:
         pytest.skip("not legal on this GPU")

@@ -600,6 +600,7 @@ def test_a_pack_of_candidates_claims_nothing_and_is_raced(
         assert len(emulated_device.session.launches) == len(launches) + 1, "the next process takes what was raced"
 
 
+@pytest.mark.slow
 def test_kernels_of_a_pack_open_as_built_ones_do(folder: Path) -> None:
     opened_pack = pack.open_pack(folder)
     kernel = opened_pack.table.kernels[0]

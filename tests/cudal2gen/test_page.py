@@ -75,6 +75,7 @@ def test_a_fault_and_a_request_are_noticed(tab: browser.Page, tmp_path: Path) ->
     assert "http://localhost:9/x.png" in tab.requests
 
 
+@pytest.mark.slow
 def test_size_classes_filter_the_points(tab: browser.Page, measured: Path) -> None:
     open_page(tab, measured)
     before = tab.run(VISIBLE)

@@ -81,6 +81,7 @@ CHANGES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @given(records, st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in CHANGES.items()}))
 @settings(max_examples=1000 if THOROUGH else 60, phases=NO_SHRINKING)
 def test_what_is_not_legal_is_refused_in_words(record: Record, changes: dict[str, Any]) -> None:

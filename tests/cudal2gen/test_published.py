@@ -23,6 +23,7 @@ def test_every_claim_of_the_catalog_is_true(capsys: pytest.CaptureFixture[str]) 
     assert "695" in lines[2]
 
 
+@pytest.mark.slow
 def test_the_files_hold_every_published_kernel() -> None:
     for (gpu, acc), count in KERNELS.items():
         facts = published.facts_of(gpu, acc)

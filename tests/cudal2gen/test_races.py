@@ -84,6 +84,7 @@ def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, 
         assert sum(dispatcher.stats()["torch"].values()) == 1, "without the mode a pack is what it was"
 
 
+@pytest.mark.slow
 def test_the_reference_of_a_race_is_computed_once(
     device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_slower_kernel_is_remembered_as_such(device: EmulatedDevice, opened: p
     assert len(measurements()) == 1
 
 
+@pytest.mark.slow
 def test_a_loss_by_copies_is_not_that_of_packed_operands(device: EmulatedDevice, opened: pack.Pack) -> None:
     """Rows that begin anywhere are copied for kernels: a later call of the same sizes races its own operands."""
     clock = Clock(device, dict.fromkeys(NAMES.values(), 310.0), 300.0)
@@ -144,6 +146,7 @@ def test_other_conditions_race_anew(device: EmulatedDevice, opened: pack.Pack, c
     assert [row.environment for row in measurements()] == [A100.id, "other"]
 
 
+@pytest.mark.slow
 def test_linear_races_its_product_alone(device: EmulatedDevice, opened: pack.Pack) -> None:
     clock = Clock(device, {}, 300.0)
     x, weight, expected = drawn(device)
@@ -188,6 +191,7 @@ def test_without_a_clock_torch_computes(device: EmulatedDevice, opened: pack.Pac
         assert dispatcher.stats()["kernel"] == {}
 
 
+@pytest.mark.slow
 def test_the_background_races_while_the_device_is_idle(device: EmulatedDevice, opened: pack.Pack) -> None:
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
     a, b, expected = drawn(device)
@@ -212,6 +216,7 @@ def test_the_background_races_while_the_device_is_idle(device: EmulatedDevice, o
         assert dispatcher.stats()["torch"] == {"nothing was measured within a factor of two": 3 + calls}
 
 
+@pytest.mark.slow
 def test_the_race_of_the_background_has_operands_of_its_own(device: EmulatedDevice, opened: pack.Pack) -> None:
     """A caller overwrites its tensors between calls."""
     clock = Clock(device, {}, 300.0)
@@ -270,6 +275,7 @@ def test_one_race_at_a_time_has_copies(
         assert tuner._owner is None
 
 
+@pytest.mark.slow
 def test_autocast_and_gradients_stay_outside(device: EmulatedDevice, opened: pack.Pack) -> None:
     """They would slow torch's product down, and not the kernel."""
 

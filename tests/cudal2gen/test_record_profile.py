@@ -33,6 +33,7 @@ def modelled(built: compiler.Artifact) -> Profile:
     return profile.of_record(RECORD, built.cubin, built.source)
 
 
+@pytest.mark.slow
 def test_a_record_has_the_bounds_that_follow_by_hand(modelled: Profile, built: compiler.Artifact) -> None:
     """A tensor core of an A100 takes 8 cycles for 16x8x16; a scheduler has a quarter of a CTA's warps."""
     loop, time = modelled.loop, modelled.time
@@ -125,6 +126,7 @@ def test_a_record_of_warps_beside_a_producer_multiplies_what_follows_by_hand() -
     assert content.loop.bound == "tensor pipe"
 
 
+@pytest.mark.slow
 def test_a_cubin_with_the_launch_of_a_record_has_its_occupancy(built: compiler.Artifact, modelled: Profile) -> None:
     facts = LaunchFacts(ctas=RECORD.ctas, threads=RECORD.threads, smem_bytes=RECORD.smem_bytes, turns=100)
     launched = of_cubin(built.cubin, RECORD.gpu, launch=facts)

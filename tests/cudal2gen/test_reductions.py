@@ -276,6 +276,7 @@ def test_mutants_of_the_sum_are_noticed(name: str, record: Sm90Wgmma, library: P
     assert any(outcome.findings or not (outcome.d == expected).all() for outcome in outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [SLICED, STREAMED], ids=["workspace", "stream"])
 def test_counters_that_are_not_cleared_are_noticed(record: Sm90Wgmma, library: Path) -> None:
     directory = compiler.build([record])[0].directory

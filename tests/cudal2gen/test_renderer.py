@@ -231,6 +231,7 @@ COMPILED_PAIRS = drawn(PAIRS, 4)
 BUILT_AHEAD = [record for _, before, after in COMPILED_PAIRS for record in (before, after)]
 
 
+@pytest.mark.slow
 def test_a_code_field_of_hopper_changes_the_text() -> None:
     assert [(before.family, field) for field, before, after in PAIRS if _anonymous(before) == _anonymous(after)] == []
 
@@ -303,6 +304,7 @@ def test_rendering_is_deterministic(record: Record) -> None:
     assert render(record) == render(parse(record.model_dump_json()))
 
 
+@pytest.mark.slow
 def test_rendering_is_the_same_in_another_process() -> None:
     record = multistage()
     program = (
@@ -348,7 +350,7 @@ def test_what_has_no_cpp_spelling_is_refused(value: object) -> None:
         _cxx(value)
 
 
-# One of each family. What else the templates can yield is executed: golden/branches.txt lists every branch's kernel.
+# One of each family. What else the templates can yield is executed by the paths of covering.py.
 GOLDENS: dict[str, Record] = {
     "sm80_multistage": multistage(raster="zsplit", swizzle_stride=2048, bn=256, bk=32),
     "sm80_direct": direct(),
@@ -383,6 +385,7 @@ def test_records_of_one_text_share_one_name() -> None:
         assert texts.setdefault(record.name, text) == text
 
 
+@pytest.mark.slow
 def test_templates_follow_their_rules(checkout: Path) -> None:
     """Of kernels: at most one level of `if` in a macro, no include, explicit arguments."""
     templates = checkout / "templates"

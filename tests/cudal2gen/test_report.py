@@ -533,6 +533,7 @@ def test_measured_without_baselines_or_without_ours() -> None:
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> | `a` <b>&amp; \u2028\n# x"
 
 
+@pytest.mark.slow
 def test_names_cannot_become_markup() -> None:
     card = H200.model_copy(update={"name": HOSTILE, "versions": {HOSTILE: HOSTILE}, "driver": HOSTILE})
     hostile = measurement(

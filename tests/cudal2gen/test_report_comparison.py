@@ -27,6 +27,7 @@ def test_a_thousand_shapes_report_in_seconds() -> None:
     assert "| 1000 |" in text
 
 
+@pytest.mark.slow
 def test_a_comparison_finds_what_moved_and_only_that() -> None:
     before = campaign(60, seed=1)
     slow, fast = shapes(60)[7], shapes(60)[8]
@@ -62,6 +63,7 @@ def test_a_machine_that_moved_is_noticed_by_the_baselines() -> None:
     assert part.alerts == ("torch.matmul itself moved by 1.111 [1.111, 1.111]: the two runs were not alike.",)
 
 
+@pytest.mark.slow
 def test_noise_alone_is_rarely_called_a_change() -> None:
     """Two runs of equal kernels: about one in twenty is beyond its interval, whichever way."""
     a, b = (

@@ -90,6 +90,7 @@ def tool(path: Path, body: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_tool_is_run_over_the_process(tmp_path: Path) -> None:
     """The stand-in executes the process's command in an emulator session, and counts what that reports."""
     watching = tool(

@@ -60,6 +60,7 @@ def test_any_selects_all(own_catalog: dict[str, str], tmp_path: Path) -> None:
     assert "no records for any f16 nn" in error("build", "--all", "--gpu", "any", "--layout", "nn", env=own_catalog)
 
 
+@pytest.mark.slow
 def test_choices_are_taken_in_any_case(own_catalog: dict[str, str]) -> None:
     lower, upper = (
         run("list", "--gpu", gpu, "--acc", acc, env=own_catalog) for gpu, acc in (("a100", "f16"), ("A100", "F16"))

@@ -68,6 +68,7 @@ def stored() -> list[str]:
     return [row.model_dump_json() for row in (A100, other, race(), race("whole"), race("nn"))]
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @examples(60)
 def test_whatever_a_store_of_races_holds(data: st.DataObject, tmp_path: Path) -> None:
@@ -93,6 +94,7 @@ TRIALS = [
 ]
 
 
+@pytest.mark.slow
 @given(lines=st.lists(mutated(TRIALS) | ANYTHING | st.sampled_from([line.encode() for line in TRIALS]), max_size=4))
 @examples(60)
 def test_whatever_a_file_of_first_runs_holds(lines: list[bytes], tmp_path: Path) -> None:

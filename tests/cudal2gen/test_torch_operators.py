@@ -81,6 +81,7 @@ def compiled(function: Any, **options: Any) -> Any:
     return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
 
 
+@pytest.mark.slow
 def test_compiled_without_a_graph_break(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = drawn(device, 40, 64), drawn(device, 24, 64).t()
 

@@ -430,6 +430,7 @@ def test_every_adversary_is_right_but_for_its_fault(library: Path) -> None:
                 assert wrong <= record.n, adversary
 
 
+@pytest.mark.slow
 def test_slices_reach_the_launcher(library: Path) -> None:
     record = revise(small(raster="zsplit", swizzle_stride=48, n=160))
     verdict = tried(record, library)

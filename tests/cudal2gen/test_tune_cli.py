@@ -112,6 +112,7 @@ def test_a_small_comparison(place: dict[str, str], tmp_path: Path) -> None:
         assert re.search(rf"^\| {re.escape(name)} \|( \d+\.\d% \[\d+\.\d%, \d+\.\d%\] \|){{4}}", modelled, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_files_that_are_no_recordings_are_refused(place: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "a100_mixed_mm.txt").write_text("m,k,n\n1,2,3\n")
     assert error("compare", "--recordings", str(tmp_path), env=place).startswith(

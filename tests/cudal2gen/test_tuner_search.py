@@ -118,6 +118,7 @@ def test_patience_and_time_end_a_search() -> None:
     assert (unstarted.stop_reason, unstarted.trials) == ("out of time", [])
 
 
+@pytest.mark.slow
 def test_no_gain_without_a_clear_interval() -> None:
     """The incumbent itself, or a winner whose interval holds 1, improves nothing."""
     record = space.candidates(SMALL).records[0]
@@ -203,6 +204,7 @@ def test_a_campaign_takes_up_what_was_stored(tmp_path: Path) -> None:
     assert len(before.splitlines()) == 2 * (8 + 8 + 3)
 
 
+@pytest.mark.slow
 def test_within_a_budget_each_problem_gets_some_candidates_before_any_gets_more(tmp_path: Path) -> None:
     """The budget ends in the second turn, by a clock that evaluations advance."""
     problems = [SMALL.model_copy(update={"n": n}) for n in (512, 768, 1024)]
@@ -329,6 +331,7 @@ def test_a_run_takes_up_what_its_own_card_measured(tmp_path: Path) -> None:
     assert [trial.on_its_gpu for trial in trials] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_the_answer_says_where_it_comes_from(tmp_path: Path) -> None:
     answer = campaign.catalog_record(winner())
     assert answer.origin.structure == "tuned"

@@ -35,6 +35,7 @@ extents = st.one_of(st.integers(1, 300), st.sampled_from([1000, 4096, 12289, 163
 vectors = st.one_of(st.integers(1, 40).map(lambda count: 8 * count), extents)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(m=extents, n=vectors, k=vectors, gpu=st.sampled_from(["h200", "a100", "rtx3090"]), seed=st.integers(0, 99))
 def test_no_illegal_record_is_ever_drawn(m: int, n: int, k: int, gpu: str, seed: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from jinja2 import DictLoader, Environment
 
 from cudal2gen import places, validator
 from cudal2gen.generation import catalog, compiler
@@ -30,11 +28,12 @@ from cudal2gen.validator.problems import kinds, thorough_shape
 from kernelproof import emulator
 from kernelproof.emulator.hopper.bulk import Bulk
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
+from tests.cudal2gen import covering
+from tests.cudal2gen.covering import COVERING
 from tests.cudal2gen.paths import PATHS, once, small
 from tests.cudal2gen.strategies import direct, prefetch, records
 from tests.draws import THOROUGH, drawn
 
-GOLDEN = Path(__file__).parent / "golden"
 # A smaller batch would be compiled anew at every step, and the message names the record anyway.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
@@ -44,36 +43,14 @@ def library() -> Path:
     return compiler.launcher()
 
 
-DATA = ("gpu", "m", "n", "k")  # fields that may have any value
-
-
-def essential() -> set[str]:
-    """Paths of which each is the first of its family with a branch of the templates, a value of a field, or a
-    combination of values."""
-    names = {line.rpartition(": ")[2] for line in (GOLDEN / "branches.txt").read_text().splitlines()}
-    seen: set[tuple[str, str, str]] = set()
-    for name, record in PATHS.items():
-        fields = [field for field in FAMILIES[record.family].line_fields() if field not in DATA]
-        values = {(record.family, field, repr(getattr(record, field))) for field in fields}
-        values.add((record.family, "batch, gate", f"{record.batch} {bool(record.fusion.gate)}"))
-        for names_of_fields in (("layout", "acc"), ("layout", "pair", "swap_ab")):
-            combined = [getattr(record, field, None) for field in names_of_fields]
-            values.add((record.family, ", ".join(names_of_fields), repr(combined)))
-        if not values <= seen:
-            names.add(name)
-        seen |= values
-    return names
-
-
-ESSENTIAL = essential()
 # Paths that only combine what others have: one in so many in ``make test``.
-COMBINED = drawn([name for name in PATHS if name not in ESSENTIAL], 4)
-EXECUTED = {name: number for number, name in enumerate(PATHS) if name in ESSENTIAL or name in COMBINED}
+REPEATING = drawn([name for name in PATHS if name not in COVERING], 12)
+EXECUTED = {name: number for number, name in enumerate(PATHS) if name in COVERING or name in REPEATING}
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 
 
-WHOLE = 16  # one path in so many has a whole verdict; for the others see ``share`` and ``mixed``
-PART = 6  # the others have one problem in so many, besides the one with all inputs
+WHOLE = 32  # one path in so many has a whole verdict; for the others see ``share`` and ``mixed``
+PART = 12  # the others have one problem in so many, besides the one with all inputs
 # Binary inputs, which show what is copied and multiplied wrongly, every path has. What is rounded or propagated wrongly
 # is of macros that several paths share: neighbouring paths have other inputs.
 MIXES = (("binary", "integers", "normal"), ("binary", "special"), ("binary", "integers"))
@@ -179,68 +156,14 @@ def test_every_value_of_every_field_is_executed(family: str) -> None:
             assert any((record.layout, record.acc) == (layout, acc) for record in executed)
 
 
-def branches(name: str, text: str) -> Iterator[tuple[int, str]]:
-    """Where marks go into a template: after every macro, if, elif and else; an if without else gets one."""
-    for tag in re.finditer(r"{%-?\s*(macro|if|elif|else|endif)\b[^%]*?(?:%(?!})[^%]*?)*-?%}", text):
-        yield tag.start(), tag.group(0)
-
-
-def marked(name: str, text: str) -> tuple[str, list[str]]:
-    """A template that reports which of its branches are taken, and all their names."""
-    marks: list[str] = []
-    out: list[str] = []
-    end, has_else = 0, []
-    for start, tag in branches(name, text):
-        line = text.count("\n", 0, start) + 1
-        kind = re.match(r"{%-?\s*(\w+)", tag)
-        assert kind is not None
-        out.append(text[end:start])
-        end = start + len(tag)
-
-        def mark(what: str, line: int = line) -> str:
-            marks.append(f"{name}:{line} {what}")
-            return "{{ took('" + marks[-1].replace("'", '"') + "') }}"
-
-        statement = re.sub(r"{%-?\s*|\s*-?%}", "", tag)
-        if kind.group(1) == "endif":
-            out.append(tag if has_else.pop() else "{% else %}" + mark("not so") + tag)
-        else:
-            if kind.group(1) == "if":
-                has_else.append(False)
-            if kind.group(1) == "else":
-                has_else[-1] = True
-            out.append(tag + mark(statement))
-    return "".join([*out, text[end:]]), marks
-
-
 @pytest.mark.slow
-def test_every_branch_of_the_templates_is_taken(checkout: Path) -> None:
-    """golden/branches.txt lists each with the first kernel that takes it; ``make goldens`` renews it."""
-    assert (GOLDEN / "branches.txt").read_text() == branch_table(checkout)
-
-
-def branch_table(checkout: Path) -> str:
-    folder = checkout / "templates"
-    texts, expected = {}, []
-    for path in sorted([*folder.glob("*.cu.j2"), *(folder / "macros").glob("*.j2")]):
-        name = str(path.relative_to(folder))
-        texts[name], marks = marked(name, path.read_text())
-        expected += marks
-    first_record: dict[str, str] = {}
-    now = {"record": ""}
-
-    def took(mark: str) -> str:
-        first_record.setdefault(mark, now["record"])
-        return ""
-
-    environment = Environment(loader=DictLoader(texts), trim_blocks=True, lstrip_blocks=True)
-    environment.globals["took"] = took
-    for name, record in PATHS.items():
-        now["record"] = name
-        environment.get_template(f"{record.family}.cu.j2").render(r=record)
-    never = [mark for mark in expected if mark.replace("'", '"') not in first_record]
-    assert not never, f"branches that no executed kernel takes: {never}"
-    return "".join(f"{mark}: {first_record[mark.replace(chr(39), chr(34))]}\n" for mark in expected)
+def test_every_branch_of_the_templates_is_executed(checkout: Path) -> None:
+    """In every family in which any path takes it, and every value of every field; ``make goldens`` renews the list."""
+    branches, known = covering.taken(checkout)
+    assert not set(known) - set().union(*branches.values()), "branches that no path takes"
+    shown = covering.features(checkout)
+    assert set().union(*(shown[name] for name in COVERING)) == set().union(*shown.values())
+    assert covering.covering(shown) == COVERING
 
 
 DRAWN = 8 if THOROUGH else 4  # records of one example
@@ -411,6 +334,7 @@ def test_one_warp_needs_its_barrier_as_well(library: Path, tmp_path: Path) -> No
     assert any("ldmatrix" in finding for finding in case.findings), case.findings
 
 
+@pytest.mark.slow
 def test_a_descriptor_that_keeps_the_rank_is_noticed(library: Path, tmp_path: Path) -> None:
     """Above the 18 bits of an address is the rank of the CTA: it falls into the distance between chunks of columns."""
     record = PATHS["wgmma 2x1 nn, three chunks"]
@@ -455,9 +379,3 @@ def test_a_refused_launch_is_a_finding(library: Path) -> None:
     case, _ = validator.run_case(record, compiler.build([record])[0], library, Shape(40, 32, 64), "binary")
     assert not case.passed
     assert "the tile does not divide the problem" in case.findings[0]
-
-
-if __name__ == "__main__":
-    root = places.checkout()
-    assert root is not None
-    (GOLDEN / "branches.txt").write_text(branch_table(root))

@@ -55,6 +55,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RIGHT)
 def test_right_programs_have_no_findings(library: Path, case: str) -> None:
     result = run(library, case)
@@ -459,6 +460,7 @@ def test_device_code_that_no_file_defines_is_named(flag: str, reason: str, kerne
     assert (result.code, result.ending, len(result.kernels)) == (2 - kernels, "ended with exit code 1", kernels)
 
 
+@pytest.mark.slow
 def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
     source = tmp_path / "x.cu"
     source.write_text("int main() { return nothing; }")

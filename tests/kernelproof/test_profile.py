@@ -207,6 +207,7 @@ def alone(cubin: Path) -> profile.Profile:
     return profile.of_cubin(cubin, "a100")
 
 
+@pytest.mark.slow
 def test_a_cubin_has_the_main_loop_that_follows_by_hand(cubin: Path, alone: profile.Profile) -> None:
     """128*128*32 / (4 warps * 16*8*16) = 64 MMAs of each warp, which take an A100's tensor core 8 cycles each."""
     loop = alone.loop

@@ -150,6 +150,7 @@ def test_no_device(): pass
     )
 
 
+@pytest.mark.slow
 def test_benign_findings_are_listed_and_fail_no_test(session: pytest.Pytester) -> None:
     benign = """
 extern "C" __global__ void masked(const int *x, int *y) {

@@ -29,6 +29,7 @@ def test_a_control_word_has_stall_yield_barriers_waits_and_reuse() -> None:
     assert Control.decode(0x082FF00000000810) == replace(FREE, stall=8, waits=(1,), reuse=2)
 
 
+@pytest.mark.slow
 def test_a_function_is_chosen_by_name(tmp_path: Path) -> None:
     cubin = build.cubin("__global__ void first(int* p) { *p = 1; }\n__global__ void second(int* p) { *p = 2; }\n")
     functions = sass.disassemble(cubin)
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(96) kernel(float* p) {
 """
 
 
+@pytest.mark.slow
 def test_an_instruction_has_its_line_where_that_is_inlined_and_its_window() -> None:
     """The load reads the pair of uniform registers of its memory window, which nvdisasm does not print for sm_80."""
     analysis = sass.analyse(build.cubin(INLINED, "-lineinfo", "-fmad=false"), "kernel")

@@ -53,6 +53,7 @@ def test_add(kind: Any) -> None:
     assert ".target sm_80" in launch.ptx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
 def test_softmax(kind: Any) -> None:
     x = torch.randn(20, 300).to(kind)
@@ -64,6 +65,7 @@ def test_softmax(kind: Any) -> None:
     assert near(y, torch.softmax(x.float(), 1), RELATIVE[kind])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
 def test_layer_norm_forward_and_backward_with_locks(kind: Any) -> None:
     rows, columns, groups = 16, 300, 4

@@ -210,6 +210,7 @@ def test_a_look_before_an_atomic(kind: int, races: bool, adverse: bool) -> None:
     assert races or (out == 100).all()
 
 
+@pytest.mark.slow
 @ADVERSE
 @pytest.mark.parametrize("space", [0, 1])
 @pytest.mark.parametrize("lanes", [128, None])

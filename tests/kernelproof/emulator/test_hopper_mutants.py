@@ -53,7 +53,7 @@ def survivors(name: str, which: int, entry: str) -> tuple[Counter[str], list[Mut
         if mutant.kind not in ("swap", "shift", "compare", "negate", "unguard", "never")
         and ASYNCHRONOUS.search(mutant.name)
     ]
-    for mutant in drawn_by(lambda mutant: mutant.kind, asynchronous, 3):
+    for mutant in drawn_by(lambda mutant: mutant.kind, asynchronous, 6):
         total[mutant.kind] += 1
         if not finding(mutant.text, name, entry):
             left.append(mutant)

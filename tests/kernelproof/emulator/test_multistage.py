@@ -169,11 +169,11 @@ def test_mutants(text: str) -> None:
         "never",
         "compare",
     }
-    executed = drawn_by(lambda mutant: mutant.kind, candidates, 3)
+    executed = drawn_by(lambda mutant: mutant.kind, candidates, 8)
     survivors = [mutant for mutant in executed if not caught(mutant, "gemm_f16")]
     unexplained = [s.name for s in survivors if (s.kind, s.name.split()[1]) not in EQUIVALENT]
     assert unexplained == []
-    assert len(survivors) == (8 if THOROUGH else 4), [s.name for s in survivors]
+    assert len(survivors) == (8 if THOROUGH else 1), [s.name for s in survivors]
 
 
 def test_example_of_the_package() -> None:
@@ -182,6 +182,7 @@ def test_example_of_the_package() -> None:
     assert result.failed == 0
 
 
+@pytest.mark.slow
 def test_memory_stays_small(checkout: Path) -> None:
     """Of a process of its own, from VmHWM: ru_maxrss would count what this one held when it started the other."""
     program = """

@@ -75,6 +75,7 @@ def test_a_reference_gets_what_its_parameters_name() -> None:
     assert not add(lambda x, y: x - y).right
 
 
+@pytest.mark.slow
 def test_a_reference_of_torch() -> None:
     torch = pytest.importorskip("torch")
     assert add(torch.add, arrays="torch").right
@@ -111,12 +112,14 @@ def test_it_is_reached_from_the_package() -> None:
     assert kernelproof.check_source is check_source
 
 
+@pytest.mark.slow
 def test_sources_that_do_not_compile() -> None:
     verdict = check_source("__global__ void f() { nonsense }", np.add, [{"n": 4}], **ADD)
     assert verdict.rules == {"does-not-compile"}
     assert "nonsense" in verdict.findings[0].message
 
 
+@pytest.mark.slow
 def test_launches_that_cuda_refuses_are_wrong_and_unknown_instructions_are_not_checked() -> None:
     launch = Launch(entry="add_f32", grid=1, block=2048, args=["x", "y", "z", "n"])
     assert "launch-refused" in add(launches=[launch]).rules
@@ -144,6 +147,7 @@ def test_text_that_looks_like_ptx_is_wrong() -> None:
     assert verdict.rules == {"does-not-compile"}
 
 
+@pytest.mark.slow
 def test_an_operation_may_quantise() -> None:
     text = """extern "C" __global__ void quantise(const float* x, signed char* y, int n) {
         int i = blockIdx.x * blockDim.x + threadIdx.x, q;
@@ -178,6 +182,7 @@ def test_work_is_counted_from_instructions() -> None:
     assert kernel.ctas == 6
 
 
+@pytest.mark.slow
 def test_tolerances_of_sums_are_those_of_products() -> None:
     """Whole numbers have to be exact, others within the bound of rounding each addition."""
     loose = Tolerance(absolute=1e-3)

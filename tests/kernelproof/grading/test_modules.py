@@ -67,6 +67,7 @@ def test_what_honest_host_code_does_is_not_accused(name: str) -> None:
     assert take_apart(text).findings == ()
 
 
+@pytest.mark.slow
 def test_operations_of_torch_may_be_allowed() -> None:
     text = replaced(modules.CALL, "return torch.relu(self.extension.scale_cuda(x, self.alpha))")
     assert "library-call" in graded(text, launches=[LAUNCH]).rules
