@@ -82,10 +82,10 @@ MORE = [
     "multistage bf16 nn ragged",
 ]
 
-# Of how many mutants one may be equivalent. A cluster that sums one tile ends
+# Of how many mutants one may be equivalent: more of few drawn ones. A cluster that sums one tile ends
 # twice over: the producer's warps only keep the barriers' count, the CTA's others wait for the same readers.
 MAX_EQUIVALENT = (
-    dict.fromkeys(MUTATED, 8)
+    dict.fromkeys(MUTATED, 8 if THOROUGH else 6)
     | {"wgmma cluster split 8 swapped": 7}
     # Nearly all that a thread of these does by itself is a wait, a fence or a product.
     | {name: 3 for name in MUTATED if name.startswith("tensor")}
