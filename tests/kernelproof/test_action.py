@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.kernelproof.emulator.build import folder_of
+from tests.kernelproof.grading import solutions
 from tests.packages import require
 
 yaml = require("yaml")
@@ -132,6 +133,33 @@ def test_right_programs_pass_and_tests_are_annotated(checkout: Path, folder: Pat
     code, output = outcomes["Test"]
     assert code == 1
     assert re.search(r"^::error file=wrong\.cu,line=5,title=shared-race::reverse: ", output, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_graded_solutions_are_in_the_summary(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    texts = {
+        "problem.py": solutions.REFERENCE, "found/kernel.py": solutions.HONEST,
+        "found/none.py": solutions.REFERENCE + "\nclass ModelNew(Model):\n    pass\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "temp").mkdir()
+    summary = tmp_path / "summary.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    outcomes = run(checkout, tmp_path, grade="found --reference problem.py\n\nfound/kernel.py --reference problem.py")
+    assert "Check" not in outcomes
+    code, output = outcomes["Grade"]
+    assert code == 1, output
+    assert output.count("::group::kernelproof grade found") == 2
+    page = summary.read_text()
+    assert "kernel.py" in page
+    assert "none.py" in page
+    assert "no-kernel" in page
+    assert not (tmp_path / "temp" / "graded.md").exists()
 
 
 def test_every_input_is_used_and_described(checkout: Path) -> None:
