@@ -66,7 +66,7 @@ RULES = {
         "the claimed time is below what the GPU needs at its peak rates",
         "measure again: the measured interval does not contain the work",
     ),
-    "time-limit": Rule("the check does not end within its limits", "use smaller shapes or a longer limit"),
+    "time-limit": Rule("host code does not end within its limits", "use smaller shapes or a longer limit"),
     "library-call": Rule(
         "host code lets a library, torch or the reference compute the result", "compute in the source's own kernels"
     ),
