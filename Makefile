@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # The tests start hundreds of processes. Without bytecode on disk, as some containers ask, each compiles all modules: 2 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick gpu-test gpu-day gpu-rehearsal thorough mutants check browser goldens release clean
+.PHONY: demo test quick gpu-test gpu-day gpu-rehearsal thorough torch-matrix mutants check browser goldens release clean
 
 demo: .venv/demo
 	$(BIN)/cudal2gen run --mnk 64_256_256
@@ -61,6 +61,12 @@ thorough: export HYPOTHESIS_PROFILE = thorough
 thorough: .venv/dev
 	$(PYTEST) $(filter-out $(LIBRARY),$(DRAWN))
 	$(BIN)/python -m pytest -s $(LIBRARY)
+	$(BIN)/python -m scripts.torch_matrix -n $(WORKERS)
+
+# The tests of operators with the oldest torch that is supported, 2.11 and the newest on PyPI, each in a folder of the user's
+# cache (1.5 GB); a part of thorough. Other ones: make torch-matrix TORCH="2.10.0 2.12.1"
+torch-matrix: .venv/dev
+	$(BIN)/python -m scripts.torch_matrix $(addprefix --torch ,$(TORCH)) -n $(WORKERS)
 
 # Draws mutants of every room's Python code and tells which its own tests notice; a hundred take hours. Another draw, of
 # some rooms: make mutants SEED=7 COUNT=5 ROOMS="kernelproof/grading kernelproof/ground"

@@ -21,8 +21,8 @@ KERNELPROOF = (
     "mcp_server", "cli", "__main__", "__init__",
 )  # fmt: skip
 CUDAL2GEN = (
-    "places", "kernel", "results", "launch", "generation", "timing", "validator", "bench", "report", "tuner", "pack",
-    "operators", "plugins", "cli", "__main__", "__init__",
+    "places", "torch_range", "kernel", "results", "launch", "generation", "timing", "validator", "bench", "report",
+    "tuner", "pack", "operators", "plugins", "cli", "__main__", "__init__",
 )  # fmt: skip
 FLOORS = {"kernelproof": KERNELPROOF, "cudal2gen": CUDAL2GEN}
 

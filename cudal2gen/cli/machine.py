@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from cudal2gen import places
+from cudal2gen import places, torch_range
 from cudal2gen.cli.program import app
 from cudal2gen.generation import catalog
 from kernelproof.ground.chips import GPUS, CardFacts
@@ -50,6 +50,8 @@ def doctor(as_json: Json = False) -> None:
         "emulate": _emulator(),
         "gpu": _cards(search.packs),
         "build directory": Check(*build_folder.writable(places.build_dir())),
+        "torch": _torch(),
+        "vendor": _vendor(),
         "packs": _packs(search),
         "calls from C++": _calls(search.packs),
         **{host.name: Check(bool(host.version), host.state()) for host in plugins.HOSTS},
@@ -111,17 +113,41 @@ def _packs(search: Search) -> Check:
     return Check(usable, "; ".join(details) or "none installed: cudal2gen.matmul is torch's")
 
 
+def _torch() -> Check:
+    """The installed torch: whether it is in the supported range, and which CUDA it brings. It is not imported."""
+    try:
+        distribution = metadata.distribution("torch")
+    except metadata.PackageNotFoundError:
+        return Check(False, f"none; the operators need {torch_range.OLDEST} to {torch_range.NEWEST}")
+    version = distribution.version
+    stated = Path(str(distribution.locate_file("torch/version.py")))
+    found = re.search(r"^cuda.*= '([\d.]+)'", stated.read_text(), re.MULTILINE) if stated.is_file() else None
+    cuda = found[1] if found else ""
+    builds = f"for CUDA {cuda}" if cuda else "a build without CUDA"
+    place, other = torch_range.place(version), torch_range.other_cuda(cuda)
+    old = torch_range.numbers(version) < torch_range.numbers(torch_range.OLDEST)
+    return Check(not (old or other), "; ".join(filter(None, [f"{version}, {builds}", place, other])))
+
+
+def _vendor() -> Check:
+    """nvmath, by which ``bench`` times cuBLASLt's algorithms."""
+    try:
+        return Check(True, f"nvmath {metadata.version('nvmath-python')}: bench times cuBLASLt's algorithms")
+    except metadata.PackageNotFoundError:
+        return Check(False, "without nvmath bench compares with torch and cuBLAS only: pip install 'cudal2gen[gpu]'")
+
+
 def _calls(packs: Mapping[str, Pack]) -> Check:
     """Whether torch can call our kernels from C++ without Python. It is found out without importing torch."""
     from cudal2gen.generation import compiler
-    from cudal2gen.launch.launcher import OLDEST_TORCH, TORCH_LIBRARY
+    from cudal2gen.launch.launcher import TORCH_LIBRARY
 
-    oldest = ".".join(map(str, OLDEST_TORCH))
+    oldest = torch_range.OLDEST
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Check(False, f"no torch; they need torch {oldest} or newer")
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+    if torch_range.numbers(version) < torch_range.numbers(oldest):
         return Check(False, f"Python makes calls: torch {version} has no stable ABI of {oldest}")
     if files := [str(opened.torch_library) for opened in packs.values() if opened.torch_library]:
         return Check(True, ", ".join(files))
@@ -135,10 +161,12 @@ def _cards(packs: Mapping[str, Pack]) -> Check:
     from cudal2gen.launch import gpu
 
     if cards := gpu.cards():
-        return Check(True, "; ".join(f"{card.text}: {_service(card, packs)}" for card in cards))
+        services = [f"{card.text}: {_service(card, packs)}" for card in cards]
+        old = torch_range.old_driver(gpu.driver_cuda())
+        return Check(not old, "; ".join([*services, *([old] if old else [])]))
     driver = Path("/dev/nvidiactl")
     if driver.exists():
-        return Check(True, f"{driver}, but its libcuda.so.1 lists no device")
+        return Check(False, f"{driver} is there, but libcuda.so.1 lists no device: nvidia-smi may say why")
     return Check(False, "no NVIDIA driver: the emulator runs kernels, nothing is measured")
 
 

@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from cudal2gen import places
+from cudal2gen import places, torch_range
 from cudal2gen.kernel import Problem, Record, ceil_div, serving
 from cudal2gen.kernel.launch import Batches, Groups, Sizes
 from cudal2gen.kernel.launch import Operands as LaunchOperands
@@ -161,7 +161,7 @@ def runtime() -> Path:
 
     Raises GpuError. LD_LIBRARY_PATH is not searched.
     """
-    name = "libcudart.so.13"
+    name = f"libcudart.so.{torch_range.CUDA}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             if name in line and (mapped := Path(line.split(maxsplit=5)[-1])).name.startswith(name):
@@ -172,7 +172,11 @@ def runtime() -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    raise GpuError(f"{name} not found; install it: pip install nvidia-cuda-runtime==13.0.*, or a torch for CUDA 13")
+    torch = sys.modules.get("torch")
+    other = torch_range.other_cuda(torch.version.cuda or "") if torch is not None else ""
+    raise GpuError(
+        f"{name} not found; {other or 'install it: pip install nvidia-cuda-runtime==13.0.*, or a torch for CUDA 13'}"
+    )
 
 
 @contextlib.contextmanager
@@ -577,6 +581,14 @@ def cards() -> list[CardFacts]:
         major, minor, sms, smem = (attribute(number, device) for number in CARD_ATTRIBUTES)
         devices.append(CardFacts.of(name.value.decode(errors="replace"), (major, minor), sms, smem))
     return devices
+
+
+def driver_cuda() -> int:
+    """The newest CUDA that the driver supports, 13000 for 13.0; 0 without a driver."""
+    driver, version = _driver(), ctypes.c_int()
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)):
+        return 0
+    return version.value
 
 
 def connect(index: int = 0) -> Gpu:

@@ -14,7 +14,6 @@ from cudal2gen.kernel.launch import Batches, Groups
 from kernelproof.ground.errors import Failure
 
 TORCH_LIBRARY = "libcudal2gen_torch.so"  # torch_launcher.cpp, see operators.call_native
-OLDEST_TORCH = (2, 10)  # the first torch whose stable ABI has all functions that the library calls
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 ALONE = Batches()
 _OPERANDS = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT)

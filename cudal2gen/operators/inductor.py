@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudal2gen.operators.call_torch import own_linear
 from cudal2gen.operators.check_operands import check_linear
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 OFFERED = "offered_linear"
+FIRST = "2.13"  # the first torch with all parts of the interface
 # Rows at which another kernel often becomes the best: a decoded token, small batches, a prefill.
 SPLIT_POINTS = (1, 16, 64, 256, 1024, 4096)
 
@@ -75,38 +77,65 @@ def offer(split_points: Sequence[int] = SPLIT_POINTS, least_gain: float = 1.02) 
 
     if list(split_points) != sorted(set(split_points)) or not all(point > 0 for point in split_points):
         raise WrongInput(f"split_points={list(split_points)}: must be positive and ascending")
-    try:
-        from torch._inductor import config
-        from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
-        from torch._inductor.kernel.mm import lazy_register_extern_choice
-
-        external: list[Any] = config.external_matmul
-    except (ImportError, AttributeError) as error:
-        raise WrongInput(
-            f"torch {torch.__version__} has no interface for choices of others ({error}); torch 2.13 has"
-        ) from None
-    if cudal2gen_mm not in external:
-        external.append(cudal2gen_mm)
-        lazy_register_extern_choice(cudal2gen_mm)  # registered at once, so that code from Inductor's cache finds it too
-    configs: list[Any] = [CustomOpConfig(_offered()), CustomOpConfig(torch.nn.functional.linear)]
-    register_custom_op_autotuning(
+    interface = _interface()
+    configs: list[Any] = [interface.config(_offered()), interface.config(torch.nn.functional.linear)]
+    interface.register(
         torch.ops.cudal2gen.linear.default,
         configs=configs,
         dispatch_on={"tensor_name": "x", "dim": 0},
         split_points=list(split_points),
         min_speedup_threshold=least_gain,
     )
+    if cudal2gen_mm not in interface.external:
+        interface.external.append(cudal2gen_mm)
+        interface.register_extern(cudal2gen_mm)  # at once, so that code from Inductor's cache finds it too
 
 
 def withdraw() -> None:
-    """Undoes ``offer``: code that is compiled from then on has none of our kernels as choices."""
+    """Undoes ``offer``: code that is compiled from then on has none of our kernels as choices. Where torch has no
+    interface for them, nothing was offered."""
     import torch
-    from torch._inductor import config
-    from torch._inductor.lowering import user_lowerings
 
-    if cudal2gen_mm in config.external_matmul:
-        config.external_matmul.remove(cudal2gen_mm)
-    user_lowerings.pop(torch.ops.cudal2gen.linear.default, None)
+    try:
+        interface = _interface()
+    except WrongInput:
+        return
+    if cudal2gen_mm in interface.external:
+        interface.external.remove(cudal2gen_mm)
+    interface.lowerings.pop(torch.ops.cudal2gen.linear.default, None)
+
+
+class _Interface(NamedTuple):
+    """What ``offer`` uses of Inductor: the list of external products and how one is made known, the form of a choice
+    for an operator, how choices are registered, and the operators that have some."""
+
+    external: list[Any]
+    register_extern: Callable[..., Any]
+    config: Callable[..., Any]
+    register: Callable[..., Any]
+    lowerings: dict[Any, Any]
+
+
+def _interface() -> _Interface:
+    """The interface of the installed torch. Raises WrongInput if it lacks a part: then nothing has been changed."""
+    import torch
+
+    try:
+        from torch._inductor import config
+        from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+        from torch._inductor.kernel.mm import lazy_register_extern_choice
+        from torch._inductor.lowering import user_lowerings
+
+        if "min_speedup_threshold" not in signature(register_custom_op_autotuning).parameters:
+            raise ImportError("register_custom_op_autotuning has no min_speedup_threshold")
+        external: list[Any] = config.external_matmul
+    except (ImportError, AttributeError) as error:
+        raise WrongInput(
+            f"torch {torch.__version__} has no interface for choices of others ({error}); torch {FIRST} has"
+        ) from None
+    return _Interface(
+        external, lazy_register_extern_choice, CustomOpConfig, register_custom_op_autotuning, user_lowerings
+    )
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cudal2gen.operators.check_modes import TORCH
 from cudal2gen.operators.fused_operators import linear
 from cudal2gen.operators.registration import refuse_script
 from kernelproof.ground.element import ELEMENTS, dtypes
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     import torch
 
 TYPES = tuple(element.torch_dtype for element in ELEMENTS.values())
+# Devices with an autocast, found once: torch.compile of 2.11 does not trace the question.
+AUTOCAST = frozenset(
+    kind for kind in ("cpu", "cuda", "hpu", "mps", "mtia", "xla", "xpu") if TORCH.amp.is_autocast_available(kind)
+)
 
 
 class Replaced(NamedTuple):
@@ -95,7 +100,7 @@ def as_typed(x: torch.Tensor, weight: torch.Tensor) -> bool:
     if x.dtype != weight.dtype or x.dtype not in TYPES:
         return False
     kind = x.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    autocast = kind in AUTOCAST and torch.is_autocast_enabled(kind)
     return not autocast or torch.get_autocast_dtype(kind) == x.dtype
 
 

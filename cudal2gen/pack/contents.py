@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen import places
+from cudal2gen import places, torch_range
 from cudal2gen.kernel import Problem
 from cudal2gen.launch.launcher import TORCH_LIBRARY
 from cudal2gen.pack.abi import ABI, FORMAT, fields
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
 
 # CUDA's minor versions are compatible: what 13.0 needs runs under every 13.
-CUDA_RANGE = ">=13.0,<14"
-DRIVER_MINIMUM = "580"
+CUDA_RANGE = f">={torch_range.CUDA}.0,<{torch_range.CUDA + 1}"
+DRIVER_MINIMUM = str(torch_range.DRIVER)
 UNEXECUTED = "not executed"
 CUBIN_FILES = ("kernel.cubin", "kernel.launch")
 

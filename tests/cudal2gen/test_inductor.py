@@ -23,11 +23,21 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 MARK = 7.0  # what a stand-in for a fast kernel gives
 
 
+def available() -> bool:
+    """Whether this torch has the interface of ``inductor.offer``."""
+    try:
+        return bool(inductor._interface())
+    except WrongInput:
+        return False
+
+
 @pytest.fixture
 def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """``offer``, in a process whose caches are empty."""
     from torch._inductor import config
 
+    if not available():
+        pytest.skip(f"torch {torch.__version__} has no such interface: see the last test")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
     with config.patch(max_autotune=True, compile_threads=1, fx_graph_cache=False, external_matmul=[]):
@@ -142,3 +152,21 @@ def test_wrong_split_points_are_refused(offered: Callable[..., None]) -> None:
     for points in ([64, 16], [0, 4], [4, 4]):
         with pytest.raises(WrongInput, match="must be positive and ascending"):
             offered(split_points=points)
+
+
+def test_a_torch_without_the_interface_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.11's, whose function has no ``min_speedup_threshold``; before 2.10 there is none."""
+    from torch._inductor import config
+
+    if available():
+        from torch._inductor.kernel import custom_op
+
+        def older(custom_op: Any, configs: Any = None, split_points: Any = None) -> None:
+            raise NotImplementedError
+
+        monkeypatch.setattr(custom_op, "register_custom_op_autotuning", older)
+    before = list(config.external_matmul)
+    with pytest.raises(WrongInput, match="has no interface for choices of others"):
+        inductor.offer()
+    inductor.withdraw()
+    assert config.external_matmul == before

@@ -99,7 +99,7 @@ def test_without_a_library_calls_are_pythons(tmp_path: Path, monkeypatch: pytest
         False, "Python makes calls: no pack has libcudal2gen_torch.so, and g++ is missing; e.g. apt install g++"
     )  # fmt: skip
     monkeypatch.setattr(metadata, "version", lambda _: "2.9.1+cu130")
-    assert machine._calls({}) == (False, "Python makes calls: torch 2.9.1+cu130 has no stable ABI of 2.10")
+    assert machine._calls({}) == (False, "Python makes calls: torch 2.9.1+cu130 has no stable ABI of 2.10.0")
 
 
 def test_a_library_is_connected_whole_or_not_at_all(

@@ -1,0 +1,148 @@
+"""Runs the tests of operators with other releases of torch than the installed one, on CPUs.
+
+    python -m scripts.torch_matrix [--torch VERSION ...] [words for pytest]
+
+Without versions: the oldest that is supported, those of ``torch_range.BESIDE``, and the newest on PyPI. Each lies in a
+folder of its own in the user's cache, and takes 1.5 GB there; everything else is of the environment that runs this.
+PyPI's builds for Linux need NVIDIA's libraries even to be imported, so others stand in for them, by which there is no
+CUDA device. Exit code 1 if a test fails with one of the versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from cudal2gen import places
+from cudal2gen.torch_range import BESIDE, NEWEST, OLDEST
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+TESTS = CHECKOUT / "tests" / "cudal2gen"
+NVIDIA = re.compile(r"lib(cu|nv|nccl)")  # libraries that a build for CUDA needs
+UNKNOWN = re.compile(r"^\s+U ((?:__)?(?:cu|nv|nccl)\w+)(@\S+)?$", re.MULTILINE)
+TEXTS = ("cudaGetErrorString", "cudaGetErrorName")  # functions that return words
+NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
+
+
+def newest() -> str:
+    """The newest release on the index that pip uses."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "torch"]
+    found = re.search(r"torch \(([\d.]+)", subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found is not None
+    return found[1]
+
+
+def installed(version: str) -> Path:
+    """A folder for PYTHONPATH that has this torch; it is filled at the first call."""
+    folder = places.user_cache() / "torch-matrix" / version
+    if not folder.is_dir():
+        scratch = folder.with_name(f"{version}.{os.getpid()}")
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+        subprocess.run([*command, "--target", str(scratch), f"torch=={version}"], check=True)
+        stand_in(scratch / "torch" / "lib")
+        scratch.rename(folder)
+    return folder
+
+
+def stand_in(libraries: Path) -> None:
+    """Puts libraries beside torch's that stand in for NVIDIA's, with the functions that torch's need of them, by their
+    versions. Each function answers that there is no device.
+
+    Torch's libraries look there first, and bind functions when they call them.
+    """
+    own = {library.name: library for library in sorted(libraries.glob("*.so*"))}
+    needed, functions, files = set[str](), defaultdict[str, set[str]](set), {"": ""}
+    for library in own.values():
+        needed |= {
+            name for name in re.findall(r"NEEDED.*\[(.*)\]", _said("readelf", "-d", library)) if NVIDIA.match(name)
+        }
+        for file, versions in re.findall(r"File: (\S+) .*\n((?:.*Name: .*\n)+)", _said("readelf", "-VW", library)):
+            files |= dict.fromkeys(re.findall(r"Name: (\S+)", versions), file)
+        for name, version in UNKNOWN.findall(_said("nm", "-D", library)):
+            functions[version.lstrip("@")].add(name)
+    absent = sorted(needed - own.keys())
+    for file in absent:
+        of_file = {version: names for version, names in functions.items() if files.get(version) == file}
+        if file == absent[0]:
+            of_file[""] = functions[""] - set().union(*(functions[version] for version in functions if version))
+        _compile(libraries / file, of_file)
+
+
+def _compile(library: Path, functions: dict[str, set[str]]) -> None:
+    """Compiles a library of functions by their versions, "" for those without one."""
+    names = sorted(set().union(*functions.values()))
+    source = "".join(
+        f"""char const* {name}(void) {{ return ""; }}\n"""
+        if name.startswith(TEXTS)
+        else f"int {name}(void) {{ return {NO_DEVICE}; }}\n"
+        for name in names
+    )
+    script = "".join(
+        f"{version} {{ {' '.join(f'{name};' for name in sorted(own))} }};\n"
+        for version, own in functions.items()
+        if version
+    )
+    with tempfile.NamedTemporaryFile("w", suffix=".map") as versions:
+        versions.write(script)
+        versions.flush()
+        flags = [
+            "-shared",
+            "-fPIC",
+            f"-Wl,-soname,{library.name}",
+            *([f"-Wl,--version-script={versions.name}"] if script else []),
+        ]
+        subprocess.run(["gcc", *flags, "-x", "c", "-", "-o", str(library)], input=source, text=True, check=True)
+
+
+def _said(*words: object) -> str:
+    return subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True).stdout
+
+
+def tests() -> list[str]:
+    """The files with tests of operators, which are marked ``torch`` for the whole file."""
+    marked = re.compile(r"^pytestmark = .*mark\.torch", re.MULTILINE)
+    return [str(path) for path in sorted(TESTS.glob("test_*.py")) if marked.search(path.read_text())]
+
+
+def named(words: list[str]) -> bool:
+    """Whether pytest's words name files."""
+    return any(".py" in word for word in words)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", action="append", metavar="VERSION", help=f"such as {NEWEST}")
+    arguments, words = parser.parse_known_args()
+    failed = []
+    for version in arguments.torch or [OLDEST, *BESIDE, newest()]:
+        folder = installed(version)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(CHECKOUT)])}
+        stated = subprocess.run(
+            [sys.executable, "-c", "import torch; print(torch.__version__, torch.version.cuda)"],
+            check=True, capture_output=True, text=True, env=environment,
+        ).stdout  # fmt: skip
+        print(f"torch {stated.strip()}", flush=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *words,
+            *([] if named(words) else tests()),
+        ]
+        if subprocess.run(command, env=environment, cwd=CHECKOUT, check=False).returncode:
+            failed.append(version)
+    print(f"failed with torch {', '.join(failed)}" if failed else "no test failed")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
