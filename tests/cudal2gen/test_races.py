@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 import cudal2gen
@@ -332,33 +331,6 @@ def test_a_second_device_is_timed_on_its_own_stream_which_waits_for_the_host(mon
     # A quarter more than the host took; less after faster calls, by a tenth each; of no more than 100 us a call.
     first, second = 1.25 * 3 * 20, [1.25 * 2 * us for us in (40, 36, 32.4, 100)]
     assert held_us == [(1, pytest.approx(us, abs=1e-2)) for us in (first, *second)]
-
-
-# --- the choice ---
-
-
-@pytest.mark.slow
-def test_a_slower_candidate_is_not_chosen_by_noise() -> None:
-    """10,000 races by the statistics alone: kernels as fast as torch or slower, noise of 1 to 20 %, best of three."""
-    random = np.random.default_rng(1)
-    samples, chosen = 2 * races.MIN_ROUNDS, 0
-    for _ in range(10_000):
-        noise, slower = random.uniform(0.01, 0.2), 1 + random.exponential(0.05)
-        vendor, again, confirmed, *kernels = np.exp(random.normal(0, noise, (3 + races.FINALISTS, samples)))
-        best = min(kernels, key=np.median)
-        # The median decides most of them, without an interval.
-        if np.median(np.log(vendor) - np.log(best * slower)) > 0 and races.faster(vendor, best * slower):
-            chosen += races.faster(again, confirmed * slower) and races.steadily_faster(again, confirmed * slower)
-    assert chosen == 0
-
-
-def test_a_faster_candidate_is_chosen() -> None:
-    """By 5 % and more, with 1 % of noise."""
-    random = np.random.default_rng(2)
-    for _ in range(200):
-        vendor, kernel = np.exp(random.normal(0, 0.01, (2, 2 * races.MIN_ROUNDS)))
-        assert races.faster(vendor, kernel / 1.05)
-        assert races.steadily_faster(vendor, kernel / 1.05)
 
 
 def test_modes_have_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ before it returns. ``background``: each later call races a little while the devi
 
 A kernel runs for the first time only after a ban of it is on disk, so that a crash leaves it banned. It counts only
 after its result was compared with an fp64 product. It is chosen only if it beats torch twice: among others, and in a
-race of two; for a bucket of rows, at both ends of it. Nothing is compiled, nothing is measured in a graph capture, and
-no step begins that the time budget does not cover.
+race of two (``rule``); for a bucket of rows, at both ends of it. Nothing is compiled, nothing is measured in a graph
+capture, and no step begins that the time budget does not cover.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from functools import partial
 from statistics import median
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
+
 from cudal2gen import results
 from cudal2gen.kernel import IllegalRecord, Problem, Use, serving
 from cudal2gen.kernel.launch import Operands
 from cudal2gen.launch.gpu import GpuError
 from cudal2gen.launch.launcher import LaunchError
-from cudal2gen.operators.measuring import buckets
+from cudal2gen.operators.measuring import buckets, rule
 from cudal2gen.operators.measuring.contests import Contest, Contests
 from cudal2gen.operators.measuring.tuned import Store
 from cudal2gen.operators.meter import Meter
@@ -44,6 +46,7 @@ VARIABLE = "CUDAL2GEN_AUTOTUNE"
 SHAPE_SECONDS, PROCESS_SECONDS = 0.1, 60.0
 MODELLED = 5  # kernels that race because the timing model expects them to be fastest
 STAND_INS = 2  # further kernels that race because their sizes are nearest
+FIRST_PAIRS = 3  # samples of torch and of a kernel by which it is ranked
 FINALISTS = 3
 MIN_ROUNDS, MAX_ROUNDS = 6, 30  # rounds of two samples per contender
 SAMPLE_US = 30.0  # shorter samples would mostly measure the events around them
@@ -75,12 +78,14 @@ class Target(NamedTuple):
 @dataclass
 class Entrant:
     """A kernel in a race. ``sample`` takes one sample and returns microseconds per call; ``error`` is that of its first
-    result; ``sample_us``: time of one sample, 0 before the first."""
+    result; ``sample_us``: time of one sample, 0 before the first; ``first``: the log ratio of torch's time to its own,
+    by its first samples."""
 
     kernel: TableKernel
     sample: Callable[[], float]
     error: float
     sample_us: float = 0.0
+    first: float = 0.0
     samples_us: list[float] = field(default_factory=list)
 
 
@@ -259,6 +264,7 @@ class _Race:
         self.table, self.target, self.contests = table, target, contests
         self.spent, self.began = 0.0, 0.0
         self.calls = 1  # calls in a sample
+        self.field: list[float] = []  # the first log ratio of each kernel that was timed
 
     def steps(self) -> Generator[None, None, bool]:
         """The steps: first runs, a heat of the finalists, and a duel of the best kernel with torch, for a bucket
@@ -267,8 +273,7 @@ class _Race:
         operands that other calls need not copy."""
         contest = self.contests.on(self.target.problem)
         candidates = self.tuner.candidates(self.table, self.target, contest)
-        # Samples of torch and of one kernel in a heat and the duels.
-        samples = 4 * MIN_ROUNDS * (2 + self.target.is_bucket)
+        samples = self._least_samples
         if not candidates or not self._covers(samples * self._floor_us(contest)):
             return True
         if not contest.comparable:
@@ -289,7 +294,7 @@ class _Race:
             return True
         best, vendor_us = heat
         measurements = [self._measurement(contest, best, vendor_us)]
-        if faster(vendor_us, best.samples_us):
+        if rule.promising(_logs(vendor_us, best.samples_us)):
             # Timed again by themselves, because the samples that selected the best of several favour it.
             duels = yield from self._duels(contest, best)
             if duels is None:
@@ -299,6 +304,11 @@ class _Race:
             return False
         self.store.add(measurements)
         return True
+
+    @property
+    def _least_samples(self) -> int:
+        """Samples of torch and of one kernel in a heat and the duels."""
+        return 4 * MIN_ROUNDS * (2 + self.target.is_bucket)
 
     def _copies_more(self, contest: Contest, kernel: TableKernel) -> bool:
         """Whether the kernel copies operands here that it would take in place if they were packed. Its loss then says
@@ -313,15 +323,22 @@ class _Race:
     ) -> Generator[None, None, tuple[Entrant, list[float]] | None]:
         """The fastest of as many finalists as the budget covers, with torch's samples beside its own; None if there is
         none. ``vendor_us``: time of one sample of torch."""
+        # What the other entrants' samples, the heat and the duels need of the budget comes before further pairs.
+        reserved_us = (len(entrants) + self._least_samples) * vendor_us
         for entrant in entrants:
             if not self._covers(0.0):
                 break
-            entrant.sample_us = entrant.sample() * self.calls
+            own_us = entrant.sample()
+            logs = [_log(vendor_us / self.calls, own_us)]
+            while len(logs) < FIRST_PAIRS and self._covers(reserved_us + vendor_us + own_us * self.calls):
+                logs.append(_log(self._sample(contest.by_torch), entrant.sample()))
+            entrant.sample_us, entrant.first = own_us * self.calls, median(logs)
             yield
-        ranked = sorted((entrant for entrant in entrants if entrant.sample_us), key=lambda entrant: entrant.sample_us)
+        ranked = sorted((entrant for entrant in entrants if entrant.sample_us), key=lambda entrant: -entrant.first)
+        self.field = [entrant.first for entrant in ranked]
         finalists = ranked[:FINALISTS]
         while finalists:
-            slowest = finalists[-1].sample_us
+            slowest = max(entrant.sample_us for entrant in finalists)
             duels = (1 + self.target.is_bucket) * (vendor_us + slowest)
             if self._covers(2 * MIN_ROUNDS * (vendor_us + sum(entrant.sample_us for entrant in finalists) + duels)):
                 break
@@ -357,7 +374,7 @@ class _Race:
             measurements.append(self._measurement(contest, best, samples))
             if not faster(samples, best.samples_us):
                 return measurements
-            if not steadily_faster(samples, best.samples_us):
+            if not rule.taken(_logs(samples, best.samples_us), np.array(self.field)):
                 return None
         return measurements
 
@@ -486,10 +503,13 @@ def _is_win(measurement: Measurement) -> bool:
     return faster(vendor.event_us, kernel.event_us)
 
 
-def steadily_faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
-    """Whether the kernel won all pairs but one in twelve: the interval of a few samples may be narrow by chance."""
-    lost = sum(kernel_us >= vendor_us for vendor_us, kernel_us in zip(vendor, kernel, strict=True))
-    return lost <= len(kernel) // 12
+def _log(torch_us: float, own_us: float) -> float:
+    """The log ratio of torch's time to a kernel's; both may be 0 where nothing is timed."""
+    return math.log(max(torch_us, MIN_US) / max(own_us, MIN_US))
+
+
+def _logs(vendor: Sequence[float], kernel: Sequence[float]) -> rule.Array:
+    return np.array([_log(*pair) for pair in zip(vendor, kernel, strict=True)])
 
 
 def _modelled_us(kernel: TableKernel, problem: Problem) -> float:

@@ -1,0 +1,154 @@
+"""Simulates races by thousands: what the rule of autotuning gains, and how rarely it takes a slower kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.packages import require
+
+require("torch")
+
+from cudal2gen.operators.measuring import races, rule  # noqa: E402
+
+pytestmark = pytest.mark.torch
+KERNELS = 8  # as many as race
+SLOWER = -math.log(1.01)
+
+
+class Kind(NamedTuple):
+    """What disturbs the samples of a race, as log ratios. ``noise``: of each sample; ``spikes``: share of samples that
+    take 10 to 170 % longer; ``drift``: of all clocks from the first to the two hundredth sample; ``flips``: share of
+    samples before which the L2 turns cold or hot, which makes 35 %; ``bias``: of each contender, the same in all of its
+    samples."""
+
+    noise: float = 0.01
+    spikes: float = 0.0
+    drift: float = 0.0
+    flips: float = 0.0
+    bias: float = 0.0
+
+
+KINDS = {
+    "quiet": Kind(noise=0.002),
+    "usual": Kind(),
+    "noisy": Kind(noise=0.03),
+    "a few spikes": Kind(spikes=0.05),
+    "spikes": Kind(spikes=0.15),
+    "drift": Kind(drift=0.1),
+    "flips": Kind(flips=0.1),
+    "bias": Kind(bias=0.03),
+    "bias and drift": Kind(bias=0.03, drift=0.1),
+    "noisy flips": Kind(noise=0.03, flips=0.05),
+}
+
+
+class Simulated:
+    """Races of one kind. ``true``: log ratios of torch's time to each kernel's, of shape (races, kernels)."""
+
+    def __init__(self, kind: Kind, true: Any, seed: int) -> None:
+        self.kind, self.true, self.random = kind, true, np.random.default_rng(seed)
+        self.count = len(true)
+        self.rows = np.arange(self.count)
+        times = np.concatenate([np.zeros((self.count, 1)), -true], axis=1)  # torch is contender 0
+        self.times = times + self.random.normal(0, kind.bias, times.shape)
+        self.cold, self.taken = np.zeros(self.count, bool), 0
+
+    def sample(self, contender: Any) -> Any:
+        """Log times of one contender of each race."""
+        kind, random = self.kind, self.random
+        self.cold ^= random.random(self.count) < kind.flips
+        self.taken += 1
+        spiked = random.random(self.count) < kind.spikes
+        disturbed = random.normal(0, kind.noise, self.count) + spiked * random.uniform(0.1, 1.0, self.count)
+        return self.times[self.rows, contender] + disturbed + 0.3 * self.cold + kind.drift * self.taken / 200
+
+    def pairs(self, contenders: list[Any], rounds: int) -> list[Any]:
+        """Log ratios of torch to each contender, two for each round, sampled forwards and backwards."""
+        columns: list[list[Any]] = [[] for _ in range(len(contenders) + 1)]
+        field = [np.zeros(self.count, int), *contenders]
+        for _ in range(rounds):
+            for number in (*range(len(field)), *reversed(range(len(field)))):
+                columns[number].append(self.sample(field[number]))
+        vendor, *kernels = (np.array(column).T for column in columns)
+        return [vendor - kernel for kernel in kernels]
+
+    def run(self) -> tuple[Any, Any]:
+        """Whether each race takes a kernel, and the true log ratio of its best one."""
+        torch_ = np.zeros(self.count, int)
+        first = np.stack(
+            [
+                np.median(
+                    [self.sample(torch_) - self.sample(np.full(self.count, number)) for _ in range(races.FIRST_PAIRS)],
+                    axis=0,
+                )
+                for number in range(1, self.true.shape[1] + 1)
+            ],
+            axis=1,
+        )
+        finalists = np.argsort(-first, axis=1)[:, : races.FINALISTS] + 1
+        heat = np.stack(self.pairs(list(finalists.T), races.MIN_ROUNDS))
+        winner = np.median(heat, axis=2).argmax(axis=0)
+        best = finalists[self.rows, winner]
+        (duel,) = self.pairs([best], races.MAX_ROUNDS)
+        taken = rule.promising(heat[winner, self.rows]) & rule.taken(duel, first)
+        return taken, self.true[self.rows, best - 1]
+
+
+def mixed(count: int, seed: int) -> Any:
+    """Kernels of which the best of a race is on average 8.4 % faster than torch, or torch is the best."""
+    return np.random.default_rng(seed).normal(-0.04, 0.09, (count, KERNELS))
+
+
+def gained(kind: Kind, count: int, seed: int = 1) -> tuple[float, float, float]:
+    """The share of the possible gain that is kept, that gain, and the share of races that take a kernel which is at
+    least 1 % slower than torch."""
+    true = mixed(count, seed)
+    taken, log = Simulated(kind, true, seed).run()
+    possible = np.maximum(1 - np.exp(-true.max(axis=1)), 0).mean()
+    return (
+        float(np.where(taken, 1 - np.exp(-log), 0).mean() / possible),
+        float(possible),
+        float((taken & (log <= SLOWER)).mean()),
+    )
+
+
+def lost(kind: Kind, count: int, seed: int = 2) -> float:
+    """The share of races that take a kernel where all are 1 % slower than torch."""
+    taken, _ = Simulated(kind, np.full((count, KERNELS), SLOWER), seed).run()
+    return float(taken.mean())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_thousand_races_of_each_kind(name: str) -> None:
+    """10,000 in all, and as many with slower kernels only."""
+    share, possible, slower = gained(KINDS[name], 1000)
+    assert possible == pytest.approx(0.084, abs=0.005)
+    assert share >= 0.5
+    assert slower <= 0.005
+    assert lost(KINDS[name], 1000) <= 0.005
+
+
+@pytest.mark.slow
+def test_a_bias_rarely_favours_a_slower_kernel() -> None:
+    """With 20,000 races, a rate of 0.5 % is known to 0.05 %."""
+    assert lost(KINDS["bias"], 20_000) <= 0.005
+
+
+def test_few_pairs_prove_nothing() -> None:
+    assert [rule.lowest_rank(pairs) for pairs in (1, 7, 8, 12, 60)] == [0, 0, 1, 2, 20]
+    for pairs, taken in ((7, False), (8, True)):
+        assert bool(rule.taken(np.full(pairs, 0.5), np.array([0.5]))) == taken
+
+
+def test_the_lead_over_a_narrow_field_is_a_bias() -> None:
+    """The same winner beside kernels as fast as torch, and beside kernels of which it stands out."""
+    pairs = np.full(60, math.log(1.12))
+    narrow = np.array([0.0, 0.01, -0.01, 0.02, -0.02, 0.0, 0.03, math.log(1.12)])
+    wide = np.array([-0.3, 0.2, -0.2, -0.1, 0.15, -0.4, 0.25, math.log(1.12)])
+    assert not rule.taken(pairs, narrow)
+    assert rule.taken(np.full(60, math.log(1.15)), wide)
+    assert rule.taken(pairs, np.full(8, math.log(1.12))), "all of them are faster"
