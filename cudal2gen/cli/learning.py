@@ -20,6 +20,7 @@ from cudal2gen.generation import catalog
 from cudal2gen.kernel import Acc
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import refuse
+from kernelproof.ground.errors import Failure
 
 if TYPE_CHECKING:
     from cudal2gen.tuner.benchmark import BenchmarkPlan
@@ -76,6 +77,8 @@ def export(
     stored = results.trials(trials.store) if trials.store.is_file() else []
     rewards = exports.Rewards(stored, weights)
     counts = exports.write(out, exports.examples(transcript, rewards), weights.failed)
+    if not counts["answers.jsonl"]:
+        raise Failure(f"{transcript} has no answer with a reward, so nothing can be learned from it")
     print(", ".join(f"{count} lines in {out / name}" for name, count in counts.items()))
 
 

@@ -194,7 +194,9 @@ class LanguageModel:
         settings = self.trials.settings.llm
         return Endpoint.from_environment(
             url, name, settings.key, seconds=settings.seconds, max_tokens=settings.max_tokens,
-            temperature=settings.temperature, price_in=settings.price_in, price_out=settings.price_out,
+            temperature=settings.temperature, reasoning_effort=settings.reasoning_effort,
+            extra_body=settings.extra_body, stream=settings.stream, price_in=settings.price_in,
+            price_out=settings.price_out,
         )  # fmt: skip
 
 

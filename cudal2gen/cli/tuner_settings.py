@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -61,11 +61,14 @@ class LlmSettings(_Table):
     """``[llm]``: limits, costs and files of the exchanges with a language model."""
 
     key: str = Field(default="CUDAL2GEN_LLM_KEY", description="Environment variable that holds the server's key.")
-    seconds: float = Field(default=120.0, ge=0.1, description="Seconds for an answer.")
-    max_tokens: int = Field(default=8192, ge=1, description="Tokens of an answer, its reasoning included.")
+    seconds: float = Field(default=900.0, ge=0.1, description="Seconds for an answer.")
+    max_tokens: int = Field(default=32768, ge=1, description="Tokens of an answer, its reasoning included.")
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="Sent if set; otherwise the server's default."
     )
+    reasoning_effort: str = Field(default="", description="Sent if set, such as low or high.")
+    extra_body: dict[str, Any] = Field(default={}, description="Further fields of each request.")
+    stream: bool = Field(default=True, description="Ask for a stream, which no proxy cuts for silence.")
     token_budget: int | None = Field(default=None, ge=1, description="Tokens in and out of a run, over all its starts.")
     price_in: float = Field(default=0.0, ge=0, description="Price of a million tokens in.")
     price_out: float = Field(default=0.0, ge=0, description="Price of a million tokens out.")

@@ -125,12 +125,11 @@ class Participants:
     def print_cost(self) -> None:
         """Prints what the language model cost, if one was asked.
 
-        Raises Failure if the language model never answered, or did not in the end and is the only proposer.
+        Raises Failure if it answered no question of this start, or is the only proposer and did not answer in the end.
         """
         if self._llm is not None:
             print(self._language_model.cost(self._llm.usage))
-            usage = self._llm.usage
-            if self._llm.failure and (self._alone or usage.failed == usage.exchanges):
+            if self._llm.failure and (self._alone or not self._llm.usage.answered):
                 raise Failure(
                     f"the model did not answer: {self._llm.failure}; then the same command continues from there"
                 )
@@ -170,6 +169,8 @@ def tune(
         print(campaign.replayed(state, replay.least_us))
     _print_outcome(state, seconds, options.evaluations, executor, trials, dry_run=dry_run)
     participants.print_cost()
+    if not state.evaluations:
+        raise Failure("no record was tried: see above why the proposers had none")
 
 
 def _run(

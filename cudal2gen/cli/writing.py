@@ -23,6 +23,7 @@ from cudal2gen.generation import catalog
 from cudal2gen.kernel import Record
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import refuse
+from kernelproof.ground.errors import Failure
 from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ def write_kernels(
     print(f"trials in {store}")
     if written.unavailable is not None and not isinstance(written.unavailable, Unasked):
         raise written.unavailable.final
-    if chat.failure is not None and chat.usage.failed == chat.usage.exchanges:
-        raise chat.failure.final
+    if not written.attempts:
+        raise Failure("no answer had a kernel: the transcript has them, with what was wrong")
 
 
 def _store(trials: Trials) -> Path:

@@ -56,7 +56,7 @@ def normal(text: str) -> str:
 
 def digest(text: str) -> str:
     """The name of a text in normal form."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def load(name: str) -> str:

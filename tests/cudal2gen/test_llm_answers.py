@@ -46,7 +46,7 @@ def test_changes_become_records_that_the_rules_let_pass() -> None:
     assert request["response_format"]["json_schema"]["schema"] == record_answers.schema(
         ("sm90_small", "sm90_wgmma")[1:]
     )
-    assert (request["model"], request["max_tokens"], "temperature" in request) == ("scripted", 8192, False)
+    assert (request["model"], request["max_tokens"], "temperature" in request) == ("scripted", 32768, False)
 
 
 def test_what_breaks_a_rule_moves_other_fields_and_keeps_the_models() -> None:

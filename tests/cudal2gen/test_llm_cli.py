@@ -140,3 +140,22 @@ def test_settings_that_are_not_written_have_their_defaults(tmp_path: Path) -> No
     path.write_text("[search]\npatience = 16\n")
     assert tuner_settings.load(path).search.patience == 16
     assert tuner_settings.load(path).llm == tuner_settings.load(None).llm
+
+
+@pytest.mark.slow
+def test_nothing_learned_is_no_success(
+    tmp_path: Path, own_catalog: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (own_catalog | {"CUDAL2GEN_BUILD_DIR": str(tmp_path / "build")}).items():
+        monkeypatch.setenv(name, value)
+    trials, more = tmp_path / "a.jsonl", ["--trials", str(tmp_path / "a.jsonl")]
+    with serving(proposes(("incumbent", {"stages": 90})), forever=True) as server:
+        search = ["tune", *MODELLED, *more, "--proposers", "llm", "--llm", f"scripted@{server.url}"]
+        ended = CliRunner().invoke(cli.app, search)
+    assert ended.exit_code == 1, ended.output
+    assert "error: no record was tried" in ended.output
+    transcript = trials.with_name("a-llm.jsonl")
+    transcript.write_text("")
+    export = CliRunner().invoke(cli.app, ["export", "--out", str(tmp_path), *more])
+    assert export.exit_code == 1
+    assert "error: " in export.output

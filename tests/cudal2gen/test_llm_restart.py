@@ -179,9 +179,10 @@ REFUSALS = {
     "context": (
         fails(400, "the request exceeds the available context size"),
         "; serve the model with a longer context",
-        1,
+        2,  # the second asks for fewer tokens
         False,
     ),
+    "effort": (fails(400, "reasoning_effort: none is unknown"), "; set llm.reasoning_effort in --settings", 1, True),
     "filter": (fails(400, "content management policy"), "; the server's filter refuses the question", 1, False),
     "another 400": (fails(400, "invalid"), "answers 400: invalid", 3, False),
     "page": (
@@ -322,3 +323,43 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
     assert "hint: " in texts["parts"][2], "reports are kept too"
     with serving() as server:
         assert len(run(server, tmp_path / "parts", 9).attempts) == 4, "a session that has ended asks nothing"
+
+
+def test_a_session_that_ended_by_patience_asks_again(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def start(server: Server) -> Session:
+        written = test_writing.session(server, tmp_path, trials, rounds=60, kernels=1)
+        written.chat = talk(server, tmp_path, run="writer")
+        written.run_name, written.say = "writer", heard.append
+        written.restore(list(trials))
+        written.run()
+        return written
+
+    trials: list[Trial] = []
+    texts = (test_writing.gemm((LOOP, f"#pragma unroll {number}\n{LOOP}")) for number in (2, 3))
+    illegal = [writes({"launch": {"bm": 7}, "source": text}) for text in texts]
+    with serving(*illegal, says("no"), forever=True) as server:
+        start(server)
+        asked, stored = len(server.requests), len(trials)
+        assert stored == 2, "two texts with one launch are two trials"
+        again = start(server)
+    assert len(server.requests) == asked + 2 * 3, "two more questions, each with its corrections"
+    assert len(trials) == stored, "nothing is stored twice"
+    assert again.unavailable is None
+    assert sum("asks as many again" in text for text in heard) == 2
+
+
+def test_a_session_whose_server_died_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "PAUSES", ())
+    with serving(writes({"patch": block(LOOP, UNROLLED)})) as server:
+        first = test_writing.session(server, tmp_path)
+        first.chat = talk(server, tmp_path, run="writer")
+        first.run()
+    written = test_writing.session(server, tmp_path, rounds=3)
+    written.chat, written.pause = talk(server, tmp_path, run="writer"), lambda _: None
+    written.restore([])
+    assert len(written.run()) == 1, "what an earlier start paid for"
+    assert written.unavailable is not None
+    assert "cannot be reached" in str(written.unavailable.final)
+    assert (written.chat.usage.answered, first.chat.usage.answered) == (0, 1)

@@ -13,7 +13,7 @@ import pytest
 
 from cudal2gen.tuner.language_model.chat import Chat
 from cudal2gen.tuner.language_model.server import KEY_HINT, ServerWire, retry_after
-from cudal2gen.tuner.language_model.transcript import Message, Request
+from cudal2gen.tuner.language_model.transcript import Message, Request, Unavailable
 from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory, tokens
 from cudal2gen.tuner.proposers import Mixture, Random
@@ -272,6 +272,43 @@ def test_the_limits_new_name() -> None:
         (77, None),
         (None, 77),
     ]
+
+
+def streams(*deltas: str, counts: tuple[int, int] = (10, 20)) -> Step:
+    """An answer as a stream of chunks; the last one, without a choice, has the counts."""
+    chunks: list[Any] = [{"choices": [{"index": 0, "delta": {"content": delta}}]} for delta in deltas]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    chunks.append({"choices": [], "usage": dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))})
+    events = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+    return sends("".join([*events, "data: [DONE]\n\n"]).encode())
+
+
+def test_a_request_suits_models_that_reason() -> None:
+    with serving(streams(GOOD[:9], GOOD[9:])) as server:
+        wire = ServerWire(endpoint(server, reasoning_effort="low", extra_body={"top_k": 20}))
+        answer = Chat(wire).ask(Request((Message("system", "s"), Message("user", "u")), {}), PROBLEM)
+    (request,) = server.requests
+    assert (request["stream"], request["stream_options"]) == (True, {"include_usage": True})
+    assert (request["max_tokens"], request["reasoning_effort"], request["top_k"]) == (32768, "low", 20)
+    assert (answer.text, answer.tokens_in, answer.tokens_out, answer.estimated) == (GOOD, 10, 20, False)
+
+
+def test_a_stream_may_be_longer_than_an_answer_and_not_endless() -> None:
+    question = Request((Message("system", "s"), Message("user", "u")), {})
+    with serving(streams(*["word"] * 20_000)) as server:
+        assert Chat(ServerWire(endpoint(server))).ask(question, PROBLEM).text == "word" * 20_000
+    with serving(streams(*["word"] * 20_000), forever=True) as server, pytest.raises(Unavailable, match="longer than"):
+        Chat(ServerWire(endpoint(server, max_tokens=100))).ask(question, PROBLEM)
+
+
+def test_what_a_server_does_not_know_is_left_out() -> None:
+    refusals = (fails(400, "Unknown parameter: 'stream_options'."), fails(400, "exceeds the context length of 16384"))
+    with serving(*refusals, says(GOOD), says(GOOD)) as server:
+        chat = Chat(ServerWire(endpoint(server)), pause=lambda _: None)
+        for word in ("u", "v"):
+            chat.ask(Request((Message("system", "s"), Message("user", word)), {}), PROBLEM)
+    sent = [("stream" in request, request["max_tokens"]) for request in server.requests]
+    assert sent == [(True, 32768), (False, 32768), (False, 8192), (False, 8192)]
 
 
 def test_cost_is_tokens_times_prices() -> None:

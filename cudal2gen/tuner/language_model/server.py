@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,9 +26,14 @@ HOPELESS = (401, 402, 403, 404)
 TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)
 LATEST_RETRY = 3600.0  # most seconds that a server's own request for time is honoured
 MAX_BYTES = 1 << 20  # most bytes of an answer
+FRAME_BYTES = 512  # bytes that a stream may need for each token beside them
+FEWEST_TOKENS = 4096  # where a context is too short for more, an answer gets a quarter, but at least so many
 LONGEST_ERROR = 400  # most characters of a server's message
 KEY_HINT = f"set its key in the variable {KEY}, or name another one by llm.key in --settings"
 HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at NAME@URL of --llm: the URL mostly ends in /v1"}
+
+
+TOO_LONG = re.compile(r"context[ _](?:length|size|window)|maximum context|prompt is too long", re.I)
 
 
 class Symptom(NamedTuple):
@@ -47,7 +52,12 @@ SYMPTOMS = (
     ),
     Symptom(re.compile(r"\btemperature\b", re.I), "leave llm.temperature out of --settings for this model", True),
     Symptom(
-        re.compile(r"context[ _](?:length|size|window)|maximum context|prompt is too long", re.I),
+        re.compile(r"reasoning[ _.]effort", re.I),
+        "set llm.reasoning_effort in --settings to what this model knows, or leave it out",
+        True,
+    ),
+    Symptom(
+        TOO_LONG,
         "serve the model with a longer context, or lower llm.max_tokens in --settings, which counts towards it",
         False,
     ),
@@ -61,14 +71,22 @@ SYMPTOMS = (
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A model at a server. ``seconds``: limit of a whole exchange. Prices are per million tokens, in any currency."""
+    """A model at a server. ``seconds``: limit of a whole exchange. Prices are per million tokens, in any currency.
+
+    The defaults suit models that reason for minutes before they answer: many tokens, and a stream, which proxies do not
+    cut for silence. ``reasoning_effort``: what the server calls so; "" sends none. ``extra_body``: further fields of
+    each request, such as a chat template's arguments.
+    """
 
     url: str
     model: str
     key: str = ""
-    seconds: float = 120.0
-    max_tokens: int = 8192
+    seconds: float = 900.0
+    max_tokens: int = 32768
     temperature: float | None = None
+    reasoning_effort: str = ""
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = True
     price_in: float = 0.0
     price_out: float = 0.0
 
@@ -98,7 +116,8 @@ class ServerWire:
         self._client = openai.OpenAI(
             base_url=endpoint.url, api_key=endpoint.key or "none", timeout=endpoint.seconds, max_retries=0
         )
-        self._limit = "max_tokens"
+        # What this server turned out to want; a refusal that names it changes it, and the exchange is repeated.
+        self._limit, self._tokens, self._stream = "max_tokens", endpoint.max_tokens, endpoint.stream
 
     def send(self, request: Request, form: Form, problem: Problem) -> Reply:  # noqa: ARG002
         """See ``Wire``."""
@@ -127,7 +146,13 @@ class ServerWire:
     def _arguments(self, request: Request, form: Form) -> dict[str, Any]:
         messages = [message._asdict() for message in request.messages]
         arguments: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
-        arguments[self._limit] = self._endpoint.max_tokens
+        arguments[self._limit] = self._tokens
+        if self._stream:
+            arguments |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self._endpoint.reasoning_effort:
+            arguments["reasoning_effort"] = self._endpoint.reasoning_effort
+        if self._endpoint.extra_body:
+            arguments["extra_body"] = dict(self._endpoint.extra_body)
         if self._endpoint.temperature is not None:
             arguments["temperature"] = self._endpoint.temperature
         if form == "schema":
@@ -142,8 +167,9 @@ class ServerWire:
         try:
             for part in response.iter_bytes():
                 body += part
-                if len(body) > MAX_BYTES:
-                    raise Unavailable(f"{self._endpoint.url}: the answer is longer than {MAX_BYTES} bytes")
+                frames = FRAME_BYTES * self._tokens if body.startswith(b"data:") else 0
+                if len(body) > (most := MAX_BYTES + frames):
+                    raise Unavailable(f"{self._endpoint.url}: the answer is longer than {most} bytes")
                 if time.monotonic() > deadline:
                     raise self._too_late("no whole answer")
         except Unavailable:
@@ -154,10 +180,8 @@ class ServerWire:
 
     def _refused(self, error: openai.APIStatusError) -> Unavailable:
         status = error.status_code
-        if status == 400 and "max_completion_tokens" in error.message and self._limit == "max_tokens":
-            # Newer models of some servers accept only this name of the limit: the repetition of the exchange uses it.
-            self._limit = "max_completion_tokens"
-            return Unavailable(f"{self._endpoint.url} wants max_completion_tokens", status, passing=True)
+        if status in (400, 422) and (wish := self._wish(error.message)):
+            return Unavailable(f"{self._endpoint.url} wants {wish}", status, passing=True)
         message = error.message.removeprefix(f"Error code: {status} - ")
         named = f"{message} {error.code or ''} {error.type or ''}"  # the kind of error may stand beside the message
         symptom = next((item for item in SYMPTOMS if status in (400, RATE_LIMIT) and item.words.search(named)), None)
@@ -167,6 +191,19 @@ class ServerWire:
         for_good = symptom.for_good if symptom else status in HOPELESS
         passing = status in TRANSIENT and symptom is None
         return Unavailable(text, status, for_good, passing, seconds, understood=symptom is not None)
+
+    def _wish(self, message: str) -> str:
+        """What a server's refusal asks for that the repetition of the exchange can do; empty for nothing."""
+        if "max_completion_tokens" in message and self._limit == "max_tokens":
+            self._limit = "max_completion_tokens"  # newer models of some servers accept only this name
+            return self._limit
+        if self._stream and re.search(r"\bstream", message):
+            self._stream = False
+            return "no stream"
+        if TOO_LONG.search(message) and self._tokens >= 4 * FEWEST_TOKENS:
+            self._tokens //= 4
+            return f"at most {self._tokens} tokens of an answer"
+        return ""
 
     def _too_late(self, what: str) -> Unavailable:
         seconds = f"{self._endpoint.seconds:g} s"

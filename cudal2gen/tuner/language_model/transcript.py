@@ -181,11 +181,13 @@ def read(path: Path) -> Iterator[Line]:
 
 @dataclass
 class Usage:
-    """Sums over the exchanges of a run. ``earlier``: those of its earlier starts, which the sums include."""
+    """Sums over the exchanges of a run. ``earlier``: those of its earlier starts, which the sums include; ``answered``:
+    those of this start that got an answer."""
 
     exchanges: int = 0
     earlier: int = 0
     failed: int = 0
+    answered: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     cost: float = 0.0
@@ -199,6 +201,7 @@ class Usage:
         """Counts an exchange."""
         self.exchanges += 1
         self.failed += failed
+        self.answered += not failed
         self.tokens_in += reply.tokens_in
         self.tokens_out += reply.tokens_out
         self.cost += reply.cost
@@ -232,7 +235,7 @@ class History:
                 self.conclude(line.exchange)
             else:
                 self._states[line.problem, line.of] = line.content
-        self.usage.earlier = self.usage.exchanges
+        self.usage.earlier, self.usage.answered = self.usage.exchanges, 0
 
     @classmethod
     def of(cls, path: Path | None, run: str) -> History:

@@ -48,7 +48,8 @@ class SessionLimits:
     """When a session ends, and what bounds its questions.
 
     - ``rounds``: answered questions, those of earlier starts included.
-    - ``patience``: so many rounds in a row without an answer or a new kernel end the session.
+    - ``patience``: so many rounds in a row without an answer or a new kernel end the session. Another start of the
+      same session has as much again.
     - ``kernels``: of an answer; ``tokens``: of the notes in a prompt.
     - ``bounds``: limits of each check; ``weights``: the reward's.
     """
@@ -165,7 +166,7 @@ class Session:
             self.chat.keep(self.problem, INCUMBENT, self.incumbent.model_dump(mode="json"))
         idle, number = 0, 1
         while number <= self.limits.rounds and idle < self.limits.patience:
-            before = len(self.attempts)
+            before, taken_up = len(self.attempts), bool(self._answers)
             try:
                 self._round(number)
                 number += 1
@@ -178,6 +179,11 @@ class Session:
                     continue
                 self.pause(error.retry_after or MIN_BACKOFF_S)
             idle = 0 if len(self.attempts) > before else idle + 1
+            if taken_up and idle == self.limits.patience:
+                idle = 0  # an earlier start ended here, by patience; this one has as much
+        if idle >= self.limits.patience:
+            self._say(f"ends after {idle} questions without a new kernel; the same command asks as many again")
+            self.unavailable = self.chat.failure
         self._learn()
         return self.attempts
 
@@ -277,7 +283,8 @@ class Session:
         return trial_of(self.executor, self.problem, record, "short", outcome, reason=proven.reason, digest=digest)
 
     def _illegal(self, draft: Draft, reason: str) -> Attempt:
-        fields = self.problem.model_dump(mode="json") | draft.launch
+        digest = device_text.digest(draft.text)  # tells illegal texts with one launch apart
+        fields = self.problem.model_dump(mode="json") | draft.launch | {"text": digest}
         trial = refusal_trial(self.executor, self.problem, fields, reason)
         return self._ended(draft, trial, Proof("illegal", reason, reason), None)
 
