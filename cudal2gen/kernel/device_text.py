@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 
 from cudal2gen import places
+from cudal2gen.kernel import host_code
 from kernelproof.ground.errors import WrongInput, brief
 
 MAX_CHARACTERS = 1 << 17
@@ -103,6 +104,8 @@ def _refusals(text: str) -> Iterator[str]:
     for pattern, name in _CONSTRUCTS.items():
         if construct := re.search(pattern, bare, re.M):
             yield f"line {_line(bare, construct.start())}: {name} (not allowed)"
+    for place, fault in host_code.findings(bare):
+        yield f"line {_line(bare, place)}: {fault} (not allowed: only device code is taken)"
     if re.search(r"\.(?:incbin|include)\b", joined):
         yield "assembly that includes files"
 

@@ -12,7 +12,7 @@ from pydantic import create_model
 from cudal2gen import places, validator
 from cudal2gen.generation import catalog, compiler
 from cudal2gen.generation.renderer import render
-from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, device_text, parse, revise
+from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, device_text, host_code, parse, revise
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.sandbox import Sandbox
 from tests.cudal2gen import device_texts
@@ -62,6 +62,15 @@ REFUSED = {
     "int zero\0;": "is not allowed",
     'import "canary";': "modules",
     '__device__ void f() { printf("%d", 1); }': "runtime",
+    'extern "C" int system(const char*);': "system is a function of the host",
+    "int at_start() { return 1; }": "a function of the host",
+    "struct Host { Host() {} };\nstatic Host host;": "a function of the host",
+    "struct Host { Host() : a{1} {} int a; };": "a function of the host",
+    "namespace a {\ntemplate <class T> T twice(T x) { return 2 * x; }\n}": "a function of the host",
+    "int foreign(int);": "a declaration of the host",
+    "static int at_start = foreign(3);": "a declaration of the host",
+    'constexpr int f(int x) { asm("nop"); return x; }': "asm in a function of the host",
+    "#define BODY { }\nstruct Host { Host() BODY };": "a declaration of the host",
     "x" * 5000: "longer than",
 }
 
@@ -91,6 +100,28 @@ def test_proper_texts_are_not_refused() -> None:
 #include <mma.h>
 """
     assert device_text.refusals(f"{words}{gemm()}#define QUOTE '\"'\n") == []
+    device = """#define INLINE __device__ __forceinline__
+enum class Kind : int { first = 1, last };
+template <int N, class T = float> struct __align__(16) Pair {
+  using Type = T;
+  __device__ Pair() : a{T(1)}, b(N) {}
+  Pair(Pair const&) = default;
+  INLINE T sum() const noexcept { return a + b; }
+  T a{}, b = T(2);
+ private:
+  static constexpr int kSize = int(sizeof(T)) * N;
+};
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int kRows = ceil_div(7, 2), kTable[] = {1, 2, (3)};
+static_assert(kRows == 4);
+__device__ int table[4] = {1, 2, 3, 4};
+extern __shared__ __align__(1024) unsigned char smem[];
+template <class T> INLINE T twice(T x) {
+  auto f = [](T y) { return y + y; };
+  return f(x);
+}
+"""
+    assert device_text.refusals(f"{gemm()}{device}") == []
     for record in {
         record.family: record for record in catalog.load(places.shipped("configs") / "kernels.jsonl")
     }.values():
@@ -238,8 +269,9 @@ def test_long_messages_of_a_compiler_are_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_only_the_kernel_that_is_launched_is_compiled(tmp_path: Path) -> None:
-    """Host code and static initialisers of a text become no code; another entry than its own is an error in words."""
+def test_only_the_kernel_that_is_launched_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host code that the reader overlooked becomes no code; another entry than its own is an error in words."""
+    monkeypatch.setattr(host_code, "findings", lambda _: ())
     canary = tmp_path / "canary"
     host = f"""extern "C" int system(const char*);
 struct Host {{ Host() {{ system("touch {canary}"); }} }};

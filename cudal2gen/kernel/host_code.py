@@ -1,0 +1,125 @@
+"""Finds host code in a CUDA text, which a kernel's text must not have: nothing of it is compiled or run here, and a
+reader, or a model that learns from the text, could take it for harmless.
+
+The reader knows scopes and no types: outside of bodies each function, and each declaration that calls or declares one,
+must be device code or ``constexpr``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+_TOKEN = re.compile(r"[A-Za-z_]\w*|[{}();:=<>~]|->|::")
+_DIRECTIVE = re.compile(r"^[ \t]*#[^\n]*", re.M)
+_HOST = re.compile(
+    r"\b(?:system|popen|exec[lv]\w*|v?fork|posix_spawn\w*|dlopen|dlsym|syscall|fopen|freopen|ofstream|ifstream|fstream|"
+    r"socket|unlink|getenv|setenv|putenv|mmap)\b"
+)
+_DEVICE = frozenset(
+    ("__device__", "__global__", "CUTE_DEVICE", "CUTLASS_DEVICE", "CUTE_HOST_DEVICE", "CUTLASS_HOST_DEVICE")
+)
+_QUALIFIER = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+[^\n]*\b(?:__device__|__global__)", re.M)
+_CONSTANT = frozenset(("constexpr", "consteval", "static_assert"))
+# What a declaration with parentheses may have: it is device code, constant, or no code.
+_HARMLESS = _CONSTANT | {"__shared__", "__constant__", "using", "typedef", "default", "delete"}
+_CLASSES = frozenset(("struct", "class", "union"))
+
+
+def findings(bare: str) -> Iterator[tuple[int, str]]:
+    """The places of host code with what each is. ``bare``: the text with blanks in place of comments and strings."""
+    for match in _HOST.finditer(bare):
+        yield match.start(), f"{match[0]} is a function of the host"
+    yield from _Scopes(_DEVICE | set(_QUALIFIER.findall(bare))).read(
+        _DIRECTIVE.sub(lambda match: " " * len(match[0]), bare)
+    )
+
+
+class _Scopes:
+    """Reads tokens with the stack of open braces. In the scopes ``outer`` and ``class`` declarations are collected;
+    ``code`` is a device body or an initialiser, ``constant`` a constexpr body. ``device``: the qualifiers of device
+    code, macros of the text included."""
+
+    def __init__(self, device: frozenset[str]) -> None:
+        self._device = device
+        self._stack = ["outer"]
+        self._head: list[str] = []  # tokens of the declaration so far
+        self._start = 0
+        self._depth = 0  # of its parentheses
+
+    def read(self, text: str) -> Iterator[tuple[int, str]]:
+        for match in _TOKEN.finditer(text):
+            token, place = match[0], match.start()
+            if self._stack[-1] in ("code", "constant"):
+                if self._stack[-1] == "constant" and token == "asm":
+                    yield place, "asm in a function of the host: write __device__"
+                self._inside(token)
+            elif token == "{":
+                yield from self._opened(place)
+            elif token in (";", "}") and not self._depth:
+                yield from self._ended(token)
+            elif token == ":" and self._head in (["public"], ["private"], ["protected"]):
+                self._head = []
+            else:
+                if not self._head:
+                    self._start = place
+                self._depth += (token == "(") - (token == ")")
+                self._head.append(token)
+
+    def _inside(self, token: str) -> None:
+        if token == "{":
+            self._stack.append(self._stack[-1])
+        elif token == "}":
+            self._stack.pop()
+            if self._head:
+                self._head.append(token)  # it ended an initialiser
+
+    def _opened(self, place: int) -> Iterator[tuple[int, str]]:
+        """A brace after a declaration's head opens a scope, a body, or an initialiser, after which the head goes on."""
+        head = _without_template(self._head)
+        is_code = "(" in head and not self._depth and "=" not in head
+        constructs = (")", ":") in itertools.pairwise(head) and head[-1] not in (")", "}")
+        if self._depth or constructs or (not is_code and not _scope(head)):
+            self._stack.append("code")
+            return
+        self._head = []
+        if (scope := _scope(head)) and not (is_code and self._device & set(head)):
+            self._stack.append(scope)
+        elif self._device & set(head):
+            self._stack.append("code")
+        else:
+            self._stack.append("constant")
+            if not _CONSTANT & set(head):
+                yield place, "a function of the host: write __device__"
+
+    def _ended(self, token: str) -> Iterator[tuple[int, str]]:
+        head, self._head = self._head, []
+        member = self._stack[-1] == "class" and "=" in head[: head.index("(")] if "(" in head else False
+        if "(" in head and not member and not (self._device | _HARMLESS) & set(head):
+            yield self._start, "a declaration of the host: write __device__, or constexpr"
+        if token == "}" and len(self._stack) > 1:
+            if head:
+                yield self._start, "a declaration without its end"
+            self._stack.pop()
+
+
+def _scope(head: Sequence[str]) -> str:
+    """The scope that a head opens: ``outer``, ``class``, ``code`` for enumerators, or "" for none."""
+    if "namespace" in head or head == ["extern"]:
+        return "outer"
+    if "enum" in head:
+        return "code"
+    return "class" if _CLASSES & set(head) else ""
+
+
+def _without_template(head: Sequence[str]) -> list[str]:
+    """A declaration's head without its template parameters, among which ``class`` and parentheses may stand."""
+    if not head or head[0] != "template":
+        return list(head)
+    depth = 0
+    for place, token in enumerate(head):
+        depth += (token == "<") - (token == ">")
+        if place and not depth:
+            return _without_template(head[place + 1 :])
+    return list(head)
