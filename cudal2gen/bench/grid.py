@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from cudal2gen import results
 from cudal2gen.kernel import Difference, Edit, IllegalRecord, Record, edit, spell
 from cudal2gen.timing import model
+from cudal2gen.timing.model import worth
 
 if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact, Progress
@@ -254,10 +255,11 @@ def timed(
 
 def ranked(rows: Iterable[TriedKernel]) -> list[TriedKernel]:
     """The rows with the fastest first: kernels with a GPU's time, then those with a modelled time only, and last the
-    kernels that are not right."""
+    kernels that are not right. Modelled times sort only where their order is worth something (``worth.sorts``)."""
 
     def place(row: TriedKernel) -> tuple[bool, bool, float]:
-        return not row.right, row.timing is None, row.timing.median_us if row.timing else row.modelled_us
+        modelled = row.modelled_us if worth.sorts(row.record.problem) else 0.0
+        return not row.right, row.timing is None, row.timing.median_us if row.timing else modelled
 
     return sorted(rows, key=place)
 

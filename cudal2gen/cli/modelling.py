@@ -47,7 +47,7 @@ def model(
             "--part",
             _parts,
             "Only these, separated by commas: a, speedups; code, speedups by the machine code of built kernels, half a "
-            "second each; b, published choices; c, recorded choices; d, H100 tiles.",
+            "second each; b, published choices; c, recorded choices; d, H100 tiles; v, recorded vendors.",
         ),
     ] = None,
     held_out: Annotated[
@@ -69,6 +69,7 @@ def model(
     for part, measured, title, compare in (
         ("a", tables, "CUDA-L2's speedup tables", partial(evidence.published_speedups, code=CODE in (parts or ()))),
         ("c", recordings, "AutoHeuristic's files", evidence.recorded_choices),
+        ("v", recordings, "AutoHeuristic's files", evidence.recorded_vendors),
     ):
         if part in chosen and not measured:
             note(f"left out: {PARTS[part]}; name the folder of {title}")

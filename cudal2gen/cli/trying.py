@@ -146,8 +146,13 @@ def _write(winners: Sequence[grid.TriedKernel]) -> str | None:
     """Writes the record of the best kernel and returns a sentence about it; None if nothing was written."""
     if not winners:
         return None
+    from cudal2gen.timing.model import worth
+
     best = winners[0]
     by = "measured" if best.timing else "modelled"
+    if not best.timing and not worth.sorts(best.record.problem):
+        note(f"nothing is written: times are modelled, and {worth.in_words(best.record.problem)}; --time measures them")
+        return None
     if best.candidate.start:
         note(f"the record as it is has the best {by} time: nothing is written")
         return None
@@ -216,7 +221,10 @@ def _sums(rows: Sequence[grid.TriedKernel], refusals: Sequence[grid.Refusal]) ->
     counts = Counter(row.outcome for row in rows)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     stored = sum(row.stored for row in rows)
-    times = "measured in turns" if any(row.timing for row in rows) else "modelled, not measured"
+    from cudal2gen.timing.model import worth
+
+    modelled = f"modelled, not measured; {worth.in_words(rows[0].record.problem)}" if rows else ""
+    times = "measured in turns" if any(row.timing for row in rows) else modelled
     return (
         f"{edits} edits, {len(refusals)} of them refused; {len(rows)} kernels with the record's own: {outcomes}; "
         f"{stored} had a verdict; times are {times}"

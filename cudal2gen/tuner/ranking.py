@@ -95,6 +95,26 @@ def folds(recordings: Recordings, plan: RankingPlan, progress: Callable[[str], N
             yield Fold(seed, trained, held_out, facts_of, model, *_summaries(trained))
 
 
+def largest_quarter(recordings: Recordings, plan: RankingPlan) -> dict[tuple[str, str], list[float]]:
+    """Regrets of first choices in each GPU's quarter of problems with the most FLOP, by GPU and ranking. What learns
+    has learned from the smaller problems alone."""
+    flops: dict[str, list[int]] = {}
+    for problem in recordings:
+        flops.setdefault(problem.gpu, []).append(problem.flops)
+    least = {gpu: float(np.quantile(values, 0.75)) for gpu, values in flops.items()}
+    trained = {p: recording for p, recording in recordings.items() if p.flops < least[p.gpu]}
+    held_out = {p: recording for p, recording in recordings.items() if p.flops >= least[p.gpu]}
+    described = {p: (facts(timed.records), timed) for p, timed in recorded.timed(recordings.items()).items()}
+    model = cost_model.train_described([described[problem] for problem in trained], plan.seed)
+    own = {problem: described[problem][0] for problem in held_out}
+    fold = Fold(plan.seed, trained, held_out, own, model, *_summaries(trained))
+    regrets: dict[tuple[str, str], list[float]] = {}
+    for problem, recording in held_out.items():
+        for name, order in _orders(fold, problem, recording).items():
+            regrets.setdefault((problem.gpu, name), []).append(order[0] / min(order) - 1)
+    return regrets
+
+
 def _summaries(trained: Recordings) -> tuple[dict[str, dict[Tile, float]], dict[str, list[Record]]]:
     ratios: dict[str, defaultdict[Tile, list[float]]] = {}
     best: dict[str, list[Record]] = {}
@@ -199,8 +219,13 @@ def _rows(values: Regrets, counts: tuple[int, ...]) -> list[RankingScore]:
     return rows
 
 
-def markdown(ranked: Sequence[RankingScore], searched: Sequence[RankingScore], plan: RankingPlan) -> str:
-    """Both tables with their conditions."""
+def markdown(
+    ranked: Sequence[RankingScore],
+    searched: Sequence[RankingScore],
+    quarter: Mapping[tuple[str, str], Sequence[float]],
+    plan: RankingPlan,
+) -> str:
+    """The tables with their conditions. ``quarter``: of ``largest_quarter``."""
     lines = [
         "# Recorded on real GPUs",
         "",
@@ -214,6 +239,11 @@ def markdown(ranked: Sequence[RankingScore], searched: Sequence[RankingScore], p
         if rows:
             label = "top-{}" if rows is ranked else "regret at {}"
             lines += [f"## {title}", "", _table(rows, label), ""]
+    lines += ["## The largest quarter, learned from smaller problems", "", "Regret of the first choice.", ""]
+    cells = [
+        [gpu, name, len(values), f"{sum(values) / len(values):.2%}"] for (gpu, name), values in sorted(quarter.items())
+    ]
+    lines += [grid(["GPU", "proposer", "problems", "top-1"], cells, left=2), ""]
     return "\n".join([*lines, *(f"- {claim}" for claim in claims(ranked))]) + "\n"
 
 

@@ -12,6 +12,7 @@ from cudal2gen.kernel import Problem
 from cudal2gen.timing import evidence, model
 from cudal2gen.timing.evidence import choices, findings, regret, speedups
 from cudal2gen.timing.evidence.published import hopper_configurations, regenerated
+from cudal2gen.timing.model import worth
 from cudal2gen.timing.recordings import autoheuristic, triton
 from cudal2gen.timing.recordings.autoheuristic import Recording, Sizes, Tile
 from kernelproof.ground.errors import WrongInput
@@ -127,9 +128,64 @@ def test_published_speedups_that_follow_the_model(tmp_path: Path) -> None:
         path.write_text("\n".join([header, *rows]) + "\n")
         correlations = evidence.published_speedups(tmp_path)
         assert [finding.value for finding in correlations] == pytest.approx([sign] * len(correlations))
-        assert {finding.problems for finding in correlations if "above" not in finding.subject} == {len(records)}
+        whole = [finding.problems for finding in correlations if finding.subject.endswith(("Tuning", "matmul"))]
+        assert whole == [len(records)] * 2
+        (quarter, _) = (finding for finding in correlations if finding.subject.endswith(speedups.QUARTER))
+        assert len(records) / 4 <= quarter.problems <= len(records) / 4 + 3
+        assert quarter.baselines["learned correction"] > 0.5, "it has learned the law from smaller problems"
     with pytest.raises(WrongInput, match="eval_results"):
         evidence.published_speedups(tmp_path / "nothing")
+
+
+def test_the_nearest_shapes_of_others_by_hand() -> None:
+    known = {f"{64 * m}_64_64": float(m) for m in (1, 2, 4, 8, 16, 32)} | {"64_64_1048576": 99.0}
+    (near, alone) = speedups.nearest_speedups(["128_64_64", "4096_64_64"], known, list(known))
+    assert near == (1 + 4 + 8 + 16 + 32) / 5, "without its own"
+    assert alone == (2 + 4 + 8 + 16 + 32) / 5
+
+
+@pytest.mark.slow
+def test_published_hopper_tiles_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of the model's own order has correlation 1; a tile that no candidate has is left out."""
+    require("nvMatmulHeuristics")
+    sizes = ((512, 64, 64), (1024, 512, 64), (256, 2048, 128), (512, 4096, 512), (4096, 512, 1024))
+    facts: list[dict[str, Any]] = [{"m": m, "n": n, "k": k} for m, n, k in sizes]
+    monkeypatch.setattr(speedups, "hopper_configurations", lambda: [*facts, facts[0] | {"bm": 7}])
+    monkeypatch.setattr(speedups, "development", lambda n, k: True)
+    rows = []
+    for item in facts:
+        problem = Problem(gpu="h100", acc="f32", layout="tn", m=item["m"], n=item["n"], k=item["k"])
+        times = choices.tile_times(problem)
+        item["bm"], item["bn"] = tile = list(times)[len(rows)]
+        rows.append(f"{problem.mnk},{min(times.values()) / times[tile]},1.5")
+    path = tmp_path / "cuda_l2_h100_F32F16F16F32_speedup_server.csv"
+    path.write_text("\n".join(["mnk,cuBLASLt-auto-tuning-max,torch.matmul", *rows]) + "\n")
+    first = evidence.published_speedups(tmp_path)[0]
+    assert (first.subject, first.problems) == ("h100 f32 server, over cuBLASLt-AutoTuning", 5)
+    assert first.value == pytest.approx(1.0)
+
+
+def test_speedups_are_taken_apart(tmp_path: Path) -> None:
+    """With the model's own times as the true ones, what is left of the error is the stand-in's."""
+    require("nvMatmulHeuristics")
+    recording_file(tmp_path / "right.txt", modelled_us)
+    (whole,) = evidence.recorded_vendors(tmp_path)
+    assert whole.value == pytest.approx(1.0)
+    assert whole.baselines["spread of the model"] == pytest.approx(0.0, abs=1e-6)
+    assert whole.baselines["spread of the stand-in"] > 0.01
+    assert whole.baselines["stand-in and modelled kernel"] == whole.baselines["stand-in and true kernel"] < 1.0
+
+
+def test_nobody_sorts_by_an_order_that_is_none() -> None:
+    """Of A100 problems with a short k the recorded order near the best is unknown to the model."""
+    short, long = (Problem(gpu="a100", acc="f16", layout="tn", m=4096, n=4096, k=k) for k in (64, 4096))
+    assert (worth.sorts(short), worth.sorts(long)) == (False, True)
+    assert worth.sorts(short.revised(gpu="h200"))
+    assert "0.21" in worth.in_words(short)
+    unknown = short.revised(gpu="b200")
+    assert worth.worth(unknown) is None
+    assert worth.sorts(unknown)
+    assert "b200" in worth.in_words(unknown)
 
 
 def test_fp16_sums_take_no_longer_than_fp32_ones_on_an_a100() -> None:
@@ -167,8 +223,8 @@ def test_damaged_files_of_measurements_are_named(tmp_path: Path) -> None:
     require("nvMatmulHeuristics")
     table = tmp_path / "cuda_l2_a100_F16F16F16F16_speedup_offline.csv"
     for text, message in (
-        ("mnk,torch.matmul\n64_64_64,1\n", r"offline\.csv: has no column cuBLAS-max"),
-        ("mnk,torch.matmul,cuBLAS-max,cuBLASLt-auto-tuning-max\n64_64_64,1,x,1\n", r"offline\.csv:2: .*'x'"),
+        ("mnk,torch.matmul\n64_64_64,1\n", r"offline\.csv: has no column cuBLASLt-auto"),
+        ("mnk,torch.matmul,cuBLAS-max,cuBLASLt-auto-tuning-max\n64_64_64,x,1,1\n", r"offline\.csv:2: .*'x'"),
     ):
         table.write_text(text)
         with pytest.raises(WrongInput, match=message):
@@ -187,4 +243,6 @@ def test_the_command(tmp_path: Path) -> None:
     assert [(finding["part"], finding["figure"]) for finding in parsed] == [
         ("c", "top-1 regret"),
         ("c", "top-3 regret"),
+        ("c", "order of tiles"),
+        ("c", "order of tiles within 1.3 of the best"),
     ]

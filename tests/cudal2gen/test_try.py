@@ -231,6 +231,14 @@ def test_right_kernels_are_ranked_by_measured_time_where_there_is_one() -> None:
     assert grid.ranked([wrong, *rows])[-1] is wrong
 
 
+def test_rows_keep_their_order_where_the_modelled_one_is_none() -> None:
+    record = catalog.find(Problem(gpu="a100", acc="f16", layout="tn", m=4096, n=4096, k=64)).record
+    rows = [grid.TriedKernel(item, outcome="right") for item in grid.fit(record, {"bn": (64, 128)}).candidates]
+    assert len({row.modelled_us for row in rows}) > 1
+    for order in (rows, rows[::-1]):
+        assert grid.ranked(order) == order
+
+
 @pytest.mark.slow
 def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged: Path, tmp_path: Path) -> None:
     lines = (judged / "verdicts.jsonl").read_text().splitlines(keepends=True)
@@ -244,7 +252,7 @@ def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged: Path
     ]
     assert sum(" right " in row for row in rows) == 5, "four edits, and the record as it is"
     assert sum(row.startswith("refused: bn=63 ") for row in rows) == 2
-    assert rows[-1].endswith(": 5 right; 4 had a verdict; times are modelled, not measured")
+    assert ": 5 right; 4 had a verdict; times are modelled, not measured; rank correlation 0.62 " in rows[-1]
     assert len((tmp_path / "verdicts.jsonl").read_text().splitlines()) == 5
     again = json.loads(run(*settings, "--json", "--best", "2", CUDAL2GEN_RESULTS=tmp_path).stdout)
     assert again["problem"] == PROBLEM.model_dump()

@@ -9,6 +9,7 @@ from cudal2gen.timing.evidence.findings import development
 from cudal2gen.timing.evidence.regret import recorded_choices
 from cudal2gen.timing.evidence.section import Finding
 from cudal2gen.timing.evidence.speedups import published_speedups
+from cudal2gen.timing.evidence.vendors import recorded_vendors
 
 __all__ = [
     "Finding",
@@ -17,4 +18,5 @@ __all__ = [
     "published_speedups",
     "published_tiles",
     "recorded_choices",
+    "recorded_vendors",
 ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
+from cudal2gen.results.ratios import spearman
 from cudal2gen.timing import model
 from cudal2gen.timing.evidence.findings import development, mean_finding
 from cudal2gen.timing.evidence.section import Finding
@@ -18,6 +19,9 @@ from cudal2gen.timing.recordings.autoheuristic import Recording, Tile
 from kernelproof.ground.errors import MissingLibrary
 
 TARGETS = {("a100", 1): 0.06, ("h100", 1): 0.04, ("a100", 3): 0.03, ("h100", 3): 0.03}
+
+SHORT_K = 128  # up to here a main loop has a few steps, and what surrounds it decides
+NEAR, FEWEST = 1.3, 5  # times over the best that count as near it, and the least number of tiles that have an order
 
 Score = Callable[[Recording, Tile], float]  # the tile with the least score is chosen
 
@@ -48,7 +52,30 @@ def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
             values = list(map(partial(regret, first=first), part, modelled))
             target = f"<= {TARGETS[gpu, first]:.2f}"
             findings.append(mean_finding("c", f"Triton on {gpu}", f"top-{first} regret", values, target, baselines))
+        findings += _orders(gpu, part)
     return findings
+
+
+def _orders(gpu: str, recordings: Sequence[Recording]) -> Iterator[Finding]:
+    """How well the model orders the tiles of a problem: the mean rank correlation of modelled with recorded times, of
+    all tiles and of those near the best, of short and of long problems."""
+    for name, chosen in (
+        (f", k <= {SHORT_K}", [item for item in recordings if item.sizes.k <= SHORT_K]),
+        (f", k > {SHORT_K}", [item for item in recordings if item.sizes.k > SHORT_K]),
+    ):
+        for figure, ratio in (("order of tiles", math.inf), (f"order of tiles within {NEAR:g} of the best", NEAR)):
+            values = [value for item in chosen if (value := _order(gpu, item, ratio)) is not None]
+            if values:
+                yield mean_finding("c", f"Triton on {gpu}{name}", figure, values, None, {"random": 0.0})
+
+
+def _order(gpu: str, recording: Recording, ratio: float) -> float | None:
+    """The rank correlation over the tiles within a ratio of the best; None for fewer than ``FEWEST`` tiles."""
+    least = min(recording.tiles.values())
+    near = {tile: us for tile, us in recording.tiles.items() if us <= ratio * least}
+    if len(near) < FEWEST:
+        return None
+    return spearman([modelled_us(gpu, recording, tile) for tile in near], list(near.values()))
 
 
 def modelled_us(gpu: str, recording: Recording, tile: Tile) -> float:

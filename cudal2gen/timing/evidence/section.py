@@ -14,8 +14,9 @@ from kernelproof.ground.pages import Section, Table
 PARTS = {
     "a": "Published speedups of CUDA-L2: rank correlation with [vendor's modelled time / ours]",
     "b": "Published choices: share of legal candidates that the model takes for faster",
-    "c": "Recorded timings of Triton: how much slower than the best tile the model's choice is",
+    "c": "Recorded timings of Triton: how much slower than the best tile the model's choice is, and its order of tiles",
     "d": "Published H100 configurations: how often the model's choice has the tile",
+    "v": "Recorded timings, taken apart: order of speedups over cuBLAS with true and modelled times",
 }
 COLUMNS = ("data", "figure", "problems", "value", "95 %", "target", "baselines")
 

@@ -1,24 +1,33 @@
 """Compares published speedups of CUDA-L2's kernels with modelled ones, by the order of problems.
 
-The published tables have no times. The modelled speedup is the least time that nvidia-matmul-heuristics models for the
-problem, divided by the modelled time of the record that regenerates the kernel. The A100 multiplies equally fast with
-fp16 and fp32 sums, so that the vendor's time with fp16 sums is at most that with fp32 sums. For small problems the
-library disagrees (64 cubed: 84 us against 15), and the lesser time counts.
+The published tables have no times. The modelled speedup is a stand-in for the vendor's time, divided by the modelled
+time of the record that regenerates the kernel. For A100 and RTX 3090 the stand-in is the least time that
+nvidia-matmul-heuristics models for the problem. The A100 multiplies equally fast with fp16 and fp32 sums, so that the
+vendor's time with fp16 sums is at most that with fp32 sums. For small problems the library disagrees (64 cubed: 84 us
+against 15), and the lesser time counts.
+
+Of the H100 only tiles are published. There the own time is the least modelled one of candidates with the tile, and the
+stand-in the least of all candidates: the library's times of an H100 are too far from recorded ones of cuBLAS
+(``vendors``), so far that its order with the kernels' true times is the reverse of the true one.
 """
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from cudal2gen.generation import compiler
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import Problem, Record
 from cudal2gen.results.ratios import spearman
 from cudal2gen.timing import model
-from cudal2gen.timing.evidence.findings import Array, interval
-from cudal2gen.timing.evidence.published import SETS, regenerated
+from cudal2gen.timing.evidence.choices import tile_times
+from cudal2gen.timing.evidence.findings import Array, development, interval
+from cudal2gen.timing.evidence.learned import corrected
+from cudal2gen.timing.evidence.published import SETS, hopper_configurations, regenerated
 from cudal2gen.timing.evidence.section import Finding
 from cudal2gen.timing.heuristics import MatmulHeuristics
 from cudal2gen.timing.model.code import estimate_code
@@ -29,60 +38,117 @@ NAMES = {
     ("a100", "f16"): "a100_F16F16F16F16",
     ("a100", "f32"): "a100_F32F16F16F32",
     ("rtx3090", "f32"): "3090_F32F16F16F32",
+    ("h100", "f32"): "h100_F32F16F16F32",
 }
-BASELINES = {
-    "cuBLASLt-AutoTuning": "cuBLASLt-auto-tuning-max",
-    "torch.matmul": "torch.matmul",
-    "cuBLAS": "cuBLAS-max",
-}
+MODES = ("offline", "server")  # of timing: one call after the other, or calls after pauses
+BASELINES = {"cuBLASLt-AutoTuning": "cuBLASLt-auto-tuning-max", "torch.matmul": "torch.matmul"}
 LARGE_FLOPS = 5e10
-TARGETS = {
-    ("f16", "cuBLASLt-AutoTuning", False): 0.80,
-    ("f16", "torch.matmul", False): 0.82,
-    ("f16", "cuBLASLt-AutoTuning", True): 0.72,
-    ("f32", "cuBLASLt-AutoTuning", False): 0.85,
-    ("f32", "cuBLASLt-AutoTuning", True): 0.45,
-}
+NEIGHBOURS = 5  # shapes whose mean speedup is the prediction of a baseline that knows no kernel
+FEWEST = 20  # problems from which a correction is learned
+LARGE, QUARTER = f"above {LARGE_FLOPS:.0e} FLOP", "largest quarter"
+# By accumulator and part of the problems, of offline speedups over cuBLASLt-AutoTuning.
+TARGETS = {("f16", ""): 0.80, ("f32", ""): 0.85, ("f16", LARGE): 0.70, ("f32", LARGE): 0.60}
+
+
+class Priced(NamedTuple):
+    """A problem with the modelled times of its published kernel and of the vendor's, in microseconds."""
+
+    problem: Problem
+    own_us: float
+    vendor_us: float
 
 
 def published_speedups(folder: Path, held_out: bool = False, code: bool = False) -> list[Finding]:
-    """Rank correlations by set and baseline, of all problems and of those above ``LARGE_FLOPS``.
+    """Rank correlations by set, mode and baseline: of all problems, of those above ``LARGE_FLOPS``, and of the quarter
+    with the most FLOP.
 
     ``code``: take only kernels in the build folder, with times modelled from machine code, which take half a second
     each. Raises WrongInput if the folder has no table, or if ``code`` is given and no kernel is built; MissingLibrary
     if nvidia-matmul-heuristics is not installed.
     """
     heuristics = MatmulHeuristics()
-    findings = []
-    for gpu, acc in SETS:
-        table = _table(folder / f"cuda_l2_{NAMES[gpu, acc]}_speedup_offline.csv")
-        records = [record for record in regenerated(gpu, acc, held_out) if record.mnk in table]
-        times = {record: _code_us(record) if code else model.estimate(record).us for record in records}
-        records = [record for record in records if times[record] is not None]
-        if len(records) < 3:
+    findings: list[Finding] = []
+    for (gpu, acc), name in NAMES.items():
+        tables = {mode: _table(folder / f"cuda_l2_{name}_speedup_{mode}.csv") for mode in MODES}
+        if not any(tables.values()):
             continue
-        modelled = np.array([times[record] for record in records], np.float64)
-        vendor = np.array([vendor_us(heuristics, record) for record in records])
-        flops = np.array([float(record.problem.flops) for record in records])
-        for baseline, column in BASELINES.items():
-            speedups = np.array([table[record.mnk][column] for record in records])
-            for large in (False, True):
-                chosen = flops > LARGE_FLOPS if large else flops > 0
-                if chosen.sum() < 3:
-                    continue
-                target = TARGETS.get((acc, baseline, large)) if gpu == "a100" else None
-                subject = f"{gpu} {acc}" + (f" above {LARGE_FLOPS:.0e} FLOP" if large else "")
-                findings.append(
-                    _finding(
-                        subject, baseline, speedups[chosen], vendor[chosen], modelled[chosen], flops[chosen], target
-                    )
-                )
+        if (gpu, acc) in SETS:
+            known = frozenset().union(*tables.values())
+            halves = {half: list(_regenerated(gpu, acc, half, known, heuristics, code)) for half in {held_out, False}}
+        else:
+            halves = {half: [] if code else list(_hopper(half)) for half in {held_out, False}}
+        for mode, table in tables.items():
+            for baseline, column in BASELINES.items():
+                speedups = {mnk: row[column] for mnk, row in table.items()}
+                title = f"{gpu} {acc}{' server' * (mode == 'server')}, over {baseline}"
+                of_target = TARGETS if (mode, baseline) == (MODES[0], "cuBLASLt-AutoTuning") and gpu[0] in "ah" else {}
+                for part, chosen, known_mnks in _parts(halves[held_out], speedups, held_out):
+                    if len(chosen) >= 3:
+                        target = of_target.get((acc, part))
+                        earlier = [
+                            item for item in halves[False] if item.problem.mnk in known_mnks and item not in chosen
+                        ]
+                        findings.append(
+                            _finding(f"{title} {part}".strip(), chosen, speedups, known_mnks, earlier, target)
+                        )
     if not findings:
         raise WrongInput(
             f"{folder}: no cuda_l2_*_speedup_offline.csv here{', or no kernel is built' if code else ''}: name the "
             "folder eval_results of github.com/deepreinforce-ai/CUDA-L2"
         )
     return findings
+
+
+def _regenerated(
+    gpu: str, acc: str, held_out: bool, known: frozenset[str], heuristics: MatmulHeuristics, code: bool
+) -> Iterator[Priced]:
+    for record in regenerated(gpu, acc, held_out):
+        own = None if record.mnk not in known else _code_us(record) if code else model.estimate(record).us
+        if own is not None:
+            yield Priced(record.problem, own, vendor_us(heuristics, record))
+
+
+def _hopper(held_out: bool) -> Iterator[Priced]:
+    """The published configurations of the H100 whose tile some candidate has."""
+    for facts in hopper_configurations():
+        if development(facts["n"], facts["k"]) != held_out:
+            problem = Problem(gpu="h100", acc="f32", layout="tn", m=facts["m"], n=facts["n"], k=facts["k"])
+            times = tile_times(problem)
+            if (own := times.get((facts["bm"], facts["bn"]))) is not None:
+                yield Priced(problem, own, min(times.values()))
+
+
+def _parts(
+    priced: Sequence[Priced], speedups: Mapping[str, float], held_out: bool
+) -> Iterator[tuple[str, list[Priced], list[str]]]:
+    """Parts of the problems by name, each with the problems of the table from which neighbours may come: those of
+    development, and for the largest quarter those that are smaller than all of it."""
+    present = [item for item in priced if item.problem.mnk in speedups]
+    if not present:
+        return
+    known = [mnk for mnk in speedups if not held_out or development(*_extents(mnk)[1:])]
+    least = float(np.quantile([item.problem.flops for item in present], 0.75))
+    yield "", present, known
+    yield LARGE, [item for item in present if item.problem.flops > LARGE_FLOPS], known
+    smaller = [mnk for mnk in known if 2 * float(np.prod(_extents(mnk))) < least]
+    yield QUARTER, [item for item in present if item.problem.flops >= least], smaller
+
+
+def nearest_speedups(mnks: Sequence[str], speedups: Mapping[str, float], known: Sequence[str]) -> Array:
+    """For each problem the mean speedup of the ``NEIGHBOURS`` others in ``known`` with the nearest extents."""
+    places = np.log2([_extents(mnk) for mnk in known])
+    values = np.array([speedups[mnk] for mnk in known])
+    predicted = []
+    for mnk in mnks:
+        distances = ((places - np.log2(_extents(mnk))) ** 2).sum(1)
+        distances[[place for place, other in enumerate(known) if other == mnk]] = np.inf
+        predicted.append(values[np.argsort(distances, kind="stable")[:NEIGHBOURS]].mean())
+    return np.array(predicted)
+
+
+def _extents(mnk: str) -> tuple[int, int, int]:
+    m, n, k = map(int, mnk.split("_"))
+    return m, n, k
 
 
 def _code_us(record: Record) -> float | None:
@@ -103,14 +169,29 @@ def vendor_us(heuristics: MatmulHeuristics, record: Record) -> float:
 
 
 def _finding(
-    subject: str, baseline: str, speedups: Array, vendor: Array, modelled: Array, flops: Array, target: float | None
-) -> Finding:
-    proxy = vendor / modelled
-    low, high = interval(len(proxy), lambda places: _correlation(proxy[places], speedups[places]))
-    baselines = {"size": _correlation(-flops, speedups), "nvidia-matmul-heuristics": _correlation(-vendor, speedups)}
+    subject: str, chosen: Sequence[Priced], speedups: Mapping[str, float], known: Sequence[str],
+    seen: Sequence[Priced], target: float | None,
+) -> Finding:  # fmt: skip
+    """``known``: problems whose speedups the baselines may know; ``seen``: those of them from which one learns."""
+    mnks = [item.problem.mnk for item in chosen]
+    published = np.array([speedups[mnk] for mnk in mnks])
+    own, vendor = (np.array([getattr(item, name) for item in chosen], np.float64) for name in ("own_us", "vendor_us"))
+    flops = np.array([float(item.problem.flops) for item in chosen])
+    proxy = vendor / own
+    low, high = interval(len(proxy), lambda places: _correlation(proxy[places], published[places]))
+    baselines = {"size": _correlation(-flops, published), "vendor's stand-in": _correlation(-vendor, published)}
+    if len(known) > NEIGHBOURS:
+        baselines[f"{NEIGHBOURS} nearest shapes"] = _correlation(nearest_speedups(mnks, speedups, known), published)
+    if len(seen) >= FEWEST:
+        values = np.array([speedups[item.problem.mnk] for item in seen])
+        baselines["learned correction"] = _correlation(corrected(_facts(seen), values, _facts(chosen)), published)
     goal = None if target is None else f">= {target:.2f}"
-    value = _correlation(proxy, speedups)
-    return Finding("a", f"{subject}, over {baseline}", "Spearman", len(proxy), value, low, high, goal, baselines)
+    return Finding("a", subject, "Spearman", len(proxy), _correlation(proxy, published), low, high, goal, baselines)
+
+
+def _facts(priced: Sequence[Priced]) -> Array:
+    """m, n, k and the modelled speedup, a row for each problem."""
+    return np.array([(*_extents(item.problem.mnk), item.vendor_us / item.own_us) for item in priced], np.float64)
 
 
 def _correlation(x: Array, y: Array) -> float:

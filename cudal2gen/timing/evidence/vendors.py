@@ -1,0 +1,89 @@
+"""Whose fault a wrong order is: on recorded timings, where the true times of cuBLAS and of the fastest tile are known,
+the modelled speedup is taken apart into the stand-in for the vendor's time and the model of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from cudal2gen.results.ratios import spearman
+from cudal2gen.timing.evidence.findings import Array, development, interval
+from cudal2gen.timing.evidence.regret import modelled_us
+from cudal2gen.timing.evidence.section import Finding
+from cudal2gen.timing.heuristics import MatmulHeuristics
+from cudal2gen.timing.recordings import autoheuristic, triton
+from cudal2gen.timing.recordings.autoheuristic import Recording
+from kernelproof.ground.errors import MissingLibrary
+
+LARGE_FLOPS = 5e10
+
+
+class _Times(NamedTuple):
+    """True and modelled times of cuBLAS and of the fastest recorded tile, in microseconds; one of each per problem."""
+
+    flops: Array
+    vendor: Array
+    kernel: Array
+    stand_in: Array
+    modelled: Array
+
+
+def recorded_vendors(folder: Path, held_out: bool = False) -> list[Finding]:
+    """For each GPU the rank correlation of modelled with true speedups over cuBLAS, if the vendor's true times are
+    known; the baselines have its stand-in in their place. None without nvidia-matmul-heuristics."""
+    try:
+        heuristics = MatmulHeuristics()
+    except MissingLibrary:
+        return []
+    findings = []
+    for gpu, recordings in autoheuristic.load(folder).items():
+        part = [item for item in recordings if development(item.sizes.n, item.sizes.k) != held_out]
+        findings += list(_findings(gpu, _times(gpu, [item for item in part if item.vendor_us], heuristics)))
+    return findings
+
+
+def _times(gpu: str, recordings: Sequence[Recording], heuristics: MatmulHeuristics) -> _Times:
+    rows = []
+    for item in recordings:
+        assert item.vendor_us is not None
+        problem = triton.problem_of(gpu, item.sizes)
+        tile = min(item.tiles, key=item.tiles.__getitem__)
+        rows.append(
+            (
+                problem.flops,
+                item.vendor_us,
+                item.tiles[tile],
+                heuristics.least_us(problem),
+                modelled_us(gpu, item, tile),
+            )
+        )
+    return _Times(*np.array(rows, np.float64).reshape(-1, 5).T)
+
+
+def _findings(gpu: str, times: _Times) -> Iterator[Finding]:
+    for name, chosen in (("", times.flops > 0), (f", above {LARGE_FLOPS:.0e} FLOP", times.flops > LARGE_FLOPS)):
+        if chosen.sum() >= 3:
+            yield _finding(f"speedups over cuBLAS on {gpu}{name}", _Times(*(column[chosen] for column in times)))
+
+
+def _finding(subject: str, times: _Times) -> Finding:
+    true = times.vendor / times.kernel
+    predicted = times.vendor / times.modelled
+    low, high = interval(len(true), lambda places: _rank(predicted[places], true[places]))
+    baselines: Mapping[str, float] = {
+        "stand-in and modelled kernel": _rank(times.stand_in / times.modelled, true),
+        "stand-in and true kernel": _rank(times.stand_in / times.kernel, true),
+        "spread of the stand-in": float(np.log(times.stand_in / times.vendor).std()),
+        "spread of the model": float(np.log(times.modelled / times.kernel).std()),
+    }
+    value = _rank(predicted, true)
+    return Finding(
+        "v", subject, "Spearman, true vendor and modelled kernel", len(true), value, low, high, None, dict(baselines)
+    )
+
+
+def _rank(x: Array, y: Array) -> float:
+    return spearman(x.tolist(), y.tolist())

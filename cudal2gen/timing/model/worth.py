@@ -1,0 +1,62 @@
+"""What the model's order of a problem's kernels is worth, by recorded timings. Where it is nothing, nobody sorts by it.
+
+The figures are those of ``cudal2gen model --part c --held-out`` (docs/timing-model.md): mean rank correlations of
+modelled with recorded times of Triton's tiles, of all tiles and of those within 1.3 of the best.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cudal2gen.kernel import Problem
+
+LEAST = 0.3  # from this rank correlation on an order says something
+SHORT_K = 128  # up to here a main loop has a few steps, and what surrounds it decides
+RECORDED = {"a100": "a100", "h100": "h100", "h200": "h100"}  # GPU -> the one whose recordings speak for it
+
+
+class Worth(NamedTuple):
+    """The rank correlation of modelled with recorded times: of ``all`` tiles, and of those ``near`` the best.
+
+    ``recorded``: the GPU of the recordings.
+    """
+
+    recorded: str
+    all: float
+    near: float
+
+    @property
+    def orders(self) -> bool:
+        """Whether the order of the fastest kernels says something."""
+        return self.near >= LEAST
+
+
+# By the recorded GPU, and whether k is short.
+ORDERS = {
+    ("a100", True): Worth("a100", 0.36, 0.21),
+    ("a100", False): Worth("a100", 0.94, 0.62),
+    ("h100", True): Worth("h100", 0.55, 0.41),
+    ("h100", False): Worth("h100", 0.91, 0.62),
+}
+
+
+def worth(problem: Problem) -> Worth | None:
+    """What recordings say of the order for problems of this kind; None if there are none of the GPU."""
+    gpu = RECORDED.get(problem.gpu)
+    return ORDERS[gpu, problem.k <= SHORT_K] if gpu else None
+
+
+def sorts(problem: Problem) -> bool:
+    """Whether kernels may be sorted by their modelled times: not where recordings say that the order is none."""
+    known = worth(problem)
+    return known is None or known.orders
+
+
+def in_words(problem: Problem) -> str:
+    """The worth in words, as part of a sentence."""
+    known = worth(problem)
+    if known is None:
+        return f"no recorded timing tells what their order is worth on {problem.gpu}"
+    kind = f"with k {'<=' if problem.k <= SHORT_K else '>'} {SHORT_K}"
+    figure = f"rank correlation {known.near:.2f} near the best, on recordings of {known.recorded} {kind}"
+    return f"their order is worth little ({figure}), so rows are not sorted by it" if not known.orders else figure
