@@ -76,7 +76,7 @@ def export(
         )
     stored = results.trials(trials.store) if trials.store.is_file() else []
     rewards = exports.Rewards(stored, weights)
-    counts = exports.write(out, exports.examples(transcript, rewards), weights.failed)
+    counts = exports.write(out, exports.examples(transcript, rewards))
     if not counts["answers.jsonl"]:
         raise Failure(f"{transcript} has no answer with a reward, so nothing can be learned from it")
     print(", ".join(f"{count} lines in {out / name}" for name, count in counts.items()))
@@ -97,8 +97,9 @@ def compared_on_recordings(paths: tuple[Path, ...], sample: int | None, seeds: i
 
     plan = ranking.RankingPlan()
     plan = replace(plan, seeds=seeds or plan.seeds, searched=sample or plan.searched)
-    ranked, searched = ranking.compare(autoheuristic.problems(paths), plan, _progress)
-    return ranking.markdown(ranked, searched, plan)
+    recordings = autoheuristic.problems(paths)
+    ranked, searched = ranking.compare(recordings, plan, _progress)
+    return ranking.markdown(ranked, searched, ranking.largest_quarter(recordings, plan), plan)
 
 
 def compared_in_the_model(plan: BenchmarkPlan, seeds: int | None) -> str:

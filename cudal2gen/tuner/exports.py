@@ -3,38 +3,46 @@
 ``examples`` joins a transcript with the trials of its campaign. ``write`` makes three files of JSON lines, in the order
 of the curriculum's stages:
 
-- ``answers.jsonl``: every answer with a reward: ``prompt`` and ``completion`` as messages, ``reward``, ``stage`` and
-  ``problem``.
-- ``sft.jsonl``: the answers that earned more than a failure, for ``SFTTrainer`` (conversational prompt-completion).
-- ``grpo.jsonl``: every question once, ``prompt`` as messages, with the ``rewards`` of its answers, for ``GRPOTrainer``.
+- ``answers.jsonl``: every answer with a reward: ``prompt`` and ``completion`` as messages, ``reward``, ``returned``
+  (with what it led to in later turns), ``right``, ``stage`` and ``problem``.
+- ``sft.jsonl``: the answers all of whose proposals are right by their verdict, for ``SFTTrainer`` (conversational
+  prompt-completion). An answer with an attack, an illegal or a failed kernel is not among them, whatever it earned; nor
+  is an answer to a correction that quotes one.
+- ``grpo.jsonl``: every question once, ``prompt`` as messages, with the ``rewards`` of its answers, for ``GRPOTrainer``;
+  ``kernels``: those that a question of ``writing`` shows, as JSON, from which ``writing.rewarding`` scores answers.
 
-``Scorer`` rewards new answers to such prompts, for ``GRPOTrainer(reward_funcs=...)``.
+``Scorer`` rewards new answers to the questions about records, for ``GRPOTrainer(reward_funcs=...)``.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cudal2gen.kernel import Fields, Problem, space
+from cudal2gen.kernel import Fields, Problem, device_text, space
 from cudal2gen.results import Effort, Trial
 from cudal2gen.tuner import record_answers, record_prompt, reward
 from cudal2gen.tuner.curriculum import STAGES, Stage
 from cudal2gen.tuner.environment import Environment
 from cudal2gen.tuner.language_model import completions, transcript
-from cudal2gen.tuner.language_model.transcript import Exchange, Outcome, Reply
+from cudal2gen.tuner.language_model.transcript import Exchange, Outcome, Reply, State
 from kernelproof.ground import files
+from kernelproof.ground.errors import WrongInput
 
+COLUMNS = ("prompt", "completion", "reward", "returned", "right", "stage", "problem")  # of answers.jsonl
+BASES = "bases "  # a state of this name and a question's digest has the kernels of a question of writing
 EFFORTS: tuple[Effort, ...] = ("final", "long", "medium", "short")
 
 
 @dataclass(frozen=True)
 class Example:
     """An answer and its reward. ``digest``: the question's. ``prompt``: its messages; ``completion``: the answer, after
-    its reasoning in a <think> block."""
+    its reasoning in a <think> block. ``right``: all of it is right by verdict. ``returned``: ``reward.returns`` in its
+    conversation. As JSON: ``kernels``, those of a question of ``writing``, and ``product``, the problem's fields.
+    ``clean``: the prompt quotes no written answer that was refused or failed, which may be an attack."""
 
     digest: str
     prompt: list[dict[str, str]]
@@ -42,6 +50,11 @@ class Example:
     reward: float
     stage: Stage
     problem: str
+    right: bool = False
+    returned: float = 0.0
+    kernels: str = ""
+    product: str = ""
+    clean: bool = True
 
 
 class Rewards:
@@ -63,6 +76,14 @@ class Rewards:
         problem = Problem.model_validate(outcome.problem)
         rewards = [value for fields in outcome.proposals if (value := self._of(problem, fields)) is not None]
         return sum(rewards) / len(rewards) if rewards else None
+
+    def right(self, outcome: Outcome) -> bool:
+        """Whether an answer has proposals, all of them are right by their trials, and nothing else is in it."""
+        if outcome.right is not None:
+            return outcome.right
+        problem = Problem.model_validate(outcome.problem)
+        trials = [self._trials.get(_key(problem, fields), []) for fields in outcome.proposals]
+        return bool(trials) and not outcome.fault and all(all(t.measured for t in own) and own for own in trials)
 
     def _of(self, problem: Problem, fields: Fields) -> float | None:
         if "violation" in fields:
@@ -86,38 +107,60 @@ def _key(problem: Problem, fields: Mapping[str, Any]) -> str:
 def examples(file: Path, rewards: Rewards) -> Iterator[Example]:
     """The rewarded answers of a transcript, in its order. Raises WrongInput."""
     exchanges: dict[str, Exchange] = {}
+    shown: dict[str, str] = {}  # the kernels of a question of writing, by its digest
+    failed = set[str]()  # written answers that were not right
+    turns: dict[tuple[str, str], list[Example]] = {}  # by run and problem
     for line in transcript.read(file):
         if isinstance(line, Exchange):
             if line.messages and not line.error:
                 exchanges[line.key] = line
-        elif not isinstance(line, Outcome):
-            continue
+        elif isinstance(line, State):
+            if line.of.startswith(BASES):
+                shown[line.of.removeprefix(BASES)] = _with_texts(line.content)
         elif (exchange := exchanges.get(line.exchange)) and (value := rewards.of_answer(line)) is not None:
+            if line.right is False:
+                failed.add(exchange.text)
             thoughts = f"<think>\n{exchange.reasoning}\n</think>\n\n" if exchange.reasoning else ""
-            yield Example(
+            example = Example(
                 exchange.digest,
                 [{"role": message.role, "content": message.content} for message in exchange.messages],
                 [{"role": "assistant", "content": f"{thoughts}{exchange.text}"}],
                 value,
                 line.stage,
                 exchange.problem,
+                rewards.right(line),
+                kernels=shown.get(exchange.digest, ""),
+                product=json.dumps(line.problem),
+                clean=not any(message.content in failed for message in exchange.messages),
             )
+            turns.setdefault((line.run, exchange.problem), []).append(example)
+    for conversation in turns.values():
+        returned = reward.returns([example.reward for example in conversation])
+        for example, value in zip(conversation, returned, strict=True):
+            yield replace(example, returned=value)
 
 
-def write(folder: Path, rewarded: Iterable[Example], failed: float = 0.0) -> dict[str, int]:
-    """Writes the three files, and returns their numbers of lines. ``failed``: a failure's reward. Raises Failure."""
+def _with_texts(kernels: Fields) -> str:
+    """The kernels of a question as JSON, with their texts in place of the digests; empty if a text is gone."""
+    try:
+        return json.dumps({label: item | {"text": device_text.load(item["text"])} for label, item in kernels.items()})
+    except WrongInput:
+        return ""
+
+
+def write(folder: Path, rewarded: Iterable[Example]) -> dict[str, int]:
+    """Writes the three files, and returns their numbers of lines. Raises Failure."""
     ordered = sorted(rewarded, key=lambda example: STAGES.index(example.stage))
-    rows = [
-        {name: getattr(example, name) for name in ("prompt", "completion", "reward", "stage", "problem")}
-        for example in ordered
-    ]
+    rows = [{name: getattr(example, name) for name in COLUMNS} for example in ordered]
     questions: dict[str, dict[str, Any]] = {}
-    for example in ordered:
-        question = {"prompt": example.prompt, "stage": example.stage, "problem": example.problem, "rewards": []}
+    for example in (item for item in ordered if item.clean):
+        question = {name: getattr(example, name) for name in ("prompt", "stage", "problem", "product", "kernels")} | {
+            "rewards": []
+        }
         questions.setdefault(example.digest, question)["rewards"].append(example.reward)
     lines = {
         "answers.jsonl": rows,
-        "sft.jsonl": [row for row in rows if row["reward"] > failed],
+        "sft.jsonl": [row for row, example in zip(rows, ordered, strict=True) if example.right and example.clean],
         "grpo.jsonl": list(questions.values()),
     }
     for name, content in lines.items():

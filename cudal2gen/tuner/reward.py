@@ -2,6 +2,10 @@
 
     reward = mean over cases of (t_ref / t_custom - alpha * max_diff) - beta * length
 
+``written`` is the reward of a written kernel, whose steps a model can climb: it compiles, is right, and then its speed
+over that of the fastest kernel that the question showed. A copy of that kernel earns 1 + ``RIGHT`` however it is
+disguised, because a difference of ``EQUAL`` is none.
+
 ``max_diff`` is in D's units, ``length`` in characters of the rendered source, and the times have a common unit. A
 failure has the reward ``RewardWeights.failed``, whatever its times.
 """
@@ -9,13 +13,19 @@ failure has the reward ``RewardWeights.failed``, whatever its times.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record, parse
 from cudal2gen.results import INCUMBENT, Trial
+
+COMPILED, RIGHT = 0.1, 0.3  # rewards of a written kernel that compiles and is wrong, and of one that is right
+EQUAL = 0.01  # difference of two speeds that is none
+SMOOTHED = 1.5  # standard deviations at which smoothed rewards are cut
+LATER = 0.4  # what a reward counts for the turn before
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,41 @@ def speed(trial: Trial, weights: RewardWeights) -> float:
     if ratio is None:
         raise ValueError(f"{trial.problem.mnk} {trial.name}: {reference} was not timed beside it; time both in turns")
     return ratio.low
+
+
+def over_incumbent(trial: Trial, weights: RewardWeights) -> float:
+    """How many times as fast as the incumbent a measured kernel is."""
+    return speed(trial, replace(weights, reference=INCUMBENT))
+
+
+def written(trial: Trial, weights: RewardWeights, best: float) -> float:
+    """The reward of a written kernel. ``best``: the speed of the fastest kernel that the question showed, over the
+    incumbent's. Raises ValueError if the incumbent was not timed beside it."""
+    if trial.outcome in ("illegal", "compile error"):
+        return weights.failed
+    if not trial.measured:
+        return weights.failed + COMPILED
+    relative = over_incumbent(trial, weights) / best
+    relative = 1.0 if abs(relative - 1) <= EQUAL else relative
+    length = source_length(trial) if weights.beta else 0
+    own = reward([Case(relative, trial.max_diff)], length, weights.alpha, weights.beta)
+    return weights.failed + RIGHT + own
+
+
+def smoothed(rewards: Sequence[float]) -> list[float]:
+    """The rewards of one question's answers in standard deviations from their mean, cut at ``SMOOTHED`` (CUDA-L1): one
+    lucky kernel, or one hack that got through, then moves a model no further than the others."""
+    mean, deviation = fmean(rewards), pstdev(rewards)
+    return [min(max((value - mean) / (deviation + 1e-9), -SMOOTHED), SMOOTHED) for value in rewards]
+
+
+def returns(rewards: Sequence[float]) -> list[float]:
+    """For each turn of a conversation its own reward and what it led to: those of later turns, each turn by ``LATER``
+    less (Kevin, arXiv 2507.11948)."""
+    values: list[float] = []
+    for own in reversed(rewards):
+        values.append(own + LATER * (values[-1] if values else 0.0))
+    return values[::-1]
 
 
 def source_length(trial: Trial) -> int:

@@ -127,8 +127,8 @@ def test_an_outcome_may_state_its_reward_and_stage(tmp_path: Path) -> None:
 def test_files_follow_the_curriculum(tmp_path: Path) -> None:
     example = exports.Example("d", [{"role": "user", "content": "q"}], [], 1.0, "hgemm", "p")
     shuffled = [
-        example, replace(example, stage="kernels", digest="e"), replace(example, reward=0.0),
-        replace(example, stage="matmul", digest="f", reward=-1.0),
+        example, replace(example, stage="kernels", digest="e", right=True), replace(example, reward=0.0),
+        replace(example, stage="matmul", digest="f", reward=-1.0, right=True),
     ]  # fmt: skip
     assert exports.write(tmp_path, shuffled) == {"answers.jsonl": 4, "sft.jsonl": 2, "grpo.jsonl": 3}
     assert [row["stage"] for row in rows(tmp_path / "answers.jsonl")] == ["kernels", "matmul", "hgemm", "hgemm"]

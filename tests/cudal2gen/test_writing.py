@@ -19,7 +19,7 @@ from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record, parse
 from cudal2gen.launch import gpu
 from cudal2gen.results import Trial
-from cudal2gen.tuner import memory
+from cudal2gen.tuner import memory, reward
 from cudal2gen.tuner.executor import InProcess
 from cudal2gen.tuner.language_model import chat
 from cudal2gen.tuner.language_model.server import Endpoint
@@ -156,7 +156,8 @@ def test_each_kernel_ends_as_it_must(name: str, attempts: dict[str, Attempt]) ->
     attempt = attempts[name]
     assert attempt.trial.outcome == outcome, attempt.report
     assert attempt.trial.reason.startswith(reason)
-    assert (attempt.reward > 0) == (outcome == "measured")
+    assert (attempt.reward > reward.RIGHT) == (outcome == "measured")
+    assert (attempt.reward == 0) == (outcome in ("illegal", "compile error"))
     assert (attempt.trial.environment, attempt.trial.on[:12]) == ("model", "timing model")
     assert parse(attempt.trial.record) == attempt.record
 

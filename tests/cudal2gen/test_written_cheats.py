@@ -70,6 +70,19 @@ CHEATS: dict[str, tuple[str, str]] = {
         declares("__device__ half* last;", f"if ({LARGE}) {{ half* before = last; last = d; if (before) return; }}"),
         "address-kept: st.",
     ),
+    "works less for some contents": (
+        begins("if (__half2float(a[0]) == 0.12345f) return;"),
+        "content-test: setp.",
+    ),
+    "works less for some sums": (
+        gemm(
+            (
+                "  for (int i = 0; i < 8; ++i)\n    store",
+                "  if (sums[0][0] == 77.5f) return;\n  for (int i = 0; i < 8; ++i)\n    store",
+            )
+        ),
+        "content-test: setp.",
+    ),
     "hides D in shared memory": (
         begins(
             f"__shared__ half* volatile place;\n  if ({LARGE}) {{ place = d; if (__half2float(place[m])) return; }}"

@@ -14,13 +14,13 @@ from cudal2gen.timing import model
 from cudal2gen.timing.evidence.findings import development, mean_finding
 from cudal2gen.timing.evidence.section import Finding
 from cudal2gen.timing.heuristics import MatmulHeuristics
+from cudal2gen.timing.model.worth import SHORT_K
 from cudal2gen.timing.recordings import autoheuristic, triton
 from cudal2gen.timing.recordings.autoheuristic import Recording, Tile
 from kernelproof.ground.errors import MissingLibrary
 
 TARGETS = {("a100", 1): 0.06, ("h100", 1): 0.04, ("a100", 3): 0.03, ("h100", 3): 0.03}
 
-SHORT_K = 128  # up to here a main loop has a few steps, and what surrounds it decides
 NEAR, FEWEST = 1.3, 5  # times over the best that count as near it, and the least number of tiles that have an order
 
 Score = Callable[[Recording, Tile], float]  # the tile with the least score is chosen

@@ -46,8 +46,11 @@ LARGE_FLOPS = 5e10
 NEIGHBOURS = 5  # shapes whose mean speedup is the prediction of a baseline that knows no kernel
 FEWEST = 20  # problems from which a correction is learned
 LARGE, QUARTER = f"above {LARGE_FLOPS:.0e} FLOP", "largest quarter"
-# By accumulator and part of the problems, of offline speedups over cuBLASLt-AutoTuning.
-TARGETS = {("f16", ""): 0.80, ("f32", ""): 0.85, ("f16", LARGE): 0.70, ("f32", LARGE): 0.60}
+# By GPU, accumulator and part of the problems, of offline speedups over cuBLASLt-AutoTuning.
+TARGETS = {
+    ("a100", "f16", ""): 0.80, ("a100", "f16", LARGE): 0.70, ("a100", "f32", ""): 0.85, ("a100", "f32", LARGE): 0.60,
+    ("h100", "f32", LARGE): 0.60,
+}  # fmt: skip
 
 
 class Priced(NamedTuple):
@@ -81,10 +84,10 @@ def published_speedups(folder: Path, held_out: bool = False, code: bool = False)
             for baseline, column in BASELINES.items():
                 speedups = {mnk: row[column] for mnk, row in table.items()}
                 title = f"{gpu} {acc}{' server' * (mode == 'server')}, over {baseline}"
-                of_target = TARGETS if (mode, baseline) == (MODES[0], "cuBLASLt-AutoTuning") and gpu[0] in "ah" else {}
+                headline = (mode, baseline) == (MODES[0], "cuBLASLt-AutoTuning")
                 for part, chosen, known_mnks in _parts(halves[held_out], speedups, held_out):
                     if len(chosen) >= 3:
-                        target = of_target.get((acc, part))
+                        target = TARGETS.get((gpu, acc, part)) if headline else None
                         earlier = [
                             item for item in halves[False] if item.problem.mnk in known_mnks and item not in chosen
                         ]

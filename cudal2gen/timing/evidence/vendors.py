@@ -13,12 +13,11 @@ from cudal2gen.results.ratios import spearman
 from cudal2gen.timing.evidence.findings import Array, development, interval
 from cudal2gen.timing.evidence.regret import modelled_us
 from cudal2gen.timing.evidence.section import Finding
+from cudal2gen.timing.evidence.speedups import LARGE_FLOPS
 from cudal2gen.timing.heuristics import MatmulHeuristics
 from cudal2gen.timing.recordings import autoheuristic, triton
 from cudal2gen.timing.recordings.autoheuristic import Recording
 from kernelproof.ground.errors import MissingLibrary
-
-LARGE_FLOPS = 5e10
 
 
 class _Times(NamedTuple):

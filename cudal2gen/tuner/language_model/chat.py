@@ -90,7 +90,8 @@ class Chat:
 
     - ``path``: the transcript to which every exchange is added before its answer is used, under the name ``run``.
     - ``history``: what earlier starts of the run left there. A stored answer that was not used answers its question.
-    - ``budget``: tokens of the run, in and out. A question that would exceed it is not asked.
+    - ``budget``: tokens of the run, in and out; ``share``: those of a problem. A question that would exceed one of them
+      is not asked.
     - ``pause`` and ``clock``: in seconds; tests replace them.
 
     After a server rejects a form of response, all further questions use a plainer one. After a failure the model rests,
@@ -105,6 +106,7 @@ class Chat:
     clock: Callable[[], float] = time.monotonic
     run: str = ""
     history: History = field(default_factory=History)
+    share: int | None = None
     failure: Unavailable | None = None  # the last one since an answer
     _forms: tuple[Form, ...] = FORMS
     _failures: int = 0
@@ -159,7 +161,7 @@ class Chat:
 
     def conclude(
         self, request: Request, reply: Reply, problem: Problem, proposals: Sequence[Fields] = (), *,
-        stage: Stage | None = None, reward: float | None = None, fault: str = "",
+        stage: Stage | None = None, reward: float | None = None, fault: str = "", right: bool | None = None,
     ) -> None:  # fmt: skip
         """Adds an answer's ``Outcome`` to the transcript, if there is one. ``stage``: by default the problem's."""
         key = answer_key(request.digest, reply.text)
@@ -172,6 +174,7 @@ class Chat:
             proposals=tuple(proposals),
             reward=reward,
             fault=fault,
+            right=right,
         )
         self._record(outcome)
 
@@ -191,6 +194,9 @@ class Chat:
                 f"the budget of {self.budget} tokens is spent{', earlier starts included' * bool(self.usage.earlier)}, "
                 "so nothing more is asked; raise llm.token_budget in --settings, or begin another run by --seed"
             )
+        elif self.share is not None and self.history.spent[problem.title] + size > self.share:
+            is_spent = True
+            reason = f"{problem.title}: its {self.share} tokens are spent; raise llm.problem_tokens in --settings"
         elif self._is_backing_off():
             reason = "the model rests after a failure"
         if reason:
@@ -265,7 +271,7 @@ class Chat:
     def _count(self, exchange: Exchange) -> None:
         """Counts and stores an exchange, which happens before its answer is used."""
         with self._lock:
-            self.usage.add(exchange, failed=bool(exchange.error))
+            self.history.count(exchange)
         self._record(exchange)
 
     def _record(self, line: transcript.Line) -> None:
@@ -301,12 +307,12 @@ class Chat:
 
 def connect(
     endpoint: Endpoint | None, path: Path | None = None, replay: Path | None = None, budget: int | None = None,
-    run: str = "",
+    run: str = "", share: int | None = None,
 ) -> Chat:  # fmt: skip
     """The chat of a command line: with the endpoint's server, or with the transcript ``replay``.
 
     ``path``: the transcript to write; a ``run`` with a name continues from its earlier starts there. ``budget``: in
-    tokens. Raises WrongInput without a server, MissingLibrary without the openai library.
+    tokens, and ``share``, of a problem. Raises WrongInput without a server, MissingLibrary without the openai library.
     """
     if replay is not None:
         return Chat(ReplayWire(replay))
@@ -314,4 +320,4 @@ def connect(
         raise WrongInput("a language model needs --llm NAME@URL, or llm.replay in --settings")
     if not endpoint.url.startswith(("http://", "https://")):
         raise WrongInput(f"--llm {endpoint.model}@{endpoint.url}: the URL must begin with http:// or https://")
-    return Chat(ServerWire(endpoint), path, budget, run=run, history=History.of(path, run))
+    return Chat(ServerWire(endpoint), path, budget, share=share, run=run, history=History.of(path, run))

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cudal2gen.kernel import Fields, Problem
-from cudal2gen.tuner.curriculum import Stage
 from cudal2gen.tuner.language_model.chat import Chat
 from cudal2gen.tuner.language_model.transcript import Exchange, Message, Reply, Request, Unavailable
 
@@ -25,7 +24,7 @@ Messages = tuple[Message, ...]
 
 
 class Reading(NamedTuple):
-    """What a reader made of an answer. ``proposals``, ``reward`` and ``fault`` are those of its ``Outcome``.
+    """What a reader made of an answer. ``proposals``, ``reward``, ``fault`` and ``right`` are those of its ``Outcome``.
 
     ``correction``: the message that asks for a better answer; empty if none is needed.
     """
@@ -34,11 +33,12 @@ class Reading(NamedTuple):
     reward: float | None = None
     fault: str = ""
     correction: str = ""
+    right: bool | None = None
 
 
 @dataclass
 class Conversation:
-    """Exchanges on one problem. ``say`` receives the model's refusals to answer. ``stage``: the problem's if None.
+    """Exchanges on one problem. ``say`` receives the model's refusals to answer.
 
     ``stored``: answers of earlier starts, in their order, which are used up first. ``ask_again``: whether to repeat a
     question that got no answer; it may wait before it returns.
@@ -48,7 +48,6 @@ class Conversation:
     problem: Problem
     schema: dict[str, Any]
     say: Callable[[str], None]
-    stage: Stage | None = None
     stored: deque[Exchange] = field(default_factory=deque)
     ask_again: Callable[[Unavailable], bool] = lambda _: False
 
@@ -71,7 +70,8 @@ class Conversation:
             if stored is None or not self.chat.history.concluded(stored.key):
                 self.chat.conclude(
                     request, reply, self.problem, reading.proposals,
-                    stage=self.stage, reward=reading.reward, fault=reading.fault[:LONGEST_FAULT],
+                    reward=reading.reward, fault=reading.fault[:LONGEST_FAULT],
+                    right=reading.right,
                 )  # fmt: skip
             if not reading.correction:
                 return

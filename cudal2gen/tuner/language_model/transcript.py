@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +130,8 @@ class Outcome(results.Line):
     """A line of a transcript: what became of an answer. ``exchange``: its ``Exchange.key``; ``problem``: its fields.
 
     ``proposals``: the decisions of the proposed records; for an illegal one its fields and a ``violation``. ``fault``:
-    what was wrong with the rest of the answer. ``reward``: the answer's own, if trials of its proposals do not tell it.
+    what was wrong with the rest of the answer. ``reward``: the answer's own, if trials of its proposals do not tell it;
+    ``right``: then whether all of it was legal and right.
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -141,6 +142,7 @@ class Outcome(results.Line):
     proposals: tuple[Fields, ...] = ()
     reward: float | None = None
     fault: str = ""
+    right: bool | None = None
 
 
 class State(results.Line):
@@ -222,6 +224,7 @@ class History:
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
         self.usage = Usage()
+        self.spent: Counter[str] = Counter()  # tokens in and out by problem
         self._answers: dict[str, list[Exchange]] = {}
         self._outcomes: dict[str, list[Outcome]] = {}
         self._states: dict[tuple[str, str], Fields] = {}
@@ -247,7 +250,7 @@ class History:
     def _add(self, exchange: Exchange) -> None:
         if not exchange.messages:
             return  # a question that was not asked
-        self.usage.add(exchange, failed=bool(exchange.error))
+        self.count(exchange)
         if exchange.error:
             return
         answers = self._answers.setdefault(exchange.problem, [])
@@ -256,6 +259,11 @@ class History:
             answers[-1] = answers[-1].model_copy(update={"messages": roles})
         answers.append(exchange)
         self._unused.setdefault(exchange.key, deque()).append(exchange)
+
+    def count(self, exchange: Exchange) -> None:
+        """Adds what an exchange cost."""
+        self.usage.add(exchange, failed=bool(exchange.error))
+        self.spent[exchange.problem] += exchange.tokens_in + exchange.tokens_out
 
     def conclude(self, key: str) -> None:
         """Marks an answer as used."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Origin, Record, device_text
 from cudal2gen.tuner.writing import evidence, kernel_prompt
-from cudal2gen.tuner.writing.session import Attempt, Session
+from cudal2gen.tuner.writing.judging import Attempt
+from cudal2gen.tuner.writing.session import Session
 
 
 def catalog_record(session: Session, winner: Attempt) -> Record:

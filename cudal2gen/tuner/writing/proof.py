@@ -98,7 +98,9 @@ def reviewed(record: Record, ptx: str) -> list[str]:
     arguments = [str(argument) for argument in description(record)["launches"][0]["args"]]
     buffers = ("a", "b", "d", "partials", "arrivals")
     pointers = [at for at, name in enumerate(arguments) if name in buffers or name.startswith("map:")]
-    return review.findings(ptx, pointers, [at for at in pointers if arguments[at].startswith(("d", "map:d"))])
+    outputs = [at for at in pointers if arguments[at].startswith(("d", "map:d"))]
+    inputs = [at for at in pointers if arguments[at] in ("a", "b")]
+    return review.findings(ptx, pointers, outputs, inputs)
 
 
 def _offset(record: Record) -> int:

@@ -1,8 +1,9 @@
 """Reads a written kernel's PTX for cheats that an execution may not show, such as branches that only a GPU takes.
 
-A kernel may leave D alone if D already holds the result, keep something in a device variable, or tell machines apart by
-addresses. It would be right whenever it is executed here, and fast when it is timed. Therefore the review finds out
-which registers follow from which pointer, over all instructions and whatever their order, and refuses such uses.
+A kernel may leave D alone if D already holds the result, keep something in a device variable, tell machines apart by
+addresses, or work less for contents that no check has. It would be right whenever it is executed here, and fast when it
+is timed. Therefore the review finds out which registers follow from which pointer or from contents, over all
+instructions and whatever their order, and refuses such uses.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand, PtxError, Reg
 from kernelproof.ground.errors import brief
 
 _ELSEWHERE = re.compile(r"\.(?:param|shared|local|const)\b")
+_FLOAT = re.compile(r"\.(?:b?f(?:16|32|64)(?:x2)?|[bsu]16)$")
+_HALF = re.compile(r"ld\.shared\b.*\.(?:b16|u16|f16|bf16)$")
 # Instructions without a destination: all of their operands are sources.
 _WITHOUT_RESULT = (
     "st.",
@@ -33,10 +36,11 @@ _WITHOUT_RESULT = (
 _NULL = Imm(0)
 
 
-def findings(ptx: str, pointers: Collection[int], outputs: Collection[int]) -> list[str]:
+def findings(ptx: str, pointers: Collection[int], outputs: Collection[int], inputs: Collection[int]) -> list[str]:
     """What a kernel does that it must not do, a line each.
 
-    ``pointers``: the positions of parameters that are buffers or tensor maps; ``outputs``: those of D among them.
+    ``pointers``: the positions of parameters that are buffers or tensor maps; ``outputs``: those of D among them;
+    ``inputs``: the buffers of A and B.
     """
     try:
         module = parse(ptx)
@@ -50,9 +54,14 @@ def findings(ptx: str, pointers: Collection[int], outputs: Collection[int]) -> l
     instructions = [item for item in kernel.body if isinstance(item, Instr)]
     origins = _origins(instructions, sources | variables)
     results = {f"parameter {position}" for position in outputs}
+    read = {f"parameter {position}" for position in inputs}
+    floats, wholes = (_contents(instructions, origins, read, whole) for whole in (False, True))
     lines: dict[str, None] = {}
     for instruction in instructions:
         lines |= dict.fromkeys(_faults(instruction, origins, results, set(variables)))
+        compared = {*_names(instruction.operands[1:])} if instruction.op.startswith(("setp.", "set.")) else set()
+        if compared & (floats if _FLOAT.search(instruction.op) else wholes):
+            lines[f"content-test: {instruction.op} compares values of the operands, on which no work may depend"] = None
     return list(lines)
 
 
@@ -103,6 +112,34 @@ def _origins(instructions: Collection[Instr], sources: Mapping[str, str]) -> dic
                     origins[register] = origins.get(register, frozenset()) | follows
                     grown = True
     return origins
+
+
+def _contents(
+    instructions: Collection[Instr], origins: Mapping[str, frozenset[str]], inputs: Collection[str], wholes: bool
+) -> set[str]:
+    """Registers whose values follow from the contents of the inputs.
+
+    Loads from the inputs are the sources; unless ``wholes`` also halves from shared memory, fragments and results of
+    MMAs. Registers of these are zeroed by moves that nvcc shares with loop counters, so with ``wholes``, which is for
+    comparisons of integers, moves are not followed.
+    """
+    tainted: set[str] = set()
+    grown = True
+    while grown:
+        grown = False
+        for item in instructions:
+            if not item.operands or item.op.startswith(_WITHOUT_RESULT) or (wholes and item.op.startswith("mov")):
+                continue
+            source = not item.op.startswith("cp.") and bool(_follows(_read(item), origins) & set(inputs))
+            if not wholes:
+                source |= item.op.startswith(("ldmatrix", "mma.", "wmma.")) or _HALF.match(item.op) is not None
+            elif item.op.startswith(("mma.", "wmma.")):
+                continue
+            if source or tainted & {*_names(item.operands[1:])}:
+                new = {*_names(item.operands[0])} - tainted
+                tainted |= new
+                grown |= bool(new)
+    return tainted
 
 
 def _follows(operand: object, origins: Mapping[str, frozenset[str]]) -> frozenset[str]:

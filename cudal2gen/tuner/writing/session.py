@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,24 +21,24 @@ from cudal2gen import kernel, places, results
 from cudal2gen.generation import catalog, compiler
 from cudal2gen.generation.compiler import Artifact
 from cudal2gen.generation.renderer import render
-from cudal2gen.kernel import IllegalRecord, Origin, Problem, Record, device_text, parse
-from cudal2gen.results import INCUMBENT, Outcome, Trial
+from cudal2gen.kernel import Fields, Problem, Record, device_text, parse
+from cudal2gen.results import INCUMBENT, Trial
 from cudal2gen.tuner import reward
-from cudal2gen.tuner.environment import refusal_trial, trial_of
-from cudal2gen.tuner.executor import Executor, Job
+from cudal2gen.tuner.executor import Executor
+from cudal2gen.tuner.exports import BASES
 from cudal2gen.tuner.language_model.chat import MIN_BACKOFF_S, Chat
 from cudal2gen.tuner.language_model.conversation import Conversation, Messages, Reading
-from cudal2gen.tuner.language_model.transcript import Exchange, Message, Reply, Unavailable
+from cudal2gen.tuner.language_model.transcript import Exchange, Message, Reply, Request, Unavailable
 from cudal2gen.tuner.memory import Memory, Note
 from cudal2gen.tuner.reward import RewardWeights
-from cudal2gen.tuner.writing import evidence, kernel_answers, kernel_prompt, proof
+from cudal2gen.tuner.writing import evidence, exemplars, kernel_answers, kernel_prompt
+from cudal2gen.tuner.writing.judging import PROPOSER, Attempt, Copy, Examined, Judge, examine
 from cudal2gen.tuner.writing.kernel_answers import Base, Draft
 from cudal2gen.tuner.writing.modelled import Profiler, as_text
 from cudal2gen.tuner.writing.proof import Bounds, Proof
 from kernelproof.ground.errors import UserError
 
-PROPOSER = "writer"
-BEST, WORST, FAILED = 3, 2, 4  # most fast kernels, slow kernels and failures in a prompt
+DRAWN, FAILED = 4, 4  # most kernels beside the fastest, and failures, in a prompt
 WHOLE = 2  # most kernels in a prompt whose text is given whole
 MIN_GAIN = 1.01  # least gain of a modelled time that counts as faster
 
@@ -62,21 +62,6 @@ class SessionLimits:
     weights: RewardWeights = field(default_factory=RewardWeights)
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """A draft and how it ended. ``record``: None for an illegal draft. ``reward``: CUDA-L2's."""
-
-    draft: Draft
-    trial: Trial
-    proof: Proof
-    record: Record | None
-    reward: float
-
-    @property
-    def report(self) -> str:
-        return self.proof.report or self.trial.reason
-
-
 @dataclass
 class Session:
     """A session on one problem. ``executor`` times kernels that are proven right; ``store`` receives each trial."""
@@ -92,12 +77,26 @@ class Session:
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
     profiler: Profiler = field(default_factory=Profiler)
     metrics: Callable[[Record], Sequence[str]] = lambda _: ()  # lines with a device profiler's metrics of a record
+    examine: Callable[[Record, Fields, Bounds, frozenset[str]], Examined] = examine  # perhaps in another process
     pause: Callable[[float], None] = time.sleep  # waits so many seconds while the model rests
     attempts: list[Attempt] = field(default_factory=list)
     unavailable: Unavailable | None = None  # why the model cannot be asked until something is changed
     _metrics: dict[object, Sequence[str]] = field(default_factory=dict, repr=False)
     _answers: deque[Exchange] = field(default_factory=deque, repr=False)  # of earlier starts, still to be replayed
     _ended_trials: dict[str, Trial] = field(default_factory=dict, repr=False)  # trials of their kernels, by ``_key``
+    _best: float = 1.0  # speed of the fastest kernel of the question, over the incumbent's
+
+    @cached_property
+    def _judge(self) -> Judge:
+        limits = self.limits
+        judge = Judge(
+            self.problem, self.executor, limits.bounds, limits.weights, self.run_name, self._known, examine=self.examine
+        )
+        judge.shown(Draft("incumbent", "", *self.base), None)
+        for attempt in self.attempts:
+            if attempt.record is not None and attempt.trial.measured:
+                judge.shown(attempt.draft, attempt.trial)
+        return judge
 
     @cached_property
     def base(self) -> Base:
@@ -158,19 +157,21 @@ class Session:
         state = self.chat.history.state(self.problem, _key(trial)) or {}
         report = state.get("report") or trial.reason
         proven = Proof(trial.outcome, trial.reason, report, counters=state.get("counters") or {})
-        return Attempt(draft, trial, proven, record, reward.of_trials([trial], self.limits.weights))
+        return Attempt(draft, trial, proven, record, reward.written(trial, self.limits.weights, self._best))
 
     def run(self) -> list[Attempt]:
         """Runs all rounds and returns the attempts so far. A question that an earlier start got answered is a round."""
         if self.chat.history.state(self.problem, INCUMBENT) is None:
             self.chat.keep(self.problem, INCUMBENT, self.incumbent.model_dump(mode="json"))
         idle, number = 0, 1
+        failure: Unavailable | None = None  # of the last question
         while number <= self.limits.rounds and idle < self.limits.patience:
             before, taken_up = len(self.attempts), bool(self._answers)
             try:
                 self._round(number)
-                number += 1
+                number, failure = number + 1, None
             except Unavailable as error:
+                failure = error
                 self._say(str(error))
                 if error.for_good:
                     self.unavailable = error
@@ -183,7 +184,7 @@ class Session:
                 idle = 0  # an earlier start ended here, by patience; this one has as much
         if idle >= self.limits.patience:
             self._say(f"ends after {idle} questions without a new kernel; the same command asks as many again")
-            self.unavailable = self.chat.failure
+            self.unavailable = failure
         self._learn()
         return self.attempts
 
@@ -195,15 +196,20 @@ class Session:
     def _round(self, number: int) -> None:
         """One question with its corrections. Raises Unavailable."""
         bases, wanted = self._bases(), self.limits.kernels
+        speeds = {label: self._speed(attempt) for label, attempt in self._contrast().items()}
+        self._best = max([1.0, *speeds.values()])
 
         def question() -> Messages:
-            return Message("system", kernel_prompt.system()), Message("user", self._question(bases))
+            messages = Message("system", kernel_prompt.system()), Message("user", self._question(bases))
+            self._keep_bases(messages, bases, speeds)
+            return messages
 
         def read(reply: Reply) -> Reading:
             nonlocal wanted
             drafts, faults = kernel_answers.drafts(reply, bases, wanted)
+            rewards = [self.limits.weights.failed] * len(faults)
             earlier = len(self.attempts)
-            refused = self._try(drafts, number)
+            refused, copied = self._try(drafts, number)
             faults += refused
             wanted -= len(drafts) - len(refused)
             again = bool(faults) and wanted > 0
@@ -211,11 +217,11 @@ class Session:
                 for fault in dict.fromkeys(faults):
                     self._say(fault)
             correction = kernel_prompt.correction(faults, wanted) if again else ""
-            return self._reading(self.attempts[earlier:], faults, correction)
+            return self._reading(self.attempts[earlier:], [*rewards, *copied], faults, correction)
 
         Conversation(
             self.chat, self.problem, kernel_answers.schema(), self._say,
-            stage="hgemm", stored=self._answers, ask_again=self._ask_again,
+            stored=self._answers, ask_again=self._ask_again,
         ).hold(question, read)  # fmt: skip
 
     def _ask_again(self, error: Unavailable) -> bool:
@@ -225,31 +231,51 @@ class Session:
         self._say(str(error))
         return True
 
-    def _reading(self, attempts: Sequence[Attempt], faults: Sequence[str], correction: str) -> Reading:
-        """The outcome of an answer. Its reward is the mean over its kernels, or that of a failure without any."""
-        rewards = [attempt.reward for attempt in attempts] or [self.limits.weights.failed]
+    def _keep_bases(self, messages: Messages, bases: dict[str, Base], speeds: dict[str, float]) -> None:
+        """Keeps the kernels of a question beside it, from which ``rewarding`` scores other answers to it."""
+        digest = Request(messages, kernel_answers.schema()).digest
+        for base in bases.values():
+            catalog.keep_text(base.text, places.user_data() / "sources", device_text.digest(base.text))
+        content = {
+            label: {"text": device_text.digest(base.text), "launch": base.launch, "speed": speeds.get(label, 1.0)}
+            for label, base in bases.items()
+        }
+        if self.chat.history.state(self.problem, f"{BASES}{digest}") is None:
+            self.chat.keep(self.problem, f"{BASES}{digest}", content)
+
+    def _reading(
+        self, attempts: Sequence[Attempt], others: Sequence[float], faults: Sequence[str], correction: str
+    ) -> Reading:
+        """The outcome of an answer. Its reward is the mean over its kernels, copies and what is no kernel (``others``)
+        included."""
+        rewards = [*(attempt.reward for attempt in attempts), *others] or [self.limits.weights.failed]
         fields = [attempt.trial.record for attempt in attempts]
-        return Reading(fields, sum(rewards) / len(rewards), "; ".join(faults), correction)
+        right = bool(attempts) and not others and all(attempt.trial.measured for attempt in attempts)
+        return Reading(fields, sum(rewards) / len(rewards), "; ".join(faults), correction, right)
+
+    def _speed(self, attempt: Attempt) -> float:
+        """How many times as fast as the incumbent a measured kernel is."""
+        return reward.over_incumbent(attempt.trial, self.limits.weights)
 
     def _say(self, text: str) -> None:
         self.say(f"writer: {text}")
 
-    def _try(self, drafts: Sequence[Draft], number: int) -> list[str]:
-        """Attempts the drafts. Returns the faults of those that are no new kernel."""
-        faults = []
+    def _try(self, drafts: Sequence[Draft], number: int) -> tuple[list[str], list[float]]:
+        """Judges the drafts. Returns the faults of those that are no new kernel, and the rewards of copies."""
+        faults, copied = [], []
         for draft in drafts:
-            texts = {(attempt.draft.text, str(attempt.draft.launch)) for attempt in self.attempts}
-            if (draft.text, str(draft.launch)) in texts | {(self.base.text, str(self.base.launch))}:
-                faults.append("a kernel was tried before: the same text with the same launch")
+            attempt = self._judge.judge(draft, self._best)
+            if isinstance(attempt, Copy):
+                faults.append("a kernel was tried before: its machine code and launch are those of an earlier one")
+                copied.append(attempt.reward)
                 continue
-            attempt = self.attempt(draft)
             self.attempts.append(attempt)
             if self._ended_trials.pop(_key(attempt.trial), None) is None:
                 self._keep(attempt)
                 self.say(f"round {number}: {_line(attempt)}")
             if attempt.record is None:
                 faults.append(f"a kernel is illegal: {attempt.trial.reason}")
-        return faults
+        return faults, copied
 
     def _keep(self, attempt: Attempt) -> None:
         """Stores what a restart needs of an attempt. The trial comes last, because a text that has one is not tried
@@ -259,38 +285,10 @@ class Session:
             self.chat.keep(self.problem, _key(attempt.trial), details)
         self.store([attempt.trial])
 
-    def attempt(self, draft: Draft) -> Attempt:
-        """The attempt of a draft. Nothing of its text runs on this machine's processor."""
-        if refusals := device_text.refusals(draft.text):
-            return self._illegal(draft, "; ".join(refusals))
-        origin = Origin(source="written by a language model", structure="modelled", changed=("text",))
-        try:
-            record = kernel.of_text(self.problem, draft.text, origin, draft.launch)
-        except IllegalRecord as error:
-            return self._illegal(draft, str(error))
-        catalog.keep_text(draft.text, places.user_data() / "sources", device_text.digest(draft.text))
-        if (trial := self._ended_trials.get(_key(self._trial(record, "measured", Proof("measured"))))) is not None:
-            return self._of_stored(draft, trial, record)
-        proven = proof.prove(record, self.limits.bounds)
-        if not proven.right:
-            return self._ended(draft, self._trial(record, proven.outcome, proven), proven, record)
-        (trial,) = self.executor.submit(Job(self.problem, (record,), "short")).result()
-        largest = max(trial.max_diff, proven.max_error)
-        return self._ended(draft, trial.model_copy(update={"max_diff": largest}), proven, record)
-
-    def _trial(self, record: Record, outcome: Outcome, proven: Proof) -> Trial:
-        digest = proven.artifact.digest if proven.artifact else ""
-        return trial_of(self.executor, self.problem, record, "short", outcome, reason=proven.reason, digest=digest)
-
-    def _illegal(self, draft: Draft, reason: str) -> Attempt:
-        digest = device_text.digest(draft.text)  # tells illegal texts with one launch apart
-        fields = self.problem.model_dump(mode="json") | draft.launch | {"text": digest}
-        trial = refusal_trial(self.executor, self.problem, fields, reason)
-        return self._ended(draft, trial, Proof("illegal", reason, reason), None)
-
-    def _ended(self, draft: Draft, trial: Trial, proven: Proof, record: Record | None) -> Attempt:
-        trial = trial.model_copy(update={"proposer": PROPOSER, "run": self.run_name})
-        return Attempt(draft, trial, proven, record, reward.of_trials([trial], self.limits.weights))
+    def _known(self, draft: Draft, record: Record) -> Attempt | None:
+        """The attempt of an earlier start that ended with a trial."""
+        trial = self._ended_trials.get(_key(self._judge.trial(record, "measured", Proof("measured"))))
+        return None if trial is None else self._of_stored(draft, trial, record)
 
     # The question.
 
@@ -300,10 +298,16 @@ class Session:
         return {"incumbent": self.base} | named
 
     def _contrast(self) -> dict[str, Attempt]:
-        ranked = self.ranked
-        best, rest = ranked[:BEST], ranked[BEST:]
-        labelled = {f"best{number}": attempt for number, attempt in enumerate(best, 1)}
-        return labelled | {f"slow{number}": attempt for number, attempt in enumerate(rest[-WORST:], 1)}
+        """The fastest kernel and those that the paper's rule draws, by label: best are as fast as the incumbent."""
+        first, rest = self.ranked[:1], self.ranked[1:]
+        places = exemplars.drawn([self._speed(item) for item in rest], DRAWN, f"{self.run_name} {len(self.attempts)}")
+        labelled: dict[str, Attempt] = {}
+        counts: Counter[str] = Counter()
+        for attempt in [*first, *(rest[place] for place in places)]:
+            kind = "best" if attempt is first[0] or self._speed(attempt) >= 1 else "slow"
+            counts[kind] += 1
+            labelled[f"{kind}{counts[kind]}"] = attempt
+        return labelled
 
     def _question(self, bases: dict[str, Base]) -> str:
         variants = sorted(self._variants(), key=lambda pair: pair[0])
@@ -361,7 +365,8 @@ class Session:
 
     def _failed(self, attempt: Attempt, bases: dict[str, Base]) -> kernel_prompt.Failed:
         base = attempt.draft.base if attempt.draft.base in bases else "incumbent"
-        diff = kernel_prompt.difference(bases[base].text, attempt.draft.text)
+        # What is refused unread, attacks among it, is not shown: prompts become training data.
+        diff = kernel_prompt.difference(bases[base].text, attempt.draft.text) if attempt.record else ""
         report = attempt.report[: kernel_prompt.LONGEST_REPORT]
         return kernel_prompt.Failed(attempt.trial.outcome, attempt.trial.reason, attempt.draft.why, report, base, diff)
 

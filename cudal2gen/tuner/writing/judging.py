@@ -1,0 +1,166 @@
+"""Judges drafts of kernels: each is compiled, proven, timed and rewarded, and copies are known by their machine code.
+
+Nothing of a text runs on this machine's processor; ``proof`` has the stages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cudal2gen import kernel, places
+from cudal2gen.generation import catalog, compiler
+from cudal2gen.generation.compiler import Artifact
+from cudal2gen.kernel import Fields, IllegalRecord, Origin, Problem, Record, device_text
+from cudal2gen.results import Outcome, Trial
+from cudal2gen.tuner import reward
+from cudal2gen.tuner.environment import refusal_trial, trial_of
+from cudal2gen.tuner.executor import Executor, Job
+from cudal2gen.tuner.reward import RewardWeights
+from cudal2gen.tuner.writing import proof
+from cudal2gen.tuner.writing.kernel_answers import Draft
+from cudal2gen.tuner.writing.proof import Bounds, Proof
+from kernelproof.sass.elf import sections
+
+PROPOSER = "writer"
+ORIGIN = Origin(source="written by a language model", structure="modelled", changed=("text",))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A draft and how it ended. ``record``: None for an illegal draft. ``reward``: see ``reward.written``."""
+
+    draft: Draft
+    trial: Trial
+    proof: Proof
+    record: Record | None
+    reward: float
+
+    @property
+    def report(self) -> str:
+        return self.proof.report or self.trial.reason
+
+
+class Examined(NamedTuple):
+    """What a compiler and the checks say of a kernel. ``code``: its ``machine_code``, "" if it does not compile;
+    ``proof``: None for a copy of a known kernel."""
+
+    code: str
+    proof: Proof | None
+
+
+def examine(record: Record, launch: Fields, bounds: Bounds, known: frozenset[str]) -> Examined:
+    """Compiles a kernel and proves it, unless its machine code is ``known``. All of its cost is in here, so that it can
+    run in another process."""
+    (built,) = compiler.attempt([record])
+    code = machine_code(built, launch) if isinstance(built, Artifact) else ""
+    return Examined(code, None if code in known else proof.prove(record, bounds))
+
+
+class Copy(NamedTuple):
+    """A draft whose machine code and launch are those of an earlier kernel. ``reward``: what that one earns now."""
+
+    draft: Draft
+    reward: float
+
+
+@dataclass
+class Judge:
+    """Judges drafts for one problem. ``executor`` times kernels that are proven right.
+
+    ``known``: trials by machine code and launch; None for the incumbent's. ``stored`` may give the attempt of an
+    earlier start in place of a new one. ``examine`` is that of this module, perhaps elsewhere.
+    """
+
+    problem: Problem
+    executor: Executor
+    bounds: Bounds
+    weights: RewardWeights
+    run_name: str = PROPOSER
+    stored: Callable[[Draft, Record], Attempt | None] = lambda _draft, _record: None
+    known: dict[str, Trial | None] = field(default_factory=dict)
+    examine: Callable[[Record, Fields, Bounds, frozenset[str]], Examined] = examine
+
+    def shown(self, draft: Draft, trial: Trial | None) -> None:
+        """Makes a kernel known, so that a copy of it is one. None: it is the incumbent."""
+        try:
+            (built,) = compiler.attempt([self._record(draft)])
+        except IllegalRecord:  # the incumbent's convention may not be one of texts
+            return
+        if isinstance(built, Artifact):
+            self.known[machine_code(built, draft.launch)] = trial
+
+    def judge(self, draft: Draft, best: float = 1.0) -> Attempt | Copy:
+        """What becomes of a draft. ``best``: how many times as fast as the incumbent the fastest shown kernel is."""
+        if refusals := device_text.refusals(draft.text):
+            return self._illegal(draft, "; ".join(refusals))
+        try:
+            record = self._record(draft)
+        except IllegalRecord as error:
+            return self._illegal(draft, str(error))
+        if (earlier := self.stored(draft, record)) is not None:
+            self._remember(record, draft, earlier.trial)
+            return earlier
+        code, proven = self.examine(record, draft.launch, self.bounds, frozenset(self.known))
+        if proven is None:
+            return Copy(draft, self.reward_of(self.known[code], best))
+        attempt = self._timed(draft, record, proven, best)
+        if code:
+            self.known[code] = attempt.trial
+        return attempt
+
+    def reward_of(self, trial: Trial | None, best: float) -> float:
+        """The reward of a kernel that ended in a trial; None is the incumbent."""
+        if trial is None:
+            return self.weights.failed + reward.RIGHT + 1.0 / best
+        return reward.written(trial, self.weights, best)
+
+    def trial(self, record: Record, outcome: Outcome, proven: Proof) -> Trial:
+        """The trial of a record that a proof ended."""
+        digest = proven.artifact.digest if proven.artifact else ""
+        trial = trial_of(self.executor, self.problem, record, "short", outcome, reason=proven.reason, digest=digest)
+        return self._named(trial)
+
+    def _record(self, draft: Draft) -> Record:
+        record = kernel.of_text(self.problem, draft.text, ORIGIN, draft.launch)
+        catalog.keep_text(draft.text, places.user_data() / "sources", device_text.digest(draft.text))
+        return record
+
+    def _remember(self, record: Record, draft: Draft, trial: Trial) -> None:
+        if trial.outcome != "compile error":
+            (built,) = compiler.attempt([record])
+            if isinstance(built, Artifact):
+                self.known.setdefault(machine_code(built, draft.launch), trial)
+
+    def _timed(self, draft: Draft, record: Record, proven: Proof, best: float) -> Attempt:
+        if not proven.right:
+            return self._ended(draft, self.trial(record, proven.outcome, proven), proven, record, best)
+        (trial,) = self.executor.submit(Job(self.problem, (record,), "short")).result()
+        largest = max(trial.max_diff, proven.max_error)
+        trial = self._named(trial.model_copy(update={"max_diff": largest}))
+        return self._ended(draft, trial, proven, record, best)
+
+    def _illegal(self, draft: Draft, reason: str) -> Attempt:
+        digest = device_text.digest(draft.text)  # tells illegal texts with one launch apart
+        fields = self.problem.model_dump(mode="json") | draft.launch | {"text": digest}
+        trial = self._named(refusal_trial(self.executor, self.problem, fields, reason))
+        return self._ended(draft, trial, Proof("illegal", reason, reason), None, 1.0)
+
+    def _named(self, trial: Trial) -> Trial:
+        return trial.model_copy(update={"proposer": PROPOSER, "run": self.run_name})
+
+    def _ended(self, draft: Draft, trial: Trial, proven: Proof, record: Record | None, best: float) -> Attempt:
+        return Attempt(draft, trial, proven, record, self.reward_of(trial, best))
+
+
+def machine_code(built: Artifact, launch: Fields) -> str:
+    """A hash of a kernel's machine code and launch. What the compiler drops, such as dead variables, is not in it."""
+    code = hashlib.sha256(json.dumps(launch, sort_keys=True).encode())
+    file = built.cubin.read_bytes()
+    for section in sections(file):
+        if section.name.startswith(".text."):
+            code.update(file[section.offset : section.offset + section.size])
+    return code.hexdigest()[:32]

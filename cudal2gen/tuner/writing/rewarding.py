@@ -1,0 +1,84 @@
+"""A reward function of TRL for answers with written kernels: each is compiled, proven, timed, and rewarded by its speed
+over that of the fastest kernel that its question showed (``reward.written``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from cudal2gen import kernel
+from cudal2gen.kernel import Fields, Problem
+from cudal2gen.tuner.executor import Executor, InProcess
+from cudal2gen.tuner.language_model import completions as answers
+from cudal2gen.tuner.language_model.transcript import Reply
+from cudal2gen.tuner.reward import RewardWeights
+from cudal2gen.tuner.writing import kernel_answers
+from cudal2gen.tuner.writing.judging import ORIGIN, Judge
+from cudal2gen.tuner.writing.kernel_answers import Base, Draft
+from cudal2gen.tuner.writing.modelled import ModelledTimes, Profiler
+from cudal2gen.tuner.writing.proof import Bounds
+
+INCUMBENT_LABEL = "incumbent"
+
+
+def modelled(problem: Problem, incumbent: Draft) -> Executor:
+    """Times by the timing model from machine code; nothing is measured."""
+    record = kernel.of_text(problem, incumbent.text, ORIGIN, incumbent.launch)
+    return InProcess(ModelledTimes(lambda _: record, Profiler()))
+
+
+class KernelScorer:
+    """Rewards answers to questions of ``writing``, whose rows of ``grpo.jsonl`` have ``kernels`` and ``product``.
+
+    ``executor``: makes one for a problem and its incumbent (``Draft``). The reward of an answer is the mean over its
+    kernels; an idea that is no kernel earns what a failure does, and a copy what its original earns. It is None, which
+    GRPOTrainer ignores, for rows without kernels. ``most``: kernels of an answer that count.
+    """
+
+    __name__ = "cudal2gen_written"  # GRPOTrainer names its metrics by it
+
+    def __init__(
+        self, executor: Callable[[Problem, Draft], Executor] = modelled, bounds: Bounds | None = None,
+        weights: RewardWeights | None = None, most: int = 3,
+    ) -> None:  # fmt: skip
+        self._executor, self._bounds, self._most = executor, bounds or Bounds(), most
+        self._weights = weights or RewardWeights()
+        self._rewards: dict[tuple[str, str], float] = {}  # by the question's kernels and the answer
+        self._judges: dict[str, tuple[Judge, dict[str, Base], float]] = {}
+
+    def __call__(
+        self, prompts: Sequence[object], completions: Sequence[Sequence[Mapping[str, str]]],
+        kernels: Sequence[str] = (), product: Sequence[str] = (), **_: object,
+    ) -> list[float | None]:  # fmt: skip
+        rows = zip(kernels or [""] * len(prompts), product or [""] * len(prompts), completions, strict=True)
+        return [
+            self._reward(shown, problem, answer[-1]["content"]) if shown else None for shown, problem, answer in rows
+        ]
+
+    def _reward(self, shown: str, problem: str, answer: str) -> float:
+        key = (f"{problem}\n{shown}", answer)
+        if key not in self._rewards:
+            self._rewards[key] = self._judged(shown, problem, answer)
+        return self._rewards[key]
+
+    def _judged(self, shown: str, problem: str, answer: str) -> float:
+        judge, bases, best = self._judge(shown, problem)
+        reasoning, text = answers.split_reasoning(answer)
+        drafts, faults = kernel_answers.drafts(Reply(text=text, reasoning=reasoning), bases, self._most)
+        rewards = [self._weights.failed] * len(faults)
+        rewards += [judge.judge(draft, best).reward for draft in drafts]
+        return sum(rewards) / len(rewards)
+
+    def _judge(self, shown: str, problem: str) -> tuple[Judge, dict[str, Base], float]:
+        """The judge of a question, which knows the kernels that it shows, and the speed of the fastest of these."""
+        key = f"{problem}\n{shown}"
+        if key not in self._judges:
+            kernels: dict[str, Fields] = json.loads(shown)
+            bases = {label: Base(str(item["text"]), dict(item["launch"])) for label, item in kernels.items()}
+            own = Problem.model_validate_json(problem)
+            incumbent = Draft(INCUMBENT_LABEL, "", *bases[INCUMBENT_LABEL])
+            judge = Judge(own, self._executor(own, incumbent), self._bounds, self._weights)
+            judge.shown(incumbent, None)
+            best = max(float(item["speed"]) for item in kernels.values())
+            self._judges[key] = judge, bases, best
+        return self._judges[key]
