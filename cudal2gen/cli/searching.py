@@ -35,7 +35,8 @@ ModelServer = Annotated[
     typer.Option(
         "--llm",
         metavar="NAME@URL",
-        help="Language model: its name at a chat-completions server, whose URL ends in /v1.",
+        help="Language model: its name at a chat-completions server, whose URL ends in /v1. write takes several, "
+        "separated by commas.",
     ),
 ]
 RECORDINGS = "github.com/AlnisM/autoheuristic-datasets, unpacked"
@@ -184,7 +185,9 @@ class LanguageModel:
         from cudal2gen.tuner.language_model import chat
 
         settings = self.trials.settings.llm
-        return chat.connect(self._endpoint, self.trials.transcript, settings.replay, settings.token_budget, run)
+        return chat.connect(
+            self._endpoint, self.trials.transcript, settings.replay, settings.token_budget, run, settings.problem_tokens
+        )
 
     @property
     def _endpoint(self) -> Endpoint:

@@ -70,6 +70,7 @@ class LlmSettings(_Table):
     extra_body: dict[str, Any] = Field(default={}, description="Further fields of each request.")
     stream: bool = Field(default=True, description="Ask for a stream, which no proxy cuts for silence.")
     token_budget: int | None = Field(default=None, ge=1, description="Tokens in and out of a run, over all its starts.")
+    problem_tokens: int | None = Field(default=None, ge=1, description="Tokens in and out of a problem in a run.")
     price_in: float = Field(default=0.0, ge=0, description="Price of a million tokens in.")
     price_out: float = Field(default=0.0, ge=0, description="Price of a million tokens out.")
     transcript: Path | None = Field(default=None, description="File of all exchanges; by default beside the trials.")
@@ -80,6 +81,8 @@ class WritingSettings(_Table):
     """``[write]``: limits of kernels that a language model writes."""
 
     kernels: int = Field(default=3, ge=1, le=16, description="Kernels of an answer.")
+    trajectories: int = Field(default=1, ge=1, description="Sessions of each problem, which draw differently.")
+    at_once: int = Field(default=64, ge=1, description="Sessions at a time, of all problems.")
     check_seconds: float = Field(default=120.0, ge=1, description="Seconds for each check of a written kernel.")
 
 

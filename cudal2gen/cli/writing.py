@@ -20,7 +20,7 @@ from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, ModelServer, Trials
 from cudal2gen.cli.selection import FILTERS, OF_GPU, SIZE, Selection
 from cudal2gen.generation import catalog
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import Problem, Record
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import refuse
 from kernelproof.ground.errors import Failure
@@ -29,17 +29,17 @@ from kernelproof.ground.files import write
 if TYPE_CHECKING:
     from cudal2gen.tuner.campaign import Incumbents
     from cudal2gen.tuner.executor import Executor
+    from cudal2gen.tuner.language_model.chat import Chat
+    from cudal2gen.tuner.writing.crew import Examine
     from cudal2gen.tuner.writing.modelled import Profiler
     from cudal2gen.tuner.writing.session import Session
 
-PlainProblem = Annotated[
-    Selection, Offer(only=("mnk", *FILTERS), single=("mnk",), indexed=("gpu",), helps=SIZE | {"gpu": OF_GPU})
-]
+PlainProblems = Annotated[Selection, Offer(only=("mnk", *FILTERS), indexed=("gpu",), helps=SIZE | {"gpu": OF_GPU})]
 
 
 @verb(app, "write")
 def write_kernels(
-    selection: PlainProblem,
+    selection: PlainProblems,
     trials: Annotated[Trials, Offer(only=("chosen", "file", "settings_file"))],
     llm: ModelServer = "",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Questions, those of earlier starts included.")] = 4,
@@ -52,49 +52,85 @@ def write_kernels(
         bool, typer.Option("--put-modelled", help="Put a kernel into the catalog although its time is modelled.")
     ] = False,
 ) -> None:
-    """Have a language model write kernels for a problem.
+    """Have a language model write kernels for a problem, or for several at a time.
 
     Each kernel is compiled, proven in the emulator and timed. With --environment model times are modelled from machine
     code, so no GPU is needed. The same command continues where it ended: stored answers are not
     asked for again, and stored trials are not repeated.
     """
-    from cudal2gen import results
-    from cudal2gen.tuner import campaign, memory
+    from cudal2gen.tuner import campaign
     from cudal2gen.tuner.language_model.transcript import Unasked
-    from cudal2gen.tuner.writing import session
+    from cudal2gen.tuner.writing import crew, page
+
+    trials = replace(trials, device=selection.device)
+    store, incumbents = _store(trials), campaign.Incumbents(catalog.load())
+    problems = selection.problems()
+    for problem in problems:
+        if incumbents(problem) is None:
+            refuse(f"{problem.title}: the catalog has no record to start from")
+    language_models = [LanguageModel(server, trials) for server in llm.split(",")]
+    chats = _chats(language_models, trials, seed)
+    with crew.provers(None if len(problems) * len(chats) > 1 else 1) as examine:
+        sessions = _sessions(problems, chats, trials, incumbents, seed, rounds, examine)
+        show = partial(page.write, store.with_name(f"{store.stem}-progress.html"), trials.transcript, store)
+        try:
+            crew.run(sessions, trials.settings.write.at_once, show)
+            for written in sessions:
+                _conclude(written, store, dry_run=dry_run, put_modelled=put_modelled)
+        except SystemExit:
+            print(language_models[0].interrupted(chats[0].usage, store), file=sys.stderr)
+            raise
+        finally:
+            sessions[0].executor.close()
+    for chat in chats:
+        print(language_models[0].cost(chat.usage))
+    print(f"trials in {store}; how it went in {store.stem}-progress.html beside them")
+    for written in sessions:
+        if written.unavailable is not None and not isinstance(written.unavailable, Unasked):
+            raise written.unavailable.final
+    if not any(written.attempts for written in sessions):
+        raise Failure("no answer had a kernel: the transcript has them, with what was wrong")
+
+
+def _chats(language_models: Sequence[LanguageModel], trials: Trials, seed: int) -> list[Chat]:
+    """A chat for each trajectory, whose run has a name of its own. Several models take turns, each at least once."""
+    name = f"{trials.environment} writer seed {seed}"
+    count = max(trials.settings.write.trajectories, len(language_models))
+    return [
+        language_models[place % len(language_models)].chat(f"{name} trajectory {place}" if place else name)
+        for place in range(count)
+    ]
+
+
+def _sessions(
+    problems: Sequence[Problem], chats: Sequence[Chat], trials: Trials, incumbents: Incumbents, seed: int, rounds: int,
+    examine: Examine,
+) -> list[Session]:  # fmt: skip
+    """The sessions of all problems and trajectories, with what earlier starts stored."""
+    from cudal2gen import results
+    from cudal2gen.tuner import memory
+    from cudal2gen.tuner.writing import crew, session
     from cudal2gen.tuner.writing.modelled import Profiler
     from cudal2gen.tuner.writing.proof import Bounds
 
-    trials = replace(trials, device=selection.device)
-    problem, records, settings = selection.problem(), catalog.load(), trials.settings
-    profiler, incumbents, store = Profiler(), campaign.Incumbents(records), _store(trials)
-    if (incumbent := incumbents(problem)) is None:
-        refuse(f"{problem.title}: the catalog has no record to start from")
-    language_model = LanguageModel(llm, trials)
-    run_name = f"{trials.environment} writer seed {seed}"
-    chat = language_model.chat(run_name)
-    executor = _executor(trials, records, seed, profiler, incumbents)
+    settings, store, profiler = trials.settings, _store(trials), Profiler()
+    executor = crew.InTurns(_executor(trials, catalog.load(), seed, profiler, incumbents))
     bounds = Bounds(settings.write.check_seconds, seed=zlib.crc32(f"written {seed}".encode()))
     limits = session.SessionLimits(rounds, settings.write.kernels, bounds=bounds, weights=settings.reward.weights)
-    written = session.Session(
-        problem, incumbent, chat, executor, memory.load(memory.lessons_path(trials.store)), limits,
-        partial(results.append, path=store), run_name, profiler=profiler, metrics=_metrics(trials),
-    )  # fmt: skip
-    try:
-        written.restore(results.trials(store) if store.is_file() else [])
-        written.run()
-        _conclude(written, store, dry_run=dry_run, put_modelled=put_modelled)
-    except SystemExit:
-        print(language_model.interrupted(chat.usage, store), file=sys.stderr)
-        raise
-    finally:
-        executor.close()
-    print(language_model.cost(chat.usage))
-    print(f"trials in {store}")
-    if written.unavailable is not None and not isinstance(written.unavailable, Unasked):
-        raise written.unavailable.final
-    if not written.attempts:
-        raise Failure("no answer had a kernel: the transcript has them, with what was wrong")
+    stored = results.trials(store) if store.is_file() else []
+    sessions = []
+    for problem in problems:
+        for chat in chats:
+            incumbent = incumbents(problem)
+            assert incumbent is not None
+            written = session.Session(
+                problem, incumbent, chat, executor, memory.load(memory.lessons_path(trials.store)), limits,
+                partial(results.append, path=store), chat.run, profiler=profiler, metrics=_metrics(trials),
+                examine=examine,
+            )  # fmt: skip
+            written.restore(stored)
+            sessions.append(written)
+    return sessions
 
 
 def _store(trials: Trials) -> Path:

@@ -162,14 +162,19 @@ def _reason(error: Exception) -> str:
 
 
 def _run(parent: int, serve: Callable[..., None], pipe: Connection, *arguments: object) -> None:
+    serve_only(parent)
+    with suppress(EOFError):
+        serve(pipe, *arguments)
+
+
+def serve_only(parent: int) -> None:
+    """Makes this process one that serves its parent, and ends with the parent's thread that started it."""
     _die_with(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; only the parent handles it
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_VICTIM)
-    with suppress(EOFError):
-        serve(pipe, *arguments)
 
 
 def _die_with(parent: int) -> None:

@@ -1,0 +1,127 @@
+"""The progress of written kernels as one HTML file that needs no other: best times over tokens and time, families of
+ideas, failures by kind."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from cudal2gen import results
+from cudal2gen.kernel import Fields, Problem
+from cudal2gen.results import INCUMBENT, Trial
+from cudal2gen.tuner import curve
+from cudal2gen.tuner.curve import Curve
+from cudal2gen.tuner.language_model import answer_text, transcript
+from cudal2gen.tuner.language_model.transcript import Exchange, Outcome
+from kernelproof.ground import files
+from kernelproof.ground.pages import STYLE
+
+# Families by words of the ideas; the first that fits counts.
+FAMILIES: Mapping[str, str] = {
+    "copies ahead": r"prefetch|cp\.async|async|pipelin|stage|double.?buffer|tma",
+    "shared memory": r"shared|swizzl|bank|ldmatrix",
+    "tiles and warps": r"tile|warp|block size|cta|occupan",
+    "wider accesses": r"vector|128.?bit|16.?byte|coalesc|float4|uint4",
+    "loops": r"unroll|loop|branch|predicat",
+    "registers": r"register|spill|reuse",
+    "split k": r"split|stream.?k|reduc",
+}
+MOST_CURVES = 12  # problems in a picture
+
+
+class Step(NamedTuple):
+    """The state after an answer: tokens and seconds of all answers so far, and the problem's best speed over the
+    incumbent."""
+
+    tokens: int
+    seconds: float
+    best: float
+
+
+def write(path: Path, exchanges: Path, store: Path) -> None:
+    """Writes the page of a transcript and its trials; nothing without a transcript. Raises Failure."""
+    if exchanges.is_file():
+        trials = results.trials(store) if store.is_file() else []
+        files.write(path, page(list(transcript.read(exchanges)), trials))
+
+
+def steps(lines: Iterable[transcript.Line], trials: Iterable[Trial]) -> dict[str, list[Step]]:
+    """For each problem its state after each of its answers, in their order."""
+    speeds = {_key(trial.record): speed for trial in trials if (speed := _speed(trial)) is not None}
+    tokens, seconds, best = 0, 0.0, defaultdict[str, float](lambda: 1.0)
+    progress: dict[str, list[Step]] = {}
+    for line in lines:
+        if isinstance(line, Exchange):
+            tokens, seconds = tokens + line.tokens_in + line.tokens_out, seconds + line.seconds
+        elif isinstance(line, Outcome):
+            title = Problem.model_validate(line.problem).title
+            best[title] = max([best[title], *(speeds.get(_key(fields), 0.0) for fields in line.proposals)])
+            progress.setdefault(title, []).append(Step(max(1, tokens), max(1.0, seconds), best[title]))
+    return progress
+
+
+def families(lines: Iterable[transcript.Line]) -> Counter[str]:
+    """How many ideas of the answers are of each family."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        if isinstance(line, Exchange) and not line.error:
+            for idea in answer_text.last_list(answer_text.text_of(line), "kernels") or ():
+                why = str(idea.get("why", "")) if isinstance(idea, dict) else ""
+                named = (name for name, words in FAMILIES.items() if re.search(words, why, re.I))
+                counts[next(named, "other")] += 1
+    return counts
+
+
+def page(lines: list[transcript.Line], trials: list[Trial]) -> str:
+    """The page as HTML. All text that a model wrote is escaped."""
+    progress = steps(lines, trials)
+    ends = Counter(trial.outcome for trial in trials if trial.run in {line.run for line in lines})
+    best = sorted(progress.items(), key=lambda item: -item[1][-1].best)
+    rows = [(title, f"{own[-1].best:.3f}", str(len(own)), f"{own[-1].tokens:,}") for title, own in best]
+    parts = [
+        _table("Best kernel of each problem", ("problem", "times as fast as the incumbent", "answers", "tokens"), rows),
+        *_pictures(dict(best[:MOST_CURVES])),
+        _table("Families of ideas", ("family", "ideas"), [(name, str(n)) for name, n in families(lines).most_common()]),
+        _table("How kernels ended", ("outcome", "kernels"), [(name, str(n)) for name, n in ends.most_common()]),
+    ]
+    title = "Written kernels"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{STYLE.read_text()}</style></head>\n<body><main><h1>{title}</h1>\n{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _pictures(progress: Mapping[str, list[Step]]) -> Iterator[str]:
+    for label, place in (("tokens", 0), ("seconds of answers", 1)):
+        curves = [
+            Curve(
+                title.rsplit(" ", 1)[-1], [(own[place], own.best) for own in steps]
+            )  # the size, for which there is room
+            for title, steps in progress.items()
+        ]
+        if curves:
+            picture = curve.svg(f"Best over {label}", label, "times as fast as the incumbent", curves, logarithmic=True)
+            yield f"<h2>Best over {label}</h2>\n{picture}"
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in others)}</tr>'
+        for first, *others in rows
+    )
+    return f"<h2>{escape(title)}</h2>\n<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>\n"
+
+
+def _speed(trial: Trial) -> float | None:
+    ratio = trial.faster_than(INCUMBENT) if trial.measured else None
+    return ratio.value if ratio else None
+
+
+def _key(fields: Fields) -> str:
+    return json.dumps({name: value for name, value in fields.items() if name != "origin"}, sort_keys=True)

@@ -1,0 +1,87 @@
+"""How busy a GPU is while a language model writes kernels, by the number of sessions at a time, under a virtual clock.
+
+    python scripts/writing_time.py > table.md
+
+A session asks, and the answer takes 60 s in the mean; its kernels are proven on the machine's cores, those that are
+right are timed on the one GPU, first come first served; then it asks again, as ``writing.crew`` does. Nothing is
+measured: times are drawn, log-normal with a deviation of 0.5, and the seconds of a proof and of a timing are guesses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import random
+from collections import deque
+from typing import NamedTuple
+
+from kernelproof.ground.pages import grid
+
+ANSWER_S, PROOF_S, TIMING_S, DEVIATION = 60.0, 6.0, 1.5, 0.5
+KERNELS, RIGHT, ROUNDS = 3, 0.6, 20  # of an answer; share of them that is right; answers of a session
+
+
+class Day(NamedTuple):
+    """A simulated run: its hours, and the share of its time for which the GPU was busy."""
+
+    hours: float
+    busy: float
+
+
+def simulate(problems: int, at_once: int, cores: int, seed: int = 0) -> Day:
+    """A run of one session for each problem."""
+    generator = random.Random(seed)
+
+    def drawn(mean: float) -> float:
+        return mean * generator.lognormvariate(-(DEVIATION**2) / 2, DEVIATION)
+
+    events: list[tuple[float, int, str]] = []  # when, whose, and what ends
+    kernels, rounds = [KERNELS] * problems, [ROUNDS] * problems
+    to_prove, to_time = deque[int](), deque[int]()
+    proving, timing, gpu_busy, now = 0, False, 0.0, 0.0
+    begun = min(at_once, problems)
+    for session in range(begun):
+        heapq.heappush(events, (drawn(ANSWER_S), session, "answer"))
+    while events:
+        now, session, ended = heapq.heappop(events)
+        if ended == "answer":
+            to_prove.append(session)
+        elif ended == "proof":
+            proving -= 1
+            (to_time if generator.random() < RIGHT else to_prove).append(session)
+        else:
+            timing = False
+            to_prove.append(session)
+        if ended != "answer" and to_prove and to_prove[-1] == session:  # the kernel has ended
+            kernels[session] -= 1
+            if not kernels[session]:
+                to_prove.pop()
+                kernels[session], rounds[session] = KERNELS, rounds[session] - 1
+                if not rounds[session] and begun < problems:
+                    session, begun = begun, begun + 1
+                if rounds[session]:
+                    heapq.heappush(events, (now + drawn(ANSWER_S), session, "answer"))
+        while to_prove and proving < cores:
+            proving += 1
+            heapq.heappush(events, (now + drawn(PROOF_S), to_prove.popleft(), "proof"))
+        if to_time and not timing:
+            timing, seconds = True, drawn(TIMING_S)
+            gpu_busy += seconds
+            heapq.heappush(events, (now + seconds, to_time.popleft(), "timing"))
+    return Day(now / 3600, gpu_busy / now)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--cores", type=int, default=16)
+    options = parser.parse_args()
+    rows = []
+    for at_once in (1, 8, 16, 32, 64, 128):
+        day = simulate(options.problems, at_once, options.cores)
+        rows.append([at_once, f"{day.hours:.1f}", f"{day.busy:.0%}"])
+    print(grid(["sessions at a time", "hours", "GPU busy"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Proves that many sessions run at a time, that a killed command asks nothing twice, and what its page shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cudal2gen import results
+from cudal2gen.generation import catalog
+from cudal2gen.results import INCUMBENT, KERNEL, Timing, Trial
+from cudal2gen.tuner.language_model import transcript
+from cudal2gen.tuner.language_model.transcript import Exchange, Message, Outcome
+from cudal2gen.tuner.writing import crew, page
+from tests import browser, processes
+from tests.cudal2gen import device_texts
+from tests.cudal2gen.chat_server import Handler, serving
+from tests.cudal2gen.device_texts import PROBLEM, gemm
+from tests.cudal2gen.test_writing import LOOP, block, writes
+from tests.packages import require
+from tests.processes import until
+
+require("openai")
+
+SIZES = ((64, 48, 64), (128, 48, 64))
+
+
+class Writer:
+    """A model whose answers take ``seconds`` and unroll the loop differently; ``peak``: most questions at a time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now, self.peak, self._lock, self._count = seconds, 0, 0, threading.Lock(), 0
+
+    def __call__(self, handler: Handler) -> None:
+        with self._lock:
+            self.now += 1
+            self._count += 1
+            count, self.peak = self._count, max(self.peak, self.now)
+        time.sleep(self.seconds)
+        with self._lock:
+            self.now -= 1
+        writes({"patch": block(LOOP, f"#pragma unroll {2 + count % 7}\n{LOOP}"), "why": "unroll"})(handler)
+
+
+def start(folder: Path, url: str) -> subprocess.Popen[str]:
+    """The command for two problems with two trajectories each, of two rounds."""
+    file = folder / "catalog" / "kernels.jsonl"
+    if not file.exists():
+        os.environ["XDG_DATA_HOME"] = str(folder / "data")
+        records = [device_texts.record(gemm(), PROBLEM.revised(m=m, n=n, k=k)) for m, n, k in SIZES]
+        catalog.save(records, file)
+    (folder / "settings.toml").write_text("[write]\nkernels = 1\n")
+    variables = {"XDG_DATA_HOME": str(folder / "data"), "CUDAL2GEN_CATALOG": str(file)}
+    command = [
+        sys.executable, "-m", "cudal2gen", "write", *(f"--mnk={m}_{n}_{k}" for m, n, k in SIZES), "--acc", "f32",
+        "--environment", "model", "--trials", str(folder / "trials.jsonl"), "--settings",
+        str(folder / "settings.toml"), "--llm", f"first@{url},second@{url}", "--rounds", "2",
+    ]  # fmt: skip
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=processes.marked(folder) | variables
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_command_asks_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    writer, exchanges = Writer(1.0), tmp_path / "trials-llm.jsonl"
+    with serving(writer, forever=True) as server:
+        first = start(tmp_path, server.url)
+        until(lambda: exchanges.is_file() and '"kind":"outcome"' in exchanges.read_text())
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+        until(lambda: not processes.alive(tmp_path), processes.END_S)
+        output, errors = start(tmp_path, server.url).communicate()
+        assert "4 of" not in errors
+        asked = len(server.requests)
+        again, errors_again = start(tmp_path, server.url).communicate()
+        assert len(server.requests) == asked, "all rounds are answered"
+    assert writer.peak == 4, "all sessions ask at a time"
+    assert {request["model"] for request in server.requests} == {"first", "second"}
+    answered = [line for line in transcript.read(exchanges) if isinstance(line, Exchange) and not line.error]
+    counts = Counter((line.run, line.problem, line.digest) for line in answered)
+    assert set(counts.values()) == {1}, errors
+    assert output.count("kernels written") == again.count("kernels written") == 4, errors_again
+    trials = Counter((trial.run, json.dumps(trial.record)) for trial in results.trials(tmp_path / "trials.jsonl"))
+    assert set(trials.values()) == {1}
+    assert "<h2>Families of ideas</h2>" in (tmp_path / "trials-progress.html").read_text()
+
+
+def trial(us: float, unroll: int) -> Trial:
+    def timing(name: str, value: float) -> Timing:
+        return Timing(contender=name, detail="", calls=1, event_us=(value,), error=0.0)
+
+    return Trial(
+        environment="model", on="m", run="r", **PROBLEM.model_dump(), proposer="writer", name="", record={"u": unroll},
+        outcome="measured", timings=(timing(KERNEL, us), timing(INCUMBENT, 2.0)),
+    )  # fmt: skip
+
+
+def lines() -> list[transcript.Line]:
+    said: list[transcript.Line] = []
+    for place, why in enumerate(("prefetch by cp.async", "<script>alert(1)</script>", "unroll the loop")):
+        text = json.dumps({"kernels": [{"why": why}]})
+        said.append(
+            Exchange(
+                run="r", digest=str(place), problem=PROBLEM.title, form="schema", messages=(Message("user", "q"),),
+                text=text, tokens_in=100, tokens_out=10, seconds=60,
+            )
+        )  # fmt: skip
+        said.append(
+            Outcome(
+                run="r", exchange=transcript.answer_key(str(place), text), problem=PROBLEM.model_dump(mode="json"),
+                stage="hgemm", proposals=({"u": place},),
+            )
+        )  # fmt: skip
+    return said
+
+
+def test_a_page_has_the_best_speed_after_each_answer() -> None:
+    trials = [trial(4.0, 0), trial(1.0, 1), trial(1.6, 2)]
+    (steps,) = page.steps(lines(), trials).values()
+    assert steps == [(110, 60, 1.0), (220, 120, 2.0), (330, 180, 2.0)]
+    assert page.families(lines()) == {"copies ahead": 1, "other": 1, "loops": 1}
+    text = page.page(lines(), trials)
+    assert "<script" not in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", ""), "nothing is loaded"
+    assert "<td>2.000</td><td>3</td><td>330</td>" in text
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page(tmp_path: Path) -> None:
+    try:
+        browser.find()
+    except browser.BrowserError as error:
+        pytest.skip(str(error))
+    path = tmp_path / "page.html"
+    path.write_text(page.page(lines(), [trial(1.0, 1)]))
+    with browser.page() as shown:
+        browser.open_page(shown, path)
+        assert shown.run("document.querySelectorAll('svg polyline').length") == 2
+        assert shown.faults == []
+
+
+def test_an_executor_takes_one_submission_at_a_time() -> None:
+    inside: list[int] = []
+
+    class Slow:
+        name, on, in_order = "model", "m", True
+
+        def submit(self, job: object, rank: int = 0) -> object:
+            inside.append(1)
+            assert len(inside) == 1
+            time.sleep(0.01)
+            inside.clear()
+            return object()
+
+    shared = crew.InTurns(Slow())  # type: ignore[arg-type]
+    threads = [threading.Thread(target=shared.submit, args=(None,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not inside
