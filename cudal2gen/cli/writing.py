@@ -86,8 +86,8 @@ def write_kernels(
         print(language_models[0].cost(chat.usage))
     print(f"trials in {store}; how it went in {store.stem}-progress.html beside them")
     for written in sessions:
-        if written.unavailable is not None and not isinstance(written.unavailable, Unasked):
-            raise written.unavailable.final
+        if (failure := written.unavailable) is not None and not (isinstance(failure, Unasked) and failure.for_good):
+            raise failure.final
     if not any(written.attempts for written in sessions):
         raise Failure("no answer had a kernel: the transcript has them, with what was wrong")
 

@@ -28,7 +28,7 @@ from cudal2gen.tuner.executor import Executor
 from cudal2gen.tuner.exports import BASES
 from cudal2gen.tuner.language_model.chat import MIN_BACKOFF_S, Chat
 from cudal2gen.tuner.language_model.conversation import Conversation, Messages, Reading
-from cudal2gen.tuner.language_model.transcript import Exchange, Message, Reply, Request, Unavailable
+from cudal2gen.tuner.language_model.transcript import Exchange, Message, Reply, Request, Unasked, Unavailable
 from cudal2gen.tuner.memory import Memory, Note
 from cudal2gen.tuner.reward import RewardWeights
 from cudal2gen.tuner.writing import evidence, exemplars, kernel_answers, kernel_prompt
@@ -171,7 +171,8 @@ class Session:
                 self._round(number)
                 number, failure = number + 1, None
             except Unavailable as error:
-                failure = error
+                rests = isinstance(error, Unasked) and not error.for_good
+                failure = (self.chat.failure or error) if rests else error
                 self._say(str(error))
                 if error.for_good:
                     self.unavailable = error
