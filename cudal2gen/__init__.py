@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from cudal2gen.operators import stats as stats
     from cudal2gen.operators import swiglu as swiglu
     from cudal2gen.operators import unpatch as unpatch
+    from cudal2gen.operators import warm_up as warm_up
 
 _OPERATORS = (
     "autotune", "bmm", "deinterleave", "explain", "grouped_mm", "interleave", "linear", "load_pack", "matmul",
     "patch", "prefer",
-    "stats", "swiglu", "unpatch",
+    "stats", "swiglu", "unpatch", "warm_up",
 )  # fmt: skip
 
 

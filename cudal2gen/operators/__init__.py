@@ -21,6 +21,7 @@ from cudal2gen.operators.fused_operators import linear, swiglu
 from cudal2gen.operators.grouped import grouped_mm
 from cudal2gen.operators.layers import Replaced, unpatch
 from cudal2gen.operators.torch_operators import bmm, matmul
+from cudal2gen.operators.warming import warm_up
 
 __all__ = [
     "Replaced",
@@ -39,4 +40,5 @@ __all__ = [
     "stats",
     "swiglu",
     "unpatch",
+    "warm_up",
 ]

@@ -47,8 +47,8 @@ def result_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     if a[-1] != depth:
         raise ValueError(f"a {tuple(a)} and b {tuple(b)} do not fit: K is {a[-1]} and {depth}")
     matrix = (*a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
-    if len(a) <= 2 and len(b) <= 2:
-        return matrix
+    if len(a) <= 2 or len(b) <= 2:  # torch.broadcast_shapes would import sympy, which takes half a second
+        return (*a[:-2], *b[:-2], *matrix)
     try:
         return (*torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2])), *matrix)
     except RuntimeError:

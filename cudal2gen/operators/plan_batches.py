@@ -39,6 +39,13 @@ def matrix_strides(
     return MatrixStrides(strides[-2], strides[-1], spread)
 
 
+def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """``torch.broadcast_shapes`` of batch dimensions that fit, whose first call would import sympy: half a second."""
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b), strict=True)
+    return tuple(of_b if of_a == 1 else of_a for of_a, of_b in pairs)
+
+
 def step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
     """The stride that visits all elements of some dimensions in order; None if no single stride does."""
     # A dimension of one element is never stepped along, so its stride does not matter.

@@ -186,10 +186,8 @@ def product(
     a: TensorFacts, b: TensorFacts, acc: Acc, out: TensorFacts | None, out_dtype: torch.dtype | None
 ) -> Request:  # fmt: skip
     """``request_matmul`` of tensors that were described."""
-    import torch
-
     shape, sizes = result_shape(a.shape, b.shape), plan_batches.sizes_of(a.shape, b.shape)
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = plan_batches.broadcast(a.shape[:-2], b.shape[:-2])
     of_a = plan_batches.matrix_strides(a.shape, a.strides, batch)
     of_b = plan_batches.matrix_strides(b.shape, b.strides, batch, column=True)
     of_d = _strides_of_d(None if out is None else out.strides, batch, sizes, (len(a.shape) > 1, len(b.shape) > 1))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from cudal2gen.bench.check import Reference
 from cudal2gen.kernel import Problem, Use
 from cudal2gen.kernel.launch import Matrix
 from cudal2gen.launch.gpu import GpuError
@@ -23,6 +22,8 @@ from cudal2gen.results.choice import TableKernel
 
 if TYPE_CHECKING:
     import torch
+
+    from cudal2gen.bench.check import Reference
 
 
 Opened = Callable[[TableKernel], OpenKernel]  # opens a kernel of the pack; raises ByTorch
@@ -100,6 +101,8 @@ class Contest:
     @cached_property
     def _references(self) -> list[Reference]:
         """The references of D, and of Z if the fusion stores it as well."""
+        from cudal2gen.bench.check import Reference  # imported late: with it comes the emulator, a third of a second
+
         problem, tensors = self.problem, self._tensors()
         references = [Reference(problem, tensors)]
         if problem.fusion.aux:
