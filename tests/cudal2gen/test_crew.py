@@ -20,6 +20,7 @@ from cudal2gen.results import INCUMBENT, KERNEL, Timing, Trial
 from cudal2gen.tuner.language_model import transcript
 from cudal2gen.tuner.language_model.transcript import Exchange, Message, Outcome
 from cudal2gen.tuner.writing import crew, page
+from scripts import writing_time
 from tests import browser, processes
 from tests.cudal2gen import device_texts
 from tests.cudal2gen.chat_server import Handler, serving
@@ -169,3 +170,12 @@ def test_an_executor_takes_one_submission_at_a_time() -> None:
     for thread in threads:
         thread.join()
     assert not inside
+
+
+def test_a_simulated_gpu_is_busy_with_enough_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of 60 s, three proofs of 6 s, of which 60 % lead to 1.5 s of the GPU: alone 2.7 of 80.7 s."""
+    assert writing_time.simulate(problems=64, at_once=64, cores=16).busy >= 0.8
+    monkeypatch.setattr(writing_time, "ROUNDS", 400)
+    alone = writing_time.simulate(problems=2, at_once=1, cores=16)
+    assert alone.busy == pytest.approx(2.7 / 80.7, rel=0.1)
+    assert alone.hours == pytest.approx(2 * 400 * 80.7 / 3600, rel=0.05)
