@@ -150,6 +150,8 @@ def _hook_in_sglang() -> bool:
     AttributeError or UnknownHook if SGLang is not as known here."""
     import torch
 
+    from kernelproof.ground.element import BF16
+
     path, method_class, name = SGLANG.layers.rsplit(".", 2)
     layers = importlib.import_module(path)
     apply = getattr(getattr(layers, method_class), name)
@@ -159,7 +161,7 @@ def _hook_in_sglang() -> bool:
     SGLANG.check(apply)
     if torch.version.hip is not None:
         raise UnknownHook("it runs on ROCm")
-    layer_of = _Layers(lambda dtype: _sglang_defers(layers, dtype == torch.bfloat16))
+    layer_of = _Layers(lambda dtype: _sglang_defers(layers, dtype == BF16.torch_dtype))
 
     def around(
         original: Callable[..., Any], method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None

@@ -230,6 +230,7 @@ def test_a_pack_of_its_own_comes_first_and_the_nearest_next(opened: pack.Pack) -
 DRIVER = """
 #include <string.h>
 int cuInit(unsigned flags) { return flags; }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDeviceGetName(char *name, int size, int device) {
   strncpy(name, device ? "NVIDIA A40" : "NVIDIA A100-SXM4-80GB", size);

@@ -108,8 +108,9 @@ ORDER = [
     "language_model.server", "language_model.chat", "language_model.answer_text", "language_model.conversation",
     "record_answers", "record_prompt", "llm_proposer", "exports", "concurrent_searches", "campaign", "progress",
     "curve", "benchmark", "ranking", "writing.patches", "writing.kernel_answers", "writing.contract", "writing.review",
-    "writing.proof", "writing.evidence", "writing.counters", "writing.modelled", "writing.kernel_prompt",
-    "writing.session", "writing.outcome",
+    "writing.proof", "writing.evidence", "writing.counters", "writing.modelled", "writing.exemplars",
+    "writing.kernel_prompt", "writing.judging", "writing.rewarding", "writing.session", "writing.outcome",
+    "writing.crew", "writing.page",
 ]  # fmt: skip
 
 
