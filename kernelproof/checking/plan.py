@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kernelproof.ground.errors import WrongInput, brief, reading
+from kernelproof.ground.errors import WrongInput, invalid, reading
 from kernelproof.sass.elf import capability
 
 DTYPES = {
@@ -177,9 +177,7 @@ def launch_file(path: Path) -> tuple[tuple[LaunchSpec, ...], dict[str, BufferSpe
     try:
         content = LaunchFile.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise WrongInput(f"{path}: {place + ': ' if place else ''}{brief(first['msg'], 200)}") from None
+        raise invalid(str(path), error) from None
     return content.specifications()
 
 

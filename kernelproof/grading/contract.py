@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kernelproof.grading.expressions import Number, Shape, extents, value
 from kernelproof.grading.formats import FORMATS, Format
-from kernelproof.ground.errors import WrongInput, brief
+from kernelproof.ground.errors import WrongInput, invalid
 
 ROLES = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}
 FORM = "in|out|inout|scratch:TYPE[EXTENTS], then optionally =LOW..HIGH or =zeros"
@@ -196,9 +196,7 @@ def contract(
         )
         host = HostCall.model_validate(call) if call is not None else None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise WrongInput(f"{'call' if call else 'launches'}: {place}: {brief(first['msg'], 200)}") from None
+        raise invalid("call" if call else "launches", error) from None
     return Contract(parsed, checked, host)
 
 

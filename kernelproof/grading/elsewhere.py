@@ -26,11 +26,9 @@ _VERSIONS = {
 }  # fmt: skip
 _MACROS = {
     "__BASE_FILE__": f'"{PATH}"', "__DATE__": '"Feb 17 2031"', "__TIME__": '"04:25:08"',
-    "__TIMESTAMP__": '"Mon Feb 17 04:25:08 2031"', "TORCH_EXTENSION_NAME": "extension",
-    "TORCH_API_INCLUDE_EXTENSION_H": "", "__CUDA_NO_HALF_OPERATORS__": "", "__CUDA_NO_HALF_CONVERSIONS__": "",
-    "__CUDA_NO_BFLOAT16_CONVERSIONS__": "", "__CUDA_NO_HALF2_OPERATORS__": "",
+    "__TIMESTAMP__": '"Mon Feb 17 04:25:08 2031"',
 }  # fmt: skip
-_HEADERS = ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h")
+_HEADERS = ("cuda.h", "cuda_runtime.h", "kernelproof_build.h")
 
 
 def can_ask(text: str) -> bool:
@@ -39,9 +37,9 @@ def can_ask(text: str) -> bool:
 
 
 def readings(text: str) -> Iterator[tuple[str, Sequence[str], bool]]:
-    """The text with other answers: its beginning, nvcc's further arguments, and whether CUTLASS is installed.
+    """Yield the text with other answers, nvcc's further arguments, and whether CUTLASS is installed.
 
-    The first one that compiles counts. The later ones are for texts that need CUTLASS, or that CUDA 12 has not.
+    The first one that compiles counts. The later ones are for texts that need CUTLASS, or what CUDA 12 lacks.
     """
     for macros, has_cutlass in ((_MACROS | _VERSIONS, False), (_MACROS | _VERSIONS, True), (_MACROS, True)):
         lines = [f"#include <{name}>" for name in _HEADERS]

@@ -11,7 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 LONGEST = 480  # most characters of a message on a terminal
 LONGEST_VALUE = 60  # most characters of a value within a message
@@ -71,6 +74,13 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
     except ValueError:  # Python's limit
         fault = f"a number has more than {sys.get_int_max_str_digits()} digits"
     raise WrongInput(f"not JSON: {fault}")
+
+
+def invalid(what: str, error: ValidationError) -> WrongInput:
+    """The error to raise where pydantic refuses a value: the first field that is wrong, and why."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return WrongInput(f"{what}: {place + ': ' if place else ''}{brief(first['msg'], 200)}")
 
 
 @contextmanager

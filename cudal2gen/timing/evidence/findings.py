@@ -21,6 +21,11 @@ def development(n: int, k: int) -> bool:
     return int(hashlib.sha256(f"{n}_{k}".encode()).hexdigest(), 16) % 2 == 0
 
 
+def rank_correlation(x: Array, y: Array) -> float:
+    """Spearman's rank correlation of two arrays."""
+    return ratios.spearman(x.tolist(), y.tolist())
+
+
 def interval(count: int, statistic: Callable[[np.ndarray[Any, np.dtype[np.int64]]], float]) -> tuple[float, float]:
     """The 95 % bootstrap interval of a statistic over ``count`` problems.
 

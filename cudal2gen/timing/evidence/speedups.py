@@ -22,10 +22,9 @@ import numpy as np
 
 from cudal2gen.generation import compiler
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.results.ratios import spearman
 from cudal2gen.timing import model
 from cudal2gen.timing.evidence.choices import tile_times
-from cudal2gen.timing.evidence.findings import Array, development, interval
+from cudal2gen.timing.evidence.findings import Array, development, interval, rank_correlation
 from cudal2gen.timing.evidence.learned import corrected
 from cudal2gen.timing.evidence.published import SETS, hopper_configurations, regenerated
 from cudal2gen.timing.evidence.section import Finding
@@ -181,24 +180,20 @@ def _finding(
     own, vendor = (np.array([getattr(item, name) for item in chosen], np.float64) for name in ("own_us", "vendor_us"))
     flops = np.array([float(item.problem.flops) for item in chosen])
     proxy = vendor / own
-    low, high = interval(len(proxy), lambda places: _correlation(proxy[places], published[places]))
-    baselines = {"size": _correlation(-flops, published), "vendor's stand-in": _correlation(-vendor, published)}
+    low, high = interval(len(proxy), lambda places: rank_correlation(proxy[places], published[places]))
+    baselines = {"size": rank_correlation(-flops, published), "vendor's stand-in": rank_correlation(-vendor, published)}
     if len(known) > NEIGHBOURS:
-        baselines[f"{NEIGHBOURS} nearest shapes"] = _correlation(nearest_speedups(mnks, speedups, known), published)
+        baselines[f"{NEIGHBOURS} nearest shapes"] = rank_correlation(nearest_speedups(mnks, speedups, known), published)
     if len(seen) >= FEWEST:
         values = np.array([speedups[item.problem.mnk] for item in seen])
-        baselines["learned correction"] = _correlation(corrected(_facts(seen), values, _facts(chosen)), published)
+        baselines["learned correction"] = rank_correlation(corrected(_facts(seen), values, _facts(chosen)), published)
     goal = None if target is None else f">= {target:.2f}"
-    return Finding("a", subject, "Spearman", len(proxy), _correlation(proxy, published), low, high, goal, baselines)
+    return Finding("a", subject, "Spearman", len(proxy), rank_correlation(proxy, published), low, high, goal, baselines)
 
 
 def _facts(priced: Sequence[Priced]) -> Array:
     """m, n, k and the modelled speedup, a row for each problem."""
     return np.array([(*_extents(item.problem.mnk), item.vendor_us / item.own_us) for item in priced], np.float64)
-
-
-def _correlation(x: Array, y: Array) -> float:
-    return spearman(x.tolist(), y.tolist())
 
 
 def _table(path: Path) -> dict[str, dict[str, float]]:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudal2gen.results.ratios import spearman
-from cudal2gen.timing.evidence.findings import Array, development, interval
+from cudal2gen.timing.evidence.findings import Array, development, interval, rank_correlation
 from cudal2gen.timing.evidence.regret import modelled_us
 from cudal2gen.timing.evidence.section import Finding
 from cudal2gen.timing.evidence.speedups import LARGE_FLOPS
@@ -71,18 +70,14 @@ def _findings(gpu: str, times: _Times) -> Iterator[Finding]:
 def _finding(subject: str, times: _Times) -> Finding:
     true = times.vendor / times.kernel
     predicted = times.vendor / times.modelled
-    low, high = interval(len(true), lambda places: _rank(predicted[places], true[places]))
+    low, high = interval(len(true), lambda places: rank_correlation(predicted[places], true[places]))
     baselines: Mapping[str, float] = {
-        "stand-in and modelled kernel": _rank(times.stand_in / times.modelled, true),
-        "stand-in and true kernel": _rank(times.stand_in / times.kernel, true),
+        "stand-in and modelled kernel": rank_correlation(times.stand_in / times.modelled, true),
+        "stand-in and true kernel": rank_correlation(times.stand_in / times.kernel, true),
         "spread of the stand-in": float(np.log(times.stand_in / times.vendor).std()),
         "spread of the model": float(np.log(times.modelled / times.kernel).std()),
     }
-    value = _rank(predicted, true)
+    value = rank_correlation(predicted, true)
     return Finding(
         "v", subject, "Spearman, true vendor and modelled kernel", len(true), value, low, high, None, dict(baselines)
     )
-
-
-def _rank(x: Array, y: Array) -> float:
-    return spearman(x.tolist(), y.tolist())

@@ -5,7 +5,6 @@ The format: github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from math import prod
@@ -14,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from kernelproof.ground.errors import WrongInput, reading
+from kernelproof.ground.errors import WrongInput, invalid, parse_json, reading
 
 FEW = 2  # workloads of a definition that are taken: the smallest
 DRAWN = (3, 40)  # the range of an axis that a case draws
@@ -23,7 +22,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Axis(BaseModel):
-    """A size; ``value`` is None if each workload states its own."""
+    """An extent of tensors. ``value`` is None if each workload states its own."""
 
     type: Literal["const", "var"]
     value: int | None = None
@@ -50,7 +49,7 @@ class Definition(BaseModel):
 
 
 class Source(BaseModel):
-    """A file."""
+    """A file of a solution: where it lies below the solution's folder, and its text."""
 
     path: str = Field(pattern=r"^\w[\w+-]*(?:[./]\w[\w+-]*)*$")  # relative, and never upwards
     content: str
@@ -100,16 +99,14 @@ _OWN_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*\"([\w./+-]+)\"[^\n]*$", 
 
 
 def parsed(kind: type[Model], text: str, what: str) -> Model:
-    """A JSON text as what it should be. Raises WrongInput."""
+    """Read a JSON text as one of the classes above. ``what`` names the text in the error. Raises WrongInput."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the text"
-        raise WrongInput(f"{what}: {place}: {first['msg']}") from None
+        raise invalid(what, error) from None
 
 
-def cases(path: Path, definition: Definition, seed: int = 0) -> tuple[list[dict[str, int]], dict[str, Any]]:
+def cases(path: Path, definition: Definition) -> tuple[list[dict[str, int]], dict[str, Any]]:
     """The axes of the definition's smallest workloads and of a drawn one, and the scalars.
 
     Workloads lie where the benchmark's data set has them: below ``workloads`` beside ``definitions``. Raises WrongInput
@@ -130,7 +127,7 @@ def cases(path: Path, definition: Definition, seed: int = 0) -> tuple[list[dict[
     chosen = sorted(stated, key=lambda case: prod(case.values()))[:FEW]
     varying = sorted(set(definition.axes) - set(fixed))
     if varying and not definition.constraints:
-        rng = random.Random(seed)
+        rng = random.Random(0)  # the same case in every run
         chosen.append({**fixed, **{name: rng.randint(*DRAWN) | 1 for name in varying}})
     return chosen or [fixed], scalars
 
@@ -145,8 +142,8 @@ def _workloads(path: Path, name: str) -> list[dict[str, Any]]:
             lines = file.read_text().splitlines()
         for number, line in enumerate(lines, 1):
             try:
-                workload = json.loads(line)["workload"]
+                workload = parse_json(line)["workload"]
                 out.append({"axes": dict(workload["axes"]), "inputs": dict(workload["inputs"])})
-            except (ValueError, KeyError, TypeError):
+            except (WrongInput, ValueError, KeyError, TypeError):
                 raise WrongInput(f"{file}:{number}: no workload") from None
     return out

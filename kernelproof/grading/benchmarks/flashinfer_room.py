@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,11 +83,7 @@ def solution_function(text: str, definition: flashinfer.Definition, case: proble
         function = getattr(extensions.load_inline("solution", "", solution.inlined()), name, None)
     else:
         folder = Path(tempfile.mkdtemp())
-        for source in solution.sources:
-            file = folder / source.path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(source.content)
-        sys.path.insert(0, str(folder))
+        problems.add_to_path({source.path: source.content for source in solution.sources}, folder)
         function = getattr(problems.imported(folder / path, "solution"), name, None)
     if function is None:
         raise problems.SolutionError(f"the solution has no {solution.spec.entry_point}")

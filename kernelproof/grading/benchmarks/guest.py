@@ -222,14 +222,8 @@ class Guest:
 
     def _add_modules(self, modules: Mapping[str, str]) -> None:
         """Let the texts of a problem import their neighbours."""
-        import sys
-
-        folder = Path("/tmp/neighbours")  # the sandbox's own
-        folder.mkdir(exist_ok=True)
-        for name, text in modules.items():
-            (folder / Path(name).name).write_text(text)
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+        files = {Path(name).name: text for name, text in modules.items()}
+        problems.add_to_path(files, Path("/tmp/neighbours"))  # the sandbox's own
 
 
 def failure(error: BaseException) -> wire.Message:

@@ -82,6 +82,16 @@ def executed(text: str, name: str, stated: Case, case: Case) -> ModuleType:
     return imported(path, name)
 
 
+def add_to_path(files: Mapping[str, str], folder: Path) -> None:
+    """Write files below a folder, by their paths there, and let Python import them."""
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
 def imported(path: Path, name: str) -> ModuleType:
     """Execute a file as a module."""
     spec = importlib.util.spec_from_file_location(name, path)

@@ -4,8 +4,7 @@
 // fail otherwise.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include <kernelproof_build.h>
 #include <cuda_runtime.h>
 
 #include <cfloat>
@@ -517,13 +516,6 @@ namespace pybind11 { using namespace kernelproof_torch; }
 #define AT_CUDA_CHECK C10_CUDA_CHECK
 #define C10_CUDA_KERNEL_LAUNCH_CHECK() C10_CUDA_CHECK(cudaGetLastError())
 #define PYBIND11_MODULE(name, variable) [[maybe_unused]] static void kernelproof_binds(::kernelproof_torch::PythonModule& variable)
-// Macros that torch's builds of extensions set. Its flags hide the operators of halves; here they stay.
-#define TORCH_EXTENSION_NAME extension
-#define TORCH_API_INCLUDE_EXTENSION_H
-#define __CUDA_NO_HALF_OPERATORS__
-#define __CUDA_NO_HALF_CONVERSIONS__
-#define __CUDA_NO_BFLOAT16_CONVERSIONS__
-#define __CUDA_NO_HALF2_OPERATORS__
 
 #define KERNELPROOF_CASE(kind, cpp, ...) \
   case ::kernelproof_torch::ScalarType::kind: { \

@@ -1,0 +1,12 @@
+// The macros that torch's builds of extensions set. Its flags hide the operators of halves; here they stay, because the headers
+// that define them come first.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#define TORCH_EXTENSION_NAME extension
+#define TORCH_API_INCLUDE_EXTENSION_H
+#define __CUDA_NO_HALF_OPERATORS__
+#define __CUDA_NO_HALF_CONVERSIONS__
+#define __CUDA_NO_BFLOAT16_CONVERSIONS__
+#define __CUDA_NO_HALF2_OPERATORS__
