@@ -187,10 +187,10 @@ def _sglang_defers(layers: ModuleType, bf16: bool) -> bool:
 
 
 class _Layers:
-    """A host's linear layers on our operator. Called with x, weight and bias, it returns the result, or None for a
-    layer that is the host's.
+    """Computes linear layers in place of a host. A call with x, weight and bias returns the result, or None if the host
+    has to compute the layer itself.
 
-    ``defers``: whether the host's function may do something else than torch's, for operands of a type.
+    ``defers`` tells, for a type of operands, whether the host may compute by something else than torch's linear layer.
     """
 
     def __init__(self, defers: Callable[[torch.dtype], bool]) -> None:

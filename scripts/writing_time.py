@@ -2,9 +2,10 @@
 
     python scripts/writing_time.py > table.md
 
-A session asks, and the answer takes 60 s in the mean; its kernels are proven on the machine's cores, those that are
-right are timed on the one GPU, first come first served; then it asks again, as ``writing.crew`` does. Nothing is
-measured: times are drawn, log-normal with a deviation of 0.5, and the seconds of a proof and of a timing are guesses.
+As in ``writing.crew``, a session asks a question and waits 60 s on average for the answer. The answer's kernels are
+proven on the machine's cores, and the right ones are timed on the one GPU, first come first served. Then the session
+asks again. Nothing is measured: times are drawn, log-normal with a deviation of 0.5, and the seconds of a proof and of
+a timing are guesses.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def write_kernels(
         bool, typer.Option("--put-modelled", help="Put a kernel into the catalog although its time is modelled.")
     ] = False,
 ) -> None:
-    """Have a language model write kernels for some problems.
+    """Let a language model write kernels for one or more problems.
 
     Each kernel is compiled, proven in the emulator and timed. With --environment model times are modelled from machine
     code, so no GPU is needed. The same command continues where it ended: stored answers are not

@@ -89,7 +89,8 @@ int products_of(cudal2gen_problem const& problem) { return problem.batch == CUDA
 
 namespace {
 
-// The number that a caller stored in an enum, which may be none of its values: C++ must not read those as the enum.
+// Returns the number that a caller stored in an enum. It may be none of the enum's values, and reading such a number as the enum is
+// undefined in C++.
 template <class Enum>
 int stored(Enum const& field) {
   static_assert(sizeof(Enum) == sizeof(int));

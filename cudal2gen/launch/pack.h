@@ -69,8 +69,8 @@ struct PackKernel {
   double distance(Sizes const& problem) const;
 };
 
-// The device that a pack is used with. `pack_gpu`: the model that the pack is for, empty if the device is of that model;
-// `capability`: 90 for 9.0; `smem_bytes`: the most shared memory of a CTA.
+// The GPU on which the kernels of an open pack run. `pack_gpu` is empty if the pack was made for this model, else it names the model
+// for which it was made. `capability` is 90 for 9.0, and `smem_bytes` is the most shared memory that a CTA can have.
 struct Card {
   std::string name, pack_gpu;
   int capability;
@@ -140,7 +140,7 @@ struct cudal2gen_plan {
   cudal2gen_problem problem;
   cudal2gen::Choice choice;
 
-  // Enqueues the product; the arguments are those of cudal2gen_plan_run.
+  // Enqueues the product on the stream, as cudal2gen_plan_run does with the same arguments.
   int run(void const* a, int lda, void const* b, int ldb, void* d, int ldd, cudal2gen_operands const* operands,
           void* workspace, void* stream) const;
   cudal2gen_answer answer() const;

@@ -106,8 +106,11 @@ def withdraw() -> None:
 
 
 class _Interface(NamedTuple):
-    """What ``offer`` uses of Inductor: the list of external products and how one is made known, the form of a choice
-    for an operator, how choices are registered, and the operators that have some."""
+    """The parts of Inductor that ``offer`` uses.
+
+    ``external`` lists the external products, and ``register_extern`` makes one known. ``config`` makes a choice for an
+    operator, ``register`` registers choices, and ``lowerings`` has the operators for which there are some.
+    """
 
     external: list[Any]
     register_extern: Callable[..., Any]

@@ -9,7 +9,8 @@ of the curriculum's stages:
   prompt-completion). An answer with an attack, an illegal or a failed kernel is not among them, whatever it earned; nor
   is an answer to a correction that quotes one.
 - ``grpo.jsonl``: every question once, ``prompt`` as messages, with the ``rewards`` of its answers, for ``GRPOTrainer``;
-  ``kernels``: those that a question of ``writing`` shows, as JSON, from which ``writing.rewarding`` scores answers.
+  ``kernels`` has, as JSON, the kernels that a question of ``writing`` shows; ``writing.rewarding`` scores new answers
+  by them.
 
 ``Scorer`` rewards new answers to the questions about records, for ``GRPOTrainer(reward_funcs=...)``.
 """

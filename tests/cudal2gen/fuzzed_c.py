@@ -36,7 +36,7 @@ NAMES = (
 
 
 class Fuzzer:
-    """An opened pack, and calls to it. ``plans``: plans that are open, each with its problem."""
+    """Opens a pack and draws calls of its C interface. ``plans`` has the open plans, each with its problem."""
 
     def __init__(self, library: Path, folder: Path, runtime: Path, seed: int) -> None:
         self.api, self.random = interface(library), random.Random(seed)

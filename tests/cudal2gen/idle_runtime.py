@@ -111,7 +111,7 @@ def cost(library: Path, *microseconds: float) -> None:
 
 
 def spend(library: Path, microseconds: float) -> None:
-    """Advances the clock, as something does that is no launch."""
+    """Advances the runtime's clock by time in which no kernel runs, such as the host's own work."""
     ctypes.c_longlong.in_dll(ctypes.CDLL(str(library)), "idle_clock").value += round(1e3 * microseconds)
 
 

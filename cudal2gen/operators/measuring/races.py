@@ -307,7 +307,7 @@ class _Race:
 
     @property
     def _least_samples(self) -> int:
-        """Samples of torch and of one kernel in a heat and the duels."""
+        """The fewest samples that a heat and the duels take of torch and of one kernel together."""
         return 4 * MIN_ROUNDS * (2 + self.target.is_bucket)
 
     def _copies_more(self, contest: Contest, kernel: TableKernel) -> bool:

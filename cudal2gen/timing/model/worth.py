@@ -16,9 +16,10 @@ RECORDED = {"a100": "a100", "h100": "h100", "h200": "h100"}  # GPU -> the one wh
 
 
 class Worth(NamedTuple):
-    """The rank correlation of modelled with recorded times: of ``all`` tiles, and of those ``near`` the best.
+    """How well modelled times order tiles: their rank correlation with recorded times.
 
-    ``recorded``: the GPU of the recordings.
+    ``all`` is over all tiles of a problem, ``near`` over those within 1.3 of the best. ``recorded`` is the GPU on which
+    the times were recorded.
     """
 
     recorded: str

@@ -32,7 +32,11 @@ _EXACT_TAIL = np.uint32(0xFFF)
 
 
 def inexact(name: str, exact: Array, seed: int) -> Array:
-    """Results of a function of f32 with errors that depend on the seed and the result alone; 0 draws none."""
+    """Add a drawn error to each result of an approximate function of f32.
+
+    The error of a result depends on ``seed`` and the result alone, so that equal operands give equal results. With the
+    seed 0, results stay exact.
+    """
     if not seed:
         return exact
     bits = exact.view(np.uint32)
