@@ -5,13 +5,19 @@ A call that nothing has to see skips torch's dispatcher. If torch's internals ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 OPTIONAL = ("bias", "offs")  # operands that a call may lack
+VARIABLE = "CUDAL2GEN_BATCH_INVARIANT"
+# How far calls with other numbers of rows must be computed alike. FREE: each by what is fastest for it. ALIKE, under
+# torch's deterministic algorithms: by one kernel for all numbers of rows, or by torch for all. INVARIANT, on demand: by
+# one kernel; what no kernel computes is refused, since torch's own products promise nothing of the kind.
+FREE, ALIKE, INVARIANT = range(3)
 
 
 def check_tensors(**values: Any) -> None:
@@ -70,7 +76,39 @@ def local(arguments: Sequence[Any]) -> bool:
 
 def deterministic() -> bool:
     """Whether torch was asked for deterministic algorithms, or warns of others."""
-    return bool(TORCH.are_deterministic_algorithms_enabled())
+    return bool(_deterministic())
+
+
+class BatchInvariance:
+    """Whether all calls of the process are demanded to be batch-invariant: ``CUDAL2GEN_BATCH_INVARIANT``."""
+
+    always = False
+
+
+def invariance(demanded: bool = False) -> int:
+    """``FREE``, ``ALIKE`` or ``INVARIANT`` for a call of now; ``demanded``: by its own argument."""
+    if demanded or BatchInvariance.always:
+        return INVARIANT
+    return ALIKE if _deterministic() else FREE
+
+
+def refusal(reason: str) -> Callable[..., Any]:
+    """A function that refuses a call which was to be batch-invariant: it raises RuntimeError."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(
+            f"cudal2gen: batch invariance was demanded, and no kernel computes this call ({reason}). torch's own "
+            f"products are not batch-invariant: call without batch_invariant=True or {VARIABLE}=1 to let torch compute"
+        )
+
+    return refuse
+
+
+def _always() -> bool:
+    value = os.environ.get(VARIABLE, "0")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{VARIABLE}={value}: must be 0 or 1")
+    return value == "1"
 
 
 def foreign(operands: Sequence[Any], *, functions: bool = False) -> str:
@@ -127,7 +165,9 @@ TORCH, _PLAIN, _WATCHERS = _watchers()
 _NO_RULES, _ALL_FUNCTIONS = TORCH.Tensor.__torch_dispatch__, TORCH.Tensor.__torch_function__.__func__
 _NO_FUNCTIONS = TORCH._C._disabled_torch_function_impl
 _VALUES.add(TORCH.dtype)
-_is_compiling, _is_grad_enabled = (
+_is_compiling, _is_grad_enabled, _deterministic = (
     TORCH.compiler.is_compiling,
     TORCH.is_grad_enabled,
+    TORCH.are_deterministic_algorithms_enabled,
 )  # local names are faster to look up
+BatchInvariance.always = _always()

@@ -20,9 +20,10 @@ from cudal2gen.kernel.launch import Matrix
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators.call_kernels import bind, native_by_torch, native_call
 from cudal2gen.operators.call_native import NATIVE
-from cudal2gen.operators.check_modes import foreign
+from cudal2gen.operators.check_modes import FREE, INVARIANT, foreign, invariance, refusal
 from cudal2gen.operators.devices import Cuda, LaunchDevice
 from cudal2gen.operators.measuring import Measuring, Mode, mode_of
+from cudal2gen.operators.plan_invariance import OneKernel
 from cudal2gen.operators.plan_packs import Packs
 from cudal2gen.operators.plan_requests import CPU, Arguments, Request, Run, linear_of_rows
 from cudal2gen.operators.plans import ByTorch, CallPlan, Key, Plans
@@ -55,7 +56,7 @@ class Dispatcher:
         self._plans, self._packs = Plans(), Packs(packs)
         self.plans = self._plans.by_key  # at hand for planned calls
         self._hopes: dict[tuple[Any, ...], bool] = {}
-        self._measuring = Measuring(mode_of(mode), self._plans, self._packs)
+        self._measuring, self._one_kernel = Measuring(mode_of(mode), self._plans, self._packs), OneKernel()
         self._cuda: dict[int, Cuda] = {}
 
     @property
@@ -73,9 +74,10 @@ class Dispatcher:
         that measure by themselves."""
         return Dispatcher(list(self._packs.all().values()), self.device, "kernel", "off")
 
-    def plan(self, key: Key, request: Request, arguments: Arguments | None = None) -> CallPlan:
-        """The plan for a key, made if there is none. ``arguments``: the call's, on which it may be measured."""
-        plans = self._plans
+    def plan(self, key: Key, request: Request, arguments: Arguments | None = None, alike: int = FREE) -> CallPlan:
+        """The plan for a key, made if there is none. ``arguments``: the call's, on which it may be measured;
+        ``alike``: its ``invariance``."""
+        plans, request = self._plans, request.alike(alike) if alike else request
         # The lock is held while a plan is decided, so each is made once, but not while a race runs, which may take a
         # tenth of a second. Hence the key is looked up again afterwards.
         with plans.lock:
@@ -103,7 +105,7 @@ class Dispatcher:
 
     def _measured_place(self, request: Request) -> tuple[LaunchDevice, Pack] | None:
         """The device and the pack whose kernels a call may measure; None if it measures nothing."""
-        if self.mode == "off" or self.prefer != "measured" or request.problem is None:
+        if self.prefer != "measured" or self.mode == "off" or request.problem is None or request.invariance:
             return None
         if self.device is None and request.device < 0:
             return None
@@ -120,6 +122,9 @@ class Dispatcher:
         try:
             return self._fused_or_plain(request) if request.fusion else self._on_kernel(request), True
         except ByTorch as why:
+            if request.invariance == INVARIANT:
+                refused = refusal(str(why))
+                return CallPlan(f"refused: {why.short}", str(why), refused, False, refused), why.lasting
             plan = CallPlan(why.short, str(why), request.by_torch, False, request.by_torch)
             plan.native = native_by_torch(request)
             return plan, why.lasting
@@ -127,14 +132,14 @@ class Dispatcher:
     def hopes(self, n: int, k: int, element: ElementName, device: int, biased: bool) -> bool:
         """Whether a linear layer with a packed weight (n,k) may run on a kernel, for any number of rows. ``device``: as
         a request's. While calls measure, every layer may for which there is a pack."""
-        key = (n, k, element, device, biased)
+        key = (n, k, element, device, biased, invariance())
         known = self._hopes.get(key)
         if known is None:
             with self._plans.lock:
                 known = self._hopes[key] = self._hoped(*key)
         return known
 
-    def _hoped(self, n: int, k: int, element: ElementName, index: int, biased: bool) -> bool:
+    def _hoped(self, n: int, k: int, element: ElementName, index: int, biased: bool, invariance: int) -> bool:
         if self.prefer == "vendor" or (self.device is None and index < 0):
             return False
         device = self._device(index)
@@ -143,10 +148,10 @@ class Dispatcher:
             table = self._packs.table(pack)
         except ByTorch:
             return False
-        if self.mode != "off" or self.prefer != "measured":
+        if not invariance and (self.mode != "off" or self.prefer != "measured"):
             return True
         rows = {row.m for row in table.rows if (row.n, row.k) == (n, k)}.union(ROWS)
-        requests = [linear_of_rows(m, n, k, element, index, biased) for m in sorted(rows)]
+        requests = [linear_of_rows(m, n, k, element, index, biased).alike(invariance) for m in sorted(rows)]
         variants = [*(each.fused for each in requests if biased), *requests]
         return any(self._wins(device, pack, each) for each in variants)
 
@@ -156,13 +161,19 @@ class Dispatcher:
         problem = request.problem.model_copy(update={"gpu": pack.gpu})
         return self._choose(device, pack, problem, request).kernel is not None
 
+    def memory(self, like: torch.Tensor) -> torch.Tensor:
+        """Memory for a contiguous copy of a tensor, which kernels can read."""
+        return like.new_empty(like.shape) if self.device is None else self.device.empty(like, *like.shape)
+
     def count(self, name: str, on_kernel: bool = False) -> None:
         """Counts a call that has no plan: of a kernel, or of torch for the reason ``name``."""
         self._plans.count(name, on_kernel)
 
-    def plan_foreign(self, run: Run, operands: Sequence[Any]) -> CallPlan | None:
-        """A plan of one call by ``run`` for operands that only torch's functions know; None for other operands."""
+    def plan_foreign(self, run: Run, operands: Sequence[Any], invariance: int) -> CallPlan | None:
+        """A plan of one call by ``run`` for operands that only torch's functions know, which is refused if it must be
+        invariant; None for other operands."""
         reason = foreign(operands)
+        run = refusal(reason) if invariance == INVARIANT else run
         return self._plans.once(CallPlan(reason, f"{reason}: torch's own product", run, False, run)) if reason else None
 
     def keep(self, plan: CallPlan, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
@@ -238,11 +249,15 @@ class Dispatcher:
         plan.native = native_call(device, opened, choice.use, request, run) if native else None
         row = self._measuring.table(device, pack, request.device).measured(problem, request.batches.products)
         rows, plan.by_bucket = choice.rows or ((row,) if row is not None else ()), bool(choice.rows)
-        plan.gain_us = min((row.vendor_us - row.us for row in rows), default=0.0)
+        plan.gain_us = min((row.vendor_us - row.us for row in rows if row.kernel == choice.kernel), default=0.0)
         return plan
 
     def _choose(self, device: LaunchDevice, pack: Pack, problem: Problem, request: Request) -> Choice:
         try:
+            if request.invariance and self.prefer != "vendor":
+                measured = request.invariance != INVARIANT and self.prefer != "kernel"
+                table = self._measuring.table(device, pack, request.device)
+                return self._one_kernel.choose(table, problem, request.operands, measured, request.device)
             extra_us = 0.0
             if request.finish is not None:
                 # A bias or an activation is one more pass over D, which the vendor's product has built in.
@@ -260,7 +275,7 @@ class Dispatcher:
         return self._cuda[index]
 
     def _pack(self, device: LaunchDevice) -> Pack:
-        return self._packs.serving(device, needs_races=self.mode == "off" and self.prefer == "measured")
+        return self._packs.serving(device, needs_races=self.prefer == "measured" and self.mode == "off")
 
     @property
     def shadowed(self) -> list[str]:
@@ -271,6 +286,7 @@ class Dispatcher:
         """Uses a pack from now on."""
         with self._plans.lock:
             self._packs.add(pack)
+            self._one_kernel.forget()
             vars(self).pop("any_kernel", None)
             self.forget()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from cudal2gen.operators.check_modes import deterministic, foreign
+from cudal2gen.kernel.fusion import Activation
+from cudal2gen.operators.check_modes import INVARIANT, deterministic, foreign, invariance
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.fused_operators import linear, plan_fused, swiglu
 from cudal2gen.operators.grouped import grouped_mm, plan_grouped
+from cudal2gen.operators.plan_requests import Epilogue, in_rows
 from cudal2gen.operators.plans import CallPlan
 from cudal2gen.operators.torch_operators import bmm, matmul, plan_linear, plan_matmul
 
@@ -30,41 +32,48 @@ def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options:
     if function not in _PLANS:
         names = ", ".join(sorted(function.__name__ for function in _PLANS))
         raise TypeError(f"explain: expected tensors or one of {names}, got {call!r}")
+    alike = invariance(options.pop("batch_invariant", False))
     try:
-        bound = signature(_PLANS[function]).bind(*arguments, **options)
+        bound = signature(_PLANS[function]).bind(alike, *arguments, **options)
     except TypeError as error:
         raise TypeError(f"explain: {error}; give all arguments of cudal2gen.{function.__name__} but out") from None
+    rest = "refused" if alike == INVARIANT else "torch"
     if reason := foreign(bound.args, functions=True):
-        return f"torch: {reason}"
+        return f"{rest}: {reason}"
     plan = _PLANS[function](*bound.args, **bound.kwargs)
-    chosen = plan.name if plan.on_kernel else "torch"
+    chosen = plan.name if plan.on_kernel else rest
     barred = [DETERMINISTIC] if current().mode != "off" and deterministic() else []
     return "; ".join((f"{chosen}: {plan.reason}", *barred, *current().shadowed))
 
 
 def _matmul(
-    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
+    alike: int, a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
 ) -> CallPlan:  # fmt: skip
-    return plan_matmul(a, b, acc, out_dtype)
+    return plan_matmul(_read(a, alike), b, acc, out_dtype, alike)
 
 
 def _linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
-) -> CallPlan:
+    alike: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
+) -> CallPlan:  # fmt: skip
     if activation is None:
-        return plan_linear(x, weight, bias)
-    return plan_fused(x, weight, bias, activation, gate=False, aux=False)
+        return plan_linear(_read(x, alike), weight, bias, alike)
+    return plan_fused(_read(x, alike), weight, bias, Epilogue(cast("Activation", activation), False, False), alike)
 
 
-def _swiglu(x: torch.Tensor, w13: torch.Tensor) -> CallPlan:
-    return plan_fused(x, w13, None, "silu", gate=True, aux=False)
+def _swiglu(alike: int, x: torch.Tensor, w13: torch.Tensor) -> CallPlan:
+    return plan_fused(_read(x, alike), w13, None, Epilogue("silu", True, False), alike)
 
 
 def _grouped_mm(
-    mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    alike: int, mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
 ) -> CallPlan:  # fmt: skip
-    return plan_grouped(mat_a, mat_b, offs, bias, out_dtype)
+    return plan_grouped(_read(mat_a, alike), mat_b, offs, bias, out_dtype, alike)
+
+
+def _read(a: torch.Tensor, alike: int) -> torch.Tensor:
+    """A as the call reads it."""
+    return in_rows(a, current().memory) if alike else a
 
 
 _PLANS: dict[Callable[..., Any], Callable[..., CallPlan]] = {

@@ -6,17 +6,26 @@ derivative need not compute Z again.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.kernel.fusion import Activation
 from cudal2gen.operators import epilogues, vmapping
 from cudal2gen.operators.call_torch import own_fused, own_linear, own_pair, torch_pair
-from cudal2gen.operators.check_modes import TORCH, all_undispatched, check_tensors, foreign, undispatched
+from cudal2gen.operators.check_modes import (
+    INVARIANT,
+    TORCH,
+    all_undispatched,
+    check_tensors,
+    foreign,
+    invariance,
+    undispatched,
+)
 from cudal2gen.operators.check_operands import check_fused, check_gated_pair
 from cudal2gen.operators.dispatch import current
-from cudal2gen.operators.plan_requests import Arguments, Epilogue, key_of, request_fused
+from cudal2gen.operators.plan_requests import Arguments, Epilogue, in_rows, key_of, request_fused
 from cudal2gen.operators.plans import CallPlan
-from cudal2gen.operators.registration import Operator, call, no_script, register
+from cudal2gen.operators.registration import Operator, call, named, no_script, register
 from cudal2gen.operators.torch_operators import OPS, as_rows, linear_gradients, run_linear
 from kernelproof.ground.element import F32
 
@@ -28,31 +37,32 @@ Pair = tuple["torch.Tensor", "torch.Tensor"]  # D and Z
 
 @no_script
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None, *,
+    batch_invariant: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """``activation(x @ weight.T + bias)`` for x (..., K), weight (N,K) and bias (N,), as (..., N); sums in fp32.
 
     ``activation``: None, relu, gelu (with the error function), gelu_tanh or silu. A kernel that was built with it
     applies bias and activation to the fp32 sums; if the pack has none, they are applied to the product's rounded
     result. If a gradient is needed, the sums with bias are kept for it. torch computes types other than fp16 and bf16.
-    Raises as ``matmul``, and ValueError for another activation.
+    ``batch_invariant``: as in ``matmul``. Raises as ``matmul``, and ValueError for another activation.
     """
     if activation is None:
         if undispatched(x, weight) and (bias is None or undispatched(bias, bias)):
-            return run_linear(x, weight, bias)
+            return run_linear(x, weight, bias, batch_invariant)
         check_tensors(x=x, weight=weight, bias=bias)
-        return cast("torch.Tensor", call("linear", x, weight, bias))
-    return _call("fused_linear", _fused_linear, {"x": x, "weight": weight, "bias": bias}, activation, False)
+        return cast("torch.Tensor", call(named("linear", batch_invariant), x, weight, bias))
+    return _call_fused({"x": x, "weight": weight, "bias": bias}, activation, False, batch_invariant)
 
 
 @no_script
-def swiglu(x: torch.Tensor, w13: torch.Tensor) -> torch.Tensor:
+def swiglu(x: torch.Tensor, w13: torch.Tensor, *, batch_invariant: bool = False) -> torch.Tensor:
     """``silu(x @ W1.T) * (x @ W3.T)`` for x (..., K), as (..., H); w13 (2H,K) is ``interleave(W1, W3)``.
 
-    If the pack has a kernel for it, that computes both products and the gate. Raises as ``matmul``, and ValueError if
-    2H is no multiple of 16.
+    If the pack has a kernel for it, that computes both products and the gate. ``batch_invariant``: as in ``matmul``.
+    Raises as ``matmul``, and ValueError if 2H is no multiple of 16.
     """
-    return _call("fused_linear", _fused_linear, {"x": x, "w13": w13, "bias": None}, "silu", True)
+    return _call_fused({"x": x, "w13": w13, "bias": None}, "silu", True, batch_invariant)
 
 
 def gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
@@ -61,24 +71,37 @@ def gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: 
     A kernel reads an interleaved copy of them, which is made at the first call and when they have changed
     (``derived``).
     """
-    return _call("gated_pair", _gated_pair, {"x": x, "w1": w1, "w3": w3}, activation)
+    if invariance() == INVARIANT:
+        # Captured graphs do not read the interleaved copy, so a kernel of it would not compute all calls alike.
+        return epilogues.activate(linear(x, w1), activation) * linear(x, w3)
+    return _call(("gated_pair", "gated_pair_aux"), _gated_pair, {"x": x, "w1": w1, "w3": w3}, activation)
 
 
-def _call(name: str, run: Any, named: dict[str, torch.Tensor | None], *options: Any) -> torch.Tensor:
+def _call_fused(
+    tensors: dict[str, torch.Tensor | None], activation: str, gate: bool, batch_invariant: bool
+) -> torch.Tensor:
+    names = named("fused_linear", batch_invariant), named("fused_linear_aux", batch_invariant)
+    run = partial(_fused_linear, batch_invariant=True) if batch_invariant else _fused_linear
+    return _call(names, run, tensors, activation, gate)
+
+
+def _call(
+    names: tuple[str, str], run: Any, operands: dict[str, torch.Tensor | None], *options: Any
+) -> torch.Tensor:  # fmt: skip
     """Calls an operator, past torch's dispatcher if nothing has to see it; its form ``_aux`` if a gradient is needed.
 
-    ``named``: its tensors by the names that the caller knows.
+    ``names``: of the operator and of that form. ``operands``: its tensors by the names that the caller knows.
     """
     d: torch.Tensor
-    tensors = tuple(named.values())
+    tensors = tuple(operands.values())
     if all_undispatched(tensors):
         return cast("torch.Tensor", run(*tensors, *options))
-    check_tensors(**named)
+    check_tensors(**operands)
     differentiable = TORCH.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
     if differentiable and not foreign(tensors, functions=True):
-        d = _OPS[f"{name}_aux"](*tensors, *options)[0]
+        d = _OPS[names[1]](*tensors, *options)[0]
     else:
-        d = call(name, *tensors, *options)
+        d = call(names[0], *tensors, *options)
     return d
 
 
@@ -87,39 +110,36 @@ def _call(name: str, run: Any, named: dict[str, torch.Tensor | None], *options: 
 
 def _fused_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False,
-    aux: bool = False,
+    aux: bool = False, batch_invariant: bool = False,
 ) -> Any:  # fmt: skip
-    return current().call(plan_fused(x, weight, bias, activation, gate, aux), x, weight, bias)
-
-
-def _fused_linear_aux(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False
-) -> Pair:  # fmt: skip
-    return cast("Pair", _fused_linear(x, weight, bias, activation, gate, aux=True))
+    alike = invariance(batch_invariant)
+    x = in_rows(x, current().memory) if alike else x
+    plan = plan_fused(x, weight, bias, Epilogue(cast("Activation", activation), gate, aux), alike)
+    return current().call(plan, x, weight, bias)
 
 
 def plan_fused(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool, aux: bool
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue, alike: int
 ) -> CallPlan:
-    """The plan of a fused layer. Its key has everything that the plan depends on."""
-    dispatcher = current()
+    """The plan of a fused layer. Its key has everything that the plan depends on. ``alike``: its ``invariance``."""
+    dispatcher, (activation, gate, aux) = current(), epilogue
     try:
-        key = ("fused", activation, gate, aux, *map(key_of, (x, weight, bias)))
+        key = ("fused", *epilogue, alike, *map(key_of, (x, weight, bias)))
     except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
 
         def by_functions(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
             d, z = own_fused(x, weight, bias, activation, gate)
             return (d, z) if aux else d
 
-        if aside := dispatcher.plan_foreign(by_functions, (x, weight, bias)):
+        if aside := dispatcher.plan_foreign(by_functions, (x, weight, bias), alike):
             return aside
         check_fused(x, weight, bias, activation, gate)
         raise
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_fused(x, weight, bias, activation, gate)
-        epilogue = Epilogue(cast("Activation", activation), gate, aux)
-        plan = dispatcher.plan(key, request_fused(x, weight, bias is not None, epilogue), Arguments(x, weight, bias))
+        request = request_fused(x, weight, bias is not None, epilogue)
+        plan = dispatcher.plan(key, request, Arguments(x, weight, bias), alike)
     return plan
 
 
@@ -139,7 +159,8 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
     makes."""
     dispatcher = current()
     try:
-        key = ("pair", activation, aux, w1.is_inference() or w3.is_inference(), *map(key_of, (x, w1, w3)))
+        alike = invariance()
+        key = ("pair", activation, aux, alike, w1.is_inference() or w3.is_inference(), *map(key_of, (x, w1, w3)))
     except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_gated_pair(x, w1, w3, activation)
         raise
@@ -157,8 +178,9 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
     pair = w1.new_empty((2 * w1.shape[0], w1.shape[1]), device="meta")
     request = request_fused(x, pair, False, Epilogue(cast("Activation", activation), True, aux), apart)
     if w1.is_inference() or w3.is_inference():
-        return dispatcher.plan(key, request._replace(problem=None, obstacle="weights of inference mode, not followed"))
-    return dispatcher.plan(key, request._replace(pair=True), Arguments(x, w1, w3))
+        request = request._replace(problem=None, obstacle="weights of inference mode, not followed")
+        return dispatcher.plan(key, request, alike=alike)
+    return dispatcher.plan(key, request._replace(pair=True), Arguments(x, w1, w3), alike)
 
 
 # --- by torch's functions, for operands that know these alone ---
@@ -199,8 +221,9 @@ def _fake_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activati
     return _fake_pair(x, w1, w3, activation), x.new_empty((*x.shape[:-1], 2 * w1.shape[0]))
 
 
-def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:
     x, weight, bias, ctx.activation, ctx.gate = inputs
+    ctx.rows, ctx.layer = named("matmul", batch_invariant), named("linear", batch_invariant)
     ctx.set_materialize_grads(False)
     if isinstance(output, tuple):
         ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None, output[1])
@@ -211,7 +234,7 @@ def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _linear_backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
     x, weight, bias = ctx.saved_tensors
-    return _gradients(ctx, (x, weight, OPS["linear"](x, weight, bias)), grad, None)
+    return _gradients(ctx, (x, weight, OPS[ctx.layer](x, weight, bias)), grad, None)
 
 
 def _linear_aux_backward(ctx: Any, grad: torch.Tensor | None, grad_z: torch.Tensor | None) -> tuple[Any, ...]:
@@ -228,7 +251,7 @@ def _gradients(
     if grad_z is None:
         return None, None, None, None, None
     needs = (*ctx.needs_input_grad[:2], ctx.biased and ctx.needs_input_grad[2])
-    return *linear_gradients(x, weight, grad_z, needs), None, None
+    return *linear_gradients(x, weight, grad_z, needs, ctx.rows), None, None
 
 
 def _keep_pair(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -279,19 +302,20 @@ def _by_rows(grad: torch.Tensor, weight: torch.Tensor, wide: bool) -> torch.Tens
 # --- under torch.vmap ---
 
 
-def _vmap_linear(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
-    (d, _), _ = _vmap_linear_aux(info, in_dims, *arguments)
+def _vmap_linear(batch_invariant: bool, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:
+    (d, _), _ = _vmap_linear_aux(batch_invariant, info, in_dims, *arguments)
     return d, 0
 
 
 def _vmap_linear_aux(
-    info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-    activation: str, gate: bool = False,
+    batch_invariant: bool, info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor,
+    bias: torch.Tensor | None, activation: str, gate: bool = False,
 ) -> tuple[Pair, tuple[int, int]]:  # fmt: skip
     del info
+    layer, product, plain = (named(name, batch_invariant) for name in ("fused_linear_aux", "matmul", "linear"))
     if in_dims[1] is None and in_dims[2] is None:
-        return _OPS["fused_linear_aux"](vmapping.first(x, in_dims[0]), weight, bias, activation, gate), (0, 0)
-    z, _ = vmapping.linear(OPS["matmul"], OPS["linear"], in_dims[:3], x, weight, bias)
+        return _OPS[layer](vmapping.first(x, in_dims[0]), weight, bias, activation, gate), (0, 0)
+    z, _ = vmapping.linear(OPS[product], OPS[plain], in_dims[:3], x, weight, bias)
     return (epilogues.apply(z, activation, gate), z), (0, 0)
 
 
@@ -317,15 +341,28 @@ def _vmap_pair_aux(
 
 _LINEAR = "(Tensor x, Tensor weight, Tensor? bias, str activation, bool gate=False)"
 _PAIR = "(Tensor x, Tensor w1, Tensor w3, str activation)"
-OPERATORS = (
-    Operator(
-        f"fused_linear{_LINEAR} -> Tensor",
-        _fused_linear, _fake_linear, _own_linear, _keep_linear, _linear_backward, _vmap_linear,
-    ),
-    Operator(
-        f"fused_linear_aux{_LINEAR} -> (Tensor, Tensor)",
-        _fused_linear_aux, _fake_linear_aux, own_fused, _keep_linear, _linear_aux_backward, _vmap_linear_aux,
-    ),
+
+
+def _linears(batch_invariant: bool) -> tuple[Operator, ...]:
+    """The operators of fused layers, or their overloads that are batch-invariant."""
+    name, name_aux = (named(each, batch_invariant) for each in ("fused_linear", "fused_linear_aux"))
+    run = partial(_fused_linear, batch_invariant=batch_invariant)
+    keep = partial(_keep_linear, batch_invariant=batch_invariant)
+    return (
+        Operator(
+            f"{name}{_LINEAR} -> Tensor",
+            run, _fake_linear, _own_linear, keep, _linear_backward, partial(_vmap_linear, batch_invariant),
+            batch_invariant,
+        ),
+        Operator(
+            f"{name_aux}{_LINEAR} -> (Tensor, Tensor)",
+            partial(run, aux=True), _fake_linear_aux, own_fused, keep, _linear_aux_backward,
+            partial(_vmap_linear_aux, batch_invariant), batch_invariant,
+        ),
+    )  # fmt: skip
+
+
+_PAIRS = (
     Operator(
         f"gated_pair{_PAIR} -> Tensor",
         _gated_pair, _fake_pair, own_pair, _keep_pair, _pair_backward, _vmap_pair,
@@ -336,4 +373,4 @@ OPERATORS = (
     ),
 )  # fmt: skip
 
-_OPS = register(*OPERATORS)
+_OPS = register(*_linears(batch_invariant=False), *_linears(batch_invariant=True), *_PAIRS)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.call_torch import own_grouped
-from cudal2gen.operators.check_modes import TORCH, all_undispatched, check_tensors
+from cudal2gen.operators.check_modes import TORCH, all_undispatched, check_tensors, invariance
 from cudal2gen.operators.check_operands import check_grouped, grouped_shape
 from cudal2gen.operators.dispatch import current
-from cudal2gen.operators.plan_requests import Arguments, key_of, request_grouped
+from cudal2gen.operators.plan_requests import Arguments, in_rows, key_of, request_grouped
 from cudal2gen.operators.plans import CallPlan
-from cudal2gen.operators.registration import Operator, call, no_script, register
+from cudal2gen.operators.registration import Operator, call, named, no_script, register
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @no_script
 def grouped_mm(
     mat_a: torch.Tensor, mat_b: torch.Tensor, *, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """``torch.nn.functional.grouped_mm``: a product for each group of rows of A, (M,K) and (G,K,N) to (M,N).
 
@@ -31,38 +32,42 @@ def grouped_mm(
 
     torch's other forms are served too: (M,K) and (K,N) with groups of K give (G,M,N); (G,M,K) and (K,N) with groups of
     N give (M,N); (G,M,K) and (G,K,N) without ``offs`` are a batch. ``bias`` is broadcast and added to each group's
-    product. ``out_dtype``: that of A, or torch.float32. On CPU tensors torch computes, with fp32 sums. Raises TypeError
-    or ValueError for operands that do not fit.
+    product. ``out_dtype``: that of A, or torch.float32. On CPU tensors torch computes, with fp32 sums.
+    ``batch_invariant``: as in ``matmul``, for all sizes of groups. Raises TypeError or ValueError for operands that do
+    not fit, and as ``matmul``.
     """
     if all_undispatched((mat_a, mat_b, offs, bias)):
-        return _grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
+        return _grouped_mm(mat_a, mat_b, offs, bias, out_dtype, batch_invariant)
     check_tensors(mat_a=mat_a, mat_b=mat_b, offs=offs, bias=bias)
-    return cast("torch.Tensor", call("grouped_mm", mat_a, mat_b, offs, bias, out_dtype))
+    return cast("torch.Tensor", call(named("grouped_mm", batch_invariant), mat_a, mat_b, offs, bias, out_dtype))
 
 
 def _grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    d: torch.Tensor = current().call(plan_grouped(a, b, offs, bias, out_dtype), a, b, offs)
+    alike = invariance(batch_invariant)
+    a = in_rows(a, current().memory) if alike else a
+    d: torch.Tensor = current().call(plan_grouped(a, b, offs, bias, out_dtype, alike), a, b, offs)
     return d if bias is None else d.add_(bias)
 
 
 def plan_grouped(
-    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None, alike: int,
 ) -> CallPlan:  # fmt: skip
-    """The plan of a grouped product. Its key has everything that the plan depends on."""
+    """The plan of a grouped product. Its key has everything that the plan depends on. ``alike``: its
+    ``invariance``."""
     dispatcher = current()
     try:
-        key = ("grouped", key_of(a), key_of(b), key_of(offs), key_of(bias), out_dtype)
+        key = ("grouped", alike, key_of(a), key_of(b), key_of(offs), key_of(bias), out_dtype)
     except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_grouped(a, b, offs, bias, out_dtype)
         raise
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_grouped(a, b, offs, bias, out_dtype)
-        plan = dispatcher.plan(key, request_grouped(a, b, offs, out_dtype), Arguments(a, b, offs))
+        plan = dispatcher.plan(key, request_grouped(a, b, offs, out_dtype), Arguments(a, b, offs), alike)
     return plan
 
 
@@ -74,7 +79,8 @@ def _fake_grouped_mm(
     return a.new_empty(grouped_shape(a, b, offs), dtype=out_dtype or a.dtype)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
+    ctx.rows = named("grouped_mm", batch_invariant)
     a, b, offs, bias, _ = inputs
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None, offs)
     ctx.dtype, ctx.ranks, ctx.bias_shape = a.dtype, (a.ndim, b.ndim), None if bias is None else bias.shape
@@ -87,7 +93,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     product, (rank_a, rank_b) = _OPS["grouped_mm"], ctx.ranks
     of_a = of_b = None
     if ctx.needs_input_grad[0]:
-        of_a = product(grad, b.mT, offs)
+        of_a = _OPS[ctx.rows](grad, b.mT, offs)
         of_a = _within(of_a, offs, -2 if rank_b == 3 else -1) if rank_a == 2 else of_a
     if ctx.needs_input_grad[1]:
         of_b = product(a.mT, grad, offs)
@@ -102,19 +108,24 @@ def _within(gradient: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tenso
     return TORCH.where(inside[:, None] if dim == -2 else inside, gradient, 0)
 
 
-def _vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:
+def _vmap(name: str, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:
     """One product after the other: groups of several batches are no grouped product."""
     mapped = [vmapping.first(value, dim) for value, dim in zip(arguments, in_dims, strict=True)]
     each: Sequence[Any] = [
-        _OPS["grouped_mm"](*(value if dim is None else value[i] for value, dim in zip(mapped, in_dims, strict=True)))
+        _OPS[name](*(value if dim is None else value[i] for value, dim in zip(mapped, in_dims, strict=True)))
         for i in range(info.batch_size)
     ]
     return cast("torch.Tensor", TORCH.stack(each)), 0
 
 
-_OPS = register(
-    Operator(
-        "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
-        _grouped_mm, _fake_grouped_mm, own_grouped, _keep, _backward, _vmap,
-    ),
-)  # fmt: skip
+def _operator(batch_invariant: bool) -> Operator:
+    """The operator, or its overload that is batch-invariant."""
+    name, demanding = named("grouped_mm", batch_invariant), partial(partial, batch_invariant=batch_invariant)
+    return Operator(
+        f"{name}(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
+        demanding(_grouped_mm), _fake_grouped_mm, own_grouped, demanding(_keep), _backward, partial(_vmap, name),
+        batch_invariant,
+    )  # fmt: skip
+
+
+_OPS = register(_operator(batch_invariant=False), _operator(batch_invariant=True))

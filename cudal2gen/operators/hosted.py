@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from cudal2gen.operators.check_modes import undispatched
+from cudal2gen.operators.check_modes import invariance, undispatched
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.plan_requests import CPU, ELSEWHERE
 from cudal2gen.operators.registration import call
@@ -31,7 +31,7 @@ def hopes(n: int, k: int, dtype: torch.dtype, kind: str, index: int | None, bias
 
 def by_kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
     """The layer's result if a kernel computes it, or if this call measures; None if it is the host's."""
-    plan = plan_linear(x, weight, bias)
+    plan = plan_linear(x, weight, bias, invariance())
     if not plan.on_kernel and plan.run is plan.by_torch:
         plan.calls += 1
         return None

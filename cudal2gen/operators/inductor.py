@@ -13,6 +13,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudal2gen.operators.call_torch import own_linear
+from cudal2gen.operators.check_modes import VARIABLE, BatchInvariance
 from cudal2gen.operators.check_operands import check_linear
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.plan_requests import Request, key_of, request_linear, request_matmul
@@ -71,9 +72,13 @@ def offer(split_points: Sequence[int] = SPLIT_POINTS, least_gain: float = 1.02) 
 
     ``split_points``: ascending numbers of rows of ``linear``'s input; for an input with dynamic rows, Inductor chooses
     anew in each range between them. ``least_gain``: how many times faster than the unchanged operator a choice must be.
-    Raises WrongInput if the installed torch has no such interface.
+    Raises WrongInput if the installed torch has no such interface, and if all calls are to be batch-invariant, since
+    Inductor chooses by the number of rows.
     """
     import torch
+
+    if BatchInvariance.always:
+        raise WrongInput(f"{VARIABLE}=1: what is offered to torch.compile is chosen by the number of rows")
 
     if list(split_points) != sorted(set(split_points)) or not all(point > 0 for point in split_points):
         raise WrongInput(f"split_points={list(split_points)}: must be positive and ascending")

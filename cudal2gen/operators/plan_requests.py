@@ -16,6 +16,7 @@ from cudal2gen.kernel.fusion import PLAIN, Activation, Fusion
 from cudal2gen.kernel.launch import Batches, Matrix, Operands, Sizes
 from cudal2gen.operators import epilogues, plan_batches
 from cudal2gen.operators.call_torch import torch_fused, torch_grouped, torch_linear, torch_matmul
+from cudal2gen.operators.check_modes import FREE, INVARIANT, refusal
 from cudal2gen.operators.check_operands import grouped_shape, output_name, result_shape
 from cudal2gen.operators.plan_batches import MatrixStrides
 from kernelproof.ground.element import VECTOR_BYTES, ElementName, OutputName, name_of
@@ -29,7 +30,7 @@ Finish = Callable[["torch.Tensor", "torch.Tensor | None"], Any]
 MaybeMatrix = Matrix | None  # None: no layout serves the strides
 Kind = tuple[ElementName, OutputName, Acc, Layout]  # as a problem's
 
-CPU, ELSEWHERE = -1, -2  # devices of a request that are no CUDA device
+CPU, ELSEWHERE, META = -1, -2, -3  # devices of a request that are no CUDA device; META: nothing is computed
 
 
 class Arguments(NamedTuple):
@@ -53,10 +54,10 @@ class Request(NamedTuple):
 
     ``problem``: without its GPU; None if no kernel can compute it, for the reason ``obstacle``. ``operands``: the
     tensors as matrices, B as the layout stores it. ``shape``: of the result. ``device``: the CUDA device's index,
-    ``CPU`` or ``ELSEWHERE``. ``by_torch``: torch's own product, with all that belongs to it. ``batches``: the products
-    of a batch, each of ``sizes``. ``fusion``: what a kernel may apply to the sums; ``finish``: the same by torch, from
-    a plain kernel's D and the bias. ``pair``: whether the caller has two weights of a gate, and B is their interleaved
-    copy.
+    ``CPU``, ``ELSEWHERE`` or ``META``. ``by_torch``: torch's own product, with all that belongs to it. ``batches``: the
+    products of a batch, each of ``sizes``. ``fusion``: what a kernel may apply to the sums; ``finish``: the same by
+    torch, from a plain kernel's D and the bias. ``pair``: whether the caller has two weights of a gate, and B is their
+    interleaved copy. ``invariance``: how far other numbers of rows are computed alike (``check_modes``).
     """
 
     problem: Problem | None
@@ -70,6 +71,15 @@ class Request(NamedTuple):
     fusion: Fusion = PLAIN
     finish: Finish | None = None
     pair: bool = False
+    invariance: int = FREE
+
+    def alike(self, invariance: int) -> Request:
+        """The same, computed as other numbers of rows are; torch does not compute it if it must be invariant."""
+        if invariance == FREE or self.device == META:
+            return self
+        refused = invariance == INVARIANT
+        by_torch = refusal("the launch was refused, or a graph is captured") if refused else self.by_torch
+        return self._replace(invariance=invariance, by_torch=by_torch)
 
     @property
     def fused(self) -> Request:
@@ -102,9 +112,10 @@ class TensorFacts(NamedTuple):
 
 def facts(tensor: torch.Tensor) -> TensorFacts:
     """Describes a tensor that has strides and memory."""
-    device = tensor.get_device() if tensor.is_cuda else CPU if tensor.is_cpu else ELSEWHERE
+    elsewhere = META if tensor.is_meta else ELSEWHERE
+    device = tensor.get_device() if tensor.is_cuda else CPU if tensor.is_cpu else elsewhere
     element, obstacle = name_of(tensor.dtype), ""
-    if device == ELSEWHERE:
+    if device == elsewhere:
         element, obstacle = None, f"no kernels on {tensor.device.type}"
     elif element is None:
         obstacle = f"no kernels of {tensor.dtype}"
@@ -115,6 +126,19 @@ def facts(tensor: torch.Tensor) -> TensorFacts:
 
 
 # --- tensors as matrices ---
+
+
+def in_rows(a: torch.Tensor, memory: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A tensor whose rows a kernel reads in place if their length allows it: itself, or a contiguous copy in
+    ``memory``. So how it lies decides nothing about the kernel."""
+    try:
+        in_place = a.data_ptr() % VECTOR_BYTES == 0
+        if not a.is_contiguous():
+            vectors = a.ndim == 2 and a.stride(0) * a.element_size() % VECTOR_BYTES == 0
+            in_place = in_place and vectors and a.stride(1) == 1 and a.stride(0) >= a.shape[1]
+        return a if in_place or a.is_meta else memory(a).copy_(a)
+    except (RuntimeError, AttributeError):  # no strides or no memory; or no tensor
+        return a
 
 
 def matrix(tensor: TensorFacts, rows: int, cols: int, strides: MatrixStrides, step: int = 0) -> MaybeMatrix:

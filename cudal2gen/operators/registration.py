@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from cudal2gen.operators.check_modes import compiling, foreign, in_forward_mode, local
+from cudal2gen.operators.check_modes import BatchInvariance, compiling, foreign, in_forward_mode, local, refusal
 from cudal2gen.operators.dispatch import current
 
 NAMESPACE = "cudal2gen"
+INVARIANT_OVERLOAD = "batch_invariant"  # the overload of calls that demand batch invariance
 
 _DEFINED: dict[str, tuple[Operator, Any]] = {}  # operators and their overloads by name
 _LIBRARIES: list[Any] = []  # keeps the libraries alive, and with them their operators
@@ -22,7 +23,7 @@ class Operator(NamedTuple):
     """An operator to be registered. ``run`` computes it with tensors on any device, ``fake`` without data, for
     torch.compile and meta tensors, and ``by_torch`` by torch's own functions, for tangents and for operands whose
     classes know these alone. ``keep`` is the derivative's ``setup_context`` and ``backward`` the derivative. ``vmap``:
-    see ``torch.library.register_vmap``."""
+    see ``torch.library.register_vmap``. ``batch_invariant``: whether torch's functions may not stand in for it."""
 
     schema: str
     run: Callable[..., Any]
@@ -31,6 +32,11 @@ class Operator(NamedTuple):
     keep: Callable[..., None] | None = None
     backward: Callable[..., Any] | None = None
     vmap: Callable[..., Any] | None = None
+    batch_invariant: bool = False
+
+    def aside(self, reason: str) -> Callable[..., Any]:
+        """What computes a call by torch's own functions; it refuses a call that must be batch-invariant."""
+        return refusal(reason) if self.batch_invariant or BatchInvariance.always else self.by_torch
 
     @property
     def name(self) -> str:
@@ -60,6 +66,11 @@ def register(*operators: Operator) -> dict[str, Any]:
     return overloads
 
 
+def named(operator: str, batch_invariant: bool) -> str:
+    """The name of an operator, or of its overload that is batch-invariant."""
+    return f"{operator}.{INVARIANT_OVERLOAD}" if batch_invariant else operator
+
+
 def call(name: str, *arguments: Any, **options: Any) -> Any:
     """Calls an operator by torch's dispatcher, or torch's own functions for operands that know these alone."""
     operator, overload = _DEFINED[name]
@@ -71,7 +82,7 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
         return overload(*arguments, **options)
     if not compiling():
         current().count(reason)
-    return operator.by_torch(*arguments, **options)
+    return operator.aside(reason)(*arguments, **options)
 
 
 def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
@@ -105,12 +116,12 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
 
     def run(*arguments: Any) -> Any:
         if in_forward_mode() and has_tangents(arguments):
-            return operator.by_torch(*arguments)
+            return operator.aside("tangents")(*arguments)
         differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         if not differentiable and local(arguments):
             return operator.run(*arguments)  # what the dispatcher would call in the end
-        if foreign(arguments):
-            return operator.by_torch(*arguments)
+        if reason := foreign(arguments):
+            return operator.aside(reason)(*arguments)
         if differentiable:
             with enable_single_level_autograd_function():
                 return Derivative.apply(*arguments, *defaults[len(arguments) :])

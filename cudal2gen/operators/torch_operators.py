@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.kernel import Acc
@@ -12,12 +13,12 @@ from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.call_native import NATIVE
 from cudal2gen.operators.call_torch import own_linear, own_matmul, own_matmul_out, torch_linear, torch_matmul
-from cudal2gen.operators.check_modes import TORCH, check_tensors, undispatched
+from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, undispatched
 from cudal2gen.operators.check_operands import check_linear, check_matmul, check_out, result_shape
 from cudal2gen.operators.dispatch import Current, current
-from cudal2gen.operators.plan_requests import Arguments, request_linear, request_matmul, span
+from cudal2gen.operators.plan_requests import Arguments, in_rows, request_linear, request_matmul, span
 from cudal2gen.operators.plans import CallPlan
-from cudal2gen.operators.registration import Operator, call, no_script, register
+from cudal2gen.operators.registration import INVARIANT_OVERLOAD, Operator, call, named, no_script, register
 from kernelproof.ground.element import ELEMENTS, F32
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @no_script
 def matmul(
     a: torch.Tensor, b: torch.Tensor, *, acc: Acc = "f32", out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """``torch.matmul`` of fp16 or bf16 tensors, a (..., M,K) and b (..., K,N), by the fastest measured kernel, or by
     torch if none is faster.
@@ -40,44 +41,51 @@ def matmul(
     ``acc``: the type in which products are summed, f32, or for fp16 on request f16. ``out_dtype``: the type of the
     result (..., M,N), that of a and b, or torch.float32 for unrounded sums. ``out``: written in place, without
     gradients. Raises TypeError for types that differ, ValueError for shapes and devices that do not fit.
+
+    ``batch_invariant``: one kernel computes all numbers of rows of a weight, so that a row's result has the same bits
+    in any batch; see ``CUDAL2GEN_BATCH_INVARIANT``. Raises RuntimeError if no kernel computes the product.
     """
     if out is not None:
         direct = undispatched(a, b) and undispatched(out, out)
         if direct:
-            _matmul_out(a, b, acc, out_dtype, out=out)
+            _matmul_out(a, b, acc, out_dtype, out=out, batch_invariant=batch_invariant)
         else:
             check_tensors(a=a, b=b, out=out)
-            call("matmul.out", a, b, acc, out_dtype, out=out)
+            call(f"matmul.{INVARIANT_OVERLOAD}_out" if batch_invariant else "matmul.out", a, b, acc, out_dtype, out=out)
         return out
     if undispatched(a, b):
-        return _matmul(a, b, acc, out_dtype)
+        return _matmul(a, b, acc, out_dtype, batch_invariant)
     check_tensors(a=a, b=b)
-    return cast("torch.Tensor", call("matmul", a, b, acc, out_dtype))
+    return cast("torch.Tensor", call(named("matmul", batch_invariant), a, b, acc, out_dtype))
 
 
 @no_script
 def bmm(
     a: torch.Tensor, b: torch.Tensor, *, acc: Acc = "f32", out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """``torch.bmm``: ``matmul`` of a (B,M,K) and b (B,K,N). Raises as ``matmul``, and ValueError for other shapes."""
     if getattr(a, "ndim", 0) != 3 or getattr(b, "ndim", 0) != 3 or a.shape[0] != b.shape[0]:
         check_tensors(a=a, b=b)
         raise ValueError(f"a and b must be (B,M,K) and (B,K,N), got shapes {tuple(a.shape)} and {tuple(b.shape)}")
-    return matmul(a, b, acc=acc, out=out, out_dtype=out_dtype)
+    return matmul(a, b, acc=acc, out=out, out_dtype=out_dtype, batch_invariant=batch_invariant)
 
 
 # --- what runs ---
 
 
 def _matmul(
-    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None
+    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     kind = 0 if out_dtype is None and acc == "f32" else _KINDS.get((acc, out_dtype), _NO_KIND)
+    if (alike := invariance(batch_invariant)) and kind != _NO_KIND:
+        kind += alike * _ALL_KINDS
     d: torch.Tensor | None = NATIVE.planned(a, b, kind)
     if d is not None:
         return d
-    plan = plan_matmul(a, b, acc, out_dtype)
+    a = in_rows(a, current().memory) if alike else a
+    plan = plan_matmul(a, b, acc, out_dtype, alike)
     if plan.native is not None and not plan.native.kept and kind != _NO_KIND:
         current().keep(plan, a, b, kind)
     plan.calls += 1
@@ -88,36 +96,43 @@ def _matmul(
     return d
 
 
-def plan_matmul(a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None) -> CallPlan:
-    """The plan of a product. Its key has everything that the plan depends on."""
+def plan_matmul(
+    a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None, alike: int
+) -> CallPlan:  # fmt: skip
+    """The plan of a product. Its key has everything that the plan depends on. ``alike``: its ``invariance``."""
     dispatcher = Current.dispatcher or current()  # spares every call a call
     try:
         lies = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15)
     except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
-        if aside := dispatcher.plan_foreign(torch_matmul, (a, b)):
+        if aside := dispatcher.plan_foreign(torch_matmul, (a, b), alike):
             return aside
         check_matmul(a, b, acc, out_dtype)
         raise
-    key = (acc, lies, a.device, b.device, a.dtype, b.dtype, out_dtype)
+    key = (acc, lies, a.device, b.device, a.dtype, b.dtype, out_dtype, alike)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_matmul(a, b, acc, out_dtype)
-        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out_dtype=out_dtype), Arguments(a, b))
+        request = request_matmul(a, b, cast("Acc", acc), out_dtype=out_dtype)
+        plan = dispatcher.plan(key, request, Arguments(a, b), alike)
     return plan
 
 
 def _matmul_out(
-    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None, *, out: torch.Tensor
-) -> None:
+    a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None, *, out: torch.Tensor,
+    batch_invariant: bool = False,
+) -> None:  # fmt: skip
     dispatcher = Current.dispatcher or current()  # spares every call a call
+    alike = invariance(batch_invariant)
+    a = in_rows(a, dispatcher.memory) if alike else a
     lies = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     where = (a.data_ptr() & 15, b.data_ptr() & 15, out.data_ptr() & 15)
-    key = (acc, lies, where, a.device, b.device, out.device, a.dtype, b.dtype, out.dtype, out_dtype)
+    key = (acc, lies, where, a.device, b.device, out.device, a.dtype, b.dtype, out.dtype, out_dtype, alike)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_matmul(a, b, acc, out_dtype)
         check_out(a, b, out, out_dtype)
-        plan = dispatcher.plan(key, request_matmul(a, b, cast("Acc", acc), out, out_dtype), Arguments(a, b))
+        request = request_matmul(a, b, cast("Acc", acc), out, out_dtype)
+        plan = dispatcher.plan(key, request, Arguments(a, b), alike)
         plan.spans = (span(a), span(b), span(out))
     # The plan knows how far the tensors reach; where they start differs from call to call.
     (span_a, span_b, span_out), start = plan.spans, out.data_ptr()
@@ -133,33 +148,39 @@ def _matmul_out(
         TORCH.autograd.graph.increment_version(out)
 
 
-def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> CallPlan:
-    """The plan of a linear layer. Its key has everything that the plan depends on."""
+def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, alike: int) -> CallPlan:
+    """The plan of a linear layer. Its key has everything that the plan depends on. ``alike``: its ``invariance``."""
     dispatcher = Current.dispatcher or current()  # spares every call a call
     try:
         bias_kind: tuple[Any, ...] = () if bias is None else (bias.device, bias.dtype, bias.shape)
         lies = (x.shape, x.stride(), weight.shape, weight.stride(), x.data_ptr() & 15, weight.data_ptr() & 15)
     except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
-        if aside := dispatcher.plan_foreign(torch_linear, (x, weight, bias)):
+        if aside := dispatcher.plan_foreign(torch_linear, (x, weight, bias), alike):
             return aside
         check_linear(x, weight, bias)
         raise
-    key = ("linear", lies, x.device, weight.device, x.dtype, weight.dtype, bias_kind)
+    key = ("linear", lies, x.device, weight.device, x.dtype, weight.dtype, bias_kind, alike)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_linear(x, weight, bias)
-        plan = dispatcher.plan(key, request_linear(x, weight, bias is not None), Arguments(x, weight, bias))
+        request = request_linear(x, weight, bias is not None)
+        plan = dispatcher.plan(key, request, Arguments(x, weight, bias), alike)
     return plan
 
 
-def run_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def run_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False
+) -> torch.Tensor:
     """The operator ``linear`` on tensors of any device."""
-    d: torch.Tensor | None = NATIVE.planned(x, weight, _LINEAR) if bias is None else None
+    kind, alike = _LINEAR, invariance(batch_invariant)
+    kind += alike * _ALL_KINDS
+    d: torch.Tensor | None = NATIVE.planned(x, weight, kind) if bias is None else None
     if d is not None:
         return d
-    plan = plan_linear(x, weight, bias)
+    x = in_rows(x, current().memory) if alike else x
+    plan = plan_linear(x, weight, bias, alike)
     if bias is None and plan.native is not None and not plan.native.kept:
-        current().keep(plan, x, weight, _LINEAR)
+        current().keep(plan, x, weight, kind)
     plan.calls += 1
     try:
         d = plan.run(x, weight, bias)
@@ -190,8 +211,9 @@ def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
     a, b, acc, _ = inputs
+    ctx.rows = named("matmul", batch_invariant)
     # A tensor that no wanted gradient needs is not kept, so that its memory can be freed.
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
     ctx.acc, ctx.dtype, ctx.shapes = acc, a.dtype, (a.shape, b.shape)
@@ -200,17 +222,18 @@ def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noq
 def _matmul_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     grad = grad.to(ctx.dtype)  # the gradient of an fp32 result: operands of a product have one type
-    of_a, of_b = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc)
+    of_a, of_b = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc, ctx.rows)
     return of_a, of_b, None, None
 
 
 def matmul_gradients(
     a: torch.Tensor | None, b: torch.Tensor | None, grad: torch.Tensor, shapes: tuple[Any, Any],
-    needs: Sequence[bool], acc: str = "f32",
+    needs: Sequence[bool], acc: str = "f32", rows_by: str = "matmul",
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """The gradients of a and b in ``matmul(a, b)``. ``a`` may be None if b needs no gradient, and the other way round.
 
-    ``shapes``: those of a and b. ``needs``: which gradients are wanted.
+    ``shapes``: those of a and b. ``needs``: which gradients are wanted. ``rows_by``: the operator that computes a's,
+    whose rows are those of a.
     """
     of_a, of_b = (len(shape) for shape in shapes)
     product = OPS["matmul"]
@@ -220,7 +243,7 @@ def matmul_gradients(
     if needs[0] and b is not None:
         matrices = b.unsqueeze(-1) if of_b == 1 else b
         extents = (1, *shapes[0]) if of_a == 1 else shapes[0]
-        gradient_a = _summed(product(grad, _adjoint(matrices), acc), extents).view(shapes[0])
+        gradient_a = _summed(OPS[rows_by](grad, _adjoint(matrices), acc), extents).view(shapes[0])
     if needs[1] and a is not None:
         matrices = a.unsqueeze(0) if of_a == 1 else a
         if of_b <= 2:  # one product, of all rows
@@ -245,26 +268,30 @@ def _summed(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return gradient if gradient.shape == tuple(shape) else gradient.sum_to_size(shape)
 
 
-def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
     x, weight, bias = inputs
+    ctx.rows = named("matmul", batch_invariant)
     ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None)
     ctx.biased = bias is not None
 
 
 def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
-    return linear_gradients(x, weight, grad, (*ctx.needs_input_grad[:2], ctx.biased and ctx.needs_input_grad[2]))
+    needs = (*ctx.needs_input_grad[:2], ctx.biased and ctx.needs_input_grad[2])
+    return linear_gradients(x, weight, grad, needs, ctx.rows)
 
 
 def linear_gradients(
-    x: torch.Tensor | None, weight: torch.Tensor | None, grad: torch.Tensor, needs: Sequence[bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of ``linear(x, weight, bias)``. ``x`` may be None if weight needs none, and the other way round."""
+    x: torch.Tensor | None, weight: torch.Tensor | None, grad: torch.Tensor, needs: Sequence[bool],
+    rows_by: str = "matmul",
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """The gradients of ``linear(x, weight, bias)``. ``x`` may be None if weight needs none, and the other way round.
+    ``rows_by``: see ``matmul_gradients``."""
     rows = as_rows(grad)
     of_x = of_weight = None
     if needs[0] and weight is not None:
         flat = weight.conj() if weight.is_complex() else weight
-        of_x = OPS["matmul"](rows, flat, "f32").reshape(*grad.shape[:-1], weight.shape[1])
+        of_x = OPS[rows_by](rows, flat, "f32").reshape(*grad.shape[:-1], weight.shape[1])
     if needs[1] and x is not None:
         flat = as_rows(x)
         of_weight = OPS["matmul"](rows.t(), flat.conj() if flat.is_complex() else flat, "f32")
@@ -274,28 +301,38 @@ def linear_gradients(
 # --- under torch.vmap: a further batch dimension ---
 
 
-def _vmap_matmul(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:  # noqa: ARG001
-    return vmapping.matmul(OPS["matmul"], in_dims, *arguments)
+def _vmap_matmul(product: str, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:  # noqa: ARG001
+    return vmapping.matmul(OPS[product], in_dims, *arguments)
 
 
-def _vmap_linear(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:  # noqa: ARG001
-    return vmapping.linear(OPS["matmul"], OPS["linear"], in_dims, *arguments)
+def _vmap_linear(
+    product: str, layer: str, info: Any, in_dims: tuple[Any, ...], *arguments: Any  # noqa: ARG001
+) -> vmapping.Mapped:  # fmt: skip
+    return vmapping.linear(OPS[product], OPS[layer], in_dims, *arguments)
 
 
-OPERATORS = (
-    Operator(
-        'matmul(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None) -> Tensor',
-        _matmul, _fake_matmul, own_matmul, _keep_matmul, _matmul_backward, _vmap_matmul,
-    ),
-    Operator(
-        'matmul.out(Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None, *, Tensor(a!) out) -> ()',
-        _matmul_out, _fake_matmul_out, own_matmul_out,
-    ),
-    Operator(
-        "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-        run_linear, _fake_linear, own_linear, _keep_linear, _linear_backward, _vmap_linear,
-    ),
-)  # fmt: skip
+def _operators(batch_invariant: bool) -> tuple[Operator, ...]:
+    """The operators, or their overloads that are batch-invariant."""
+    product, layer = (named(name, batch_invariant) for name in ("matmul", "linear"))
+    out = f"matmul.{INVARIANT_OVERLOAD}_out" if batch_invariant else "matmul.out"
+    of_matmul = 'Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None'
+    demanding = partial(partial, batch_invariant=batch_invariant)
+    return (
+        Operator(
+            f"{product}({of_matmul}) -> Tensor",
+            demanding(_matmul), _fake_matmul, own_matmul, demanding(_keep_matmul), _matmul_backward,
+            partial(_vmap_matmul, product), batch_invariant,
+        ),
+        Operator(
+            f"{out}({of_matmul}, *, Tensor(a!) out) -> ()",
+            demanding(_matmul_out), _fake_matmul_out, own_matmul_out, batch_invariant=batch_invariant,
+        ),
+        Operator(
+            f"{layer}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+            demanding(run_linear), _fake_linear, own_linear, demanding(_keep_linear), _linear_backward,
+            partial(_vmap_linear, product, layer), batch_invariant,
+        ),
+    )  # fmt: skip
 
 
 def _kinds() -> dict[tuple[str, Any], int]:
@@ -304,7 +341,8 @@ def _kinds() -> dict[tuple[str, Any], int]:
     return {pair: number for number, pair in enumerate((acc, dtype) for acc in ("f32", "f16") for dtype in types)}
 
 
-OPS = register(*OPERATORS)
+OPS = register(*_operators(batch_invariant=False), *_operators(batch_invariant=True))
 # The kind of a call is the part of its key that C++ does not read from the tensors; -1 is kept for no plan.
 _KINDS, _NO_KIND = _kinds(), -1
 _LINEAR = len(_KINDS)
+_ALL_KINDS = _LINEAR + 1  # each kind has a number for every ``invariance``

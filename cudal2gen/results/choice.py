@@ -287,17 +287,7 @@ class Table:
         if plain.kernel is None:
             reason = f"{unmeasured}; the plain product: {plain.reason}"
             return Choice(None, None, reason, "fusion or batch not measured, plain not faster")
-        source = self.kernels[plain.kernel].record
-        # The counterpart of the plain product's kernel: same sizes and decisions (tile, stages, ...), with this fusion
-        # or batch.
-        same = (
-            number
-            for number, kernel in enumerate(self.kernels)
-            if kernel.computes(problem)
-            and kernel.sizes == self.kernels[plain.kernel].sizes
-            and kernel.record.decisions() == source.decisions()
-        )
-        number = next(same, None)
+        number, source = self.counterpart(plain.kernel, problem), self.kernels[plain.kernel].record
         use = None if number is None else self.kernels[number].use(sizes, operands)
         if number is None or use is None:
             reason = f"{unmeasured}, and {source.name}, which the plain product takes, is not here{problem.suffix}"
@@ -306,6 +296,20 @@ class Table:
         if prefer != "inferred":
             return Choice(None, None, f"{reason}; prefer=inferred takes its kernel", "fusion or batch not measured")
         return Choice(number, use, reason, "inferred from the plain product", inferred=True)
+
+    def counterpart(self, number: int, problem: Problem) -> int | None:
+        """The number of a kernel's counterpart for a problem with a fusion or batch: of the same sizes and decisions
+        (tile, stages, ...), so that it adds up a row in the same order. None if the table has none."""
+        source = self.kernels[number]
+        decisions = source.record.decisions()
+        return next(
+            (
+                other
+                for other, kernel in enumerate(self.kernels)
+                if kernel.computes(problem) and kernel.sizes == source.sizes and kernel.record.decisions() == decisions
+            ),
+            None,
+        )
 
     def _estimated(
         self, near: Sequence[Row], sizes: Sizes, products: int, operands: Operands, extra_us: float

@@ -69,13 +69,14 @@ def allocate(memory: emulator.Memory, *shape: int) -> torch.Tensor:
 
 
 class EmulatedDevice:
-    """A ``validator.device.VerdictDevice``, to be used in a ``with`` statement."""
+    """A ``validator.device.VerdictDevice``, to be used in a ``with`` statement. ``rounding``: of its tensor cores."""
 
     model = "emulated"
 
-    def __init__(self, record: Record, hazards: bool = False) -> None:
+    def __init__(self, record: Record, hazards: bool = False, rounding: emulator.RoundingName = "model") -> None:
         self.memory = emulator.Memory()
-        self.session = Streams(self.memory, device_of(record), emulator.Options(hazards=hazards))
+        options = emulator.Options(hazards=hazards, rounding=rounding)
+        self.session = Streams(self.memory, device_of(record), options)
         self.holds = self.checked = 0
 
     def __enter__(self) -> EmulatedDevice:

@@ -144,6 +144,14 @@ def test_leading_dimensions_batches_and_rows(
     assert len(reference.streams) == 3
 
 
+def test_plans_of_batch_invariant_calls_are_their_own(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    for count, invariant in ((0, False), (1, False), (1, True), (2, True), (3, False)):
+        cudal2gen.matmul(a, b, batch_invariant=invariant)
+        assert len(reference.streams) == count, "the first call of each kind is Python's"
+    assert kernel_calls(dispatcher) == 5
+
+
 def test_linear(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     reference.layout = "tn"
     x, weight = drawn(2, 5, 64), drawn(40, 64, seed=1)
