@@ -11,6 +11,7 @@ OLDEST = "2.10.0"  # all of whose tests pass; C++ needs its stable ABI
 NEWEST = "2.15.0"  # the newest that was tested; later ones are tried, and `doctor` says so
 BESIDE = ("2.11.0",)  # is tested beside these two: many servers have it
 CUDA = 13  # the major version of the runtime that kernels and launcher need
+RUNTIME = f"libcudart.so.{CUDA}"  # its file, where no other is named
 DRIVER = 580  # the first driver that loads such kernels
 
 

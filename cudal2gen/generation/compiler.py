@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cudal2gen import places
+from cudal2gen import places, torch_range
 from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record
 from cudal2gen.launch.launcher import TORCH_LIBRARY
@@ -49,10 +49,15 @@ from kernelproof.ground.toolchain import (
 Progress = Callable[[int, int], None]  # is called with the numbers of finished kernels and of all kernels
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
-LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
+# What the launcher needs of a machine, which its C++ knows from these flags alone.
+NEEDED = {"CUDA": torch_range.CUDA, "DRIVER": torch_range.DRIVER, "RUNTIME": f'"{torch_range.RUNTIME}"'}
+LAUNCHER_FLAGS = (
+    *("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so"),
+    *(f"-DCUDAL2GEN_{name}={value}" for name, value in NEEDED.items()),
+)
 SPLITTER = Path(__file__).with_name("ptx_split.py")  # run by ninja, for each batch
 SOURCES = places.PACKAGE / "launch"  # of the host launchers
-LAUNCHER_HEADERS = ("cudal2gen.h", "launch.h", "pack.h", "sha256.h")
+LAUNCHER_HEADERS = ("cudal2gen.h", "launch.h", "pack.h", "runtime.h", "sha256.h")
 LAUNCHER_SOURCES = (*LAUNCHER_HEADERS, "launcher.cpp", "pack.cpp", "interface.cpp", "autotune.cpp")
 TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIBRARY}")
 TORCH_SOURCES = ("torch_launcher.cpp",)

@@ -125,7 +125,7 @@ int cudal2gen_version(void);
 
 /* Opens a pack for the current device after checking every file, and that the device runs kernels of it. On a card of
    another model than the pack's nothing counts as measured: only CUDAL2GEN_KERNEL takes its kernels. runtime: file name or
-   path of the CUDA runtime library, null for libcudart.so.13. Any threads may use the pack, with the same device. */
+   path of the CUDA runtime library, null for libcudart.so of CUDA 13. Any threads may use the pack, with the same device. */
 int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pack** out);
 
 /* Unloads its kernels: no plan of it may be run afterwards, and no launch of it may still be under way. Null does nothing. */

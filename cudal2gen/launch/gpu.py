@@ -161,7 +161,7 @@ def runtime() -> Path:
 
     Raises GpuError. LD_LIBRARY_PATH is not searched.
     """
-    name = f"libcudart.so.{torch_range.CUDA}"
+    name = torch_range.RUNTIME
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             if name in line and (mapped := Path(line.split(maxsplit=5)[-1])).name.startswith(name):

@@ -1,10 +1,11 @@
-// The generic launcher opens a built kernel and launches it. One binary serves every kernel, every CUDA 13 runtime and the
+// The generic launcher opens a built kernel and launches it. One binary serves every kernel, every runtime of its CUDA and the
 // emulator's runtime: nothing is linked at build time, and the runtime is loaded by name when a kernel is opened.
 //
 // All functions return a cudaError_t as int; cudal2gen_message() returns the message of this thread's last error. A kernel is
 // opened and loaded for the current device. A launch does not wait; it encodes the tensor maps of new operands and keeps
 // them.
 #include "launch.h"
+#include "runtime.h"
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -67,7 +68,7 @@ struct Runtime {
 template <class Function>
 bool find(void* library, char const* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
-  if (!function) message = std::string(name) + " is missing from the CUDA runtime; CUDA 13 has it";
+  if (!function) message = std::string(name) + " is missing from the CUDA runtime; CUDA " + std::to_string(CUDAL2GEN_CUDA) + " has it";
   return function;
 }
 
@@ -187,8 +188,9 @@ cudaError_t count_resident(cudal2gen_kernel& own, int device) {
 }
 
 int connect_runtime(char const* name, cudal2gen_kernel& own) {
-  void* const library = dlopen(name ? name : "libcudart.so.13", RTLD_NOW | RTLD_LOCAL);
-  if (!library) return refuse(cudaErrorInitializationError, dlerror());
+  cudaError_t error = cudaSuccess;
+  void* const library = open_runtime(name, error, message);
+  if (!library) return error;
   if (!connect(library, own.runtime)) return cudaErrorSymbolNotFound;
   if (own.launch.convention != Convention::kTiles && !connect_hopper(library, own.runtime)) return cudaErrorSymbolNotFound;
   if (own.options.overlaps && !connect_capture(library, own.runtime)) return cudaErrorSymbolNotFound;
@@ -285,7 +287,7 @@ extern "C" {
 char const* cudal2gen_message() { return message.c_str(); }
 
 // directory: that of a built kernel. options: data that is not compiled in, such as "swizzle_stride=2048", or null.
-// runtime: the file name or path of the CUDA runtime library; null for "libcudart.so.13".
+// runtime: the file name or path of the CUDA runtime library; null for CUDAL2GEN_RUNTIME.
 int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out) {
   message.clear();
   *out = nullptr;

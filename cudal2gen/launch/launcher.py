@@ -66,7 +66,7 @@ class OpenKernel:
     """A built kernel, opened for the current device of one CUDA runtime.
 
     ``library`` is the launcher, ``directory`` a built kernel, ``options`` its record's ``launch_options``, ``runtime``
-    the CUDA runtime library, by default the system's libcudart.so.13. Raises LaunchError.
+    the CUDA runtime library, by default the system's (``torch_range.RUNTIME``). Raises LaunchError.
     """
 
     def __init__(

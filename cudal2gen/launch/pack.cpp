@@ -2,6 +2,7 @@
 // the generic launcher (launcher.cpp) and the C interface (interface.cpp), and against no CUDA library.
 #include "pack.h"
 
+#include "runtime.h"
 #include "sha256.h"
 
 #include <dlfcn.h>
@@ -212,13 +213,15 @@ void connect(void* library, HostRuntime& host) {
 // Reads the current device, and whether it is of the pack's model: its name has all words of the title and none of other
 // models', and it has as many SMs. The Python package decides alike (chips.py) and wrote these words.
 int identify(Values const& facts, char const* runtime, HostRuntime& host, Card& card) {
-  void* const library = dlopen(runtime ? runtime : "libcudart.so.13", RTLD_NOW | RTLD_LOCAL);
-  if (!library) return refuse(cudaErrorInitializationError, dlerror());
+  cudaError_t unusable = cudaSuccess;
+  std::string why;
+  void* const library = open_runtime(runtime, unusable, why);
+  if (!library) return refuse(unusable, why);
   auto const get_device = reinterpret_cast<decltype(&cudaGetDevice)>(dlsym(library, "cudaGetDevice"));
   auto const properties =
       reinterpret_cast<cudaError_t (*)(cudaDeviceProp*, int)>(dlsym(library, "cudaGetDeviceProperties"));
   connect(library, host);
-  if (!get_device || !properties || !host.last_error || !host.error_string) return refuse(cudaErrorSymbolNotFound, "the CUDA runtime is not of version 13");
+  if (!get_device || !properties || !host.last_error || !host.error_string) return refuse(cudaErrorSymbolNotFound, "the CUDA runtime lacks functions of CUDA " + std::to_string(CUDAL2GEN_CUDA));
   int number = 0;
   cudaDeviceProp device_facts = {};
   cudaError_t error = get_device(&number);

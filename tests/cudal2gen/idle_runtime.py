@@ -28,6 +28,9 @@ int idle_overlaps, idle_cooperates, idle_captures, idle_nodes[8];
 size_t idle_count, idle_kernels, idle_cleared;
 long long idle_clock, idle_costs[16]; /* ns; of a launch by the order in which kernels were opened, from 1 on */
 
+int idle_versions[2] = {13000, 13000}; /* of the runtime, and the newest that the driver supports */
+int cudaRuntimeGetVersion(int* version) { return *version = idle_versions[0], 0; }
+int cudaDriverGetVersion(int* version) { return *version = idle_versions[1], 0; }
 int cudaDeviceGetAttribute(int* value) { return *value = 4, 0; }
 int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count) { return *count = 1, 0; }
 int cudaOccupancyMaxActiveClusters(int* count) { return *count = 4, 0; }
@@ -81,6 +84,12 @@ def build(folder: Path) -> Path:
     command = ["gcc", "-O2", "-shared", "-fPIC", f"-I{discover().cuda_include}", "-x", "c", "-", "-o", str(library)]
     subprocess.run(command, input=source, text=True, check=True)
     return library
+
+
+def versions(library: Path, runtime: int = 13000, driver: int = 13000) -> None:
+    """What the runtime says of itself and of the driver, as CUDA spells versions: 12080 for 12.8."""
+    own = (ctypes.c_int * 2).in_dll(ctypes.CDLL(str(library)), "idle_versions")
+    own[0], own[1] = runtime, driver
 
 
 def capture(library: Path, nodes: Sequence[int] | None) -> None:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from cudal2gen import pack, places
+from cudal2gen import pack, places, torch_range
 from cudal2gen.generation import compiler
+from cudal2gen.launch.launcher import LaunchError, OpenKernel
 from kernelproof import emulator
 from kernelproof.ground import toolchain
 from tests.cudal2gen import idle_runtime, packed
@@ -64,6 +65,38 @@ def opened(place: Place) -> Iterator[Opened]:
     assert api.cudal2gen_pack_open(os.fsencode(place.folder), os.fsencode(place.runtime), ctypes.byref(handle)) == 0
     yield Opened(api, handle)
     assert api.cudal2gen_pack_close(handle) == 0
+
+
+@pytest.mark.parametrize(
+    ("runtime", "driver", "code", "said"), [(12080, 13000, 500, "12.8"), (13000, 12090, 35, "12.9"), (0, 0, 0, "")]
+)
+def test_an_older_cuda_is_refused_in_one_sentence(
+    runtime: int, driver: int, code: int, said: str, place: Place
+) -> None:
+    """By a pack and by a kernel alike. Versions that nobody knows refuse nothing."""
+    api, handle = interface(place.library), ctypes.c_void_p()
+    idle_runtime.versions(place.runtime, runtime, driver)
+    try:
+        opened = api.cudal2gen_pack_open(os.fsencode(place.folder), os.fsencode(place.runtime), ctypes.byref(handle))
+        assert opened == code
+        if code:
+            sentence = api.cudal2gen_last_error().decode()
+            assert {said, str(torch_range.CUDA), str(torch_range.DRIVER)} <= set(re.findall(r"[\d.]+\d", sentence))
+            kernel = next(file.parent for file in place.folder.rglob("kernel.launch"))
+            with pytest.raises(LaunchError, match=re.escape(sentence)) as caught:
+                OpenKernel(place.library, kernel, {}, place.runtime)
+            assert caught.value.code == code
+        else:
+            assert api.cudal2gen_pack_close(handle) == 0
+    finally:
+        idle_runtime.versions(place.runtime)
+
+
+def test_the_runtimes_name_stands_in_one_place(place: Place) -> None:
+    files = [file for file in places.PACKAGE.rglob("*") if file.suffix in (".py", ".cpp", ".h")]
+    spelled = [file for file in files if re.search(r"libcudart\.so\.\d", file.read_text())]
+    assert (len(files) > 150, spelled) == (True, [])
+    assert torch_range.RUNTIME.encode() in place.library.read_bytes()
 
 
 def problem(**fields: object) -> Problem:

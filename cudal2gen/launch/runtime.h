@@ -1,0 +1,46 @@
+// Opens the CUDA runtime of a process and says in one sentence what is wrong with one that kernels cannot use. What they need is
+// stated in torch_range.py alone, from which the compiler's flags give CUDAL2GEN_RUNTIME, CUDAL2GEN_CUDA and CUDAL2GEN_DRIVER.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <string>
+
+namespace cudal2gen {
+
+inline std::string cuda_version(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+// name: of the library's file, with or without its path; null for CUDAL2GEN_RUNTIME. Null with the error and why, if there is no
+// such library, or if it or the driver below it is of an earlier CUDA.
+inline void* open_runtime(char const* name, cudaError_t& error, std::string& why) {
+  std::string const needed = "kernels need the runtime of CUDA " + std::to_string(CUDAL2GEN_CUDA) + " and driver " +
+                             std::to_string(CUDAL2GEN_DRIVER) + " or newer";
+  void* const library = dlopen(name ? name : CUDAL2GEN_RUNTIME, RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    error = cudaErrorInitializationError;
+    why = std::string(dlerror()) + "; " + needed;
+    return nullptr;
+  }
+  auto const version_by = [library](char const* function) {
+    auto const query = reinterpret_cast<cudaError_t (*)(int*)>(dlsym(library, function));
+    int version = 0;
+    return query && !query(&version) ? version : 0;  // 0: unknown, or no driver; what is called next says why
+  };
+  int const runtime = version_by("cudaRuntimeGetVersion"), driver = version_by("cudaDriverGetVersion");
+  if (runtime && runtime < 1000 * CUDAL2GEN_CUDA) {
+    error = cudaErrorSymbolNotFound;
+    why = "the CUDA runtime is of version " + cuda_version(runtime) + "; " + needed;
+    return nullptr;
+  }
+  if (driver && driver < 1000 * CUDAL2GEN_CUDA) {
+    error = cudaErrorInsufficientDriver;
+    why = "the driver supports CUDA up to " + cuda_version(driver) + "; " + needed;
+    return nullptr;
+  }
+  return library;
+}
+
+}  // namespace cudal2gen
