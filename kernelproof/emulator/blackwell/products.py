@@ -358,6 +358,7 @@ class TensorProducts:
         # Without clusters the columns of asynchronous work have no second entry: pass them on as they are.
         if not clocks.ended:
             clock[clocks.wgmma :] = present[clocks.wgmma :]
+            clock[clocks.together : clocks.columns] = 0
         others = [tick for other, tick in self.open.get(lane >> 5, {}).items() if other != lane]
         # The column is one per warp: products of other lanes that are not committed must stay uncovered.
         clocks.set(clock, column, min([self.launch.tick, *others]))

@@ -28,6 +28,7 @@ from kernelproof.emulator.frontend.flow.blocks import Block
 from kernelproof.emulator.frontend.flow.graph import Graph, build
 from kernelproof.emulator.frontend.flow.provenance import origins, written
 from kernelproof.emulator.frontend.flow.swaps import checked_loads
+from kernelproof.emulator.frontend.gathering import gathered, may_release
 from kernelproof.emulator.frontend.instruction import Instruction, defs_uses, modelled, results_and_operands, symbols
 from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.instructions.memory import observed_spaces, read_flags
@@ -138,6 +139,7 @@ class _Translator:
             origins=origins(graph.instructions(), graph.kinds, self.layout.symbols, graph.function.machine_code),
             machine_code=graph.function.machine_code,
         )  # fmt: skip
+        self.gathers = may_release(graph.instructions())
         # Registers that some path reads before it writes them; and those of them whose value may change a result.
         self.unset = self._unset_registers()
         accumulators = self._set_anew()
@@ -258,8 +260,13 @@ class _Translator:
         if merged:
             e.line("if w:")
             e.line(" " + "; ".join(f"{saved[name]} = {e.variable(name)}" for name in merged))
-        for ins in block.instrs:
+        places = gathered(block.instrs) if self.gathers else frozenset()
+        for i, ins in enumerate(block.instrs):
+            if i in places:
+                e.line("W.gather(m)")
             self._emit(ins)
+        if len(block.instrs) in places:
+            e.line("W.gather(m)")
         if block.end == "wait":
             assert block.last is not None
             e.resume = block.targets[0]

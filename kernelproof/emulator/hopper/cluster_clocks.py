@@ -1,7 +1,7 @@
 """Vector clocks of the warps of a cluster, over warps, asynchronous readers and mbarriers.
 
 This is the causality order of the PTX memory consistency model for shared memory of a cluster. As in ``warp_clocks``,
-time is the launch's tick, and clocks are kept per warp.
+time is the launch's tick, and clocks are kept per warp, with two entries for each.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class ClusterClocks(WarpClocks):
 
     ``table`` has shape (row, warp, column). Each column belongs to an agent that accesses memory. The columns are, in
     this order: the cluster's warps, the wgmma of its warpgroups, the bulk stores of its warps, the bulk copies that
-    each mbarrier completes, and last the cluster barrier, whose tick says that all CTAs have started. An entry is a
-    tick: what the column's agent did before that tick happens before what the warp does now. Entries never shrink.
+    each mbarrier completes, and the cluster barrier, whose tick says that all CTAs have started. Last, ``together``
+    columns behind those of the warps, come the warps with all their lanes (see ``WarpClocks``). An entry is a tick:
+    what the column's agent did before that tick happens before what the warp does now. Entries never shrink.
 
     Order has two degrees. What a column did before its entry is *visible*: the warp may read what it wrote. A second
     entry, ``ended`` columns further, says what has *ended*: what it read before may be overwritten. Within a CTA both
@@ -46,12 +47,15 @@ class ClusterClocks(WarpClocks):
         self.wgmma = self.cluster * self.warps
         self.bulk = self.wgmma + self.cluster * self.groups
         self.barriers = self.bulk + self.cluster * self.warps
-        self.columns = self.barriers + MAX_BARRIERS * self.cluster + 1
-        self.started = self.columns - 1
+        self.started = self.barriers + MAX_BARRIERS * self.cluster
+        self.together = self.started + 1
+        self.columns = self.together + self.cluster * self.warps
         self.ended = self.columns if self.cluster > 1 else 0
         first = self.columns + self.ended
         self.device = first if batch.launch.kernel.restricts else 0
         self.length = first + (self.columns if self.device else 0)
+        # Without clusters, or without restricted fences, parts coincide.
+        self.parts = tuple(sorted({0, self.ended, self.device}))
         self.ticks: Array = np.zeros((batch.count, self.warps, self.length), np.int64)
         self.table = self.ticks
         # (row, warp) -> lanes of the warp (32 bools) and what they alone have learned.
@@ -59,8 +63,10 @@ class ClusterClocks(WarpClocks):
         # Per row: the column of its warp 0.
         self.first: Array = batch.rank * self.warps
         self.used_barriers: dict[int, int] = {}
+        # The columns of the warps of the CTA of rank 0.
+        self.of_warps = np.concatenate((np.arange(self.warps), np.arange(self.warps) + self.together))
         for row in range(batch.count):
-            self.set(self.ticks[row], np.arange(self.warps) + self.first[row], batch.launch.tick)
+            self.set(self.ticks[row], self.of_warps + self.first[row], batch.launch.tick)
 
     # --- columns ---
 
@@ -75,13 +81,6 @@ class ClusterClocks(WarpClocks):
     def empty(self) -> Array:
         """A clock that knows nothing."""
         return np.zeros(self.length, np.int64)
-
-    def set(self, clock: Array, columns: int | Array, tick: int) -> None:
-        """Let the holder of a clock know what the columns did before the tick. ``clock`` may also be several clocks, in
-        its last axis."""
-        clock[..., columns] = tick
-        clock[..., columns + self.ended] = tick
-        clock[..., columns + self.device] = tick
 
     def only_ended(self, clock: Array) -> Array:
         """A clock that knows the same accesses to have ended, and none of them to be visible."""
@@ -98,16 +97,19 @@ class ClusterClocks(WarpClocks):
         return out
 
     def own(self, row: int) -> slice:
-        """The columns of a row's warps."""
+        """The columns of a row's warps, for what some of their lanes have released."""
         first = int(self.first[row])
         return slice(first, first + self.warps)
 
-    def present(self, row: int, warp: int) -> Array:
+    def column(self, row: int, warp: int) -> int:
+        return int(self.first[row]) + warp
+
+    def present(self, row: int, warp: int, lanes: Array | None = None) -> Array:
         """The clock that a warp's release publishes: see ``WarpClocks.present``."""
         clock: Array = self.ticks[row, warp].copy()
         for _, learned in self.private.get((row, warp), ()):
             np.maximum(clock, learned, out=clock)
-        self.set(clock, int(self.first[row]) + warp, self.launch.tick + 1)
+        self._cover(clock, row, warp, lanes, self.launch.tick + 1)
         return clock
 
     def wgmma_column(self, row: int, group: int) -> int:
@@ -129,9 +131,9 @@ class ClusterClocks(WarpClocks):
 
     # --- what is known ---
 
-    def horizon(self, row: Array | int, warp: Array | int, other: Array) -> Array:
+    def horizon(self, row: Array | int, warp: Array | int, other: Array, together: Array | bool = False) -> Array:
         """See ``WarpClocks.horizon``; what counts is visibility in global memory."""
-        return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device])
+        return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device + self.together * together])
 
     def total(self, row: int, warp: int) -> int:
         learned = sum(int(clock.sum()) for _, clock in self.private.get((row, warp), ()))
@@ -197,13 +199,21 @@ class ClusterClocks(WarpClocks):
                         clock = np.maximum(clock, learned)
         return clock
 
-    def publish(self, lanes: Array) -> Array:
-        """The clock that a release by these lanes publishes: all that their warps know, and did before this tick. The
-        caller has advanced the tick."""
-        batch = self.batch
-        clock = self.knowledge(lanes)
+    def publish(self, lanes: Array, whole: bool = False) -> Array:
+        """The clock that a release by these lanes publishes: all that their warps know, and what they did before this
+        tick. ``whole``: the rest of their warps does the same, or the release does not count. The caller has advanced
+        the tick."""
+        clock, tick = self.knowledge(lanes), self.batch.launch.tick
         warps = distinct(lanes >> 5)
-        self.set(clock, self.first[warps // self.warps] + warps % self.warps, batch.launch.tick)
+        columns = self.first[warps // self.warps] + warps % self.warps
+        are_whole = np.ones(len(warps), bool) if whole else self.releases.are_whole(lanes, warps)
+        if are_whole.all():
+            self.set(clock, columns, tick)
+            self.set(clock, columns + self.together, tick)
+            return clock
+        for warp, all_lanes in zip(warps.tolist(), are_whole.tolist(), strict=True):
+            row, index = divmod(warp, self.warps)
+            self._cover(clock, row, index, None if all_lanes else lanes[lanes >> 5 == warp], tick)
         return clock
 
     def acquire(self, lanes: Array, clock: Array) -> None:
@@ -237,9 +247,8 @@ class ClusterClocks(WarpClocks):
 
     def learn(self, row: int, warps: Array, column: int, tick: int) -> None:
         """Warps of a row learn that a column's accesses before a tick have ended."""
-        # A set, because the three are one where there are no clusters or no restricted fences.
-        for at in {column, column + self.ended, column + self.device}:
-            self.ticks[row, warps, at] = np.maximum(self.ticks[row, warps, at], tick)
+        for part in self.parts:
+            self.ticks[row, warps, column + part] = np.maximum(self.ticks[row, warps, column + part], tick)
 
     def _share(self, synchronised: Array | None) -> None:
         """The lanes of ``synchronised`` warps (bool per row and warp; None: all) learn each other's private clocks."""
@@ -256,7 +265,7 @@ class ClusterClocks(WarpClocks):
         for row in range(self.batch.count):
             horizon = self.ticks[row]
             best = horizon.max(axis=0)
-            self.set(best, np.arange(self.warps) + self.first[row], self.launch.tick)
+            self.set(best, self.of_warps + self.first[row], self.launch.tick)
             horizon[:] = best
 
     def meet(self, row: int, warps: Array, waiting: Array, whole: bool, released: Array | None) -> None:
@@ -265,7 +274,8 @@ class ClusterClocks(WarpClocks):
         self._share(synchronised)
         horizon = self.ticks[row]
         best = horizon[warps].max(axis=0)
-        self.set(best, self.first[row] + warps, self.launch.tick)
+        for column in (self.first[row], self.first[row] + self.together):
+            self.set(best, warps + column, self.launch.tick)
         horizon[waiting] = best if released is None else np.maximum(best, released)
         if whole and len(waiting) == len(warps):
             self.base[row] = self.launch.tick
@@ -278,7 +288,6 @@ class ClusterClocks(WarpClocks):
         if self.private:
             self._share(synchronised)
         rows, warps = np.nonzero(synchronised)
-        column = warps + self.first[rows]
-        self.ticks[rows, warps, column] = self.launch.tick
-        self.ticks[rows, warps, column + self.ended] = self.launch.tick
-        self.ticks[rows, warps, column + self.device] = self.launch.tick
+        for part in self.parts:
+            column = warps + self.first[rows] + part
+            self.ticks[rows, warps, column] = self.ticks[rows, warps, column + self.together] = self.launch.tick

@@ -7,172 +7,39 @@ proxy and its fences, and on scopes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import numpy as np
 
-from kernelproof.emulator.hopper.async_reads import AsyncReads, Elements, Extent, ProductPlaces
+from kernelproof.emulator.hopper.async_reads import Elements, Extent, ProductPlaces
 from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
+from kernelproof.emulator.hopper.cluster_order import ACTOR, NARROW, PSEUDO, RANK_THREADS, SEVERAL, ClusterOrder
 from kernelproof.emulator.hopper.peers import WITHIN, Peers
 from kernelproof.emulator.memory.late_copies import undefined
-from kernelproof.emulator.memory.recorded import RecordedSites
-from kernelproof.emulator.memory.shared import (
+from kernelproof.emulator.memory.shared import WINDOW_START, SharedAccess
+from kernelproof.emulator.memory.shared_checks import (
     READ_AFTER_WRITE,
-    WINDOW_START,
     WRITE_AFTER_READ,
     WRITE_AFTER_WRITE,
     Granules,
-    SharedAccess,
-    SharedMemory,
 )
 from kernelproof.emulator.state.arrays import SHIFT, Array, Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.lane_releases import APART
 from kernelproof.emulator.state.participants import Participant
-from kernelproof.emulator.state.sites import Site
-
-# The actor of a tag has 16 bits and says who made the access:
-#   rank << 10 | thread               one thread; ranks are below 16 and threads below 1024
-#   SEVERAL + (rank << 5 | warp)      several lanes of a warp
-#   PSEUDO + column of the clocks     asynchronous work
-# The three ranges do not overlap, and comparing an actor with SEVERAL and PSEUDO tells them apart.
-RANK_THREADS = 10
-SEVERAL, PSEUDO = 1 << 14, 1 << 15
-ACTOR = (1 << 16) - 1
-NARROW = "they are of different CTAs, and the synchronisation between is of CTA scope only"
 
 
-@lru_cache(maxsize=64)
-def _column_table(warps: int, columns: int) -> Array:
-    """Actor -> the column of the clocks that says when its accesses are over."""
-    actor = np.arange(1 << 16)
-    thread = (actor >> RANK_THREADS) * warps + ((actor & 1023) >> 5)
-    several = ((actor - SEVERAL) >> 5) * warps + ((actor - SEVERAL) & 31)
-    table = np.where(actor < SEVERAL, thread, np.where(actor < PSEUDO, several, actor - PSEUDO))
-    return np.minimum(table, columns - 1)
+class ClusterMemory(ClusterOrder):
+    """Shared memory whose words remember asynchronous accesses, and those of other CTAs of the cluster."""
 
-
-class ClusterMemory(SharedMemory):
-    """Shared memory whose words remember asynchronous accesses, and those of other CTAs of the cluster.
-
-    Asynchronous accesses are of 16-byte elements. Their tags name a column of the clocks; they happen before whoever
-    knows that column beyond the tag's tick. ``async_reads`` keeps the last asynchronous read of every element, by
-    warpgroup (wgmma) and then by warp (bulk stores). A barrier orders threads but no asynchronous work, so no tag is
-    ever old: ``fresh`` is 0, and every access is checked.
-    """
-
-    TAG = np.uint64
-    BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 16, (1 << 64) - 1, 1 << 63, 1 << 46
-    DEFERS = False
     # Tags up to this one are LONG_AGO, or there is none.
     LONG_PAST = 1 << 16
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks, peers: Peers, size: int, granule: int) -> None:
-        self.cluster_clocks, self.peers = clocks, peers
-        super().__init__(batch, clocks, size, granule)
-        self.column_of = _column_table(clocks.warps, clocks.columns)
-        self.async_reads = AsyncReads(clocks.groups + clocks.warps, self.data.size >> 4)
+        super().__init__(batch, clocks, peers, size, granule)
         self.thread_reads = Extent(size, 0)
         # Per lane: the tick of its last fence.proxy.async. Per (row, warp): the clock at its last one, which it covers.
         self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
         self.proxy_horizon: dict[tuple[int, int], Array] = {}
-
-    def _reader_columns(self) -> int:
-        return self.cluster_clocks.wgmma
-
-    def _actors(self) -> tuple[Array, Array, Array]:
-        batch = self.batch
-        rank = batch.rank[batch.row_of]
-        thread = (rank << RANK_THREADS | batch.thread).astype(np.uint64)
-        several = (SEVERAL + (rank << 5 | batch.warp)).astype(np.uint64)
-        return thread, several, (rank * batch.warps_per_cta + batch.warp).astype(np.int64)
-
-    def _first_fresh(self) -> int:
-        return 0
-
-    # --- order ---
-
-    def _split(self, tags: Array) -> tuple[Array, Array, Array]:
-        """Tags -> (actors, ticks, columns of the clocks)."""
-        actor = (tags & ACTOR).astype(np.int64)
-        # The tick of a tag counts from t0 and is one too large, because 0 and LONG_AGO are no ticks.
-        ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
-        return actor, ticks, self.column_of[actor]
-
-    def _degree(self, actor: Array, column: Array, hazard: str) -> Array:
-        """The columns that must be known. Data that is read, or overwritten by threads, must be visible; after reads
-        and bulk copies it is enough that they have ended."""
-        if hazard == READ_AFTER_WRITE:
-            return column
-        ended = self.cluster_clocks.ended
-        return column + ended if hazard == WRITE_AFTER_READ else column + ended * (actor >= PSEUDO)
-
-    def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:
-        batch, clocks = self.batch, self.cluster_clocks
-        actor, ticks, column = self._split(tags)
-        column = self._degree(actor, column, hazard)
-        # An access is ordered if it is the lane's own, or if the clock of the lane's warp includes it. What only some
-        # lanes of the warp have learned is looked up last, because it is rare and takes a loop.
-        out: Array = actor == self.actor[lanes].astype(np.int64)
-        out |= ticks < clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column]
-        if clocks.private and not out.all():
-            for i in np.flatnonzero(~out):
-                out[i] = clocks.ordered_privately(int(lanes[i]), int(column[i]), int(ticks[i]))
-        return out
-
-    def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
-        """Report a race; as ``memory-scope`` where accesses of two CTAs are ordered, but only at CTA scope."""
-        if self.cluster_clocks.ended and hazard != WRITE_AFTER_READ:
-            narrow = bad.copy()
-            narrow[bad] = self._ordered(granules.lane[bad], tags[bad], WRITE_AFTER_READ)
-            if narrow.any():
-                text = f"{hazard}: {NARROW}"
-                self._report("memory-scope", text, granules, narrow, tags, doubtful=doubtful)
-                bad = bad & ~narrow
-        if bad.any():
-            super()._report_unordered(hazard, bad, tags, granules, doubtful)
-
-    def _over(self, lanes: Array, column: int) -> Array:
-        batch, clocks = self.batch, self.cluster_clocks
-        return np.asarray(clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column + clocks.ended])
-
-    def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
-        actor, clocks = tag & ACTOR, self.cluster_clocks
-        site = self._recorded_site(granule, int(self.column_of[actor]) if reader else None)
-        threads: tuple[int, ...] = ()
-        agent = ""
-        if actor < SEVERAL:
-            rank, threads = actor >> RANK_THREADS, (actor & 1023,)
-        elif actor < PSEUDO:
-            rank, agent = (actor - SEVERAL) >> 5, f"a lane of warp {(actor - SEVERAL) & 31}"
-        else:
-            column = actor - PSEUDO
-            if column >= clocks.barriers:
-                return Participant(site, agent="a bulk copy")
-            if column < clocks.bulk:
-                rank, group = divmod(column - clocks.wgmma, clocks.groups)
-                agent = clocks.agent(group)
-            else:
-                rank, warp = divmod(column - clocks.bulk, clocks.warps)
-                agent = f"a bulk store of warp {warp}"
-        return Participant(site, self.batch.cta_index(self.peers.row_of_rank(row, rank)), threads, agent)
-
-    def _recorded_site(self, granule: int, column: int | None) -> Site:
-        if column is not None and column >= self.cluster_clocks.barriers:
-            # A bulk copy to another CTA reads on behalf of an mbarrier, and is recorded under its warp's column.
-            chunk = granule * self.granule >> 4
-            actors = (self.async_reads.tags[:, chunk] & self.TAG(ACTOR)).astype(np.int64)
-            readers = np.flatnonzero(actors == PSEUDO | column)
-            row = granule * self.granule // self.stride
-            column = self._reader_column(row, int(readers[0])) if len(readers) else None
-        return super()._recorded_site(granule, column)
-
-    def _columns_of(self, tags: Array) -> Array:
-        # Bulk copies have no columns of their own, see ``_recorded_site``.
-        return np.minimum(self.column_of[(tags & ACTOR).astype(np.int64)], self.cluster_clocks.barriers - 1)
-
-    def _make_recorded(self, granules: int) -> RecordedSites:
-        # Asynchronous readers have their columns behind those of the warps, up to that of the last bulk store.
-        return RecordedSites(granules, self.cluster_clocks.barriers)
 
     # --- elements of 16 bytes ---
 
@@ -294,7 +161,8 @@ class ClusterMemory(SharedMemory):
         for i, (lane, row) in enumerate(zip(lanes.tolist(), rows.tolist(), strict=True)):
             # A lane needs no synchronisation with itself, but its own proxy fence.
             own = int(limit[i, batch.thread[lane]])
-            np.minimum(limit[i], np.repeat(clocks.of_lane(lane)[clocks.own(row)], 32)[:width], out=limit[i])
+            known = clocks.of_lane(lane)[clocks.together :][clocks.own(row)]
+            np.minimum(limit[i], np.repeat(known, 32)[:width], out=limit[i])
             limit[i, batch.thread[lane]] = own
         ticks = (tags >> self.TAG(self.BITS)).astype(np.int64) - 1 + self.t0
         thread = (tags & self.TAG(1023)).astype(np.int64)
@@ -332,18 +200,16 @@ class ClusterMemory(SharedMemory):
             return False
         # The least tick over all warps and all threads of the CTA bounds every writer, whichever it was.
         width = self.batch.width
-        passed = clocks.ticks[rows, warps, : clocks.warps].min(axis=1)
+        passed = clocks.ticks[rows, warps, clocks.together : clocks.together + clocks.warps].min(axis=1)
         fenced = self.proxy_fenced.reshape(-1, width)[rows].min(axis=1)
         return bool((ticks < np.minimum(passed, fenced)).all())
 
     def _check_async_read(self, tags: Array, at: Array, lane: int, row: int, site: int, reader_name: str) -> None:
         """Report what is wrong with an asynchronous read of elements that were written under these tags."""
         tags, at_of = self._writers_of(tags, at, lane, site, reader_name)
-        actor, ticks, columns = self._split(tags)
-        clock = self.cluster_clocks.of_lane(lane)
-        bad = (ticks >= clock[columns]) & (actor != int(self.actor[lane]))
+        bad = ~self._ordered(np.full(len(tags), lane), tags, READ_AFTER_WRITE)
         self._report_race(f"{reader_name} reads", READ_AFTER_WRITE, bad, tags, at_of, lane, row, site)
-        generic = (actor < SEVERAL) & ~bad & (tags > self.LONG_PAST)
+        generic = ((tags & ACTOR) < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
             self._check_proxy(tags[generic], lane, at_of[generic], site, f"{reader_name} reads", row)
 
@@ -369,13 +235,6 @@ class ClusterMemory(SharedMemory):
         element = int(at[bad][0])
         granule = element * 16 // self.granule
         return self.participant(int(tags[bad][0]), element * 16 // self.stride, granule, reader=False)
-
-    def _reader_column(self, row: int, reader: int) -> int:
-        """The column of the clocks of an asynchronous reader of a row."""
-        clocks = self.cluster_clocks
-        if reader < clocks.groups:
-            return clocks.wgmma_column(row, reader)
-        return clocks.bulk_column(row, reader - clocks.groups)
 
     def _check_write(
         self,
@@ -534,19 +393,15 @@ class ClusterMemory(SharedMemory):
         plain = np.flatnonzero((tags < self.IN_FLIGHT) & (tags > self.LONG_PAST))
         if plain.size:
             tags, where = tags[plain], where[plain]
-            actor, ticks, columns = self._split(tags)
-            horizon = self.cluster_clocks.of_lane(lane)[self._degree(actor, columns, WRITE_AFTER_WRITE)]
-            bad = (ticks >= horizon) & (actor != int(self.actor[lane]))
+            bad = ~self._ordered(np.full(len(tags), lane), tags, WRITE_AFTER_WRITE)
             self._report_race("a bulk copy starts", WRITE_AFTER_WRITE, bad, tags, where, lane, row, site)
-            generic = (actor < SEVERAL) & ~bad
+            generic = ((tags & ACTOR) < SEVERAL) & ~bad
             if generic.any() and width == 16:
                 self._check_proxy(tags[generic], lane, where[generic], site, "a bulk copy overwrites", row)
 
     def _check_reads(self, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
         """Report a bulk copy that overwrites what was read under these tags too early."""
-        actor, ticks, columns = self._split(tags)
-        horizon = self.cluster_clocks.of_lane(lane)[self._degree(actor, columns, WRITE_AFTER_READ)]
-        bad = (tags != 0) & (ticks >= horizon) & (actor != int(self.actor[lane]))
+        bad = (tags != 0) & ~self._ordered(np.full(len(tags), lane), tags, WRITE_AFTER_READ)
         self._report_race("a bulk copy starts", WRITE_AFTER_READ, bad, tags, at, lane, row, site)
 
     def _report_race(
@@ -556,10 +411,12 @@ class ClusterMemory(SharedMemory):
         if not bad.any():
             return
         i = int(np.flatnonzero(bad)[0])
-        _, ticks, columns = self._split(tags[i : i + 1])
-        clocks = self.cluster_clocks
-        narrow = bool(clocks.ended) and int(ticks[0]) < int(clocks.of_lane(lane)[columns[0] + clocks.ended])
-        kind, why = ("memory-scope", f": {NARROW}") if narrow else ("shared-race", " without synchronisation between")
+        kind, why = "shared-race", " without synchronisation between"
+        one, tag = np.array([lane]), tags[i : i + 1]
+        if self.cluster_clocks.ended and self._ordered(one, tag, WRITE_AFTER_READ)[0]:
+            kind, why = "memory-scope", f": {NARROW}"
+        elif self._some_lanes_released(one, tag, hazard)[0]:
+            why = f": {APART}"
         other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, hazard == WRITE_AFTER_READ)
         self._report_element(kind, f"{event}: {hazard}{why}", site, lane, int(at[i]), other=other)
 

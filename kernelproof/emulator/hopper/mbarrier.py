@@ -216,8 +216,9 @@ class MBarriers:
         column = int(clocks.first[origin] + batch.warp[bar.init_lane])
         horizon = clocks.of_lane(lane)
         # Three ways to see the initialisation: the lane executed it; the lane's clock includes it; or a fence released
-        # it and a cluster barrier, even a relaxed one, passed that on. The last column is the cluster barrier's.
-        if lane == bar.init_lane or horizon[column] > bar.init_tick or 0 < bar.fenced < horizon[-1]:
+        # it and a cluster barrier, even a relaxed one, passed that on.
+        started = horizon[clocks.started + clocks.parts[-1]]
+        if lane == bar.init_lane or horizon[column] > bar.init_tick or 0 < bar.fenced < started:
             return
         text = (
             f"uses the mbarrier at shared offset {bar.offset} before its initialisation is known to be visible "

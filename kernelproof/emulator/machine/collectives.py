@@ -30,6 +30,10 @@ class Warps:
     def __init__(self, batch: BatchState, clocks: WarpClocks) -> None:
         self.batch, self.clocks = batch, clocks
 
+    def gather(self, m: Mask) -> None:
+        """The lanes have executed instructions of whole warps, of whatever kind."""
+        self.clocks.releases.gather(m)
+
     def _active(self, m: Mask) -> Array:
         return (np.ones(self.batch.size, bool) if m is None else m).reshape(-1, 32)
 

@@ -18,6 +18,7 @@ from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, numbers,
 from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, Run, Tags
 from kernelproof.emulator.state.arrays import SHIFT, Array
 from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.lane_releases import APART
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.scopes import CHECKED, READ_MODIFY_WRITE, SIZE_SHIFT, Scope, scope_of
 from kernelproof.emulator.state.warp_clocks import WarpClocks
@@ -430,8 +431,7 @@ class DeviceHazards:
         inside = np.flatnonzero(cta == own)
         if inside.size:
             near = pending[inside]
-            horizon = self.clocks.horizon(batch.row_of[near], batch.warp[near], local[inside] >> 5)
-            ordered[inside] = tick[inside] < horizon
+            ordered[inside] = self.clocks.covers(batch.row_of[near], batch.warp[near], local[inside], tick[inside])
         if batch.cluster_size > 1:
             for i in np.flatnonzero(~ordered):
                 row = self._rows().get(int(cta[i]))
@@ -476,10 +476,14 @@ class DeviceHazards:
         first = int(np.flatnonzero(bad)[0])
         cta, thread = divmod(int(tags[first]) & THREAD, batch.width)
         index = self.launch.cta_index(cta)
-        relation = "in the same CTA" if index == batch.cta_index(int(batch.row_of[lanes[first]])) else "in another CTA"
+        row, warp = batch.row_of[lanes[[first]]], batch.warp[lanes[[first]]]
+        relation = "in the same CTA" if index == batch.cta_index(int(row[0])) else "in another CTA"
         both_strong = strong and int(tags[first]) >> SCOPE_SHIFT & SCOPE
         mixed = both_strong and not np.broadcast_to(origin.matches_size(strong), len(tags))[first]
         why = ": both are strong, but of different sizes" if mixed else ""
+        tick = tags[[first]] >> TICK_SHIFT
+        if relation == "in the same CTA" and self.clocks.released_by_others(row, warp, np.array([thread]), tick)[0]:
+            why = f": {APART}"
         if int(tags[first]) >> TICK_SHIFT == UNDER_WAY:
             why = ": nothing has waited for that bulk store (cp.async.bulk.wait_group, without .read)"
         batch.report_lanes(

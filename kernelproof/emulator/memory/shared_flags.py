@@ -121,7 +121,7 @@ class SharedFlags:
                 row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
                 self.learn_write(row, warp, int(place[0]), history.last, read)
             values = None if old is None or new is None else (old[elements], new[elements])
-            self._publish(lanes[elements[:1]], place, write, site, values, keep=True)
+            self._publish(lanes[elements[:1]], place, write, site, values, lanes[elements], keep=True)
 
     def _publish(
         self,
@@ -130,15 +130,20 @@ class SharedFlags:
         strong: int,
         site: int,
         values: tuple[Array, Array] | None,
+        together: Array | None = None,
         keep: bool = False,
     ) -> None:
-        """A strong write publishes a clock: a release everything that its warp did, a relaxed write what it fenced.
-        ``values``: what the places held and what they hold now, if that is recorded."""
+        """A strong write publishes a clock: a release everything that comes before it, a relaxed write what its warp
+        fenced. ``values``: what the places held and what they hold now, if that is recorded. ``together``: all lanes
+        for which the first one writes."""
         batch, scope, release = self.batch, scope_of(strong), bool(strong & ORDERS)
         for i, place in enumerate(offset.tolist()):
             lane = i if lanes is None else int(lanes[i])
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
-            clocks = up_to(scope, self.clocks.present(row, warp)) if release else self.fenced.get((row, warp), {})
+            clocks = self.fenced.get((row, warp), {})
+            if release:
+                some = np.array([lane]) if together is None else together
+                clocks = up_to(scope, self.clocks.present(row, warp, some))
             moment = Moment(row, warp, self.launch.tick, site)
             pair = None if values is None or not self.active else (values[0][i], values[1][i])
             self.flags.write(place, self._side(row), scope, moment, clocks, release=release, keep=keep, values=pair)
@@ -153,7 +158,8 @@ class SharedFlags:
         ``sequential``: it is a fence.sc."""
         if not self.hazards:
             return
-        warps = self.clocks.warps_in(self.batch.running(m)) if self.flags_are_read else np.zeros((0, 0), bool)
+        mask = self.batch.running(m)
+        warps = self.clocks.warps_in(mask) if self.flags_are_read else np.zeros((0, 0), bool)
         for row, warp in np.argwhere(warps).tolist():
             key = row, warp
             pending = self.learned.get(key, {}) if acquire else {}
@@ -161,7 +167,8 @@ class SharedFlags:
             for clock in self.flags.take(dict(pending) if restricted else pending, scope):
                 self._bring_into_force(row, warp, self.clocks.in_shared(clock) if restricted else clock)
             if release:
-                present = self.clocks.present(row, warp)
+                first = row * self.batch.width + 32 * warp
+                present = self.clocks.present(row, warp, first + np.flatnonzero(mask[first : first + 32]))
                 clocks = up_to(scope, self.clocks.in_shared(present) if restricted else present)
                 self.fenced[key] = self.flags.merged(self.fenced.get(key, {}), clocks)
                 if sequential and self.observed:

@@ -131,3 +131,10 @@ def test_a_finding_names_the_buffer_and_the_element(
     place = examples(rule)[0].run()[0].place
     assert place is not None
     assert (place.buffer, place.element, place.index) == (buffer, element, index)
+
+
+@pytest.mark.slow
+def test_the_warp_must_synchronise_before_one_lane_sets_a_flag() -> None:
+    right = examples("shared-race")[2]
+    assert "    __syncwarp();\n" in right.code
+    assert {report.kind for report in Example(right.code.replace("    __syncwarp();\n", "")).run()} == {"shared-race"}

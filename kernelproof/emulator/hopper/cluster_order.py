@@ -1,0 +1,194 @@
+"""Order of accesses to the shared memory of a cluster: tags that name any CTA's threads, and who comes before whom."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from kernelproof.emulator.hopper.async_reads import AsyncReads
+from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
+from kernelproof.emulator.hopper.peers import Peers
+from kernelproof.emulator.memory.recorded import RecordedSites
+from kernelproof.emulator.memory.shared import SharedMemory
+from kernelproof.emulator.memory.shared_checks import READ_AFTER_WRITE, WRITE_AFTER_READ, Granules
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.batch_state import BatchState
+from kernelproof.emulator.state.participants import Participant
+from kernelproof.emulator.state.sites import Site
+
+# The actor of a tag has 16 bits and says who made the access:
+#   rank << 10 | thread               one thread; ranks are below 16 and threads below 1024
+#   SEVERAL + (rank << 5 | warp)      several lanes of a warp
+#   PSEUDO + column of the clocks     asynchronous work
+# The three ranges do not overlap, and comparing an actor with SEVERAL and PSEUDO tells them apart.
+RANK_THREADS = 10
+SEVERAL, PSEUDO = 1 << 14, 1 << 15
+ACTOR = (1 << 16) - 1
+NARROW = "they are of different CTAs, and the synchronisation between is of CTA scope only"
+
+
+@lru_cache(maxsize=64)
+def _column_table(warps: int, columns: int) -> Array:
+    """Actor -> the column of the clocks that says when its accesses are over."""
+    actor = np.arange(1 << 16)
+    thread = (actor >> RANK_THREADS) * warps + ((actor & 1023) >> 5)
+    several = ((actor - SEVERAL) >> 5) * warps + ((actor - SEVERAL) & 31)
+    table = np.where(actor < SEVERAL, thread, np.where(actor < PSEUDO, several, actor - PSEUDO))
+    return np.minimum(table, columns - 1)
+
+
+@lru_cache(maxsize=64)
+def _together_table(warps: int, columns: int, together: int) -> Array:
+    """The same, but for a single thread the column of all lanes of its warp."""
+    return np.asarray(_column_table(warps, columns) + together * (np.arange(1 << 16) < SEVERAL))
+
+
+class ClusterOrder(SharedMemory):
+    """Shared memory of a batch of whole clusters, with what orders accesses to it.
+
+    Asynchronous accesses are of 16-byte elements. Their tags name a column of the clocks; they happen before whoever
+    knows that column beyond the tag's tick. ``async_reads`` keeps the last asynchronous read of every element, by
+    warpgroup (wgmma) and then by warp (bulk stores). A barrier orders threads but no asynchronous work, so no tag is
+    ever old: ``fresh`` is 0, and every access is checked.
+    """
+
+    TAG = np.uint64
+    BITS, UNWRITTEN, IN_FLIGHT, MAX_TICK = 16, (1 << 64) - 1, 1 << 63, 1 << 46
+    DEFERS = False
+
+    def __init__(self, batch: BatchState, clocks: ClusterClocks, peers: Peers, size: int, granule: int) -> None:
+        self.cluster_clocks, self.peers = clocks, peers
+        super().__init__(batch, clocks, size, granule)
+        self.column_of = _column_table(clocks.warps, clocks.columns)
+        self.together_of = _together_table(clocks.warps, clocks.columns, clocks.together)
+        self.async_reads = AsyncReads(clocks.groups + clocks.warps, self.data.size >> 4)
+
+    def _reader_columns(self) -> int:
+        return self.cluster_clocks.wgmma
+
+    def _actors(self) -> tuple[Array, Array, Array]:
+        batch = self.batch
+        rank = batch.rank[batch.row_of]
+        thread = (rank << RANK_THREADS | batch.thread).astype(np.uint64)
+        several = (SEVERAL + (rank << 5 | batch.warp)).astype(np.uint64)
+        return thread, several, (rank * batch.warps_per_cta + batch.warp).astype(np.int64)
+
+    def _first_fresh(self) -> int:
+        return 0
+
+    def _split(self, tags: Array) -> tuple[Array, Array, Array]:
+        """Tags -> (actors, ticks, columns of the clocks)."""
+        actor = (tags & ACTOR).astype(np.int64)
+        # The tick of a tag counts from t0 and is one too large, because 0 and LONG_AGO are no ticks.
+        ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
+        return actor, ticks, self.column_of[actor]
+
+    def _degree(self, actor: Array, column: Array, hazard: str) -> Array:
+        """The columns that must be known. Data that is read, or overwritten by threads, must be visible; after reads
+        and bulk copies it is enough that they have ended."""
+        if hazard == READ_AFTER_WRITE:
+            return column
+        ended = self.cluster_clocks.ended
+        return column + ended if hazard == WRITE_AFTER_READ else column + ended * (actor >= PSEUDO)
+
+    def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:
+        batch, clocks = self.batch, self.cluster_clocks
+        actor, ticks, _ = self._split(tags)
+        column = self._degree(actor, self.together_of[actor], hazard)
+        # An access is ordered if it is the lane's own, or if the clock of the lane's warp includes it. What only some
+        # lanes have learned, or released, is looked up last, because it is rare and takes longer.
+        out: Array = actor == self.actor[lanes].astype(np.int64)
+        out |= ticks < clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column]
+        if clocks.private and not out.all():
+            for i in np.flatnonzero(~out):
+                out[i] = clocks.ordered_privately(int(lanes[i]), int(column[i]), int(ticks[i]))
+        if clocks.releases.active and not out.all():
+            left = np.flatnonzero(~out & (actor < SEVERAL))
+            writers, until = self._released(lanes[left], tags[left], hazard)
+            out[left] = clocks.releases.cover(writers, ticks[left], until)
+        return out
+
+    def _released(self, lanes: Array, tags: Array, hazard: str) -> tuple[Array, Array]:
+        """For tags of single threads: the threads' lanes of the batch; and the tick before which the lanes know what
+        some lanes of the threads' warps have released."""
+        batch, clocks = self.batch, self.cluster_clocks
+        actor, _, column = self._split(tags)
+        column = self._degree(actor, column, hazard)
+        rows = batch.row_of[lanes]
+        until: Array = clocks.ticks[rows, batch.warp[lanes], column]
+        for i in range(len(lanes)) if clocks.private else ():
+            until[i] = clocks.of_lane(int(lanes[i]))[column[i]]
+        # The rows of a cluster follow each other, each with ``width`` lanes.
+        first = rows - batch.rank[rows]
+        return (first + (actor >> RANK_THREADS)) * batch.width + (actor & 1023), until
+
+    def _some_lanes_released(self, lanes: Array, tags: Array, hazard: str) -> Array:
+        actor, ticks, column = self._split(tags)
+        batch, out = self.batch, np.zeros(len(tags), bool)
+        own = self.cluster_clocks.first[batch.row_of[lanes]] + batch.warp[lanes]
+        single = np.flatnonzero((actor < SEVERAL) & (column != own))
+        out[single] = ticks[single] < self._released(lanes[single], tags[single], hazard)[1]
+        return out
+
+    def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
+        """Report a race; as ``memory-scope`` where accesses of two CTAs are ordered, but only at CTA scope."""
+        if self.cluster_clocks.ended and hazard != WRITE_AFTER_READ:
+            narrow = bad.copy()
+            narrow[bad] = self._ordered(granules.lane[bad], tags[bad], WRITE_AFTER_READ)
+            if narrow.any():
+                text = f"{hazard}: {NARROW}"
+                self._report("memory-scope", text, granules, narrow, tags, doubtful=doubtful)
+                bad = bad & ~narrow
+        if bad.any():
+            super()._report_unordered(hazard, bad, tags, granules, doubtful)
+
+    def _over(self, lanes: Array, column: int) -> Array:
+        batch, clocks = self.batch, self.cluster_clocks
+        return np.asarray(clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column + clocks.ended])
+
+    def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
+        actor, clocks = tag & ACTOR, self.cluster_clocks
+        site = self._recorded_site(granule, int(self.column_of[actor]) if reader else None)
+        threads: tuple[int, ...] = ()
+        agent = ""
+        if actor < SEVERAL:
+            rank, threads = actor >> RANK_THREADS, (actor & 1023,)
+        elif actor < PSEUDO:
+            rank, agent = (actor - SEVERAL) >> 5, f"a lane of warp {(actor - SEVERAL) & 31}"
+        else:
+            column = actor - PSEUDO
+            if column >= clocks.barriers:
+                return Participant(site, agent="a bulk copy")
+            if column < clocks.bulk:
+                rank, group = divmod(column - clocks.wgmma, clocks.groups)
+                agent = clocks.agent(group)
+            else:
+                rank, warp = divmod(column - clocks.bulk, clocks.warps)
+                agent = f"a bulk store of warp {warp}"
+        return Participant(site, self.batch.cta_index(self.peers.row_of_rank(row, rank)), threads, agent)
+
+    def _recorded_site(self, granule: int, column: int | None) -> Site:
+        if column is not None and column >= self.cluster_clocks.barriers:
+            # A bulk copy to another CTA reads on behalf of an mbarrier, and is recorded under its warp's column.
+            chunk = granule * self.granule >> 4
+            actors = (self.async_reads.tags[:, chunk] & self.TAG(ACTOR)).astype(np.int64)
+            readers = np.flatnonzero(actors == PSEUDO | column)
+            row = granule * self.granule // self.stride
+            column = self._reader_column(row, int(readers[0])) if len(readers) else None
+        return super()._recorded_site(granule, column)
+
+    def _columns_of(self, tags: Array) -> Array:
+        # Bulk copies have no columns of their own, see ``_recorded_site``.
+        return np.minimum(self.column_of[(tags & ACTOR).astype(np.int64)], self.cluster_clocks.barriers - 1)
+
+    def _make_recorded(self, granules: int) -> RecordedSites:
+        # Asynchronous readers have their columns behind those of the warps, up to that of the last bulk store.
+        return RecordedSites(granules, self.cluster_clocks.barriers)
+
+    def _reader_column(self, row: int, reader: int) -> int:
+        """The column of the clocks of an asynchronous reader of a row."""
+        clocks = self.cluster_clocks
+        if reader < clocks.groups:
+            return clocks.wgmma_column(row, reader)
+        return clocks.bulk_column(row, reader - clocks.groups)

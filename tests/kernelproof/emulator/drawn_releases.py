@@ -1,0 +1,118 @@
+"""Programs, drawn at random, of warps that write, read, synchronise, arrive at mbarriers and wait for them, lane by
+lane; and which of their accesses race, by vector clocks of single threads."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+WARPS, WORDS, BARRIERS = 3, 64, 24
+THREADS = 32 * WARPS
+ALL = 0xFFFFFFFF
+
+
+@dataclass
+class Order:
+    """What each thread knows of the others: how many steps of each come before its present."""
+
+    known: np.ndarray = field(default_factory=lambda: np.eye(THREADS, dtype=int))
+    # Word -> accesses: thread, its step, whether it writes.
+    accesses: list[list[tuple[int, int, bool]]] = field(default_factory=lambda: [[] for _ in range(WORDS)])
+
+    def step(self, threads: np.ndarray) -> None:
+        self.known[threads, threads] += 1
+
+    def meet(self, threads: np.ndarray) -> None:
+        self.known[threads] = self.known[threads].max(axis=0)
+        self.step(threads)
+
+    def released(self, threads: np.ndarray) -> np.ndarray:
+        clock: np.ndarray = self.known[threads].max(axis=0)
+        self.step(threads)
+        return clock
+
+    def races(self, thread: int, word: int, writes: bool) -> bool:
+        """Is an earlier access to the word not ordered before one by the thread now?"""
+        return any(
+            other != thread and self.known[thread, other] < step and (writes or written)
+            for other, step, written in self.accesses[word]
+        )
+
+    def access(self, thread: int, word: int, writes: bool) -> None:
+        self.accesses[word].append((thread, int(self.known[thread, thread]), writes))
+
+
+def _mask(rng: random.Random, all_lanes: float) -> int:
+    if rng.random() < all_lanes:
+        return ALL
+    low, high = sorted((rng.randrange(32), rng.randrange(32)))
+    return rng.choice((1, 1 << low, rng.getrandbits(32) or 1, (1 << high + 1) - (1 << low)))
+
+
+def _guarded(mask: int, text: str) -> str:
+    """An instruction for the lanes of a mask."""
+    test = f"mov.u32 %v, {mask}; shr.u32 %v, %v, %u; and.b32 %v, %v, 1; setp.ne.u32 %P, %v, 0; @%P "
+    return text if mask == ALL else test + text
+
+
+def draw(seed: int, right: bool, events: int = 80) -> tuple[str, bool]:
+    """The body of a kernel of ``THREADS`` threads (see ``hopper_ptx``), and whether accesses race: never if it is to be
+    ``right``; otherwise the last access does, if one of those that race has been chosen."""
+    rng, order, racing = random.Random(seed), Order(), False
+    code: list[list[str]] = [[] for _ in range(WARPS)]
+    arrived: list[tuple[int, np.ndarray]] = []
+    for number in range(events):
+        warp, kind = rng.randrange(WARPS), rng.random()
+        lanes, lines = np.arange(32) + 32 * warp, code[warp]
+        if kind < 0.45:
+            mask, writes, base, swap = (
+                _mask(rng, 0.6),
+                rng.random() < 0.5,
+                rng.choice((0, 32)),
+                rng.choice((0, 0, 1, 31)),
+            )
+            touched = [(32 * warp + lane, base + (lane ^ swap)) for lane in range(32) if mask >> lane & 1]
+            racing = any(order.races(thread, word, writes) for thread, word in touched)
+            if racing and (right or rng.random() < 0.9):
+                racing = False
+                continue
+            for thread, word in touched:
+                order.access(thread, word, writes)
+            lines.append(f"xor.b32 %x0, %u, {swap}; shl.b32 %x0, %x0, 2; add.u32 %x0, %x0, %s;")
+            at = f"[%x0+{512 + 4 * base}]"
+            lines.append(f"mad.lo.u32 %x1, %t, 1000, {number};" if writes else "mul.lo.u32 %w, %w, 3;")
+            lines.append(_guarded(mask, f"st.shared.u32 {at}, %x1;" if writes else f"ld.shared.u32 %x2, {at};"))
+            lines.append("" if writes else "xor.b32 %w, %w, %x2;")
+            if racing:
+                break
+        elif kind < 0.6:
+            lines.append("bar.warp.sync -1;")
+            order.meet(lanes)
+        elif kind < 0.8 and len(arrived) < BARRIERS:
+            mask = _mask(rng, 0.15)
+            some = lanes[[lane for lane in range(32) if mask >> lane & 1]]
+            lines.append(_guarded(mask, f"mbarrier.arrive.shared::cta.b64 _, [%s+{8 * len(arrived)}];"))
+            arrived.append((len(some), order.released(some)))
+        elif kind >= 0.8 and arrived:
+            which = rng.randrange(len(arrived))
+            label = f"wait{number}"
+            wait = f"{label}: mbarrier.try_wait.parity.shared::cta.b64 %Q, [%s+{8 * which}], 0; @!%Q bra {label};"
+            some = lanes
+            if rng.random() < 0.3:
+                some = lanes[[rng.randrange(32)]]
+                wait = f"setp.ne.u32 %P, %t, {some[0]}; @%P bra over{number}; {wait} over{number}:"
+            lines.append(wait)
+            order.known[some] = np.maximum(order.known[some], arrived[which][1])
+    inits = " ".join(f"mbarrier.init.shared::cta.b64 [%s+{8 * i}], {n};" for i, (n, _) in enumerate(arrived))
+    branches = " ".join(f"setp.eq.u32 %P, %n, {warp}; @%P bra warp{warp};" for warp in range(WARPS))
+    bodies = "\n".join(f"warp{warp}: " + "\n".join(lines) + "\nbra out;" for warp, lines in enumerate(code))
+    return (
+        f"""and.b32 %u, %t, 31; shr.u32 %n, %t, 5; mov.u32 %w, 0; mov.u32 %x2, 0; shl.b32 %a0, %t, 2;
+      add.u32 %a0, %a0, %s; setp.lt.u32 %P, %t, {WORDS}; @%P st.shared.u32 [%a0+512], 0;
+      setp.ne.u32 %P, %t, 0; @%P bra go; {inits} go: bar.sync 0; {branches}
+      {bodies}
+    out: bar.sync 0; mul.wide.u32 %d0, %t, 4; add.u64 %d0, %d0, %q; st.global.u32 [%d0], %w;""",
+        racing,
+    )

@@ -1,0 +1,217 @@
+"""Proves that a release by some lanes of a warp passes on what those lanes did, and what the others did before the warp
+last executed an instruction together."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from kernelproof.emulator import Options
+from tests.kernelproof.emulator.drawn_releases import THREADS, draw
+from tests.kernelproof.emulator.hopper_ptx import run
+
+ADVERSE = pytest.mark.parametrize("adverse", [False, True])
+
+# How lane 0 of warp 0 releases, and how warp 1 waits for that. [%bar] is an mbarrier, [%bar+8] a flag in shared memory.
+MBARRIER = (
+    "@%P mbarrier.arrive.shared::cta.b64 _, [%bar];",
+    "wait: mbarrier.try_wait.parity.shared::cta.b64 %Q, [%bar], 0; @!%Q bra wait;",
+)
+RELAXED = (
+    "@%P fence.acq_rel.cta; @%P mbarrier.arrive.relaxed.cta.shared::cta.b64 _, [%bar];",
+    "wait: mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %Q, [%bar], 0; @!%Q bra wait; fence.acq_rel.cta;",
+)
+STORE = (
+    "@%P st.release.cta.shared.u32 [%bar+8], 1;",
+    "wait: ld.acquire.cta.shared.u32 %v, [%bar+8]; setp.eq.u32 %Q, %v, 0; @%Q bra wait;",
+)
+FENCED = (
+    "@%P fence.acq_rel.cta; @%P st.volatile.shared.u32 [%bar+8], 1;",
+    "wait: ld.volatile.shared.u32 %v, [%bar+8]; setp.eq.u32 %Q, %v, 0; @%Q bra wait; fence.acq_rel.cta;",
+)
+ATOMIC = (
+    "@%P red.release.cta.shared.add.u32 [%bar+8], 1;",
+    "wait: ld.acquire.cta.shared.u32 %v, [%bar+8]; setp.eq.u32 %Q, %v, 0; @%Q bra wait;",
+)
+GLOBAL = (
+    "@%P st.release.gpu.global.u32 [%q+1024], 1;",
+    "wait: ld.acquire.gpu.global.u32 %v, [%q+1024]; setp.eq.u32 %Q, %v, 0; @%Q bra wait;",
+)
+WAYS = {
+    "mbarrier": MBARRIER,
+    "relaxed": RELAXED,
+    "store": STORE,
+    "fenced": FENCED,
+    "atomic": ATOMIC,
+    "global": GLOBAL,
+}
+TOGETHER = {
+    "bar.warp.sync": "bar.warp.sync -1;",
+    "shfl": "shfl.sync.idx.b32 %v|%Q, %t, 0, 31, -1;",
+    "vote": "vote.sync.ballot.b32 %v, %P, -1;",
+    "match": "match.any.sync.b32 %v, %t, -1;",
+    "redux": "redux.sync.add.u32 %v, %t, -1;",
+    "elect": "elect.sync %v|%P, -1;",
+    "barrier": "bar.sync 1, 32;",
+    "movmatrix": "movmatrix.sync.aligned.m8n8.trans.b16 %v, %t;",
+    "ldmatrix": "shl.b32 %v, %t, 4; and.b32 %v, %v, 127; add.u32 %v, %v, %s;"
+    "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%v}, [%v+2048];",
+    "mma": "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%x0, %x1, %x2, %x3}, {%t, %t}, {%t},"
+    "{%x4, %x5, %x6, %x7};",
+}
+
+
+def body(
+    way: tuple[str, str],
+    between: str,
+    *,
+    write: str = "st.shared.u32 [%a0], %t;",
+    read: str = "ld.shared.u32 %v, [%a1];",
+    clears: bool = True,
+    arrivals: int = 1,
+) -> str:
+    """Warp 0 writes, and lane 0 releases; warp 1 waits, and each of its lanes reads what another lane has written."""
+    release, wait = way
+    # Without mbarriers a kernel runs on the units of sm_80.
+    init = f"@%P mbarrier.init.shared::cta.b64 [%bar], {arrivals};" if "mbarrier" in release else ""
+    return f"""
+      add.u32 %bar, %s, 1024; mov.f32 %x4, 0f00000000; mov.b32 %x5, %x4; mov.b32 %x6, %x4; mov.b32 %x7, %x4;
+      shl.b32 %a0, %t, 2; xor.b32 %a1, %a0, 124; sub.u32 %a1, %a1, 128; add.u32 %a2, %a1, 128;
+      mul.wide.u32 %d0, %a0, 1; add.u64 %d2, %q, %d0; xor.b32 %a3, %a0, 124; mul.wide.u32 %d1, %a3, 1;
+      add.u64 %d3, %q, %d1; add.u32 %a0, %a0, %s; add.u32 %a1, %a1, %s; add.u32 %a2, %a2, %s;
+      setp.eq.u32 %P, %t, 0; st.shared.u32 [%a0+2048], 0;
+      {init} @%P st.shared.u32 [%bar+8], 0;
+      {"st.shared.u32 [%a0], 0;" if clears else ""}
+      bar.sync 0;
+      setp.gt.u32 %E, %t, 31; @%E bra other;
+      {write}
+      {between}
+      {release}
+      bra done;
+    other: {wait}
+      {read}
+      st.global.u32 [%d2+2048], %v;
+    done:"""
+
+
+@cache
+def found(text: str, adverse: bool) -> tuple[list[int], set[str]]:
+    """What warp 1 has read, and the kinds of findings."""
+    y = np.zeros(1024, np.uint32)
+    out, result = run(text, np.zeros(1, np.uint32), y, block=64, options=Options(adverse=adverse), check_outputs=False)
+    return out[544:576].tolist(), {report.kind for report in result.reports if report.is_error}
+
+
+WRITTEN = [lane ^ 31 for lane in range(32)]
+
+
+@ADVERSE
+@pytest.mark.parametrize("way", WAYS)
+def test_a_lane_does_not_release_for_its_warp(way: str, adverse: bool) -> None:
+    assert found(body(WAYS[way], ""), adverse) == (WRITTEN, {"shared-race"})
+
+
+@ADVERSE
+@pytest.mark.parametrize("between", TOGETHER)
+@pytest.mark.parametrize("way", ["mbarrier", "relaxed", "store", "fenced", "atomic"])
+def test_an_instruction_of_the_whole_warp_comes_between(way: str, between: str, adverse: bool) -> None:
+    assert found(body(WAYS[way], TOGETHER[between]), adverse) == (WRITTEN, set())
+
+
+ALL_LANES = MBARRIER[0].removeprefix("@%P ")
+# Lane after lane arrives.
+IN_TURN = f"""mov.u32 %u, 0;
+    next: setp.eq.u32 %Q, %t, %u; @%Q {ALL_LANES} add.u32 %u, %u, 1; setp.lt.u32 %Q, %u, 32; @%Q bra next;"""
+
+
+@ADVERSE
+@pytest.mark.parametrize("release", [ALL_LANES, IN_TURN])
+def test_every_lane_releases(release: str, adverse: bool) -> None:
+    assert found(body((release, MBARRIER[1]), "", arrivals=32), adverse) == (WRITTEN, set())
+
+
+@ADVERSE
+def test_every_lane_releases_by_an_atomic(adverse: bool) -> None:
+    wait = ATOMIC[1].replace("%Q, %v, 0", "%Q, %v, 32").replace("setp.eq", "setp.ne")
+    assert found(body((ATOMIC[0].removeprefix("@%P "), wait), ""), adverse) == (WRITTEN, set())
+
+
+@ADVERSE
+@pytest.mark.parametrize(("arrives", "kinds"), [(31, set()), (30, {"shared-race"}), (15, {"shared-race"})])
+def test_those_lanes_release_that_have_written(arrives: int, kinds: set[str], adverse: bool) -> None:
+    # Lanes 0 to 31 - 16 write, and each lane up to the given one arrives.
+    release = f"setp.le.u32 %P, %t, {arrives}; {MBARRIER[0]}"
+    assert found(body((release, MBARRIER[1]), "", arrivals=arrives + 1), adverse) == (WRITTEN, kinds)
+
+
+@ADVERSE
+@pytest.mark.parametrize("way", ["mbarrier", "relaxed", "store", "fenced", "atomic"])
+def test_a_lane_releases_what_it_has_written_itself(way: str, adverse: bool) -> None:
+    alone = body(WAYS[way], "", write="@%P st.shared.u32 [%s], 7;", read="ld.shared.u32 %v, [%s];")
+    assert found(alone, adverse) == ([7] * 32, set())
+
+
+@ADVERSE
+@pytest.mark.parametrize(("between", "kinds"), [("bar.warp.sync -1;", set()), ("", {"global-race"})])
+@pytest.mark.parametrize("way", ["mbarrier", "relaxed", "store"])
+def test_what_lanes_have_written_to_global_memory(way: str, between: str, kinds: set[str], adverse: bool) -> None:
+    text = body(WAYS[way], between, write="st.global.u32 [%d2], %t;", read="ld.global.u32 %v, [%d3+-128];")
+    assert found(text, adverse) == (WRITTEN, kinds)
+
+
+@ADVERSE
+@pytest.mark.parametrize(("between", "kinds"), [("bar.warp.sync -1;", set()), ("", {"shared-race"})])
+@pytest.mark.parametrize("write", ["st.shared.u32 [%a1], 5;", "atom.shared.exch.b32 %v, [%a1], 5;"])
+def test_what_lanes_have_read_is_written_again(write: str, between: str, kinds: set[str], adverse: bool) -> None:
+    read = "ld.shared.u32 %v, [%a0]; st.global.u32 [%d2+2176], %v;"
+    text = body(MBARRIER, between, write=read, read=f"{write} bra done;")
+    assert found(text, adverse) == ([0] * 32, kinds)
+
+
+@ADVERSE
+@pytest.mark.parametrize(("between", "kinds"), [("bar.warp.sync -1;", set()), ("", {"shared-race"})])
+@pytest.mark.parametrize("fence", ["", "fence.proxy.async.shared::cta; bar.warp.sync -1;"])
+def test_what_lanes_have_written_is_copied(fence: str, between: str, kinds: set[str], adverse: bool) -> None:
+    text = body(
+        MBARRIER,
+        f"fence.proxy.async.shared::cta; {between}",
+        read=f"""{fence} setp.ne.u32 %Q, %t, 32; @%Q bra done; add.u64 %d1, %q, 2176;
+          cp.async.bulk.global.shared::cta.bulk_group [%d1], [%s], 128;
+          cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; bra done;""",
+    )
+    assert found(text, adverse) == (list(range(32)), kinds)
+
+
+@ADVERSE
+@pytest.mark.parametrize(("between", "kinds"), [("bar.warp.sync -1;", set()), ("", {"shared-race"})])
+def test_what_lanes_have_read_is_overwritten_by_a_copy(between: str, kinds: set[str], adverse: bool) -> None:
+    text = body(
+        MBARRIER,
+        f"st.global.u32 [%d2+2176], %v; fence.proxy.async.shared::cta; {between}",
+        write="ld.shared.u32 %v, [%a0];",
+        read="""setp.ne.u32 %Q, %t, 32; @%Q bra done; add.u32 %u, %bar, 16;
+          mbarrier.init.shared::cta.b64 [%u], 1; fence.mbarrier_init.release.cluster;
+          mbarrier.arrive.expect_tx.shared::cta.b64 _, [%u], 128; add.u64 %d1, %q, 512;
+          cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%d1], 128, [%u];
+        land: mbarrier.try_wait.parity.shared::cta.b64 %Q, [%u], 0; @!%Q bra land; bra done;""",
+    )
+    assert found(text, adverse) == ([0] * 32, kinds)
+
+
+@ADVERSE
+def test_all_lanes_write_what_the_first_one_releases(adverse: bool) -> None:
+    text = body(MBARRIER, "", write="st.shared.u32 [%s], 7;", read="ld.shared.u32 %v, [%s];")
+    assert found(text, adverse) == ([7] * 32, set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("seed", range(16))
+def test_drawn_programs_race_where_threads_have_no_order(seed: int, right: bool) -> None:
+    text, races = draw(seed, right)
+    options = Options(adverse=seed % 2 == 1)
+    y = np.zeros(THREADS, np.uint32)
+    _, result = run(text, np.zeros(1, np.uint32), y, block=THREADS, options=options, check_outputs=False)
+    assert ("shared-race" in {report.kind for report in result.reports}) == races
