@@ -206,14 +206,19 @@ class ClusterClocks(WarpClocks):
         clock, tick = self.knowledge(lanes), self.batch.launch.tick
         warps = distinct(lanes >> 5)
         columns = self.first[warps // self.warps] + warps % self.warps
+        self.set(clock, columns, tick)
         are_whole = np.ones(len(warps), bool) if whole else self.releases.are_whole(lanes, warps)
+        together = columns + self.together
         if are_whole.all():
-            self.set(clock, columns, tick)
-            self.set(clock, columns + self.together, tick)
+            self.set(clock, together, tick)
             return clock
-        for warp, all_lanes in zip(warps.tolist(), are_whole.tolist(), strict=True):
-            row, index = divmod(warp, self.warps)
-            self._cover(clock, row, index, None if all_lanes else lanes[lanes >> 5 == warp], tick)
+        apart = ~are_whole
+        self.set(clock, together[are_whole], tick)
+        self.releases.add(lanes if apart.all() else lanes[apart[np.searchsorted(warps, lanes >> 5)]], tick)
+        gathered = self.releases.gathered.reshape(-1)[warps[apart]]
+        for part in self.parts:
+            at = together[apart] + part
+            clock[at] = np.maximum(clock[at], gathered)
         return clock
 
     def acquire(self, lanes: Array, clock: Array) -> None:

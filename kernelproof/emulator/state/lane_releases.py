@@ -46,7 +46,9 @@ class LaneReleases:
         """Which of the ``warps`` of the batch have no living lane beside these? Both ascend."""
         if len(lanes) == 32 * len(warps):
             return np.ones(len(warps), bool)
-        alive = self.batch.alive.reshape(-1, 32)[warps].sum(axis=1)
+        alive = np.add.reduce(self.batch.alive.reshape(-1, 32)[warps], axis=1)
+        if len(lanes) == len(warps):
+            return np.asarray(alive == 1)
         return np.asarray(np.bincount(np.searchsorted(warps, lanes >> 5), minlength=len(warps)) >= alive)
 
     def add(self, lanes: Array, tick: int) -> None:
