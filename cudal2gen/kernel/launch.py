@@ -23,6 +23,7 @@ Flag = Annotated[int, Field(ge=0, le=1)]
 Hint = Literal["normal", "first", "last"]  # L2 eviction priorities, in the launcher's order
 Raster = Literal["plain", "zsplit", "persistent"]
 Reduce = Literal["none", "workspace", "cluster"]
+Counters = Literal["cleared", "returned"]
 
 
 class Sizes(NamedTuple):
@@ -196,7 +197,11 @@ PDL = Option("pdl", (False, True))
 
 class Tiles(Launch):
     """The kernel's arguments are pointers to matrices, and its grid is the tiles of D. Slices of k are summed in a
-    workspace."""
+    workspace.
+
+    ``counters``: whether the launcher clears the counters of tiles before each launch, or the kernel itself returns
+    them to zero.
+    """
 
     convention: ClassVar[str] = "tiles"
     options: ClassVar[tuple[Option, ...]] = (Option("swizzle_stride"),)
@@ -207,6 +212,7 @@ class Tiles(Launch):
     # kernel covers that file, and stored verdicts are keyed by the digest.
     baked_n: Annotated[int, Field(ge=0, le=0)]
     baked_k: Amount  # the k that is compiled in, 0 for none
+    counters: Counters = "cleared"
 
     @property
     def stores_vectors(self) -> bool:
@@ -237,7 +243,7 @@ class Tma(Launch):
     A cluster has ``cluster_m`` x ``cluster_n`` tiles, or all slices of one tile if ``reduce`` is cluster. A box has
     columns, which are contiguous, and rows. ``box_d_rest_cols``: columns of the boxes that store the rest of a row of
     D, 0 if ``box_d_cols`` divides the row. ``stream_k``: all clusters share the tiles of the last wave by steps of k,
-    and add their partial sums in the workspace.
+    and add their partial sums in the workspace. ``counters``: see ``Tiles``.
     """
 
     convention: ClassVar[str] = "tma"
@@ -261,6 +267,7 @@ class Tma(Launch):
     box_d_rows: Amount
     box_d_rest_cols: Amount = 0
     stream_k: Flag = 0
+    counters: Counters = "cleared"
 
     @property
     def stores_vectors(self) -> bool:

@@ -173,7 +173,12 @@ class MmaSyncKernel(MmaTiles):
     def tiles_launch(self, raster: Raster) -> Tiles:
         """The launch of a kernel with pointers to matrices and a grid of tiles."""
         return Tiles(
-            **self.launch_facts, raster=raster, predicated=int(self.predicated), baked_n=0, baked_k=self.baked_k
+            **self.launch_facts,
+            raster=raster,
+            predicated=int(self.predicated),
+            baked_n=0,
+            baked_k=self.baked_k,
+            counters="returned" if self.split_k > 1 else "cleared",
         )
 
     # For the tuner and the cost model.

@@ -306,6 +306,7 @@ class TmaRing(Ring, Sm90Kernel):
             reduce="none" if self.summed_in == "stream" else self.summed_in,
             persistent=int(self.persistent and not self.claims_tiles),
             stream_k=int(self.stream_k),
+            counters="returned" if self.keeps_parts else "cleared",
             cluster_m=self.cluster[0],
             cluster_n=self.cluster[1],
             box_a_cols=self.element.chunk,

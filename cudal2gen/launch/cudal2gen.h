@@ -114,7 +114,8 @@ typedef struct {
 typedef struct {
   char const* kernel;      /* its digest, which belongs to the pack; "" if none is needed (m, n or k is 0) */
   double speedup;          /* over the vendor's library, lower end of the interval; 0 if it was not measured */
-  int64_t workspace_bytes; /* what a launch needs, aligned to 256 bytes */
+  int64_t workspace_bytes; /* what a launch needs, aligned to 256 bytes. It needs no initial value: the library sets what must be
+                              zero. Launches that may run at once, on two streams or in a graph, must not share it. */
 } cudal2gen_answer;
 
 typedef struct cudal2gen_pack cudal2gen_pack;

@@ -196,7 +196,7 @@ enum class Batch { kNone, kStrided, kGrouped };
 constexpr int kMostGroups = 65535;
 constexpr int64_t kMostStride = int64_t(1) << 48;  // so that bytes of a stride are counted without overflow
 
-// The workspace: a counter for each tile whose sum is kept in parts, padded to a multiple of 256 bytes; then the parts.
+// The workspace: room for a counter for each tile whose sum is kept in parts, padded to a multiple of 256 bytes; then the parts.
 struct Scratch {
   int64_t tiles = 0, parts = 0;
 
@@ -213,6 +213,7 @@ struct Launch {
   Raster raster = Raster::kPlain;
   Reduce reduce = Reduce::kNone;
   bool predicated = true, persistent = false, stream_k = false;
+  bool returns_counters = false;  // a launch leaves the counters of tiles at zero, as it found them
   int baked_k = 0, cluster_m = 1, cluster_n = 1;
   int k_steps = 0;  // of k that a CTA holds, 0 for any number
   Box box_a, box_b, box_d, box_rest;
@@ -278,6 +279,7 @@ inline Launch::Launch(Tokens& facts) {
   }
   output = facts.has("output") && facts.choice("output", {"same", "f32"}) ? kF32 : element;
   if (facts.has("batch")) batch = Batch(facts.choice("batch", {"none", "strided", "grouped"}));
+  auto const counters = [&] { return facts.has("counters") && facts.choice("counters", {"cleared", "returned"}); };
   auto const box = [&](std::string const& name) { return Box{facts.number(name + "_cols"), facts.number(name + "_rows")}; };
   switch (convention) {
     case Convention::kTiles:
@@ -285,6 +287,7 @@ inline Launch::Launch(Tokens& facts) {
       predicated = facts.choice("predicated", {"0", "1"});
       facts.choice("baked_n", {"0"});  // why it is there: kernel/launch.py
       baked_k = facts.number("baked_k");
+      returns_counters = counters();
       reduce = split_k > 1 ? Reduce::kWorkspace : Reduce::kNone;
       persistent = raster == Raster::kPersistent;
       break;
@@ -298,6 +301,7 @@ inline Launch::Launch(Tokens& facts) {
       box_d = box("box_d");
       if (facts.has("box_d_rest_cols")) box_rest = {facts.number("box_d_rest_cols", 1), box_d.rows};
       stream_k = facts.has("stream_k") && facts.choice("stream_k", {"0", "1"});
+      returns_counters = counters();
       break;
     case Convention::kCluster:
       reduce = Reduce(facts.choice("reduce", {"none", "workspace", "cluster"}));
@@ -420,8 +424,7 @@ struct Options {
     if (launch.convention == Convention::kTiles && options.has("swizzle_stride"))
       swizzle_stride = options.number("swizzle_stride", 1);
     if (launch.convention == Convention::kTiles) return;
-    // A kernel with a workspace comes after the clearing of its counters, so it has no previous kernel to overlap with.
-    if (options.has("pdl")) overlaps = options.choice("pdl", {"0", "1"}) && !launch.workspace();
+    if (options.has("pdl")) overlaps = options.choice("pdl", {"0", "1"});
     if (launch.convention == Convention::kCluster) return;
     if (options.has("raster_axis")) along_n = options.choice("raster_axis", {"0", "1"});
     if (options.has("raster_group")) band = options.number("raster_group", 1);

@@ -4,7 +4,9 @@
 // All functions return a cudaError_t as int; cudal2gen_message() returns the message of this thread's last error. A kernel is
 // opened and loaded for the current device. A launch does not wait; it encodes the tensor maps of new operands and keeps
 // them.
+#include "counters.h"
 #include "launch.h"
+#include "map_cache.h"
 #include "runtime.h"
 
 #include <cuda.h>
@@ -12,12 +14,10 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <array>
+#include <atomic>
 #include <cstdint>
 #include <fstream>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <sstream>
 #include <string>
 
@@ -45,14 +45,14 @@ struct Runtime {
   decltype(&cudaDeviceGetAttribute) device_attribute;
   cudaError_t (*attributes)(cudaFuncAttributes*, void const*);
   cudaError_t (*occupancy)(int*, void const*, int, size_t);
-  decltype(&cudaMemsetAsync) memset_async;
   decltype(&cudaLaunchKernelExC) launch;
   decltype(&cudaGetErrorString) error_string;
   decltype(&cudaGetLastError) last_error;
   // Used only by kernels with clusters and tensor maps.
   decltype(&cudaGetDriverEntryPointByVersion) driver_entry;
   cudaError_t (*max_clusters)(int*, void const*, cudaLaunchConfig_t const*);
-  // Used only by kernels that overlap with the previous one.
+  // Used only by kernels with counters, and by those that overlap with the previous one.
+  CounterRuntime counters;
   decltype(&cudaStreamIsCapturing) is_capturing;
   decltype(&cudaStreamGetCaptureInfo) capture_info;
   decltype(&cudaGraphNodeGetType) node_type;
@@ -80,7 +80,7 @@ bool connect(void* library, Runtime& runtime) {
          find(library, "cudaDeviceGetAttribute", runtime.device_attribute) &&
          find(library, "cudaFuncGetAttributes", runtime.attributes) &&
          find(library, "cudaOccupancyMaxActiveBlocksPerMultiprocessor", runtime.occupancy) &&
-         find(library, "cudaMemsetAsync", runtime.memset_async) && find(library, "cudaLaunchKernelExC", runtime.launch) &&
+         find(library, "cudaLaunchKernelExC", runtime.launch) &&
          find(library, "cudaGetErrorString", runtime.error_string) && find(library, "cudaGetLastError", runtime.last_error);
 }
 
@@ -89,53 +89,20 @@ bool connect_hopper(void* library, Runtime& runtime) {
          find(library, "cudaOccupancyMaxActiveClusters", runtime.max_clusters);
 }
 
+bool connect_counters(void* library, CounterRuntime& runtime) {
+  return find(library, "cudaThreadExchangeStreamCaptureMode", runtime.capture_mode) &&
+         find(library, "cudaStreamCreateWithFlags", runtime.stream_create) &&
+         find(library, "cudaStreamSynchronize", runtime.stream_synchronize) &&
+         find(library, "cudaStreamDestroy", runtime.stream_destroy) && find(library, "cudaStreamGetId", runtime.stream_id) &&
+         find(library, "cudaMemsetAsync", runtime.memset_async) && find(library, "cudaMalloc", runtime.malloc) &&
+         find(library, "cudaFree", runtime.free);
+}
+
 bool connect_capture(void* library, Runtime& runtime) {
   return find(library, "cudaStreamIsCapturing", runtime.is_capturing) &&
          find(library, "cudaStreamGetCaptureInfo", runtime.capture_info) &&
          find(library, "cudaGraphNodeGetType", runtime.node_type);
 }
-
-// ---- tensor maps ----
-
-// A cache of tensor maps by what they describe: address, columns, rows, leading dimension, box, type, and for a batch the number of
-// matrices, at least one, and the elements from one to the next. Encoding takes a microsecond, so the map of operands that come
-// again is kept. The cache has a fixed size: a caller with ever new operands does not use more memory.
-class MapCache {
- public:
-  using Key = std::array<uint64_t, 9>;
-  decltype(&cuTensorMapEncodeTiled) encode = nullptr;
-
-  // depth: the third extent; 0 for a map of two dimensions.
-  bool find(Matrix const& matrix, int64_t rows, int depth, int64_t stride, Box box, Element const& element, CUtensorMap& map) {
-    Key const key = {reinterpret_cast<uint64_t>(matrix.address), uint64_t(matrix.cols), uint64_t(rows), uint64_t(matrix.ld),
-                     uint64_t(box.cols), uint64_t(box.rows), uint64_t(element.map_type), uint64_t(depth),
-                     uint64_t(stride)};
-    std::lock_guard<std::mutex> const guard(mutex_);
-    auto kept = maps_.find(key);
-    if (kept == maps_.end()) {
-      cuuint64_t const extents[] = {cuuint64_t(matrix.cols), cuuint64_t(rows), cuuint64_t(depth)};
-      cuuint64_t const strides[] = {cuuint64_t(matrix.ld * element.bytes), cuuint64_t(stride * element.bytes)};
-      cuuint32_t const sizes[] = {cuuint32_t(box.cols), cuuint32_t(box.rows), 1}, steps[] = {1, 1, 1};
-      int const row_bytes = box.cols * element.bytes;
-      CUtensorMapSwizzle const swizzle = row_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
-                                         : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                           : CU_TENSOR_MAP_SWIZZLE_32B;
-      if (encode(&map, element.map_type, depth ? 3 : 2, const_cast<void*>(matrix.address), extents, strides, sizes, steps,
-                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
-        return false;
-      if (maps_.size() >= kMost) maps_.clear();
-      kept = maps_.emplace(key, map).first;
-    }
-    map = kept->second;
-    return true;
-  }
-
- private:
-  static constexpr size_t kMost = 256;
-  std::mutex mutex_;
-  std::map<Key, CUtensorMap> maps_;
-};
 
 }  // namespace
 
@@ -147,6 +114,8 @@ struct cudal2gen_kernel {
   cudaKernel_t kernel = nullptr;
   int64_t resident = 0;  // for a persistent kernel: how many clusters (or CTAs without clusters) the device holds at once
   mutable MapCache maps;
+  mutable CounterBlocks counters;
+  mutable std::atomic<bool> cooperation_overlaps = true;  // until the driver has refused both in one launch
 
   cudal2gen_kernel(Launch launch, Options options) : launch(std::move(launch)), options(options) {}
   void const* function() const { return reinterpret_cast<void const*>(kernel); }
@@ -193,7 +162,9 @@ int connect_runtime(char const* name, cudal2gen_kernel& own) {
   if (!library) return error;
   if (!connect(library, own.runtime)) return cudaErrorSymbolNotFound;
   if (own.launch.convention != Convention::kTiles && !connect_hopper(library, own.runtime)) return cudaErrorSymbolNotFound;
-  if (own.options.overlaps && !connect_capture(library, own.runtime)) return cudaErrorSymbolNotFound;
+  bool const counts = own.launch.workspace();
+  if (counts && !connect_counters(library, own.runtime.counters)) return cudaErrorSymbolNotFound;
+  if ((counts || own.options.overlaps) && !connect_capture(library, own.runtime)) return cudaErrorSymbolNotFound;
   return cudaSuccess;
 }
 
@@ -224,16 +195,50 @@ int prepare(cudal2gen_kernel& own, std::string const& cubin) {
     if (error) return cuda.refuse(error, "occupancy");
     if (!own.resident) return cuda.refuse(cudaErrorLaunchOutOfResources, "no CTA fits on this device");
   }
+  if (launch.returns_counters && (error = own.counters.open(cuda.counters))) return cuda.refuse(error, "counters");
   return cudaSuccess;
 }
 
 // ---- launching ----
 
-// Clears the arrival counters, which are at the start of the workspace. The partial sums follow them.
-int clear_counters(cudal2gen_kernel const& own, Scratch const& scratch, void* workspace, cudaStream_t stream) {
+// A stream as a launch finds it: whether it is captured, and if so, by which capture and behind which nodes.
+struct StreamState {
+  bool captured = false;
+  unsigned long long capture = 0;
+  cudaGraphNode_t const* nodes = nullptr;
+  size_t count = 0;
+};
+
+int find_state(Runtime const& cuda, cudaStream_t stream, StreamState& state) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaError_t error = cuda.is_capturing(stream, &status);
+  state.captured = status != cudaStreamCaptureStatusNone;
+  if (!error && state.captured)
+    error = cuda.capture_info(stream, &status, &state.capture, nullptr, &state.nodes, nullptr, &state.count);
+  return error ? cuda.refuse(error) : cudaSuccess;
+}
+
+// Where a launch keeps its counters and partial sums. The workspace has room for the counters before the partial sums. It is used,
+// and cleared by a memset, if the kernel does not return its counters to zero, or the launch gets no block of them.
+struct Parts {
+  unsigned* arrivals = nullptr;
+  float* sums = nullptr;
+  bool clears = false;
+};
+
+int find_parts(cudal2gen_kernel const& own, Scratch const& scratch, void* workspace, cudaStream_t stream, StreamState const& state,
+               Parts& parts) {
   if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 256)
     return invalid("this kernel needs a workspace, aligned to 256 bytes");
-  cudaError_t const error = own.runtime.memset_async(workspace, 0, scratch.counter_bytes(), stream);
+  CounterRuntime const& cuda = own.runtime.counters;
+  unsigned long long id = 0;
+  if (cudaError_t const error = cuda.stream_id(stream, &id)) return own.runtime.refuse(error);
+  parts.sums = reinterpret_cast<float*>(static_cast<char*>(workspace) + scratch.parts_at());
+  parts.arrivals = own.counters.of(id, state.capture, scratch.tiles);
+  if (parts.arrivals) return cudaSuccess;
+  parts.clears = true;
+  parts.arrivals = static_cast<unsigned*>(workspace);
+  cudaError_t const error = cuda.memset_async(workspace, 0, scratch.counter_bytes(), stream);
   return error ? own.runtime.refuse(error) : cudaSuccess;
 }
 
@@ -263,21 +268,42 @@ int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int
 
 // Whether the kernel may start while the previous work on the stream ends. In a captured stream only a kernel can be the earlier
 // side of such an edge, so after a copy or a memset, even one by the caller, the launch is an ordinary one.
-int may_overlap(cudal2gen_kernel const& own, cudaStream_t stream, bool& allowed) {
-  Runtime const& cuda = own.runtime;
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cudaError_t error = cuda.is_capturing(stream, &status);
-  allowed = true;
-  if (error || status == cudaStreamCaptureStatusNone) return error ? cuda.refuse(error) : cudaSuccess;
-  cudaGraphNode_t const* nodes = nullptr;
-  size_t count = 0;
-  error = cuda.capture_info(stream, &status, nullptr, nullptr, &nodes, nullptr, &count);
-  for (size_t i = 0; !error && i < count; ++i) {
+int may_overlap(Runtime const& cuda, StreamState const& state, bool& allowed) {
+  cudaError_t error = cudaSuccess;
+  for (size_t i = 0; !error && i < state.count; ++i) {
     cudaGraphNodeType type = cudaGraphNodeTypeCount;
-    error = cuda.node_type(nodes[i], &type);
+    error = cuda.node_type(state.nodes[i], &type);
     allowed = allowed && type == cudaGraphNodeTypeKernel;
   }
   return error ? cuda.refuse(error) : cudaSuccess;
+}
+
+cudaLaunchAttribute flag(cudaLaunchAttributeID id) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = id;
+  if (id == cudaLaunchAttributeCooperative) attribute.val.cooperative = 1;
+  if (id == cudaLaunchAttributeProgrammaticStreamSerialization) attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
+// Launches with the attributes of the kernel. `together`: all CTAs must run at once. `overlaps`: with the kernel before it. No source
+// says that a driver takes both in one launch; one that does not gets the launch again without the overlap.
+int launch_as(cudal2gen_kernel const& own, cudaLaunchConfig_t& config, void** arguments, bool together, bool overlaps) {
+  cudaLaunchAttribute attributes[3];
+  config.attrs = attributes;
+  if (own.launch.cluster() > 1) attributes[config.numAttrs++] = cluster_of(own.launch.cluster());
+  if (together) attributes[config.numAttrs++] = flag(cudaLaunchAttributeCooperative);
+  bool const both = together && overlaps;
+  if (overlaps && (!both || own.cooperation_overlaps))
+    attributes[config.numAttrs++] = flag(cudaLaunchAttributeProgrammaticStreamSerialization);
+  cudaError_t error = own.runtime.launch(&config, own.function(), arguments);
+  if (both && own.cooperation_overlaps && (error == cudaErrorNotSupported || error == cudaErrorInvalidValue)) {
+    own.runtime.last_error();
+    --config.numAttrs;
+    error = own.runtime.launch(&config, own.function(), arguments);
+    if (!error) own.cooperation_overlaps = false;
+  }
+  return error ? own.runtime.refuse(error) : cudaSuccess;
 }
 
 }  // namespace
@@ -311,6 +337,7 @@ int cudal2gen_open(char const* directory, char const* options, char const* runti
   cudaError_t const error = cuda.load(&kernel->library, cubin.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0);
   if (error) return cuda.refuse(error, cubin);
   if (int const code = prepare(*kernel, cubin)) {
+    kernel->counters.close(cuda.counters);
     if (cuda.unload(kernel->library)) cuda.last_error();
     return code;
   }
@@ -321,7 +348,8 @@ int cudal2gen_open(char const* directory, char const* options, char const* runti
 int cudal2gen_close(cudal2gen_kernel* kernel) {
   message.clear();
   std::unique_ptr<cudal2gen_kernel> const own(kernel);
-  cudaError_t const error = own->runtime.unload(own->library);
+  cudaError_t const freed = own->counters.close(own->runtime.counters);
+  cudaError_t const unloaded = own->runtime.unload(own->library), error = freed ? freed : unloaded;
   return error ? own->runtime.refuse(error) : cudaSuccess;
 }
 
@@ -334,6 +362,13 @@ int64_t cudal2gen_batch_workspace_bytes(cudal2gen_kernel const* kernel, int m, i
 
 int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k) {
   return cudal2gen_batch_workspace_bytes(kernel, m, n, k, 1);
+}
+
+// The counters that the kernel's launches share out among streams, for whoever checks that a launch leaves them at zero; returns how
+// many bytes they have, 0 if the kernel has none.
+int64_t cudal2gen_counters(cudal2gen_kernel const* kernel, void const** out) {
+  *out = kernel->counters.memory();
+  return *out ? int64_t(CounterBlocks::kBytes) : 0;
 }
 
 namespace {
@@ -376,28 +411,14 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   int code = choose_grid(own, m, n, k, batches.count, groups.count ? groups.count : 1, config.gridDim);
   if (code) return code;
 
-  float* partials = nullptr;
-  unsigned* arrivals = nullptr;
-  if (Scratch const scratch = launch.scratch(m, n, k, batches.count, own.resident); scratch.tiles) {
-    if ((code = clear_counters(own, scratch, workspace, config.stream))) return code;
-    arrivals = static_cast<unsigned*>(workspace);
-    partials = reinterpret_cast<float*>(static_cast<char*>(workspace) + scratch.parts_at());
-  }
+  StreamState state;
+  Scratch const scratch = launch.scratch(m, n, k, batches.count, own.resident);
   bool overlaps = own.options.overlaps;
-  if (overlaps && (code = may_overlap(own, config.stream, overlaps))) return code;
-  cudaLaunchAttribute attributes[3];
-  config.attrs = attributes;
-  if (launch.cluster() > 1) attributes[config.numAttrs++] = cluster_of(launch.cluster());
-  if (partials && launch.waits()) {
-    attributes[config.numAttrs] = {};
-    attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
-    attributes[config.numAttrs++].val.cooperative = 1;
-  }
-  if (overlaps) {
-    attributes[config.numAttrs] = {};
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
+  if ((scratch.tiles || overlaps) && (code = find_state(own.runtime, config.stream, state))) return code;
+  Parts parts;
+  if (scratch.tiles && (code = find_parts(own, scratch, workspace, config.stream, state, parts))) return code;
+  overlaps = overlaps && !parts.clears;
+  if (overlaps && (code = may_overlap(own.runtime, state, overlaps))) return code;
   CUtensorMap map_a = {}, map_b = {}, map_d = {}, map_rest = {};
   // The arguments that all kernels take, then those for a fusion and for several products. A kernel reads only its own.
   void* more[3] = {};
@@ -405,10 +426,10 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   if (launch.box_rest.cols) more[count++] = &map_rest;
   if (launch.fusion.any) more[count++] = &operands;
   if (launch.batch != Batch::kNone) more[count++] = groups.count ? static_cast<void*>(&groups) : &batches;
-  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &partials, &arrivals, more[0], more[1]};
+  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &parts.sums, &parts.arrivals, more[0], more[1]};
   Options options = own.options;
   void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &options.along_n, &options.band, &options.policy_a,
-                  &options.policy_b, &partials, &arrivals, more[0], more[1], more[2]};
+                  &options.policy_b, &parts.sums, &parts.arrivals, more[0], more[1], more[2]};
   bool const tma = launch.convention == Convention::kTma;
   int const depths = groups.count ? groups.count : batches.count;
   auto const map = [&](Matrix const& matrix, int64_t rows, int64_t stride, Box box, Element const& element, CUtensorMap& to) {
@@ -421,8 +442,7 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
                (!launch.box_d.cols || map(out_d, m, batches.d, launch.box_d, launch.output, map_d)) &&
                (!launch.box_rest.cols || map(out_d, m, batches.d, launch.box_rest, launch.output, map_rest))))
     return invalid("the driver does not encode a tensor map of these operands");
-  cudaError_t const error = own.runtime.launch(&config, own.function(), tma ? maps : matrices);
-  return error ? own.runtime.refuse(error) : cudaSuccess;
+  return launch_as(own, config, tma ? maps : matrices, scratch.tiles && launch.waits(), overlaps);
 }
 
 }  // namespace

@@ -95,6 +95,13 @@ class OpenKernel:
         """Bytes of scratch memory, aligned to 256, that a launch of ``count`` products of this size needs."""
         return int(self._api.cudal2gen_batch_workspace_bytes(self._handle, m, n, k, count))
 
+    def counters(self) -> tuple[int, int]:
+        """Address and bytes of the counters that launches of this kernel leave at zero; no bytes if it has none."""
+        counters, address = self._api.cudal2gen_counters, _POINTER()  # libraries of older packs lack it
+        counters.argtypes, counters.restype = (_POINTER, ctypes.POINTER(_POINTER)), ctypes.c_int64
+        size = int(counters(self._handle, ctypes.byref(address)))
+        return address.value or 0, size
+
     def launch(
         self,
         a: int,

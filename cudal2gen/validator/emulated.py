@@ -236,6 +236,17 @@ class _Matrices:
         )
 
 
+def _left_counters(kernel: OpenKernel, memory: emulator.Memory) -> list[str]:
+    """A finding if a launch leaves counters that are not zero: the next one on its stream would take them for its
+    own."""
+    address, size = kernel.counters()
+    counters = memory.find(address - memory.base) if size else None
+    left = [] if counters is None else np.flatnonzero(counters.bytes().view(np.uint32)).tolist()
+    if not left:
+        return []
+    return [f"counters-left: {len(left)} counters are not zero after the launch, the first is number {left[0]}"]
+
+
 def execute(
     record: Record,
     artifact: Artifact,
@@ -281,6 +292,7 @@ def execute(
                 kernel.launch(
                     *matrices.arguments, workspace, stream, fused=matrices.fused_arguments, **matrices.several
                 )
+                findings += _left_counters(kernel, memory)
         except LaunchError as error:
             findings.append(f"launch-refused: {error}")
     findings += [str(report) for report in session.reports if report.is_error]

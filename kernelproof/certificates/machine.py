@@ -365,14 +365,15 @@ class Machine:
             self.slices.fence()
 
     def count(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> Any:
-        """An atomic: one thread counts its CTA."""
+        """An atomic: one thread counts its CTA; the last of a tile's CTAs returns the counter to zero."""
         lanes = self.active(m)
-        if lanes is None or len(lanes) != 1 or (kind.op, kind.kind) != ("add", "u32") or kind.space == "shared":
+        if lanes is None or len(lanes) != 1 or (kind.op, kind.kind) != ("inc", "u32") or kind.space == "shared":
             raise NotCertified("an atomic that does not count a CTA by one of its threads")
         if Scope.GPU not in (scope_of(kind.read), scope_of(kind.write)):
             raise NotCertified("an atomic that counts a CTA for a part of the device only")
-        if isinstance(value, Word | Cells) or int(np.broadcast_to(value, self.lanes)[lanes[0]]) != 1:
-            raise NotCertified("an atomic that counts by another number than 1")
+        highest = self.slices.highest
+        if isinstance(value, Word | Cells) or int(np.broadcast_to(value, self.lanes)[lanes[0]]) != highest:
+            raise NotCertified(f"a counter that does not return to zero after {highest}")
         counter = polynomial(address, 64).of_lanes(lanes) - Polynomial.named(ARRIVALS, 4)
         number, rest = counter.divided(4)
         if rest.terms:

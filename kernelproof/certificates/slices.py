@@ -1,8 +1,9 @@
 """Slices of k: the CTAs of a tile leave partial sums in a workspace, and the one that arrives last adds them, in order.
 
 Each CTA stores its sums to its own slab of the workspace, fences, meets at a barrier and counts itself in its tile's
-counter by one thread. The launcher sets counters to zero, so of a tile's ``count`` CTAs exactly one finds ``count - 1``
-there, and all others less: that is the one that arrives last. Behind another barrier and fence it sees all slabs. All
+counter by one thread. Counters are zero before a launch, so of a tile's ``count`` CTAs exactly one finds ``count - 1``
+there, and all others less: that is the one that arrives last. It is counted by an increment that wraps around at
+``count - 1``, so the launch leaves the counter at zero. Behind another barrier and fence it sees all slabs. All
 CTAs of a tile run one text with the same threads, so the others' slabs hold the sums of the same elements at the same
 places as its own.
 """
@@ -151,6 +152,11 @@ class Workspace:
         """A barrier of all threads."""
         moved = {Stage.FENCED: Stage.MET, Stage.COUNTED: Stage.TOLD}
         self.left.stage = moved.get(self.left.stage, self.left.stage)
+
+    @property
+    def highest(self) -> int:
+        """The highest value of a counter."""
+        return self._sliced().count - 1
 
     def arrive(self, counter: Polynomial) -> Polynomial:
         """One thread adds 1 to a counter; what it was before."""

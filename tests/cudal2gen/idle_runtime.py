@@ -1,7 +1,8 @@
 """A CUDA runtime on which everything succeeds and nothing runs, for tests of what the launcher itself refuses and asks.
 
 A stream is captured where ``capture`` says so: the next launch then depends on nodes of these types. Events read a
-clock that launches advance (``cost``).
+clock that launches advance (``cost``). A driver that refuses launches which both cooperate and overlap is one whose
+``refuse_both`` was called.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from kernelproof.ground.toolchain import discover
 KERNEL_NODE, MEMCPY_NODE, MEMSET_NODE = 0, 1, 2  # cudaGraphNodeType
 NOTHING = (
     *("cudaLibraryLoadFromFile", "cudaLibraryUnload", "cudaKernelSetAttributeForDevice", "cudaGetDevice"),
-    *("cudaFuncGetAttributes", "cudaMemsetAsync", "cudaGetLastError", "cudaEventSynchronize"),
+    *("cudaFuncGetAttributes", "cudaGetLastError", "cudaEventSynchronize", "cudaThreadExchangeStreamCaptureMode"),
+    *("cudaStreamCreateWithFlags", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaFree"),
 )
 A100 = "NVIDIA A100-SXM4-80GB"
 SOURCE = """
@@ -24,7 +26,7 @@ SOURCE = """
 #include <stdlib.h>
 #include <string.h>
 
-int idle_overlaps, idle_cooperates, idle_captures, idle_nodes[8];
+int idle_overlaps, idle_cooperates, idle_captures, idle_nodes[8], idle_memsets, idle_launches, idle_refuses_both;
 size_t idle_count, idle_kernels, idle_cleared;
 long long idle_clock, idle_costs[16]; /* ns; of a launch by the order in which kernels were opened, from 1 on */
 
@@ -41,11 +43,14 @@ int cudaGetDriverEntryPointByVersion(char const* name, void** function, unsigned
   return *function = (void*)encode, *status = name ? 0 : 1, (int)(version * flags * 0);
 }
 int cudaStreamIsCapturing(void* stream, int* status) { return *status = idle_captures, stream ? 0 : 0; }
-int cudaStreamGetCaptureInfo(void* stream, int* status, void* id, void* graph, void*** nodes, void* edges,
+int cudaMalloc(void** memory, size_t bytes) { return *memory = (void*)(bytes << 10), 0; }
+int cudaMemsetAsync(void) { return ++idle_memsets, 0; }
+int cudaStreamGetId(void* stream, unsigned long long* id) { return *id = (unsigned long long)stream, 0; }
+int cudaStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id, void* graph, void*** nodes, void* edges,
                              size_t* count) {
   static void* pointers[8];
   for (int i = 0; i < 8; ++i) pointers[i] = &idle_nodes[i];
-  return *nodes = pointers, *count = idle_count, *status = 1, stream || id || graph || edges ? 0 : 0;
+  return *nodes = pointers, *count = idle_count, *status = 1, *id = idle_captures, stream || graph || edges ? 0 : 0;
 }
 int cudaGraphNodeGetType(int* node, int* type) { return *type = *node, 0; }
 int cudaGetDeviceProperties(struct cudaDeviceProp* properties, int device) {
@@ -72,6 +77,8 @@ int cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* function, 
       idle_overlaps = config->attrs[i].val.programmaticStreamSerializationAllowed;
     else if (config->attrs[i].id == cudaLaunchAttributeCooperative)
       idle_cooperates = config->attrs[i].val.cooperative;
+  ++idle_launches;
+  if (idle_refuses_both && idle_overlaps && idle_cooperates) return 801;
   return function || arguments ? 0 : 0;
 }
 """
@@ -92,22 +99,41 @@ def versions(library: Path, runtime: int = 13000, driver: int = 13000) -> None:
     own[0], own[1] = runtime, driver
 
 
-def capture(library: Path, nodes: Sequence[int] | None) -> None:
-    """Captures streams behind nodes of these types; None ends it."""
+def capture(library: Path, nodes: Sequence[int] | None, number: int = 1) -> None:
+    """Captures streams behind nodes of these types, by the capture of this number; None ends it."""
     opened = ctypes.CDLL(str(library))
-    ctypes.c_int.in_dll(opened, "idle_captures").value = nodes is not None
+    ctypes.c_int.in_dll(opened, "idle_captures").value = 0 if nodes is None else number
     ctypes.c_size_t.in_dll(opened, "idle_count").value = len(nodes or ())
     (ctypes.c_int * 8).in_dll(opened, "idle_nodes")[: len(nodes or ())] = list(nodes or ())
 
 
 def overlaps(library: Path) -> bool:
     """Whether the last launch was allowed to overlap with the kernel before it."""
-    return bool(ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "idle_overlaps").value)
+    return bool(_number(library, "idle_overlaps"))
 
 
 def cooperates(library: Path) -> bool:
     """Whether the last launch demanded that all its CTAs run at once."""
-    return bool(ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "idle_cooperates").value)
+    return bool(_number(library, "idle_cooperates"))
+
+
+def memsets(library: Path) -> int:
+    """How many memsets there were."""
+    return _number(library, "idle_memsets")
+
+
+def launches(library: Path) -> int:
+    """How many launches there were, refused ones among them."""
+    return _number(library, "idle_launches")
+
+
+def refuse_both(library: Path, refuses: bool) -> None:
+    """From now on the driver refuses launches that cooperate and overlap, or takes them again."""
+    ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "idle_refuses_both").value = refuses
+
+
+def _number(library: Path, name: str) -> int:
+    return ctypes.c_int.in_dll(ctypes.CDLL(str(library)), name).value
 
 
 def cost(library: Path, *microseconds: float) -> None:

@@ -23,8 +23,13 @@ FAULTS = {
     "the first ticket": ("== kSplitK - 1", "== 0"),
     "a ticket without a fence before it": ("__threadfence();\n  __syncthreads();", "__syncthreads();"),
     "a ticket without a fence behind it": ("}\n  __threadfence();", "}"),
-    "one arrival too few": ("while (kept < count)", "while (kept + 1 < count)"),
-    "no wait": ("while (kept < count)", "while (kept < 0)"),
+    "one arrival too few": ("while ((kept & 0xffff) < count)", "while ((kept & 0xffff) + 1 < count)"),
+    "no wait": ("while ((kept & 0xffff) < count)", "while ((kept & 0xffff) < 0)"),
+    "tickets that do not return to zero": (
+        "atomicInc(gemm.arrivals + tile, kSplitK - 1)",
+        "atomicAdd(gemm.arrivals + tile, 1u)",
+    ),
+    "a counter that is not returned": ("if (last_group)", "if (last_group && tile % 2)"),
     "an arrival that counts twice": (
         "red.release.gpu.global.add.u32 [%0], 1;",
         "red.release.gpu.global.add.u32 [%0], 2;",

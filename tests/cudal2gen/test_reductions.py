@@ -18,7 +18,7 @@ from cudal2gen.kernel import MmaSyncKernel, Record, Sm90Wgmma, ceil_div
 from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.validator import stress_shapes
 from kernelproof import emulator
-from tests.cudal2gen.paths import SWAPPED, TWO, ring
+from tests.cudal2gen.paths import SWAPPED, TWO, ring, small
 from tests.cudal2gen.strategies import STRAIGHT, TO_GLOBAL, direct, multistage, wgmma
 from tests.cudal2gen.test_ptx import instructions
 from tests.draws import drawn
@@ -133,8 +133,8 @@ def run(
     launches: int = 1,
     **modes: Any,
 ) -> Run:
-    """D of A (m,k) and B (n,k) on a device of so many SMs, NaN where it is not stored. ``clears``: whether memsets do
-    anything."""
+    """D of A (m,k) and B (n,k) by the last of some launches on a device of so many SMs, NaN where it is not stored.
+    ``clears``: whether memsets do anything."""
     (m, k), n = a.shape, len(b)
     memory = emulator.Memory()
     device = replace(emulator.Device.of(record.target), sm_count=sms, threads_per_sm=record.threads)
@@ -144,11 +144,11 @@ def run(
         if not clears:
             session.calls["memset"] = lambda _: 0
         with OpenKernel(library, directory, record.launch_options, emulator.runtime_path()) as kernel:
-            d = memory.upload(np.full((m, n), np.nan, np.float16), "output")
             size = kernel.workspace_bytes(m, n, k)
             workspace = memory.allocate(size, "scratch").address if size else 0
             inputs = [memory.upload(matrix).address for matrix in (a, stored_b)]
             for _ in range(launches):
+                d = memory.upload(np.full((m, n), np.nan, np.float16), "output")
                 kernel.launch(inputs[0], k, inputs[1], stored_b.shape[1], d.address, n, m, n, k, workspace)
     findings = [str(report) for report in session.reports] + [str(error) for error in session.errors]
     return Run(d.bytes().view(np.float16).reshape(m, n).copy(), findings, size)
@@ -257,6 +257,8 @@ MUTANTS: dict[str, Callable[[str], str]] = {
     "an arrival of another tile": replaced(r"(red\.release\S* \[%\w+)\]", r"\1+4]"),
     "another slice": replaced(r"(@p ld\.global\.cg\S* \{[^}]*\}, \[%\w+)\]", r"\1+8192]"),
     "another order": swapped_loads,
+    "a counter that is not returned": replaced(r"st\.relaxed\.gpu\.global\.u32 [^;]*;", ""),
+    "a look at the counter that does not count": replaced(r"(atom\.relaxed\S* %\w+, \[[^\]]*\]), %\w+;", r"\1, 0;"),
 }
 
 
@@ -268,12 +270,36 @@ def test_mutants_of_the_sum_are_noticed(name: str, record: Sm90Wgmma, library: P
     directory = tmp_path / "mutant"
     shutil.copytree(artifact.directory, directory)
     a, b, expected = in_order_only([0, 128, 256, 384], 64, 32, 8 * 64)
-    right = run(record, directory, library, 4, a, b)
+    right = run(record, directory, library, 4, a, b, launches=2)
     assert (right.d == expected).all()
     assert right.findings == []
     (directory / "kernel.ptx").write_text(MUTANTS[name](artifact.ptx.read_text()))
-    outcomes = [run(record, directory, library, 4, a, b, adverse=adverse) for adverse in (False, True)]
+    outcomes = [run(record, directory, library, 4, a, b, launches=2, adverse=adverse) for adverse in (False, True)]
     assert any(outcome.findings or not (outcome.d == expected).all() for outcome in outcomes)
+
+
+TICKETS = small(split_k=2, padding="predicate")
+RETURNS = r"atom\.global\.inc\.u32\s+(%\w+, \[[^\]]*\]), 1;|st\.relaxed\.gpu\.global\.u32\s[^;]*;"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", [TICKETS, SLICED, STREAMED], ids=["tickets", "workspace", "stream"])
+def test_counters_that_are_not_returned_are_noticed_by_the_next_launch(
+    record: Record, library: Path, tmp_path: Path
+) -> None:
+    artifact = compiler.build([record])[0]
+    a, b = ones_and_zeros(64, 32, 8 * 64)
+    expected = (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float16)
+    right = run(record, artifact.directory, library, 4, a, b, launches=3)
+    assert (right.findings, (right.d == expected).all()) == ([], True)
+    directory = shutil.copytree(artifact.directory, tmp_path / "mutant")
+    count = r"atom.global.add.u32 \1, 1;"
+    text, changed = re.subn(RETURNS, lambda at: at.expand(count) if at[1] else "", artifact.ptx.read_text())
+    assert changed == 1
+    (directory / "kernel.ptx").write_text(text)
+    once, twice = (run(record, directory, library, 4, a, b, launches=number) for number in (1, 2))
+    assert (once.findings, (once.d == expected).all()) == ([], True)
+    assert twice.findings or not (twice.d == expected).all()
 
 
 @pytest.mark.slow
@@ -286,4 +312,11 @@ def test_counters_that_are_not_cleared_are_noticed(record: Sm90Wgmma, library: P
     assert any("race" in finding or "uninitialised" in finding for finding in findings)
 
 
-BUILT_AHEAD = [*SPLIT_RECORDS, *SHARED_RECORDS, STREAMED_RECORD, *(record for record, *_ in LAST_WAVES), SLICED]
+BUILT_AHEAD = [
+    *SPLIT_RECORDS,
+    *SHARED_RECORDS,
+    STREAMED_RECORD,
+    *(record for record, *_ in LAST_WAVES),
+    SLICED,
+    TICKETS,
+]

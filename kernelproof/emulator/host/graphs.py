@@ -32,7 +32,7 @@ class Graph:
     node -> nodes that it waits for. ``memory``: what its nodes allocate and free; a graph and its executable graph
     share it. An executable graph has ``source``, the graph that it was made from, and ``auto_free``: whether a launch
     first frees what the launch before has allocated. ``instance``: the only executable graph of a graph whose nodes
-    allocate or free memory.
+    allocate or free memory. ``capture``: the number of the capture that records it, 0 if none does.
     """
 
     work: list[tuple[int, Work]] = field(default_factory=list)
@@ -42,6 +42,7 @@ class Graph:
     source: Graph | None = None
     auto_free: bool = False
     instance: Graph | None = None
+    capture: int = 0
 
     def copy(self) -> Graph:
         """Another graph with the same work; a change of one does not change the other."""
@@ -80,8 +81,10 @@ class Graphs:
         self.by_handle: dict[int, Graph] = {}
         self.capturing: dict[int, _Branch | list[Work]] = {}  # stream -> where its work is recorded
         self.captured: dict[int, Graph] = {}  # stream -> the graph that records it; NODE -> the graph that gets a node
+        self.captures = 0  # so far
         self.calls: dict[str, Call] = {
             "capture_status": self.capture_status,
+            "capture_info": self.capture_info,
             "capture_begin": self.begin_capture,
             "capture_end": self.end_capture,
             "graph_create": self.create,
@@ -119,11 +122,19 @@ class Graphs:
         put(a[1], "i", int(a[0] in self.capturing))
         return SUCCESS
 
+    def capture_info(self, a: Words) -> int:
+        """cudaStreamGetCaptureInfo: stream, out status, out number of the capture, or null. No two captures have one
+        number."""
+        if a[2] and a[0] in self.capturing:
+            put(a[2], "Q", self.captured[a[0]].capture)
+        return self.capture_status(a)
+
     def begin_capture(self, a: Words) -> int:
         """cudaStreamBeginCapture."""
         if a[0] in self.capturing:
             return INVALID_VALUE
-        self.join_capture(a[0], Graph(), 0)
+        self.captures += 1
+        self.join_capture(a[0], Graph(capture=self.captures), 0)
         return SUCCESS
 
     def join_capture(self, stream: int, graph: Graph, branch: int) -> None:

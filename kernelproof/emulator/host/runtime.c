@@ -376,9 +376,15 @@ EXPORT int cudaStreamAddCallback(void *s, void (*f)(void *, int, void *), void *
 }
 EXPORT int cudaStreamIsCapturing(void *s, int *status) { CALL("capture_status", W(s), W(status)); }
 EXPORT int cudaStreamGetCaptureInfo(void *s, int *status, void *id, void *graph, void *nodes, void *edges, size_t *count) {
-  (void)id; (void)graph; (void)nodes; (void)edges;
+  (void)graph; (void)nodes; (void)edges;
   if (count) *count = 0;
-  return cudaStreamIsCapturing(s, status);
+  CALL("capture_info", W(s), W(status), W(id));
+}
+EXPORT int cudaStreamGetId(void *s, unsigned long long *id) { CALL("stream_id", W(s), W(id)); }
+EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode) {
+  static __thread int own = 0;
+  int before = own;
+  return own = *mode, *mode = before, 0;
 }
 BOTH_ASYNC(cudaStreamBeginCapture, (void *s, int mode), (s, mode)) { (void)mode; CALL("capture_begin", W(s)); }
 BOTH_ASYNC(cudaStreamEndCapture, (void *s, void **graph), (s, graph)) { CALL("capture_end", W(s), W(graph)); }

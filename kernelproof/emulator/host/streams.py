@@ -67,6 +67,7 @@ class Streams:
         self.calls: dict[str, Call] = {
             "stream_create": self.create,
             "stream_destroy": self.destroy,
+            "stream_id": self.identify,
             "stream_synchronize": self.synchronize,
             "stream_wait_event": self.wait_event,
             "synchronize": self.synchronize_device,
@@ -217,6 +218,11 @@ class Streams:
         if a[0] in self.blocking:
             join(self.clocks[DEFAULT], self.clocks[a[0]])
         self.blocking.discard(a[0])
+        return SUCCESS
+
+    def identify(self, a: Words) -> int:
+        """cudaStreamGetId: stream, out. No two streams of a session have one number."""
+        put(a[1], "Q", self._number(a[0]))
         return SUCCESS
 
     def synchronize(self, a: Words) -> int:

@@ -1,0 +1,87 @@
+// The counters of kernels that add partial sums of a tile in device memory. A kernel finds its counters at zero and leaves them at
+// zero, so they are set once, when the kernel is opened. Two launches that may run at once must not share counters: there is a
+// block of them for each stream, and for each stream within each capture of a graph. Nothing is allocated or set by a launch.
+#ifndef CUDAL2GEN_COUNTERS_H
+#define CUDAL2GEN_COUNTERS_H
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace cudal2gen {
+
+// What the counters need of the CUDA runtime.
+struct CounterRuntime {
+  decltype(&cudaThreadExchangeStreamCaptureMode) capture_mode;
+  decltype(&cudaStreamCreateWithFlags) stream_create;
+  decltype(&cudaStreamSynchronize) stream_synchronize;
+  decltype(&cudaStreamDestroy) stream_destroy;
+  decltype(&cudaStreamGetId) stream_id;
+  decltype(&cudaMemsetAsync) memset_async;
+  cudaError_t (*malloc)(void**, size_t);
+  decltype(&cudaFree) free;
+};
+
+// The blocks of one kernel. Streams have numbers that are never used again, so a destroyed stream keeps its block, and so does a
+// capture, whose graph may be launched at any time. A launch that gets no block clears counters in the caller's workspace.
+class CounterBlocks {
+ public:
+  static constexpr int kBlocks = 64, kCounters = 1024;
+  static constexpr size_t kBytes = size_t(kBlocks) * kCounters * sizeof(unsigned);
+
+  // Allocates all blocks and sets them to zero; waits until they are. Without memory for them there are none.
+  cudaError_t open(CounterRuntime const& runtime) {
+    // Other threads may capture meanwhile: nothing here concerns the streams that they capture.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaError_t error = runtime.capture_mode(&mode);
+    if (error) return error;
+    if ((error = runtime.malloc(&memory_, kBytes)) == cudaSuccess) {
+      error = cleared(runtime);
+    } else if (error == cudaErrorMemoryAllocation) {
+      memory_ = nullptr;
+      error = cudaSuccess;
+    }
+    cudaError_t const restored = runtime.capture_mode(&mode);
+    return error ? error : restored;
+  }
+
+  cudaError_t close(CounterRuntime const& runtime) {
+    void* const memory = memory_;
+    memory_ = nullptr;
+    return memory ? runtime.free(memory) : cudaSuccess;
+  }
+
+  // The block of a stream within a capture (0: outside of captures); null if the launch needs more counters or all blocks are taken.
+  unsigned* of(uint64_t stream, uint64_t capture, int64_t counters) {
+    if (!memory_ || counters > kCounters) return nullptr;
+    std::lock_guard<std::mutex> const guard(mutex_);
+    auto const taken = blocks_.find({stream, capture});
+    if (taken != blocks_.end()) return taken->second;
+    if (blocks_.size() == kBlocks) return nullptr;
+    return blocks_[{stream, capture}] = static_cast<unsigned*>(memory_) + blocks_.size() * kCounters;
+  }
+
+  void* memory() const { return memory_; }
+
+ private:
+  // Sets all counters to zero on a stream of their own, which waits for no other.
+  cudaError_t cleared(CounterRuntime const& runtime) {
+    cudaStream_t stream;
+    cudaError_t error = runtime.stream_create(&stream, cudaStreamNonBlocking);
+    if (error) return error;
+    if (!(error = runtime.memset_async(memory_, 0, kBytes, stream))) error = runtime.stream_synchronize(stream);
+    cudaError_t const destroyed = runtime.stream_destroy(stream);
+    return error ? error : destroyed;
+  }
+
+  void* memory_ = nullptr;
+  std::mutex mutex_;
+  std::map<std::pair<uint64_t, uint64_t>, unsigned*> blocks_;
+};
+
+}  // namespace cudal2gen
+
+#endif
