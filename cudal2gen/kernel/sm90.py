@@ -11,6 +11,7 @@ from cudal2gen.kernel.launch import Sizes
 from cudal2gen.kernel.problem import aligned
 from cudal2gen.kernel.record import Fields, Record
 from kernelproof.ground.chips import GPUS, Chip
+from kernelproof.ground.integers import ceil_div
 
 CLUSTER_SPLITS = (2, 4, 8)  # slices of k that CTAs of one cluster sum; 8 CTAs are the largest portable cluster
 Overlap = Annotated[bool, Field(description="programmatic dependent launch: start while the kernel before still runs")]
@@ -52,11 +53,12 @@ class Sm90Kernel(Record):
         """Rows of whole vectors."""
         return sizes._replace(**{name: aligned(getattr(sizes, name), self.element.vector) for name in self.vector_rows})
 
-    def sum_violations(self, field: str, place: str, place_bytes: int) -> Iterator[str]:
-        """The rule that fp32 partial sums of a tile fit into the shared memory of its operands; the message blames
-        ``field``."""
-        if (size := self.bm * self.bn * 4) > place_bytes:
-            yield f"{field}: {size} bytes of partial sums exceed the {place} {place_bytes}"
+    def cluster_sum_bytes(self, threads: int, pairs: bool) -> int:
+        """Bytes of the fp32 partial sums that the first CTA of a cluster gets: each CTA adds some of a thread's vectors
+        of four over all slices, one or with ``pairs`` two at a time. ``threads`` share a tile."""
+        together = 2 if pairs else 1
+        dealt = ceil_div(self.bm * self.bn // (4 * threads), self.split_k * together) * self.split_k * together
+        return dealt * threads * 16
 
     @property
     def arch(self) -> str:

@@ -59,8 +59,6 @@ class Sm90Small(SmemTiles, Sm90Kernel):
             share = f"k={self.k} / split_k={self.split_k}" if self.split_k > 1 else f"k={self.k}"
             yield f"k_chunks={self.k_chunks}: the {chunks} chunks of {self.k_step} in {share} are {slice_chunks}"
         yield from self.smem_violations(f"k_chunks={self.k_chunks}")
-        if self.split_k > 1:
-            yield from self.sum_violations(f"split_k={self.split_k}", "operands'", self.smem_bytes)
 
     def _tile_violations(self) -> Iterator[str]:
         for field, extent, warps in (("bm", self.bm, self.warps[0]), ("bn", self.bn, self.warps[1])):
@@ -104,8 +102,9 @@ class Sm90Small(SmemTiles, Sm90Kernel):
 
     @property
     def smem_bytes(self) -> int:
-        """Bytes of all operands."""
-        return self.k_chunks * self.step_bytes
+        """Bytes of all operands, and of what the cluster's CTAs send to this one."""
+        operands = self.k_chunks * self.step_bytes
+        return operands + (self.cluster_sum_bytes(self.threads, self.fusion.gate) if self.split_k > 1 else 0)
 
     @property
     def cluster_ctas(self) -> int:

@@ -170,7 +170,9 @@ class Sm90Wgmma(Warpgroups):
             yield "schedule=pingpong: must be cooperative for reduce cluster, one tile at a time"
         if self.epilogue != "direct":
             yield "epilogue=tma: must be direct for reduce cluster, each CTA stores scattered columns of the sum"
-        yield from self.sum_violations("reduce=cluster", "ring's", self.ring_bytes)
+        size = self.cluster_sum_bytes(128 * self.sharers, self.fusion.gate and not self.swap_ab)
+        if size > self.ring_bytes:
+            yield f"reduce=cluster: {size} bytes of partial sums exceed the ring's {self.ring_bytes}"
 
     def _box_violations(self) -> Iterator[str]:
         cluster_m, cluster_n = self.cluster

@@ -163,7 +163,8 @@ FAULTS: dict[str, tuple[str, str]] = {
     "B advances by A's stride": ("gemm.b += batch * gemm.batches.b", "gemm.b += batch * gemm.batches.a"),
     "D advances by A's stride": ("gemm.d += batch * gemm.batches.d", "gemm.d += batch * gemm.batches.a"),
     "D does not advance": ("gemm.d += batch * gemm.batches.d;", ""),
-    "products share arrivals": ("gemm.arrivals += batch * tiles;", ""),
+    # Products that share counters are right in the order in which CTAs run here: counters return to zero between them.
+    "a product's counters before the first": ("gemm.arrivals += batch * tiles;", "gemm.arrivals -= batch * tiles;"),
     "products share partial sums": ("gemm.partials += batch * tiles * kSplitK * (kBM * kBN);", ""),
 }
 OF_MAPS: dict[str, tuple[str, str]] = {

@@ -31,6 +31,9 @@ from tests.cudal2gen.paths import PATHS, tensor
 PAIR = PATHS["tensor claimed pair"]
 ALWAYS = "setp.eq.u32 p, 0, 0;"
 BEGUN = PAIR.smem_bytes - 16  # the mbarrier on which the first CTA's loading thread arrives with each item
+# The bytes of an item are expected; the same arrival without them.
+EXPECTED = r"mbarrier\.arrive\.expect_tx\.relaxed\.cluster\.shared::cluster\.b64 _, (\[%r\d+\]), 4;"
+RELAXED = r"mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, \1;"
 ARRIVAL = r"mbarrier\.arrive\.shared::cta\.b64 _, [^;]*;"  # this one alone
 BUILT_AHEAD = [PAIR]
 
@@ -93,7 +96,7 @@ def _counted_to_two(text: str) -> str:
 def _unthrottled(text: str) -> str:
     """The claiming thread does not wait until the item before is begun."""
     before, request, behind = text.partition("clusterlaunchcontrol.try_cancel")
-    *_, wait = re.finditer(r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", before)
+    *_, wait, _ = re.finditer(r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", before)  # the last is for the slot
     return before[: wait.start()] + ALWAYS + before[wait.end() :] + request + behind
 
 
@@ -103,32 +106,32 @@ FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
         "in-flight",
     ),
     "the slot is not awaited": (
-        lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;", ALWAYS, behind=False),
+        lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", ALWAYS, behind=False),
         "shared-race",
     ),
     "an item is not awaited": (
-        lambda text: re.sub(r"mbarrier\.try_wait\.parity\.acquire\.cluster[^;]*;", ALWAYS, text, count=1),
+        lambda text: re.sub(
+            r"mbarrier\.try_wait[^;]*;((?:(?!try_wait)[\s\S])*?ld\.shared\.u32)", rf"{ALWAYS}\1", text, count=1
+        ),
         "uninitialised-shared",
     ),
     "no proxy fence behind the response": (
         lambda text: _near_request(text, r"fence\.proxy\.async\.shared::cta;", "", behind=True),
         "proxy-fence",
     ),
-    "items are released to their own CTA": (
-        lambda text: text.replace("mbarrier.arrive.release.cluster", "mbarrier.arrive.release.cta"),
-        "memory-scope",
-    ),
-    "items are not released": (
-        lambda text: text.replace("mbarrier.arrive.release.cluster", "mbarrier.arrive.relaxed.cluster"),
+    "an item's bytes are not expected": (lambda text: re.sub(EXPECTED, RELAXED, text), "in-flight"),
+    "an item's bytes are expected twice": (lambda text: text.replace("], 4;\n", "], 8;\n"), "deadlock"),
+    "an item is stored without its mbarrier": (
+        lambda text: re.sub(
+            r"st\.async\.\S+ (\[%r\d+\], %r\d+), \[%r\d+\];",
+            r"st.shared::cluster.u32 \1;",
+            re.sub(EXPECTED, RELAXED, text),
+        ),
         "shared-race",
     ),
-    "items are acquired of their own CTA": (
-        lambda text: text.replace("parity.acquire.cluster", "parity.acquire.cta"),
-        "memory-scope",
-    ),
-    "items are not acquired": (
-        lambda text: text.replace("parity.acquire.cluster", "parity.relaxed.cluster"),
-        "memory-scope",
+    "slots are handed back without an order": (
+        lambda text: text.replace("mbarrier.arrive.shared::cluster", "mbarrier.arrive.relaxed.cluster.shared::cluster"),
+        "shared-race",
     ),
     "one reader is not counted": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>10;", text), "shared-race"),
     "one reader too many": (lambda text: re.sub(r"(mov\.b32\s+%r\d+, )11;", r"\g<1>12;", text), "deadlock"),

@@ -1,4 +1,4 @@
-"""The checker is checked: faults of the counters by which CTAs share the sums of a tile are found."""
+"""The checker is checked: faults of the counters and mbarriers by which CTAs share the sums of a tile are found."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.cudal2gen.paths import PATHS
 
 pytestmark = pytest.mark.slow
 
-# Tickets of slices, parts in a workspace, parts of a stream, and sums in a cluster.
-SHARING = ["split_k persistent", "wgmma workspace", "wgmma stream", "wgmma cluster split 2"]
+# Tickets of slices, parts in a workspace, parts of a stream, and parts that CTAs of a cluster send each other.
+SHARING = ["split_k persistent", "wgmma workspace", "wgmma stream", "wgmma cluster split 2", "once split 2"]
 # Fault -> before, after.
 FAULTS = {
     "one ticket too few": ("== kSplitK - 1", "== kSplitK - 2"),
     "the first ticket": ("== kSplitK - 1", "== 0"),
-    "a ticket without a fence before it": ("__threadfence();\n  __syncthreads();", "__syncthreads();"),
-    "a ticket without a fence behind it": ("}\n  __threadfence();", "}"),
+    "a ticket without a fence before it": ("fence_device();\n  __syncthreads();", "__syncthreads();"),
+    "a ticket without a fence behind it": ("}\n  fence_device();", "}"),
     "one arrival too few": ("while ((kept & 0xffff) < count)", "while ((kept & 0xffff) + 1 < count)"),
     "no wait": ("while ((kept & 0xffff) < count)", "while ((kept & 0xffff) < 0)"),
     "tickets that do not return to zero": (
@@ -36,7 +36,15 @@ FAULTS = {
     ),
     "a relaxed arrival": ("red.release.gpu.global", "red.relaxed.gpu.global"),
     "a relaxed wait": ("ld.acquire.gpu.global", "ld.relaxed.gpu.global"),
-    "a relaxed arrival in a cluster": ("barrier.cluster.arrive.release", "barrier.cluster.arrive.relaxed"),
+    "parts that are sent before operands are read": ("wait(shared.freed(), 0);", ""),
+    "an operand that one warp may still read": ("kSplitK * kSharingThreads / 32", "kSharingThreads / 32"),
+    "a CTA that does not say that it has read": ("threadIdx.x % 32 < kSplitK", "threadIdx.x % 32 < kSplitK - 1"),
+    "parts that are not awaited": ("wait(shared.arrived(), 0);", ""),
+    "parts of a small tile that are not awaited": ("wait(arrived, 0);", ""),
+    "parts that are sent before the mbarrier is there": ("  cluster_wait();\n  CUTE_UNROLL", "  CUTE_UNROLL"),
+    "parts of which one is not awaited": ("kSplitK * vectors_of(rank)", "(kSplitK - 1) * vectors_of(rank)"),
+    "slices in one place": ("(rank * vectors_of(to)", "(0 * vectors_of(to)"),
+    "parts that count on the sender": ("at_rank(shared.arrived(), to)", "at_rank(shared.arrived(), rank)"),
 }
 PLANTED = [(name, fault) for name in SHARING for fault, (before, _) in FAULTS.items() if before in render(PATHS[name])]
 BUILT_AHEAD = [

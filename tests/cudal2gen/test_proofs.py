@@ -163,7 +163,7 @@ def test_every_step_of_adding_slices_is_needed() -> None:
     ptx = artifact.ptx.read_text()
     lines = ptx.splitlines()
     first = next(number for number, line in enumerate(lines, 1) if "st.global.v2.f32" in line)
-    steps = ("membar", "atom", "bar.sync", "st.global.v2", "ld.global.cg", "st.shared.u8", "ld.shared.u8", "@%p")
+    steps = ("fence.acq_rel", "atom", "bar.sync", "st.global.v2", "ld.global.cg", "st.shared.u8", "ld.shared.u8", "@%p")
     changed = [x for x in mutants(ptx) if x.line >= first and any(step in lines[x.line - 1] for step in steps)]
     assert len(changed) > 60
     certified = [mutant for mutant in drawn(changed, 3) if not why_refused(record, mutant.text)]

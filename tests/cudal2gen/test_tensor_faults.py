@@ -94,3 +94,17 @@ def test_a_fault_is_reported_by_its_rule(fault: str, adverse: bool, artifact: Ar
     for shape in SHAPES:
         case = run_case(PAIR, faulty, compiler.launcher(), shape, "binary", adverse=adverse)[0]
         assert any(finding.startswith(rule) for finding in case.findings), (shape, case.findings)
+
+
+@pytest.mark.slow
+def test_a_verdict_demands_the_fence_before_accumulators_are_freed(artifact: Artifact, tmp_path: Path) -> None:
+    """Where a cluster has more tiles than accumulators. Loads have ended, so no result depends on it."""
+    faulty = Artifact(shutil.copytree(artifact.directory, tmp_path / artifact.digest), artifact.ptxas)
+    text = artifact.ptx.read_text()
+    first = text.index("tcgen05.fence::before_thread_sync;")
+    assert first < text.rindex("tcgen05.fence::before_thread_sync;"), "the other one is at the end"
+    faulty.ptx.write_text(text[:first] + text[first:].replace("tcgen05.fence::before_thread_sync;", "", 1))
+    shape = Shape(256, 8 * PAIR.bn, 64)
+    right, wrong = (run_case(PAIR, kernel, compiler.launcher(), shape, "binary")[0] for kernel in (artifact, faulty))
+    assert right.passed
+    assert [finding.split(":")[0] for finding in wrong.findings] == ["benign, tcgen05-fence"]

@@ -452,30 +452,20 @@ CUTE_DEVICE int claimed_item(uint32_t response) {
   return first < 0 ? first : first / kClusterCtas;
 }
 
-// Items pass from CTA to CTA, which needs a release and an acquire in the scope of the cluster.
-CUTE_DEVICE void arrive_in_cluster(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
-}
-
-CUTE_DEVICE void wait_in_cluster(uint32_t barrier, uint32_t parity) {
-  uint32_t over;
-  do {
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n"
-                 "}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
-  } while (!over);
-}
-
+// The item's bytes count on the mbarrier of the CTA that gets it, so they need no fence.
 CUTE_DEVICE void hand(Shared const& shared, int slot, int item) {
   for (int cta = 0; cta < kClusterCtas; ++cta) {
-    asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(at_rank(shared.item(slot), cta)), "r"(item) : "memory");
-    arrive_in_cluster(at_rank(shared.handed(slot), cta));
+    const uint32_t handed = at_rank(shared.handed(slot), cta);
+    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], 4;" :: "r"(handed) : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+                 :: "r"(at_rank(shared.item(slot), cta)), "r"(item), "r"(handed) : "memory");
   }
 }
 
-CUTE_DEVICE void take(Shared const& shared, int slot) { arrive_in_cluster(at_rank(shared.taken(slot), 0)); }
+// Not .release.cluster, which would wait for all memory accesses of this thread: it has read the item, and passes nothing on.
+CUTE_DEVICE void take(Shared const& shared, int slot) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(at_rank(shared.taken(slot), 0)) : "memory");
+}
 
 // One thread of a cluster claims items and hands them to all its CTAs, until it hands over a negative one. It claims an item when
 // loading of the item before begins, so a cluster holds at most one item that it has not begun, and the others get the rest.
@@ -488,7 +478,7 @@ CUTE_DEVICE void claim_items(Shared const& shared) {
   CUTE_NO_UNROLL
   do {
     wait(shared.begun(), parity);
-    wait_in_cluster(shared.taken(slot.stage), slot.parity ^ 1);
+    wait(shared.taken(slot.stage), slot.parity ^ 1);
     request(shared.response(), shared.answered());
     wait(shared.answered(), parity);
     parity ^= 1;
@@ -498,7 +488,7 @@ CUTE_DEVICE void claim_items(Shared const& shared) {
   } while (item >= 0);
   // Warps of other CTAs arrive at this CTA's mbarriers, so it must not exit before they have.
   for (int i = 0; i < kSlots; ++i) {
-    wait_in_cluster(shared.taken(slot.stage), slot.parity ^ 1);
+    wait(shared.taken(slot.stage), slot.parity ^ 1);
     slot.advance();
   }
 }
@@ -508,7 +498,7 @@ template <bool Warp>
 CUTE_DEVICE int next_item(Shared const& shared, Turn<kSlots>& slot) {
   int item = 0;
   if (!Warp || threadIdx.x % 32 == 0) {
-    wait_in_cluster(shared.handed(slot.stage), slot.parity);
+    wait(shared.handed(slot.stage), slot.parity);
     item = int(load_word(shared.item(slot.stage)));
     take(shared, slot.stage);
   }

@@ -5,7 +5,7 @@
 //   grid    (m / 32 * n / 64 * 2, 1, 1)
 //   cluster (2, 1, 1)
 //   block   128
-//   shared  49152 bytes, dynamic
+//   shared  57344 bytes, dynamic; above 48 KiB, so set cudaFuncAttributeMaxDynamicSharedMemorySize first
 //
 // Compile nvcc -std=c++17 --expt-relaxed-constexpr -gencode arch=compute_90a,code=sm_90a -I CUTLASS/include
 //
@@ -83,6 +83,31 @@ CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;
 // after the end of the previous one: so this is correct even before this kernel's own wait.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Arrives once, and makes the phase wait for this many bytes of asynchronous copies.
+CUTE_DEVICE void expect_bytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+CUTE_DEVICE void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// Returns when the phase of this parity is complete.
+CUTE_DEVICE void wait(uint32_t barrier, uint32_t parity) {
+  uint32_t over;
+  do {
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
+  } while (!over);
+}
+
 CUTE_DEVICE int cluster_rank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -96,7 +121,8 @@ CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
   return remote;
 }
 
-CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Relaxed is enough: the fence before it publishes the mbarriers, and the CTAs share no other memory at this point.
+CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Copies one 16-byte vector by cp.async to a shared address if active. What follows its first `bytes` is filled with zeros.
@@ -170,19 +196,40 @@ CUTE_DEVICE void store_pair(Gemm const& gemm, int row, int col, uint32_t value) 
   }
 }
 
-// Returns the sum of a vector over the CTAs of the cluster, in the order of ranks. All CTAs have it at the same address.
-CUTE_DEVICE float4 sum_over_cluster(uint32_t address) {
+// A thread's vectors of four floats of a tile are dealt out to the CTAs of the cluster in turn, kTogether at a time. A CTA adds its
+// vectors over all slices.
+constexpr int kVectors = kMmaM * kMmaN, kSharingThreads = kThreads, kTogether = 1;
+constexpr int kRounds = kVectors / (kTogether * kSplitK), kRest = kVectors / kTogether % kSplitK;
+CUTE_DEVICE constexpr int vectors_of(int rank) { return (kRounds + (rank < kRest)) * kTogether; }
+CUTE_DEVICE constexpr int vector_at(int rank, int i) { return (i / kTogether * kSplitK + rank) * kTogether + i % kTogether; }
+
+// Called by one thread. The mbarrier's phase ends with the last byte of this CTA's vectors.
+CUTE_DEVICE void expect_sums(uint32_t arrived, int rank) {
+  init_barrier(arrived, 1);
+  expect_bytes(arrived, kSplitK * vectors_of(rank) * kSharingThreads * 16);
+}
+
+// Stores a vector to the shared memory of a CTA of the cluster. Its bytes count on the mbarrier there, so no fence is needed, and the
+// CTA that stores may exit.
+CUTE_DEVICE void send(uint32_t target, uint32_t barrier, float4 vector) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4 }, [%5];"
+               :: "r"(target), "f"(vector.x), "f"(vector.y), "f"(vector.z), "f"(vector.w), "r"(barrier) : "memory");
+}
+
+// Returns the sum of a vector over the slices, in the order of ranks; the parts of one slice are `count` vectors apart from the next.
+CUTE_DEVICE float4 sum_over_slices(float4 const* from, int count) {
+  float4 part[kSplitK];
+  CUTE_UNROLL
+  for (int slice = 0; slice < kSplitK; ++slice) {
+    part[slice] = from[slice * count * kSharingThreads];
+  }
   float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
   CUTE_UNROLL
   for (int slice = 0; slice < kSplitK; ++slice) {
-    float4 part;
-    asm volatile("ld.shared::cluster.v4.f32 { %0, %1, %2, %3 }, [%4];"
-                 : "=f"(part.x), "=f"(part.y), "=f"(part.z), "=f"(part.w)
-                 : "r"(at_rank(address, slice)) : "memory");
-    sum.x += part.x;
-    sum.y += part.y;
-    sum.z += part.z;
-    sum.w += part.w;
+    sum.x += part[slice].x;
+    sum.y += part[slice].y;
+    sum.z += part[slice].z;
+    sum.w += part[slice].w;
   }
   return sum;
 }
@@ -206,6 +253,13 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
   const int warp_m = threadIdx.x / 32 % kWarpsM;
   const int warp_n = threadIdx.x / 32 / kWarpsM;
   const int lane = threadIdx.x % 32;
+  __shared__ __align__(8) uint64_t sum_barrier;
+  const uint32_t arrived = smem_address(&sum_barrier);
+  if (threadIdx.x == 0) {
+    expect_sums(arrived, slice);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  cluster_arrive();
 
   // The k-tiles of this slice are [first, first + tiles).
   const int total = (gemm.k + kBK - 1) / kBK;
@@ -300,26 +354,30 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
     store_pair(gemm, row, col, upper);
     store_pair(gemm, row + 8, col, lower);
   };
-  float4* const partials = reinterpret_cast<float4*>(smem) + threadIdx.x;
-  __syncthreads();  // all warps have read the operands
+  // Behind the operands, in every CTA, is room for the parts of its vectors.
+  uint128_t* const sums = smem + kStages * (kStageA + kStageB);
+  static_assert(kStages * (kStageA + kStageB) * 16 + kSplitK * vectors_of(0) * kThreads * 16 == 57344);
+  cluster_wait();
   CUTE_UNROLL
-  for (int i = 0; i < kMmaM; ++i) {
+  for (int to = 0; to < kSplitK; ++to) {
+    const uint32_t target = at_rank(smem_address(sums), to) + (slice * vectors_of(to) * kThreads + threadIdx.x) * 16;
     CUTE_UNROLL
-    for (int j = 0; j < kMmaN; ++j) {
-      partials[(i * kMmaN + j) * kThreads] = load_floats(tCrD, i, j);
+    for (int i = 0; i < vectors_of(to); ++i) {
+      send(target + i * kThreads * 16, at_rank(arrived, to), load_floats(tCrD, vector_at(to, i) / kMmaN, vector_at(to, i) % kMmaN));
     }
   }
-  cluster_arrive();
-  cluster_wait();
-  CUTE_NO_UNROLL
-  for (int mma = slice; mma < kMmaM * kMmaN; mma += kSplitK) {
-    const float4 sum = sum_over_cluster(smem_address(partials + mma * kThreads));
-    const half2 upper = __floats2half2_rn(sum.x, sum.y), lower = __floats2half2_rn(sum.z, sum.w);
-    store_mma(mma / kMmaN, mma % kMmaN, reinterpret_cast<uint32_t const&>(upper), reinterpret_cast<uint32_t const&>(lower));
+  wait(arrived, 0);
+  const int count = vectors_of(slice);
+  float4 const* const parts = reinterpret_cast<float4 const*>(sums) + threadIdx.x;
+  CUTE_UNROLL
+  for (int i = 0; i < vectors_of(0); i += kTogether) {
+    if (i < count) {
+      const int mma = vector_at(slice, i);
+      const float4 sum = sum_over_slices(parts + i * kThreads, count);
+      const half2 upper = __floats2half2_rn(sum.x, sum.y), lower = __floats2half2_rn(sum.z, sum.w);
+      store_mma(mma / kMmaN, mma % kMmaN, reinterpret_cast<uint32_t const&>(upper), reinterpret_cast<uint32_t const&>(lower));
+    }
   }
-  // No CTA exits while others may read from it.
-  cluster_arrive();
-  cluster_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)

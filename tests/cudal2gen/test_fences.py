@@ -1,0 +1,32 @@
+"""Proves that kernels have no full fence but those of which ``scripts/fences.py`` says why they are needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudal2gen.generation import compiler
+from cudal2gen.kernel import Record
+from scripts import fences
+from tests.cudal2gen.paths import PATHS
+
+pytestmark = pytest.mark.slow
+
+
+def way(record: Record) -> tuple[object, ...]:
+    """How a kernel sums, claims and stores tiles."""
+    claims, summed = getattr(record, "claims_tiles", False), getattr(record, "summed_in", record.split_k > 1)
+    return record.family, summed, record.cluster_ctas > 1, claims, getattr(record, "epilogue", None)
+
+
+WAYS = {way(record): name for name, record in PATHS.items() if not record.batched and not record.fusion}
+BUILT_AHEAD = [PATHS[name] for name in WAYS.values()]
+
+
+@pytest.mark.parametrize("name", WAYS.values())
+def test_a_full_fence_has_a_reason(name: str) -> None:
+    record = PATHS[name]
+    found = list(fences.fences(compiler.build([record])[0].directory))
+    assert fences.unexplained(found) == []
+    waits = getattr(record, "keeps_parts", record.split_k > 1 and record.family.startswith("sm80"))
+    assert bool(found) == waits, "sums in device memory, and nothing else"
+    assert all(".j2:" in fence.template for fence in found)
