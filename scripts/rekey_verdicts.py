@@ -2,12 +2,14 @@
 
     git worktree add /tmp/old REVISION
     python scripts/rekey_verdicts.py /tmp/old
+    python scripts/rekey_verdicts.py /tmp/old --unused    where unused constants and members were removed too
 
 A verdict belongs to a binary by its digest, which covers the whole text of the kernel, comments included. This script
 renders every record of the catalog, and every bf16 kernel that has a verdict, by the old checkout's templates and by
 this one's. It stops if the two texts of a record differ in anything but comments, or if a drawn kernel's PTX differs in
-anything but line numbers. Only then does it write the new digests to ``results/verdicts.jsonl``, which is left as it
-was if a single verdict cannot be mapped. The verdicts must be of this machine's nvcc and CUTLASS.
+anything but line numbers. With ``--unused`` texts may differ in code, and each that does is compiled: its PTX must be
+the same. Only then does it write the new digests to ``results/verdicts.jsonl``, which is left as it was if a single
+verdict cannot be mapped. The verdicts must be of this machine's nvcc and CUTLASS.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ from kernelproof.ground import files, toolchain
 
 VERDICTS = Path(__file__).parents[1] / "results" / "verdicts.jsonl"
 DRAWN = 40  # kernels whose PTX is compared
+IN_UNIT = 24  # kernels that are compiled in one translation unit
 # A string, or a comment. Strings are matched so that "//" inside of one is not taken for a comment.
 TOKENS = re.compile(r"""("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/""", re.DOTALL)
 # In names of CuTe's unused constants: a hash of the translation unit's text.
@@ -105,23 +108,33 @@ def ptx(texts: Sequence[str], arch: str, folder: Path, tools: toolchain.Toolchai
     return UNIT_HASH.sub("", (folder / "kernels.ptx").read_text())
 
 
+def with_other_code(pairs: Iterable[Pair]) -> list[Pair]:
+    """The pairs whose texts differ by more than comments."""
+    return [pair for pair in pairs if without_comments(pair.old) != without_comments(pair.new)]
+
+
 def check_texts(pairs: Iterable[Pair]) -> None:
     """Raises Difference if the code of a record differs."""
-    for record, old, new in pairs:
-        if without_comments(old) != without_comments(new):
-            raise Difference(f"{record.name}: the text changed by more than its comments; validate it anew")
+    for record, *_ in with_other_code(pairs):
+        raise Difference(f"{record.name}: the text changed by more than its comments; validate it anew")
 
 
 def check_ptx(pairs: Sequence[Pair], tools: toolchain.Toolchain) -> None:
     """Raises Difference if the PTX of the pairs of one architecture differs by more than line numbers."""
-    for arch in sorted({pair.record.arch for pair in pairs}):
-        texts = [pair for pair in pairs if pair.record.arch == arch]
+    for arch, texts in units(pairs):
         with tempfile.TemporaryDirectory() as folder:
             old = ptx([pair.old for pair in texts], arch, Path(folder, "old"), tools)
             new = ptx([pair.new for pair in texts], arch, Path(folder, "new"), tools)
         if old != new:
             raise Difference(f"the PTX for {arch} of one of {', '.join(pair.record.name for pair in texts)} changed")
         print(f"{len(texts)} kernels for {arch}: PTX of {len(new)} bytes is the same", flush=True)
+
+
+def units(pairs: Sequence[Pair]) -> Iterator[tuple[str, list[Pair]]]:
+    """The pairs that are compiled together, and their architecture. No two have one name."""
+    for arch in sorted({pair.record.arch for pair in pairs}):
+        texts = list({pair.record.name: pair for pair in pairs if pair.record.arch == arch}.values())
+        yield from ((arch, texts[at : at + IN_UNIT]) for at in range(0, len(texts), IN_UNIT))
 
 
 def digests(pairs: Sequence[Pair], tools: toolchain.Toolchain) -> dict[str, str]:
@@ -156,6 +169,9 @@ def rekeyed(lines: Iterable[str], new_digest: dict[str, str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, help="a checkout from before the change of comments")
+    parser.add_argument(
+        "--unused", action="store_true", help="code may differ where the PTX of each kernel is the same"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check, and write nothing")
     options = parser.parse_args()
     tools = toolchain.discover()
@@ -163,10 +179,12 @@ def main() -> None:
     texts = rendered_by(options.old.resolve(), records)
     pairs = [Pair(record, old, render(record)) for record, old in zip(records, texts, strict=True)]
     try:
-        check_texts(pairs)
-        print(f"{len(pairs)} texts are the same but for comments", flush=True)
+        changed = with_other_code(pairs) if options.unused else []
+        if not options.unused:
+            check_texts(pairs)
+        print(f"{len(pairs) - len(changed)} of {len(pairs)} texts are the same but for comments", flush=True)
         lines = rekeyed(VERDICTS.read_text().splitlines(keepends=True), digests(pairs, tools))
-        check_ptx(drawn(pairs), tools)
+        check_ptx([*changed, *drawn(pairs)], tools)
     except Difference as difference:
         sys.exit(str(difference))
     if not options.dry_run:

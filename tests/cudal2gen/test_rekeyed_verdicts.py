@@ -28,6 +28,17 @@ def test_a_change_of_code_is_refused(before: str, after: str) -> None:
         rekey_verdicts.check_texts([Pair(RECORD, TEXT, COMMENTED.replace(before, after))])
 
 
+@pytest.mark.slow
+def test_unused_code_is_told_from_code_by_its_ptx() -> None:
+    constant = TEXT.replace("constexpr int kStages", "constexpr int kNothing = 1, kStages", 1)
+    assert rekey_verdicts.with_other_code([Pair(RECORD, TEXT, COMMENTED), Pair(RECORD, TEXT, constant)]) == [
+        Pair(RECORD, TEXT, constant)
+    ]
+    rekey_verdicts.check_ptx([Pair(RECORD, TEXT, constant)], toolchain.discover())
+    with pytest.raises(Difference):
+        rekey_verdicts.check_ptx([Pair(RECORD, TEXT, TEXT.replace("__syncthreads();", ""))], toolchain.discover())
+
+
 def test_lines_keep_all_but_their_digests() -> None:
     new_digest = rekey_verdicts.digests([Pair(RECORD, TEXT, COMMENTED)], toolchain.discover())
     (old, new), *_ = new_digest.items()

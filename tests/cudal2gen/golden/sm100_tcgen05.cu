@@ -29,12 +29,12 @@ using namespace cute;
 
 // The CTA tile in elements, the ring of k-tiles, and the CTAs of a cluster, which share operands.
 constexpr int kBM = 128, kBN = 128, kBK = 64;
-constexpr int kStages = 4, kSplitK = 1;
+constexpr int kStages = 4;
 constexpr int kClusterM = 2, kClusterN = 1, kClusterCtas = 2;
 // How many tiles have their accumulators in tensor memory, and how many columns of it a CTA allocates.
 constexpr int kTiles = 2, kColumns = 256;
 // Four warps, which load, multiply, allocate and claim tiles; then a warpgroup, which stores.
-constexpr int kThreads = 256, kConsumers = 1, kSharers = 1;
+constexpr int kThreads = 256;
 // How many items of work a CTA may hold in advance.
 constexpr int kSlots = 2;
 
@@ -53,8 +53,6 @@ struct Gemm {
   int along_n;  // raster: consecutive tiles go along n in bands of `band` tiles of m, or the other way round
   int band;
   uint64_t policy_a, policy_b;  // L2 eviction priorities of loads
-  float* partials;
-  unsigned* arrivals;
 
 };
 
@@ -260,7 +258,6 @@ CUTE_DEVICE void fence_behind_wait() { asm volatile("tcgen05.fence::after_thread
 using Accumulator = float;  // a register has one sum
 constexpr int kAtomN = 64, kAtomRegisters = 32;
 constexpr int kAtomsM = 2, kAtomsN = 1, kChunks = kCols / kAtomN;
-constexpr int kShareRows = kRows, kShareCols = kCols;
 using Accumulators = Accumulator[kAtomsM][kAtomsN][kAtomRegisters];
 
 // Loads columns of accumulators from an address of tensor memory. When it returns, all lanes have theirs.
@@ -644,7 +641,7 @@ hgemm_sm100_tcgen05_f32_tn_128x128x64_s4_ee205822b7(
     const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
     const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
-  const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b, partials, arrivals};
+  const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b};
   const Shared shared{uniform(smem_address(smem))};
   const int warp = uniform(threadIdx.x / 32);
   const int rank = cluster_rank();

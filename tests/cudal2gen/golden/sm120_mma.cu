@@ -29,7 +29,7 @@ using namespace cute;
 
 // The CTA tile in elements, the ring of k-tiles, and the CTAs of a cluster, which share operands.
 constexpr int kBM = 128, kBN = 128, kBK = 64;
-constexpr int kStages = 2, kSplitK = 1;
+constexpr int kStages = 2;
 constexpr int kClusterM = 1, kClusterN = 1, kClusterCtas = 1;
 // One producer warpgroup, then the consumers. kSharers consumers share a tile, kSharersN of them along its columns.
 constexpr int kConsumers = 2, kSharers = 2, kSharersN = 1;
@@ -50,8 +50,6 @@ struct Gemm {
   int along_n;  // raster: consecutive tiles go along n in bands of `band` tiles of m, or the other way round
   int band;
   uint64_t policy_a, policy_b;  // L2 eviction priorities of loads
-  float* partials;
-  unsigned* arrivals;
 
 };
 
@@ -447,7 +445,7 @@ hgemm_sm120_mma_f32_tn_128x128x64_s2_d54e21efa0(
     const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
     const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
-  const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b, partials, arrivals};
+  const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b};
   const Shared shared{uniform(smem_address(smem))};
   const int warp = uniform(threadIdx.x / 32);
   constexpr int rank = 0;
@@ -466,7 +464,6 @@ hgemm_sm120_mma_f32_tn_128x128x64_s2_d54e21efa0(
     if (warp == 0 && elect_lane()) {
       produce(gemm, shared, rank);
     }
-
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume(gemm, shared, rank);

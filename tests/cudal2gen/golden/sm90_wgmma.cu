@@ -29,7 +29,7 @@ using namespace cute;
 
 // The CTA tile in elements, the ring of k-tiles, and the CTAs of a cluster, which share operands.
 constexpr int kBM = 128, kBN = 256, kBK = 64;
-constexpr int kStages = 4, kSplitK = 1;
+constexpr int kStages = 4;
 constexpr int kClusterM = 2, kClusterN = 1, kClusterCtas = 2;
 // One producer warpgroup, then the consumers. kSharers consumers share a tile, kSharersN of them along its columns.
 constexpr int kConsumers = 2, kSharers = 2, kSharersN = 1;
@@ -50,8 +50,6 @@ struct Gemm {
   int along_n;  // raster: consecutive tiles go along n in bands of `band` tiles of m, or the other way round
   int band;
   uint64_t policy_a, policy_b;  // L2 eviction priorities of loads
-  float* partials;
-  unsigned* arrivals;
 
 };
 
@@ -516,7 +514,7 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9(
     const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
     const __grid_constant__ TensorMap map_d, half* d, int ldd, int m, int n, int k, int along_n, int band,
     uint64_t policy_a, uint64_t policy_b, float* partials, unsigned* arrivals) {
-  const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b, partials, arrivals};
+  const Gemm gemm{&map_a, &map_b, &map_d, d, ldd, m, n, k, along_n, band, policy_a, policy_b};
   const Shared shared{uniform(smem_address(smem))};
   const int warp = uniform(threadIdx.x / 32);
   const int rank = cluster_rank();
@@ -536,7 +534,6 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9(
     if (warp == 0 && elect_lane()) {
       produce(gemm, shared, rank);
     }
-
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume(gemm, shared, rank);

@@ -1,0 +1,44 @@
+"""Proves that a text compiles as a user pastes it: by the line in its head, beside a main, without a warning."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cudal2gen.generation.renderer import render
+from cudal2gen.kernel import Record
+from kernelproof.ground import toolchain
+from tests.cudal2gen.paths import PATHS
+from tests.cudal2gen.test_renderer import GOLDENS
+from tests.draws import drawn
+
+pytestmark = pytest.mark.slow
+
+LINE = re.compile(r"^// Compile (nvcc .*)$", re.MULTILINE)
+MAIN = "\nint main() { return 0; }\n"
+# A text of each family, and of the ways to sum that have constants and arguments of their own.
+SUMMING = ("split_k", "wgmma stream", "wgmma cluster split 2", "tensor workspace pair f16", "once split 2")
+TEXTS: dict[str, Record] = {**GOLDENS, **{name: PATHS[name] for name in SUMMING}}
+
+
+def test_every_family_has_a_text() -> None:
+    assert {record.family for record in TEXTS.values()} == {record.family for record in PATHS.values()}
+
+
+@pytest.mark.parametrize("name", drawn(list(TEXTS), 6))
+def test_a_text_compiles_as_pasted(name: str, tmp_path: Path) -> None:
+    text, tools = render(TEXTS[name]), toolchain.discover()
+    line = LINE.search(text)
+    assert line is not None
+    assert not re.search(r"^//\n//$", text, re.MULTILINE), "no two empty lines"
+    (tmp_path / "kernel.cu").write_text(text + MAIN)
+    command = line[1].replace("CUTLASS/include", str(tools.cutlass_include)).split()
+    command[0] = str(tools.nvcc)
+    done = subprocess.run(
+        [*command, "-c", "kernel.cu"], cwd=tmp_path, env=toolchain.environment(), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
