@@ -258,8 +258,8 @@ def exposes(record: Record) -> bool:
 
 
 def overlaps(record: Record) -> bool:
-    """Whether a kernel can start before the one before it has ended: no counters are cleared in between."""
-    return "pdl" in type(record).model_fields and not getattr(record, "keeps_parts", False)
+    """Whether a kernel can start before the one before it has ended."""
+    return "pdl" in type(record).model_fields
 
 
 def overlapping(record: Record) -> Record:
