@@ -17,7 +17,7 @@ from tests.draws import drawn
 
 pytestmark = pytest.mark.slow
 
-LINE = re.compile(r"^// Compile (nvcc .*)$", re.MULTILINE)
+LINE = re.compile(r"^// Compile (nvcc [^,\n]*(?:,code=[^,\n]*)?)", re.MULTILINE)
 MAIN = "\nint main() { return 0; }\n"
 # A text of each family, and of the ways to sum that have constants and arguments of their own.
 SUMMING = ("split_k", "wgmma stream", "wgmma cluster split 2", "tensor workspace pair f16", "once split 2")

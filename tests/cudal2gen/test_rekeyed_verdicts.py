@@ -30,7 +30,7 @@ def test_a_change_of_code_is_refused(before: str, after: str) -> None:
 
 @pytest.mark.slow
 def test_unused_code_is_told_from_code_by_its_ptx() -> None:
-    constant = TEXT.replace("constexpr int kStages", "constexpr int kNothing = 1, kStages", 1)
+    constant = TEXT.replace("constexpr int kBM", "constexpr int kNothing = 1, kBM", 1)
     assert rekey_verdicts.with_other_code([Pair(RECORD, TEXT, COMMENTED), Pair(RECORD, TEXT, constant)]) == [
         Pair(RECORD, TEXT, constant)
     ]

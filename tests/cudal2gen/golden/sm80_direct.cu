@@ -6,7 +6,7 @@
 //   block  32
 //   shared 0 bytes, dynamic
 //
-// Compile nvcc -std=c++17 --expt-relaxed-constexpr -gencode arch=compute_80,code=sm_80 -I CUTLASS/include
+// Compile nvcc -std=c++17 --expt-relaxed-constexpr -arch=sm_80 -I CUTLASS/include, or for any later GPU
 //
 // Needs  m, n, k multiples of 32, 32, 32; pointers aligned to 16 bytes, leading dimensions multiples of 8
 
