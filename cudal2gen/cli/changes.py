@@ -15,6 +15,7 @@ from cudal2gen.kernel import FAMILIES, Edit, IllegalRecord, IllegalValue, Record
 from kernelproof.ground.command_line.messages import note, refuse
 
 MOST_SETTINGS = 5  # an error proposes at most this many further settings; beyond that it proposes --fit alone
+SHAPE = re.compile(r"\d{1,9}(?:x\d{1,9})+")
 RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
 
 
@@ -54,7 +55,7 @@ def spelled_edit(record: Record, changes: Sequence[str]) -> Edit:
             refuse(f"--set {change}: expected FIELD=VALUE")
         name, dot, part = name.partition(".")
         if family and name not in family.line_fields():
-            refuse(unknown_field(family, name))
+            refuse(unknown_field(family, name, record.gpu))
         if dot and not isinstance(fields.get(name), dict):
             refuse(f"--set {change}: {name} has no parts")
         fields[name] = fields[name] | {part: _value(text)} if dot else _field(name, text, fields.get(name))
@@ -91,14 +92,15 @@ def _fitted(edit: Edit, title: str) -> Record:
 
 
 def _field(name: str, text: str, old: Any) -> Any:
-    """A field's value from its spelling: JSON, or ``2,2,1`` for a list and ``multi:3`` for a prefetch."""
+    """A field's value from its spelling: JSON, or ``2,2,1`` or ``2x2x1`` for a list and ``multi:3`` for a prefetch."""
     if name == "prefetch" and not text.startswith("{"):
         kind, _, distance = text.partition(":")
         return {"kind": kind, "distance": _value(distance) if distance else None}
     if text.startswith("[") and isinstance(value := _value(text), str):
         text = value.strip("[]")
     if isinstance(old, list) and not text.startswith("[") and text != "null":
-        return [_value(part.strip()) for part in text.split(",") if part.strip()]
+        parts = text.split("x") if SHAPE.fullmatch(text) else text.split(",")
+        return [_value(part.strip()) for part in parts if part.strip()]
     return [_value(part) for part in text.split(",")] if "," in text and text[0] not in "[{" else _value(text)
 
 

@@ -55,7 +55,7 @@ def edit(record: Record, values: Mapping[str, Any]) -> Edit:
     for name, value in values.items():
         field, _, part = name.partition(".")
         if family and field not in family.line_fields():
-            raise IllegalValue(unknown_field(family, field))
+            raise IllegalValue(unknown_field(family, field, record.gpu))
         if part and not isinstance(fields.get(field), dict):
             raise IllegalValue(f"{name}: {field} has no parts")
         fields[field] = fields[field] | {part: value} if part else value

@@ -241,5 +241,5 @@ def test_fields_that_follow_exist() -> None:
 
 
 def test_suggestions() -> None:
-    assert unknown_field(type(wgmma()), "clusters").endswith("did you mean cluster?")
-    assert unknown_field(type(wgmma()), "workspace").endswith("did you mean reduce=workspace?")
+    assert unknown_field(type(wgmma()), "clusters", "h200").endswith("did you mean cluster?")
+    assert unknown_field(type(wgmma()), "workspace", "h200").endswith("did you mean reduce=workspace?")
