@@ -72,7 +72,7 @@ class Graded(BaseModel):
 
     def html(self) -> str:
         """The page, in one file."""
-        return pages.html(Path(__file__).parent / "page", "page.html.j2", title=TITLE, sections=self.sections())
+        return pages.plain(TITLE, self.sections())
 
     def markdown(self) -> str:
         """The page for a summary of a workflow."""

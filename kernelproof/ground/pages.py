@@ -35,7 +35,8 @@ class Chart(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the report; its fields stand in reading order. ``alerts``: sentences that print as notes."""
+    """A part of the report; its fields stand in reading order. ``alerts``: sentences that print as notes. ``pictures``:
+    SVG elements, which pages without a script show as they are."""
 
     anchor: str
     title: str
@@ -43,6 +44,7 @@ class Section(NamedTuple):
     alerts: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     charts: tuple[Chart, ...] = ()
+    pictures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     level: int = 2
 
@@ -57,6 +59,11 @@ def html(folder: Path, template: str, *, styles: Sequence[str] = (), script: str
     if script is not None:
         values["script"] = (folder / script).read_text()
     return environment.get_template(template).render(style=style, **values)
+
+
+def plain(title: str, sections: Sequence[Section]) -> str:
+    """A page of the sections' paragraphs, tables and pictures alone."""
+    return html(PARTS, "page/sections.html.j2", title=title, sections=sections)
 
 
 def embedded(data: Any) -> str:

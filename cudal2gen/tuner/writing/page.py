@@ -7,7 +7,6 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +17,8 @@ from cudal2gen.tuner import curve
 from cudal2gen.tuner.curve import Curve
 from cudal2gen.tuner.language_model import answer_text, transcript
 from cudal2gen.tuner.language_model.transcript import Exchange, Outcome
-from kernelproof.ground import files
-from kernelproof.ground.pages import STYLE
+from kernelproof.ground import files, pages
+from kernelproof.ground.pages import Section, Table
 
 # Families by words of the ideas; the first that fits counts.
 FAMILIES: Mapping[str, str] = {
@@ -82,40 +81,36 @@ def page(lines: list[transcript.Line], trials: list[Trial]) -> str:
     progress = steps(lines, trials)
     ends = Counter(trial.outcome for trial in trials if trial.run in {line.run for line in lines})
     best = sorted(progress.items(), key=lambda item: -item[1][-1].best)
-    rows = [(title, f"{own[-1].best:.3f}", str(len(own)), f"{own[-1].tokens:,}") for title, own in best]
-    parts = [
-        _table("Best kernel of each problem", ("problem", "times as fast as the incumbent", "answers", "tokens"), rows),
-        *_pictures(dict(best[:MOST_CURVES])),
-        _table("Families of ideas", ("family", "ideas"), [(name, str(n)) for name, n in families(lines).most_common()]),
-        _table("How kernels ended", ("outcome", "kernels"), [(name, str(n)) for name, n in ends.most_common()]),
-    ]
-    title = "Written kernels"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE.read_text()}</style></head>\n<body><main><h1>{title}</h1>\n{''.join(parts)}</main></body></html>\n"
+    rows = tuple((title, f"{own[-1].best:.3f}", str(len(own)), f"{own[-1].tokens:,}") for title, own in best)
+    speeds = Table("Best kernels", ("problem", "times as fast as the incumbent", "answers", "tokens"), rows)
+    ideas = Table("Ideas of each family", ("family", "ideas"), _counted(families(lines).most_common()))
+    outcomes = Table("Kernels of each outcome", ("outcome", "kernels"), _counted(ends.most_common()))
+    return pages.plain(
+        "Written kernels",
+        [
+            Section("best", "Best kernel of each problem", tables=(speeds,)),
+            *_curves(dict(best[:MOST_CURVES])),
+            Section("families", "Families of ideas", tables=(ideas,)),
+            Section("ends", "How kernels ended", tables=(outcomes,)),
+        ],
     )
 
 
-def _pictures(progress: Mapping[str, list[Step]]) -> Iterator[str]:
+def _curves(progress: Mapping[str, list[Step]]) -> Iterator[Section]:
     for label, place in (("tokens", 0), ("seconds of answers", 1)):
+        # A curve has room for the size alone.
         curves = [
-            Curve(
-                title.rsplit(" ", 1)[-1], [(own[place], own.best) for own in steps]
-            )  # the size, for which there is room
+            Curve(title.rsplit(" ", 1)[-1], [(own[place], own.best) for own in steps])
             for title, steps in progress.items()
         ]
         if curves:
-            picture = curve.svg(f"Best over {label}", label, "times as fast as the incumbent", curves, logarithmic=True)
-            yield f"<h2>Best over {label}</h2>\n{picture}"
+            title = f"Best over {label}"
+            picture = curve.svg(title, label, "times as fast as the incumbent", curves, logarithmic=True)
+            yield Section(label.replace(" ", "-"), title, pictures=(picture,))
 
 
-def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in others)}</tr>'
-        for first, *others in rows
-    )
-    return f"<h2>{escape(title)}</h2>\n<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>\n"
+def _counted(numbers: Iterable[tuple[str, int]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, str(number)) for name, number in numbers)
 
 
 def _speed(trial: Trial) -> float | None:
