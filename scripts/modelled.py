@@ -231,6 +231,12 @@ def common_offers(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
     return list(offers.values())
 
 
+def kept(own: Record | None, offers: list[Record]) -> list[Record]:
+    """The catalog's own record if it is among a problem's offers, else the offers: what the model cannot tell from its
+    best stays, and so do its proofs."""
+    return [own] if own in offers else offers
+
+
 def cover(offers: list[list[Record]], present: set[str]) -> list[Record]:
     """One of its offers for each problem, so that few kernels are needed: the kernel that serves most problems is
     chosen first, and a kernel that is ``present`` in the catalog counts ``PRESENT`` times. In the order of ``offers``.
@@ -289,7 +295,8 @@ def main() -> None:
     tuned = {key for key, record in own.items() if record.origin.structure == "tuned"}
     untuned = [problem for problem in list(problems(arguments.gpu))[:: arguments.every] if problem.key not in tuned]
     with ProcessPoolExecutor() as pool:
-        offers = common_offers(dict(zip(untuned, pool.map(near_best, untuned, chunksize=20), strict=True)))
+        near = dict(zip(untuned, pool.map(near_best, untuned, chunksize=20), strict=True))
+    offers = common_offers({problem: kept(own.get(problem.key), near[problem]) for problem in untuned})
     records = cover(offers, {record.name for record in own.values()})
     if arguments.report:
         report(records)

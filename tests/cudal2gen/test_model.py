@@ -252,14 +252,14 @@ def test_both_accumulators_have_every_problem(modelled: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_products_of_decoding_have_records_that_any_fewer_rows_take(modelled: ModuleType) -> None:
-    """Few rows of D lie along the columns of a wgmma, short sums of a router along a cluster; kernels overlap."""
+    """Few rows of D lie along the columns of a wgmma, CTAs share the k of a router's few tiles; kernels overlap."""
     path = places.shipped("configs") / "kernels.jsonl"
     own = {(r.m, r.n, r.k): r for r in catalog.load(path) if (r.gpu, r.acc, r.layout) == ("h200", "f32", "tn")}
     for m, n, k in modelled.DECODE:
         record = own[m, n, k]
         assert isinstance(record, Sm90Wgmma)
         assert record.swap_ab or m > 16
-        assert record.reduces_in_cluster or (n, k) not in modelled.ROUTERS
+        assert record.split_k > 1 or record.stream_k or (n, k) not in modelled.ROUTERS
         assert record.pdl
         for rows in {m - 1, (m + 1) // 2 + 1} - {0}:
             larger = min(row for row in modelled.DECODE_ROWS if row >= rows)
