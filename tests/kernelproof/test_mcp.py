@@ -68,7 +68,7 @@ def test_the_examples_of_the_guide_answer_what_it_says() -> None:
             assert not failed, answer
             if tool == "explain":
                 assert answer["result"].startswith(f"# {expected[0]}\n")
-                assert answer["result"].count("```cuda") == 2
+                assert answer["result"].count("```cuda") == 3
                 continue
             rules = answer["rules"] if tool == "count" else [finding["rule"] for finding in answer["findings"]]
             assert [answer["outcome"], *rules] == expected
