@@ -254,7 +254,7 @@ def processor_seconds(env: dict[str, str], *arguments: str) -> float:
 
 @pytest.mark.slow
 def test_a_cold_start_renders_in_half_a_second(tmp_path: Path) -> None:
-    """In units of importing the libraries, an eighth of a second on an idle machine: load lengthens both of a round alike.
+    """In units of importing the libraries, an eighth of a second on an idle machine: load lengthens both of a round.
 
     Python's compiled files are there from the second round on, as they are for a user.
     """
