@@ -174,11 +174,17 @@ class ClusterClocks(WarpClocks):
                     clock = np.maximum(clock, learned)
         return clock
 
-    def ordered_privately(self, lane: int, column: int, tick: int) -> bool:
-        """Does an access happen before this lane by what the lane has learned apart from its warp?"""
+    def ordered_privately(self, lanes: Array, columns: Array, ticks: Array) -> Array:
+        """Per element: does an access happen before this lane by what the lane has learned apart from its warp?"""
         batch = self.batch
-        key = (int(batch.row_of[lane]), int(batch.warp[lane]))
-        return any(lanes[batch.lane[lane]] and clock[column] > tick for lanes, clock in self.private.get(key, ()))
+        out = np.zeros(len(lanes), bool)
+        warps = batch.row_of[lanes].astype(np.int64) * batch.warps_per_cta + batch.warp[lanes]
+        for number in np.unique(warps):
+            entries = self.private.get(divmod(int(number), batch.warps_per_cta), ())
+            own = np.flatnonzero(warps == number) if entries else warps
+            for members, clock in entries:
+                out[own] |= members[batch.lane[lanes[own]]] & (clock[columns[own]] > ticks[own])
+        return out
 
     # --- release and acquire ---
 

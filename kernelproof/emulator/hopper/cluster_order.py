@@ -101,8 +101,8 @@ class ClusterOrder(SharedMemory):
         out: Array = actor == self.actor[lanes].astype(np.int64)
         out |= ticks < clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column]
         if clocks.private and not out.all():
-            for i in np.flatnonzero(~out):
-                out[i] = clocks.ordered_privately(int(lanes[i]), int(column[i]), int(ticks[i]))
+            left = np.flatnonzero(~out)
+            out[left] = clocks.ordered_privately(lanes[left], column[left], ticks[left])
         if clocks.releases.active and not out.all():
             left = np.flatnonzero(~out & (actor < SEVERAL))
             writers, until = self._released(lanes[left], tags[left], hazard)
