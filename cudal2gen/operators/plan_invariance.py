@@ -52,8 +52,8 @@ class OneKernel:
         self._chosen.clear()
 
     def choose(self, table: Table, problem: Problem, operands: Operands, measured: bool, device: int) -> Choice:
-        """The choice for a problem, which but for its use is the same for every number of rows. ``measured``: only a
-        kernel that was measured faster for some number of rows; ``device``: the index of the table's."""
+        """The choice for a problem. Every number of rows gets the same kernel; only its use differs. ``measured``: only
+        a kernel that was measured faster for some number of rows; ``device``: the index of the table's."""
         plain = problem if problem.grouped else problem.revised(fusion=PLAIN, batch=NONE)
         key = (device, table.gpu, plain.kind, plain.n, plain.k, measured)
         if (chosen := self._chosen.get(key)) is None:
@@ -107,7 +107,7 @@ def _nearest(table: Table, computing: Iterable[int], problem: Problem) -> list[i
 
 
 def _serves(kernel: TableKernel, problem: Problem) -> bool:
-    """Whether a kernel takes every number of rows, and adds each up in an order that k alone decides."""
+    """Whether a kernel takes every number of rows, and adds up each row in an order that depends on k alone."""
     record, packed = kernel.record, Operands.packed(problem.layout, problem.n, problem.k)
     if record.shares_last_wave or record.TEXTUAL:
         return False

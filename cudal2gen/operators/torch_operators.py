@@ -285,8 +285,8 @@ def linear_gradients(
     x: torch.Tensor | None, weight: torch.Tensor | None, grad: torch.Tensor, needs: Sequence[bool],
     rows_by: str = "matmul",
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """The gradients of ``linear(x, weight, bias)``. ``x`` may be None if weight needs none, and the other way round.
-    ``rows_by``: see ``matmul_gradients``."""
+    """The gradients of ``linear(x, weight, bias)``. An operand may be None if the other one needs no
+    gradient. ``rows_by``: see ``matmul_gradients``."""
     rows = as_rows(grad)
     of_x = of_weight = None
     if needs[0] and weight is not None:

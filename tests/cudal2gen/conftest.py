@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cudal2gen import places
+from cudal2gen.generation import compiler
 from cudal2gen.kernel import FAMILIES
 from cudal2gen.launch import gpu
 from tests.conftest import STDERR
-from tests.cudal2gen import faulty
+from tests.cudal2gen import faulty, idle_runtime
 from tests.cudal2gen.emulated_operators import device, kernels, opened, operator_device
 
 __all__ = ["device", "kernels", "opened", "operator_device"]  # fixtures
@@ -83,6 +85,18 @@ def _kernels_compiled_ahead(request: pytest.FixtureRequest) -> None:
     modules = dict.fromkeys(item.module for item in request.session.items if isinstance(item, pytest.Function))
     if records := [record for module in modules for record in getattr(module, "BUILT_AHEAD", ())]:
         faulty.build(records)
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """The host launcher."""
+    return compiler.launcher()
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CUDA runtime that launches nothing and remembers what it was asked."""
+    return idle_runtime.build(tmp_path_factory.mktemp("runtime"))
 
 
 @pytest.fixture(autouse=True)

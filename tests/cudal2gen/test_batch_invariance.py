@@ -187,7 +187,7 @@ def test_a_rows_group_changes_no_bit(device: EmulatedDevice, kernels: dispatch.D
 
 def test_gradients_of_rows_are_batch_invariant_too(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     weight, x, grad = drawn(device, K, N), drawn(device, ROWS, N, seed=1), drawn(device, ROWS, K, seed=2)
-    # Two large products cancel each other, so that nearly every sum rounds otherwise in another order.
+    # Two large products cancel each other, so nearly every sum would round differently in another order.
     grad[:, 0], grad[:, 200] = 2000, -2000
     weight[[0, 200]] = 2000
 

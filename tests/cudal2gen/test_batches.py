@@ -62,11 +62,6 @@ BATCHED: dict[str, Record] = {
 EXECUTED = drawn(list(BATCHED), 4)
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 def own(record: Record, batch: int, shared_b: bool = False) -> Shape:
     stride = record.launch_options.get("swizzle_stride")
     return Shape(record.m, record.n, record.k, stride, batch=batch, shared_b=shared_b)

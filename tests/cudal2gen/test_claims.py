@@ -47,11 +47,6 @@ def artifact() -> Artifact:
     return compiler.build([PAIR])[0]
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 @pytest.mark.slow
 def test_running_clusters_compute_all_tiles(artifact: Artifact, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulated device holds two pairs, which claim all tiles but their own; others start only where a request has

@@ -53,11 +53,6 @@ BUILT_AHEAD = [
 ]
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 def passes(name: str, kernel: compiler.Artifact, library: Path, adverse: bool) -> bool:
     record = PATHS[name]
     shape = thorough_shape(record, stress_shapes(record))

@@ -23,23 +23,13 @@ from cudal2gen.validator import fused, run_case
 from cudal2gen.validator.correctness import operands
 from cudal2gen.validator.problems import Shape
 from kernelproof.ground.element import F16, F32
-from tests.cudal2gen import faulty, idle_runtime
+from tests.cudal2gen import faulty
 from tests.cudal2gen.faulty import Faulty
 from tests.cudal2gen.paths import FUSED, WIDE, once, ring, small
 from tests.cudal2gen.strategies import TO_GLOBAL, direct, fusions
 from tests.draws import drawn
 
 BIASED = [*product(ACTIVATIONS, ("n", "m"))]
-
-
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
-@pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return idle_runtime.build(tmp_path_factory.mktemp("runtime"))
 
 
 @pytest.fixture(scope="module")

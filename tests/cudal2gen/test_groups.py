@@ -53,11 +53,6 @@ RECORDS: dict[str, Record] = {
 EXECUTED = drawn(list(RECORDS), 4)
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 def of(record: Record, *groups: int, behind: int = 0, **changes: Any) -> Shape:
     """The record's n and k, and rows in these groups and behind them."""
     return replace(Shape(sum(groups) + behind, record.n, record.k, groups=groups), **changes)

@@ -26,11 +26,6 @@ from tests.cudal2gen.paths import IN_CLUSTER, PATHS, SWAPPED, TWO, once, ring, s
 VALUE, MISALIGNED, NO_FILE = 1, 716, 301
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 @pytest.fixture
 def session() -> Iterator[emulator.Session]:
     with emulator.session(device=emulator.Device(sm_count=2)) as opened:
@@ -305,11 +300,6 @@ FACTS = [
     for convention, record in BY_CONVENTION.items()
     for line in record.launch.write().splitlines()
 ]
-
-
-@pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return idle_runtime.build(tmp_path_factory.mktemp("runtime"))
 
 
 def refused_by_both(text: str, library: Path, folder: Path) -> tuple[str, str]:

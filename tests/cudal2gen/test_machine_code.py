@@ -26,11 +26,6 @@ NEWER = drawn_by(
 BUILT_AHEAD = [PATHS[name] for name in (*OF_AMPERE, *NEWER)]
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "name"), list(enumerate(OF_AMPERE)), ids=OF_AMPERE)
 def test_every_macro_is_right_in_machine_code(number: int, name: str, library: Path) -> None:

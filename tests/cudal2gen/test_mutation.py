@@ -110,11 +110,6 @@ BUILT_AHEAD = [
 ]
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 @pytest.mark.parametrize("name", MUTATED)
 def test_every_mutant_is_noticed_or_equivalent(name: str, library: Path) -> None:
     mutants = candidates(PATHS[name], built(name).ptx.read_text())

@@ -43,11 +43,6 @@ def card() -> gpu.Gpu:
 
 
 @pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
-@pytest.fixture(scope="module")
 def here(card: gpu.Gpu) -> Callable[[Record], Record]:
     """A record for the GPU at hand: the model's own, else one of its capability."""
     models = (

@@ -45,11 +45,6 @@ MORE = SMALL_RECORDS.filter(lambda record: record.problem.kind != record.problem
 PLAIN_PRODUCT: dict[str, Any] = {"ab": "f16", "d": "same", "fusion": "none", "batch": "none"}
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 def shapes_of(record: Record) -> Iterator[Shape]:
     """The thorough problem of a verdict, and a batch where the record takes one."""
     shapes = stress_shapes(record)

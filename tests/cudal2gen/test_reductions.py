@@ -27,11 +27,6 @@ Array = NDArray[Any]
 LOAD = re.compile(r"ld\.global\.cg\S*\s+(\{[^}]*\}|\S+),")
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 def trips(lines: list[str]) -> list[tuple[int, bool]]:
     """Groups of loads past the L1, as (loads, whether a loop repeats them): those of one group are all issued before an
     instruction reads what one of them brings."""

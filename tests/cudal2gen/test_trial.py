@@ -35,11 +35,6 @@ EMULATED += ["fused multistage direct, ragged", "fused once split", "batched fus
 EMULATED += ["fused once gated split", "fused multistage aux, ragged", "fused multistage gated, padded by its caller"]
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 def tried(record: Record, library: Path, wrap: Any = lambda kernel, _: kernel, **options: Any) -> Verdict:
     """The verdict on a record's kernel on the emulated device, ``wrap`` around it."""
     artifact = compiler.build([record])[0]

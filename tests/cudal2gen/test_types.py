@@ -14,7 +14,7 @@ from hypothesis import given
 
 import cudal2gen
 from cudal2gen import pack, results
-from cudal2gen.generation import catalog, compiler
+from cudal2gen.generation import catalog
 from cudal2gen.kernel import IllegalRecord, Problem, Record, edit, serving
 from cudal2gen.kernel.launch import Operands, Sizes, read
 from cudal2gen.results.choice import Table
@@ -29,11 +29,6 @@ from tests.packages import require
 torch = require("torch")
 
 from cudal2gen.operators import dispatch, emulated, shapes  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
 
 
 @given(records)

@@ -38,11 +38,6 @@ from tests.draws import THOROUGH, drawn
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
 # Paths that only combine what others have: one in so many in ``make test``.
 REPEATING = drawn([name for name in PATHS if name not in COVERING], 12)
 EXECUTED = {name: number for number, name in enumerate(PATHS) if name in COVERING or name in REPEATING}

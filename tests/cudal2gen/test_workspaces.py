@@ -29,16 +29,6 @@ by_record = pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
 BLOCKS, COUNTERS = 64, 1024  # of counters.h
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return compiler.launcher()
-
-
-@pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return idle_runtime.build(tmp_path_factory.mktemp("runtime"))
-
-
 class Product(NamedTuple):
     """One product's matrices and workspace on the emulated device, and the D that is right."""
 

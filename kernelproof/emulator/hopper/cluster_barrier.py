@@ -61,8 +61,8 @@ class ClusterBarriers:
             self.arrived_at[lanes] = cluster.generation
             cluster.arrived[lanes - members.start] = True
             if self.hazards:
-                # A relaxed arrival still shows that what the lanes had waited for is over. A release by some lanes of a
-                # warp counts only after the others have arrived, too.
+                # A relaxed arrival still shows that what the lanes had waited for is over. A release by some
+                # lanes of a warp takes effect only when its other lanes have arrived, too.
                 clocks = self.clocks
                 clock = clocks.publish(lanes, True) if release else clocks.only_ended(clocks.knowledge(lanes))
                 cluster.clock = clock if cluster.clock is None else np.maximum(cluster.clock, clock)

@@ -183,7 +183,7 @@ class ClusterOrder(SharedMemory):
         return np.minimum(self.column_of[(tags & ACTOR).astype(np.int64)], self.cluster_clocks.barriers - 1)
 
     def _make_recorded(self, granules: int) -> RecordedSites:
-        # Asynchronous readers have their columns behind those of the warps, up to that of the last bulk store.
+        # The table has a column for each warp, then one for each asynchronous reader, bulk stores last.
         return RecordedSites(granules, self.cluster_clocks.barriers)
 
     def _reader_column(self, row: int, reader: int) -> int:

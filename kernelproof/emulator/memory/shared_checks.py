@@ -270,7 +270,7 @@ class SharedChecks(SharedTags):
         return out
 
     def _columns_of(self, tags: Array) -> Array:
-        """The columns of the readers that left these tags."""
+        """For each tag, the column of the table of reading sites that belongs to the warp or copy which left it."""
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
         return np.where(actor >= SEVERAL, actor - SEVERAL, actor >> 5)
 

@@ -49,7 +49,7 @@ class Definition(BaseModel):
 
 
 class Source(BaseModel):
-    """A file of a solution: where it lies below the solution's folder, and its text."""
+    """A file of a solution: its path in the solution's folder, and its text."""
 
     path: str = Field(pattern=r"^\w[\w+-]*(?:[./]\w[\w+-]*)*$")  # relative, and never upwards
     content: str

@@ -15,7 +15,7 @@ ALL = 0xFFFFFFFF
 
 @dataclass
 class Order:
-    """What each thread knows of the others: how many steps of each come before its present."""
+    """The vector clock of each thread: how many steps of every thread happen before its next one."""
 
     known: np.ndarray = field(default_factory=lambda: np.eye(THREADS, dtype=int))
     # Word -> accesses: thread, its step, whether it writes.
