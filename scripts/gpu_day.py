@@ -189,11 +189,16 @@ def _tracked() -> list[str]:
     return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
-def prepare(luggage: Path = LUGGAGE, environment: Mapping[str, str] = os.environ, wheels: bool = True) -> None:
-    """Compiles and packs every kernel of the plan, makes a pack of each card's candidates, and fetches the wheels that
+def prepare(
+    luggage: Path = LUGGAGE,
+    environment: Mapping[str, str] = os.environ,
+    wheels: bool = True,
+    steps: Sequence[Step] = PLAN,
+) -> None:
+    """Compiles and packs every kernel of the steps, makes a pack of each card's candidates, and fetches the wheels that
     the card's machine lacks."""
     luggage.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, "pack", str(luggage / f"{KERNELS}.tar.xz")]
+    command = [sys.executable, __file__, "pack", str(luggage / f"{KERNELS}.tar.xz"), *(step.name for step in steps)]
     variables = dict(environment) | {"PYTHONPATH": str(ROOT)}
     subprocess.run(command, env=variables, cwd=ROOT, check=True)
     for wheel in luggage.glob(PACKS):
@@ -205,8 +210,8 @@ def prepare(luggage: Path = LUGGAGE, environment: Mapping[str, str] = os.environ
         fetch_wheels(luggage / WHEELS)
 
 
-def pack(archive: Path) -> None:
-    """Compiles every kernel of the plan in the build directory, and packs them with the versions of their compiler."""
+def pack(archive: Path, steps: Sequence[str]) -> None:
+    """Compiles every kernel of the steps in the build directory, and packs them with the versions of their compiler."""
     from cudal2gen.cli.selection import Selection
     from cudal2gen.generation import compiler
     from cudal2gen.launch.gpu import STAND_IN
@@ -214,7 +219,11 @@ def pack(archive: Path) -> None:
     from tests.cudal2gen.on_gpu_kernels import kernels, served
 
     records = Selection(everything=True, gpu="h200", acc="any").records()
-    records += Selection(sample=SAMPLE, gpu="h200", acc="f32").records("a100") + kernels() + served("h200")
+    records += served("h200")
+    if "A100 records" in steps:
+        records += Selection(sample=SAMPLE, gpu="h200", acc="f32").records("a100")
+    if {"tests", "sanitizer"} & {*steps}:
+        records += kernels()
     folders = {artifact.directory for artifact in compiler.build(records)}
     folders |= {compiler.launcher().parent, compiler.torch_launcher().parent}
     versions = json.dumps(toolchain.discover().versions).encode()
@@ -416,7 +425,7 @@ def rehearse(out: Path, card: str = "H100", calls: Sequence[int] = (1, 2, 3), le
     }
     records = catalog.load(ROOT / "configs" / "kernels.jsonl", ["h200", "a100"])
     catalog.save([record for record in records if (record.m, record.n, record.k) in SMALL], small)
-    prepare(luggage, environment, wheels=False)
+    prepare(luggage, environment, wheels=False, steps=[step for step in patient if step.call in calls])
     failures, before = 0, scratch / "nothing"
     for number in calls:
         results = out / f"call-{number}"
@@ -520,6 +529,7 @@ def parser() -> argparse.ArgumentParser:
     verbs.add_parser("prepare", help="compile the plan's kernels and fetch wheels into build/gpu_day/")
     packing = verbs.add_parser("pack", help="the kernels alone, into one file")
     packing.add_argument("file", type=Path)
+    packing.add_argument("steps", nargs="*", default=[step.name for step in PLAN], help="only theirs")
     verbs.add_parser("budget", help="print the plan and what it needs")
     rehearsal = verbs.add_parser("rehearse", help="run all calls here, against an emulated device")
     rehearsal.add_argument("--out", type=Path, help="folder for results, by default a temporary one")
@@ -566,8 +576,10 @@ def main() -> int:
             return tell_card()
         case "losers":
             losers(arguments.gpu, arguments.file)
-        case "pack" | "tuned" | "adopt":
-            {"pack": pack, "tuned": tuned, "adopt": adopt}[arguments.verb](arguments.file)
+        case "pack":
+            pack(arguments.file, arguments.steps)
+        case "tuned" | "adopt":
+            {"tuned": tuned, "adopt": adopt}[arguments.verb](arguments.file)
         case "prepare" | "budget":
             if arguments.verb == "prepare":
                 prepare()
