@@ -55,7 +55,7 @@ browser:
 # All that ``make test`` draws a part of: files that take draws, that Hypothesis draws for, or that have tests of minutes.
 # Hundreds of drawn records, compiled and executed, other ones each time; all mutants; ten thousand damaged files and
 # command lines; the day on a borrowed GPU in rehearsal; the whole library from nothing.
-DRAWN = $(shell grep -lrE "draws import|import draws|fuzzed import|hypothesis import|mark\.thorough" tests --include="test_*.py")
+DRAWN = $(shell grep -lrE "draws import|import draws|fuzzed import|hypothesis import|mark\.(thorough|one_in)" tests --include="test_*.py")
 LIBRARY := tests/cudal2gen/test_library.py
 thorough: export HYPOTHESIS_PROFILE = thorough
 thorough: .venv/dev

@@ -49,12 +49,23 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)  # after -k: the case that it selects is the first of its test
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not draws.THOROUGH and (long := [item for item in items if item.get_closest_marker("thorough")]):
-        config.hook.pytest_deselected(items=long)
+    long = {item for item in items if item.get_closest_marker("thorough")} | beyond_the_draw(items)
+    if long and not draws.THOROUGH:
+        config.hook.pytest_deselected(items=[*long])
         items[:] = [item for item in items if item not in long]
     order = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def beyond_the_draw(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The cases that ``one_in(step)`` leaves to ``make thorough``: all but every ``step``-th of a test's cases."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        if mark := item.get_closest_marker("one_in"):
+            cases.setdefault((item.nodeid.partition("[")[0], *mark.args), []).append(item)
+    return {item for (_, step), of_test in cases.items() for number, item in enumerate(of_test) if number % step}
 
 
 def pytest_collection_finish() -> None:

@@ -382,6 +382,7 @@ def test_groups_share_out_other_rows_as_the_call_does(ends: Any, device: Emulate
         assert not ends[-1] or torch.equal(wide, a[[row % ends[-1] for row in range(rows)]])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "ends"), [(6, (0, 0, 0, 0, 0)), (8, (1, 2, 3, 4, 5))], ids=["no rows", "infinities"])
 @pytest.mark.parametrize("mode", ["once", "background"])

@@ -339,6 +339,7 @@ def test_the_environment_cannot_change_a_kernel_unseen(
     assert changed.ptx.read_bytes() == alone[0].ptx.read_bytes()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_processes_that_race_for_the_launcher_all_get_it(tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; import ctypes;"

@@ -29,7 +29,7 @@ from tests.cudal2gen.paths import FUSED, WIDE, once, ring, small
 from tests.cudal2gen.strategies import TO_GLOBAL, direct, fusions
 from tests.draws import drawn
 
-BIASED = [*product(ACTIVATIONS, ("n", "m"))]
+BIASED = drawn([*product(ACTIVATIONS, ("n", "m"))], 3)
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from tests.draws import THOROUGH, drawn_by
 
 AMPERE = ("sm80_multistage", "sm80_direct")
 OF_AMPERE = {name: PATHS[name] for name in (PATHS if THOROUGH else COVERING) if PATHS[name].family in AMPERE}
-# ``make test`` executes the covering set, gives every twelfth record of it a whole verdict, and executes every sixth
-# record of Hopper and Blackwell. ``make thorough`` takes all records.
-PART, PART_OF_NEWER = 12, 6
+# ``make test`` executes the covering set, gives every thirtieth record of it a whole verdict, and executes every
+# twelfth record of Hopper and Blackwell. ``make thorough`` takes all records.
+PART, PART_OF_NEWER = 30, 12
 NEWER = drawn_by(
     lambda name: PATHS[name].family, [name for name in PATHS if PATHS[name].family not in AMPERE], PART_OF_NEWER
 )

@@ -1,7 +1,7 @@
 """Proves that mutants of built kernels are noticed by the checks, or are equivalent.
 
-``make test`` executes every third mutant of each kind for every third kernel of each family that computes a plain
-product of fp16 (every sixth mutant of more than ``MANY``); for every fifth kernel that computes more, a mutant
+``make test`` executes every fifth mutant of each kind for every sixth kernel of each family that computes a plain
+product of fp16 (every tenth mutant of more than ``MANY``); for every tenth kernel that computes more, a mutant
 of each kind and one of each arithmetic opcode; and faults of the rendered text of groups, gated pairs and aux.
 ``make thorough`` executes all of them, and those of claimed tiles.
 """
@@ -26,7 +26,7 @@ from tests.draws import THOROUGH, drawn, drawn_by, few_by
 
 pytestmark = pytest.mark.slow
 
-# One kernel of every family, prefetch kind, epilogue, raster, padding and layout; a third of them in ``make test``.
+# One kernel of every family, prefetch kind, epilogue, raster, padding and layout; a sixth of them in ``make test``.
 MUTATED = drawn_by(lambda name: PATHS[name].family, [
     "single",
     "single one stage",
@@ -59,7 +59,7 @@ MUTATED = drawn_by(lambda name: PATHS[name].family, [
     "tensor nn, narrow boxes",
     "tensor pair nn f16",
     *(["tensor claimed pair"] if THOROUGH else []),
-], 3)  # fmt: skip
+], 6)  # fmt: skip
 
 MANY = 100
 
@@ -105,7 +105,7 @@ FAULTY = few_by(
 )
 
 BUILT_AHEAD = [
-    *(PATHS[name] for name in [*MUTATED, *drawn(MORE, 5)]),
+    *(PATHS[name] for name in [*MUTATED, *drawn(MORE, 10)]),
     *(Faulty(PATHS[name], fault.before, fault.after) for name, fault in FAULTY),
 ]
 
@@ -120,7 +120,7 @@ def test_every_mutant_is_noticed_or_equivalent(name: str, library: Path) -> None
     assert reasons.total() < len(executed) / MAX_EQUIVALENT[name], "most mutants must be real faults"
 
 
-@pytest.mark.parametrize("name", drawn(MORE, 5))
+@pytest.mark.parametrize("name", drawn(MORE, 10))
 def test_every_mutant_of_what_computes_more_is_noticed_or_equivalent(name: str, library: Path) -> None:
     mutants = candidates(PATHS[name], built(name).ptx.read_text())
     assert {mutant.kind for mutant in mutants} & ARITHMETIC

@@ -28,6 +28,7 @@ def test_every_family_has_a_text() -> None:
     assert {record.family for record in TEXTS.values()} == {record.family for record in PATHS.values()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", drawn(list(TEXTS), 6))
 def test_a_text_compiles_as_pasted(name: str, tmp_path: Path) -> None:
     text, tools = render(TEXTS[name]), toolchain.discover()

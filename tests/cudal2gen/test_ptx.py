@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import combinations, groupby
+from itertools import combinations, groupby, product
 from typing import Any
 
 import pytest
@@ -82,7 +82,7 @@ def count(lines: list[str], pattern: str) -> int:
     return sum(bool(re.search(pattern, line)) for line in lines)
 
 
-COUNTED: list[dict[str, Any]] = [
+COUNTED: Sequence[dict[str, Any]] = drawn([
     {},
     {"acc": "f32"},
     {"layout": "nn"},
@@ -97,7 +97,7 @@ COUNTED: list[dict[str, Any]] = [
     {"mma_repeat": [1, 4, 1], "g2s_cols": 8},
     {"bm": 16, "bn": 64, "mma_repeat": [1, 4, 1], "c_batch": 1},
     *KINDS.values(),
-]
+], 2)  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", COUNTED, ids=str)
@@ -219,14 +219,16 @@ ROUNDS = {
 }
 
 
+DRAWN_EPILOGUES = drawn([*product(EPILOGUES, ("f16", "f32"))], 3)
+
+
 def epilogue(record: Sm80Multistage) -> list[str]:
     lines = instructions(ptx(record))
     last = max(at for at, line in enumerate(lines) if "mma.sync" in line)
     return lines[last:]
 
 
-@pytest.mark.parametrize("acc", ["f16", "f32"])
-@pytest.mark.parametrize("kind", EPILOGUES)
+@pytest.mark.parametrize(("kind", "acc"), DRAWN_EPILOGUES)
 def test_an_epilogue_goes_through_shared_memory_as_often_as_it_says(kind: str, acc: str) -> None:
     lines = epilogue(multistage(acc=acc, **EPILOGUES[kind]))
     counts = tuple(count(lines, rf"^{name}") for name in (r"bar\w*\.sync", r"st\.shared", r"ld\.shared", r"st\.global"))
@@ -314,7 +316,7 @@ def everywhere(gpu: str) -> Sequence[Sm80Multistage | Sm80Direct]:
     return drawn(samples, 2)
 
 
-ARCHITECTURES = ["a100", "rtx3090", "rtx4090", "h100", "b200", "rtx5090"]
+ARCHITECTURES = drawn(["a100", "rtx3090", "rtx4090", "h100", "b200", "rtx5090"], 2)
 
 
 @pytest.mark.parametrize("gpu", ARCHITECTURES)
@@ -393,7 +395,7 @@ def test_the_direct_family_uses_no_shared_memory() -> None:
 BUILT_AHEAD = [
     *(multistage(**changes) for changes in COUNTED),
     *(_one_warp(**changes) for changes in (*KINDS.values(), *UNROLLED, *PLACED)),
-    *(multistage(acc=acc, **changes) for acc in ("f16", "f32") for changes in EPILOGUES.values()),
+    *(multistage(acc=acc, **EPILOGUES[kind]) for kind, acc in DRAWN_EPILOGUES),
     *(record for field in CODE_FIELDS for record in pair(CODE_CHANGES, field)),
     *(record for field in DATA_CHANGES for record in pair(DATA_CHANGES, field)),
     *(record for field in DIRECT_FIELDS for record in direct_pair(field)),

@@ -178,6 +178,7 @@ LAST_WAVES: list[tuple[Sm90Wgmma, int, tuple[int, int, int], int]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("record", "sms", "size", "parts"), LAST_WAVES)
 def test_the_last_wave_is_covered_once(
@@ -257,6 +258,7 @@ MUTANTS: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.parametrize("record", [SLICED, STREAMED], ids=["workspace", "stream"])

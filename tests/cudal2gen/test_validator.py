@@ -39,13 +39,13 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 # Paths that only combine what others have: one in so many in ``make test``.
-REPEATING = drawn([name for name in PATHS if name not in COVERING], 12)
+REPEATING = drawn([name for name in PATHS if name not in COVERING], 40)
 EXECUTED = {name: number for number, name in enumerate(PATHS) if name in COVERING or name in REPEATING}
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 
 
-WHOLE = 32  # one path in so many has a whole verdict; for the others see ``share`` and ``mixed``
-PART = 12  # the others have one problem in so many, besides the one with all inputs
+WHOLE = 64  # one path in so many has a whole verdict; for the others see ``share`` and ``mixed``
+PART = 24  # the others have one problem in so many, besides the one with all inputs
 # Binary inputs, which show what is copied and multiplied wrongly, every path has. What is rounded or propagated wrongly
 # is of macros that several paths share: neighbouring paths have other inputs.
 MIXES = (("binary", "integers", "normal"), ("binary", "special"), ("binary", "integers"))

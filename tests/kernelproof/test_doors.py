@@ -39,6 +39,7 @@ def injected(metacharacter: str, file: Path) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("metacharacter", METACHARACTERS, ids=ascii)
 def test_no_metacharacter_of_an_argument_reaches_nvccs_shell(metacharacter: str, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ NOTICED = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(NOTICED)))
 def test_noticed(case: int) -> None:

@@ -33,6 +33,7 @@ def run(program: emulator.Program, words: np.ndarray) -> tuple[np.ndarray, list[
     return out.bytes().view(np.uint32).reshape(len(words), -1).copy(), [report.kind for report in result.reports]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100f", "sm_120"])
 @pytest.mark.parametrize("level", [0, 1, 3])

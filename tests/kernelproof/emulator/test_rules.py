@@ -58,6 +58,7 @@ again:
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "kinds"),
