@@ -106,8 +106,8 @@ def parsed(kind: type[Model], text: str, what: str) -> Model:
         raise invalid(what, error) from None
 
 
-def cases(path: Path, definition: Definition) -> tuple[list[dict[str, int]], dict[str, Any]]:
-    """The axes of the definition's smallest workloads and of a drawn one, and the scalars.
+def cases(path: Path, definition: Definition, seed: int) -> tuple[list[dict[str, int]], dict[str, Any]]:
+    """The axes of the definition's smallest workloads and of one that the seed draws, and the scalars.
 
     Workloads lie where the benchmark's data set has them: below ``workloads`` beside ``definitions``. Raises WrongInput
     for inputs that no workload gives.
@@ -127,7 +127,7 @@ def cases(path: Path, definition: Definition) -> tuple[list[dict[str, int]], dic
     chosen = sorted(stated, key=lambda case: prod(case.values()))[:FEW]
     varying = sorted(set(definition.axes) - set(fixed))
     if varying and not definition.constraints:
-        rng = random.Random(0)  # the same case in every run
+        rng = random.Random(seed)
         chosen.append({**fixed, **{name: rng.randint(*DRAWN) | 1 for name in varying}})
     return chosen or [fixed], scalars
 

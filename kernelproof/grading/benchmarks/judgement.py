@@ -77,7 +77,7 @@ def check_solution(
     start, limits = time.perf_counter(), limits or limits_of_source.Limits()
     text = read(solution)
     verdict = Verdict(right=False, outcome="not checked", device=devices.device(limits.device).name)
-    judge = _Judge(read_task(reference, text), text, limits, verdict, (relative, absolute))
+    judge = _Judge(read_task(reference, text, limits.seed), text, limits, verdict, (relative, absolute))
     try:
         text.encode()
         judge.run()

@@ -37,13 +37,15 @@ class Task:
     most_elements: int = 1 << 22
 
 
-def task(path: Path, solution: str) -> Task:
+def task(path: Path, solution: str, seed: int = 0) -> Task:
     """Read a task from its reference: a file of Python, a ``task.yml`` beside it, or a JSON definition.
+
+    ``seed`` draws sizes that the reference leaves open.
 
     Raises WrongInput.
     """
     if path.suffix == ".json":
-        return _flashinfer(path)
+        return _flashinfer(path, seed)
     if path.is_dir():
         path = next((path / name for name in ("task.yml", "func_forward.py") if (path / name).exists()), path)
     description = path if path.suffix in (".yml", ".yaml") else path.parent / "task.yml"
@@ -58,9 +60,9 @@ def task(path: Path, solution: str) -> Task:
     return Task("KernelBench", text)
 
 
-def _flashinfer(path: Path) -> Task:
+def _flashinfer(path: Path, seed: int) -> Task:
     definition = flashinfer.parsed(flashinfer.Definition, _read(path), str(path))
-    cases, definition.scalars = flashinfer.cases(path, definition)
+    cases, definition.scalars = flashinfer.cases(path, definition, seed)
     # The tolerances are the benchmark's. Its constant axes cannot be made smaller, so cases may be larger than others.
     return Task(
         "FlashInfer-Bench", definition.model_dump_json(), tuple(cases), relative=1e-2, absolute=1e-2,

@@ -112,6 +112,10 @@ def test_the_smallest_workloads_and_a_drawn_one_are_taken(definition: Path) -> N
     assert [case["batch"] for case in read.cases if case][:2] == [5, 70]
     assert len(read.cases) == 3
     assert all(case is not None and case["hidden"] == 96 for case in read.cases)
+    others = [task(definition, cuda(), seed).cases for seed in (0, 0, 1)]
+    assert others[0] == others[1] == read.cases
+    assert others[2][:2] == read.cases[:2]
+    assert others[2][2] != read.cases[2], "a seed draws its own"
     assert json.loads(read.text)["scalars"] == {"eps": 1e-6}
 
 
