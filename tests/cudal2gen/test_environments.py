@@ -88,6 +88,7 @@ def test_every_verb_is_here() -> None:
     assert {command.name for command in prover.app.registered_commands} == set(PROVER_OUTCOMES)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "verb"), [(program, verb) for program, verbs in VERBS.items() for verb in verbs])
 def test_folders_that_cannot_be_written_are_named_with_what_moves_them(program: str, verb: str, tmp_path: Path) -> None:

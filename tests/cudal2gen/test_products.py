@@ -38,6 +38,7 @@ from tests.draws import THOROUGH
 
 # A smaller batch would be compiled anew at every step, and the message names the record anyway.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+DRAWN = 6 if THOROUGH else 3  # records of one example
 SMALL_RECORDS = records_of_any_product(
     st.one_of(direct_records(), single_shot_records(), multistage_records(max_tile=64), wgmma_records(max_cols=64))
 )
@@ -53,7 +54,7 @@ def shapes_of(record: Record) -> Iterator[Shape]:
 
 
 @pytest.mark.slow
-@given(st.lists(MORE, min_size=6, max_size=6, unique_by=lambda record: record.name))
+@given(st.lists(MORE, min_size=DRAWN, max_size=DRAWN, unique_by=lambda record: record.name))
 @settings(max_examples=50 if THOROUGH else 1, phases=NO_SHRINKING)
 def test_legal_products_are_right(library: Path, drawn: list[Record]) -> None:
     for record, artifact in zip(drawn, compiler.build(drawn), strict=True):
