@@ -79,6 +79,8 @@ def serve(program: str) -> None:
     import gc
 
     cli, *imported = map(import_module, IMPORTED_AHEAD[program])
+    if program == "cudal2gen":
+        import_module("cudal2gen.generation.catalog").load()  # what most verbs read takes a second, and is kept
     gc.freeze()
     for line in sys.stdin:
         child = os.fork()
