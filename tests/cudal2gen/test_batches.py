@@ -67,6 +67,7 @@ def own(record: Record, batch: int, shared_b: bool = False) -> Shape:
     return Shape(record.m, record.n, record.k, stride, batch=batch, shared_b=shared_b)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXECUTED)
 def test_each_product_of_a_batch_is_computed(name: str, library: Path) -> None:

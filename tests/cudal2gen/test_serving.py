@@ -118,6 +118,7 @@ def test_a_library_is_the_gpus_own_records_among_those_of_its_relatives(tmp_path
     assert [record.name for record in lone] == [record.name for record in lent]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "acc", "lender", "arch"),
