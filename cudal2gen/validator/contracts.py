@@ -220,7 +220,8 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
     if record.batched:
         parameters |= {offsets[-1] + 8 * i: (stride, 64) for i, stride in enumerate(strides, 1)}
     bounds = grid.bounds | {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d", "partials", "arrivals")}
-    bounds |= {(f"{name}_vectors",): (1, MAX_EXTENT // 4) for name in ("lda", "ldb", "ldd")}
+    rows_of = {"lda": element, "ldb": element, "ldd": output}
+    bounds |= {(f"{name}_vectors",): (1, MAX_EXTENT // each.vector) for name, each in rows_of.items()}
     if record.batched:
         for name in ("a_stride", "b_stride", "d_stride"):
             bounds[(name,)] = bounds[tuple(sorted((name, "cta_z")))] = (0, _MOST_ADDRESS >> 4)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernelproof.certificates.polynomials import Coefficient, Lanes, Monomial, Polynomial
+from kernelproof.certificates.polynomials import ZERO, Coefficient, Lanes, Monomial, Polynomial
 from kernelproof.certificates.solver import Unanswered, counterexample
 
 # Beyond this a bound is as good as none, and sums of int64 arrays of bounds could wrap.
 UNBOUNDED, NO_BOUND = 1 << 61, 1 << 62
+MOST_NAMES, MOST_CORNERED = 4, 8  # of a sum for which values are tried, and of one whose corners are computed
 
 
 class NotCertified(Exception):
@@ -95,7 +98,35 @@ class Facts:
             for each in self.assumed:
                 answer = np.where(np.asarray(self.interval(value - each)[0]) >= 0, 1, answer)
                 answer = np.where(np.asarray(self.interval(value + each + 1)[1]) <= 0, 0, answer)
+        for gap in (value - each for each in (ZERO, *self.assumed)):
+            if not (answer == -1).any():
+                return np.atleast_1d(answer)
+            answer = np.where((answer == -1) & (self._least(gap) >= 0), 1, answer)
+        # Names are at least 0, so what is assumed may be multiplied by one.
+        for name in dict.fromkeys(value.names()) if (answer == -1).any() else ():
+            for each in self.assumed:
+                if all(len(monomial) < 2 for monomial in each.terms):
+                    low = self.interval(value - each * Polynomial.named(name))[0]
+                    answer = np.where((answer == -1) & (np.asarray(low) >= 0), 1, answer)
         return np.atleast_1d(answer)
+
+    def _least(self, value: Polynomial) -> Lanes:
+        """The least value of a polynomial in each lane, by the bounds of names alone; ``-NO_BOUND`` where that is not
+        found. One in which every name has degree 1 is least at a corner of the names' box."""
+        names = sorted(set(value.names()))
+        if len(names) > MOST_CORNERED or any(len(set(monomial)) < len(monomial) for monomial in value.terms):
+            return np.asarray(-NO_BOUND)
+        corners = np.array(list(product(*(self.bounds[(name,)] for name in names))), object).reshape(-1, len(names))
+        at = {name: corners[:, i] for i, name in enumerate(names)}
+        total: Any = 0
+        largest = 0
+        for monomial, coefficient in value.terms.items():
+            term = prod((at[name] for name in monomial), start=np.ones(len(corners), object))
+            largest += int(max(map(abs, term))) * int(np.abs(coefficient).max())
+            if largest >= UNBOUNDED:
+                return np.asarray(-NO_BOUND)
+            total = total + term.astype(np.int64)[:, None] * np.asarray(coefficient).reshape(1, -1)
+        return np.asarray(total).min(axis=0) if value.terms else np.asarray(0)
 
     def evaluated(self, value: Polynomial, names: dict[str, int]) -> int:
         """A polynomial that is the same in all lanes, for these values of names; others have their least value."""
@@ -130,6 +161,8 @@ class Facts:
     def _asks(self, value: Polynomial) -> dict[str, int] | None:
         self.questions["solver"] += 1
         for terms in _distinct(value):
+            if (corner := self._corner(terms)) is not None:
+                return corner
             try:
                 model = counterexample(terms, self.bounds, [each.in_lane(0) for each in self.assumed])
             except Unanswered as error:
@@ -137,6 +170,31 @@ class Facts:
             if model is not None:
                 return model
         return None
+
+    def _corner(self, terms: dict[Monomial, int]) -> dict[str, int] | None:
+        """Values of names at or beside their bounds for which a sum is negative, and all that is known holds: where
+        there are such, no solver is needed."""
+        names = sorted({name for monomial in terms for name in monomial})
+        others = {name for each in self.assumed for monomial in each.terms for name in monomial} - set(names)
+        least = {name: self.bounds[(name,)][0] for name in (*names, *others)}
+        if len(names) > MOST_NAMES or not all((name,) in self.bounds for name in least):
+            return None
+        for values in product(*(_beside(*self.bounds[(name,)]) for name in names)):
+            point = least | dict(zip(names, values, strict=True))
+            if _at(terms, point) < 0 and all(_at(each.in_lane(0), point) >= 0 for each in self.assumed):
+                products = [x for x in self.bounds if len(x) > 1 and point.keys() >= set(x)]
+                if all(self.bounds[x][0] <= _at({x: 1}, point) <= self.bounds[x][1] for x in products):
+                    return point
+        return None
+
+
+def _beside(low: int, high: int) -> list[int]:
+    return [each for each in dict.fromkeys((low, low + 1, low + 2, high)) if each <= high]
+
+
+def _at(terms: dict[Monomial, int], point: dict[str, int]) -> int:
+    """The value of a sum of monomials."""
+    return sum(coefficient * prod(point[name] for name in monomial) for monomial, coefficient in terms.items())
 
 
 def _without(monomial: Monomial, inner: Monomial) -> Monomial | None:
@@ -174,8 +232,14 @@ def _clipped(bound: Coefficient) -> Coefficient:
 
 
 def _distinct(value: Polynomial) -> Iterator[dict[Monomial, int]]:
-    """The coefficients of every lane, each different set of them once."""
+    """The coefficients of the lanes in which a polynomial may be least. Names are at least 0, so it is no less where
+    no coefficient is less."""
     arrays = [c for c in value.terms.values() if isinstance(c, np.ndarray)]
-    lanes = [0] if not arrays else np.unique(np.stack(arrays), axis=1, return_index=True)[1]
-    for lane in lanes:
-        yield value.in_lane(int(lane))
+    if not arrays:
+        yield value.in_lane(0)
+        return
+    rows, lanes = np.unique(np.stack(arrays), axis=1, return_index=True)
+    for i, lane in enumerate(lanes):
+        # Lanes are all different here, so the one itself is the only one that is nowhere larger if it is minimal.
+        if (rows <= rows[:, i : i + 1]).all(axis=0).sum() == 1:
+            yield value.in_lane(int(lane))
