@@ -78,16 +78,27 @@ class Left:
 class Partial(Cells):
     """Sums over the slices from ``first`` to before ``end``. Only those over all are known as sums."""
 
-    __slots__ = ("count", "end", "first", "whole")
+    __slots__ = ("count", "end", "first", "is_float", "whole")
 
     def __init__(self, whole: Cells, first: int, end: int, count: int) -> None:
         super().__init__(np.zeros_like(whole.kinds), whole.rows, whole.cols, whole.width)
         self.whole, self.first, self.end, self.count = whole, first, end, count
+        self.is_float = False
+
+    def view(self, kind: Any) -> Partial:
+        """The same sums, seen as floats or as bits: only floats are added."""
+        super().view(kind)
+        out = Partial(self.whole, self.first, self.end, self.count)
+        out.is_float = np.dtype(kind).kind == "f"
+        return out
 
     def part(self, start: int, stop: int) -> Partial:
         return Partial(self.whole.part(start, stop), self.first, self.end, self.count)
 
     def __add__(self, other: Any) -> Cells:
+        is_float = other.is_float if isinstance(other, Partial) else np.asarray(other).dtype.kind == "f"
+        if not (self.is_float and is_float):
+            raise NotCertified("partial sums are not added as floats")
         if isinstance(other, Partial):
             first, second = (self, other) if self.first == 0 else (other, self)
             a, b = first.whole, second.whole
@@ -96,7 +107,7 @@ class Partial(Cells):
                 raise NotCertified("partial sums are not added each once, in the order of slices")
             end = second.end
         else:
-            if isinstance(other, Cells) or np.any(np.asarray(other)):
+            if np.any(np.asarray(other)):
                 raise NotCertified("something else is added to a partial sum")
             first, end = self, self.end
         if first.first == 0 and end == self.count:
