@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import FILTERS, SIZE, VARIANT_FIELDS, Selection
-from kernelproof.cli.profiling import LaunchFileOption, ProfileOutput, print_comparison, profile_of_file
+from kernelproof.cli.profiling import ProfileOutput, print_comparison, profile_of_file
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import refuse
 
@@ -24,8 +24,7 @@ COMPARE = {"compare": "Compare two: 'M_N_K FIELD=VALUE ...' in quotes, a cubin, 
 def profile_record(
     selection: Annotated[Selection, Offer(only=("mnk", *SELECTED, "changes", "fit"), helps=SIZE)],
     compilation: Compilation,
-    output: Annotated[ProfileOutput, Offer(helps=COMPARE)],
-    launch: LaunchFileOption = None,
+    output: Annotated[ProfileOutput, Offer(only=("html", "compare", "as_json"), helps=COMPARE)],
 ) -> None:
     """Predict where a kernel's time goes, from its machine code.
 
@@ -33,10 +32,8 @@ def profile_record(
     help. Cubins of other projects are profiled by 'kernelproof profile'.
     """
     names = output.names(bool(selection.mnk), "--mnk M_N_K")
-    if launch and not names:
-        refuse("--launch is for a cubin of --compare: leave it out with --mnk, whose record states the launch")
     if names:
-        first, second = (_named(name, selection, compilation, launch) for name in names)
+        first, second = (_named(name, selection, compilation) for name in names)
         print_comparison(first, second)
     else:
         output.show(_of_record(selection, compilation))
@@ -53,10 +50,10 @@ def _of_record(selection: Selection, compilation: Compilation) -> Profile:
     return profile.of_record(record, artifact.cubin, artifact.source)
 
 
-def _named(name: str, selection: Selection, compilation: Compilation, launch: Path | None) -> Profile:
+def _named(name: str, selection: Selection, compilation: Compilation) -> Profile:
     """The profile of one operand of ``--compare``: a file, or a problem size followed by settings such as bm=64."""
     if Path(name).suffix in (".json", ".cubin"):
-        return profile_of_file(Path(name), selection.gpu, None, launch)
+        return profile_of_file(Path(name), selection.gpu)
     if not name.strip():
         refuse("--compare: a name is empty; give 'M_N_K FIELD=VALUE ...', a cubin, or a profile that --json saved")
     mnk, *settings = name.split()

@@ -23,11 +23,6 @@ from kernelproof.ground.files import write
 if TYPE_CHECKING:
     from kernelproof.profile import Profile
 
-LaunchFileOption = Annotated[
-    Path | None,
-    typer.Option("--launch", metavar="FILE", help="How a cubin is launched: JSON, see docs/kernelproof/profile.md."),
-]
-
 
 @dataclass(frozen=True)
 class ProfileOutput:
@@ -108,7 +103,12 @@ def profile_kernel(
             "--kernel", metavar="NAME", help="Part of the function's name; by default the longest function with MMAs."
         ),
     ] = None,
-    launch: LaunchFileOption = None,
+    launch: Annotated[
+        Path | None,
+        typer.Option(
+            "--launch", metavar="FILE", help="How a cubin is launched: JSON, see docs/kernelproof/profile.md."
+        ),
+    ] = None,
 ) -> None:
     """Predict where a kernel's time goes, from its machine code.
 

@@ -150,7 +150,7 @@ def test_the_verb_profiles_a_record_and_compares_it_with_a_cubin(tmp_path: Path,
     saved.write_text(run(*size, "--json").stdout)
     content = load(saved)
     assert (content.problem or "").startswith(RECORD.mnk)
-    assert str(content.registers) in run(*size, "--lines", "3").stdout
+    assert str(content.registers) in run(*size).stdout
     compared = run("--compare", f"{RECORD.mnk} acc={RECORD.acc}", str(built.cubin))
     assert RECORD.name in compared.stdout, compared.stderr
     assert "1.000" in run("--compare", str(saved), RECORD.mnk).stdout
@@ -161,7 +161,6 @@ def test_the_verb_profiles_a_record_and_compares_it_with_a_cubin(tmp_path: Path,
     [
         ((), "give one of --mnk M_N_K and --compare"),
         (("--mnk", "64_64_64", "--compare", "a.json", "b.json"), "leave out --mnk"),
-        (("--mnk", "64_64_64", "--launch", "a.json"), "--launch"),
         (("--compare", "64_64", "64_64_64"), "expected three sizes"),
         (("--compare", " ", "64_64_64"), "empty"),
     ],
