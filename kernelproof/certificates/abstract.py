@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ import numpy as np
 from kernelproof.certificates.cells import Cells, joined
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Polynomial
-from kernelproof.certificates.words import Word, polynomial, quotient
+from kernelproof.certificates.reductions import Terms
+from kernelproof.certificates.words import Undecided, Word, polynomial, quotient
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.translate import NAMESPACE
+
+HALVES = ("f16", "bf16")
 
 
 class _Named:
@@ -60,6 +64,10 @@ def select(test: Any, yes: Any, no: Any) -> Any:
     if isinstance(yes, Word) or isinstance(no, Word):
         word = yes if isinstance(yes, Word) else no
         return Word(polynomial(yes, word.bits).where(test, polynomial(no, word.bits)), word.bits, word.facts)
+    if isinstance(yes, Terms):
+        return yes.where(test, no)
+    if isinstance(no, Terms):
+        return no.where(~test, yes)
     if isinstance(yes, Cells) and isinstance(no, Cells):
         return yes.where(test, no)
     if isinstance(yes, Cells) or isinstance(no, Cells) or no is None:
@@ -71,7 +79,11 @@ def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
     def extreme(a: Any, b: Any) -> Any:
         if not isinstance(a, Word) and not isinstance(b, Word):
             return (np.maximum if largest else np.minimum)(a, b)
-        return select(a >= b if largest else a <= b, a, b)
+        low, high = (b, a) if largest else (a, b)
+        try:
+            return select(low <= high, a, b)
+        except Undecided:
+            return select(high <= low, b, a)
 
     return extreme
 
@@ -166,10 +178,9 @@ def _pack(output: str) -> Callable[[Any, Any, Any], Any]:
     def pack(high: Any, low: Any, convert: Any) -> Any:
         if not (isinstance(high, Cells) and isinstance(low, Cells) and high.width == low.width == 4):
             raise NotCertified("a conversion of what are not sums")
-        if output not in ("f16", "bf16") or convert is not arithmetic.converter(output, "f32", "rn", False, False):
+        if output not in HALVES or convert is not _narrowing(output):
             raise NotCertified(f"a conversion that does not round to the nearest {output}")
-        pair = joined([low, high])
-        return Cells(pair.kinds, pair.rows, pair.cols, 2)
+        return joined([low, high]).of_width(2)
 
     return pack
 
@@ -179,12 +190,31 @@ _WIDEN = arithmetic.converter("f32", "f16", "rn", False, False)
 
 def _widen(value: Any) -> Any:
     """cvt.f32.f16, which changes no number."""
-    return Cells(value.kinds, value.rows, value.cols, 4) if isinstance(value, Cells) else _WIDEN(value)
+    return value.of_width(4) if isinstance(value, Cells) else _WIDEN(value)
 
 
-def conversions(scope: dict[str, object]) -> dict[str, object]:
-    """The conversions of a text that understand elements, by their names in it."""
-    return {name: _widen for name, value in scope.items() if value is _WIDEN}
+@cache
+def _narrowing(output: str) -> Callable[[Any], Any]:
+    """cvt of a sum in fp32 to an element of D, of a type of 16 bits."""
+    convert = arithmetic.converter(output, "f32", "rn", False, False)
+
+    def narrow(value: Any) -> Any:
+        if not isinstance(value, Cells):
+            return convert(value)
+        if value.width != 4:
+            raise NotCertified("a conversion of what is no sum")
+        return value.of_width(2)
+
+    return narrow
+
+
+def conversions(scope: dict[str, object], output: str) -> dict[str, object]:
+    """The conversions of a text that understand elements, by their names in it, for a D of a type."""
+    known: dict[str, object] = {name: _widen for name, value in scope.items() if value is _WIDEN}
+    if output in HALVES:
+        convert = arithmetic.converter(output, "f32", "rn", False, False)
+        known |= {name: _narrowing(output) for name, value in scope.items() if value is convert}
+    return known
 
 
 def names_of_arithmetic(output: str) -> dict[str, Callable[..., Any]]:

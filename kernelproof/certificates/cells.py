@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernelproof.certificates.facts import NotCertified
-from kernelproof.certificates.polynomials import Lanes, Polynomial
+from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 
+KEPT = "kept"
 Key = frozenset[tuple[tuple[str, ...], int]]
 
 
@@ -57,6 +58,11 @@ class Kind(NamedTuple):
     summed: Summed | None = None
 
     @property
+    def is_kept(self) -> bool:
+        """Is it one of ``Kinds.keep``?"""
+        return self.source.startswith(KEPT)
+
+    @property
     def text(self) -> str:
         """The kind in words; different ones for different kinds."""
         k = f" over k < {self.summed.done}, {self.summed.beyond:x}" if self.summed else ""
@@ -69,6 +75,7 @@ class Kinds:
     def __init__(self) -> None:
         self.all: list[Kind | None] = [None]
         self._numbers: dict[object, int] = {}
+        self.kept: list[Cells] = []
 
     def number(self, kind: Kind) -> int:
         """The number of a kind; equal kinds have the same one."""
@@ -78,6 +85,17 @@ class Kinds:
             number = self._numbers[key] = len(self.all)
             self.all.append(kind)
         return number
+
+    def keep(self, value: Cells) -> int:
+        """The number of a kind of its own for what shared memory gets: the row of such an element is the lane in
+        ``value``. It is known until a state is carried over to other problems."""
+        self.kept.append(value)
+        return self.number(Kind(f"{KEPT} {len(self.kept) - 1}", ZERO, ZERO))
+
+    def kept_by(self, number: int) -> Cells | None:
+        """What ``keep`` has given a number; None for other numbers."""
+        kind = self.all[number]
+        return self.kept[int(kind.source.split()[1])] if kind is not None and kind.is_kept else None
 
     def __getitem__(self, number: int) -> Kind | None:
         return self.all[number]
@@ -103,6 +121,14 @@ class Cells:
     def part(self, start: int, stop: int) -> Cells:
         """Some of each lane's elements."""
         return Cells(self.kinds[:, start:stop], self.rows[:, start:stop], self.cols[:, start:stop], self.width)
+
+    def of_width(self, width: int) -> Cells:
+        """The elements as numbers of another width."""
+        return Cells(self.kinds, self.rows, self.cols, width)
+
+    def of_lanes(self, lanes: Lanes) -> Cells:
+        """The elements that some lanes have."""
+        return Cells(self.kinds[lanes], self.rows[lanes], self.cols[lanes], self.width)
 
     def where(self, test: Lanes, other: Cells) -> Cells:
         """These elements in the lanes in which a test holds, others elsewhere."""

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from dataclasses import replace
+from itertools import product
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.invariants import Invariant
-from kernelproof.certificates.loops import Case, MainLoop, Ring
+from kernelproof.certificates.loops import REST, Case, MainLoop, Phase, Ring
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.words import Undecided
 from kernelproof.ground.schema import Schema
 
 # What a certificate rests on, beside this program: docs/certificates.md explains each.
 ASSUMPTIONS = (
     "the launch is as the contract says: sizes, leading dimensions, alignment, grid and block",
     "A, B and D do not overlap, and nothing else writes them meanwhile",
-    "shared memory begins at a multiple of 1024 bytes",
+    "shared memory begins at a multiple of 1024 bytes, and its variables lie there as the emulator lays them out",
     "threads are ordered by program order and barriers of the whole CTA, copies by their groups",
     "sums are sums of real numbers: in which order they are rounded is not proven",
     "ptxas translates the PTX correctly",
 )
+
+
+MOST_PERIOD, MOST_AHEAD, MOST_PEELED = 8, 6, 1  # of a ring that is looked for; beyond the least number of k-tiles
 
 
 class Claim(NamedTuple):
@@ -33,11 +41,15 @@ class Claim(NamedTuple):
 
 
 class ClaimProof(Schema):
-    """A proven claim: its cases, and the invariant of the main loop (None if it needs none)."""
+    """A proven claim: its cases, and the invariant of the main loop (None if it needs none). ``period``, ``ahead``,
+    ``peeled``: of its ring, where the claim does not state one."""
 
     title: str
     cases: tuple[Case, ...]
     invariant: Invariant | None
+    period: Annotated[int, Field(ge=0)] = 0
+    ahead: Annotated[int, Field(ge=0)] = 0
+    peeled: Annotated[int, Field(ge=0)] = 0
 
 
 class Certificate(Schema):
@@ -62,15 +74,13 @@ class Certificate(Schema):
 ClaimsOf = Callable[[Program], Iterable[Claim]]
 
 
-def prove(ptx: str, claims_of: ClaimsOf, problems: tuple[str, ...] = ()) -> Certificate:
-    """The certificate of a PTX text for all claims, which are about ``problems``. Raises NotCertified, which says why
-    and where."""
-    program = Program(ptx)
+def prove(ptx: str, claims_of: ClaimsOf, problems: tuple[str, ...] = (), kernel: str = "") -> Certificate:
+    """The certificate of a PTX text for all claims, which are about ``problems``. ``kernel``: its name, if the text has
+    several. Raises NotCertified, which says why and where."""
+    program = Program(ptx, kernel)
     proofs, bounds, solver = [], 0, 0
     for claim in claims_of(program):
-        loop = MainLoop(program, claim.contract, claim.ring)
-        cases = tuple(loop.cases())
-        proofs.append(ClaimProof(title=claim.title, cases=cases, invariant=loop.invariant))
+        proofs.append(_proof(program, claim, claim.ring) if claim.ring.period else _searched(program, claim))
         bounds += claim.contract.facts.questions["bounds"]
         solver += claim.contract.facts.questions["solver"]
     return Certificate(
@@ -84,16 +94,57 @@ def prove(ptx: str, claims_of: ClaimsOf, problems: tuple[str, ...] = ()) -> Cert
     )
 
 
-def recheck(certificate: Certificate, ptx: str, claims_of: ClaimsOf) -> None:
+def _proof(program: Program, claim: Claim, ring: Ring) -> ClaimProof:
+    loop = MainLoop(program, claim.contract, ring)
+    cases = tuple(loop.cases())
+    return ClaimProof(title=claim.title, cases=cases, invariant=loop.invariant)
+
+
+def _searched(program: Program, claim: Claim) -> ClaimProof:
+    """A proof by the first ring that makes one. If there is none, raises the error of the proof that came farthest."""
+    best = (-1, False, NotCertified("no ring"))
+    first, hopeless = max(1, claim.ring.least - 1), set[tuple[int, int]]()
+    rings = product(range(1, MOST_PERIOD + 1), range(MOST_AHEAD), range(MOST_PEELED + 1))
+    for period, ahead, peeled in sorted(rings, key=lambda ring: (sum(ring), ring)):
+        if (period, peeled) in hopeless:
+            continue
+        ring = replace(claim.ring, period=period, ahead=first + ahead, peeled=peeled)
+        loop = MainLoop(program, claim.contract, ring)
+        cases: list[Case] = []
+        try:
+            cases += loop.cases()
+        except NotCertified as error:
+            if loop.phase == Phase.FEW or (loop.phase == Phase.ENTRY and not isinstance(error, Undecided)):
+                raise
+            best = max(best, (len(cases), bool(error.where), error), key=lambda each: each[:2])
+            # More k-tiles ahead only help where they decide a comparison.
+            if not isinstance(error, Undecided) or REST not in error.gap.names():
+                hopeless.add((period, peeled))
+        else:
+            return ClaimProof(
+                title=claim.title, cases=tuple(cases), invariant=loop.invariant,
+                period=period, ahead=ring.ahead, peeled=peeled,
+            )  # fmt: skip
+    raise best[2]
+
+
+def recheck(certificate: Certificate, ptx: str, claims_of: ClaimsOf, kernel: str = "") -> None:
     """Check a certificate by its invariants; nothing is guessed. Raises NotCertified."""
     if digest(ptx) != certificate.ptx:
         raise NotCertified("the certificate is of another text")
-    program = Program(ptx)
+    program = Program(ptx, kernel)
+    if program.name != certificate.kernel:
+        raise NotCertified("the certificate is of another kernel")
     claims = list(claims_of(program))
     if [claim.title for claim in claims] != [proof.title for proof in certificate.claims]:
         raise NotCertified("the certificate is not of all launches")
     for claim, proof in zip(claims, certificate.claims, strict=True):
-        loop = MainLoop(program, claim.contract, claim.ring, proof.invariant, guesses=False)
+        ring = claim.ring
+        if not ring.period:
+            if not proof.period:
+                raise NotCertified(f"the certificate lacks the ring of: {proof.title}")
+            ring = replace(ring, period=proof.period, ahead=proof.ahead, peeled=proof.peeled)
+        loop = MainLoop(program, claim.contract, ring, proof.invariant, guesses=False)
         if tuple(loop.cases()) != proof.cases:
             raise NotCertified(f"the cases of the certificate are not those of: {proof.title}")
 

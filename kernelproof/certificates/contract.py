@@ -48,33 +48,46 @@ class Matrix:
     def place(self, offset: Polynomial) -> tuple[Polynomial, Polynomial]:
         """(row, col) of a byte offset from the address: offset = width * (row * ld + col). What it returns is checked
         against the extents by the caller, so any such pair will do."""
-        ld = self.ld
+        if any(np.any(np.asarray(c) % self.width) for c in offset.terms.values()):
+            raise NotCertified(f"an address in {self.name} that is not one of an element")
+        offset = Polynomial({monomial: c // self.width for monomial, c in offset.terms.items()})
+        return self._of_known_ld(offset) if self.ld.is_constant else self._of_unknown_ld(offset)
+
+    def _of_known_ld(self, offset: Polynomial) -> tuple[Polynomial, Polynomial]:
         row: dict[Monomial, Any] = {}
         col: dict[Monomial, Any] = {}
-        if ld.is_constant:
-            step = int(ld.constant) * self.width
-            for monomial, c in offset.terms.items():
-                if not monomial:
-                    row[monomial], col[monomial] = c // step, c % step
-                elif np.any(np.asarray(c) % step):
-                    col[monomial] = c
-                else:
-                    row[monomial] = c // step
-        else:
-            (((name,), factor),) = ld.terms.items()
-            step = int(factor) * self.width
-            for monomial, c in offset.terms.items():
-                if name in monomial:
-                    if np.any(np.asarray(c) % step):
-                        raise NotCertified(f"an address in {self.name} that is not in a row of it")
-                    rest = list(monomial)
-                    rest.remove(name)
-                    row[tuple(rest)] = c // step
-                else:
-                    col[monomial] = c
-        if any(np.any(np.asarray(c) % self.width) for c in col.values()):
-            raise NotCertified(f"an address in {self.name} that is not one of an element")
-        return Polynomial(row), Polynomial({monomial: c // self.width for monomial, c in col.items()})
+        step = int(self.ld.constant)
+        for monomial, c in offset.terms.items():
+            if not monomial:
+                row[monomial], col[monomial] = c // step, c % step
+            elif np.any(np.asarray(c) % step):
+                col[monomial] = c
+            else:
+                row[monomial] = c // step
+        return Polynomial(row), Polynomial(col)
+
+    def _of_unknown_ld(self, offset: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """By a name that the leading dimension has: what has that name too is of the row."""
+        name = self._leading()
+        factor = self.ld.terms[(name,)]
+        row: dict[Monomial, Any] = {}
+        for monomial, c in offset.terms.items():
+            if name in monomial:
+                if np.any(np.asarray(c) % factor):
+                    raise NotCertified(f"an address in {self.name} that is not in a row of it")
+                rest = list(monomial)
+                rest.remove(name)
+                row[tuple(rest)] = c // factor
+        rows = Polynomial(row)
+        return rows, offset - rows * self.ld
+
+    def _leading(self) -> str:
+        """A name of the leading dimension that columns hardly have: what is right of a CTA's tile, or the k that are
+        left; the last one in the alphabet, if none has that meaning."""
+        names = sorted(monomial[0] for monomial in self.ld.terms if len(monomial) == 1)
+        if not names:
+            raise NotCertified(f"the leading dimension of {self.name} is {self.ld}")
+        return next((name for name in ("right", "below", "over", "more", "k_rest") if name in names), names[-1])
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,8 @@ class Tile:
 class Contract:
     """A launch whose sizes are not known. ``parameters``: byte offset -> value and bits. ``special``: the special
     registers of a CTA and of the grid. ``sum_end``: the k of the whole sum. ``tile``: what a CTA writes, None for
-    nothing. ``slices``: how the CTAs of a tile share its k, None if it has but one."""
+    nothing. ``slices``: how the CTAs of a tile share its k, None if it has but one. ``block``: the threads of a CTA
+    along x, y and z; by default all along x. ``step``: the k of a k-tile, if D is a sum of A's rows; 0 for products."""
 
     lanes: int
     shared_bytes: int
@@ -103,6 +117,13 @@ class Contract:
     tile: Tile | None
     facts: Facts
     slices: Slices | None = None
+    block: tuple[int, int, int] | None = None
+    step: int = 0
+
+    @property
+    def is_product(self) -> bool:
+        """Is D a product of two operands, and no sum of one's elements?"""
+        return not self.step
 
     @property
     def writes(self) -> bool:
@@ -143,4 +164,6 @@ class Contract:
                 ],
             ),
             self.slices.put(put) if self.slices else None,
+            self.block,
+            self.step,
         )

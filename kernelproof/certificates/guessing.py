@@ -21,6 +21,7 @@ from kernelproof.certificates.invariants import (
 )
 from kernelproof.certificates.machine import State
 from kernelproof.certificates.polynomials import Lanes
+from kernelproof.certificates.reductions import Terms
 
 
 class _Steps:
@@ -52,9 +53,16 @@ class _Steps:
 def guess(first: State, second: State, live: Iterable[str], variable: Callable[[str], str], kinds: Kinds) -> Invariant:
     """The invariant that the states of turn 0 and turn 1 suggest, for the registers that are read later."""
     steps = _Steps(kinds)
-    words, sums, unknown = {}, {}, []
+    words, sums, terms, unknown = {}, {}, dict[str, int](), []
     for register in sorted(live):
         a, b = first.registers.get(variable(register)), second.registers.get(variable(register))
+        if isinstance(a, Terms) and isinstance(b, Terms):
+            more = b.settled().done - a.settled().done
+            if more.is_constant and isinstance(more.constant, int):
+                terms[register] = more.constant
+            else:
+                unknown.append(register)
+            continue
         places = _sum_places(a, b, kinds)
         if places is not None and isinstance(b, Cells):
             kind = kinds[b.one_kind]
@@ -83,6 +91,7 @@ def guess(first: State, second: State, live: Iterable[str], variable: Callable[[
         words=words,
         kinds=texts,
         sums=sums,
+        terms=terms,
         unknown=tuple(unknown),
         unknown_places=_ranges(lost),
         written=_ranges(x.writer != y.writer),

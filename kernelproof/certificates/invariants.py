@@ -18,6 +18,7 @@ from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, Summed
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.machine import State
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
+from kernelproof.certificates.reductions import Terms
 from kernelproof.certificates.shared_memory import NOBODY, SEVERAL
 from kernelproof.certificates.words import Word, polynomial
 from kernelproof.ground.schema import Schema
@@ -48,6 +49,7 @@ class Invariant(Schema):
         dict[str, int], Field(description="elements of a kind -> the step in k; of a sum, how many products it gains")
     ]
     sums: Annotated[dict[str, SumPlaces], Field(description="accumulators that are zero in turn 0")]
+    terms: Annotated[dict[str, int], Field(description="sums of A's elements -> by how much their ``done`` grows")] = {}
     unknown: Annotated[tuple[str, ...], Field(description="registers of which nothing is stated")]
     unknown_places: Annotated[Ranges, Field(description="the same for elements of shared memory")]
     written: Annotated[Ranges, Field(description="elements that several threads may have written since the barrier")]
@@ -71,6 +73,8 @@ class Turns:
         def moved(number: int) -> int:
             kind = kinds[number]
             step = steps.get(kind.text, 0) if kind is not None else 0
+            if kind is not None and kind.is_kept:
+                return 0
             if kind is None or not step:
                 return number
             if kind.summed is not None:
@@ -82,6 +86,9 @@ class Turns:
             name = self.variable(register)
             value = state.registers[name]
             state.registers[name] = Word(poly_of(value) + Polynomial.parsed(step) * turn, bits_of(value), facts)
+        for register, more in self.invariant.terms.items():
+            name = self.variable(register)
+            state.registers[name] = state.registers[name].settled().moved(turn * more)
         return rebound(state, lambda poly: poly, facts)
 
     def _stated(self, kinds: Kinds) -> State:
@@ -134,6 +141,8 @@ def _no_sums(places: SumPlaces, kinds: Kinds) -> Cells:
 
 def _same(a: Any, b: Any, kinds: Kinds) -> bool:
     """Are registers the same? Zero is a sum of nothing."""
+    if isinstance(a, Terms) or isinstance(b, Terms):
+        return isinstance(a, Terms) and isinstance(b, Terms) and a.same(b)
     if isinstance(a, Cells):
         if isinstance(b, Cells):
             return a.kinds.shape == b.kinds.shape and bool(_elements_match(a, b, kinds).all())
@@ -210,7 +219,7 @@ def renumbered(state: State, number: Callable[[int], int]) -> State:
 
     out = state.copied()
     for register, value in out.registers.items():
-        if isinstance(value, Cells):
+        if isinstance(value, Cells) and not isinstance(value, Terms):
             out.registers[register] = Cells(mapped(value.kinds), value.rows, value.cols, value.width)
     out.shared.kinds = mapped(out.shared.kinds)
     return out
@@ -222,6 +231,8 @@ def rebound(state: State, change: Callable[[Polynomial], Polynomial], facts: Fac
     for register, value in out.registers.items():
         if isinstance(value, Word):
             out.registers[register] = Word(change(value.poly), value.bits, facts, value.signed)
+        elif isinstance(value, Terms):
+            out.registers[register] = value.changed(change)
     return out
 
 
@@ -233,8 +244,8 @@ def substituted(state: State, name: str, value: Polynomial, facts: Facts, kinds:
 
     def number(old: int) -> int:
         kind = kinds[old]
-        if kind is None:
-            return old
+        if kind is None or kind.is_kept:
+            return 0
         summed = Summed(put(kind.summed.done), kind.summed.beyond) if kind.summed else None
         return kinds.number(Kind(kind.source, put(kind.row), put(kind.col), summed))
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from math import lcm
 
 from kernelproof.certificates.cells import Kinds
-from kernelproof.certificates.contract import Bounds, Contract
+from kernelproof.certificates.contract import WIDTHS, Bounds, Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.guessing import guess
-from kernelproof.certificates.invariants import Invariant, Turns, rebound, substituted
+from kernelproof.certificates.invariants import Invariant, Turns, substituted
 from kernelproof.certificates.items import ItemLoop, Items
 from kernelproof.certificates.machine import Machine, State
 from kernelproof.certificates.polynomials import Polynomial
@@ -39,13 +40,16 @@ WARP = 32
 @dataclass(frozen=True)
 class Ring:
     """What is stated of a main loop: see the module. ``most``: the most k-tiles. ``only``: the number of k-tiles, if
-    there is but one, else 0. ``items``: of the loop around it, if CTAs are persistent."""
+    there is but one, else 0. ``items``: of the loop around it, if CTAs are persistent. ``least``: the fewest k-tiles.
+    ``peeled``: the first turns, which the invariant leaves out. A ring whose ``period`` is 0 is to be looked for."""
 
     period: int
     ahead: int
     most: int
     only: int = 0
     items: Items | None = None
+    least: int = 1
+    peeled: int = 0
 
 
 class Case(Schema):
@@ -53,6 +57,14 @@ class Case(Schema):
 
     covers: str
     instructions: int
+
+
+class Phase(IntEnum):
+    """How far a proof has come. Only what comes later depends on what is stated of the ring."""
+
+    FEW = 0  # numbers of k-tiles that are executed one by one
+    ENTRY = 1  # up to the loop
+    LOOP = 2
 
 
 @dataclass(frozen=True)
@@ -80,34 +92,38 @@ class MainLoop:
         self.program, self.contract, self.ring = program, contract, ring
         self.invariant, self.guesses = invariant, guesses
         self.kinds = Kinds()
-        heads = [head for head, body in program.loops.items() if any(map(program.multiplies, body))]
+        self.work = program.products if contract.is_product else program.loaded
+        heads = [head for head, body in program.loops.items() if any(map(self.work, body))]
         inner = [head for head in heads if not any(h != head and h in program.loops[head] for h in heads)]
-        if len(inner) > 1:
-            raise NotCertified("several loops multiply")
-        self.head = inner[0] if inner else None
+        # Of several, the one that does most is taken for the main loop: the others are executed turn by turn.
+        self.head = max(inner, key=lambda head: sum(map(self.work, program.loops[head])), default=None)
         self.items: ItemLoop | None = None
         if ring.items is not None:
-            products = [block.index for block in program.blocks if program.multiplies(block.index)]
+            products = [block.index for block in program.blocks if program.products(block.index)]
             # Unrolled products have no loop of their own: the one around them is that over items.
             own = program.loops[self.head] if self.head is not None else set(products)
             if self.head is not None and not any(own < body for body in program.loops.values()):
                 own, self.head = set(products), None
             self.items = ItemLoop(program, ring.items, own, self.kinds)
         self.stops = () if self.head is None else (self.head,)
-        self.unrolled = self._unrolled()
+        self.unrolled, self.turns = self._turns()
+        self.phase = Phase.FEW
         self.period = lcm(ring.period, self.unrolled)
-        self.ahead = max(ring.ahead, self.unrolled - 1)
+        self.ahead = max(ring.ahead, self.unrolled * (1 + ring.peeled) - 1, ring.least - 1)
 
-    def _unrolled(self) -> int:
-        """Count how many k-tiles a turn of the loop takes, by its products. This is a guess: a proof with a wrong one
-        fails."""
+    def _turns(self) -> tuple[int, int]:
+        """Count how many k-tiles a turn of the loop takes, and how many turns a k-tile, by the loop's products or
+        loads. This is a guess: a proof with a wrong one fails."""
         tile = self.contract.tile
         if self.head is None or tile is None:
-            return 1
-        steps = self.contract.sum_end.in_lane(0)[(TILES,)]
-        of_a_warp = tile.rows * tile.cols * steps // (PRODUCTS * self.contract.lanes // WARP)
-        in_loop = sum(map(self.program.products, self.program.loops[self.head]))
-        return max(1, in_loop // max(1, of_a_warp))
+            return 1, 1
+        work = tile.rows * tile.cols * self.contract.sum_end.in_lane(0)[(TILES,)]
+        if self.contract.is_product:
+            of_a_tile = work // (PRODUCTS * self.contract.lanes // WARP)
+        else:
+            of_a_tile = work * WIDTHS[self.contract.type_of("A")] // self.contract.lanes
+        in_loop = sum(map(self.work, self.program.loops[self.head]))
+        return max(1, in_loop // max(1, of_a_tile)), max(1, of_a_tile // max(1, in_loop))
 
     def cases(self) -> Iterator[Case]:
         """Every case, proven. Raises NotCertified at the first that is not."""
@@ -117,7 +133,7 @@ class MainLoop:
             return
         if self.head is None:
             raise NotCertified("no loop multiplies, and the number of k-tiles is not known")
-        for tiles in range(1, 0 if ring.only else min(self.ahead, ring.most) + 1):
+        for tiles in range(ring.least, 0 if ring.only else min(self.ahead, ring.most) + 1):
             yield self._whole(tiles)
         if self.unrolled == 1 or ring.only:
             yield from self._family(Family(self.ahead + 1, 1, ring.only))
@@ -127,7 +143,9 @@ class MainLoop:
 
     def _family(self, family: Family) -> Iterator[Case]:
         """The cases of more k-tiles than are executed one by one."""
+        self.phase = Phase.ENTRY
         machine, first = self._entry(family)
+        self.phase = Phase.LOOP
         name = f"{family.step} * q + {family.least} k-tiles" if family.step > 1 else f"more than {self.ahead} k-tiles"
         if first is None:
             yield Case(covers=name, instructions=machine.steps)
@@ -157,14 +175,17 @@ class MainLoop:
         return Case(covers=f"{tiles} k-tiles", instructions=machine.steps)
 
     def _entry(self, family: Family) -> tuple[Machine, State | None]:
-        """The state in which the loop is reached first; None if all CTAs end before."""
-        tiles, bounds = family.tiles(Polynomial.named(REST)), self._rests(0)
+        """The state in which the loop is reached first, or after its first turns; None if all CTAs end before."""
+        tiles, bounds = family.tiles(Polynomial.named(REST)), self._rests()
         machine = self._machine(tiles, bounds)
-        return machine, machine.run(self._start(machine, tiles, bounds), *self.stops)
+        state = machine.run(self._start(machine, tiles, bounds), *self.stops)
+        for _ in range(self.ring.peeled):
+            state = machine.run(state, *self.stops) if state is not None else None
+        return machine, state
 
-    def _rests(self, least: int) -> Bounds:
+    def _rests(self) -> Bounds:
         """Bounds of the rest of a family's number of k-tiles."""
-        return {(REST,): (least, max(least, self.ring.most))}
+        return {(REST,): (0, self.ring.most)}
 
     def _start(self, machine: Machine, tiles: Polynomial, bounds: Bounds) -> State:
         """The state in which a CTA, or an item of a persistent one, begins."""
@@ -180,7 +201,7 @@ class MainLoop:
 
     def _period(self, machine: Machine, state: State) -> State:
         """The state after a period."""
-        for _ in range(self.period // self.unrolled):
+        for _ in range(self.period * self.turns // self.unrolled):
             after = machine.run(state, *self.stops)
             if after is None:
                 raise NotCertified("the main loop ends before its last turn")
@@ -188,9 +209,10 @@ class MainLoop:
         return state
 
     def _guessed(self, family: Family, first: State, live: list[str]) -> Invariant:
-        machine = self._machine(family.tiles(Polynomial.named(REST)), self._rests(self.period // family.step))
-        second = self._period(machine, rebound(first, lambda poly: poly, machine.facts))
-        return guess(first, second, live, self.program.emitter.variable, self.kinds)
+        rest = Polynomial.named(REST) + self.period // family.step
+        machine = self._machine(family.tiles(rest), self._rests())
+        start = substituted(first, REST, rest, machine.facts, self.kinds)
+        return guess(start, self._period(machine, start), live, self.program.emitter.variable, self.kinds)
 
     def _step(self, family: Family, turns: Turns) -> Case:
         """A period from any state that has enough k-tiles left."""
@@ -198,7 +220,7 @@ class MainLoop:
         rest = (turn + 1) * (self.period // family.step) + Polynomial.named(REST)
         least = family.least + self.period
         most = (family.only - least) // self.period if family.only else self.ring.most // self.period
-        machine = self._machine(family.tiles(rest), {(TURN,): (0, most)} | self._rests(0))
+        machine = self._machine(family.tiles(rest), {(TURN,): (0, most)} | self._rests())
         state = self._period(machine, self._at(turns, turn, rest, machine))
         expected = Turns(turns.invariant, turns.first, turns.live, turns.variable)
         expected.first = substituted(turns.first, REST, rest, machine.facts, self.kinds)

@@ -18,6 +18,7 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.products import Products
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.reductions import Terms, fetched, kept_places, shuffled
 from kernelproof.certificates.shared_memory import Contents, SharedMemory
 from kernelproof.certificates.slices import Left, Workspace
 from kernelproof.certificates.words import Word, polynomial
@@ -69,9 +70,10 @@ class Machine:
             "S": {"load": self.shared_load, "store": self.shared_store},
             "H": {"load": self.load_matrices},
             "I": {"lanes": self.lanes_of, "constant": self.constant},
+            "W": {"shfl": self.shuffle},
         }
         self.scope = program.scope | dict.fromkeys("MZTJP", self) | {"m": None}
-        self.scope |= abstract.names(self.lanes, units, output) | abstract.conversions(program.scope)
+        self.scope |= abstract.names(self.lanes, units, output) | abstract.conversions(program.scope, output)
 
     # --- running
 
@@ -245,10 +247,11 @@ class Machine:
 
     def lanes_of(self, name: str) -> Any:
         """A special register that varies between threads or CTAs."""
-        if name in ("%tid.x", "%laneid", "%warpid"):
-            return (self.every // {"%warpid": _WARP}.get(name, 1) % {"%laneid": _WARP}.get(name, 1 << 31)).astype("u4")
-        if name in ("%tid.y", "%tid.z"):
-            return np.zeros(self.lanes, "u4")
+        x, y, _ = self.contract.block or (self.lanes, 1, 1)
+        numbers = {"%laneid": (1, _WARP), "%tid.x": (1, x), "%tid.y": (x, y), "%tid.z": (x * y, self.lanes)}
+        if name in numbers:
+            step, count = numbers[name]
+            return (self.every // step % count).astype("u4")
         return self._special(name)
 
     def _special(self, name: str) -> Word:
@@ -277,6 +280,10 @@ class Machine:
         if any(np.any(np.asarray(c) % size) for c in poly.terms.values()):
             raise NotCertified(f"an access of {size} bytes to {matrix.name} may not be aligned")
         row, col = matrix.place(offset)
+        # A column before its row's start is one of the row before.
+        if (before := self.facts.known(col) == 0).any():
+            carried = Polynomial.of(before.astype(np.int64))
+            row, col = row - carried, col + carried * matrix.ld
         count = size // matrix.width
         # Along memory; A(row, k) and B(col, k) are named by the caller's order.
         extents = (matrix.cols, matrix.rows) if matrix.across else (matrix.rows, matrix.cols)
@@ -305,7 +312,10 @@ class Machine:
         matrix, place = self._located(address, size, False, lanes)
         if matrix.name == PARTIALS:
             return self.slices.load(self._slab(place), self._all_lanes(place).cols)
-        return self._spread(place, lanes)
+        cells, kind = self._spread(place, lanes), self.kinds[place.one_kind]
+        if self.contract.is_product or kind is None:
+            return cells
+        return Terms.of_elements(cells, kind, np.isin(self.every, lanes), self.contract.step)
 
     def _slab(self, place: Cells) -> Polynomial:
         """The slab of the workspace that places are in."""
@@ -337,10 +347,14 @@ class Machine:
         if not isinstance(value, Cells):
             raise NotCertified("what is stored to D is not a sum of products")
         matrix, place = self._located(address, size, True, lanes)
-        value = _of_lanes(value, lanes)
+        value = value.of_lanes(lanes)
         tile = self.contract.tile
         if tile is None:
             raise NotCertified("a CTA without a tile of its own writes to D")
+        if isinstance(value, Terms):
+            value.check_stored(place, self.kinds[place.one_kind], tile, self.contract.sum_end)
+            self.written.append((place.rows, place.cols))
+            return
         kind = self.kinds[value.one_kind]
         if kind is None or kind.summed is None or value.width != matrix.width:
             raise NotCertified(f"what is stored to {matrix.name} is not a sum of products of its type")
@@ -357,6 +371,13 @@ class Machine:
         if not same or (value.rows != place.rows).any() or (value.cols != place.cols).any():
             raise NotCertified("D gets the sum of another element")
         self.written.append((place.rows, place.cols))
+
+    def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, site: int) -> Any:
+        """shfl.sync: what other lanes have, and whether those were in range."""
+        source, inside = shuffled(mode, self.lanes, [self._number(x) for x in (lane, clamp, members)], m, site)
+        if isinstance(value, Cells):
+            return value.of_lanes(source), inside
+        return np.broadcast_to(self._number(value), (self.lanes,))[source], inside
 
     def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, _sequential: bool, restricted: bool) -> None:
         """A fence; only those of the whole device count, in both directions."""
@@ -395,6 +416,9 @@ class Machine:
         if lanes is None:
             raise NotCertified("no lane of a CTA executes a load from shared memory")
         cells = self.memory.read(self.shared_places(address, size, lanes), lanes)
+        kept = self.kinds.kept_by(cells.one_kind)
+        if kept is not None:
+            return fetched(kept, cells, lanes, self.lanes)
         if size > 1:
             return self._spread(cells, lanes)
         kind = self.kinds[cells.one_kind]
@@ -410,19 +434,36 @@ class Machine:
             numbers = np.broadcast_to(value, (self.lanes,)).astype("u1").astype(np.int64)[:, None]
             kind = self.kinds.number(Kind(NUMBER, ZERO, ZERO))
             value = Cells(np.full_like(numbers, kind), np.zeros_like(numbers), numbers, 2)
+        if isinstance(value, Terms):
+            value = kept_places(self.kinds.keep(value), self.lanes, size)
         if not isinstance(value, Cells) or value.width != 2:
             raise NotCertified("what is stored to shared memory are not elements of 16 bits")
-        self.memory.write(self.shared_places(address, size, lanes), lanes, _of_lanes(value, lanes))
+        self.memory.write(self.shared_places(address, size, lanes), lanes, value.of_lanes(lanes))
 
     def issue(self, target: Any, source: Any, size: int, count: Any, m: Mask, *_: int) -> None:
-        """cp.async."""
+        """cp.async. Lanes that copy 0 bytes write zeros instead, and read nothing; zeros are of no operand, so they are
+        unknown here."""
         lanes = self.active(m)
         if lanes is None:
             return
-        if count is not None:
+        copied = np.broadcast_to(size if count is None else self._number(count), (self.lanes,))[lanes]
+        if not np.isin(copied, (0, size)).all():
             raise NotCertified("copies of a part of a vector are not covered")
-        cells = self._located(source, size, False, lanes)[1]
+        copying, cells = lanes[copied == size], unknown(len(lanes), size // 2, 2)
+        if len(copying):
+            cells = self._spread(self._located(source, size, False, copying)[1], copying).of_lanes(lanes)
         self.memory.copy(self.shared_places(target, size, lanes), lanes, cells)
+
+    def _number(self, value: Any) -> Lanes:
+        """A number in every lane, which must be known."""
+        if isinstance(value, Word):
+            if not value.poly.is_constant:
+                raise NotCertified(f"a number that depends on the problem: {value.poly}")
+            value = value.number().constant
+        number = np.asarray(value)
+        if number.dtype.kind not in "iu":
+            raise NotCertified("a number that is not known")
+        return number
 
     def commit(self, m: Mask) -> None:
         self._together(m)
@@ -465,9 +506,3 @@ class Machine:
     def mma(self, shape: Shape, a: tuple[Any, ...], b: tuple[Any, ...], c: tuple[Any, ...], m: Mask, *_: int) -> Any:
         self._together(m)
         return self.products.multiply(shape, a, b, c)
-
-
-def _of_lanes(cells: Cells, lanes: Lanes) -> Cells:
-    if len(lanes) == len(cells.kinds):
-        return cells
-    return Cells(cells.kinds[lanes], cells.rows[lanes], cells.cols[lanes], cells.width)

@@ -15,6 +15,7 @@ from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Instr
 from kernelproof.emulator.frontend.translate import NAMESPACE, Layout
+from kernelproof.emulator.state.mangled import plain_name
 
 
 @dataclass
@@ -28,20 +29,24 @@ class Piece:
 
 
 class Program:
-    """A parsed kernel. ``scope``: the names that its text uses beside registers and units."""
+    """A parsed kernel, the only one of a file or the one that has a name there. ``scope``: the names that its text uses
+    beside registers and units. ``offsets``, ``widths``: of its parameters, in bytes."""
 
-    def __init__(self, ptx: str) -> None:
+    def __init__(self, ptx: str, kernel: str = "") -> None:
         module = parse(ptx)
-        if len(module.kernels) != 1:
-            raise NotCertified(f"the file has {len(module.kernels)} kernels")
-        ((self.name, kernel),) = module.kernels.items()
-        self.graph = build(module, kernel)
+        named = [name for name in module.kernels if not kernel or kernel in (name, plain_name(name))]
+        if len(named) != 1:
+            raise NotCertified(f"the file has {len(named)} kernels{' of that name' if kernel else ''}")
+        (self.name,) = named
+        function = module.kernels[self.name]
+        self.graph = build(module, function)
         if self.graph.hopper or self.graph.blackwell:
             raise NotCertified("instructions of sm_90 and later are not covered")
         if self.graph.spin_heads:
             raise NotCertified("a loop that waits for memory is not covered")
         self.layout = Layout(module, self.graph)
-        self.offsets = kernel.offsets
+        self.offsets = function.offsets
+        self.widths = [param.size for param in function.params]
         names = Names(
             self.graph.kinds, set(), set(), set(self.graph.kinds), set(), self.layout.symbols, False,
             polls=False, origins={}, machine_code=False,
@@ -87,9 +92,14 @@ class Program:
         """For each block the first one through which all paths from it lead; None if there is none."""
         return immediate_postdominators(self.graph.blocks)
 
-    def multiplies(self, block: int) -> bool:
-        """Does a block have an mma?"""
-        return self.products(block) > 0
+    def loaded(self, block: int) -> int:
+        """How many bytes a thread loads from global memory in a block, without cp.async."""
+        total = 0
+        for ins in self.graph.blocks[block].instrs:
+            if ins.base == "ld" and "global" in ins.parts:
+                count = 4 if "v4" in ins.parts else 2 if "v2" in ins.parts else 1
+                total += count * int(ins.parts[-1][1:]) // 8
+        return total
 
     def products(self, block: int) -> int:
         """How many mma a block has."""

@@ -95,6 +95,10 @@ class Word:
     def __neg__(self) -> Word:
         return self._with(-self.poly)
 
+    def __invert__(self) -> Word:
+        """All bits turned, which is -1 minus the number."""
+        return self._with(Polynomial.of(-1) - self.poly)
+
     def _poly(self, other: Operand) -> Polynomial:
         return polynomial(other, self.bits)
 

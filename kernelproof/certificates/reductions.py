@@ -1,0 +1,227 @@
+"""Sums of elements of A, such as those of a row: which terms they have, in place of their values.
+
+A sum's terms are k of one row: all k below ``done`` whose rest modulo ``step`` is one of ``rests``, and ``done + j``
+for each bit j of ``beyond``. Sets are numbers with a bit for each element. So the sum that a thread has after any
+number of turns of a loop has one form, in which only ``done`` changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import Cells, Kind, unknown
+from kernelproof.certificates.contract import Tile
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.polynomials import Lanes, Polynomial
+from kernelproof.emulator.machine.collectives import Warps
+
+MOST_BEYOND = 1 << 16  # bits of a set
+WARP = 32
+
+
+class Terms(Cells):
+    """Sums per lane. All have one ``done`` and one part of their rows that depends on the problem, ``row``. ``known``:
+    where a sum is one of terms of A; elsewhere nothing is known. Arrays have shape (lanes, sums of a lane)."""
+
+    __slots__ = ("beyond", "done", "is_float", "known", "rests", "row", "step")
+
+    def __init__(
+        self, row: Polynomial, rows: Lanes, step: int, done: Polynomial, sets: tuple[Lanes, Lanes], known: Lanes,
+        width: int = 4,
+    ) -> None:  # fmt: skip
+        # Others see elements of which nothing is known.
+        super().__init__(np.zeros(rows.shape, np.int64), rows, np.zeros(rows.shape, np.int64), width)
+        self.row, self.step, self.done, self.known = row, step, done, known
+        self.rests, self.beyond = sets
+        self.is_float = False
+
+    @classmethod
+    def of_elements(cls, cells: Cells, kind: Kind, known: Lanes, step: int) -> Terms:
+        """Elements of A, each a sum of itself alone, in the lanes in which they are known."""
+        least = int(cells.cols[known].min()) // step * step
+        offsets = np.where(known[:, None], cells.cols - least, 0)
+        if offsets.max() >= MOST_BEYOND:
+            raise NotCertified(f"the columns of elements of A lie more than {MOST_BEYOND} apart")
+        one = np.frompyfunc(lambda offset: 1 << int(offset), 1, 1)(offsets)
+        known = np.broadcast_to(known[:, None], cells.rows.shape)
+        none = np.zeros(cells.rows.shape, object)
+        return cls(kind.row, cells.rows, step, kind.col + least, (none, np.where(known, one, 0)), known, cells.width)
+
+    def _like(self, each: Callable[[Lanes], Lanes]) -> Terms:
+        """The same sums in other places: every array by a function."""
+        sets = (each(self.rests), each(self.beyond))
+        return Terms(self.row, each(self.rows), self.step, self.done, sets, each(self.known), self.width)
+
+    def view(self, kind: Any) -> Terms:
+        """The same sums, seen as floats or as bits: only floats are added."""
+        super().view(kind)
+        out = self._with(self.done)
+        out.is_float = np.dtype(kind).kind == "f"
+        return out
+
+    def part(self, start: int, stop: int) -> Terms:
+        return self._like(lambda array: array[:, start:stop])
+
+    def of_lanes(self, lanes: Lanes) -> Terms:
+        """The sums that some lanes have."""
+        return self._like(lambda array: array[lanes])
+
+    def moved(self, step: Polynomial) -> Terms:
+        """The sums with ``step`` more k below ``done``."""
+        return self._with(self.done + step)
+
+    def _nothing(self) -> Terms:
+        """Sums of nothing, in the same places."""
+        none, known = np.zeros(self.rows.shape, object), np.ones(self.rows.shape, bool)
+        return Terms(self.row, self.rows, self.step, self.done, (none, none), known, self.width)
+
+    def _with(self, done: Polynomial) -> Terms:
+        return Terms(self.row, self.rows, self.step, done, (self.rests, self.beyond), self.known, self.width)
+
+    def changed(self, change: Callable[[Polynomial], Polynomial]) -> Terms:
+        """The same sums for other problems."""
+        out = self._with(change(self.done))
+        out.row = change(self.row)
+        return out
+
+    def of_width(self, width: int) -> Terms:
+        """The sums as numbers of another width."""
+        out = self._with(self.done)
+        out.width = width
+        return out
+
+    def where(self, test: Lanes, other: Any) -> Terms:
+        """These sums in the lanes in which a test holds, others elsewhere; zeros are sums of nothing."""
+        t = test[:, None]
+        if isinstance(other, np.ndarray):
+            other = np.broadcast_to(other, (len(self.rows),))
+            if other.dtype.kind not in "iu" or other[~test].any():
+                raise NotCertified("some lanes get sums of A, and others numbers")
+            other = self._nothing()
+        if not isinstance(other, Terms):
+            sets = (self.rests, self.beyond)
+            return Terms(self.row, self.rows, self.step, self.done, sets, self.known & t, self.width)
+        done, mine, its = self._aligned(other)
+        sets = (np.where(t, mine[0], its[0]), np.where(t, mine[1], its[1]))
+        rows, known = np.where(t, self.rows, other.rows), np.where(t, self.known, other.known)
+        return Terms(self.row, rows, self.step, done, sets, known, self.width)
+
+    def _aligned(self, other: Terms) -> tuple[Polynomial, tuple[Lanes, Lanes], tuple[Lanes, Lanes]]:
+        """A common ``done``, and the sets of both sums by it."""
+        if not self.row.equals(other.row) or self.width != other.width:
+            raise NotCertified("sums of different rows of A meet")
+        gap = other.done - self.done
+        if not gap.is_constant or not isinstance(gap.constant, int) or abs(gap.constant) > MOST_BEYOND:
+            raise NotCertified(f"sums of k from {self.done} and from {other.done} on meet")
+        if gap.constant < 0:
+            done, its, mine = other._aligned(self)
+            return done, mine, its
+        if gap.constant and other.rests.any():
+            raise NotCertified(f"sums of all k below {self.done} and below {other.done} meet")
+        later = np.left_shift(other.beyond, gap.constant) if gap.constant else other.beyond
+        return self.done, (self.rests, self.beyond), (other.rests, later)
+
+    def __add__(self, other: Any) -> Terms:
+        if isinstance(other, np.ndarray) and other.dtype.kind == "f" and not other.any() and self.is_float:
+            return self
+        if not (isinstance(other, Terms) and self.is_float and other.is_float):
+            raise NotCertified("something else is added to a sum of elements of A")
+        done, mine, its = self._aligned(other)
+        known = self.known & other.known
+        for a, b in zip(mine, its, strict=True):
+            if ((a & b).astype(bool) & known).any():
+                raise NotCertified("an element of A is added twice")
+        # A sum of nothing has no row.
+        empty = ~(mine[0] | mine[1]).astype(bool)
+        some = (its[0] | its[1]).astype(bool)
+        if (known & ~empty & some & (self.rows != other.rows)).any():
+            raise NotCertified("sums of different rows of A are added")
+        rows = np.where(empty, other.rows, self.rows)
+        return Terms(self.row, rows, self.step, done, (mine[0] | its[0], mine[1] | its[1]), known, self.width)
+
+    __radd__ = __add__
+
+    def settled(self) -> Terms:
+        """The same sums with as large a ``done`` as their terms allow, so that equal sums look alike."""
+        done, rests, beyond = self.done, self.rests, self.beyond
+        if not done.terms:
+            rests = np.zeros_like(rests)
+        while beyond.any() and not done.divided(self.step)[1].terms:
+            low = beyond & ((1 << self.step) - 1)
+            if done.terms and (low != rests).any():
+                break
+            done, rests, beyond = done + self.step, low, np.right_shift(beyond, self.step)
+        return Terms(self.row, self.rows, self.step, done, (rests, beyond), self.known, self.width)
+
+    def same(self, other: Terms) -> bool:
+        """Are they the same sums, where these are known?"""
+        a, b = self.settled(), other.settled()
+        if not (a.done.equals(b.done) and a.row.equals(b.row) and a.rows.shape == b.rows.shape and a.width == b.width):
+            return False
+        alike = b.known & (a.rests == b.rests) & (a.beyond == b.beyond) & (a.rows == b.rows)
+        return bool((alike | ~a.known).all())
+
+    def has_all(self, end: Polynomial) -> bool:
+        """Do the sums have every k from 0 to before ``end``?"""
+        gap = end - self.done
+        if not gap.is_constant or not isinstance(gap.constant, int) or not 0 <= gap.constant <= MOST_BEYOND:
+            return False
+        below = not self.done.terms or bool((self.rests == (1 << self.step) - 1).all())
+        return below and bool((self.beyond == (1 << gap.constant) - 1).all()) and bool(self.known.all())
+
+    def check_stored(self, place: Cells, target: Kind | None, tile: Tile, end: Polynomial) -> None:
+        """Raise NotCertified unless these are the sums of all k before ``end`` that belong at places of D. ``target``:
+        the kind of those; ``tile``: what the CTA writes."""
+        if not self.has_all(end):
+            raise NotCertified(f"D gets sums that do not have each element of a row up to k = {end} once")
+        if target is None or not (self.row.equals(tile.row) and target.row.equals(tile.row)):
+            raise NotCertified("a CTA stores sums that are not of its own rows")
+        same = self.width == place.width and target.col.equals(tile.col)
+        if not same or (self.rows != place.rows).any():
+            raise NotCertified("D gets the sum of another row, or one that is not of its type")
+
+
+def kept_places(number: int, lanes: int, size: int) -> Cells:
+    """What shared memory gets for the values of ``size`` bytes to which ``Kinds.keep`` has given a number: the lane,
+    and which 16 bits of its value."""
+    halves = np.broadcast_to(np.arange(size // 2), (lanes, size // 2))
+    owners = np.broadcast_to(np.arange(lanes)[:, None], halves.shape)
+    return Cells(np.full(halves.shape, number), owners, halves, 2)
+
+
+def fetched(kept: Cells, places: Cells, lanes: Lanes, size: int) -> Cells:
+    """What some of ``size`` lanes load where ``kept`` has been stored; unknown in the others."""
+    if places.bytes != kept.bytes or (places.cols != np.arange(places.kinds.shape[1])).any():
+        raise NotCertified("a part of a sum is loaded from shared memory")
+    if (places.rows != places.rows[:, :1]).any():
+        raise NotCertified("parts of several sums are loaded as one")
+    owners, loading = np.zeros(size, np.int64), np.zeros(size, bool)
+    owners[lanes], loading[lanes] = places.rows[:, 0], True
+    return kept.of_lanes(owners).where(loading, unknown(size, kept.kinds.shape[1], kept.width))
+
+
+class _Numbers:
+    """A batch for the emulator's collectives that only has numbers of lanes, and whose findings end a proof."""
+
+    def __init__(self, lanes: int) -> None:
+        self.size, self.lane, self.alive = lanes, np.arange(lanes) % WARP, np.ones(lanes, bool)
+
+    def words(self, value: Any) -> Lanes:
+        return np.broadcast_to(np.asarray(value).astype(np.uint32), (self.size,)).reshape(-1, WARP)
+
+    def report_lanes(self, _rule: str, text: str, *_: Any, **__: Any) -> None:
+        raise NotCertified(text)
+
+    def warp_sync(self, _lanes: Any) -> None:
+        """Threads of a warp are not ordered by it here."""
+
+
+def shuffled(mode: str, lanes: int, operands: list[Lanes], m: Any, site: int) -> tuple[Lanes, Lanes]:
+    """shfl.sync: the lane whose value each lane gets, and whether that was in range. ``operands``: lane, clamp and
+    members, as in PTX."""
+    numbers: Any = _Numbers(lanes)
+    lane, clamp, members = operands
+    return Warps(numbers, numbers).shfl(mode, np.arange(lanes), lane, clamp, members, m, site)
