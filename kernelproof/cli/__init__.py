@@ -10,6 +10,7 @@ from __future__ import annotations
 # isort: off
 from kernelproof.cli import checking as checking
 from kernelproof.cli import grading as grading
+from kernelproof.cli import proving as proving
 from kernelproof.cli import profiling as profiling
 from kernelproof.cli import mcp as mcp
 

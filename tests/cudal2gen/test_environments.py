@@ -75,6 +75,8 @@ OUTCOMES = {
 PROVER_OUTCOMES = {
     "check": Outcome("{folder}/program.cu", 1, f"{NOWHERE}: No such file or directory; name another place by "),
     "grade": Outcome("{folder}/none.py", 2, "cannot read "),
+    "prove": Outcome("{folder}/none.ptx --contract {folder}/none.toml", 2, "cannot read "),
+    "recheck": Outcome("{folder}/none.json {folder}/none.ptx", 2, "cannot read "),
     "profile": Outcome("{folder}/none.cubin", 2, "no file at "),
     "mcp": Outcome("--skill", 0),
 }

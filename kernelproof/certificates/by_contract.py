@@ -1,0 +1,81 @@
+"""Proves anybody's kernel by a contract, and checks such a proof again."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from kernelproof.certificates import certificate as certificates
+from kernelproof.certificates import contract_file
+from kernelproof.certificates.certificate import Certificate
+from kernelproof.certificates.contract_file import KernelContract
+from kernelproof.certificates.execution import confirm, smallest
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.launches import claims, orders, problems
+from kernelproof.emulator import EmulatorError, PtxError, UnknownInstruction
+from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.schema import Schema
+
+Outcome = Literal["certified", "refuted", "not certified"]
+
+
+class Attempt(Schema):
+    """The outcome of a proof. ``why``: what is not certified, and where; ``executed``: what was executed to confirm it;
+    ``certificate``: if there is one."""
+
+    outcome: Outcome
+    contract: KernelContract
+    certificate: Certificate | None = None
+    why: str = ""
+    executed: str = ""
+
+
+def load(path: Path) -> KernelContract:
+    """The contract that a file has. Raises WrongInput, whose message names the file and the field."""
+    contract = contract_file.load(path)
+    try:
+        _check(contract)
+    except WrongInput as error:
+        raise WrongInput(f"{path}: {error}") from None
+    return contract
+
+
+def _check(contract: KernelContract) -> None:
+    """Can a kernel be proven by a contract, and does it allow a problem at all? Raises WrongInput."""
+    contract_file.check(contract)
+    smallest(contract)
+    tuple(orders(contract))
+
+
+def prove(ptx: str, contract: KernelContract) -> Attempt:
+    """Prove a PTX text by a contract that ``load`` has read. If that fails, a problem that shows it is looked for.
+    Raises WrongInput for a kernel with other parameters."""
+    try:
+        certificate = certificates.prove(ptx, partial(claims, contract), problems(contract), contract.kernel)
+    except NotCertified as error:
+        return _executed(ptx, contract, error)
+    except (PtxError, UnknownInstruction) as error:
+        return Attempt(outcome="not certified", contract=contract, why=str(error))
+    return Attempt(outcome="certified", contract=contract, certificate=certificate)
+
+
+def _executed(ptx: str, contract: KernelContract, error: NotCertified) -> Attempt:
+    try:
+        execution = confirm(contract, ptx, error)
+    except (EmulatorError, PtxError, UnknownInstruction) as unsupported:
+        return Attempt(outcome="not certified", contract=contract, why=str(error), executed=f"nothing: {unsupported}")
+    words = execution.fault or f"{execution.executed} problems, none of which fails"
+    outcome: Outcome = "refuted" if execution.fault else "not certified"
+    return Attempt(outcome=outcome, contract=contract, why=str(error), executed=words)
+
+
+def recheck(attempt: Attempt, ptx: str) -> None:
+    """Check a certificate again. Raises NotCertified, or WrongInput for a contract of which no kernel can be proven."""
+    contract, certificate = attempt.contract, attempt.certificate
+    if certificate is None:
+        raise NotCertified("it says why a kernel is not certified, and certifies none")
+    _check(contract)
+    if certificate.problems != problems(contract):
+        raise NotCertified("the certificate is about other problems than its contract")
+    certificates.recheck(certificate, ptx, partial(claims, contract), contract.kernel)

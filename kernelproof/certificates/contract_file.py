@@ -1,0 +1,225 @@
+"""The contract of anybody's kernel: a TOML file with sizes, operands, launch, and what D is."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from math import prod
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from kernelproof.certificates.formulas import names, polynomial
+from kernelproof.certificates.polynomials import Polynomial
+from kernelproof.ground.errors import WrongInput, brief, printable, reading
+from kernelproof.ground.schema import Schema, explain
+
+OPERANDS = ("A", "B", "D")
+UNUSED = "unused"  # a parameter that the kernel must not read
+MOST_THREADS, WARP = 1024, 32
+Formula = str | int
+Positive = Annotated[int, Field(ge=1, le=1 << 40)]
+
+_INDEX = r"(\w+)\((\w+)(?:,(\w+))?\)"
+_RESULT = re.compile(rf"{_INDEX}=sumover(\w+)of{_INDEX}(?:\*?{_INDEX})?")
+
+
+class Size(Schema):
+    """A size takes the multiples of ``multiple`` from ``least`` (by default the first) to ``most``."""
+
+    multiple: Positive = 1
+    least: Positive | None = None
+    most: Positive = 1 << 24
+
+    @property
+    def first(self) -> int:
+        """The least value."""
+        return -(-(self.least or 1) // self.multiple) * self.multiple
+
+    @property
+    def last(self) -> int:
+        """The largest value."""
+        return self.most // self.multiple * self.multiple
+
+
+class Operand(Schema):
+    """A matrix of elements of a ``type``, at a multiple of ``alignment`` bytes. ``shape``: the sizes of its rows and of
+    a row. ``ld``: elements from one row to the next, by default those of a row."""
+
+    type: Literal["f16", "bf16", "f32"]
+    shape: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]
+    ld: str = ""
+    alignment: Annotated[int, Field(ge=1, le=1 << 20)] = 16
+
+
+class Launch(Schema):
+    """``grid``: formulas; ``block``: threads; ``shared``: bytes of dynamic shared memory. ``tile``: the rows and
+    columns of D that a CTA writes. ``order``: in which the CTAs of a grid of one dimension take the tiles."""
+
+    grid: Annotated[tuple[Formula, ...], Field(min_length=1, max_length=3)]
+    block: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=3)]
+    shared: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    tile: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2)]
+    order: str = ""
+
+    @property
+    def threads(self) -> tuple[int, int, int]:
+        """Threads along x, y and z."""
+        x, y, z = (*self.block, 1, 1)[:3]
+        return x, y, z
+
+
+class Result(NamedTuple):
+    """``D(i,j) = sum over k of A(i,k) B(j,k)``, or without B. ``indices``: operand -> its indices as it is stored."""
+
+    indices: dict[str, tuple[str, ...]]
+    summed: str
+
+    @property
+    def is_product(self) -> bool:
+        return "B" in self.indices
+
+
+class KernelContract(Schema):
+    """A contract. ``parameters``: what each of the kernel's is: an operand, a formula of sizes, or ``unused``.
+    ``limits``: inequalities such as ``m * k <= 2147483647``, which callers observe."""
+
+    kernel: str
+    parameters: tuple[Formula, ...]
+    sizes: dict[str, Size]
+    operands: dict[str, Operand]
+    launch: Launch
+    result: str
+    limits: tuple[str, ...] = ()
+
+    @property
+    def meaning(self) -> Result:
+        """What D is. Raises WrongInput."""
+        match = _RESULT.fullmatch(re.sub(r"\s", "", self.result))
+        if match is None:
+            raise WrongInput(
+                f"result={brief(printable(self.result))!r}: write 'D(i,j) = sum over k of A(i,k) B(j,k)', "
+                "or 'D(i) = sum over k of A(i,k)'"
+            )
+        d, d0, d1, summed, a, a0, a1, b, b0, b1 = match.groups()
+        operands = ((d, (d0, d1)), (a, (a0, a1)), (b, (b0, b1)))
+        indices = {name: tuple(filter(None, pair)) for name, pair in operands if name}
+        return Result(indices, summed)
+
+    def extents(self) -> dict[str, str]:
+        """The size of each index. Raises WrongInput where operands disagree."""
+        found: dict[str, str] = {}
+        for name, indices in self.meaning.indices.items():
+            for index, size in zip(indices, self.operands[name].shape, strict=True):
+                if found.setdefault(index, size) != size:
+                    raise WrongInput(
+                        f"operands.{name}.shape: index {index} has size {size} here and {found[index]} in another "
+                        "operand; give both the same size, or change result"
+                    )
+        return found
+
+
+def load(path: Path) -> KernelContract:
+    """The contract that a file has. Raises WrongInput, whose message names the file and the field."""
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
+    try:
+        contract = KernelContract.model_validate_json(json.dumps(tomllib.loads(text)))
+    except tomllib.TOMLDecodeError as error:
+        raise WrongInput(f"{path}: {error}; write TOML, such as docs/kernelproof/prove.md shows") from None
+    except ValidationError as error:
+        raise WrongInput(f"{path}: {explain(error, 'docs/kernelproof/prove.md has all fields')}") from None
+    try:
+        check(contract)
+    except WrongInput as error:
+        raise WrongInput(f"{path}: {error}") from None
+    return contract
+
+
+def check(contract: KernelContract) -> None:
+    """The rules between fields. Raises WrongInput."""
+    meaning = contract.meaning
+    roles = OPERANDS if meaning.is_product else ("A", "D")
+    if set(meaning.indices) != set(roles) or ("B" in meaning.indices and len(meaning.indices) != 3):
+        raise WrongInput(f"result: it says what D is, by A and B; it names {', '.join(meaning.indices)}")
+    if set(contract.operands) != set(roles):
+        raise WrongInput(
+            f"operands: this result has {' and '.join(roles)}, not {', '.join(contract.operands) or 'none'}"
+        )
+    types = [contract.operands[name].type for name in roles[:-1]]
+    if types[0] != types[-1] or (meaning.is_product and types[0] == "f32"):
+        raise WrongInput("operands: A and B of a product have one type, f16 or bf16; others are not covered")
+    for name, operand in contract.operands.items():
+        unknown = [size for size in operand.shape if size not in contract.sizes]
+        if unknown:
+            raise WrongInput(
+                f"operands.{name}.shape: there is no size {brief(printable(unknown[0]))}; define it in [sizes]"
+            )
+        if operand.ld and operand.ld not in contract.sizes:
+            raise WrongInput(f"operands.{name}.ld: give a size of [sizes], or leave it out for rows without gaps")
+        if operand.alignment & (operand.alignment - 1):
+            raise WrongInput(f"operands.{name}.alignment={operand.alignment}: give a power of two")
+    _check_indices(contract, meaning)
+    for name, size in contract.sizes.items():
+        if not name.isidentifier() or name in (*OPERANDS, UNUSED):
+            raise WrongInput(f"sizes.{printable(brief(name))}: choose another name, of letters and digits")
+        if size.first > size.last:
+            raise WrongInput(f"sizes.{name}: no multiple of {size.multiple} is from {size.first} to {size.most}")
+    for where, formula in _formulas(contract):
+        _check_names(where, formula, contract.sizes)
+    if prod(contract.launch.block) > MOST_THREADS or prod(contract.launch.block) % WARP:
+        raise WrongInput(
+            f"launch.block: {prod(contract.launch.block)} threads; give a multiple of {WARP} up to {MOST_THREADS}"
+        )
+    for limit in contract.limits:
+        sides(limit)
+
+
+def _check_indices(contract: KernelContract, meaning: Result) -> None:
+    """Are the indices those of a product, or of a sum of a row?"""
+    for name, indices in meaning.indices.items():
+        if len(indices) != len(contract.operands[name].shape):
+            raise WrongInput(
+                f"operands.{name}.shape: result gives {name} {len(indices)} indices; give it as many sizes"
+            )
+    contract.extents()
+    k, of = meaning.summed, {name: set(indices) for name, indices in meaning.indices.items()}
+    if any(len(of[name]) != len(meaning.indices[name]) for name in of):
+        raise WrongInput("result: an operand has one index twice, which is not covered")
+    kept = of["A"] ^ of["B"] if meaning.is_product else of["A"] - {k}
+    shared = of["A"] & of["B"] if meaning.is_product else {k} & of["A"]
+    if shared != {k} or kept != of["D"]:
+        raise WrongInput(f"result: sum over the index that A and B share, and give D the others; {k} is summed here")
+
+
+def _formulas(contract: KernelContract) -> list[tuple[str, Formula]]:
+    """All formulas, and the fields in which they stand."""
+    launch = [(f"launch.grid value {i + 1}", x) for i, x in enumerate(contract.launch.grid)]
+    values = [
+        (f"parameters value {i + 1}", x)
+        for i, x in enumerate(contract.parameters)
+        if x != UNUSED and x not in contract.operands
+    ]
+    limits = [(f"limits value {i + 1}", side) for i, limit in enumerate(contract.limits) for side in sides(limit)]
+    return [*launch, *values, *limits]
+
+
+def _check_names(where: str, formula: Formula, sizes: dict[str, Size]) -> None:
+    try:
+        unknown = sorted(names(formula) - set(sizes))
+        if not unknown:
+            polynomial(formula, {name: Polynomial.named(name, size.multiple) for name, size in sizes.items()})
+    except WrongInput as error:
+        raise WrongInput(f"{where}: {error}") from None
+    if unknown:
+        raise WrongInput(f"{where}: there is no size {brief(printable(unknown[0]))}; define it in [sizes]")
+
+
+def sides(limit: str) -> tuple[str, str]:
+    """The two sides of an inequality. Raises WrongInput."""
+    parts = limit.split("<=")
+    if len(parts) != 2:
+        raise WrongInput(f"limits: {brief(printable(limit))!r} is no inequality such as 'm * k <= 2147483647'")
+    return parts[0].strip(), parts[1].strip()

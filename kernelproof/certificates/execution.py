@@ -1,0 +1,204 @@
+"""Executes a kernel on problems of its contract, to confirm a failed proof: with findings, and exact results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernelproof import emulator
+from kernelproof.certificates.contract_file import UNUSED, KernelContract, sides
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.formulas import number
+from kernelproof.ground.errors import WrongInput
+
+MOST_PRODUCTS = 1 << 25  # of a problem that is executed
+MOST_PROBLEMS = 12
+TYPES = {"f16": np.float16, "f32": np.float32}
+EXACT = {"f16": 2048, "bf16": 256, "f32": 1 << 24}  # integers up to here are elements of a type
+Sizes = dict[str, int]
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Execution(NamedTuple):
+    """What was executed, in words, and what failed; ``fault`` is empty if nothing did."""
+
+    executed: int
+    fault: str
+
+
+def confirm(contract: KernelContract, ptx: str, error: NotCertified) -> Execution:
+    """Execute a kernel for which a proof has failed: on the sizes that the failed proof names, if they are small, and
+    on the smallest sizes of the contract."""
+    program, done = emulator.load(ptx), 0
+    for sizes in _problems(contract, error):
+        done += 1
+        if fault := _fault(contract, program, sizes):
+            return Execution(done, f"{', '.join(f'{name}={x}' for name, x in sizes.items())}: {fault}")
+    return Execution(done, "")
+
+
+def smallest(contract: KernelContract) -> Sizes:
+    """The least sizes; a leading dimension is at least as long as its row. Raises WrongInput if the limits, or the
+    bounds of a leading dimension, leave no problem there."""
+    sizes = _fitting(contract, {name: size.first for name, size in contract.sizes.items()})
+    if sizes is None:
+        raise WrongInput("limits: the smallest sizes do not keep them; give larger limits, or other sizes")
+    return sizes
+
+
+def _problems(contract: KernelContract, error: NotCertified) -> Iterator[Sizes]:
+    """Different problems: the one in which a proof fails, then ones of few tiles and many lengths of the sum."""
+    meaning, extents, seen = contract.meaning, contract.extents(), []
+    k = extents[meaning.summed]
+    candidates = []
+    if error.extents:
+        named: Sizes = {}
+        for name, (rows, cols) in error.extents.items():
+            if name in contract.operands:
+                named |= {extents[index]: x for index, x in zip(_logical(contract, name), (rows, cols), strict=False)}
+        candidates.append(named)
+    step = {name: size.multiple for name, size in contract.sizes.items()}
+    first = {name: size.first for name, size in contract.sizes.items()}
+    others = [extents[index] for index in meaning.indices["D"]]
+    for turn in (0, 1, 2, 3, 4, 5, 7, 9):
+        more = {name: first[name] + step[name] * (turn % 2) for name in others}
+        candidates.append(more | {k: first[k] + step[k] * turn})
+    for turn, named in enumerate(candidates):
+        sizes = _fitting(contract, first | named, turn % 2)
+        if sizes is not None and sizes not in seen and prod(sizes[x] for x in {k, *others}) <= MOST_PRODUCTS:
+            seen.append(sizes)
+            yield sizes
+        if len(seen) == MOST_PROBLEMS:
+            return
+
+
+def _logical(contract: KernelContract, name: str) -> tuple[str, ...]:
+    """The indices of an operand in the order of the proof: A(i,k), B(j,k), D(i,j)."""
+    meaning = contract.meaning
+    indices = meaning.indices[name]
+    across = len(indices) == 2 and (
+        indices[0] == meaning.summed or (name == "D" and indices[0] not in meaning.indices["A"])
+    )
+    return indices[::-1] if across else indices
+
+
+def _fitting(contract: KernelContract, sizes: Sizes, gap: int = 0) -> Sizes | None:
+    """The sizes with leading dimensions that are long enough, or by ``gap`` steps longer; None if the contract has no
+    such problem."""
+    out = dict(sizes)
+    for operand in contract.operands.values():
+        if operand.ld:
+            size = contract.sizes[operand.ld]
+            out[operand.ld] = max(out[operand.ld], (-(-out[operand.shape[-1]] // size.multiple) + gap) * size.multiple)
+    for name, size in contract.sizes.items():
+        if not size.first <= out[name] <= size.last or out[name] % size.multiple:
+            return None
+    for limit in contract.limits:
+        low, high = (number(side, out) for side in sides(limit))
+        if low > high:
+            return None
+    return out
+
+
+class _Stored(NamedTuple):
+    """An operand in memory: rows of ``cols`` elements, each ``ld`` behind the one before; the last has no gap behind
+    it, so that an access there is one beyond the operand."""
+
+    rows: int
+    cols: int
+    ld: int
+    type: str
+
+    @property
+    def inside(self) -> Array:
+        """For each element up to the last one: is it one of the operand, and not of a gap?"""
+        mask = np.zeros((self.rows, self.ld), bool)
+        mask[:, : self.cols] = True
+        return self.flat(mask)
+
+    def flat(self, whole: Array) -> Array:
+        """An array with gaps, as it is stored."""
+        return whole.reshape(-1)[: (self.rows - 1) * self.ld + self.cols]
+
+    def elements(self, flat: Array) -> Array:
+        """The elements of the operand, of what is stored."""
+        whole = np.zeros(self.rows * self.ld, flat.dtype)
+        whole[: len(flat)] = flat
+        return whole.reshape(self.rows, self.ld)[:, : self.cols]
+
+
+def _stored(contract: KernelContract, name: str, sizes: Sizes) -> _Stored:
+    operand = contract.operands[name]
+    cols = sizes[operand.shape[-1]]
+    rows = sizes[operand.shape[0]] if len(operand.shape) == 2 else 1
+    return _Stored(rows, cols, sizes[operand.ld] if operand.ld else cols, operand.type)
+
+
+def _fault(contract: KernelContract, program: emulator.Program, sizes: Sizes) -> str:
+    """What is wrong with a launch; empty if nothing is."""
+    memory, inputs = emulator.Memory(), dict[str, Array]()
+    stored = {name: _stored(contract, name, sizes) for name in contract.operands}
+    buffers = {}
+    random = np.random.default_rng(0)
+    for name, each in stored.items():
+        numbers = each.flat(random.integers(-1, 2, (each.rows, each.ld)).astype(np.float32))
+        inputs[name] = each.elements(numbers)
+        bits = _encoded(numbers, each.type)
+        if name == "D":
+            buffers[name] = memory.upload(bits, "output", name=name, region=each.inside)
+        else:
+            buffers[name] = memory.upload(bits, "input", name=name)
+    arguments: list[emulator.Buffer | int] = []
+    for what in contract.parameters:
+        is_size = what != UNUSED and what not in buffers
+        arguments.append(number(what, sizes) if is_size else buffers.get(str(what), 0))
+    x, y, z = (number(each, sizes) for each in (*contract.launch.grid, 1, 1)[:3])
+    try:
+        result = program.launch(
+            contract.kernel or next(iter(program.module.kernels)), (x, y, z), contract.launch.threads, arguments,
+            memory=memory, shared_bytes=contract.launch.shared,
+        )  # fmt: skip
+    except emulator.LaunchRefused as error:
+        return str(error)
+    errors = [str(report) for report in result.reports if report.is_error]
+    if errors:
+        return errors[0]
+    return _wrong_value(contract, inputs, stored["D"].elements(_decoded(buffers["D"].download(), stored["D"].type)))
+
+
+def _wrong_value(contract: KernelContract, inputs: Mapping[str, Array], found: Array) -> str:
+    """The first element of D that is not the sum. Sums that D's type may not have exactly are not compared."""
+    indices = contract.meaning.indices
+    numbers = {index: i for i, index in enumerate(dict.fromkeys(index for each in indices.values() for index in each))}
+    terms: list[Any] = []
+    for name in ("A", "B"):
+        if name in indices:
+            terms += [
+                inputs[name].reshape(inputs[name].shape[-len(indices[name]) :]),
+                [numbers[x] for x in indices[name]],
+            ]
+    expected = np.einsum(*terms, [numbers[x] for x in indices["D"]])
+    if np.abs(expected).max() > EXACT[contract.operands["D"].type]:
+        return ""
+    found = found.reshape(expected.shape)
+    wrong = np.argwhere(~(found == expected))
+    if not len(wrong):
+        return ""
+    at = tuple(wrong[0].tolist())
+    return f"D{at} is {found[at]:g}, not {expected[at]:g}; {len(wrong)} of {expected.size} elements are wrong"
+
+
+def _encoded(numbers: Array, kind: str) -> Array:
+    """Numbers, which the type has exactly, in the bits of a type."""
+    if kind == "bf16":
+        return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return numbers.astype(TYPES[kind])
+
+
+def _decoded(bits: Array, kind: str) -> Array:
+    if kind == "bf16":
+        return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return bits.astype(np.float32)

@@ -1,0 +1,232 @@
+"""What a proof is told of a kernel with a contract of its own: the launches of that contract, as claims.
+
+The sizes of D are tiles times numbers of tiles that are named so that a CTA's tile lies in D by construction: the rows
+of tiles are ``tile_m + below + 1``, and the columns ``tile_n + right + 1``. Each order of tiles gives every CTA of the
+grid exactly one (tile_m, tile_n), and every such pair to one CTA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from kernelproof.certificates.certificate import Claim
+from kernelproof.certificates.contract import Bounds, Contract, Matrix, Tile
+from kernelproof.certificates.contract_file import UNUSED, KernelContract, sides
+from kernelproof.certificates.facts import Facts
+from kernelproof.certificates.formulas import polynomial
+from kernelproof.certificates.loops import TILES, Ring
+from kernelproof.certificates.polynomials import ZERO, Polynomial
+from kernelproof.certificates.program import Program
+from kernelproof.ground.errors import WrongInput, brief, printable
+
+MOST_ADDRESS = 1 << 60
+MOST_CTAS = ((1 << 31) - 1, 65535, 65535)  # of a grid along x, y and z
+_AXES = ("x", "y", "z")
+_ONE = Polynomial.of(1)
+named = Polynomial.named
+
+
+class Tiles(NamedTuple):
+    """Some CTAs: ``cta`` is their number along x, y and z, and (row, col) their tile of ``rows`` x ``cols``. ``title``
+    says which CTAs."""
+
+    title: str
+    cta: tuple[Polynomial, ...]
+    row: Polynomial
+    col: Polynomial
+    rows: Polynomial
+    cols: Polynomial
+    bounds: dict[str, tuple[int, int]]
+    assumed: tuple[Polynomial, ...] = ()
+
+
+def claims(contract: KernelContract, program: Program) -> Iterator[Claim]:
+    """What must hold of a kernel; the claims together are about every launch of its contract. Raises WrongInput for a
+    contract that no proof understands."""
+    extents = contract.extents()
+    k = contract.sizes[extents[contract.meaning.summed]]
+    ring = Ring(0, 0, k.last // k.multiple, least=k.first // k.multiple)
+    if k.first == k.last:
+        ring = Ring(0, 0, ring.most, only=ring.most)
+    for tiles in orders(contract):
+        yield Claim(tiles.title, _contract(contract, tiles, program), ring)
+
+
+def problems(contract: KernelContract) -> tuple[str, ...]:
+    """The launches that the claims are about, as a reader of a certificate asks for them."""
+    sizes = [
+        f"{name} a multiple of {size.multiple} from {size.first} to {size.last}" if size.first < size.last
+        else f"{name} = {size.first}"
+        for name, size in contract.sizes.items()
+    ]  # fmt: skip
+    operands = [x for x in contract.operands.values() if x.ld in contract.sizes and x.ld != x.shape[-1]]
+    strides = [f"{x.ld} at least {x.shape[-1]}" for x in operands]
+    return (*sizes, *dict.fromkeys(strides), *contract.limits, "grids that CUDA accepts")
+
+
+def orders(contract: KernelContract) -> Iterator[Tiles]:
+    """The CTAs of the grid, by the order in which they take tiles. Raises WrongInput for a grid without an order."""
+    launch = contract.launch
+    rows_of_tile, cols_of_tile = (*launch.tile, 1)[:2]
+    m, n = _tiled(contract, 0, rows_of_tile), _tiled(contract, 1, cols_of_tile)
+    row, col = named("tile_m"), named("tile_n")
+    bounds = {"tile_m": (0, m - 1), "below": (0, m - 1), "tile_n": (0, n - 1), "right": (0, n - 1)}
+    rows, cols = row + named("below") + 1, col + named("right") + 1
+    if n == 1:
+        del bounds["tile_n"], bounds["right"]
+        col, cols = ZERO, _ONE
+    whole = Tiles("every CTA has a tile", (), row, col, rows, cols, bounds)
+    grid = _grid(contract, whole)
+    planes: dict[tuple[object, ...], tuple[Polynomial, ...]] = {
+        (cols.key, rows.key, _ONE.key): (col, row, ZERO),
+        (rows.key, cols.key, _ONE.key): (row, col, ZERO),
+    }
+    lines = {"rows": row * cols + col, "columns": col * rows + row}
+    known = planes.get(tuple(each.key for each in grid))
+    order, _, number = launch.order.partition(" ")
+    if not launch.order and known is not None:
+        yield whole._replace(cta=known)
+    elif order in lines and not number and [each.key for each in grid] == [(rows * cols).key, _ONE.key, _ONE.key]:
+        yield whole._replace(cta=(lines[order], ZERO, ZERO))
+    elif order == "grouped" and number.isdecimal() and 1 < int(number) <= 1 << 16:
+        if [each.key for each in grid] != [(rows * cols).key, _ONE.key, _ONE.key]:
+            raise WrongInput("launch.grid: an order needs a grid of one dimension, with a CTA for each tile of D")
+        yield from _grouped(whole, int(number), m)
+    else:
+        raise WrongInput(
+            f"launch.grid and launch.order={printable(brief(launch.order))!r}: give the tiles along n and along m as "
+            "two values, or their product with order = 'rows', 'columns' or 'grouped 8'"
+        )
+
+
+def _grouped(whole: Tiles, group: int, most: int) -> Iterator[Tiles]:
+    """Groups of so many rows of tiles, in each of which tiles follow each other down its rows first, then along n. The
+    last group has fewer rows if they are not a multiple. So a CTA's number is, in one way only, that of the tiles of
+    all groups before its own, plus those of the columns before, plus its row within the group."""
+    before, local, col, cols = named("group"), named("local"), whole.col, whole.cols
+    bounds = whole.bounds | {"group": (0, most // group), "local": (0, group - 1)}
+    row = before * group + local
+    full = before * group * cols + col * group + local
+    yield whole._replace(
+        title=f"CTAs of a group of {group} rows of tiles", cta=(full, ZERO, ZERO), row=row,
+        rows=before * group + group + named("more"), bounds=bounds | {"more": (0, most)},
+    )  # fmt: skip
+    height = local + named("over") + 1
+    last = before * group * cols + col * height + local
+    yield whole._replace(
+        title=f"CTAs of a last group of fewer than {group} rows of tiles", cta=(last, ZERO, ZERO), row=row,
+        rows=before * group + height, bounds=bounds | {"local": (0, group - 2), "over": (0, group - 2)},
+        assumed=(Polynomial.of(group - 2) - local - named("over"),),
+    )  # fmt: skip
+
+
+def _tiled(contract: KernelContract, axis: int, tile: int) -> int:
+    """The most tiles of D along an axis. Raises WrongInput if the size is not a multiple of the tile."""
+    shape = _shape_of_d(contract)
+    if axis >= len(shape):
+        return 1
+    size = contract.sizes[shape[axis]]
+    if size.multiple % tile:
+        raise WrongInput(
+            f"sizes.{shape[axis]}.multiple={size.multiple}: give a multiple of launch.tile's {tile}; tiles that reach "
+            "beyond D are not covered"
+        )
+    return max(1, size.last // tile)
+
+
+def _shape_of_d(contract: KernelContract) -> tuple[str, ...]:
+    """The sizes of D's rows and columns: those of A's free index, and of B's."""
+    meaning, extents = contract.meaning, contract.extents()
+    rows = next(index for index in meaning.indices["A"] if index != meaning.summed)
+    cols = [index for index in meaning.indices.get("B", ()) if index != meaning.summed]
+    return tuple(extents[index] for index in (rows, *cols))
+
+
+def _sizes(contract: KernelContract, tiles: Tiles) -> dict[str, Polynomial]:
+    """Every size as a polynomial."""
+    shape = _shape_of_d(contract)
+    k = contract.extents()[contract.meaning.summed]
+    sizes = {name: named(f"{name}_units", size.multiple) for name, size in contract.sizes.items()}
+    for name, size in contract.sizes.items():
+        if size.first == size.last:
+            sizes[name] = Polynomial.of(size.first)
+    sizes[k] = named(TILES, contract.sizes[k].multiple)
+    if len({k, *shape}) <= len(shape):
+        raise WrongInput("result: two of its indices have one size; name a size for each, with equal bounds")
+    for name, count, tile in zip(shape, (tiles.rows, tiles.cols), contract.launch.tile, strict=False):
+        sizes[name] = count * tile
+    return sizes
+
+
+def _grid(contract: KernelContract, tiles: Tiles) -> tuple[Polynomial, ...]:
+    """CTAs along x, y and z."""
+    sizes = _sizes(contract, tiles)
+    return tuple(polynomial(each, sizes) for each in (*contract.launch.grid, 1, 1)[:3])
+
+
+def _contract(contract: KernelContract, tiles: Tiles, program: Program) -> Contract:
+    sizes = _sizes(contract, tiles)
+    meaning, extents = contract.meaning, contract.extents()
+    k = meaning.summed
+    matrices = []
+    assumed = [*tiles.assumed]
+    for name, operand in contract.operands.items():
+        shape = [sizes[each] for each in operand.shape]
+        ld = sizes[operand.ld] if operand.ld else shape[-1]
+        assumed.append(ld - shape[-1])
+        indices = meaning.indices[name]
+        # As A(i,k), B(j,k) and D(i,j): an operand is stored across if its first index is the other one.
+        across = len(indices) == 2 and (indices[0] == k or (name == "D" and indices[0] not in meaning.indices["A"]))
+        rows, cols = (shape[1], shape[0]) if across else (shape[0], shape[1] if len(shape) > 1 else _ONE)
+        ld = ld if len(shape) > 1 else _ONE
+        matrices.append(
+            Matrix(name, name.lower(), operand.alignment, ld, rows, cols, operand.type, name == "D", across=across)
+        )
+    bounds: Bounds = {(name,): limits for name, limits in tiles.bounds.items()}
+    bounds |= {(matrix.base,): (1, MOST_ADDRESS) for matrix in matrices}
+    for name, size in contract.sizes.items():
+        bounds[(f"{name}_units",)] = (size.first // size.multiple, size.last // size.multiple)
+    summed = contract.sizes[extents[k]]
+    bounds[(TILES,)] = (summed.first // summed.multiple, summed.last // summed.multiple)
+    for name in _shape_of_d(contract):
+        assumed += [Polynomial.of(contract.sizes[name].last) - sizes[name]]
+    for limit in contract.limits:
+        left, right = (polynomial(side, sizes) for side in sides(limit))
+        assumed.append(right - left)
+    grid = _grid(contract, tiles)
+    assumed += [most - each for most, each in zip(MOST_CTAS, grid, strict=True)]
+    special = {f"%ctaid.{axis}": x for axis, x in zip(_AXES, tiles.cta, strict=True)}
+    special |= {f"%nctaid.{axis}": x for axis, x in zip(_AXES, grid, strict=True)}
+    special |= {f"%ntid.{axis}": Polynomial.of(x) for axis, x in zip(_AXES, contract.launch.threads, strict=True)}
+    used = [each for each in assumed if not each.is_constant]
+    high, wide = (*contract.launch.tile, 1)[:2]
+    return Contract(
+        lanes=prod(contract.launch.threads), shared_bytes=contract.launch.shared,
+        parameters=_parameters(contract, sizes, {matrix.name: matrix for matrix in matrices}, program),
+        special=special, matrices=tuple(matrices), sum_end=sizes[extents[k]],
+        tile=Tile(tiles.row * high, tiles.col * wide, high, wide), facts=Facts(bounds, used),
+        block=contract.launch.threads, step=0 if meaning.is_product else summed.multiple,
+    )  # fmt: skip
+
+
+def _parameters(
+    contract: KernelContract, sizes: dict[str, Polynomial], matrices: dict[str, Matrix], program: Program
+) -> dict[int, tuple[Polynomial, int]]:
+    """Byte offset -> value and bits of each parameter that may be read."""
+    if len(contract.parameters) != len(program.offsets):
+        raise WrongInput(
+            f"parameters: the kernel has {len(program.offsets)}, and the contract {len(contract.parameters)}"
+        )
+    out = {}
+    for at, width, what in zip(program.offsets, program.widths, contract.parameters, strict=True):
+        if what == UNUSED:
+            continue
+        if what in matrices:
+            if width != 8:
+                raise WrongInput(f"parameters: {what} is an address, and the kernel's parameter has {width} bytes")
+            out[at] = matrices[str(what)].address, 64
+        else:
+            out[at] = polynomial(what, sizes), 8 * width
+    return out

@@ -1,0 +1,89 @@
+"""The verbs ``prove`` and ``recheck``: certificates that anybody's kernel is right for every size of a contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernelproof.cli.program import app
+from kernelproof.ground.command_line.groups import verb
+from kernelproof.ground.command_line.messages import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, refuse
+from kernelproof.ground.command_line.options import Json
+
+if TYPE_CHECKING:
+    from kernelproof.certificates.by_contract import Attempt
+
+CODES = {"certified": EXIT_DONE, "refuted": EXIT_FAILED, "not certified": EXIT_USAGE}
+
+
+@verb(app, "prove")
+def prove(
+    file: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX of a kernel of sm_80 to sm_89.")],
+    contract: Annotated[
+        Path, typer.Option("--contract", metavar="FILE", help="TOML: the kernel's sizes, operands, launch, and result.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Prove a kernel right for every size that its contract allows.
+
+    Each access lies in its operand, no index overflows, each element of D is written once with the whole sum, no
+    accesses race, copies are waited for, and loops end. --json prints the certificate, which recheck takes.
+
+    Exit codes: 0 certified, 1 an execution shows that the kernel is wrong, 2 wrong input or not certified, 3 a missing
+    tool. docs/kernelproof/prove.md has more.
+    """
+    from kernelproof.certificates import by_contract
+
+    attempt = by_contract.prove(_text(file), by_contract.load(contract))
+    if as_json:
+        print(attempt.model_dump_json(indent=1))
+    else:
+        _print(file, attempt)
+    raise typer.Exit(CODES[attempt.outcome])
+
+
+@verb(app, "recheck")
+def recheck(
+    certificate: Annotated[Path, typer.Argument(metavar="FILE", help="A certificate that prove --json printed.")],
+    file: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX that it is about.")],
+) -> None:
+    """Check a certificate again, without any search.
+
+    It holds by the invariants that it states. Exit codes: 0 it holds, 2 it does not, 3 a missing tool.
+    """
+    from pydantic import ValidationError
+
+    from kernelproof.certificates import NotCertified, by_contract
+
+    text = _text(certificate)
+    try:
+        attempt = by_contract.Attempt.model_validate_json(text)
+    except ValidationError:
+        refuse(f"{certificate}: is no certificate that `kernelproof prove --json` printed")
+    try:
+        by_contract.recheck(attempt, _text(file))
+    except NotCertified as why:
+        refuse(f"{certificate}: {why}")
+    print(f"{certificate}: holds for {file}")
+
+
+def _text(file: Path) -> str:
+    from kernelproof.ground.errors import reading
+
+    with reading(file):
+        return file.read_text(encoding="utf-8")
+
+
+def _print(file: Path, attempt: Attempt) -> None:
+    print(f"{file}: {attempt.outcome}")
+    if attempt.certificate is None:
+        print(f"  why: {attempt.why}")
+        print(f"  executed: {attempt.executed}")
+        return
+    for each in attempt.certificate.problems:
+        print(f"  for {each}")
+    for claim in attempt.certificate.claims:
+        print(f"  {claim.title}: {'; '.join(case.covers for case in claim.cases)}")
+    print(f"  questions about integers: {attempt.certificate.bounds} by bounds, {attempt.certificate.solver} by z3")

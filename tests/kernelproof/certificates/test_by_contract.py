@@ -1,0 +1,138 @@
+"""Anybody's kernels by contract: right ones are certified, and ones with a fault never are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kernelproof.certificates import NotCertified, by_contract
+from kernelproof.certificates.execution import confirm
+from kernelproof.cli import app
+from kernelproof.emulator import mutants
+from tests.draws import few_by
+from tests.kernelproof.certificates.subjects import Subject, product, row_sum
+
+# Faults of the sums of rows: what the text says, and what it is changed to.
+FAULTS = {
+    "a row is a float longer": ("i < n;", "i <= n;"),
+    "the last turn is missing": ("i < n;", "i < n - 1024;"),
+    "an element is added twice": ("v.z + v.w", "v.z + v.z"),
+    "lanes 8 to 15 are left out": ("offset = 16", "offset = 4"),
+    "a lane takes another's elements": ("thread * 4", "thread / 2 * 8"),
+    "one warp's sum is missing": ("lane < 8", "lane < 7"),
+    "every lane stores": ("if (lane == 0) y", "if (lane < 2) y"),
+    "the difference in place of the sum": ("sum += v.x", "sum -= v.x"),
+}
+REFUTED = (
+    "a row is a float longer",
+    "the last turn is missing",
+    "an element is added twice",
+    "one warp's sum is missing",
+)
+
+
+def why(subject: Subject) -> str:
+    """Why a kernel is not certified; empty if it is."""
+    attempt = by_contract.prove(subject.ptx, subject.contract)
+    assert attempt.outcome == "certified" or attempt.why
+    return attempt.why
+
+
+def command(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(each) for each in arguments])
+    return result.exit_code, result.output
+
+
+@pytest.mark.slow
+def test_sums_of_rows_are_certified_and_their_certificate_holds(tmp_path: Path) -> None:
+    subject, ptx, certificate = row_sum(), tmp_path / "k.ptx", tmp_path / "c.json"
+    ptx.write_text(subject.ptx)
+    code, text = command("prove", ptx, "--contract", subject.path, "--json")
+    assert (code, json.loads(text)["outcome"]) == (0, "certified")
+    certificate.write_text(text)
+    assert command("recheck", certificate, ptx)[0] == 0
+    ptx.write_text(subject.ptx.replace("bar.sync", "// bar.sync"))
+    assert command("recheck", certificate, ptx)[0] == 2
+    assert command("recheck", ptx, ptx)[0] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_sums_of_rows_with_a_fault_are_refused(fault: str) -> None:
+    subject = row_sum(*FAULTS[fault])
+    attempt = by_contract.prove(subject.ptx, subject.contract)
+    assert attempt.outcome == ("refuted" if fault in REFUTED else attempt.outcome) != "certified"
+
+
+@pytest.mark.slow
+def test_an_overflow_at_large_sizes_is_refused_and_with_a_limit_there_is_none() -> None:
+    assert why(row_sum().changed('limits = ["m * ld <= 2147483647"]\n', ""))
+    assert not why(row_sum().changed("2147483647", "1000000"))
+
+
+@pytest.mark.slow
+def test_a_contract_that_promises_less_than_the_kernel_needs_is_refuted(tmp_path: Path) -> None:
+    ptx = tmp_path / "k.ptx"
+    ptx.write_text(row_sum().ptx)
+    assert command("prove", ptx, "--contract", row_sum().changed("ld = { multiple = 4 }", "ld = { }").path)[0] == 1
+    assert command("prove", ptx, "--contract", row_sum().changed("multiple = 1024", "multiple = 512").path)[0] == 2
+
+
+def test_a_sum_without_its_barrier_is_not_certified() -> None:
+    assert not why(row_sum())
+    assert why(row_sum("__syncthreads();", ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["terms", "ring", "contract", "case"])
+def test_a_changed_certificate_does_not_hold(change: str) -> None:
+    subject = row_sum()
+    fields = json.loads(by_contract.prove(subject.ptx, subject.contract).model_dump_json())
+    (claim,) = fields["certificate"]["claims"]
+    if change == "terms":
+        claim["invariant"]["terms"] = {register: step + 1024 for register, step in claim["invariant"]["terms"].items()}
+    elif change == "ring":
+        claim["period"] = 0
+    elif change == "contract":
+        fields["contract"]["sizes"]["n"]["multiple"] = 512
+    else:
+        claim["cases"].pop()
+    with pytest.raises(NotCertified):
+        by_contract.recheck(by_contract.Attempt.model_validate_json(json.dumps(fields)), subject.ptx)
+
+
+@pytest.mark.slow
+def test_a_product_is_certified_and_its_certificate_holds() -> None:
+    subject = product()
+    attempt = by_contract.prove(subject.ptx, subject.contract)
+    assert attempt.outcome == "certified"
+    by_contract.recheck(by_contract.Attempt.model_validate_json(attempt.model_dump_json()), subject.ptx)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"n / 128", "m / 128"', '"m / 128", "n / 128"'),
+        ("k = { multiple = 32 }", "k = { multiple = 16 }"),
+        ("shared = 65536", "shared = 32768"),
+        ('"m", "n", "k"]\n', '"n", "m", "k"]\n'),
+        ('B = { type = "f16"', 'B = { type = "f16", alignment = 8'),
+    ],
+)
+def test_a_product_is_not_what_another_contract_says(before: str, after: str) -> None:
+    assert why(product().changed(before, after))
+
+
+@pytest.mark.slow
+def test_changed_sums_of_rows_are_refused_or_no_execution_fails() -> None:
+    """Barriers, predicates, accesses, shuffles, sums: each kind of change a few times."""
+    subject = row_sum()
+    few = few_by(lambda mutant: mutant.kind, list(mutants(subject.ptx, arithmetic=True)), 3)
+    certified = [mutant for mutant in few if not why(Subject(mutant.text, subject.text))]
+    assert len(certified) < len(few) / 3, "most changes are faults"
+    unproven = NotCertified("executed all the same")
+    assert [each.name for each in certified if confirm(subject.contract, each.text, unproven).fault] == []
