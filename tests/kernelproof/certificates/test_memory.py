@@ -9,6 +9,7 @@ from kernelproof.certificates.cells import Kind, Kinds, Summed, unknown
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.shared_memory import SharedMemory
+from kernelproof.certificates.slices import Partial
 
 LANES = np.arange(64)
 
@@ -92,3 +93,14 @@ def test_equal_kinds_have_one_number_and_one_text() -> None:
     assert kinds.number(a) == kinds.number(b)
     numbers = [kinds.number(kind) for kind in (a, *others)]
     assert len(set(numbers)) == len({kind.text for kind in (a, *others)}) == 4
+
+
+def test_partial_sums_are_added_in_order_and_as_floats_only() -> None:
+    whole = unknown(64, 1, 4)
+    first, second = (Partial(whole, number, number + 1, 2) for number in range(2))
+    assert first.view("f4") + second.view("f4") is whole
+    for a, b in ((first, second), (first.view("f4"), second), (first.view("f4"), np.zeros(64, "u4"))):
+        with pytest.raises(NotCertified, match="as floats"):
+            a + b
+    with pytest.raises(NotCertified, match="in the order"):
+        first.view("f4") + first.view("f4")

@@ -38,6 +38,9 @@ def test_a_turn_after_turn_has_all_terms_once() -> None:
     later = (general + elements(0, TURN + STEP)).view("f4") + elements(32, TURN + STEP)
     assert first.settled().moved(TURN + STEP).same(later)
     assert not first.settled().moved(TURN).same(later)
+    assert not first.settled().moved(TURN + STEP).same(general + elements(0, TURN + STEP))
+    half = (elements(0).settled().view("f4") + elements(0, Polynomial.of(STEP))).view("f4")
+    assert not total(half + elements(32, Polynomial.of(STEP))).settled().has_all(Polynomial.of(2 * STEP))
     assert total(later).has_all(TURN + 2 * STEP)
     assert not total(later).has_all(TURN + STEP)
 
