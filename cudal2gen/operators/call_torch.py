@@ -1,4 +1,5 @@
-"""torch's own products, for calls that no kernel computes. On the CPU they sum in fp32; no autocast changes a type.
+"""torch's own products, for calls that no kernel computes. On the CPU they sum in fp32. Autocast is off
+within them: operators follow it before (``casting``), and ``out`` decides the type of what is written there.
 
 ``torch_*`` compute a plan's calls; ``own_*`` use torch's functions alone, for tensor classes with rules of their own.
 """
@@ -21,7 +22,7 @@ Result = TypeVar("Result")
 
 
 def _as_typed(product: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The product without autocast, which would give its result another type than the operator's."""
+    """The product without autocast."""
 
     @wraps(product)
     def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:

@@ -37,7 +37,8 @@ def compiling() -> bool:
 
 
 def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient is at work.
+    """Whether a call may skip torch's dispatcher: no tracer, mode, autocast, transform, subclass or gradient is at
+    work.
 
     The dispatcher and the derivative's wrapper in Python take longer than everything else here.
     """
@@ -152,6 +153,7 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
             internals._len_torch_dispatch_stack,
             internals._len_torch_function_stack,
             internals._get_tracing_state,
+            internals._is_any_autocast_enabled,  # false below the kernels that follow autocast
             internals._functorch.peek_interpreter_stack,
             in_forward_mode,
         )

@@ -7,6 +7,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.kernel.fusion import Activation
+from cudal2gen.operators.casting import followed
 from cudal2gen.operators.check_modes import INVARIANT, deterministic, foreign, invariance
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.fused_operators import linear, plan_fused, swiglu
@@ -34,7 +35,8 @@ def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options:
         raise TypeError(f"explain: expected tensors or one of {names}, got {call!r}")
     alike = invariance(options.pop("batch_invariant", False))
     try:
-        bound = signature(_PLANS[function]).bind(alike, *arguments, **options)
+        options = dict(zip(options, followed(tuple(options.values())), strict=True))
+        bound = signature(_PLANS[function]).bind(alike, *followed(arguments), **options)
     except TypeError as error:
         raise TypeError(f"explain: {error}; give all arguments of cudal2gen.{function.__name__} but out") from None
     rest = "refused" if alike == INVARIANT else "torch"

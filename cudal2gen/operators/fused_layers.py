@@ -17,6 +17,7 @@ from cudal2gen.operators.epilogues import HALF
 from cudal2gen.operators.fused_operators import gated_pair, linear
 from cudal2gen.operators.grouped import grouped_mm
 from cudal2gen.operators.layers import (
+    CAST_TYPES,
     TYPES,
     Replaced,
     as_typed,
@@ -24,6 +25,7 @@ from cudal2gen.operators.layers import (
     forward_linear,
     replace_layers,
     set_forward,
+    uncast,
 )
 
 if TYPE_CHECKING:
@@ -37,16 +39,18 @@ TRANSFORMERS: dict[str, Activation] = {
 
 
 def patch(model: torch.nn.Module, fuse: bool = False) -> Replaced:
-    """Lets every ``nn.Linear`` of fp16 or bf16 in a model compute by ``cudal2gen.linear``; parameters and hooks stay.
+    """Lets every ``nn.Linear`` of fp16, bf16 or fp32 in a model compute by ``cudal2gen.linear``; parameters and hooks
+    stay.
 
-    torch computes a call whose input has another type than the weights, or that runs under autocast to another type. A
-    patched layer is not patched again.
+    A call has one type of fp16 and bf16, or runs under autocast to one of them, as fp32 models are trained; torch
+    computes other calls. A patched layer is not patched again.
 
     ``fuse`` also fuses a linear layer with its activation, in ``nn.Sequential`` and in modules whose forward is a chain
     of children; ``down(act(gate(x)) * up(x))`` of layers without biases; and transformers' experts, as grouped
     products. To find these, each module with such children is traced once, on symbols. A kernel that computes a gate
     reads an interleaved copy of both weights, so their memory doubles; ``derived`` says when copies are made again.
-    ``state_dict`` does not contain them. Raises TypeError for what is no module.
+    ``state_dict`` does not contain them. Gates and experts whose weights autocast would cast are not fused. Raises
+    TypeError for what is no module.
     """
     check_model(model)
     replaced = replace_layers(model)
@@ -121,7 +125,7 @@ def _fusable_pairs(children: Iterable[tuple[str, torch.nn.Module]]) -> str:
     return "; ".join(
         f"{name}, {following}"
         for (name, layer), (following, activation) in pairwise(named)
-        if _is_layer(layer) and layer.weight.dtype in TYPES and activation_of(activation)
+        if _is_layer(layer) and layer.weight.dtype in CAST_TYPES and activation_of(activation)
     )
 
 
@@ -225,9 +229,10 @@ def _run_chain(children: list[Any], x: Any) -> Any:
 def _forward_gated(module: torch.nn.Module, gate: str, act: str, up: str, behind: tuple[str, ...], x: Any) -> Any:
     first, activation, second = (module._modules[name] for name in (gate, act, up))
     assert first is not None and activation is not None and second is not None  # noqa: PT018
-    typed = as_typed(x, first.weight) and x.dtype == second.weight.dtype and _is_pair(first, activation, second)
-    copied = not (_gathered(first) or _gathered(second))
-    if typed and copied and all(map(_as_called, (first, activation, second))):
+    # What autocast makes of weights is new in each of its contexts: a copy of it would be made for one call.
+    typed = as_typed(x, first.weight) and uncast(first.weight) and first.weight.dtype == second.weight.dtype
+    pair = typed and _is_pair(first, activation, second) and not (_gathered(first) or _gathered(second))
+    if pair and all(map(_as_called, (first, activation, second))):
         x = gated_pair(x, first.weight, second.weight, str(activation_of(activation)))
     else:
         x = activation(first(x)) * second(x)
@@ -251,7 +256,8 @@ def _forward_experts(
     import torch
 
     up, down = module.gate_up_proj, module.down_proj
-    typed = as_typed(hidden_states, up) and down.dtype == up.dtype
+    # Of weights to be cast, torch's forward casts only those of the chosen experts.
+    typed = as_typed(hidden_states, up) and uncast(up) and down.dtype == up.dtype
     if not typed or getattr(module, "_is_expert_parallel", False):
         d: torch.Tensor = type(module).forward(module, hidden_states, top_k_index, top_k_weights)
         return d

@@ -6,19 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudal2gen.operators.check_modes import TORCH
+from cudal2gen.operators.casting import autocast_type
 from cudal2gen.operators.fused_operators import linear
 from cudal2gen.operators.registration import refuse_script
-from kernelproof.ground.element import ELEMENTS, dtypes
+from kernelproof.ground.element import ELEMENTS, F32, dtypes
 
 if TYPE_CHECKING:
     import torch
 
 TYPES = tuple(element.torch_dtype for element in ELEMENTS.values())
-# Devices with an autocast, found once: torch.compile of 2.11 does not trace the question.
-AUTOCAST = frozenset(
-    kind for kind in ("cpu", "cuda", "hpu", "mps", "mtia", "xla", "xpu") if TORCH.amp.is_autocast_available(kind)
-)
+CAST_TYPES = (*TYPES, F32.torch_dtype)  # which autocast casts to one of ours
 
 
 class Replaced(NamedTuple):
@@ -46,7 +43,8 @@ def check_model(model: object) -> None:
 
 
 def replace_layers(model: torch.nn.Module) -> Replaced:
-    """Lets every ``nn.Linear`` of fp16 or bf16 in a model compute by ``cudal2gen.linear``."""
+    """Lets every ``nn.Linear`` of fp16, bf16 or fp32 in a model compute by ``cudal2gen.linear`` where ``as_typed``
+    says so."""
     import torch
 
     replaced = Replaced([], {}, {})
@@ -90,18 +88,20 @@ def patched(module: torch.nn.Module) -> bool:
 
 
 def as_typed(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether our operators compute a layer with this weight and input: both have one type of ours, and no autocast
-    changes it.
+    """Whether our operators compute a layer with this weight and input: both have one type of ours, or autocast casts
+    them to one.
 
     This is tested at each call: a model may be converted or moved after it was patched.
     """
-    import torch
+    asked = autocast_type(x.device.type)
+    if asked is None:
+        return x.dtype == weight.dtype and x.dtype in TYPES
+    return asked in TYPES and x.dtype in CAST_TYPES and weight.dtype in CAST_TYPES
 
-    if x.dtype != weight.dtype or x.dtype not in TYPES:
-        return False
-    kind = x.device.type
-    autocast = kind in AUTOCAST and torch.is_autocast_enabled(kind)
-    return not autocast or torch.get_autocast_dtype(kind) == x.dtype
+
+def uncast(weight: torch.Tensor) -> bool:
+    """Whether a product reads the weight as it lies, and not what autocast makes of it."""
+    return autocast_type(weight.device.type) in (None, weight.dtype)
 
 
 def _why_not(module: torch.nn.Module) -> str:
@@ -114,8 +114,8 @@ def _why_not(module: torch.nn.Module) -> str:
         return "replaced before"
     if "forward" in module.__dict__:
         return "has a forward of its own"
-    if module.weight.dtype not in TYPES:
-        return f"its weights are {module.weight.dtype}, not {dtypes(module.weight)}"
+    if module.weight.dtype not in CAST_TYPES:
+        return f"its weights are {module.weight.dtype}, not {dtypes(module.weight)}, and no autocast makes them so"
     return ""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from cudal2gen.operators.casting import KEYS, following
 from cudal2gen.operators.check_modes import BatchInvariance, compiling, foreign, in_forward_mode, local, refusal
 from cudal2gen.operators.dispatch import current
 
@@ -42,6 +43,11 @@ class Operator(NamedTuple):
     def name(self) -> str:
         return self.schema.partition("(")[0]
 
+    @property
+    def casts(self) -> bool:
+        """Whether it follows autocast, which leaves calls alone that write into a tensor of the caller's."""
+        return "!" not in self.schema
+
 
 def register(*operators: Operator) -> dict[str, Any]:
     """Defines operators and returns their overloads by name."""
@@ -59,8 +65,10 @@ def register(*operators: Operator) -> dict[str, Any]:
         packet, _, overload = operator.name.partition(".")
         overloads[operator.name] = operation = getattr(getattr(torch.ops.cudal2gen, packet), overload or "default")
         _DEFINED[operator.name] = operator, operation
+        for key in KEYS.values() if operator.casts else ():
+            library.impl(operator.name, following(operation), key)
         if operator.vmap is not None:
-            torch.library.register_vmap(qualified, operator.vmap, lib=library)
+            torch.library.register_vmap(qualified, following(operator.vmap), lib=library)
         if operator.backward is not None:
             library.impl(operator.name, _differentiable(operator, operation), "Autograd")
     return overloads
@@ -82,7 +90,8 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
         return overload(*arguments, **options)
     if not compiling():
         current().count(reason)
-    return operator.aside(reason)(*arguments, **options)
+    aside = operator.aside(reason)
+    return (following(aside) if operator.casts else aside)(*arguments, **options)
 
 
 def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from cudal2gen.operators.layers import TYPES, check_model, patched
+from cudal2gen.operators.layers import as_typed, check_model, patched
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ def warm_up(model: torch.nn.Module, rows: Iterable[int] = ROWS) -> list[str]:
     warmed = []
     for name, module in model.named_modules():
         layer = next((each for each in module.modules() if isinstance(each, torch.nn.Linear)), None)
-        if not patched(module) or layer is None or layer.weight.dtype not in TYPES:
+        if not patched(module) or layer is None or not as_typed(layer.weight, layer.weight):
             continue
         with torch.no_grad():
             for count in sizes:

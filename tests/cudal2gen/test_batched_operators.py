@@ -243,14 +243,6 @@ def test_derivatives_by_transforms() -> None:
     torch.testing.assert_close(twice.double(), expected, rtol=0.01, atol=0.01)
 
 
-def test_no_autocast_changes_an_operators_type() -> None:
-    a, b = torch.randn(2, 3, 400).half(), torch.randn(400, 5).half()
-    expected = (a.float() @ b.float()).half()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(cudal2gen.matmul(a, b), expected)
-        assert torch.equal(cudal2gen.linear(a, b.t()), expected)
-
-
 @pytest.mark.slow
 def test_torch_checks_operators_on_batches() -> None:
     matmul = torch.ops.cudal2gen.matmul.default

@@ -83,13 +83,14 @@ def test_what_is_no_plain_fp16_layer_stays() -> None:
     subclass = torch.nn.Linear(8, 8).half()
     subclass.forward = lambda x: x
     layers = {
-        "plain": torch.nn.Linear(8, 8).half(), "wide": torch.nn.Linear(8, 8), "own": Own(8, 8).half(), "set": subclass,
-        "tied": torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 8).half()), "other": torch.nn.ReLU(),
+        "plain": torch.nn.Linear(8, 8).half(), "wide": torch.nn.Linear(8, 8).double(), "own": Own(8, 8).half(),
+        "set": subclass, "tied": torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 8).half()),
+        "other": torch.nn.ReLU(),
     }  # fmt: skip
     replaced = cudal2gen.patch(torch.nn.ModuleDict(layers))
     assert replaced.layers == ["plain"]
     assert replaced.left == {
-        "wide": "its weights are torch.float32, not torch.float16 or torch.bfloat16",
+        "wide": "its weights are torch.float64, not torch.float16 or torch.bfloat16, and no autocast makes them so",
         "own": "a Own, which may compute something else",
         "set": "has a forward of its own",
         "tied": "a ParametrizedLinear, which may compute something else",

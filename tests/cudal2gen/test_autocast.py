@@ -1,0 +1,279 @@
+"""Proves against torch that operators follow autocast: types, numbers, gradients, transforms, kernels, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from itertools import product as every
+from typing import Any
+
+import pytest
+
+import cudal2gen
+from cudal2gen import pack
+from tests.cudal2gen import idle_device
+from tests.packages import require
+
+torch = require("torch")
+nn = torch.nn
+functional = torch.nn.functional
+
+from cudal2gen.operators import dispatch, emulated  # noqa: E402
+from cudal2gen.operators.casting import KEYS, followed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CASTS = (torch.bfloat16, torch.float16)
+TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+GELU: dict[str, Callable[..., Any]] = {
+    "own": lambda x, w, b: cudal2gen.linear(x, w, b, activation="gelu"),
+    "torch": lambda x, w, b: functional.gelu(functional.linear(x, w, b)),
+}
+LINEAR: dict[str, Callable[..., Any]] = {"own": cudal2gen.linear, "torch": functional.linear}
+MATMUL: dict[str, Callable[..., Any]] = {
+    "own": lambda x, w, b: cudal2gen.matmul(x, w.mT),
+    "torch": lambda x, w, b: torch.matmul(x, w.mT),
+}
+OPERATORS = {"linear": LINEAR, "gelu": GELU, "matmul": MATMUL}
+
+
+def drawn(*shape: int) -> Any:
+    """Small integers, of which every type is exact."""
+    return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(sum(shape))).float()
+
+
+def normal(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+OPERANDS = normal(8, 64), normal(24, 64), normal(24)
+
+
+def tolerances(cast: Any, fused: bool) -> dict[str, float]:
+    """None if torch sums as we do: not in fp16 on the CPU, nor before an activation, which we apply to fp32 sums."""
+    if fused:
+        return {"atol": 2e-3, "rtol": 2e-2}
+    return {"atol": 0, "rtol": 0} if cast is torch.bfloat16 else {"atol": 1e-6, "rtol": 1e-3}
+
+
+def outcome(function: Callable[..., Any], *operands: Any) -> Any:
+    """The result's type and numbers, or None if the operands are refused."""
+    try:
+        d = function(*operands)
+    except (RuntimeError, TypeError):
+        return None
+    return d.dtype, d.tolist()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_types_are_torchs(name: str) -> None:
+    """Of all pairs of types, also those that autocast leaves alone."""
+    own, reference = OPERATORS[name]["own"], OPERATORS[name]["torch"]
+    x, weight, bias = drawn(8, 64), drawn(24, 64), drawn(24)
+    results = []
+    for asked, of_x, of_weight in every((*CASTS, None), TYPES, TYPES):
+        operands = x.to(of_x), weight.to(of_weight), bias.to(of_weight)
+        with torch.autocast("cpu", dtype=asked or CASTS[0], enabled=asked is not None):
+            result = outcome(own, *operands)
+            expected = outcome(reference, *operands)
+        if name == "gelu" and result is not None:
+            assert result[0] == expected[0]
+        else:
+            assert result == expected
+        results.append(result)
+    assert sum(result is not None for result in results) == 2 * (9 + 1) + 4
+
+
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_gradients_are_torchs(name: str, cast: Any) -> None:
+    """In the operands' type, though products are in the other."""
+    outcomes = []
+    for function in OPERATORS[name].values():
+        operands = [operand.clone().requires_grad_() for operand in OPERANDS]
+        with torch.autocast("cpu", dtype=cast):
+            d = function(*operands)
+            loss = d.float().square().mean()
+        loss.backward()
+        outcomes.append([d, *(operand.grad for operand in operands if operand.grad is not None)])
+    for own, reference in zip(*outcomes, strict=True):
+        assert own.dtype == reference.dtype
+        torch.testing.assert_close(own, reference, **tolerances(cast, fused=name == "gelu"))
+    assert [each.dtype for each in outcomes[0]] == [cast, *[torch.float32] * (len(outcomes[0]) - 1)]
+
+
+class Gated(nn.Module):  # type: ignore[misc]  # torch has no types here
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(64, 32, bias=False), nn.Linear(64, 32, bias=False)
+        self.act, self.down = nn.SiLU(), nn.Linear(32, 64)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+def fp32_model() -> Any:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), Gated(), nn.Linear(64, 8))
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("cast", CASTS)
+def test_an_fp32_model_is_trained_as_by_torch(cast: Any, fuse: bool) -> None:
+    plain = fp32_model()
+    patched = deepcopy(plain)
+    replaced = cudal2gen.patch(patched, fuse=fuse)
+    assert len(replaced.layers) == 5
+    assert replaced.left == {}
+    assert list(replaced.fused) == ([""] if fuse else [])
+    x = normal(16, 64)
+    assert torch.equal(patched(x), plain(x)), "fp32 without autocast is torch's"
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in (plain, patched)]
+    for _ in range(3):
+        for model, optimizer in zip((plain, patched), optimizers, strict=True):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=cast):
+                d = model(x)
+                loss = d.float().square().mean()
+            assert d.dtype == cast
+            loss.backward()
+            optimizer.step()
+        for own, other in zip(patched.parameters(), plain.parameters(), strict=True):
+            assert own.grad.dtype == torch.float32
+            torch.testing.assert_close(own.grad, other.grad, **tolerances(cast, fuse))
+
+
+def test_what_autocast_leaves_alone() -> None:
+    a, b = drawn(8, 64), drawn(64, 24)
+    narrow = a.to(CASTS[0]), b.to(CASTS[0])
+    out = torch.empty(8, 24)
+    with torch.autocast("cpu", dtype=CASTS[0]):
+        assert cudal2gen.matmul(a, b, out=out) is out, "a call with out= keeps its type"
+        wide = cudal2gen.matmul(a, b, out_dtype=torch.float32)
+        assert wide.dtype == torch.float32, "as do sums that were asked for"
+        with torch.autocast("cpu", enabled=False):
+            assert cudal2gen.matmul(a, b).dtype == torch.float32
+    assert torch.equal(out, a @ b)
+    assert torch.equal(wide, narrow[0].float() @ narrow[1].float())
+
+
+def test_groups_follow() -> None:
+    a, b, offs = drawn(8, 64), drawn(2, 64, 24), torch.tensor([3, 8], dtype=torch.int32)
+    expected = cudal2gen.grouped_mm(a.to(CASTS[0]), b.to(CASTS[0]), offs=offs)
+    with torch.autocast("cpu", dtype=CASTS[0]):
+        d = cudal2gen.grouped_mm(a, b, offs=offs)
+    assert d.dtype == CASTS[0]
+    assert torch.equal(d, expected)
+
+
+def test_transforms_follow() -> None:
+    x, weight, bias = drawn(3, 8, 64), drawn(3, 24, 64), drawn(3, 24)
+    with torch.autocast("cpu", dtype=CASTS[0]):
+        mapped = torch.vmap(cudal2gen.linear)(x, weight, bias)
+        expected = torch.vmap(functional.linear)(x, weight, bias)
+        own, reference = (
+            torch.func.grad(lambda w, function=function: function(x[0], w, bias[0]).float().sum())(weight[0])
+            for function in (cudal2gen.linear, functional.linear)
+        )
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x[0], x[0])
+            tangent = torch.autograd.forward_ad.unpack_dual(cudal2gen.linear(dual, weight[0])).tangent
+    assert (mapped.dtype, own.dtype, tangent.dtype) == (CASTS[0], torch.float32, CASTS[0])
+    assert torch.equal(mapped, expected)
+    assert torch.equal(own, reference)
+    assert torch.equal(tangent, cudal2gen.linear(x[0].to(CASTS[0]), weight[0].to(CASTS[0])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fuse", [False, True])
+def test_compiled_training_follows(fuse: bool) -> None:
+    """In one graph, with the context within it and around it."""
+    plain, x = fp32_model(), normal(16, 64)
+    patched = deepcopy(plain)
+    cudal2gen.patch(patched, fuse=fuse)
+
+    def within(model: Any) -> Any:
+        with torch.autocast("cpu", dtype=CASTS[0]):
+            return model(x)
+
+    for around in (False, True):
+        torch._dynamo.reset()
+        gradients = []
+        for model, compiles in ((plain, False), (patched, True)):
+            model.zero_grad()
+            function = model if around else within
+            function = torch.compile(function, backend="aot_eager", fullgraph=True) if compiles else function
+            with torch.autocast("cpu", dtype=CASTS[0], enabled=around):
+                d = function(x if around else model)
+            assert d.dtype == CASTS[0]
+            d.float().square().mean().backward()
+            gradients.append([parameter.grad for parameter in model.parameters()])
+        for own, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(own, other, atol=2e-3, rtol=2e-2)
+
+
+def test_a_parameter_is_cast_by_a_view_of_what_autocast_keeps() -> None:
+    """On a GPU ``einsum`` casts by autocast's cache; what it does here must add nothing: no copy, and no type."""
+    for shape in ((24,), (24, 64), (3, 24, 64)):
+        parameter = nn.Parameter(normal(*shape))
+        with torch.autocast("cpu", dtype=CASTS[0]):
+            view = torch.einsum("...->...", parameter)
+            (cast,) = followed((parameter,))
+        assert view.data_ptr() == parameter.data_ptr()
+        assert view.stride() == parameter.stride()
+        assert torch.equal(cast, parameter.to(CASTS[0]))
+        cast.sum().backward()
+        assert torch.equal(parameter.grad, torch.ones(shape))
+    assert "AutocastCUDA" in torch._C._dispatch_dump("aten::einsum")
+
+
+def test_a_gpus_tensors_follow_its_autocast() -> None:
+    """Tensors without data, since there may be no GPU here."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, weight = torch.empty(8, 64, device="cuda"), torch.empty(24, 64, device="cuda")
+        assert cudal2gen.linear(x, weight).dtype == torch.float32
+        torch.set_autocast_enabled("cuda", True)  # its context would refuse without a GPU
+        try:
+            for cast in CASTS:
+                torch.set_autocast_dtype("cuda", cast)
+                for function in (cudal2gen.linear, torch.ops.cudal2gen.linear, functional.linear):
+                    assert function(x, weight).dtype == cast
+                on_cpu = cudal2gen.linear(torch.empty(8, 64), torch.empty(24, 64))
+                assert on_cpu.dtype == torch.float32, "tensors of another device do not"
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+            torch.set_autocast_dtype("cuda", torch.float16)
+    assert {"cpu", "cuda"} <= set(KEYS)
+
+
+# --- kernels ---
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    return idle_device.open_pack(tmp_path_factory.mktemp("packs"))
+
+
+@pytest.fixture
+def dispatcher(tmp_path_factory: pytest.TempPathFactory, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+    with emulated(idle_device.IdleDevice(tmp_path_factory.mktemp("runtime")), [opened], prefer="kernel") as own:
+        yield own
+
+
+def test_a_cast_call_runs_on_a_kernel(dispatcher: dispatch.Dispatcher) -> None:
+    """And what measures, plans and counts sees the operands that the kernel reads."""
+    layer = nn.Linear(64, 40, bias=False)
+    assert cudal2gen.patch(layer).layers == [""]
+    x = drawn(48, 64)
+    layer(x)
+    assert dispatcher.stats() == {"kernel": {}, "torch": {}}, "torch's, uncounted"
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert cudal2gen.explain(cudal2gen.linear, x, layer.weight).startswith("hgemm_sm80")
+        for _ in range(3):
+            assert layer(x).dtype == torch.float16
+        assert cudal2gen.warm_up(layer, [1]) == [""]
+    assert cudal2gen.warm_up(layer, [1]) == []
+    assert dispatcher.stats()["torch"] == {}
+    assert sum(dispatcher.stats()["kernel"].values()) == 4
