@@ -129,7 +129,12 @@ def main() -> None:
             for name, us in differences(costs(parts(a, b))).items():
                 print(f"{name:52} {us:5.2f} us")
             assert dispatcher.stats()["torch"] == {}
-        call_native.NATIVE.planned = call_native._unplanned
+        biased = {"cudal2gen.linear with a kernel's bias": calls["cudal2gen.linear with a bias"]}
+        with emulated(device, [open_pack(folder / "biased", "bias_n")], prefer="kernel"):
+            print()
+            _print(costs(biased))
+        for operator in call_native.SCHEMAS:
+            setattr(call_native.NATIVE, operator, call_native._unplanned)
         with emulated(IdleDevice(folder, native=False), [pack], prefer="kernel"):
             print("\nwithout C++:")
             _print(costs({name: calls[name] for name in calls if name.startswith(("cudal2gen", "the same"))}))

@@ -57,10 +57,12 @@ LAUNCHER_FLAGS = (
 )
 SPLITTER = Path(__file__).with_name("ptx_split.py")  # run by ninja, for each batch
 SOURCES = places.PACKAGE / "launch"  # of the host launchers
-LAUNCHER_HEADERS = ("cudal2gen.h", "launch.h", "counters.h", "map_cache.h", "pack.h", "runtime.h", "sha256.h")
+LAUNCHER_HEADERS = (
+    *("cudal2gen.h", "launch.h", "counters.h", "map_cache.h", "pack.h", "runtime.h", "sha256.h", "sized.h"),
+)
 LAUNCHER_SOURCES = (*LAUNCHER_HEADERS, "launcher.cpp", "pack.cpp", "interface.cpp", "autotune.cpp")
 TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIBRARY}")
-TORCH_SOURCES = ("torch_launcher.cpp",)
+TORCH_SOURCES = ("sized.h", "torch_launcher.cpp")
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
 BATCH = 16  # kernels per translation unit; with more, the headers' share of the time hardly shrinks

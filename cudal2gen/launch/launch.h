@@ -17,18 +17,7 @@
 #include <utility>
 #include <vector>
 
-extern "C" {
-// The operands of a fused kernel besides A, B and D; its last parameter has this struct. Members that its parts do not need are
-// ignored. `bias` has the type of A and B; C and aux are (m,n), row-major, in the type of D; ldc and ldaux count elements. New
-// members must come after these.
-struct cudal2gen_fused {
-  void const *bias, *c;
-  int ldc;
-  float alpha, beta;
-  void* aux;
-  int ldaux;
-};
-}
+#include "sized.h"
 
 namespace cudal2gen {
 
@@ -175,14 +164,6 @@ struct Matrix {
 };
 
 constexpr int kMostRows = 1 << 24;
-
-// How many products a launch computes, and elements from the matrices of one to those of the next; 0 shares A, B,
-// bias or C. Kernels take it as it is; those that are not fused without the last three.
-struct Batches {
-  int count = 1;
-  int64_t a = 0, b = 0, d = 0;
-  int64_t bias = 0, c = 0, aux = 0;
-};
 
 // Consecutive rows of A and D in groups, each times its own B: on the device, the row behind each group's last, ascending;
 // elements from a group's B, and from its bias along n, to the next one's, 0 shares it. Kernels take it as it is.

@@ -447,9 +447,6 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
 
 }  // namespace
 
-// Enqueues D(m,n) = activation(alpha A(m,k) * B + bias + beta C) on the given stream, with those parts that the kernel has; `fused`
-// may be null if it has none. D of a gated kernel has n / 2 columns. Leading dimensions count elements. workspace:
-// cudal2gen_workspace_bytes().
 int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                            int m, int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream) {
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {}, fused, workspace, stream);
@@ -477,14 +474,6 @@ int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, voi
                      int m, int n, int k, void* workspace, void* stream) {
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {}, nullptr, workspace, stream);
 }
-
-// A launch with fixed sizes, for callers to whom each argument of a call costs time; also for a batch, whose workspace is
-// cudal2gen_batch_workspace_bytes().
-struct cudal2gen_sized {
-  cudal2gen_kernel const* kernel;
-  int lda, ldb, ldd, m, n, k;
-  Batches batches;
-};
 
 int cudal2gen_launch_sized(cudal2gen_sized const* sized, void const* a, void const* b, void* d, void* workspace,
                            void* stream) {

@@ -21,7 +21,7 @@ _LAUNCH = (*_OPERANDS, _POINTER, _POINTER, _POINTER)
 
 
 class _Batches(ctypes.Structure):
-    """``Batches`` of launch.h."""
+    """``Batches`` of sized.h."""
 
     _fields_ = [("count", _INT), *((name, ctypes.c_int64) for name in ("a", "b", "d", "bias", "c", "aux"))]
 
@@ -32,8 +32,8 @@ class _Groups(ctypes.Structure):
     _fields_ = [("ends", _POINTER), ("count", _INT), ("b", ctypes.c_int64), ("bias", ctypes.c_int64)]
 
 
-class _Sized(ctypes.Structure):
-    """``cudal2gen_sized`` of launcher.cpp."""
+class Sized(ctypes.Structure):
+    """``cudal2gen_sized`` of sized.h."""
 
     _fields_ = [
         ("kernel", _POINTER),
@@ -43,7 +43,7 @@ class _Sized(ctypes.Structure):
 
 
 class Fused(ctypes.Structure):
-    """``cudal2gen_fused`` of launch.h: the operands of a fused kernel besides A, B and D.
+    """``cudal2gen_fused`` of sized.h: the operands of a fused kernel besides A, B and D.
 
     ``bias``, ``c`` and ``aux`` are addresses, 0 if the kernel has no such part. Leading dimensions count elements.
     """
@@ -174,7 +174,7 @@ class OpenKernel:
         call.argtypes = (_POINTER,) * 6
         address = _POINTER(ctypes.addressof(sizes))
 
-        def launch(a: int, b: int, d: int, workspace: int, stream: int, _keep: _Sized = sizes) -> int:
+        def launch(a: int, b: int, d: int, workspace: int, stream: int, _keep: Sized = sizes) -> int:
             return int(call(address, a, b, d, workspace, stream))
 
         return launch
@@ -187,15 +187,18 @@ class OpenKernel:
 
         Both are valid while the kernel is open.
         """
-        function = ctypes.cast(self._api.cudal2gen_launch_sized, _POINTER).value
-        assert function is not None
-        return function, bytes(self._sizes(lda, ldb, ldd, m, n, k, batches))
+        return _address(self._api.cudal2gen_launch_sized), bytes(self._sizes(lda, ldb, ldd, m, n, k, batches))
 
-    def _sizes(self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches) -> _Sized:
+    @property
+    def fused_call(self) -> int:
+        """The address of the C function that launches a fused kernel, valid while the kernel is open."""
+        return _address(self._api.cudal2gen_launch_fused)
+
+    def _sizes(self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches) -> Sized:
         """Raises LaunchError for numbers that do not fit a C int."""
         self._check_extents(lda, ldb, ldd, m, n, k)
         self._check_several("products", *batches)
-        return _Sized(self._handle.value, lda, ldb, ldd, m, n, k, _Batches(*batches))
+        return Sized(self._handle.value, lda, ldb, ldd, m, n, k, _Batches(*batches))
 
     def close(self) -> None:
         """Unloads the kernel, which must not be used afterwards."""
@@ -217,3 +220,10 @@ class OpenKernel:
         """Raises LaunchError if the code is not 0."""
         if code:
             raise LaunchError(code, self._api.cudal2gen_message().decode())
+
+
+def _address(function: object) -> int:
+    """That of a C function."""
+    address = ctypes.cast(function, _POINTER).value  # type: ignore[arg-type]  # a function that ctypes found
+    assert address is not None
+    return address

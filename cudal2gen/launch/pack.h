@@ -15,14 +15,11 @@
 #include <tuple>
 #include <vector>
 
-struct cudal2gen_kernel;
 extern "C" {
 char const* cudal2gen_message();
 int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out);
 int cudal2gen_close(cudal2gen_kernel* kernel);
 int64_t cudal2gen_batch_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k, int count);
-int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
-                           int m, int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream);
 int cudal2gen_launch_batched(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                              int m, int n, int k, cudal2gen::Batches const* batches, cudal2gen_fused const* fused,
                              void* workspace, void* stream);

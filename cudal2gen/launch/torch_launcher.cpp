@@ -1,5 +1,5 @@
 // Makes planned calls without Python: operators of torch that look up a call's plan by its tensors' shapes, strides and
-// types, allocate D and launch. Python decides what a call does and stores the plan here (operators/call_native.py). A
+// types, allocate D unless the call brings it, and launch. Python decides what a call does and stores the plan here (operators/call_native.py). A
 // call without a plan returns an undefined tensor, and Python makes the call.
 //
 // One binary serves every torch from 2.10 on, with any CUDA: it calls only C functions of torch's stable ABI, which are
@@ -13,6 +13,8 @@
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "sized.h"
 
 // Declared as in torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h; a test compares them.
 struct AtenTensorOpaque;
@@ -44,6 +46,7 @@ struct Torch {
   int32_t (*aoti_torch_new_uninitialized_tensor)(Tensor*);
   int32_t (*aoti_torch_new_tensor_handle)(Tensor, Tensor*);
   int32_t (*aoti_torch_delete_tensor_object)(Tensor);
+  int32_t (*aoti_torch_cpu_add_Tensor)(Tensor, Tensor, double, Tensor*);
   int32_t (*torch_call_dispatcher)(char const*, char const*, Cell*, uint64_t);
   int32_t (*aoti_torch_library_init_impl)(char const*, char const*, char const*, uint32_t, TorchLibraryOpaque**);
   int32_t (*torch_library_impl)(TorchLibraryOpaque*, char const*, OperatorKernel, uint64_t);
@@ -54,6 +57,7 @@ struct TorchCuda {
   int32_t (*aoti_torch_get_current_cuda_stream)(int32_t, void**);
   int32_t (*aoti_torch_create_cuda_guard)(int32_t, CUDAGuardOpaque**);
   int32_t (*aoti_torch_delete_cuda_guard)(CUDAGuardOpaque*);
+  int32_t (*aoti_torch_cuda_add_Tensor)(Tensor, Tensor, double, Tensor*);
 };
 
 }  // namespace cudal2gen_torch
@@ -62,22 +66,31 @@ using namespace cudal2gen_torch;
 
 extern "C" {
 
+// What the third operand of a call is: there is none; D itself; linear's bias, which the kernel adds; the same, which torch adds
+// to the kernel's D.
+enum cudal2gen_third { kNone, kOut, kBias, kBiasAfter };
+
 // What a planned call does, as Python fills it in (_Plan in call_native.py; change both, and the version below).
-//   torch_operator: if not null, this operator of torch is called with A, B and nothing (linear's bias); else
-//   launch: cudal2gen_launch_sized of a launcher, with `sized` as its first argument, which is copied here.
-//   scratch: elements of A's type. sizes: of D, which is contiguous.
+//   torch_operator: if not null, this operator of torch is called with A, B and the third operand, or nothing for linear's bias.
+//   torch_overload: its name, empty for the first. Else
+//   launch: cudal2gen_launch_sized of a launcher, with `sized` as its first argument, which is copied here; or for kBias
+//   launch_fused: cudal2gen_launch_fused of that launcher.
+//   scratch: elements of A's type. sizes: of D, which is contiguous. spans: bytes from the first to the last element of A, B, and D
+//   if it is kOut.
 //   device: the CUDA device on whose current stream to launch; -1 to launch on `stream`.
 //   guard: whether another device may be the current one, so that `device` must be made current.
 struct cudal2gen_plan {
   int64_t number;
-  char const* torch_operator;
-  int (*launch)(void const*, void const*, void const*, void*, void*, void*);
-  void const* sized;
-  int64_t sized_bytes;
+  char const *torch_operator, *torch_overload;
+  decltype(&cudal2gen_launch_sized) launch;
+  decltype(&cudal2gen_launch_fused) launch_fused;
+  cudal2gen_sized sized;
   int64_t scratch;
   int64_t dims;
   int64_t sizes[8];
-  int32_t fp32;  // D is in fp32, else of A's type
+  int64_t spans[3];
+  int32_t third;  // a cudal2gen_third
+  int32_t fp32;   // D is in fp32, else of A's type
   int32_t device;
   int32_t guard;
   void* stream;
@@ -132,23 +145,21 @@ class Key {
 
   int count_ = 0;
   uint64_t hash_ = 0;
-  int64_t words_[1 + 2 * (1 + 2 * kMostDims)];
+  int64_t words_[1 + 3 * (1 + 2 * kMostDims)];
 };
 
 // ---- plans ----
 
 struct Plan {
-  Plan(Key const& key, cudal2gen_plan const& plan) : key(key), call(plan), sized(plan.sized_bytes) {
-    if (plan.torch_operator) torch_operator = plan.torch_operator;
-    if (plan.sized_bytes) std::memcpy(sized.data(), plan.sized, sized.size());
+  Plan(Key const& key, cudal2gen_plan const& plan) : key(key), call(plan) {
+    if (plan.torch_operator) torch_operator = plan.torch_operator, torch_overload = plan.torch_overload;
     int64_t stride = 1;
     for (int64_t i = call.dims; i--; stride *= call.sizes[i]) strides[i] = stride;
   }
 
   Key key;
   cudal2gen_plan call;
-  std::string torch_operator;  // empty for a launch
-  std::vector<char> sized;  // operator new aligns it for any type
+  std::string torch_operator, torch_overload;  // empty for a launch
   int64_t strides[kMostDims] = {};
   int64_t calls = 0;  // guarded by the table's mutex
 };
@@ -243,50 +254,96 @@ class OnDevice {
   CUDAGuardOpaque* guard_ = nullptr;
 };
 
+// The operands of a call: A, B and the third one, or null. Each tensor comes with the address of its first element.
+struct Operands {
+  Owned a, b, third;
+  void *a_address = nullptr, *b_address = nullptr, *third_address = nullptr;
+
+  // Takes them from an operator's stack.
+  Operands(Cell* stack, bool with_third)
+      : a(as_tensor(stack[0])), b(as_tensor(stack[1])), third(with_third ? as_tensor(stack[2]) : nullptr) {}
+
+  // False for operands that no plan serves.
+  bool describe(Key& key) {
+    return key.add(a.get(), &a_address) && key.add(b.get(), &b_address) &&
+           (!third.get() || key.add(third.get(), &third_address));
+  }
+
+  // Whether D, the third operand, lies in the memory of A or B. Each reaches from its address as far as `spans` says.
+  bool overlap(int64_t const* spans) const {
+    auto const within = [&](void const* address, int64_t span) {
+      int64_t const before = static_cast<char const*>(third_address) - static_cast<char const*>(address);
+      return -spans[2] < before && before < span;
+    };
+    return within(a_address, spans[0]) || within(b_address, spans[1]);
+  }
+};
+
 // torch's product; null if it fails or is not contiguous, and then Python makes the call.
-Tensor by_torch(Plan const& plan, Tensor a, Tensor b) {
-  Owned left(nullptr), right(nullptr);
-  if (torch.aoti_torch_new_tensor_handle(a, left.place()) || torch.aoti_torch_new_tensor_handle(b, right.place()))
+Tensor by_torch(Plan const& plan, Operands const& operands) {
+  Owned left(nullptr), right(nullptr), third(nullptr);
+  Tensor const a = operands.a.get(), b = operands.b.get(), c = operands.third.get();
+  if (torch.aoti_torch_new_tensor_handle(a, left.place()) || torch.aoti_torch_new_tensor_handle(b, right.place()) ||
+      (c && torch.aoti_torch_new_tensor_handle(c, third.place())))
     return nullptr;
-  Cell stack[] = {reinterpret_cast<Cell>(left.release()), reinterpret_cast<Cell>(right.release()), 0};
-  if (torch.torch_call_dispatcher(plan.torch_operator.c_str(), "", stack, kTorchVersion)) return nullptr;
+  Cell stack[] = {reinterpret_cast<Cell>(left.release()), reinterpret_cast<Cell>(right.release()),
+                  reinterpret_cast<Cell>(third.release())};
+  // An optional tensor that is there is a cell on the heap, which torch deletes.
+  if (c && plan.call.third != kOut) stack[2] = reinterpret_cast<Cell>(new Cell(stack[2]));
+  if (torch.torch_call_dispatcher(plan.torch_operator.c_str(), plan.torch_overload.c_str(), stack, kTorchVersion))
+    return nullptr;
   Owned d(as_tensor(stack[0]));
   bool contiguous;
   return torch.aoti_torch_is_contiguous(d.get(), &contiguous) || !contiguous ? nullptr : d.release();
 }
 
 // D of a launch; null if anything is refused: Python then makes the call, and reports the reason.
-Tensor launched(Plan const& plan, Tensor like, void const* a, void const* b) {
+Tensor launched(Plan const& plan, Operands const& operands) {
   cudal2gen_plan const& call = plan.call;
   OnDevice const on_device(call);
+  Tensor const like = operands.a.get();
   int32_t dtype, device_type, device_index;
   if (!on_device.good || torch.aoti_torch_get_dtype(like, &dtype) ||
       torch.aoti_torch_get_device_type(like, &device_type) || torch.aoti_torch_get_device_index(like, &device_index))
     return nullptr;
   Owned d(nullptr), scratch(nullptr);
-  void *d_address, *workspace = nullptr, *stream = call.stream;
+  void *d_address = operands.third_address, *workspace = nullptr, *stream = call.stream;
   int32_t const d_dtype = call.fp32 ? torch.aoti_torch_dtype_float32() : dtype;
-  if (torch.aoti_torch_empty_strided(call.dims, call.sizes, plan.strides, d_dtype, device_type, device_index, d.place()) ||
-      torch.aoti_torch_get_data_ptr(d.get(), &d_address))
+  if (call.third == kOut ? torch.aoti_torch_new_tensor_handle(operands.third.get(), d.place())
+                         : torch.aoti_torch_empty_strided(call.dims, call.sizes, plan.strides, d_dtype, device_type,
+                                                          device_index, d.place()) ||
+                               torch.aoti_torch_get_data_ptr(d.get(), &d_address))
     return nullptr;
   int64_t const one = 1;
   if (call.scratch && (torch.aoti_torch_empty_strided(1, &call.scratch, &one, dtype, device_type, device_index, scratch.place()) ||
                        torch.aoti_torch_get_data_ptr(scratch.get(), &workspace)))
     return nullptr;
   if (call.device >= 0 && torch_cuda.aoti_torch_get_current_cuda_stream(call.device, &stream)) return nullptr;
-  return call.launch(plan.sized.data(), a, b, d_address, workspace, stream) ? nullptr : d.release();
+  void *const a = operands.a_address, *const b = operands.b_address;
+  if (call.third == kBias) {
+    cudal2gen_sized const& of = call.sized;
+    cudal2gen_fused const fused = {operands.third_address, nullptr, 0, 1, 0, nullptr, 0};
+    int const code = call.launch_fused(of.kernel, a, of.lda, b, of.ldb, d_address, of.ldd, of.m, of.n, of.k, &fused,
+                                       workspace, stream);
+    return code ? nullptr : d.release();
+  }
+  if (call.launch(&call.sized, a, b, d_address, workspace, stream)) return nullptr;
+  if (call.third != kBiasAfter) return d.release();
+  auto const add = call.device >= 0 ? torch_cuda.aoti_torch_cuda_add_Tensor : torch.aoti_torch_cpu_add_Tensor;
+  Tensor sum = nullptr;
+  return add(d.get(), operands.third.get(), 1, &sum) ? nullptr : sum;
 }
 
-Tensor planned_result(Cell* stack, bool typed) {
-  Owned const a(as_tensor(stack[0])), b(as_tensor(stack[1]));
-  Key key(static_cast<int64_t>(stack[2]));
-  void *a_address, *b_address;
-  if (!key.add(a.get(), &a_address) || !key.add(b.get(), &b_address)) return nullptr;
+// D of a call that has a plan; null if it has none, or if Python has to make it.
+Tensor planned_result(Operands& operands, int64_t kind) {
+  Key key(kind);
+  if (!operands.describe(key)) return nullptr;
   auto const plan = table().count(key);
   if (!plan) return nullptr;
-  Tensor const d = plan->torch_operator.empty() ? launched(*plan, a.get(), a_address, b_address)
-                   : typed                      ? nullptr
-                                                : by_torch(*plan, a.get(), b.get());
+  bool const overlap = plan->call.third == kOut && operands.overlap(plan->call.spans);
+  Tensor const d = overlap                         ? nullptr
+                   : plan->torch_operator.empty() ? launched(*plan, operands)
+                                                  : by_torch(*plan, operands);
   if (!d) table().uncount(*plan);
   return d;
 }
@@ -297,26 +354,51 @@ void return_tensor(Cell* stack, Tensor d) {
 }
 
 // _planned(Tensor a, Tensor b, int kind) -> Tensor: D, or an undefined tensor if the call has no plan.
-void planned(Cell* stack, uint64_t, uint64_t) { return_tensor(stack, planned_result(stack, false)); }
+void planned(Cell* stack, uint64_t, uint64_t) {
+  Operands operands(stack, false);
+  return_tensor(stack, planned_result(operands, static_cast<int64_t>(stack[2])));
+}
 
-// The same under autocast, which would change the type of torch's product: only launches are made.
-void planned_typed(Cell* stack, uint64_t, uint64_t) { return_tensor(stack, planned_result(stack, true)); }
+// _planned_biased(Tensor x, Tensor weight, Tensor bias, int kind) -> Tensor: the same for a linear layer with a bias.
+void planned_biased(Cell* stack, uint64_t, uint64_t) {
+  Operands operands(stack, true);
+  return_tensor(stack, planned_result(operands, static_cast<int64_t>(stack[3])));
+}
 
-// The same for nested tensors, which have no sizes: there is never a plan.
+// _planned_into(Tensor a, Tensor b, Tensor(a!) out, int kind) -> bool: writes D into out; false if the call has no plan.
+void planned_into(Cell* stack, uint64_t, uint64_t) {
+  Operands operands(stack, true);
+  Owned const d(planned_result(operands, static_cast<int64_t>(stack[3])));
+  stack[0] = d.get() != nullptr;
+}
+
+// The same where there is never a plan: for nested tensors, which have no sizes, and under autocast.
 void unplanned(Cell* stack, uint64_t, uint64_t) {
-  Owned const a(as_tensor(stack[0])), b(as_tensor(stack[1]));
+  Operands const operands(stack, false);
   return_tensor(stack, nullptr);
+}
+
+void unplanned_biased(Cell* stack, uint64_t, uint64_t) {
+  Operands const operands(stack, true);
+  return_tensor(stack, nullptr);
+}
+
+void unplanned_into(Cell* stack, uint64_t, uint64_t) {
+  Operands const operands(stack, true);
+  stack[0] = false;
+}
+
+void keep_plan(Operands operands, int64_t kind, Cell plan) {
+  Key key(kind);
+  if (operands.describe(key)) table().put(key, *reinterpret_cast<cudal2gen_plan const*>(plan));
 }
 
 // _plan(Tensor a, Tensor b, int kind, int plan) -> (): keeps a plan for calls of this kind with tensors like these. plan is
 // the address of a cudal2gen_plan.
-void keep(Cell* stack, uint64_t, uint64_t) {
-  Owned const a(as_tensor(stack[0])), b(as_tensor(stack[1]));
-  Key key(static_cast<int64_t>(stack[2]));
-  void* address;
-  if (key.add(a.get(), &address) && key.add(b.get(), &address))
-    table().put(key, *reinterpret_cast<cudal2gen_plan const*>(stack[3]));
-}
+void keep(Cell* stack, uint64_t, uint64_t) { keep_plan({stack, false}, static_cast<int64_t>(stack[2]), stack[3]); }
+
+// _plan_third(Tensor a, Tensor b, Tensor third, int kind, int plan) -> (): the same with a third operand.
+void keep_third(Cell* stack, uint64_t, uint64_t) { keep_plan({stack, true}, static_cast<int64_t>(stack[3]), stack[4]); }
 
 // ---- connection ----
 
@@ -340,14 +422,14 @@ bool connect_torch() {
          FIND(torch, aoti_torch_get_data_ptr) && FIND(torch, aoti_torch_empty_strided) &&
          FIND(torch, aoti_torch_is_contiguous) && FIND(torch, aoti_torch_new_tensor_handle) &&
          FIND(torch, aoti_torch_new_uninitialized_tensor) && FIND(torch, aoti_torch_delete_tensor_object) &&
-         FIND(torch, torch_call_dispatcher) &&
+         FIND(torch, aoti_torch_cpu_add_Tensor) && FIND(torch, torch_call_dispatcher) &&
          FIND(torch, aoti_torch_library_init_impl) && FIND(torch, torch_library_impl);
 }
 
 bool connect_cuda() {
   void* const library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
   return FIND(torch_cuda, aoti_torch_get_current_cuda_stream) && FIND(torch_cuda, aoti_torch_create_cuda_guard) &&
-         FIND(torch_cuda, aoti_torch_delete_cuda_guard);
+         FIND(torch_cuda, aoti_torch_delete_cuda_guard) && FIND(torch_cuda, aoti_torch_cuda_add_Tensor);
 }
 
 }  // namespace
@@ -355,33 +437,34 @@ bool connect_cuda() {
 extern "C" {
 
 // The version of cudal2gen_plan and of the operators. Python connects a library of its own version only.
-int cudal2gen_torch_version() { return 1; }
+int cudal2gen_torch_version() { return 2; }
 
 char const* cudal2gen_torch_message() { return message.c_str(); }
 
-// Gives the operators _planned and _plan, which Python has defined in a namespace, their kernels. Returns 0, or 1 with a
-// message. CompositeExplicitAutograd is below autograd and serves every device; nested tensors and autocast have keys of
-// their own, which come before it.
+// Gives the operators _planned, _plan and those like them, which Python has defined in a namespace, their kernels. Returns 0, or
+// 1 with a message. CompositeExplicitAutograd is below autograd and serves every device. Nested tensors and autocast have keys of
+// their own, which come before it: under autocast Python makes every call, since operands may have to be cast.
 int cudal2gen_torch_connect(char const* name) {
   if (!connect_torch()) return 1;
   strided = torch.aoti_torch_layout_strided();
   struct {
-    char const *key, *name;
-    OperatorKernel kernel;
-  } const kernels[] = {{"CompositeExplicitAutograd", "_planned", planned},
-                       {"NestedTensorCPU", "_planned", unplanned},
-                       {"NestedTensorCUDA", "_planned", unplanned},
-                       {"AutocastCPU", "_planned", planned_typed},
-                       {"AutocastCUDA", "_planned", planned_typed},
-                       {"CompositeExplicitAutograd", "_plan", keep}};
-  for (auto const& kernel : kernels) {
-    TorchLibraryOpaque* library = nullptr;  // never freed: its end would remove the kernels
-    if (torch.aoti_torch_library_init_impl(name, kernel.key, "torch_launcher.cpp", 0, &library) ||
-        torch.torch_library_impl(library, kernel.name, kernel.kernel, kTorchVersion)) {
-      message = "torch refuses the operators";
-      return 1;
+    char const* name;
+    OperatorKernel kernel, unplanned;  // null: has none
+  } const operators[] = {{"_planned", planned, unplanned},
+                         {"_planned_biased", planned_biased, unplanned_biased},
+                         {"_planned_into", planned_into, unplanned_into},
+                         {"_plan", keep, nullptr},
+                         {"_plan_third", keep_third, nullptr}};
+  for (auto const& op : operators)
+    for (char const* key : {"CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutocastCPU", "AutocastCUDA"}) {
+      OperatorKernel const kernel = *key == 'C' ? op.kernel : op.unplanned;
+      TorchLibraryOpaque* library = nullptr;  // never freed: its end would remove the kernels
+      if (kernel && (torch.aoti_torch_library_init_impl(name, key, "torch_launcher.cpp", 0, &library) ||
+                     torch.torch_library_impl(library, op.name, kernel, kTorchVersion))) {
+        message = "torch refuses the operators";
+        return 1;
+      }
     }
-  }
   return 0;
 }
 

@@ -10,13 +10,24 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cudal2gen.kernel import Layout, Use, aligned, ceil_div
+from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.kernel.launch import Groups
 from cudal2gen.launch.launcher import Fused, OpenKernel
-from cudal2gen.operators.call_native import MAX_DIMENSIONS, NATIVE, NativeCall, NativeLaunch
+from cudal2gen.operators.call_native import (
+    BIAS,
+    BIAS_AFTER,
+    MAX_DIMENSIONS,
+    NATIVE,
+    NONE,
+    OUT,
+    NativeCall,
+    NativeLaunch,
+    TorchCall,
+)
 from cudal2gen.operators.call_torch import torch_linear, torch_matmul
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.devices import LaunchDevice
-from cudal2gen.operators.plan_requests import Finish, Request, Run, add
+from cudal2gen.operators.plan_requests import BIASED, Finish, Request, Run, add
 from kernelproof.ground.element import Element
 
 if TYPE_CHECKING:
@@ -49,17 +60,26 @@ def bind(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, l
 def native_call(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, run: Run) -> NativeCall | None:
     """The call that ``bind`` returned, in the form that C++ makes; None if C++ cannot make it.
 
-    C++ only launches plain kernels on the operands where they lie: no fusion, groups, padding or steps by torch.
+    C++ launches on the operands where they lie, plain kernels and those that add a bias: no other fusion, no groups or
+    padding, and of steps by torch only the bias.
     """
     problem, place = request.problem, device.place
-    if place is None or problem is None or problem.grouped or problem.fusion or any(use.copied):
+    if place is None or problem is None or problem.grouped or any(use.copied):
         return None
-    if request.finish is not None or request.pair or len(request.shape) > MAX_DIMENSIONS:
+    if problem.fusion not in (PLAIN, BIASED) or request.finish not in (None, add):
+        return None
+    if request.pair or len(request.shape) > MAX_DIMENSIONS:
         return None
     a, b, d = request.operands
     launch, sized = kernel.sized_call(a.ld, b.ld, d.ld, *use.launched, request.batches)
     scratch = _workspace(kernel, use, request, request.batches.products)
-    return NativeCall(run, NativeLaunch(launch, sized, scratch, request.shape, problem.d == "f32", place))
+    call = NativeLaunch(launch, sized, kernel.fused_call, scratch, request.shape, problem.d == "f32", place)
+    return NativeCall(run, call, _third(request, BIAS if problem.fusion else BIAS_AFTER))
+
+
+def _third(request: Request, bias: int) -> int:
+    """What the third operand of a call is; ``bias``: the same of a bias."""
+    return OUT if request.into else NONE if request.fusion == PLAIN else bias
 
 
 def native_by_torch(request: Request) -> NativeCall | None:
@@ -68,7 +88,7 @@ def native_by_torch(request: Request) -> NativeCall | None:
     operator = _OPERATORS.get(request.by_torch)
     if operator is None or not (NATIVE.connected and on_gpu(request)):
         return None
-    return NativeCall(request.by_torch, operator)
+    return NativeCall(request.by_torch, TorchCall(operator, "out" if request.into else ""), _third(request, BIAS))
 
 
 def on_gpu(request: Request) -> bool:

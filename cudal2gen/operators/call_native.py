@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cudal2gen.launch.launcher import Sized
 from cudal2gen.operators.plan_requests import Run
 from kernelproof.ground.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-VERSION = 1  # version of cudal2gen_plan and of the operators
+VERSION = 2  # version of cudal2gen_plan and of the operators
 NAMESPACE = "cudal2gen"
 MAX_DIMENSIONS = 8
+# What the third operand of a call is: there is none; D; linear's bias, which the kernel or torch's operator adds; the
+# same, which torch adds to the kernel's D.
+NONE, OUT, BIAS, BIAS_AFTER = range(4)
 _INT = ctypes.c_int64
 
 
@@ -31,10 +35,10 @@ class _Plan(ctypes.Structure):
     """``cudal2gen_plan`` of torch_launcher.cpp, field by field; ``VERSION`` changes with it."""
 
     _fields_ = [
-        *(("number", _INT), ("torch_operator", ctypes.c_char_p)),
-        *(("launch", ctypes.c_void_p), ("sized", ctypes.c_char_p), ("sized_bytes", _INT)),
-        *(("scratch", _INT), ("dims", _INT), ("sizes", _INT * MAX_DIMENSIONS)),
-        *((name, ctypes.c_int32) for name in ("fp32", "device", "guard")),
+        *(("number", _INT), ("torch_operator", ctypes.c_char_p), ("torch_overload", ctypes.c_char_p)),
+        *(("launch", ctypes.c_void_p), ("launch_fused", ctypes.c_void_p), ("sized", Sized)),
+        *(("scratch", _INT), ("dims", _INT), ("sizes", _INT * MAX_DIMENSIONS), ("spans", _INT * 3)),
+        *((name, ctypes.c_int32) for name in ("third", "fp32", "device", "guard")),
         ("stream", ctypes.c_void_p),
     ]
 
@@ -49,39 +53,53 @@ class Place(NamedTuple):
 
 
 class NativeLaunch(NamedTuple):
-    """A kernel's launch. ``function``, ``sized``: what the kernel's ``sized_call`` returned. ``scratch``: the size of
-    its scratch memory, in elements of A's type. ``shape``: that of D; ``fp32``: whether D is in fp32."""
+    """A kernel's launch. ``function``, ``sized``: what the kernel's ``sized_call`` returned; ``fused``: its
+    ``fused_call``. ``scratch``: the size of its scratch memory, in elements of A's type. ``shape``: that of D;
+    ``fp32``: whether D is in fp32."""
 
     function: int
     sized: bytes
+    fused: int
     scratch: int
     shape: tuple[int, ...]
     fp32: bool
     place: Place
 
 
+class TorchCall(NamedTuple):
+    """An operator of torch by its names."""
+
+    operator: str
+    overload: str = ""
+
+
 class NativeCall:
-    """A plan's call as C++ makes it: a launch, or an operator of torch by its name. ``run``: the same in Python.
+    """A plan's call as C++ makes it: a launch, or an operator of torch. ``run``: the same in Python; ``third``: what
+    its third operand is.
 
     C++ copies what it needs when the plan is kept; only the number names the plan afterwards.
     """
 
     _numbers = count(1)
 
-    def __init__(self, run: Run, call: NativeLaunch | str) -> None:
+    def __init__(self, run: Run, call: NativeLaunch | TorchCall, third: int = NONE) -> None:
         self.run, self.kept = run, False
-        number = next(self._numbers)
-        if isinstance(call, str):
-            self._plan = _Plan(number, call.encode())
-        else:
-            sizes = (_INT * MAX_DIMENSIONS)(*call.shape)
-            launched = call.function, call.sized, len(call.sized), call.scratch, len(call.shape), sizes, call.fp32
-            self._plan = _Plan(number, None, *launched, call.place.device, call.place.guard, call.place.stream)
+        self._plan = _Plan(next(self._numbers), third=third)
+        if isinstance(call, TorchCall):
+            self._plan.torch_operator, self._plan.torch_overload = call.operator.encode(), call.overload.encode()
+            return
+        self._plan.launch, self._plan.launch_fused = call.function, call.fused
+        self._plan.sized = Sized.from_buffer_copy(call.sized)
+        self._plan.scratch, self._plan.fp32 = call.scratch, call.fp32
+        self._plan.dims, self._plan.sizes = len(call.shape), (_INT * MAX_DIMENSIONS)(*call.shape)
+        self._plan.device, self._plan.guard, self._plan.stream = call.place
 
-    def keep(self, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
-        """Lets C++ make calls with tensors like these from now on. ``kind``: everything else that the plan depends
-        on."""
-        NATIVE.plan(a, b, kind, ctypes.addressof(self._plan))
+    def keep(self, operands: Sequence[torch.Tensor], kind: int, spans: tuple[int, int, int]) -> None:
+        """Lets C++ make calls with tensors like these from now on: A, B, and the third operand if there is one.
+        ``kind``: everything else that the plan depends on; ``spans``: see ``CallPlan``."""
+        self._plan.spans = (_INT * 3)(*spans)
+        plan = NATIVE.plan if len(operands) == 2 else NATIVE.plan_third
+        plan(*operands, kind, ctypes.addressof(self._plan))
         self.kept = True
 
     def calls(self, drop: bool = False) -> int:
@@ -93,11 +111,16 @@ class NativeCall:
 
 
 class Native:
-    """The library of a process. ``planned(a, b, kind)`` returns D of a call that has a plan, else None."""
+    """The library of a process. ``planned(a, b, kind)`` returns D of a call that has a plan, else None, as under
+    autocast; ``planned_biased`` does so with a bias behind b. ``planned_into``, with D there, returns whether it has
+    written it."""
 
     def __init__(self) -> None:
         self.planned: Callable[[torch.Tensor, torch.Tensor, int], Any] = _unplanned
-        self.plan: Callable[[torch.Tensor, torch.Tensor, int, int], Any] = _unplanned
+        self.planned_biased: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], Any] = _unplanned
+        self.planned_into: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], Any] = _unplanned
+        self.plan: Callable[..., Any] = _unplanned
+        self.plan_third: Callable[..., Any] = _unplanned
         self.state = "not used yet"
         self._library: ctypes.CDLL | None = None
         self._on_cuda = False
@@ -138,7 +161,7 @@ class Native:
             calls, message = library.cudal2gen_torch_calls, library.cudal2gen_torch_message
             message.restype, calls.restype = ctypes.c_char_p, _INT
             calls.argtypes = (_INT, ctypes.c_int)
-            planned, plan = _operators()
+            operators = _operators()
             if connect(NAMESPACE.encode()):
                 return f"calls are Python's: {message().decode()}"
         except (
@@ -149,33 +172,40 @@ class Native:
         ) as error:  # no library, one of another version, or another torch
             return f"calls are Python's: {error}"
         self._on_cuda = bool(on_cuda())
-        # The library is set last: threads that do not take the lock see by it that the two functions are ready.
-        self.plan, self.planned, self._library = plan, planned, library
+        # Plans are kept only after this, and the library is set last: threads that do not take the lock see by it that
+        # the functions are ready.
+        for name, operator in operators.items():
+            setattr(self, name, operator)
+        self._library = library
         return f"calls are made by {file}"
 
 
 def _unplanned(*_: Any) -> None:
-    """Stands for ``planned`` and ``plan`` while no library is connected."""
+    """Stands for the operators of C++ while no library is connected."""
 
 
 _LIBRARIES: list[Any] = []
+SCHEMAS = {
+    "planned": "(Tensor a, Tensor b, int kind) -> Tensor",
+    "planned_biased": "(Tensor x, Tensor weight, Tensor bias, int kind) -> Tensor",
+    "planned_into": "(Tensor a, Tensor b, Tensor(a!) out, int kind) -> bool",
+    "plan": "(Tensor a, Tensor b, int kind, int plan) -> ()",
+    "plan_third": "(Tensor a, Tensor b, Tensor third, int kind, int plan) -> ()",
+}
 
 
-def _operators() -> list[Any]:
+def _operators() -> dict[str, Any]:
     """The operators of torch_launcher.cpp, by the shortest way to torch's dispatcher."""
     import torch
 
     if not _LIBRARIES:
         library = torch.library.Library(NAMESPACE, "FRAGMENT")
         _LIBRARIES.append(library)
-        for name, schema in (
-            ("_planned", "(Tensor a, Tensor b, int kind) -> Tensor"),
-            ("_plan", "(Tensor a, Tensor b, int kind, int plan) -> ()"),
-        ):
-            library.define(name + schema)
-            library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    overloads = [getattr(torch.ops.cudal2gen, name).default for name in ("_planned", "_plan")]
-    return [getattr(overload, "_op", overload) for overload in overloads]
+        for name, schema in SCHEMAS.items():
+            library.define(f"_{name}{schema}")
+            library.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
+    overloads = {name: getattr(torch.ops.cudal2gen, f"_{name}").default for name in SCHEMAS}
+    return {name: getattr(overload, "_op", overload) for name, overload in overloads.items()}
 
 
 NATIVE = Native()

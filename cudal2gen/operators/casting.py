@@ -6,11 +6,11 @@ Operators follow it as torch's own products do. Autocast kernels of theirs cast 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen.operators.check_modes import TORCH
+from cudal2gen.operators.check_modes import TORCH, undispatched
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,12 @@ def autocast_type(kind: str) -> torch.dtype | None:
 
     on = kind in KEYS and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if on else None
+
+
+def undispatched_without(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """``undispatched`` of any number of tensors, and without autocast."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    return all(undispatched(tensor, tensor) for tensor in given) and autocast_type(given[0].device.type) is None
 
 
 def following(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,11 +36,11 @@ def compiling() -> bool:
     return bool(_is_compiling())
 
 
-def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a call may skip torch's dispatcher: no tracer, mode, autocast, transform, subclass or gradient is at
-    work.
+def undispatched(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> bool:
+    """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient is at work.
 
-    The dispatcher and the derivative's wrapper in Python take longer than everything else here.
+    The dispatcher and the derivative's wrapper in Python take longer than everything else here. Autocast is not looked
+    for, which takes long too: C++ has no plan for calls under it, so only calls without a plan need to look.
     """
     # Written out without helpers, because every planned call runs all of it.
     if _is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
@@ -49,15 +49,14 @@ def undispatched(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.is_neg() or b.is_neg() or a._is_zerotensor() or b._is_zerotensor():
         return False  # only the dispatcher gives a lazy negative or a zero tensor its elements
+    if c is not None and (
+        type(c) not in _PLAIN or (c.requires_grad and _is_grad_enabled()) or c.is_neg() or c._is_zerotensor()
+    ):
+        return False
     for watches in _WATCHERS:  # noqa: SIM110  # any() takes half a microsecond
         if watches():
             return False
     return True
-
-
-def all_undispatched(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """``undispatched`` of any number of tensors."""
-    return all(tensor is None or undispatched(tensor, tensor) for tensor in tensors)
 
 
 def local(arguments: Sequence[Any]) -> bool:
@@ -153,7 +152,6 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
             internals._len_torch_dispatch_stack,
             internals._len_torch_function_stack,
             internals._get_tracing_state,
-            internals._is_any_autocast_enabled,  # false below the kernels that follow autocast
             internals._functorch.peek_interpreter_stack,
             in_forward_mode,
         )

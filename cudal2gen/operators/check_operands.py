@@ -58,15 +58,19 @@ def result_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
-    """Checks ``out``. Raises TypeError for another type, ValueError for another shape or device, or if a gradient is
-    needed."""
-    import torch
-
+    """Checks ``out``. Raises TypeError for another type, ValueError for another shape or device."""
     if out.dtype != (out_dtype or a.dtype):
         raise TypeError(f"out: expected {out_dtype or a.dtype}, got {out.dtype}")
     _check_places(a=a, out=out)
     if tuple(out.shape) != (shape := result_shape(a.shape, b.shape)):
         raise ValueError(f"out: expected the shape {shape}, got {tuple(out.shape)}")
+
+
+def check_no_gradient(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """Raises ValueError if a gradient of a call with ``out`` is needed. No plan depends on that, so it is checked at
+    each call."""
+    import torch
+
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
         raise ValueError("out: is not differentiable; use the result, or torch.no_grad()")
 

@@ -176,13 +176,13 @@ class Dispatcher:
         run = refusal(reason) if invariance == INVARIANT else run
         return self._plans.once(CallPlan(reason, f"{reason}: torch's own product", run, False, run)) if reason else None
 
-    def keep(self, plan: CallPlan, a: torch.Tensor, b: torch.Tensor, kind: int) -> None:
+    def keep(self, plan: CallPlan, kind: int, *operands: torch.Tensor) -> None:
         """Lets C++ make the later calls of a plan. ``kind``: the part of its key that the tensors do not state."""
         with self._plans.lock:
             native, current = plan.native, self is Current.dispatcher and self.plans.get(plan.key) is plan
             # A plan that was dropped meanwhile, or whose calls measure, stays Python's: C++ would bypass both.
             if native is not None and current and plan.run is native.run:
-                native.keep(a, b, kind)
+                native.keep(operands, kind, plan.spans)
 
     def withdraw(self) -> None:
         """Returns all calls to Python until they are planned again, because another dispatcher is in use."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 from cudal2gen.kernel.fusion import Activation
 from cudal2gen.operators import epilogues, vmapping
 from cudal2gen.operators.call_torch import own_fused, own_linear, own_pair, torch_pair
+from cudal2gen.operators.casting import undispatched_without
 from cudal2gen.operators.check_modes import (
     INVARIANT,
     TORCH,
-    all_undispatched,
     check_tensors,
     foreign,
     invariance,
@@ -48,7 +48,7 @@ def linear(
     ``batch_invariant``: as in ``matmul``. Raises as ``matmul``, and ValueError for another activation.
     """
     if activation is None:
-        if undispatched(x, weight) and (bias is None or undispatched(bias, bias)):
+        if undispatched(x, weight, bias):
             return run_linear(x, weight, bias, batch_invariant)
         check_tensors(x=x, weight=weight, bias=bias)
         return cast("torch.Tensor", call(named("linear", batch_invariant), x, weight, bias))
@@ -94,7 +94,7 @@ def _call(
     """
     d: torch.Tensor
     tensors = tuple(operands.values())
-    if all_undispatched(tensors):
+    if undispatched_without(tensors):
         return cast("torch.Tensor", run(*tensors, *options))
     check_tensors(**operands)
     differentiable = TORCH.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

@@ -30,6 +30,7 @@ Finish = Callable[["torch.Tensor", "torch.Tensor | None"], Any]
 MaybeMatrix = Matrix | None  # None: no layout serves the strides
 Kind = tuple[ElementName, OutputName, Acc, Layout]  # as a problem's
 
+BIASED = Fusion(bias="n")
 CPU, ELSEWHERE, META = -1, -2, -3  # devices of a request that are no CUDA device; META: nothing is computed
 
 
@@ -71,6 +72,7 @@ class Request(NamedTuple):
     fusion: Fusion = PLAIN
     finish: Finish | None = None
     pair: bool = False
+    into: bool = False
     invariance: int = FREE
 
     def alike(self, invariance: int) -> Request:
@@ -203,7 +205,8 @@ def request_matmul(
     a: torch.Tensor, b: torch.Tensor, acc: Acc, out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Request:
     """``torch.matmul(a, b)``: one product, also of all rows of A with a B that they share, or a batch."""
-    return product(facts(a), facts(b), acc, None if out is None else facts(out), out_dtype)
+    request = product(facts(a), facts(b), acc, None if out is None else facts(out), out_dtype)
+    return request if out is None else request._replace(into=True)
 
 
 def product(
@@ -278,7 +281,7 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
         stated = matrix_problem((of_x.element, "same", "f32", layout), sizes, (as_x, as_weight, Matrix(n)))
     shape = (*of_x.shape[:-1], n)
     request = Request(stated.problem, stated.obstacle, sizes, stated.operands, shape, of_x.device, torch_linear)
-    return request._replace(fusion=Fusion(bias="n"), finish=add) if biased else request
+    return request._replace(fusion=BIASED, finish=add) if biased else request
 
 
 def linear_of_rows(m: int, n: int, k: int, element: ElementName, device: int, biased: bool) -> Request:
@@ -286,7 +289,7 @@ def linear_of_rows(m: int, n: int, k: int, element: ElementName, device: int, bi
     sizes, matrices = Sizes(m, n, k), (Matrix(k), Matrix(k), Matrix(n))
     stated = matrix_problem((element, "same", "f32", "tn"), sizes, matrices)
     request = Request(stated.problem, stated.obstacle, sizes, stated.operands, (m, n), device, torch_linear)
-    return request._replace(fusion=Fusion(bias="n"), finish=add) if biased else request
+    return request._replace(fusion=BIASED, finish=add) if biased else request
 
 
 def request_grouped(

@@ -13,10 +13,11 @@ from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.call_native import NATIVE
 from cudal2gen.operators.call_torch import own_linear, own_matmul, own_matmul_out, torch_linear, torch_matmul
+from cudal2gen.operators.casting import autocast_type
 from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, undispatched
-from cudal2gen.operators.check_operands import check_linear, check_matmul, check_out, result_shape
+from cudal2gen.operators.check_operands import check_linear, check_matmul, check_no_gradient, check_out, result_shape
 from cudal2gen.operators.dispatch import Current, current
-from cudal2gen.operators.plan_requests import Arguments, in_rows, request_linear, request_matmul, span
+from cudal2gen.operators.plan_requests import Arguments, in_rows, key_of, request_linear, request_matmul, span
 from cudal2gen.operators.plans import CallPlan
 from cudal2gen.operators.registration import INVARIANT_OVERLOAD, Operator, call, named, no_script, register
 from kernelproof.ground.element import ELEMENTS, F32
@@ -46,9 +47,8 @@ def matmul(
     in any batch; see ``CUDAL2GEN_BATCH_INVARIANT``. Raises RuntimeError if no kernel computes the product.
     """
     if out is not None:
-        direct = undispatched(a, b) and undispatched(out, out)
-        if direct:
-            _matmul_out(a, b, acc, out_dtype, out=out, batch_invariant=batch_invariant)
+        if undispatched(a, b, out):
+            _write(a, b, acc, out_dtype, out, batch_invariant)
         else:
             check_tensors(a=a, b=b, out=out)
             call(f"matmul.{INVARIANT_OVERLOAD}_out" if batch_invariant else "matmul.out", a, b, acc, out_dtype, out=out)
@@ -78,16 +78,17 @@ def _matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    kind = 0 if out_dtype is None and acc == "f32" else _KINDS.get((acc, out_dtype), _NO_KIND)
-    if (alike := invariance(batch_invariant)) and kind != _NO_KIND:
-        kind += alike * _ALL_KINDS
+    alike = invariance(batch_invariant)
+    kind = alike * _ALL_KINDS if out_dtype is None and acc == "f32" else _kind(acc, out_dtype, alike)
     d: torch.Tensor | None = NATIVE.planned(a, b, kind)
     if d is not None:
         return d
+    if autocast_type(a.device.type) is not None:  # the caller skipped the dispatcher, which sees to it
+        return cast("torch.Tensor", call(named("matmul", batch_invariant), a, b, acc, out_dtype))
     a = in_rows(a, current().memory) if alike else a
     plan = plan_matmul(a, b, acc, out_dtype, alike)
     if plan.native is not None and not plan.native.kept and kind != _NO_KIND:
-        current().keep(plan, a, b, kind)
+        current().keep(plan, kind, a, b)
     plan.calls += 1
     try:
         d = plan.run(a, b, None)
@@ -121,8 +122,27 @@ def _matmul_out(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None, *, out: torch.Tensor,
     batch_invariant: bool = False,
 ) -> None:  # fmt: skip
-    dispatcher = Current.dispatcher or current()  # spares every call a call
+    check_no_gradient(a, b, out)
+    _write(a, b, acc, out_dtype, out, batch_invariant)
+
+
+def _write(
+    a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None, out: torch.Tensor, batch_invariant: bool
+) -> None:  # fmt: skip
+    """Writes a product into ``out``, of which no gradient is needed."""
     alike = invariance(batch_invariant)
+    kind = _kind(acc, out_dtype, alike)
+    if not NATIVE.planned_into(a, b, out, kind):
+        _plan_and_write(a, b, acc, out_dtype, out, kind, alike)
+    if not out.is_inference():  # such tensors have no version
+        TORCH._C._increment_version((out,))
+
+
+def _plan_and_write(
+    a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None, out: torch.Tensor, kind: int, alike: int
+) -> None:
+    """``_write`` of a call that C++ does not make. Raises ValueError if ``out`` shares memory with a or b."""
+    dispatcher = Current.dispatcher or current()  # spares every call a call
     a = in_rows(a, dispatcher.memory) if alike else a
     lies = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     where = (a.data_ptr() & 15, b.data_ptr() & 15, out.data_ptr() & 15)
@@ -139,20 +159,20 @@ def _matmul_out(
     before_a, before_b = start - a.data_ptr(), start - b.data_ptr()
     if (-span_out < before_a < span_a) or (-span_out < before_b < span_b):
         raise ValueError("out: shares memory with a or b")
+    if plan.native is not None and not plan.native.kept and kind != _NO_KIND:
+        dispatcher.keep(plan, kind, a, b, out)
     plan.calls += 1
     try:
         plan.run(a, b, out)
     except LaunchError as error:
         dispatcher.replace(plan, error).run(a, b, out)
-    if not out.is_inference():  # such tensors have no version
-        TORCH.autograd.graph.increment_version(out)
 
 
 def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, alike: int) -> CallPlan:
     """The plan of a linear layer. Its key has everything that the plan depends on. ``alike``: its ``invariance``."""
     dispatcher = Current.dispatcher or current()  # spares every call a call
     try:
-        bias_kind: tuple[Any, ...] = () if bias is None else (bias.device, bias.dtype, bias.shape)
+        bias_kind = key_of(bias)
         lies = (x.shape, x.stride(), weight.shape, weight.stride(), x.data_ptr() & 15, weight.data_ptr() & 15)
     except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
         if aside := dispatcher.plan_foreign(torch_linear, (x, weight, bias), alike):
@@ -172,15 +192,17 @@ def run_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False
 ) -> torch.Tensor:
     """The operator ``linear`` on tensors of any device."""
-    kind, alike = _LINEAR, invariance(batch_invariant)
-    kind += alike * _ALL_KINDS
-    d: torch.Tensor | None = NATIVE.planned(x, weight, kind) if bias is None else None
+    alike = invariance(batch_invariant)
+    kind, d = _LINEAR + alike * _ALL_KINDS, None
+    d = NATIVE.planned(x, weight, kind) if bias is None else NATIVE.planned_biased(x, weight, bias, kind)
     if d is not None:
         return d
+    if autocast_type(x.device.type) is not None:  # as in ``_matmul``
+        return cast("torch.Tensor", call(named("linear", batch_invariant), x, weight, bias))
     x = in_rows(x, current().memory) if alike else x
     plan = plan_linear(x, weight, bias, alike)
-    if bias is None and plan.native is not None and not plan.native.kept:
-        current().keep(plan, x, weight, kind)
+    if plan.native is not None and not plan.native.kept and (bias is None or bias.is_contiguous()):
+        current().keep(plan, kind, x, weight, *(() if bias is None else (bias,)))
     plan.calls += 1
     try:
         d = plan.run(x, weight, bias)
@@ -204,6 +226,7 @@ def _fake_matmul_out(
 ) -> None:
     check_matmul(a, b, acc, out_dtype)
     check_out(a, b, out, out_dtype)
+    check_no_gradient(a, b, out)
 
 
 def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -339,6 +362,12 @@ def _kinds() -> dict[tuple[str, Any], int]:
     """Numbers for what a plan of ``matmul`` depends on beside the tensors; 0 for the defaults."""
     types = (None, *(element.torch_dtype for element in ELEMENTS.values()), F32.torch_dtype)
     return {pair: number for number, pair in enumerate((acc, dtype) for acc in ("f32", "f16") for dtype in types)}
+
+
+def _kind(acc: str, out_dtype: Any, alike: int) -> int:
+    """The kind of a call of ``matmul``; ``alike``: its ``invariance``."""
+    kind = _KINDS.get((acc, out_dtype), _NO_KIND)
+    return kind if kind == _NO_KIND else kind + alike * _ALL_KINDS
 
 
 OPS = register(*_operators(batch_invariant=False), *_operators(batch_invariant=True))

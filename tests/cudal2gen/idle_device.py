@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudal2gen import pack
+from cudal2gen.kernel import Sm80Multistage
 from cudal2gen.launch.gpu import GpuError
 from cudal2gen.operators.call_native import Place
 from cudal2gen.operators.meter import Meter
@@ -45,7 +46,15 @@ class IdleDevice:
         return nullcontext()
 
 
-def open_pack(folder: Path) -> pack.Pack:
-    """A pack of one kernel for each layout."""
-    records = [small(acc="f32", padding="predicate", layout=layout, k=128) for layout in ("tn", "nn")]
-    return pack.open_pack(packed.folder(packed.table(records), folder / "pack", with_ptx=False))
+def records(*fusions: str) -> list[Sm80Multistage]:
+    """A kernel for each layout, plain and with each of ``fusions``."""
+    return [
+        small(acc="f32", padding="predicate", layout=layout, k=128, fusion=fusion)
+        for fusion in ("none", *fusions)
+        for layout in ("tn", "nn")
+    ]
+
+
+def open_pack(folder: Path, *fusions: str) -> pack.Pack:
+    """A pack of ``records``."""
+    return pack.open_pack(packed.folder(packed.table(records(*fusions)), folder / "pack", with_ptx=False))

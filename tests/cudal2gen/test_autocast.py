@@ -184,6 +184,21 @@ def test_transforms_follow() -> None:
     assert torch.equal(tangent, cudal2gen.linear(x[0].to(CASTS[0]), weight[0].to(CASTS[0])))
 
 
+def test_a_class_with_rules_of_its_own_follows() -> None:
+    class Doubled(torch.Tensor):  # type: ignore[misc]  # torch has no types here
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            d = super().__torch_function__(function, types, arguments, options or {})
+            return d * 2 if function is functional.linear else d
+
+    x, weight = drawn(8, 64), drawn(24, 64)
+    with torch.autocast("cpu", dtype=CASTS[0]):
+        own, reference = (each(x, weight.as_subclass(Doubled)) for each in (cudal2gen.linear, functional.linear))
+    assert own.dtype == CASTS[0]
+    assert torch.equal(own, reference)
+    assert torch.equal(own, functional.linear(x, weight).to(CASTS[0]) * 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fuse", [False, True])
 def test_compiled_training_follows(fuse: bool) -> None:
@@ -214,6 +229,18 @@ def test_compiled_training_follows(fuse: bool) -> None:
 
 def test_a_parameter_is_cast_by_a_view_of_what_autocast_keeps() -> None:
     """On a GPU ``einsum`` casts by autocast's cache; what it does here must add nothing: no copy, and no type."""
+    from torch.overrides import TorchFunctionMode
+
+    called: list[str] = []
+
+    class Watch(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
+        def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            called.append(function.__name__)
+            return function(*arguments, **(options or {}))
+
+    with torch.autocast("cpu", dtype=CASTS[0]), Watch():
+        followed((nn.Parameter(drawn(24, 64)), drawn(8, 64)))
+    assert called.count("einsum") == 1, "of the parameter"
     for shape in ((24,), (24, 64), (3, 24, 64)):
         parameter = nn.Parameter(normal(*shape))
         with torch.autocast("cpu", dtype=CASTS[0]):

@@ -25,14 +25,17 @@ from tests.cudal2gen import idle_device  # noqa: E402
 pytestmark = pytest.mark.torch
 
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 6)
+FUSED = ctypes.CFUNCTYPE(ctypes.c_int, *launcher._LAUNCH)
 NUMPY = {torch.float16: np.float16, torch.float32: np.float32}
 
 
 class Reference:
-    """A launcher for C++ that computes: ``cudal2gen_launch_sized`` by NumPy. ``code``: what it answers."""
+    """A launcher for C++ that computes: ``cudal2gen_launch_sized`` and ``_fused`` by NumPy. ``code``: what it
+    answers; ``fused``: what fused launches were given beside the matrices."""
 
     def __init__(self) -> None:
-        self.function = CALLBACK(self.launch)
+        self.function, self.fused_function = CALLBACK(self.launch), FUSED(self.launch_fused)
+        self.fused: list[launcher.Fused] = []
         self.layout, self.d_type, self.code = "nn", np.float16, 0
         self.streams: list[int] = []
         self.workspaces: list[int | None] = []
@@ -46,13 +49,26 @@ class Reference:
             return address, real(kernel, *sizes)[1]
 
         monkeypatch.setattr(OpenKernel, "sized_call", sized_call)
+        fused = ctypes.cast(self.fused_function, ctypes.c_void_p).value
+        monkeypatch.setattr(OpenKernel, "fused_call", property(lambda _: fused))
+
+    def launch_fused(
+        self, kernel: int, a: int, lda: int, b: int, ldb: int, d: int, ldd: int, m: int, n: int, k: int, fused: int,
+        workspace: int | None, stream: int,
+    ) -> int:  # fmt: skip
+        sizes = launcher.Sized(kernel, lda, ldb, ldd, m, n, k, launcher._Batches(1))
+        code = self.launch(ctypes.addressof(sizes), a, b, d, workspace, stream)
+        self.fused.append(launcher.Fused.from_buffer_copy(launcher.Fused.from_address(fused)))
+        if not code:
+            matrix(d, self.d_type, (m, n), ldd, 0)[:] += matrix(self.fused[-1].bias, np.float16, (1, n), n, 0)
+        return code
 
     def launch(self, sized: int, a: int, b: int, d: int, workspace: int | None, stream: int) -> int:
         self.streams.append(stream)
         self.workspaces.append(workspace)
         if self.code:
             return self.code
-        sizes = launcher._Sized.from_address(sized)
+        sizes = launcher.Sized.from_address(sized)
         m, n, k, batches = sizes.m, sizes.n, sizes.k, sizes.batches
         for number in range(batches.count):
             left = matrix(a, np.float16, (m, k), sizes.lda, number * batches.a)
@@ -241,11 +257,11 @@ def test_a_plan_that_races_or_was_dropped_is_not_kept(dispatcher: dispatch.Dispa
     assert plan.native is not None
     assert plan.count(drop=True) == 1
     run, plan.run = plan.run, plan.by_torch
-    dispatcher.keep(plan, a, b, 0)
+    dispatcher.keep(plan, 0, a, b)
     assert not plan.native.kept
     plan.run = run
     dispatcher.forget()
-    dispatcher.keep(plan, a, b, 0)
+    dispatcher.keep(plan, 0, a, b)
     assert not plan.native.kept
 
 
@@ -315,7 +331,7 @@ def test_threads_are_counted_exactly(device: idle_device.IdleDevice, opened: pac
 def test_torchs_products_are_cs_as_well(
     dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where they are an operator's; under autocast they are planned with the operands that it casts."""
+    """As on a GPU, where they are an operator's; under autocast they are Python's, with cast operands."""
     cudal2gen.matmul(drawn(48, 64), drawn(64, 40))
     monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
     planned_calls: list[Any] = []

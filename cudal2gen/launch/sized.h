@@ -1,0 +1,50 @@
+// Launches as callers make them to whom each argument of a call costs time: what launcher.cpp offers and torch_launcher.cpp calls,
+// without a header of CUDA.
+#pragma once
+
+#include <cstdint>
+
+struct cudal2gen_kernel;
+
+extern "C" {
+// The operands of a fused kernel besides A, B and D; its last parameter has this struct. Members that its parts do not need are
+// ignored. `bias` has the type of A and B; C and aux are (m,n), row-major, in the type of D; ldc and ldaux count elements. New
+// members must come after these.
+struct cudal2gen_fused {
+  void const *bias, *c;
+  int ldc;
+  float alpha, beta;
+  void* aux;
+  int ldaux;
+};
+}
+
+namespace cudal2gen {
+
+// How many products a launch computes, and elements from the matrices of one to those of the next; 0 shares A, B,
+// bias or C. Kernels take it as it is; those that are not fused without the last three.
+struct Batches {
+  int count = 1;
+  int64_t a = 0, b = 0, d = 0;
+  int64_t bias = 0, c = 0, aux = 0;
+};
+
+}  // namespace cudal2gen
+
+extern "C" {
+
+// A launch with fixed sizes; also for a batch, whose workspace is cudal2gen_batch_workspace_bytes().
+struct cudal2gen_sized {
+  cudal2gen_kernel const* kernel;
+  int lda, ldb, ldd, m, n, k;
+  cudal2gen::Batches batches;
+};
+
+int cudal2gen_launch_sized(cudal2gen_sized const* sized, void const* a, void const* b, void* d, void* workspace, void* stream);
+
+// Enqueues D(m,n) = activation(alpha A(m,k) * B + bias + beta C) on the given stream, with those parts that the kernel has; `fused`
+// may be null if it has none. D of a gated kernel has n / 2 columns. Leading dimensions count elements. workspace:
+// cudal2gen_workspace_bytes().
+int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd, int m,
+                           int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream);
+}

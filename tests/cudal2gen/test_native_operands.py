@@ -1,0 +1,229 @@
+"""Proves that C++ makes calls with ``out`` and linear layers with a bias, with Python's numbers, counts and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import cudal2gen
+from cudal2gen import pack
+from tests.cudal2gen import idle_device
+from tests.cudal2gen.test_native_calls import (
+    Reference,
+    device,
+    dispatcher,
+    drawn,
+    kernel_calls,
+    opened,
+    product,
+    reference,
+)
+from tests.packages import require
+
+torch = require("torch")
+
+from cudal2gen.operators import call_kernels, dispatch, emulated, torch_operators  # noqa: E402
+from scripts import overhead  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+BUILT_AHEAD = idle_device.records("bias_n", "bias_n+silu")
+__all__ = ["device", "dispatcher", "opened", "reference"]  # fixtures
+
+
+# --- out ---
+
+
+@pytest.mark.parametrize("layout", ["nn", "tn"])
+def test_d_is_written_where_it_lies(layout: str, dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    reference.layout = layout
+    a, b = drawn(48, 64), drawn(40, 64, seed=1).t() if layout == "tn" else drawn(64, 40, seed=1)
+    rows = torch.full((48, 72), 9.0).half()
+    for count, out in enumerate((torch.empty(48, 40).half(), rows[:, :40])):
+        for calls in range(3):
+            version = out._version
+            out.fill_(9)
+            assert cudal2gen.matmul(a, b, out=out) is out
+            assert out._version == version + 2, "one of fill_, one of the product"
+            assert len(reference.streams) == 2 * count + calls, "the first is Python's"
+        assert torch.equal(out, product(a, b))
+    assert torch.equal(rows[:, 40:], torch.full((48, 32), 9.0).half())
+    batch = torch.empty(3, 48, 40).half()
+    for _ in range(2):
+        cudal2gen.matmul(torch.stack([a, a, a]), b, out=batch)
+    assert torch.equal(batch, product(torch.stack([a, a, a]), b))
+    assert kernel_calls(dispatcher) == 8
+    assert len(reference.streams) == 5
+    assert dispatcher.stats()["torch"] == {}
+
+
+def test_out_that_overlaps_is_refused_at_each_call(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    memory = drawn(4 * 64 * 64)
+    a, b, apart = (memory[64 * 64 * place :][: 64 * 64].view(64, 64) for place in (0, 1, 2))
+    for _ in range(3):
+        cudal2gen.matmul(a, b, out=apart)
+    assert (kernel_calls(dispatcher), len(reference.streams)) == (3, 2)
+    for start in (0, 64 * 64 - 64, 64 * 64 + 64, 2 * 64 * 64 - 8):
+        overlapping = memory[start : start + 64 * 64].view(64, 64)
+        before = memory.clone()
+        for _ in range(2):
+            with pytest.raises(ValueError, match="shares memory"):
+                cudal2gen.matmul(a, b, out=overlapping)
+        assert torch.equal(memory, before)
+    cudal2gen.matmul(b, apart, out=a)
+    assert (kernel_calls(dispatcher), len(reference.streams)) == (4, 3)
+
+
+def test_out_of_other_types_modes_and_gradients(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    a, b, out = drawn(48, 64), drawn(64, 40, seed=1), torch.empty(48, 40).half()
+    for _ in range(2):
+        cudal2gen.matmul(a, b, out=out)
+    with pytest.raises(TypeError, match="out: expected"):
+        cudal2gen.matmul(a, b, out=out.float())
+    with pytest.raises(ValueError, match="out: expected the shape"):
+        cudal2gen.matmul(a, b, out=torch.empty(40, 40).half())
+    for call in (cudal2gen.matmul, torch.ops.cudal2gen.matmul):
+        with pytest.raises(ValueError, match="not differentiable"):
+            call(a.clone().requires_grad_(), b, out=out)
+    assert len(reference.streams) == 1
+    with torch.inference_mode():
+        inferred = torch.empty(48, 40).half()
+        cudal2gen.matmul(a, b, out=inferred)
+        assert torch.equal(inferred, product(a, b))
+    assert len(reference.streams) == 2
+    with torch.autocast("cpu", torch.bfloat16):
+        cudal2gen.matmul(a, b, out=out)
+    assert len(reference.streams) == 2, "under autocast calls are Python's"
+    for _ in range(2):
+        cudal2gen.matmul(a, b, out=out, batch_invariant=True)
+    assert len(reference.streams) == 3
+    assert kernel_calls(dispatcher) == 6
+
+
+# --- biases ---
+
+
+def layer(x: Any, weight: Any, bias: Any) -> Any:
+    return (x.double() @ weight.double().t() + bias.double()).half()
+
+
+def test_a_bias_is_added_to_the_kernels_sums(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+    """By torch, in C++, where no kernel adds it."""
+    reference.layout = "tn"
+    x, weight, bias = drawn(2, 5, 64), drawn(40, 64, seed=1), drawn(40, seed=2)
+    cudal2gen.linear(x, weight, bias)
+    for calls in range(1, 4):
+        d = cudal2gen.linear(x, weight, bias)
+        assert torch.equal(d, layer(x, weight, bias))
+        assert (d.shape, d.requires_grad, len(reference.streams)) == ((2, 5, 40), False, calls)
+    other = cudal2gen.linear(x, weight, drawn(80, seed=2)[::2])
+    assert other.shape == d.shape
+    assert len(reference.streams) == 3, "a bias with gaps is another kind"
+    with pytest.raises(ValueError, match="bias: expected the shape"):
+        cudal2gen.linear(x, weight, drawn(1))
+    with pytest.raises(TypeError, match="bias: expected"):
+        cudal2gen.linear(x, weight, bias.float())
+    assert dispatcher.stats()["torch"] == {}
+    learned = bias.clone().requires_grad_()
+    cudal2gen.linear(x, weight, learned).sum().backward()
+    assert learned.grad is not None
+
+
+@pytest.fixture(scope="module")
+def biased(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    return idle_device.open_pack(tmp_path_factory.mktemp("packs"), "bias_n", "bias_n+silu")
+
+
+@pytest.fixture
+def fusing(device: idle_device.IdleDevice, biased: pack.Pack, reference: Reference) -> Iterator[dispatch.Dispatcher]:
+    with emulated(device, [biased], prefer="kernel") as own:
+        yield own
+
+
+def test_a_kernel_adds_its_bias(fusing: dispatch.Dispatcher, reference: Reference) -> None:
+    reference.layout = "tn"
+    x, weight = drawn(48, 64), drawn(40, 64, seed=1)
+    for seed in range(4):
+        bias = drawn(40, seed=seed)
+        d = cudal2gen.linear(x, weight, bias)
+        if seed:
+            assert torch.equal(d, layer(x, weight, bias))
+            given = reference.fused[-1]
+            assert (given.bias, given.c, given.alpha, given.beta, given.aux) == (bias.data_ptr(), None, 1, 0, None)
+    assert len(reference.fused) == 3
+    gaps = drawn(80)[::2]
+    for _ in range(2):
+        cudal2gen.linear(x, weight, gaps)
+    assert len(reference.fused) == 3, "Python copies a bias with gaps"
+    cudal2gen.linear(x, weight, bias, "silu")
+    cudal2gen.linear(x, weight, bias, "silu")
+    assert len(reference.streams) == 3, "other fusions are Python's"
+    (name,) = {name for name in fusing.stats()["kernel"] if "silu" not in name}
+    assert "bias" in name
+    assert fusing.stats()["torch"] == {}
+
+
+def test_a_refused_launch_with_a_bias_is_pythons_to_tell(fusing: dispatch.Dispatcher, reference: Reference) -> None:
+    x, weight, bias = drawn(48, 64), drawn(40, 64, seed=1), drawn(40, seed=2)
+    reference.code = 1
+    for _ in range(2):
+        cudal2gen.linear(x, weight, bias)
+    assert len(reference.streams) == 1
+    assert kernel_calls(fusing) == 2, "Python's launches, which nothing refuses here"
+
+
+# --- torch's products ---
+
+
+def test_torchs_layers_and_products_into_out_are_cs(
+    dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where they are an operator's."""
+    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))
+    monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
+    planned: list[str] = []
+    for name in ("plan_linear", "_plan_and_write"):
+        real = getattr(torch_operators, name)
+        monkeypatch.setattr(
+            torch_operators, name, lambda *call, name=name, real=real: (planned.append(name), real(*call))[1]
+        )
+    x, weight, bias = drawn(48, 64).float(), drawn(40, 64, seed=1).float(), drawn(40, seed=2).float()
+    out = torch.empty(48, 40)
+    for _ in range(3):
+        assert torch.equal(cudal2gen.linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
+        out.fill_(9)
+        version = out._version
+        assert cudal2gen.matmul(x, weight.t(), out=out) is out
+        assert out._version > version
+        assert torch.equal(out, x @ weight.t())
+    assert planned == ["plan_linear", "_plan_and_write"]
+    assert dispatcher.stats()["torch"] == {"no kernels of torch.float32": 6}
+    with pytest.raises(ValueError, match="shares memory"):
+        cudal2gen.matmul(x[:, :40], weight[:, :40].t(), out=x[:, :40])
+
+
+# --- what a call costs ---
+
+
+def test_calls_with_three_operands_cost_little_more_than_plain_ones(
+    device: idle_device.IdleDevice, biased: pack.Pack
+) -> None:
+    """Through Python they cost twice as much. Minima of short rounds in turns, over again while they are disturbed."""
+    a, weight, bias, out = drawn(8, 8), drawn(8, 8, seed=1), drawn(8, seed=2), torch.empty(8, 8).half()
+    calls: dict[str, Callable[[], Any]] = {
+        "plain": lambda: cudal2gen.matmul(a, weight),
+        "out": lambda: cudal2gen.matmul(a, weight, out=out),
+        "bias": lambda: cudal2gen.linear(a, weight, bias),
+    }
+    least = dict.fromkeys(calls, float("inf"))
+    with torch.no_grad(), emulated(device, [biased], prefer="kernel"):
+        for call in calls.values():
+            call()
+        for _ in range(10):
+            cost = overhead.costs(calls, rounds=40)
+            least = {name: min(least[name], cost[name].least) for name in least}
+            if max(least.values()) < 1.4 * least["plain"]:
+                break
+    assert max(least.values()) < 1.4 * least["plain"], least
