@@ -32,7 +32,7 @@ from cudal2gen.kernel import Problem
 from cudal2gen.launch.gpu import Absent, Call, Contender, KernelContender, MeasuringDevice, Reading, Staged
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.launch.operands import Operands
-from cudal2gen.results import L2, MIN_US, Conditions, Environment, Measurement, ProtocolName, Timing
+from cudal2gen.results import L2, MIN_US, Conditions, Environment, Measurement, ProtocolName, Timing, exceeds
 from kernelproof.ground.errors import Failure
 
 SAMPLE_US = 200.0  # intended device time of one sample; short kernels are launched repeatedly to fill it
@@ -42,7 +42,6 @@ MAX_CALLS = 64  # most launches in one sample
 MIN_ROUNDS, MAX_ROUNDS = 3, 15
 MAX_HOST_ROUNDS = 500
 
-EXCEEDED = 3  # operands of this many times the L2's size cannot stay in it, so hot and cold are the same
 # Least time between two readings of the card. A reading by NVML may take milliseconds in which the device idles and its
 # clocks change, so it must be rare.
 READING_SECONDS = 0.05
@@ -103,7 +102,7 @@ Turn = Callable[[Ready, Samples], None]
 
 def states(problem: Problem, protocol: ProtocolName, l2_bytes: int, products: int = 1) -> tuple[L2, ...]:
     """The L2 states in which a problem with this number of ``products`` is measured."""
-    if products * problem.traffic_bytes >= EXCEEDED * l2_bytes:
+    if exceeds(problem, l2_bytes, products):
         return ("exceeded",)
     return ("cold", "hot") if protocol == "device" else ("hot",)
 

@@ -31,7 +31,7 @@ from cudal2gen.kernel.launch import Batches, Groups, Sizes
 from cudal2gen.kernel.launch import Operands as LaunchOperands
 from cudal2gen.launch.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.launch.operands import Empty, Operands, check, draw, launched, matrices
-from cudal2gen.results import Environment
+from cudal2gen.results import EXCEEDED, Environment
 from kernelproof.ground.chips import GPUS, CardFacts, runs
 from kernelproof.ground.element import F16
 from kernelproof.ground.errors import MissingTool
@@ -474,7 +474,6 @@ class Gpu(Card):
         torch.cuda.set_device(self.device)
         self._own = torch.cuda.Stream(self.device)
         torch.cuda.set_stream(self._own)
-        self._scratch: torch.Tensor | None = None
         self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # Reference products must be fp32 throughout (no tf32).
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -535,10 +534,7 @@ class Gpu(Card):
         return float(self._start.elapsed_time(self._stop)) * 1000
 
     def evict(self) -> None:
-        if self._scratch is None:
-            count = 3 * self._properties.L2_cache_size // F16.bytes
-            self._scratch = self._torch.empty(count, dtype=F16.torch_dtype, device=self.device).normal_()
-        self._scratch.amax()
+        evict(self.device)
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize(self.device)
@@ -548,6 +544,15 @@ class Gpu(Card):
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def evict(device: torch.device) -> None:
+    """Enqueues a read of ``EXCEEDED`` times the L2's size on the current stream, which evicts everything else from the
+    L2. What is read does not matter; its memory goes back to torch."""
+    import torch
+
+    count = EXCEEDED * torch.cuda.get_device_properties(device).L2_cache_size // F16.bytes
+    torch.empty(count, dtype=F16.torch_dtype, device=device).amax()
 
 
 def _driver() -> ctypes.CDLL | None:

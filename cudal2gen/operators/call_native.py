@@ -83,7 +83,7 @@ class NativeCall:
     _numbers = count(1)
 
     def __init__(self, run: Run, call: NativeLaunch | TorchCall, third: int = NONE) -> None:
-        self.run, self.kept = run, False
+        self.run, self.third, self.kept = run, third, False
         self._plan = _Plan(next(self._numbers), third=third)
         if isinstance(call, TorchCall):
             self._plan.torch_operator, self._plan.torch_overload = call.operator.encode(), call.overload.encode()

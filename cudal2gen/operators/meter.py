@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from cudal2gen.launch.gpu import Card
+from cudal2gen.launch.gpu import Card, evict
 from cudal2gen.results import Environment
 
 CYCLES_US = 2000  # cycles of an SM in a microsecond on fast cards; slower cards are held a little longer
@@ -25,6 +25,14 @@ class Meter(Protocol):
 
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
         """Device time of this many calls in a row, in microseconds."""
+        ...
+
+    def host_us(self, call: Callable[[], object], times: int) -> float:
+        """The host's time for this many calls in a row, in microseconds, without the device's."""
+        ...
+
+    def evict(self) -> None:
+        """Enqueues a read that evicts everything else from the L2."""
         ...
 
     def synchronize(self) -> None: ...
@@ -69,6 +77,17 @@ class CudaMeter:
         self._call_us = min(max(call_us, 0.9 * self._call_us), MAX_CALL_US)
         stop.synchronize()
         return float(start.elapsed_time(stop)) * 1000
+
+    def host_us(self, call: Callable[[], object], times: int) -> float:
+        self.synchronize()  # a full queue would make the host wait
+        began = self.now()
+        for _ in range(times):
+            call()
+        return (self.now() - began) * 1e6
+
+    def evict(self) -> None:
+        with self._torch.cuda.device(self._index), self._torch.cuda.stream(self._stream()):
+            evict(self._torch.device("cuda", self._index))
 
     def _hold(self, us: float) -> None:
         """Keeps the stream busy for at least this long."""

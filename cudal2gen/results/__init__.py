@@ -7,6 +7,7 @@ computes speedups with their intervals, and ``choice`` decides by measurements w
 from cudal2gen.results.rows import BATCHED as BATCHED
 from cudal2gen.results.rows import DERIVED as DERIVED
 from cudal2gen.results.rows import EPILOGUE as EPILOGUE
+from cudal2gen.results.rows import EXCEEDED as EXCEEDED
 from cudal2gen.results.rows import GROUPED as GROUPED
 from cudal2gen.results.rows import IN_MACHINE_CODE as IN_MACHINE_CODE
 from cudal2gen.results.rows import IN_PTX as IN_PTX
@@ -36,6 +37,7 @@ from cudal2gen.results.rows import Source as Source
 from cudal2gen.results.rows import Timing as Timing
 from cudal2gen.results.rows import Trial as Trial
 from cudal2gen.results.rows import Verdict as Verdict
+from cudal2gen.results.rows import exceeds as exceeds
 from cudal2gen.results.rows import executed as executed
 from cudal2gen.results.rows import executed_in as executed_in
 from cudal2gen.results.rows import rivals as rivals

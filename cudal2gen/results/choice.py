@@ -533,7 +533,8 @@ def row_of(problem: Problem, products: int, number: int, states: Mapping[str, Me
         for baseline in rivals:
             vendor, ratio = measurement.timing(baseline), results.speedup(measurement, baseline)
             if kernel is not None and vendor is not None and ratio is not None:
-                contests.append((ratio, kernel.median_us, vendor.median_us, f"{state} L2, {baseline}"))
+                host = ", host time in" if kernel.wall_us else ""
+                contests.append((ratio, kernel.median_us, vendor.median_us, f"{state} L2{host}, {baseline}"))
     if not any(state.endswith(rivals[0]) for *_, state in contests):
         return None
     ratio, us, vendor_us, state = min(contests, key=lambda contest: contest[0].low)

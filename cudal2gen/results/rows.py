@@ -44,6 +44,7 @@ Source = Literal["gpu", "replay", "model"]  # where a trial's times come from: a
 KERNEL, INCUMBENT = "cudal2gen", "incumbent"
 # A timing's ``detail`` begins with this if a user's call measured it; ", " and a bucket's number of rows may follow.
 ON_OPERANDS = "on a call's own operands"
+EXCEEDED = 3  # operands of this many times the L2's size cannot stay in it, so hot and cold are the same
 MIN_US = 0.5  # no sample can be shorter: an empty kernel takes about a microsecond in a CUDA graph
 # A vendor interface is measured with B stored both ways; "-max" is the faster of the two, problem by problem.
 DERIVED = {
@@ -348,6 +349,11 @@ def _in_turns(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
 
 # All contenders of a measurement have equally many samples: they took turns, and the i-th samples make a pair.
 Timings = Annotated[tuple[Timing, ...], AfterValidator(_in_turns)]
+
+
+def exceeds(problem: Problem, l2_bytes: int, products: int = 1) -> bool:
+    """Whether operands exceed the L2 so far that a hot and a cold one are the same."""
+    return products * problem.traffic_bytes >= EXCEEDED * l2_bytes
 
 
 class Measurement(Posed):

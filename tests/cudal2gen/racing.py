@@ -57,7 +57,7 @@ class Clock:
 
     def __init__(self, device: EmulatedDevice, times_us: Mapping[str, float], torch_us: float) -> None:
         self.device, self.times_us, self.torch_us = device, times_us, torch_us
-        self.environment, self.busy, self.seconds = A100, False, 0.0
+        self.environment, self.busy, self.seconds, self.evicted = A100, False, 0.0, 0
 
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
         before = len(self.device.session.launches)
@@ -66,6 +66,12 @@ class Clock:
         us = self.times_us.get(launches[0], 250.0) if launches else self.torch_us
         self.seconds += us * times / 1e6
         return us * times
+
+    def host_us(self, call: Callable[[], object], times: int) -> float:
+        return 0.0
+
+    def evict(self) -> None:
+        self.evicted += 1
 
     def synchronize(self) -> None:
         self.device.synchronize()

@@ -67,10 +67,12 @@ def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, 
             "torch": {},
             "gained_us": {NAMES["whole"]: 200},
         }
-        assert "was measured: 1.500x [1.500, 1.500] (hot L2, torch.matmul)" in cudal2gen.explain(a, b.t())
+        assert "was measured: 1.500x [1.500, 1.500] (cold L2, host time in, torch.matmul)" in cudal2gen.explain(
+            a, b.t()
+        )
         assert clock.seconds < races.SHAPE_SECONDS, "a race ends with its budget"
     (row,) = measurements()
-    assert (row.problem.mnk, row.environment, row.l2) == ("30_24_64", A100.id, "hot")
+    assert (row.problem.mnk, row.environment, row.l2) == ("30_24_64", A100.id, "cold")
     kernel, vendor = row.timings
     assert kernel.record == NAMES["whole"]
     assert len(kernel.event_us) == len(vendor.event_us) >= 2 * races.MIN_ROUNDS

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from cudal2gen.kernel import Problem
 from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.launch.gpu import GpuError
+from cudal2gen.operators.call_native import NATIVE
 from cudal2gen.operators.check_modes import deterministic
 from cudal2gen.operators.devices import LaunchDevice
 from cudal2gen.operators.measuring import buckets
@@ -232,6 +233,8 @@ class Watch:
 
     def _steps(self, tuner: Autotuner, arguments: Arguments, hot: bool) -> Iterator[None]:
         for variant, target in self._targets(hot):
+            if self._device.place is not None:  # the host's time is that of calls by C++
+                NATIVE.serves(self._device.place, self._pack.torch_library)
             opened = partial(self._measuring._packs.open, self._pack, index=self._index, device=self._device)
             outlive = self._measuring.mode == "background"
             contests = Contests(self._device, variant.request, arguments, opened, outlive)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import count, cycle
 from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.kernel import Problem, Use
@@ -11,7 +12,8 @@ from cudal2gen.kernel.launch import Matrix
 from cudal2gen.launch.gpu import GpuError
 from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.launch.operands import Operands as Tensors
-from cudal2gen.operators.call_kernels import bind
+from cudal2gen.operators.call_kernels import bind, native_by_torch, native_call, on_gpu
+from cudal2gen.operators.call_native import NATIVE, NONE, NativeCall, TorchCall
 from cudal2gen.operators.check_modes import TORCH
 from cudal2gen.operators.derived import DERIVED
 from cudal2gen.operators.devices import LaunchDevice, StaleMemory
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from cudal2gen.bench.check import Reference
 
 
+_KINDS = count(-2, -1)  # kinds of calls in C++ that no operator's call has
 Opened = Callable[[TableKernel], OpenKernel]  # opens a kernel of the pack; raises ByTorch
 
 
@@ -61,20 +64,65 @@ class Contest:
             # As matrices: operands may be vectors, and batch dimensions may be rows of A or repeats of B.
             b, third = _cols(b, request).t(), None
         self._arguments = Arguments(a, b, third)
+        self._sets = cycle([self._arguments])
+        self._natives: list[NativeCall] = []
         self._request = request._replace(
             problem=problem, sizes=request.sizes._replace(m=problem.m), operands=self.operands, shape=shape,
             batches=batches, pair=request.pair and bool(problem.fusion),
         )  # fmt: skip
 
+    def rotate(self, count: int) -> None:
+        """Lets calls take turns on ``count`` sets of the operands, so that none of ``count`` calls in a row finds in
+        the L2 what another one has read."""
+        self._sets = cycle([self._arguments, *(_copies(self._device, self._arguments) for _ in range(count - 1))])
+
     def by_torch(self) -> object:
         """torch's own product, with everything that the request asks for."""
-        import torch
+        return self._by_torch(*next(self._sets))
 
-        a, b, third = self._arguments
+    @property
+    def _by_torch(self) -> Run:
         problem = self.problem
         if problem.fusion or problem.batched or problem.d != "same":
-            return self._request.by_torch(a, b, third)
-        return torch.mm(a, b)
+            return self._request.by_torch
+        return lambda a, b, _: TORCH.mm(a, b)
+
+    def planned_by_torch(self) -> Callable[[], object]:
+        """``by_torch`` as planned calls are made."""
+        if self._by_torch is self._request.by_torch:
+            return self._planned(self._by_torch, native_by_torch(self._request))
+        native = NATIVE.connected and on_gpu(self._request)
+        return self._planned(self._by_torch, NativeCall(self._by_torch, TorchCall("aten::mm")) if native else None)
+
+    def planned(self, kernel: TableKernel, use: Use) -> Callable[[], object]:
+        """``call`` of a kernel as planned calls are made. Raises as ``call``."""
+        run, opened = self._bound(self._device, kernel, use)
+        return self._planned(
+            run, native_call(self._device, opened, use, self._request, run) if NATIVE.connected else None
+        )
+
+    def _planned(self, run: Run, native: NativeCall | None) -> Callable[[], object]:
+        """A call by C++ if it makes calls of this kind, else from Python."""
+        arguments = self._arguments
+        operands = arguments[: 2 + (native is not None and native.third != NONE)]
+        if native is None or None in operands:
+            return lambda: run(*arguments)
+        kind = next(_KINDS)
+        native.keep(cast("Sequence[torch.Tensor]", operands), kind, (0, 0, 0))
+        self._natives.append(native)
+        make: Callable[..., Any] = NATIVE.planned if len(operands) == 2 else NATIVE.planned_biased
+
+        def call() -> object:
+            d = make(*operands, kind)
+            return run(*arguments) if d is None else d
+
+        return call
+
+    def close(self) -> None:
+        """Takes back what C++ keeps of its calls."""
+        for native in self._natives:
+            native.calls(drop=True)
+        self._natives.clear()
 
     def takes(self, kernel: TableKernel, use: Use) -> bool:
         """Whether a plan would accept this use of a kernel."""
@@ -89,14 +137,16 @@ class Contest:
 
         Raises LaunchError, GpuError or OSError, and so does the call.
         """
+        device = cast("LaunchDevice", StaleMemory(self._device)) if stale else self._device
+        run, _ = self._bound(device, kernel, use)
+        return lambda: run(*next(self._sets))
+
+    def _bound(self, device: LaunchDevice, kernel: TableKernel, use: Use) -> tuple[Run, OpenKernel]:
         try:
-            kernel_of_card = self._opened(kernel)
+            opened = self._opened(kernel)
         except ByTorch as why:
             raise GpuError(str(why)) from None
-        device = cast("LaunchDevice", StaleMemory(self._device)) if stale else self._device
-        run: Run = bind(device, kernel_of_card, use, self._request, self.problem.layout)
-        a, b, third = self._arguments
-        return lambda: run(a, b, third)
+        return bind(device, opened, use, self._request, self.problem.layout), opened
 
     @cached_property
     def _references(self) -> list[Reference]:
@@ -152,12 +202,20 @@ class Contests:
     ) -> None:  # fmt: skip
         self._device, self._request, self._opened = device, request, opened
         self._arguments, self._copied = arguments, not outlive
+        self._made: list[Contest] = []
 
     def on(self, problem: Problem) -> Contest:
         """The contest on a problem. Raises what torch raises if there is no memory for it."""
         if not self._copied:
             self._arguments, self._copied = _copies(self._device, self._arguments), True
-        return Contest(self._device, self._request, problem, self._arguments, self._opened)
+        contest = Contest(self._device, self._request, problem, self._arguments, self._opened)
+        self._made.append(contest)
+        return contest
+
+    def close(self) -> None:
+        """Ends all of its contests."""
+        for contest in self._made:
+            contest.close()
 
 
 def _rows(device: LaunchDevice, a: torch.Tensor, request: Request, rows: int, first: int) -> torch.Tensor:

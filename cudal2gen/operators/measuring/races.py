@@ -1,5 +1,8 @@
 """Races: a call times a few kernels of the pack against torch on its own operands, and the result is stored.
 
+A sample is what an eager call takes: the longer one of the device's time, with operands that no call before it has left
+in the L2, and the host's time.
+
 There are three modes. ``off`` is the default. ``once``: the first call of a problem that was never measured races
 before it returns. ``background``: each later call races a little while the device is idle.
 
@@ -18,7 +21,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
@@ -33,6 +35,7 @@ from cudal2gen.launch.gpu import GpuError
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators.measuring import buckets, rule
 from cudal2gen.operators.measuring.contests import Contest, Contests
+from cudal2gen.operators.measuring.samples import Entrant, Sample, Stopwatch, eager
 from cudal2gen.operators.measuring.tuned import Store
 from cudal2gen.operators.meter import Meter
 from cudal2gen.results import KERNEL, MIN_US, ON_OPERANDS, Conditions, Measurement, Timing
@@ -73,20 +76,6 @@ class Target(NamedTuple):
     def rows(self) -> str:
         """The bucket in words; empty if there is none."""
         return f", for {self.least} to {self.problem.m} rows" if self.is_bucket else ""
-
-
-@dataclass
-class Entrant:
-    """A kernel in a race. ``sample`` takes one sample and returns microseconds per call; ``error`` is that of its first
-    result; ``sample_us``: time of one sample, 0 before the first; ``first``: the log ratio of torch's time to its own,
-    by its first samples."""
-
-    kernel: TableKernel
-    sample: Callable[[], float]
-    error: float
-    sample_us: float = 0.0
-    first: float = 0.0
-    samples_us: list[float] = field(default_factory=list)
 
 
 def mode_of(value: str | None) -> Mode:
@@ -182,6 +171,7 @@ class Autotuner:
             # Not before: a target that counts as tried gets plans at once, and those must know the result.
             if judged or self.inconclusive[target] >= MAX_INCONCLUSIVE:
                 self.tried.add(target)
+            contests.close()
 
     def pause(self, target: Target) -> int:
         """How many calls come before a target is raced: twice as many after each race that told nothing of other
@@ -263,7 +253,7 @@ class _Race:
         self.tuner, self.meter, self.store = tuner, tuner.meter, tuner.store
         self.table, self.target, self.contests = table, target, contests
         self.spent, self.began = 0.0, 0.0
-        self.calls = 1  # calls in a sample
+        self.watch = Stopwatch(tuner.meter, tuner.store.environment)
         self.field: list[float] = []  # the first log ratio of each kernel that was timed
 
     def steps(self) -> Generator[None, None, bool]:
@@ -280,21 +270,22 @@ class _Race:
             return False
         yield
         contest.by_torch()
-        once_us = self.meter.elapsed_us(contest.by_torch, 1)
-        self.calls = max(1, math.ceil(SAMPLE_US / max(once_us, MIN_US)))
+        once_us = self.watch.sample(contest.by_torch).device
+        self.watch.calls = max(1, math.ceil(SAMPLE_US / max(once_us, MIN_US)))
+        self.watch.ready(contest)
         entrants: list[Entrant] = []
         for kernel, use in candidates:
-            if not self._covers(samples * self.calls * once_us):
+            if not self._covers(samples * self.watch.calls * once_us):
                 break
             if entrant := self._first_run(contest, kernel, use):
                 entrants.append(entrant)
             yield
-        heat = yield from self._heat(contest, entrants, self.calls * once_us)
+        heat = yield from self._heat(contest, entrants, self.watch.calls * once_us)
         if heat is None:
             return True
-        best, vendor_us = heat
-        measurements = [self._measurement(contest, best, vendor_us)]
-        if rule.promising(_logs(vendor_us, best.samples_us)):
+        best, vendor = heat
+        measurements = [self._measurement(contest, best, vendor)]
+        if rule.promising(_logs(eager(vendor), eager(best.samples))):
             # Timed again by themselves, because the samples that selected the best of several favour it.
             duels = yield from self._duels(contest, best)
             if duels is None:
@@ -320,19 +311,20 @@ class _Race:
 
     def _heat(
         self, contest: Contest, entrants: list[Entrant], vendor_us: float
-    ) -> Generator[None, None, tuple[Entrant, list[float]] | None]:
+    ) -> Generator[None, None, tuple[Entrant, list[Sample]] | None]:
         """The fastest of as many finalists as the budget covers, with torch's samples beside its own; None if there is
-        none. ``vendor_us``: time of one sample of torch."""
+        none. ``vendor_us``: device time of one sample of torch."""
         # What the other entrants' samples, the heat and the duels need of the budget comes before further pairs.
         reserved_us = (len(entrants) + self._least_samples) * vendor_us
         for entrant in entrants:
             if not self._covers(0.0):
                 break
-            own_us = entrant.sample()
-            logs = [_log(vendor_us / self.calls, own_us)]
-            while len(logs) < FIRST_PAIRS and self._covers(reserved_us + vendor_us + own_us * self.calls):
-                logs.append(_log(self._sample(contest.by_torch), entrant.sample()))
-            entrant.sample_us, entrant.first = own_us * self.calls, median(logs)
+            own = entrant.sample()
+            own_us = own.device * self.watch.calls
+            logs = [_log(max(vendor_us / self.watch.calls, self.watch.torch_us), own.eager)]
+            while len(logs) < FIRST_PAIRS and self._covers(reserved_us + vendor_us + own_us):
+                logs.append(_log(self.watch.by_torch(contest).eager, entrant.sample().eager))
+            entrant.sample_us, entrant.first = own_us, median(logs)
             yield
         ranked = sorted((entrant for entrant in entrants if entrant.sample_us), key=lambda entrant: -entrant.first)
         self.field = [entrant.first for entrant in ranked]
@@ -343,13 +335,13 @@ class _Race:
             if self._covers(2 * MIN_ROUNDS * (vendor_us + sum(entrant.sample_us for entrant in finalists) + duels)):
                 break
             finalists.pop()
-        samples: list[float] = []
-        if not (yield from self._rounds(contest, finalists, samples, MIN_ROUNDS)):
+        vendor: list[Sample] = []
+        if not (yield from self._rounds(contest, finalists, vendor, MIN_ROUNDS)):
             return None
         sound = [entrant for entrant in finalists if self._is_possible(contest, entrant)]
-        if not sound or min(samples) < self._floor_us(contest):
+        if not sound or min(vendor).device < self._floor_us(contest):
             return None
-        return min(sound, key=lambda entrant: median(entrant.samples_us)), samples
+        return min(sound, key=lambda entrant: median(eager(entrant.samples))), vendor
 
     def _duels(self, contest: Contest, best: Entrant) -> Generator[None, None, list[Measurement] | None]:
         """Measurements of the best kernel beside torch at the problem's rows, and if it wins there, at the bucket's
@@ -358,35 +350,36 @@ class _Race:
         for rows in range(1 + self.target.is_bucket):
             if rows:
                 contest = self.contests.on(buckets.at(self.target.problem, self.target.least))
+                self.watch.ready(contest)
                 use = _use(best.kernel, self.target._replace(problem=contest.problem), contest)
                 lower = self._first_run(contest, best.kernel, use) if use else None
                 if lower is None:
                     return None
                 contest.by_torch()
                 best = lower
-            samples: list[float] = []
-            best.samples_us.clear()
+            vendor: list[Sample] = []
+            best.samples.clear()
             duels_after = 0 if rows else self.target.is_bucket
-            if not (yield from self._rounds(contest, [best], samples, MAX_ROUNDS, duels_after)):
+            if not (yield from self._rounds(contest, [best], vendor, MAX_ROUNDS, duels_after)):
                 return None
-            if not self._is_possible(contest, best) or min(samples) < self._floor_us(contest):
+            if not self._is_possible(contest, best) or min(vendor).device < self._floor_us(contest):
                 return None
-            measurements.append(self._measurement(contest, best, samples))
-            if not faster(samples, best.samples_us):
+            measurements.append(self._measurement(contest, best, vendor))
+            if not faster(eager(vendor), eager(best.samples)):
                 return measurements
-            if not rule.taken(_logs(samples, best.samples_us), np.array(self.field)):
+            if not rule.taken(_logs(eager(vendor), eager(best.samples)), np.array(self.field)):
                 return None
         return measurements
 
     def _rounds(
-        self, contest: Contest, entrants: Sequence[Entrant], samples: list[float], most: int, duels_after: int = 0
+        self, contest: Contest, entrants: Sequence[Entrant], vendor: list[Sample], most: int, duels_after: int = 0
     ) -> Generator[None, None, bool]:
         """Takes two samples of torch and of each entrant in a round, forwards and backwards so that drifts of the clock
         cancel, in up to ``most`` rounds. Returns whether there were enough. ``duels_after``: duels for which the budget
         must keep time."""
-        by_torch = partial(self._sample, contest.by_torch)
-        field: list[tuple[list[float], Callable[[], float]]] = [(samples, by_torch)]
-        field += [(entrant.samples_us, entrant.sample) for entrant in entrants]
+        by_torch = partial(self.watch.by_torch, contest)
+        field: list[tuple[list[Sample], Callable[[], Sample]]] = [(vendor, by_torch)]
+        field += [(entrant.samples, entrant.sample) for entrant in entrants]
         round_us = 0.0
         for count in range(most if entrants else 0):
             reserved = duels_after * MIN_ROUNDS if count >= MIN_ROUNDS else 0
@@ -397,7 +390,7 @@ class _Race:
                 column.append(sample())
             round_us = (self.meter.now() - start) * 1e6
             yield
-        return len(samples) >= 2 * MIN_ROUNDS
+        return len(vendor) >= 2 * MIN_ROUNDS
 
     def _covers(self, us: float) -> bool:
         """Whether the budgets of the race and of the process have this many microseconds left, after the present step
@@ -409,13 +402,10 @@ class _Race:
     def _floor_us(self, contest: Contest) -> float:
         return max(self.store.environment.floor_us(contest.computed, cold=False, products=contest.products), MIN_US)
 
-    def _sample(self, call: Callable[[], object]) -> float:
-        return self.meter.elapsed_us(call, self.calls) / self.calls
-
     def _is_possible(self, contest: Contest, entrant: Entrant) -> bool:
         """Whether every sample is as slow as the card's limits demand; if not, the kernel cheats, and is banned."""
         floor_us = self._floor_us(contest)
-        if min(entrant.samples_us) >= floor_us:
+        if min(entrant.samples).device >= floor_us:
             return True
         self.store.first_runs.ban(entrant.kernel.digest, f"faster than {floor_us:.2f} us, which no kernel can be")
         return False
@@ -440,16 +430,16 @@ class _Race:
         if wrong:
             warnings.warn(f"cudal2gen: {kernel.record.name}: {wrong}; it is not used on this card", stacklevel=2)
             return None
-        return Entrant(kernel, self._guarded(kernel, contest.call(kernel, use)), largest_error)
+        host_us = self.watch.host_us(contest.planned(kernel, use))
+        return Entrant(kernel, self._guarded(kernel, contest.call(kernel, use), host_us), largest_error)
 
-    def _guarded(self, kernel: TableKernel, call: Callable[[], object]) -> Callable[[], float]:
-        """A function that takes a sample of the kernel's calls, in microseconds; if the device fails in it, the kernel
-        is banned."""
+    def _guarded(self, kernel: TableKernel, call: Callable[[], object], host_us: float) -> Callable[[], Sample]:
+        """A function that takes a sample of the kernel's calls; if the device fails in it, the kernel is banned."""
         import torch
 
-        def sample() -> float:
+        def sample() -> Sample:
             try:
-                return self._sample(call)
+                return self.watch.sample(call, host_us)
             except (LaunchError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # a fault of the device, as torch raises it where it is waited for
@@ -458,11 +448,11 @@ class _Race:
 
         return sample
 
-    def _measurement(self, contest: Contest, best: Entrant, vendor_us: Sequence[float]) -> Measurement:
+    def _measurement(self, contest: Contest, best: Entrant, vendor: Sequence[Sample]) -> Measurement:
         record, digest, problem = best.kernel.record, best.kernel.digest, contest.problem
         contenders = (
-            (KERNEL, record.name, digest, best.samples_us, best.error),
-            (results.rivals(problem)[0], None, None, vendor_us, 0.0),
+            (KERNEL, record.name, digest, best.samples, best.error),
+            (results.rivals(problem)[0], None, None, vendor, 0.0),
         )
         timings = tuple(
             Timing(
@@ -470,8 +460,9 @@ class _Race:
                 record=name,
                 digest=binary,
                 detail=f"{ON_OPERANDS}{self.target.rows}",
-                calls=self.calls,
-                event_us=tuple(round(sample, 4) for sample in samples),
+                calls=self.watch.calls,
+                event_us=tuple(round(sample.device, 4) for sample in samples),
+                wall_us=tuple(round(sample.eager, 4) for sample in samples),
                 error=error,
             )
             for contender, name, binary, samples, error in contenders
@@ -482,7 +473,7 @@ class _Race:
             **dict(problem),
             products=contest.products,
             protocol="device",
-            l2="hot",
+            l2=self.watch.l2,
             seed=0,
             digest=digest,
             options=record.launch_options,
@@ -500,7 +491,7 @@ def faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
 def _is_win(measurement: Measurement) -> bool:
     """Whether the kernel of a race's measurement was faster than torch."""
     kernel, vendor = measurement.timings
-    return faster(vendor.event_us, kernel.event_us)
+    return faster(vendor.samples_us, kernel.samples_us)
 
 
 def _log(torch_us: float, own_us: float) -> float:
