@@ -23,7 +23,6 @@ from cudal2gen.kernel.fusion import NONE, PLAIN
 from cudal2gen.kernel.launch import Operands, Sizes
 from cudal2gen.kernel.serving import sizes_of
 from cudal2gen.results.choice import Choice, Table, TableKernel
-from cudal2gen.timing import model
 
 ROWS = (1, 16, 256, 4096)  # numbers of rows by which kernels are compared
 NEAR = 64  # kernels that the timing model compares for each of them
@@ -117,6 +116,8 @@ def _serves(kernel: TableKernel, problem: Problem) -> bool:
 def _modelled_us(kernel: TableKernel, problem: Problem) -> list[float]:
     """The time that the model expects of a kernel's design for each number of ``ROWS``."""
     record = kernel.record
+    from cudal2gen.timing import model  # imported late, as in races
+
     return [model.estimate(record.model_copy(update={"problem": _at(problem, rows)})).us for rows in ROWS]
 
 

@@ -262,7 +262,7 @@ def contract() -> dict[str, object]:
     source = (Path(cudal2gen.__file__).parent / "launch" / "launcher.cpp").read_text()
     called = sorted(set(re.findall(r"_api\.(cudal2gen_\w+)", inspect.getsource(launcher))))
     functions = {name: re.search(rf"^[\w *]+ \*?{name}\([^)]*\)", source, re.MULTILINE) for name in called}
-    structures = [launcher._Batches, launcher._Groups, launcher._Sized, launcher.Fused]
+    structures = [launcher._Batches, launcher._Groups, launcher.Sized, launcher.Fused]
     return {
         "table": {"names": sorted(Table("a100", [], []).dump()), "row": list(Row._fields)},
         "library": {name: " ".join(text.group().split()) for name, text in functions.items() if text}

@@ -41,7 +41,6 @@ from cudal2gen.operators.meter import Meter
 from cudal2gen.results import KERNEL, MIN_US, ON_OPERANDS, Conditions, Measurement, Timing
 from cudal2gen.results.choice import MARGIN, Table, TableKernel
 from cudal2gen.results.ratios import paired
-from cudal2gen.timing import model
 from kernelproof.ground.errors import WrongInput
 
 Mode = Literal["off", "once", "background"]
@@ -505,4 +504,6 @@ def _logs(vendor: Sequence[float], kernel: Sequence[float]) -> rule.Array:
 
 def _modelled_us(kernel: TableKernel, problem: Problem) -> float:
     """The time that the model expects of a kernel's design on a problem."""
+    from cudal2gen.timing import model  # imported late: it takes a fifth of the time of importing the operators
+
     return model.estimate(kernel.record.model_copy(update={"problem": problem})).us
