@@ -1,7 +1,7 @@
 """The library for PyTorch: products of fp16 and bf16 tensors by the fastest measured kernel, or by torch.
 
 A call goes one way, and calls and imports go down only. ``torch_operators``, ``fused_operators`` and ``grouped`` are
-the operators that torch knows (``registration``). They
+the operators that torch knows (``registration``), which cast operands first if autocast is on (``casting``). They
 
 1. check: ``check_modes`` (is a gradient, a tracer or a subclass at work?) and ``check_operands`` (types, shapes);
 2. plan: ``plan_requests`` describes the tensors as matrices, and ``dispatch`` decides once per shapes and strides which

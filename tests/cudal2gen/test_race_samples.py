@@ -22,7 +22,7 @@ torch = require("torch")
 
 from cudal2gen.operators import call_kernels, emulated  # noqa: E402
 from cudal2gen.operators.call_native import NATIVE  # noqa: E402
-from cudal2gen.operators.measuring import contests  # noqa: E402
+from cudal2gen.operators.measuring import contests, races  # noqa: E402
 from cudal2gen.operators.plan_requests import Arguments, request_linear, request_matmul  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -107,6 +107,24 @@ def test_the_slower_one_of_host_and_device_counts(
     assert set(vendor.event_us) == {300.0}
     assert "cold L2, host time in" in said
     assert said.startswith("hgemm") == (wins > 1.4)
+
+
+@pytest.mark.parametrize(("evicting_us", "fits"), [(500.0, True), (3000.0, False)])
+def test_the_budget_pays_for_what_else_a_sample_takes(
+    evicting_us: float, fits: bool, device: EmulatedDevice, opened: pack.Pack
+) -> None:
+    class Evicting(Watching):
+        def evict(self) -> None:
+            super().evict()
+            self.seconds += evicting_us / 1e6
+
+    clock = Evicting(device, TIMES, 300.0)
+    a, b, expected = drawn(device)
+    with process(opened, Timed(device, clock)):
+        assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
+    assert clock.seconds <= races.SHAPE_SECONDS
+    assert bool(measurements()) == fits
+    assert (clock.samples > 48) == fits, "what does not fit is not begun"
 
 
 def test_planned_calls_are_timed_as_c_makes_them(

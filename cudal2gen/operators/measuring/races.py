@@ -274,12 +274,12 @@ class _Race:
         self.watch.ready(contest)
         entrants: list[Entrant] = []
         for kernel, use in candidates:
-            if not self._covers(samples * self.watch.calls * once_us):
+            if not self._covers(samples * self.watch.cost_us(once_us)):
                 break
             if entrant := self._first_run(contest, kernel, use):
                 entrants.append(entrant)
             yield
-        heat = yield from self._heat(contest, entrants, self.watch.calls * once_us)
+        heat = yield from self._heat(contest, entrants, once_us)
         if heat is None:
             return True
         best, vendor = heat
@@ -309,18 +309,19 @@ class _Race:
         return here is not None and there is not None and sum(here.copied) > sum(there.copied)
 
     def _heat(
-        self, contest: Contest, entrants: list[Entrant], vendor_us: float
+        self, contest: Contest, entrants: list[Entrant], once_us: float
     ) -> Generator[None, None, tuple[Entrant, list[Sample]] | None]:
         """The fastest of as many finalists as the budget covers, with torch's samples beside its own; None if there is
-        none. ``vendor_us``: device time of one sample of torch."""
+        none. ``once_us``: device time of torch's call."""
+        vendor_us = self.watch.cost_us(once_us)
         # What the other entrants' samples, the heat and the duels need of the budget comes before further pairs.
         reserved_us = (len(entrants) + self._least_samples) * vendor_us
         for entrant in entrants:
             if not self._covers(0.0):
                 break
             own = entrant.sample()
-            own_us = own.device * self.watch.calls
-            logs = [_log(max(vendor_us / self.watch.calls, self.watch.torch_us), own.eager)]
+            own_us = self.watch.cost_us(own.device)
+            logs = [_log(max(once_us, self.watch.torch_us), own.eager)]
             while len(logs) < FIRST_PAIRS and self._covers(reserved_us + vendor_us + own_us):
                 logs.append(_log(self.watch.by_torch(contest).eager, entrant.sample().eager))
             entrant.sample_us, entrant.first = own_us, median(logs)

@@ -8,6 +8,7 @@ time is that of planned calls, which C++ makes where it can.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,8 +30,8 @@ class Sample(NamedTuple):
 
 @dataclass
 class Entrant:
-    """A kernel in a race. ``sample`` takes one sample; ``error`` is that of its first result; ``sample_us``: device
-    time of one sample, 0 before the first; ``first``: the log ratio of torch's time to its own, by its first
+    """A kernel in a race. ``sample`` takes one sample; ``error`` is that of its first result; ``sample_us``: what a
+    sample costs the budget, 0 before the first; ``first``: the log ratio of torch's time to its own, by its first
     samples."""
 
     kernel: TableKernel
@@ -54,6 +55,7 @@ class Stopwatch:
         self._meter, self._environment = meter, environment
         self.calls, self.torch_us = 1, 0.0
         self.l2: L2 = "cold"
+        self._beside_us = math.inf  # what a sample takes beside its calls, mostly to read other data
 
     def ready(self, contest: Contest) -> None:
         """Readies a contest for samples, which are of this one from now on."""
@@ -69,10 +71,17 @@ class Stopwatch:
 
     def sample(self, call: Callable[[], object], host_us: float = 0.0) -> Sample:
         """A sample of calls for each of which the host takes ``host_us``."""
+        began = self._meter.now()
         if self.l2 == "cold":
             self._meter.evict()
-        us = self._meter.elapsed_us(call, self.calls) / self.calls
+        of_calls = self._meter.elapsed_us(call, self.calls)
+        self._beside_us = min(self._beside_us, (self._meter.now() - began) * 1e6 - of_calls)
+        us = of_calls / self.calls
         return Sample(us, max(us, host_us))
+
+    def cost_us(self, us: float) -> float:
+        """What a sample of calls that take ``us`` on the device costs the budget. Some sample was taken before."""
+        return us * self.calls + max(0.0, self._beside_us)
 
     def host_us(self, call: Callable[[], object]) -> float:
         """The host's time for a call that is made as planned ones are."""
