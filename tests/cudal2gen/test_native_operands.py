@@ -60,12 +60,12 @@ def test_d_is_written_where_it_lies(layout: str, dispatcher: dispatch.Dispatcher
 
 
 def test_out_that_overlaps_is_refused_at_each_call(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    memory = drawn(4 * 64 * 64)
-    a, b, apart = (memory[64 * 64 * place :][: 64 * 64].view(64, 64) for place in (0, 1, 2))
+    memory = drawn(5 * 64 * 64)
+    a, b, apart = (memory[64 * 64 * place :][: 64 * 64].view(64, 64) for place in (1, 2, 3))
     for _ in range(3):
         cudal2gen.matmul(a, b, out=apart)
     assert (kernel_calls(dispatcher), len(reference.streams)) == (3, 2)
-    for start in (0, 64 * 64 - 64, 64 * 64 + 64, 2 * 64 * 64 - 8):
+    for start in (8, 64 * 64, 2 * 64 * 64 - 64, 2 * 64 * 64 + 64, 3 * 64 * 64 - 8):
         overlapping = memory[start : start + 64 * 64].view(64, 64)
         before = memory.clone()
         for _ in range(2):
