@@ -139,7 +139,9 @@ class Word:
     def _bitwise(self, other: Operand, operation: Callable[..., Any]) -> Word | Lanes:
         """An operation bit by bit, with a number of which all bits above the known ones are 0, or 1 for ``and``."""
         if isinstance(other, Word):
-            return self._disjoint(other, operation)
+            if other.poly.is_constant:
+                return self._bitwise(np.asarray(other.poly.constant, np.int64), operation)
+            return other._bitwise(self, operation) if self.poly.is_constant else self._disjoint(other, operation)
         if self.poly.is_constant:
             kind = f"i{self.bits // 8}"
             mine = np.atleast_1d(np.asarray(self.poly.constant, np.int64)).astype(kind)

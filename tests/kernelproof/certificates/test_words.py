@@ -40,6 +40,11 @@ def high_product(a: Any, b: Any) -> Any:
     return abstract.names_of_arithmetic("f16")["mulhi"](a.view("i4"), known).view("u4")
 
 
+def with_known_word(of: Step) -> Step:
+    """The operation with a word whose value is known in place of an array."""
+    return lambda a, b: of(a, Word(Polynomial.of(b.astype(np.int64)), 32, a.facts) if isinstance(a, Word) else b)
+
+
 SYMBOLS = st.sampled_from(("x", "y"))
 OPERATIONS = st.one_of(
     steps(operator.add, ARRAYS | NUMBERS | SYMBOLS),
@@ -48,6 +53,8 @@ OPERATIONS = st.one_of(
     steps(operator.and_, st.sampled_from((1, 7, 15, 31, 0xFFFFFFF8, 0xFFFFFFE0))),
     steps(operator.or_, st.integers(0, 31)),
     steps(operator.xor, st.integers(0, 31) | ARRAYS),
+    *(steps(with_known_word(each), ARRAYS) for each in (operator.xor, operator.or_, operator.and_)),
+    steps(lambda a, b: ~a + b, NUMBERS),
     steps(operator.lshift, st.integers(0, 6)),
     steps(operator.rshift, st.integers(0, 6)),
     steps(lambda a, b: (a.view("i4") >> np.int32(b)).view("u4"), st.integers(0, 31)),
