@@ -79,6 +79,9 @@ def test_operands_beyond_the_l2_are_cold_by_themselves(
     device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contests.Contest, "rotate", lambda *_: pytest.fail("copies are not needed"))
+    closed: list[object] = []
+    real = contests.Contests.close
+    monkeypatch.setattr(contests.Contests, "close", lambda own: (closed.append(own), real(own))[1])
     clock = Watching(device, TIMES, 300.0)
     clock.environment = clock.environment.model_copy(update={"l2_bytes": 1000})
     a, b, expected = drawn(device)
@@ -86,6 +89,7 @@ def test_operands_beyond_the_l2_are_cold_by_themselves(
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert clock.evicted == 1, "for the first sample, before it is known how long it takes"
     assert [measurement.l2 for measurement in measurements()] == ["exceeded"]
+    assert len(closed) == 1, "C++ keeps nothing of a race"
 
 
 @pytest.mark.parametrize(
