@@ -21,20 +21,26 @@ KEYS = {
     for kind in ("cpu", "cuda", "hpu", "mps", "mtia", "xla", "xpu")
     if TORCH.amp.is_autocast_available(kind)
 }
+_is_on, _type_of = TORCH.is_autocast_enabled, TORCH.get_autocast_dtype  # local names are faster to look up
 
 
 def autocast_type(kind: str) -> torch.dtype | None:
     """The type to which autocast casts a product's operands on a kind of device; None if it is off there."""
-    import torch
+    on = kind in KEYS and _is_on(kind)
+    return _type_of(kind) if on else None
 
-    on = kind in KEYS and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if on else None
+
+def casts(tensor: torch.Tensor) -> bool:
+    """Whether autocast is on for a tensor's device."""
+    # A tensor says where it lies in a fifth of the time that the device's name takes.
+    kind = "cuda" if tensor.is_cuda else "cpu" if tensor.is_cpu else tensor.device.type
+    return kind in KEYS and _is_on(kind)
 
 
 def undispatched_without(tensors: Sequence[torch.Tensor | None]) -> bool:
     """``undispatched`` of any number of tensors, and without autocast."""
     given = [tensor for tensor in tensors if tensor is not None]
-    return all(undispatched(tensor, tensor) for tensor in given) and autocast_type(given[0].device.type) is None
+    return all(undispatched(tensor, tensor) for tensor in given) and not casts(given[0])
 
 
 def following(run: Callable[..., Any]) -> Callable[..., Any]:

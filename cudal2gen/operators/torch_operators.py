@@ -13,7 +13,7 @@ from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.call_native import NATIVE
 from cudal2gen.operators.call_torch import own_linear, own_matmul, own_matmul_out, torch_linear, torch_matmul
-from cudal2gen.operators.casting import autocast_type
+from cudal2gen.operators.casting import casts
 from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, undispatched
 from cudal2gen.operators.check_operands import check_linear, check_matmul, check_no_gradient, check_out, result_shape
 from cudal2gen.operators.dispatch import Current, current
@@ -83,7 +83,7 @@ def _matmul(
     d: torch.Tensor | None = NATIVE.planned(a, b, kind)
     if d is not None:
         return d
-    if autocast_type(a.device.type) is not None:  # the caller skipped the dispatcher, which sees to it
+    if casts(a):  # the caller skipped the dispatcher, which sees to it
         return cast("torch.Tensor", call(named("matmul", batch_invariant), a, b, acc, out_dtype))
     a = in_rows(a, current().memory) if alike else a
     plan = plan_matmul(a, b, acc, out_dtype, alike)
@@ -197,7 +197,7 @@ def run_linear(
     d = NATIVE.planned(x, weight, kind) if bias is None else NATIVE.planned_biased(x, weight, bias, kind)
     if d is not None:
         return d
-    if autocast_type(x.device.type) is not None:  # as in ``_matmul``
+    if casts(x):  # as in ``_matmul``
         return cast("torch.Tensor", call(named("linear", batch_invariant), x, weight, bias))
     x = in_rows(x, current().memory) if alike else x
     plan = plan_linear(x, weight, bias, alike)
