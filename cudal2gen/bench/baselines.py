@@ -7,8 +7,8 @@ compared with ``torch.bmm``, grouped products with ``torch._grouped_mm``.
 
 Every baseline is a ``gpu.Contender``: it uses the same operands and stream as our kernel, writes D in place and sums in
 the same type. cuBLAS expects column-major matrices, so it is asked for D^T = B^T A^T, whose column-major matrices are
-our row-major ones; nothing is copied. ``tn`` and ``nn`` say how B is stored (N,K or K,N) and coincide with cuBLAS's TN
-and NN.
+our row-major ones; nothing is copied. The endings ``tn`` and ``nn`` of their names say how B is stored (N,K or K,N); A
+is taken as the problem stores it. A layout's letters are those of cuBLAS's operations.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from cudal2gen import results
 from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
 from cudal2gen.kernel.fusion import PLAIN
+from cudal2gen.kernel.launch import Sizes, rows_of
+from cudal2gen.kernel.problem import AlongK, along_k
 from cudal2gen.launch.gpu import Absent, Binder, Call, Contender, GpuError, MeasuringDevice, Race
 from cudal2gen.launch.operands import Operands
 from kernelproof.ground.element import F16, Element, element_of, output_of
@@ -239,11 +241,13 @@ class Persistent(Baseline):
         super().__init__(name, acc, device)
         self._chosen: dict[str, Any] | None = None
 
-    def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
+    def prepare(self, problem: Problem, race: Race) -> None:
         try:
             from cudal2gen.bench import triton_matmul
         except ImportError as error:
             raise Absent(f"triton is not installed ({error})") from None
+        if not problem.along_k.a:
+            raise Absent(f"the kernel of Triton reads A (m,k), not layout {problem.layout}")
         binders: list[Binder] = [partial(self._bound, **chosen) for chosen in triton_matmul.CONFIGURATIONS]
         self._chosen = triton_matmul.CONFIGURATIONS[race(binders).index]
 
@@ -303,13 +307,23 @@ class Shared:
 
 
 class Vendor(Baseline):
-    """A product by cuBLAS or cuBLASLt with B stored as ``layout`` says."""
+    """A product by cuBLAS or cuBLASLt with A as it lies, and B in the form that the baseline's name states."""
 
-    def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
+    def __init__(self, name: str, acc: Acc, shared: Shared, b_along_k: bool) -> None:
         super().__init__(name, acc, shared.device)
-        self.layout = layout
+        self._b_along_k = b_along_k
         self._shared = shared
         self._scalars = _Scalars(acc)
+
+    def _layout(self, a_along_k: bool) -> Layout:
+        """The layout of the product that is computed."""
+        return AlongK(a_along_k, self._b_along_k).layout
+
+    def _matrices(self, operands: Operands) -> tuple[Layout, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The layout, A and B as it stores them, and D."""
+        (rows, step), k = operands.a.stride()[-2:], operands.a.shape[-1]
+        layout = self._layout(step == 1 and rows >= k)
+        return layout, operands.stored_a(layout), operands.stored_b(layout), operands.d
 
     @property
     def _workspace(self) -> torch.Tensor:
@@ -339,12 +353,12 @@ class Cublas(Vendor):
         from nvmath import CudaDataType
         from nvmath.bindings import cublas
 
-        a, b, d = operands.a, operands.stored(self.layout), operands.d
-        (m, k), n = a.shape, d.shape[1]
+        layout, a, b, d = self._matrices(operands)
+        (m, k), n = operands.a.shape, d.shape[1]
         kind, kind_d = int(CudaDataType[element_of(a).cuda_type]), int(CudaDataType[output_of(d).cuda_type])
         gemm = partial(
             cublas.gemm_ex, self._handle,
-            int(cublas.Operation.T if self.layout == "tn" else cublas.Operation.N), int(cublas.Operation.N), n, m, k,
+            *(int(cublas.Operation[letter.upper()]) for letter in layout), n, m, k,
             self._scalars.alpha, b.data_ptr(), kind, b.stride(0), a.data_ptr(), kind, a.stride(0),
             self._scalars.beta, d.data_ptr(), kind_d, d.stride(0),
             int(cublas.ComputeType.COMPUTE_16F if self.acc == "f16" else cublas.ComputeType.COMPUTE_32F),
@@ -378,12 +392,14 @@ class _Descriptors:
         scale = CudaDataType[F16.cuda_type if acc == "f16" else "CUDA_R_32F"]
         kind, kind_d = (int(CudaDataType[element.cuda_type]) for element in types)
         self.operation = int(cublasLt.matmul_desc_create(int(compute), int(scale)))
-        transposed = np.array([int(cublas.Operation.T if layout == "tn" else cublas.Operation.N)], np.int32)
-        attribute = cublasLt.MatmulDescAttribute.TRANSA
-        cublasLt.matmul_desc_set_attribute(self.operation, int(attribute), transposed.ctypes.data, transposed.nbytes)
-        rows_b, cols_b = (k, n) if layout == "tn" else (n, k)
-        self.b = int(cublasLt.matrix_layout_create(kind, rows_b, cols_b, ldb))
-        self.a = int(cublasLt.matrix_layout_create(kind, k, m, lda))
+        # A column-major library takes B first, and the columns of its matrices are our rows.
+        for attribute, letter in zip(("TRANSA", "TRANSB"), layout, strict=True):
+            operation = np.array([int(cublas.Operation[letter.upper()])], np.int32)
+            number = int(cublasLt.MatmulDescAttribute[attribute])
+            cublasLt.matmul_desc_set_attribute(self.operation, number, operation.ctypes.data, operation.nbytes)
+        along = along_k(layout)
+        self.b = int(cublasLt.matrix_layout_create(kind, *((k, n) if along.b else (n, k)), ldb))
+        self.a = int(cublasLt.matrix_layout_create(kind, *((k, m) if along.a else (m, k)), lda))
         self.d = int(cublasLt.matrix_layout_create(kind_d, n, m, ldd))
         weakref.finalize(self, cublasLt.matmul_desc_destroy, self.operation).atexit = False
         for matrix in (self.b, self.a, self.d):
@@ -394,8 +410,8 @@ class CublasLt(Vendor):
     """``cublasLtMatmul`` with the first algorithm of the library's heuristic and up to ``WORKSPACE_BYTES`` of
     workspace."""
 
-    def __init__(self, name: str, acc: Acc, shared: Shared, layout: Layout) -> None:
-        super().__init__(name, acc, shared, layout)
+    def __init__(self, name: str, acc: Acc, shared: Shared, b_along_k: bool) -> None:
+        super().__init__(name, acc, shared, b_along_k)
         self._algorithm: Array | None = None
         self._described: weakref.WeakValueDictionary[tuple[str | int, ...], _Descriptors] = (
             weakref.WeakValueDictionary()
@@ -439,9 +455,9 @@ class CublasLt(Vendor):
         from nvmath.bindings import cublasLt
 
         preference = cublasLt.matmul_preference_create()
-        m, n, k = problem.m, problem.n, problem.k
+        sizes, layout = Sizes(problem.m, problem.n, problem.k), self._layout(problem.along_k.a)
         types = (problem.element, problem.output)
-        descriptors = self._descriptors(types, m, n, k, k, k if self.layout == "tn" else n, n)
+        descriptors = self._descriptors(types, layout, *sizes, *rows_of(layout, sizes), problem.n)
         try:
             size = np.array([self._workspace.nbytes], np.uint64)
             attribute = cublasLt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
@@ -471,12 +487,12 @@ class CublasLt(Vendor):
             raise Absent("cuBLASLt has no algorithm for this problem")
         return usable
 
-    def _descriptors(self, types: tuple[Element, Element], *sizes: int) -> _Descriptors:
+    def _descriptors(self, types: tuple[Element, Element], layout: Layout, *sizes: int) -> _Descriptors:
         """The descriptors for these types and sizes. All calls that are alive share one set."""
-        key: tuple[str | int, ...] = (*(element.name for element in types), *sizes)
+        key: tuple[str | int, ...] = (*(element.name for element in types), layout, *sizes)
         descriptors = self._described.get(key)
         if descriptors is None:
-            descriptors = _Descriptors(types, self.acc, self.layout, *sizes)
+            descriptors = _Descriptors(types, self.acc, layout, *sizes)
             self._described[key] = descriptors
         return descriptors
 
@@ -485,10 +501,10 @@ class CublasLt(Vendor):
         with some that its heuristic proposes."""
         from nvmath.bindings import cublasLt
 
-        a, b, d = operands.a, operands.stored(self.layout), operands.d
-        (m, k), n = a.shape, d.shape[1]
+        layout, a, b, d = self._matrices(operands)
+        (m, k), n = operands.a.shape, d.shape[1]
         types = (element_of(a), output_of(d))
-        descriptors = self._descriptors(types, m, n, k, a.stride(0), b.stride(0), d.stride(0))
+        descriptors = self._descriptors(types, layout, m, n, k, a.stride(0), b.stride(0), d.stride(0))
         own = np.array(algorithm)
         matmul = partial(
             cublasLt.matmul, self._handle, descriptors.operation, self._scalars.alpha, b.data_ptr(), descriptors.b,
@@ -526,8 +542,8 @@ class AutoTuned(CublasLt):
     def prepare(self, problem: Problem, race: Race) -> None:
         from nvmath.bindings import cublasLt
 
-        card = self._device.environment.name
-        own = {"name": card, "library": self._library, "acc": self.acc, "layout": self.layout}
+        card, layout = self._device.environment.name, self._layout(problem.along_k.a)
+        own = {"name": card, "library": self._library, "acc": self.acc, "layout": layout}
         key = results.Algorithm.key_of(dict(problem) | own)
         algorithm = self._stored.get(key)
         if algorithm is None:
@@ -536,7 +552,7 @@ class AutoTuned(CublasLt):
             winner = race(binders)
             fastest = candidates[winner.index]
             algorithm = results.Algorithm(
-                name=card, library=self._library, acc=self.acc, layout=self.layout,
+                name=card, library=self._library, acc=self.acc, layout=layout,
                 m=problem.m, n=problem.n, k=problem.k, ab=problem.ab, d=problem.d,
                 blob=fastest["algo"].tobytes().hex(), workspace_bytes=int(fastest["workspace_size"]),
                 candidates=winner.timed, rank=winner.index, median_us=winner.median_us,
@@ -593,5 +609,5 @@ def contenders(names: Iterable[str], acc: Acc, device: MeasuringDevice, tuned: P
             baselines.append(alone[name](name, acc, device))
         else:
             kind, _, ending = name.rpartition("-")
-            baselines.append(vendors[kind](name, acc, shared, "nn" if ending == "nn" else "tn"))
+            baselines.append(vendors[kind](name, acc, shared, ending == "tn"))
     return baselines

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from cudal2gen import results
 from cudal2gen.bench import baselines
 from cudal2gen.bench.protocols import prepare
 from cudal2gen.kernel import Problem
@@ -25,11 +26,11 @@ def autotuned_vendor(card: Gpu, tuned: Path) -> Callable[[Problem], Contender]:
     def prepared(problem: Problem) -> Contender:
         if problem.suffix:
             raise Absent(f"{problem.title}: the vendor's product is one plain product")
-        key = (problem.acc, problem.layout)
+        key = (problem.acc, results.stored_b(problem))
         if key not in contenders:
             try:
                 (contenders[key],) = baselines.contenders(
-                    [f"cublaslt-autotuning-{problem.layout}"], problem.acc, card, tuned
+                    [f"cublaslt-autotuning-{results.stored_b(problem)}"], problem.acc, card, tuned
                 )
             except GpuError as error:
                 raise Absent(str(error)) from None

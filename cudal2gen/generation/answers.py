@@ -29,7 +29,7 @@ class Answers:
         if record := catalog.own(problem):
             return catalog.Match(record)
         table = self._table(problem)
-        choice = table.choose(problem, Operands.packed(problem.layout, problem.n, problem.k))
+        choice = table.choose(problem, Operands.packed(problem.layout, serving.sizes_of(problem)))
         if choice.kernel is not None:
             resized = serving.resized(table.kernels[choice.kernel].record, problem, same_binary=True)
             if resized is not None:

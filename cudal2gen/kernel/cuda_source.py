@@ -115,7 +115,7 @@ class CudaSource(Ring):
                 if extent % tile:
                     yield f"{field}={tile}: does not divide {field[1]}={extent}, as padding=none demands"
         elif not self.caller_pads:
-            yield from self.vector_violations(*(("k", "n") if self.layout == "nn" else ("k",)))
+            yield from self.vector_violations(*self.problem.row_extents)
         if self.baked and self.baked != self.padded(Sizes(self.m, self.n, self.k)).k:
             yield f"baked={self.baked}: is compiled in, the problem has k={self.k}"
 
@@ -222,8 +222,8 @@ class CudaSource(Ring):
         """Whole tiles, or rows of whole vectors where tiles may reach beyond the problem."""
         if self.call.startswith(Tiles.convention):
             return Sizes(aligned(sizes.m, self.bm), aligned(sizes.n, self.bn), aligned(sizes.k, self.bk))
-        vector = self.element.vector
-        return Sizes(sizes.m, aligned(sizes.n, vector) if self.layout == "nn" else sizes.n, aligned(sizes.k, vector))
+        rows = self.problem.row_extents
+        return sizes._replace(**{name: aligned(getattr(sizes, name), self.element.vector) for name in rows})
 
     @property
     def accumulator_registers(self) -> int:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 from pydantic import Field, ValidationError
 
 from cudal2gen.kernel.fusion import PLAIN, Fusion
-from cudal2gen.kernel.problem import MAX_EXTENT, Batch, Layout, aligned
+from cudal2gen.kernel.problem import MAX_EXTENT, AlongK, Batch, Layout, aligned, along_k
 from kernelproof.ground.element import ELEMENTS, Element, ElementName, OutputName, stored
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.schema import Schema
@@ -80,7 +80,7 @@ class Matrix(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The matrices of a product as a caller has them: A (m,k), B as the layout stores it, D (m,n), or (m,n/2) if
+    """The matrices of a product as a caller has them: A and B as the layout stores them, D (m,n), or (m,n/2) if
     gated."""
 
     a: Matrix
@@ -88,9 +88,16 @@ class Operands(NamedTuple):
     d: Matrix
 
     @classmethod
-    def packed(cls, layout: Layout, n: int, k: int, fusion: Fusion = PLAIN) -> Operands:
+    def packed(cls, layout: Layout, sizes: Sizes, fusion: Fusion = PLAIN) -> Operands:
         """Matrices without gaps between their rows."""
-        return cls(Matrix(k), Matrix(k if layout == "tn" else n), Matrix(fusion.d_cols(n)))
+        row_a, row_b = rows_of(layout, sizes)
+        return cls(Matrix(row_a), Matrix(row_b), Matrix(fusion.d_cols(sizes.n)))
+
+
+def rows_of(layout: Layout, sizes: Sizes) -> tuple[int, int]:
+    """Elements of a row of A and of B as a layout stores them."""
+    along = along_k(layout)
+    return sizes.k if along.a else sizes.m, sizes.k if along.b else sizes.n
 
 
 class Option(NamedTuple):
@@ -131,6 +138,11 @@ class Launch(Schema):
     batch: Batch = "none"
 
     @property
+    def along_k(self) -> AlongK:
+        """Which operands are stored in rows along k."""
+        return along_k(self.layout)
+
+    @property
     def d_vector(self) -> int:
         """Elements of D in 16 bytes."""
         return stored(self.element, self.output).vector
@@ -150,11 +162,10 @@ class Launch(Schema):
 
         Rows of A and B must start at multiples of 16 bytes, and so must rows of D if it is stored in vectors.
         """
-        along_k = self.layout == "tn"
-        row_b = sizes.k if along_k else sizes.n
+        row_a, row_b = rows_of(self.layout, sizes)
         return (
-            self._reads(operands.a, sizes.k, self.packed_k),
-            self._reads(operands.b, row_b, self.packed_k and along_k),
+            self._reads(operands.a, row_a, self.packed_k and self.along_k.a),
+            self._reads(operands.b, row_b, self.packed_k and self.along_k.b),
             self.takes_c(sizes.n, operands.d),
         )
 
@@ -176,14 +187,16 @@ class Launch(Schema):
             and (matrix.ld == row or not packed)
         )
 
-    def spaced(self, n: int, k: int, vectors: int = 1) -> Operands:
+    def spaced(self, sizes: Sizes, vectors: int = 1) -> Operands:
         """Matrices for a test, with this many vectors between their rows if the kernel takes that."""
         vector = ELEMENTS[self.element].vector
         gap = vectors * vector
-        rows_k = Matrix(aligned(k, vector) + (0 if self.packed_k else gap))
-        cols = self.fusion.d_cols(n)
-        rows_b = rows_k if self.layout == "tn" else Matrix(aligned(n, vector) + gap)
-        return Operands(rows_k, rows_b, Matrix((aligned(cols, vector) if self.stores_vectors else cols) + gap))
+        a, b = (
+            Matrix(aligned(row, vector) + (0 if self.packed_k and along else gap))
+            for row, along in zip(rows_of(self.layout, sizes), self.along_k, strict=True)
+        )
+        cols = self.fusion.d_cols(sizes.n)
+        return Operands(a, b, Matrix((aligned(cols, vector) if self.stores_vectors else cols) + gap))
 
     def write(self) -> str:
         """The file ``kernel.launch``. Digests of binaries cover its lines, so their order stays."""

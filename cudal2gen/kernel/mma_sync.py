@@ -105,7 +105,8 @@ class MmaSyncKernel(MmaTiles):
                         "padding must be predicate or pad for such a tile"
                     )
         if self.padding == "predicate":
-            yield from self.vector_violations("k")
+            # Of rows across k the last vector may lie partly outside of the matrix.
+            yield from self.vector_violations(*(name for name in self.problem.row_extents if name == "k"))
         elif self.grouped:
             yield f"padding={self.padding}: must be predicate for batch=grouped, whose groups end at any row"
         yield from self.group_violations()
@@ -193,4 +194,4 @@ class MmaSyncKernel(MmaTiles):
         """The cheapest ``padding`` with which a tile is legal."""
         if not (problem.grouped or problem.m % bm or problem.n % bn or problem.k % k_step):
             return "none"
-        return "pad" if problem.k % problem.element.vector else "predicate"
+        return "pad" if any(problem.along_k) and problem.k % problem.element.vector else "predicate"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -15,12 +15,34 @@ from kernelproof.ground.integers import ceil_div
 from kernelproof.ground.schema import Schema
 
 Acc = Literal["f16", "f32"]
-Layout = Literal["tn", "nn"]
+Layout = Literal["tn", "nn", "nt", "tt"]
 Batch = Literal["none", "strided", "grouped"]
 SizeClass = Literal["small-m", "split-k", "tiny", "medium", "large", "huge"]
 BATCH_TITLES: dict[Batch, str] = {"strided": "batched", "grouped": "grouped"}
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 MAX_EXTENT = 2**24  # most elements of a row, because offsets within a CTA tile are 32-bit
+
+
+class AlongK(NamedTuple):
+    """Whether the rows in which A and B are stored run along k: A (m,k) or else (k,m), B (n,k) or else (k,n)."""
+
+    a: bool
+    b: bool
+
+    @property
+    def shapes(self) -> tuple[str, str]:
+        """The shapes of A and B, as text."""
+        return "m,k" if self.a else "k,m", "n,k" if self.b else "k,n"
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that says so. Its letters are those of a column-major BLAS for row-major matrices: B's, A's."""
+        return cast("Layout", ("t" if self.b else "n") + ("n" if self.a else "t"))
+
+
+def along_k(layout: Layout) -> AlongK:
+    """What a layout says."""
+    return AlongK(a=layout[1] == "n", b=layout[0] == "t")
 
 
 def aligned(extent: int, to: int) -> int:
@@ -43,7 +65,10 @@ class Problem(Schema):
 
     gpu: Annotated[str, Field(description="GPU model whose limits the record keeps, e.g. a100")]
     acc: Annotated[Acc, Field(description="type in which products are summed: f16 or f32")]
-    layout: Annotated[Layout, Field(description="how B is stored: tn (n,k), nn (k,n); A is (m,k), D (m,n), by rows")]
+    layout: Annotated[
+        Layout,
+        Field(description="how B is stored, t (n,k) or n (k,n), then A, n (m,k) or t (k,m), by rows; D is (m,n)"),
+    ]
     m: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="rows of A and D, elements")]
     n: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="columns of B and D, elements")]
     k: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="elements that are multiplied and summed for one of D")]
@@ -72,6 +97,8 @@ class Problem(Schema):
             raise ValueError(
                 f"batch={self.batch}: must be none for fusion={self.fusion}, aux of several has no strides"
             )
+        if self.grouped and not self.along_k.a:
+            raise ValueError(f"layout={self.layout}: must be tn or nn for batch=grouped, groups are rows of A (m,k)")
         if self.fusion.gate and self.n % GATE_COLS:
             raise ValueError(f"n={self.n}: must be a multiple of {GATE_COLS} for fusion={self.fusion}, 8 columns by 8")
         return self
@@ -88,6 +115,17 @@ class Problem(Schema):
             return type(self).model_validate(dict(self) | changes)
         except ValidationError as error:
             raise IllegalRecord(explain(error)) from None
+
+    @property
+    def along_k(self) -> AlongK:
+        """Which operands are stored in rows along k."""
+        return along_k(self.layout)
+
+    @property
+    def row_extents(self) -> tuple[str, ...]:
+        """The extents along which rows of A and B run: k, and m for an A or n for a B that is stored across it."""
+        a, b = self.along_k
+        return tuple(dict.fromkeys(("k" if a else "m", "k" if b else "n")))
 
     @property
     def element(self) -> Element:

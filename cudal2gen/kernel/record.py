@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.launch import Launch, Sizes
-from cudal2gen.kernel.problem import BATCH_TITLES, Acc, Batch, Layout, Problem
+from cudal2gen.kernel.problem import BATCH_TITLES, Acc, AlongK, Batch, Layout, Problem
 from cudal2gen.kernel.schema import IllegalRecord, explain
 from cudal2gen.kernel.work import Work
 from kernelproof.ground.chips import GPUS, Chip, Residency
@@ -128,6 +128,10 @@ class Record(Schema):
     @property
     def layout(self) -> Layout:
         return self.problem.layout
+
+    @property
+    def along_k(self) -> AlongK:
+        return self.problem.along_k
 
     @property
     def m(self) -> int:

@@ -67,8 +67,9 @@ def use(record: Record, sizes: Sizes, operands: Operands) -> Use | None:
     """
     problem = record.problem.model_copy(update=sizes._asdict())
     vector = record.element.vector
-    vectors = Sizes(sizes.m, aligned(sizes.n, vector), aligned(sizes.k, vector))
-    wider = (Sizes(sizes.m, sizes.n, vectors.k), vectors) if not record.caller_pads else ()
+    rows = sizes.m if record.along_k.a else aligned(sizes.m, vector)
+    vectors = Sizes(rows, aligned(sizes.n, vector), aligned(sizes.k, vector))
+    wider = (sizes._replace(k=vectors.k), vectors) if not record.caller_pads else ()
     tries = [(sizes, fields) for fields in record.SIZE_VARIANTS] + [(extents, {}) for extents in wider]
     candidates = []
     for extents, fields in tries:
@@ -86,7 +87,7 @@ def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> t
     Among the family's variants (predicated tiles, padded operands) the one with the fewest copies is chosen, with
     ``same_binary`` only among variants with the record's binary. The origin names the fields that changed.
     """
-    sizes, operands = sizes_of(problem), Operands.packed(problem.layout, problem.n, problem.k, problem.fusion)
+    sizes, operands = sizes_of(problem), Operands.packed(problem.layout, sizes_of(problem), problem.fusion)
     pairs: list[tuple[Record, Use]] = []
     for fields in record.SIZE_VARIANTS:
         variant = _variant(record, problem, fields)
@@ -116,8 +117,9 @@ def distance(problem: Problem, other: Problem, tile: tuple[int, int]) -> float:
     ratio of sizes, not on their difference. If the record is for a smaller size, its octaves count three times, and the
     additional tiles count as well: a kernel for a larger problem leaves part of its last tiles empty, but one for a
     smaller problem was chosen to spread little work (small tiles, split k), and a second tile reads an operand again.
-    So 4097 rows use the record for 4096, but 5 rows the one for 8. Another layout changes how B is loaded, not the
-    tile. Types do not count, because tensor cores multiply bf16 at the rate of fp16. For GPUs see ``chips.distance``.
+    So 4097 rows use the record for 4096, but 5 rows the one for 8. Another layout changes how operands are loaded, not
+    the tile. Types do not count, because tensor cores multiply bf16 at the rate of fp16. For GPUs see
+    ``chips.distance``.
     """
     pairs = ((problem.m, other.m, tile[0]), (problem.n, other.n, tile[1]), (problem.k, other.k, None))
     total = chips.distance(problem.gpu, other.gpu) + (OTHER_LAYOUT if problem.layout != other.layout else 0.0)

@@ -204,8 +204,8 @@ class Sm100Tcgen05(TmaRing):
         return self.cluster[0] // 2 if self.pair and not self.swap_ab else self.cluster[0]
 
     @property
-    def chunk_b(self) -> int:
-        return widest(self.panel_b, self.element)
+    def chunk_cols(self) -> int:
+        return widest(self.part_a if self.swap_ab else self.panel_b, self.element)
 
     @property
     def store_warps(self) -> int:

@@ -150,9 +150,8 @@ class Sm120Mma(Warpgroups):
         return "sm_120f"
 
     @property
-    def chunk_b(self) -> int:
-        """Columns of a box of B whose rows run along n: as many as one swizzle covers."""
-        return self.element.chunk if self.swap_ab else widest(self.bn, self.element)
+    def chunk_cols(self) -> int:
+        return widest(self.cols, self.element)
 
     @property
     def atom_cols(self) -> int:

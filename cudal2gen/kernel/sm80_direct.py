@@ -22,6 +22,9 @@ class Sm80Direct(MmaSyncKernel):
     family: Annotated[Literal["sm80_direct"], FAMILY]
 
     def violations(self) -> Iterator[str]:
+        if not self.along_k.a:
+            yield f"layout={self.layout}: must be tn or nn, lanes load rows of A (m,k); choose a family with a ring"
+            return
         yield from self.problem_violations()
 
     @property

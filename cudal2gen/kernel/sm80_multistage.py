@@ -203,7 +203,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
         return self.stages > 1 and not (self.across_tiles and self.g2s_slot == self.last_slot)
 
     @property
-    def swizzle_a(self) -> Swizzle:
+    def swizzle_along_k(self) -> Swizzle:
         return self.smem_swizzle
 
     @property
@@ -211,7 +211,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
         return self.unroll_k
 
     @property
-    def copy_cols_a(self) -> int:
+    def copy_cols_along_k(self) -> int:
         return self.g2s_cols
 
     @property
@@ -288,6 +288,8 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
     def remarks(self) -> list[str]:
         """Notes for the author of a legal record."""
         remarks = super().remarks
+        if not any(self.along_k):
+            remarks.append(f"layout={self.layout}: smem_swizzle and g2s_cols are of rows along k, and there are none")
         reachable = self.ctas_per_sm(1)
         if self.min_blocks > reachable:
             remarks.append(

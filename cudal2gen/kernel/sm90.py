@@ -42,7 +42,7 @@ class Sm90Kernel(Record):
     @property
     def vector_rows(self) -> tuple[str, ...]:
         """Extents along which rows must start at multiples of 16 bytes."""
-        return ("k", "n") if self.layout == "nn" else ("k",)
+        return self.problem.row_extents
 
     def row_violations(self) -> Iterator[str]:
         """The rule that rows start at multiples of 16 bytes, unless the caller pads them."""

@@ -87,7 +87,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         return along_m, max(1, min(4 // along_m, self.bn // 16))
 
     @property
-    def swizzle_a(self) -> Swizzle:
+    def swizzle_along_k(self) -> Swizzle:
         """The 128-byte swizzle, of rows of one chunk."""
         return (3, 3, 3)
 
@@ -96,7 +96,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         return True
 
     @property
-    def copy_cols_a(self) -> int:
+    def copy_cols_along_k(self) -> int:
         """The eight vectors of a chunk's row."""
         return 8
 

@@ -178,9 +178,9 @@ class Sm90Wgmma(Warpgroups):
         cluster_m, cluster_n = self.cluster
         if cluster_m * cluster_n > 4:
             yield f"cluster={list(self.cluster)}: {cluster_m * cluster_n} CTAs exceed 4"
-        if self.bm % (8 * cluster_n):
+        if self.along_k.a and self.bm % (8 * cluster_n):
             yield f"bm={self.bm}: must be a multiple of 8*cluster[1] = {8 * cluster_n}, a CTA's part of the rows of A"
-        if self.layout == "tn" and self.bn % (8 * cluster_m):
+        if self.along_k.b and self.bn % (8 * cluster_m):
             yield f"bn={self.bn}: must be a multiple of 8*cluster[0] = {8 * cluster_m}, a CTA's part of the rows of B"
 
     def _register_violations(self) -> Iterator[str]:
@@ -207,14 +207,12 @@ class Sm90Wgmma(Warpgroups):
     @property
     def producer_registers(self) -> int:
         """The least registers with which the producer does not spill."""
-        narrow = self.cluster != (1, 1) and self.layout == "nn" and self.chunk_b == 16
+        narrow = self.cluster != (1, 1) and min(self.chunk_a, self.chunk_b) == 16
         return PRODUCER_REGISTERS[narrow]
 
     @property
-    def chunk_b(self) -> int:
-        """Columns of a box of B whose rows run along n: as many as one swizzle covers, so that no wgmma straddles
-        boxes."""
-        return WGMMA_M if self.swap_ab else widest(self.atom_n, self.element)
+    def chunk_cols(self) -> int:
+        return widest(self.atom_n, self.element)
 
     @property
     def atom_cols(self) -> int:

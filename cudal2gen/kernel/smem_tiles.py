@@ -17,17 +17,18 @@ Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le
 class SmemTiles(MmaTiles):
     """Tiles for mma.sync with operands in shared memory, in rows of 16-byte vectors that a swizzle permutes.
 
-    Rows of A run along k; rows of B run along k for layout tn and along n for nn. A swizzle is CuTe's ``Swizzle<bits,
-    base, shift>`` on elements.
+    Rows lie as in device memory: along k, or across it along m or n. A swizzle is CuTe's ``Swizzle<bits, base, shift>``
+    on elements.
     """
 
     @property
-    def swizzle_a(self) -> Swizzle:
+    def swizzle_along_k(self) -> Swizzle:
+        """The swizzle of operands whose rows run along k."""
         raise NotImplementedError
 
     @property
-    def copy_cols_a(self) -> int:
-        """Threads along a row of A in a copy."""
+    def copy_cols_along_k(self) -> int:
+        """Threads along a row of such an operand in a copy."""
         raise NotImplementedError
 
     @property
@@ -36,20 +37,27 @@ class SmemTiles(MmaTiles):
         raise NotImplementedError
 
     @property
+    def swizzle_a(self) -> Swizzle:
+        return self.swizzle_along_k if self.along_k.a else _swizzle_across(self._vectors_across[0])
+
+    @property
     def swizzle_b(self) -> Swizzle:
-        """The swizzle of B: that of A for tn; for nn the one whose source bits are the low bits of the row."""
-        if self.layout == "tn":
-            return self.swizzle_a
-        vectors = self.bn // self.element.vector
-        return (3, 3, max(3, (vectors & -vectors).bit_length() - 1))
+        return self.swizzle_along_k if self.along_k.b else _swizzle_across(self._vectors_across[1])
+
+    @property
+    def copy_cols_a(self) -> int:
+        """Threads along a row of A in a copy."""
+        return self.copy_cols_along_k if self.along_k.a else _copy_cols_across(self._vectors_across[0])
 
     @property
     def copy_cols_b(self) -> int:
-        """Threads along a row of B in a copy: as for A if tn; for nn as many as one line of 128 bytes serves."""
-        if self.layout == "tn":
-            return self.copy_cols_a
-        vectors = self.bn // self.element.vector
-        return min(vectors & -vectors, 8)
+        """The same for B."""
+        return self.copy_cols_along_k if self.along_k.b else _copy_cols_across(self._vectors_across[1])
+
+    @property
+    def _vectors_across(self) -> tuple[int, int]:
+        """16-byte vectors of the tile along m and along n: those of a row of A and B if it runs across k."""
+        return self.bm // self.element.vector, self.bn // self.element.vector
 
     @property
     def swizzle_period(self) -> int:
@@ -59,16 +67,20 @@ class SmemTiles(MmaTiles):
     @property
     def static_steps_a(self) -> bool:
         """Whether ldmatrix addresses of A advance by constants: rows by sums, columns by xor."""
-        vectors = self.k_step // self.element.vector
-        return power_of_two(vectors) and MMA_M * self.warps[0] * vectors % self.swizzle_period == 0
+        return self._static_steps(self.along_k.a, MMA_M * self.warps[0], self._vectors_across[0])
 
     @property
     def static_steps_b(self) -> bool:
-        """The same for B. For nn its rows run along n, and a step advances along k."""
-        if self.layout == "nn":
-            return self.element.mma_k * (self.bn // self.element.vector) % self.swizzle_period == 0
+        """The same for B."""
+        return self._static_steps(self.along_k.b, 2 * MMA_N * self.warps[1], self._vectors_across[1])
+
+    def _static_steps(self, along: bool, rows: int, across: int) -> bool:
+        """``rows``: those of a step if rows run along k. Otherwise rows have ``across`` vectors, and a step advances
+        along k."""
+        if not along:
+            return self.element.mma_k * across % self.swizzle_period == 0
         vectors = self.k_step // self.element.vector
-        return power_of_two(vectors) and 2 * MMA_N * self.warps[1] * vectors % self.swizzle_period == 0
+        return power_of_two(vectors) and rows * vectors % self.swizzle_period == 0
 
     @property
     def work(self) -> Work:
@@ -76,14 +88,27 @@ class SmemTiles(MmaTiles):
         row."""
         warps_m, warps_n = self.warps
         read = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
-        along_k = ceil_div(self.k_step * self.element.bytes, LINE)
-        of_b = self.bn * along_k if self.layout == "tn" else self.k_step * ceil_div(self.bn * self.element.bytes, LINE)
         return Work(
             "mma.sync",
             self.step_bytes,
             shared_bytes=read + self.step_bytes,
-            lines=self.bm * along_k + of_b,
+            lines=self._lines(self.along_k.a, self.bm) + self._lines(self.along_k.b, self.bn),
         )
+
+    def _lines(self, along: bool, extent: int) -> int:
+        """Lines of the L2 that a k-step of an operand with this extent of the tile reads."""
+        rows, cols = (extent, self.k_step) if along else (self.k_step, extent)
+        return rows * ceil_div(cols * self.element.bytes, LINE)
+
+
+def _swizzle_across(vectors: int) -> Swizzle:
+    """The swizzle of rows across k: the one whose source bits are the low bits of the row."""
+    return (3, 3, max(3, (vectors & -vectors).bit_length() - 1))
+
+
+def _copy_cols_across(vectors: int) -> int:
+    """Threads along a row across k in a copy: as many as one line of 128 bytes serves."""
+    return min(vectors & -vectors, 8)
 
 
 def power_of_two(extent: int) -> bool:

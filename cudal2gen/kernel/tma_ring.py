@@ -72,11 +72,12 @@ class TmaRing(Ring, Sm90Kernel):
     def shared_violations(self) -> Iterator[str]:
         yield from super().shared_violations()
         if self.bk % (chunk := self.element.chunk):
-            yield f"bk={self.bk}: must be a multiple of {chunk}, rows of A in a stage are of {CHUNK_BYTES} bytes"
+            yield f"bk={self.bk}: must be a multiple of {chunk}, rows along k in a stage are of {CHUNK_BYTES} bytes"
 
     @property
     def vector_rows(self) -> tuple[str, ...]:
-        return ("k", "n") if self.layout == "nn" or self.epilogue == "tma" else ("k",)
+        stored = ("n",) if self.epilogue == "tma" else ()
+        return tuple(dict.fromkeys((*self.problem.row_extents, *stored)))
 
     def gate_violations(self, field: str, cols: int) -> Iterator[str]:
         """The rule that gated columns of D fill the boxes in which ``cols`` columns of a product are stored; the
@@ -159,18 +160,32 @@ class TmaRing(Ring, Sm90Kernel):
         return (self.part_a + self.part_b) * self.k_step * self.element.bytes
 
     @property
+    def chunk_a(self) -> int:
+        """Columns of a box of A: of rows along k one swizzle's; across it as many as one swizzle covers."""
+        return self._chunk(self.along_k.a, self.swap_ab)
+
+    @property
     def chunk_b(self) -> int:
-        """Columns of a box of B whose rows run along n: as many as one swizzle covers."""
+        """The same for B."""
+        return self._chunk(self.along_k.b, not self.swap_ab)
+
+    def _chunk(self, along: bool, on_columns: bool) -> int:
+        return self.chunk_cols if on_columns and not along else self.element.chunk
+
+    @property
+    def chunk_cols(self) -> int:
+        """Columns of a box of the operand on the column side of the instruction if its rows run across k: a width that
+        no instruction straddles."""
         raise NotImplementedError
 
     @property
     def boxes_a(self) -> int:
-        """Boxes of rows in which a CTA loads its part of A."""
+        """Boxes of rows in which a CTA loads its part of A if they run along k."""
         return ceil_div(self.part_a // self.sharers_a, MAX_BOX)
 
     @property
     def boxes_b(self) -> int:
-        """The same for B if its rows run along k."""
+        """The same for B."""
         return ceil_div(self.panel_b // self.sharers_b, MAX_BOX)
 
     @property
@@ -267,10 +282,9 @@ class TmaRing(Ring, Sm90Kernel):
         at_once = self.target.sms * max(1, self.ctas_per_sm(self.estimated_registers))
         if self.stream_k and self.ctas % at_once == 0:
             remarks.append(f"stream_k=true: {self.ctas} tiles fill waves of {at_once}, so nothing is shared out")
-        if self.layout == "nn" and self.chunk_b < self.element.chunk:
-            remarks.append(
-                f"boxes of B are {self.chunk_b} columns wide: {self.part_b // self.chunk_b} of them per k-tile"
-            )
+        for name, chunk, part in (("A", self.chunk_a, self.part_a), ("B", self.chunk_b, self.part_b)):
+            if chunk < self.element.chunk:
+                remarks.append(f"boxes of {name} are {chunk} columns wide: {part // chunk} of them per k-tile")
         return remarks
 
     def cluster_warnings(self) -> Iterator[str]:
@@ -299,8 +313,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def launch(self) -> Tma:
-        b_rows = self.panel_b // self.sharers_b // self.boxes_b if self.layout == "tn" else self.bk // self.sharers_b
-        d_cols, d_rows = self._box_d
+        along, (d_cols, d_rows) = self.along_k, self._box_d
         return Tma(
             **self.launch_facts,
             reduce="none" if self.summed_in == "stream" else self.summed_in,
@@ -309,10 +322,10 @@ class TmaRing(Ring, Sm90Kernel):
             counters="returned" if self.keeps_parts else "cleared",
             cluster_m=self.cluster[0],
             cluster_n=self.cluster[1],
-            box_a_cols=self.element.chunk,
-            box_a_rows=self.part_a // self.sharers_a // self.boxes_a,
-            box_b_cols=self.element.chunk if self.layout == "tn" else self.chunk_b,
-            box_b_rows=b_rows,
+            box_a_cols=self.chunk_a,
+            box_a_rows=(self.part_a // self.boxes_a if along.a else self.bk) // self.sharers_a,
+            box_b_cols=self.chunk_b,
+            box_b_rows=(self.panel_b // self.boxes_b if along.b else self.bk) // self.sharers_b,
             box_d_cols=d_cols,
             box_d_rows=d_rows,
             box_d_rest_cols=self.store_rest if self.stores_tiles == "tma" else 0,

@@ -92,7 +92,7 @@ class Warpgroups(TmaRing):
         elif producer < self.producer_registers:
             yield (
                 f"{field}: a producer for cluster {list(self.cluster)} "
-                f"and boxes of {self.chunk_b} columns needs {self.producer_registers} registers"
+                f"and boxes of {min(self.chunk_a, self.chunk_b)} columns needs {self.producer_registers} registers"
             )
 
     @property

@@ -8,9 +8,9 @@
 
    cublasCreate                     cudal2gen_pack_open, for the current device; any threads may share it
    cublasGemmEx, row-major          cudal2gen_matmul(pack, problem, a, lda, b, ldb, d, ldd, workspace, stream) computes what
-                                    cublasGemmEx(handle, T, CUBLAS_OP_N, n, m, k, &one, b, ldb, a, lda, &zero, d, ldd, ..)
-                                    does with T = CUBLAS_OP_T for CUDAL2GEN_TN and CUBLAS_OP_N for CUDAL2GEN_NN: cuBLAS is
-                                    column-major, and the transpose of D is that of B times that of A
+                                    cublasGemmEx(handle, OP_B, OP_A, n, m, k, &one, b, ldb, a, lda, &zero, d, ldd, ..)
+                                    does, with the operations that are the letters of the layout (CUDAL2GEN_TN: T for B,
+                                    N for A): cuBLAS is column-major, and the transpose of D is that of B times that of A
    cublasGemmStridedBatchedEx       problem.batch = CUDAL2GEN_STRIDED, and the strides of cudal2gen_operands
    cublasLtMatmul with an epilogue  problem.fusion, and cudal2gen_gemm
    cublasLtMatmulAlgoGetHeuristic   cudal2gen_plan_create; cudal2gen_plan_run then chooses nothing
@@ -50,7 +50,8 @@ enum {
 };
 
 typedef enum { CUDAL2GEN_F16, CUDAL2GEN_F32 } cudal2gen_acc; /* the type in which products are summed */
-typedef enum { CUDAL2GEN_TN, CUDAL2GEN_NN } cudal2gen_layout; /* B is stored (n,k), or (k,n) */
+/* How B and A are stored: B (n,k) and A (m,k); (k,n) and (m,k); (k,n) and (k,m); (n,k) and (k,m). */
+typedef enum { CUDAL2GEN_TN, CUDAL2GEN_NN, CUDAL2GEN_NT, CUDAL2GEN_TT } cudal2gen_layout;
 typedef enum { CUDAL2GEN_AB_F16, CUDAL2GEN_AB_BF16 } cudal2gen_ab; /* the type of A and B; bf16 needs acc f32 */
 typedef enum { CUDAL2GEN_D_SAME, CUDAL2GEN_D_F32 } cudal2gen_d;    /* the type of D: as A and B, or fp32 */
 typedef enum {

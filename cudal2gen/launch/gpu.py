@@ -220,7 +220,7 @@ class KernelContender:
 
     def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
         """Notes the padding. There is nothing to choose: the record was tuned before."""
-        operands = LaunchOperands.packed(problem.layout, problem.n, problem.k, problem.fusion)
+        operands = LaunchOperands.packed(problem.layout, serving.sizes_of(problem), problem.fusion)
         use = serving.own_use(self.record, serving.sizes_of(problem), operands)
         how = f"padded to {use.launched.text}" if use.launched.text != problem.mnk else f"copies of {use.matrices}"
         self.detail = f"{how}, in the timing" if any(use.copied) else ""
@@ -255,7 +255,8 @@ class KernelContender:
         return whole, copies
 
     def _bound(self, operands: Operands, sizes: Sizes) -> Call:
-        a, b, d, record = operands.a, operands.b, operands.d, self.record
+        record, d = self.record, operands.d
+        a, b = operands.stored_a(record.layout), operands.stored_b(record.layout)
         products = 1 if record.grouped else operands.products
         size = ceil_div(self._kernel.workspace_bytes(*sizes, products), F16.bytes)
         workspace = a.new_empty(size, dtype=F16.torch_dtype) if self._empty is None else self._empty(size)

@@ -143,6 +143,9 @@ struct Element {
 constexpr Element kElements[] = {{"f16", 2, CU_TENSOR_MAP_DATA_TYPE_FLOAT16}, {"bf16", 2, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16}};
 constexpr Element kF32 = {"f32", 4, CU_TENSOR_MAP_DATA_TYPE_FLOAT32};
 
+// How B and A are stored, in the order of the enum cudal2gen_layout.
+constexpr char const* kLayouts[] = {"tn", "nn", "nt", "tt"};
+
 // A box of `cols` x `rows` elements of a matrix; its swizzle is as wide as its columns. cols = 0 means that there is no box.
 struct Box {
   int cols = 0, rows = 0;
@@ -189,7 +192,7 @@ struct Scratch {
 struct Launch {
   std::string entry;
   Convention convention;
-  bool nn;
+  bool a_along_k, b_along_k;  // whether rows of A and B run along k: A is (m,k) or else (k,m), B is (n,k) or else (k,n)
   int threads, smem_bytes, bm, bn, bk, split_k;
   Raster raster = Raster::kPlain;
   Reduce reduce = Reduce::kNone;
@@ -210,6 +213,11 @@ struct Launch {
   // Whether its CTAs wait for each other's partial sums, so that all must run at once, whatever else the device does.
   bool waits() const { return convention == Convention::kTma && workspace(); }
   bool stores_vectors() const { return box_d.cols > 0 || !predicated; }
+  // Elements of a row of A and of B, and how many rows they have.
+  int row_a(int m, int k) const { return a_along_k ? k : m; }
+  int row_b(int n, int k) const { return b_along_k ? k : n; }
+  int rows_a(int m, int k) const { return a_along_k ? m : k; }
+  int rows_b(int n, int k) const { return b_along_k ? n : k; }
   // Columns of D where those of the product are n.
   int d_cols(int n) const { return fusion.gate ? n / 2 : n; }
   // Tiles along m; of several groups the most that their rows may take, whose kernel finds which of them it needs.
@@ -245,7 +253,9 @@ inline Scratch Launch::scratch(int m, int n, int k, int count, int64_t resident)
 inline Launch::Launch(Tokens& facts) {
   convention = Convention(facts.choice("launch", {"tiles", "tma", "cluster"}));
   entry = facts.word("entry");
-  nn = facts.choice("layout", {"tn", "nn"});
+  std::string const layout = kLayouts[facts.choice("layout", {std::begin(kLayouts), std::end(kLayouts)})];
+  a_along_k = layout[1] == 'n';
+  b_along_k = layout[0] == 't';
   threads = facts.number("threads", 1);
   smem_bytes = facts.number("smem_bytes");
   bm = facts.number("bm", 1);
@@ -298,7 +308,7 @@ inline Refusal Launch::refuse_sizes(int m, int n, int k) const {
     return {cudaErrorInvalidValue, "sizes must not exceed 16777216: offsets within a tile are 32-bit"};
   if (!predicated && (m % bm || n % bn || k % bk))
     return {cudaErrorInvalidValue, "the tile does not divide the problem, and this kernel has no predicates"};
-  if (convention != Convention::kTma && predicated && k % 8)
+  if (convention != Convention::kTma && predicated && (a_along_k || b_along_k) && k % 8)
     return {cudaErrorInvalidValue, "k must be a multiple of 8: rows along k are read in 16-byte vectors"};
   if (fusion.gate && n % 16) return {cudaErrorInvalidValue, "n must be a multiple of 16: this kernel gates 8 columns by the next 8"};
   if (baked_k && k != baked_k) return {cudaErrorInvalidValue, "this kernel has k baked in: it takes that k only"};
@@ -314,7 +324,7 @@ inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix 
   if (a.ld > kMostRows || b.ld > kMostRows || d.ld > kMostRows)
     return {cudaErrorInvalidValue, "leading dimensions must not exceed 16777216: offsets within a tile are 32-bit"};
   if (a.ld < a.cols || b.ld < b.cols || d.ld < d.cols) return {cudaErrorInvalidValue, "a leading dimension is shorter than its row"};
-  if (baked_k && (!a.packed() || (!nn && !b.packed())))
+  if (baked_k && ((a_along_k && !a.packed()) || (b_along_k && !b.packed())))
     return {cudaErrorInvalidValue, "this kernel has k baked in: it takes that k only, packed"};
   if (!a.in_vectors(element) || !b.in_vectors(element))
     return {cudaErrorMisalignedAddress, "A and B must be aligned to 16 bytes, lda and ldb be multiples of 8"};

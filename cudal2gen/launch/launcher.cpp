@@ -392,7 +392,7 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   message.clear();
   cudal2gen_kernel const& own = *kernel;
   Launch const& launch = own.launch;
-  Matrix const in_a = {a, lda, k}, in_b = {b, ldb, launch.nn ? n : k}, out_d = {d, ldd, launch.d_cols(n)};
+  Matrix const in_a = {a, lda, launch.row_a(m, k)}, in_b = {b, ldb, launch.row_b(n, k)}, out_d = {d, ldd, launch.d_cols(n)};
   Batches& batches = several.batches;
   Groups& groups = several.groups;
   if (!a || !b || !d) return invalid(std::string(!a ? "A" : !b ? "B" : "D") + " is null");
@@ -437,8 +437,8 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
     // A single matrix has no meaningful stride, but the driver requires one.
     return own.maps.find(matrix, rows, depth, depth > 1 ? stride : matrix.ld, box, element, to);
   };
-  if (tma && !(map(in_a, m, batches.a, launch.box_a, launch.element, map_a) &&
-               map(in_b, launch.nn ? k : n, groups.count ? groups.b : batches.b, launch.box_b, launch.element, map_b) &&
+  if (tma && !(map(in_a, launch.rows_a(m, k), batches.a, launch.box_a, launch.element, map_a) &&
+               map(in_b, launch.rows_b(n, k), groups.count ? groups.b : batches.b, launch.box_b, launch.element, map_b) &&
                (!launch.box_d.cols || map(out_d, m, batches.d, launch.box_d, launch.output, map_d)) &&
                (!launch.box_rest.cols || map(out_d, m, batches.d, launch.box_rest, launch.output, map_rest))))
     return invalid("the driver does not encode a tensor map of these operands");

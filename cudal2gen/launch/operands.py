@@ -14,6 +14,7 @@ from cudal2gen.kernel import Layout, Problem, Record, Use, aligned, ceil_div
 from cudal2gen.kernel.fusion import ALPHA, BETA
 from cudal2gen.kernel.launch import Matrix
 from cudal2gen.kernel.launch import Operands as LaunchOperands
+from cudal2gen.kernel.problem import along_k
 from kernelproof.ground.element import F16, F32, Element
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def typed(empty: Empty, dtype: torch.dtype) -> Empty:
 
 @dataclass(frozen=True)
 class Operands:
-    """One set of matrices, row-major: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n).
+    """One set of matrices: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n). All are row-major,
+    except an ``a`` that a layout stores as (k,m), which is the transposed view of that.
 
     In a strided batch the shapes are (products,m,k) and so on; a B that all products share is expanded along the
     products. In a grouped batch only B has a third dimension, (groups,n,k), and ``ends`` has the row after each group's
@@ -56,9 +58,13 @@ class Operands:
     beta: float = 1.0
     ends: torch.Tensor | None = None
 
-    def stored(self, layout: Layout) -> torch.Tensor:
+    def stored_a(self, layout: Layout) -> torch.Tensor:
+        """A in the form that the layout has."""
+        return self.a if along_k(layout).a else self.a.mT
+
+    def stored_b(self, layout: Layout) -> torch.Tensor:
         """B in the form that the layout has."""
-        return self.b if layout == "tn" else self.b_nn
+        return self.b if along_k(layout).b else self.b_nn
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
@@ -74,14 +80,14 @@ class Operands:
 
 def check(record: Record, operands: Operands) -> Problem:
     """The problem of these tensors. Raises ValueError if the record's kernel does not compute it."""
-    a, b, d = operands.a, operands.stored(record.layout), operands.d
+    a, b, d = operands.stored_a(record.layout), operands.stored_b(record.layout), operands.d
     grouped = record.grouped
     strided = record.batched and not grouped
     _check_matrix("A", a, record.element, strided)
     _check_matrix("B", b, record.element, record.batched)
     _check_matrix("D", d, record.output, strided)
-    (m, k), n = a.shape[-2:], b.shape[-2 if record.layout == "tn" else -1]
-    rows_b, d_shape = ((n, k) if record.layout == "tn" else (k, n)), (m, record.fusion.d_cols(n))
+    (m, k), n = operands.a.shape[-2:], b.shape[-2 if record.along_k.b else -1]
+    rows_b, d_shape = ((n, k) if record.along_k.b else (k, n)), (m, record.fusion.d_cols(n))
     batches = {tensor.shape[:-2] for tensor in ((a, d) if grouped else (a, b, d))}
     if tuple(b.shape[-2:]) != rows_b or tuple(d.shape[-2:]) != d_shape or len(batches) > 1:
         raise ValueError(f"A {tuple(a.shape)}, B {tuple(b.shape)} as {record.layout} and D {tuple(d.shape)} do not fit")
@@ -157,8 +163,8 @@ def lies(matrix: torch.Tensor) -> Matrix:
 
 
 def matrices(operands: Operands, layout: Layout) -> LaunchOperands:
-    """Leading dimensions and alignments of A, of B as the layout stores it, and of D."""
-    return LaunchOperands(lies(operands.a), lies(operands.stored(layout)), lies(operands.d))
+    """Leading dimensions and alignments of A and B as the layout stores them, and of D."""
+    return LaunchOperands(lies(operands.stored_a(layout)), lies(operands.stored_b(layout)), lies(operands.d))
 
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]  # (target, source)
@@ -180,7 +186,7 @@ class Launched:
 
 
 class _Extents(NamedTuple):
-    """Rows and columns of each operand at the sizes that are launched."""
+    """Rows and columns of each operand, as it is stored, at the sizes that are launched."""
 
     a: tuple[int, int]
     b: tuple[int, int]
@@ -192,7 +198,8 @@ class _Extents(NamedTuple):
 def _extents(record: Record, use: Use) -> _Extents:
     (m, n, k), fusion = use.launched, record.fusion
     bias = {"none": 0, "n": n, "m": m}[fusion.bias]
-    return _Extents((m, k), (n, k) if record.layout == "tn" else (k, n), (m, fusion.d_cols(n)), (m, n), bias)
+    a, b = (m, k) if record.along_k.a else (k, m), (n, k) if record.along_k.b else (k, n)
+    return _Extents(a, b, (m, fusion.d_cols(n)), (m, n), bias)
 
 
 def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) -> Launched:
@@ -202,7 +209,7 @@ def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) 
     ``empty`` (from torch if it is None).
     """
     extents, launch, vector = _extents(record, use), record.launch, record.element.vector
-    stored, n = operands.stored(record.layout), use.launched.n
+    stored, n = operands.stored_b(record.layout), use.launched.n
     ready = Launched(replace(operands, b=stored, b_nn=stored))
 
     def wide(like: torch.Tensor, shape: tuple[int, int], *, read: bool) -> torch.Tensor:
@@ -216,7 +223,8 @@ def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) 
     changed: dict[str, Any] = {}
     copies_a, copies_b, copies_d = use.copied
     if copies_a:
-        changed["a"] = wide(operands.a, extents.a, read=True)
+        padded = wide(operands.stored_a(record.layout), extents.a, read=True)
+        changed["a"] = padded if record.along_k.a else padded.mT
     if copies_b:
         changed["b"] = changed["b_nn"] = wide(stored, extents.b, read=True)
     if copies_d:
@@ -250,8 +258,9 @@ def _zeros(like: torch.Tensor, shape: tuple[int, ...], vector: int, empty: Empty
 def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, products: int = 1) -> list[Operands]:
     """``count`` sets of standard normal operands for this many products.
 
-    Every matrix, bias and C starts at a multiple of 256 bytes. Groups have equally many rows. D and aux are NaN. alpha
-    and beta, if the fusion has them, are ``ALPHA`` and ``BETA``.
+    A is stored as the problem's layout has it, B in both forms. Every matrix, bias and C starts at a multiple of 256
+    bytes. Groups have equally many rows. D and aux are NaN. alpha and beta, if the fusion has them, are ``ALPHA`` and
+    ``BETA``.
     """
     import torch
 
@@ -265,7 +274,9 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, 
     def tensors_b(*shape: int) -> torch.Tensor:
         return _sets(ab, (count, *each_b, *shape), device)
 
-    a, b = tensors(ab, problem.m, problem.k), tensors_b(problem.n, problem.k)
+    along_a = problem.along_k.a
+    a = tensors(ab, problem.m, problem.k) if along_a else tensors(ab, problem.k, problem.m).mT
+    b = tensors_b(problem.n, problem.k)
     b_nn, d = tensors_b(problem.k, problem.n), tensors(output, problem.m, problem.d_cols)
     more: dict[str, torch.Tensor] = {}
     if fusion.bias != "none":

@@ -73,9 +73,9 @@ bool unloadable(int code) {
 
 bool PackKernel::takes(Sizes const& problem, int products) const {
   auto const [m, n, k] = problem;
-  int const row_b = kind.layout() == CUDAL2GEN_TN ? k : n, row_d = launch.d_cols(n);
+  int const row_a = launch.row_a(m, k), row_b = launch.row_b(n, k), row_d = launch.d_cols(n);
   int const vector = 16 / launch.element.bytes;
-  Matrix const a = {nullptr, k, k}, b = {nullptr, row_b, row_b};
+  Matrix const a = {nullptr, row_a, row_a}, b = {nullptr, row_b, row_b};
   Matrix const d = {nullptr, ceil_div(row_d, vector) * vector, row_d};
   return fits && !launch.refuse_sizes(m, n, k) && !launch.refuse_operands(a, b, d) && !launch.refuse_count(products, m, n);
 }
@@ -107,7 +107,7 @@ int check(cudal2gen_problem const& problem) {
     char const* name;
     int value, last;
   } const enums[] = {{"acc", stored(problem.acc), CUDAL2GEN_F32},
-                     {"layout", stored(problem.layout), CUDAL2GEN_NN},
+                     {"layout", stored(problem.layout), CUDAL2GEN_TT},
                      {"prefer", stored(problem.prefer), CUDAL2GEN_INFERRED},
                      {"ab", stored(problem.ab), int(std::size(kElements)) - 1},
                      {"d", stored(problem.d), CUDAL2GEN_D_F32},
@@ -262,6 +262,12 @@ int typed_d(Values const& tokens) {
   return token != tokens.end();
 }
 
+int layout_of(Values const& tokens) {
+  auto const layout = std::find(std::begin(kLayouts), std::end(kLayouts), tokens.at("layout"));
+  if (layout == std::end(kLayouts)) throw std::runtime_error("layout is unknown");
+  return int(layout - std::begin(kLayouts));
+}
+
 int batch_of(Values const& tokens) {
   auto const token = tokens.find("batch");
   if (token == tokens.end()) return CUDAL2GEN_ALONE;
@@ -275,8 +281,7 @@ int batch_of(Values const& tokens) {
 void add(cudal2gen_pack& pack, std::string const& kind, Values const& tokens) {
   if (kind != "kernel" && (kind != "choice" || pack.card.other_model())) return;
   Sizes const sizes = {number(tokens, "m"), number(tokens, "n"), number(tokens, "k")};
-  Kind const own = {{typed_ab(tokens), typed_d(tokens), enumerated(tokens, "acc", "f32"),
-                     enumerated(tokens, "layout", "nn"), batch_of(tokens)},
+  Kind const own = {{typed_ab(tokens), typed_d(tokens), enumerated(tokens, "acc", "f32"), layout_of(tokens), batch_of(tokens)},
                     tokens.count("fusion") ? tokens.at("fusion") : "none"};
   if (kind == "choice") {
     pack.chosen[{own, sizes, tokens.count("products") ? number(tokens, "products") : 1}] = {number(tokens, "kernel"), std::atof(tokens.at("low").c_str())};

@@ -41,7 +41,6 @@ struct Kind {
   std::array<int, 5> enums;
   std::string fusion;
 
-  int layout() const { return enums[3]; }
   bool plain() const { return fusion == "none" && enums[4] == CUDAL2GEN_ALONE; }
   Kind alone() const { return {{enums[0], enums[1], enums[2], enums[3], CUDAL2GEN_ALONE}, "none"}; }
   bool operator==(Kind const& other) const { return enums == other.enums && fusion == other.fusion; }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cudal2gen.kernel import Layout, Use, aligned, ceil_div
 from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.kernel.launch import Groups
+from cudal2gen.kernel.problem import along_k
 from cudal2gen.launch.launcher import Fused, OpenKernel
 from cudal2gen.operators.call_native import (
     BIAS,
@@ -195,11 +196,13 @@ def _padded(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request
     """A launch on padded copies of the operands that the kernel does not take in place."""
     # m, n, k are the caller's extents; rows, cols, depth are those that are launched.
     (m, n, k), (rows, cols, depth), operands = request.sizes, use.launched, request.operands
-    b_own, b_wide = ((n, k), (cols, depth)) if layout == "tn" else ((k, n), (depth, cols))
+    along = along_k(layout)
+    a_own, a_wide = ((m, k), (rows, depth)) if along.a else ((k, m), (depth, rows))
+    b_own, b_wide = ((n, k), (cols, depth)) if along.b else ((k, n), (depth, cols))
     vector = _element(request).vector  # rows of D are whole vectors too: its elements are no smaller
     lda, ldb, ldd = (
         aligned(wide, vector) if copied else matrix.ld
-        for matrix, copied, wide in zip(operands, use.copied, (depth, b_wide[1], cols), strict=True)
+        for matrix, copied, wide in zip(operands, use.copied, (a_wide[1], b_wide[1], cols), strict=True)
     )
     copies_a, copies_b, copies_d = use.copied
     launch, scratch_size = kernel.sized(lda, ldb, ldd, *use.launched), _workspace(kernel, use, request)
@@ -207,7 +210,7 @@ def _padded(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         d = empty_d(a, *request.shape) if out is None else out
-        wide_a = _wide(device, a.as_strided((m, k), (operands.a.ld, 1)), rows, lda) if copies_a else a
+        wide_a = _wide(device, a.as_strided(a_own, (operands.a.ld, 1)), a_wide[0], lda) if copies_a else a
         wide_b = _wide(device, b.as_strided(b_own, (operands.b.ld, 1)), b_wide[0], ldb) if copies_b else b
         wide_d = empty_d(a, rows, ldd) if copies_d else d
         scratch = device.empty(a, scratch_size) if scratch_size else None

@@ -107,10 +107,11 @@ def _nearest(table: Table, computing: Iterable[int], problem: Problem) -> list[i
 
 def _serves(kernel: TableKernel, problem: Problem) -> bool:
     """Whether a kernel takes every number of rows, and adds up each row in an order that depends on k alone."""
-    record, packed = kernel.record, Operands.packed(problem.layout, problem.n, problem.k)
+    record = kernel.record
     if record.shares_last_wave or record.TEXTUAL:
         return False
-    return all(kernel.use(Sizes(rows, problem.n, problem.k), packed) is not None for rows in SERVED)
+    served = [Sizes(rows, problem.n, problem.k) for rows in SERVED]
+    return all(kernel.use(sizes, Operands.packed(problem.layout, sizes)) is not None for sizes in served)
 
 
 def _modelled_us(kernel: TableKernel, problem: Problem) -> list[float]:

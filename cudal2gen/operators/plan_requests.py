@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, aligned
 from cudal2gen.kernel.fusion import PLAIN, Activation, Fusion
 from cudal2gen.kernel.launch import Batches, Matrix, Operands, Sizes
+from cudal2gen.kernel.problem import AlongK
 from cudal2gen.operators import epilogues, plan_batches
 from cudal2gen.operators.call_torch import torch_fused, torch_grouped, torch_linear, torch_matmul
 from cudal2gen.operators.check_modes import FREE, INVARIANT, refusal
@@ -54,7 +55,7 @@ class Request(NamedTuple):
     """A product that a call asks for.
 
     ``problem``: without its GPU; None if no kernel can compute it, for the reason ``obstacle``. ``operands``: the
-    tensors as matrices, B as the layout stores it. ``shape``: of the result. ``device``: the CUDA device's index,
+    tensors as matrices, as the layout stores them. ``shape``: of the result. ``device``: the CUDA device's index,
     ``CPU``, ``ELSEWHERE`` or ``META``. ``by_torch``: torch's own product, with all that belongs to it. ``batches``: the
     products of a batch, each of ``sizes``. ``fusion``: what a kernel may apply to the sums; ``finish``: the same by
     torch, from a plain kernel's D and the bias. ``pair``: whether the caller has two weights of a gate, and B is their
@@ -155,15 +156,27 @@ def matrix(tensor: TensorFacts, rows: int, cols: int, strides: MatrixStrides, st
     return Matrix(ld, tensor.aligned and step * tensor.element_bytes % VECTOR_BYTES == 0)
 
 
-def layout_of(b: TensorFacts, sizes: Sizes, strides: MatrixStrides, step: int = 0) -> tuple[Layout, MaybeMatrix]:
-    """The layout that serves B's strides, and B as that layout stores it."""
-    as_nn = matrix(b, sizes.k, sizes.n, strides, step)
+class Stored(NamedTuple):
+    """An operand as a layout stores it: itself or its transpose, in rows; no matrix if neither has contiguous rows."""
+
+    transposed: bool
+    matrix: MaybeMatrix
+
+
+def stored(tensor: TensorFacts, rows: int, cols: int, strides: MatrixStrides, step: int = 0) -> Stored:
+    """A (m,k) or B (k,n) with these strides, in rows of its own or of its transpose."""
+    as_it_is = matrix(tensor, rows, cols, strides, step)
     # A single row or column may be either; rows that start on 16 bytes need no copy.
-    if as_nn is None or as_nn.ld * b.element_bytes % VECTOR_BYTES:
+    if as_it_is is None or as_it_is.ld * tensor.element_bytes % VECTOR_BYTES:
         transposed = strides._replace(rows=strides.cols, cols=strides.rows)
-        if as_tn := matrix(b, sizes.n, sizes.k, transposed, step):
-            return "tn", as_tn
-    return "nn", as_nn
+        if as_transposed := matrix(tensor, cols, rows, transposed, step):
+            return Stored(True, as_transposed)
+    return Stored(False, as_it_is)
+
+
+def layout_of(a: Stored, b: Stored) -> Layout:
+    """The layout of operands that are stored so."""
+    return AlongK(not a.transposed, b.transposed).layout
 
 
 class MatrixProblem(NamedTuple):
@@ -182,7 +195,7 @@ def matrix_problem(
     if problem is not None and None in matrices:
         strange = [name for name, found in zip("ABD", matrices, strict=True) if found is None]
         problem, obstacle = None, f"strides of {' and '.join(strange)} that no layout serves"
-    (a, b, d), packed = matrices, Operands.packed(kind[-1], sizes.n, sizes.k)
+    (a, b, d), packed = matrices, Operands.packed(kind[-1], sizes)
     return MatrixProblem(problem, obstacle, Operands(a or packed.a, b or packed.b, d or packed.d))
 
 
@@ -226,15 +239,16 @@ def product(
     elif batch:
         even, obstacle = plan_batches.spaced(batch, of_a, of_b, of_d)
         spacing = even or spacing
-    layout, as_b = layout_of(b, extents, of_b, spacing.b)
-    d_type = output_name(a.dtype, out_dtype)
+    as_a = stored(a, extents.m, extents.k, of_a, spacing.a)
+    as_b = stored(b, extents.k, extents.n, of_b, spacing.b)
+    layout, d_type = layout_of(as_a, as_b), output_name(a.dtype, out_dtype)
     by_torch = torch_matmul if d_type == "same" else partial(torch_matmul, out_dtype=out_dtype)
-    stated = MatrixProblem(None, a.obstacle or obstacle, Operands.packed(layout, extents.n, extents.k))
+    stated = MatrixProblem(None, a.obstacle or obstacle, Operands.packed(layout, extents))
     if a.element is not None and not obstacle:
-        as_a = matrix(a, extents.m, extents.k, of_a, spacing.a)
         as_d = Matrix(extents.n) if out is None else matrix(out, extents.m, extents.n, of_d, spacing.d)
         features = {"batch": "strided"} if spacing.products != 1 else {}
-        stated = matrix_problem((a.element, d_type, acc, layout), extents, (as_a, as_b, as_d), **features)
+        matrices = as_a.matrix, as_b.matrix, as_d
+        stated = matrix_problem((a.element, d_type, acc, layout), extents, matrices, **features)
     return Request(stated.problem, stated.obstacle, extents, stated.operands, shape, a.device, by_torch, spacing)
 
 
@@ -264,21 +278,22 @@ def _folded(
 
 
 def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Request:
-    """The product of x (..., K) and weight (N,K), in the layout that serves weight's strides."""
+    """The product of x (..., K) and weight (N,K), in the layout that serves their strides."""
     of_x, of_weight = facts(x), facts(weight)
     k, n = of_x.shape[-1], of_weight.shape[0]
     sizes = Sizes(x.numel() // k if k else 0, n, k)
-    as_x = None
+    as_x = Stored(False, None)
     if sizes.m:
         # Batch dimensions that are no rows of one matrix have no view as such.
         with suppress(RuntimeError):
             rows, cols = x.view(sizes.m, k).stride()
-            as_x = matrix(of_x, sizes.m, k, MatrixStrides(rows, cols))
-    strides = MatrixStrides(of_weight.strides[1], of_weight.strides[0])
-    layout, as_weight = layout_of(of_weight, sizes, strides)
-    stated = MatrixProblem(None, of_x.obstacle, Operands.packed(layout, n, k))
+            as_x = stored(of_x, sizes.m, k, MatrixStrides(rows, cols))
+    as_weight = stored(of_weight, k, n, MatrixStrides(of_weight.strides[1], of_weight.strides[0]))
+    layout = layout_of(as_x, as_weight)
+    stated = MatrixProblem(None, of_x.obstacle, Operands.packed(layout, sizes))
     if of_x.element is not None:
-        stated = matrix_problem((of_x.element, "same", "f32", layout), sizes, (as_x, as_weight, Matrix(n)))
+        matrices = as_x.matrix, as_weight.matrix, Matrix(n)
+        stated = matrix_problem((of_x.element, "same", "f32", layout), sizes, matrices)
     shape = (*of_x.shape[:-1], n)
     request = Request(stated.problem, stated.obstacle, sizes, stated.operands, shape, of_x.device, torch_linear)
     return request._replace(fusion=BIASED, finish=add) if biased else request
@@ -301,17 +316,18 @@ def request_grouped(
         return request_matmul(a, b, "f32", None, out_dtype)._replace(by_torch=by_torch)
     of_a, of_b, groups = facts(a), facts(b), len(offs)
     sizes, spacing = Sizes(of_a.shape[-2], of_b.shape[-1], of_a.shape[-1]), Batches()
-    stated = MatrixProblem(None, "groups of columns or of k", Operands.packed("nn", sizes.n, sizes.k))
+    stated = MatrixProblem(None, "groups of columns or of k", Operands.packed("nn", sizes))
     if of_a.element is None:
         stated = stated._replace(obstacle=of_a.obstacle)
     elif not groups:
         stated = stated._replace(obstacle="an extent is 0")
     elif (a.ndim, b.ndim) == (2, 3):
         spacing = Batches(groups, b=of_b.strides[0])
-        layout, as_b = layout_of(of_b, sizes, MatrixStrides(of_b.strides[1], of_b.strides[2]), spacing.b)
-        kind: Kind = (of_a.element, output_name(of_a.dtype, out_dtype), "f32", layout)
-        as_a = matrix(of_a, sizes.m, sizes.k, MatrixStrides(of_a.strides[0], of_a.strides[1]))
-        stated = matrix_problem(kind, sizes, (as_a, as_b, Matrix(sizes.n)), batch="grouped")
+        as_b = stored(of_b, sizes.k, sizes.n, MatrixStrides(of_b.strides[1], of_b.strides[2]), spacing.b)
+        # Groups are rows of A, so it has rows of its own.
+        as_a = Stored(False, matrix(of_a, sizes.m, sizes.k, MatrixStrides(of_a.strides[0], of_a.strides[1])))
+        kind: Kind = (of_a.element, output_name(of_a.dtype, out_dtype), "f32", layout_of(as_a, as_b))
+        stated = matrix_problem(kind, sizes, (as_a.matrix, as_b.matrix, Matrix(sizes.n)), batch="grouped")
     return Request(stated.problem, stated.obstacle, sizes, stated.operands, shape, of_a.device, by_torch, spacing)
 
 

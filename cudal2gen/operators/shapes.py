@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from cudal2gen.kernel import Acc, Layout, Problem
+from cudal2gen.kernel.problem import AlongK
 from kernelproof.ground.element import ElementName, element_or_none, name_of
 from kernelproof.ground.errors import WrongInput
 
@@ -31,7 +32,7 @@ class ModelError(WrongInput):
 
 
 class ModelProduct(NamedTuple):
-    """One product that a model computes: the operator, the layout of B, m, n, k, and the type of A and B."""
+    """One product that a model computes: the operator, the layout, m, n, k, and the type of A and B."""
 
     op: str
     layout: Layout
@@ -94,7 +95,7 @@ def _from_file(path: Path) -> Any:
 
 def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -> Collected:
     """The products that a callable computes by torch. ``fake``: its tensors have no data; ``any_type``: every type
-    counts as fp16. Raises ModelError if it fails."""
+    counts as fp16. Gradients are off unless it turns them on. Raises ModelError if it fails."""
     import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
@@ -180,5 +181,11 @@ def _operands(func: Any, args: Any) -> tuple[str, torch.Tensor, torch.Tensor, in
 
 def _product(op: str, a: torch.Tensor, b: torch.Tensor) -> ModelProduct:
     (m, k), n = a.shape[-2:], b.shape[-1]
-    layout: Layout = "nn" if b.stride(-1) == 1 and (k == 1 or n > 1) else "tn"
+    layout = AlongK(_in_rows(a), not _in_rows(b)).layout
     return ModelProduct(op, layout, int(m), int(n), int(k), name_of(a.dtype) or "f16")
+
+
+def _in_rows(matrix: torch.Tensor) -> bool:
+    """Whether a matrix lies in rows; otherwise its transpose does."""
+    rows, cols = matrix.shape[-2:]
+    return bool(matrix.stride(-1) == 1 and (rows == 1 or cols > 1))

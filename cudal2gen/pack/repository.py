@@ -86,9 +86,9 @@ def workloads(table: Table) -> list[Workload]:
         if not won or number in won
     ]
     plain = {
-        Workload(problem.m, problem.n, problem.k, ELEMENTS[problem.ab].dtype, problem.layout == "tn", problem.acc)
+        Workload(problem.m, problem.n, problem.k, ELEMENTS[problem.ab].dtype, problem.along_k.b, problem.acc)
         for problem in problems
-        if not problem.suffix and problem.d == "same"
+        if not problem.suffix and problem.d == "same" and problem.along_k.a
     }
     ordered = sorted(plain, key=lambda workload: (workload.m * workload.n * workload.k, workload))
     step = max(1, len(ordered) // WORKLOADS)

@@ -43,6 +43,7 @@ from cudal2gen.results.rows import executed_in as executed_in
 from cudal2gen.results.rows import rivals as rivals
 from cudal2gen.results.rows import speedup as speedup
 from cudal2gen.results.rows import speedups as speedups
+from cudal2gen.results.rows import stored_b as stored_b
 from cudal2gen.results.storage import START as START
 from cudal2gen.results.storage import Measurements as Measurements
 from cudal2gen.results.storage import Place as Place

@@ -266,7 +266,7 @@ class Table:
             return Choice(None, None, f"{measured}, which is not faster beyond noise", "measured, not faster")
         kernel = self.kernels[row.kernel]
         use = kernel.use(sizes, operands)
-        packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k, row.fusion))
+        packed = kernel.use(row.sizes, Operands.packed(row.layout, row.sizes, row.fusion))
         if use is None or packed is None:
             return Choice(None, None, f"{measured}, but its kernel does not take these operands", "operands not taken")
         more = max(0.0, self._copied_us(kernel, use, sizes) - self._copied_us(kernel, packed, row.sizes))
@@ -359,7 +359,7 @@ class Table:
         assert row.kernel is not None
         kernel = self.kernels[row.kernel]
         use = kernel.use(sizes, operands)
-        packed = kernel.use(row.sizes, Operands.packed(row.layout, row.n, row.k, row.fusion))
+        packed = kernel.use(row.sizes, Operands.packed(row.layout, row.sizes, row.fusion))
         if use is None or packed is None:
             return 0.0, None
         # In a grouped launch m already counts the rows of all groups, so its work must not be multiplied by their
@@ -466,14 +466,17 @@ class _Table(BaseModel):
     rows: tuple[Row, ...]
 
 
-def variants(records: Iterable[Record], fusions: Iterable[str], batches: Iterable[Batch]) -> tuple[list[Record], int]:
-    """Every plain record with each of the fusions and each of the batches; and the number of combinations that the
-    rules forbid.
+def variants(
+    records: Iterable[Record], fusions: Iterable[str], batches: Iterable[Batch], layouts: Iterable[Layout] = ()
+) -> tuple[list[Record], int]:
+    """Every plain record with each of the fusions, each of the batches and each of the layouts; and the number of
+    combinations that the rules forbid.
 
     Raises IllegalRecord if a text in ``fusions`` is not a fusion.
     """
     changes: list[dict[str, Any]] = [{"fusion": fusion} for fusion in dict.fromkeys(fusions)]
     changes += [{"batch": batch} for batch in dict.fromkeys(batches)]
+    changes += [{"layout": layout} for layout in dict.fromkeys(layouts)]
     legal, illegal = [], 0
     for record, change in product(records, changes):
         try:

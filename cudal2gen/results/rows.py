@@ -78,7 +78,12 @@ def rivals(problem: Problem) -> tuple[str, ...]:
     they were."""
     if problem.batched:
         return (GROUPED if problem.grouped else BATCHED,)
-    return (UNFUSED, EPILOGUE) if problem.fusion else ("torch.matmul", f"cublas-{problem.layout}")
+    return (UNFUSED, EPILOGUE) if problem.fusion else ("torch.matmul", f"cublas-{stored_b(problem)}")
+
+
+def stored_b(problem: Problem) -> Literal["tn", "nn"]:
+    """How B is stored, as the names of the vendor's baselines end; they take A as it lies."""
+    return "tn" if problem.along_k.b else "nn"
 
 
 class Line(BaseModel):

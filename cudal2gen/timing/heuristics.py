@@ -36,9 +36,8 @@ class MatmulHeuristics:
         letter = problem.element.heuristics
         precision = f"{letter}{'S' if problem.acc == 'f32' else F16.heuristics}{problem.output.heuristics}"
         # In the library's terms: A is row-major, and B is transposed if it is stored (n, k).
-        layout = self._library.NvMatmulHeuristicsMatmulLayout[
-            "NT_ROW_MAJOR" if problem.layout == "tn" else "NN_ROW_MAJOR"
-        ]
+        # Its letters are A's, then B's.
+        layout = self._library.NvMatmulHeuristicsMatmulLayout[f"{problem.layout[::-1].upper()}_ROW_MAJOR"]
         interface = self._interface(problem.gpu, precision, problem.layout, layout)
         description = interface.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout)
         results = interface.get(description, most, precision)

@@ -94,7 +94,7 @@ def _numbers(record: Record, kernel: ModelledKernel, estimate: Estimate) -> list
         log2(steps), problem.k / (steps * kernel.k_step * kernel.split_k), min(1.0, kernel.flight / steps),
         log2(kernel.bm * kernel.bn / kernel.threads), log2(kernel.bm / kernel.bn), float(wgmma),
         *(float(_twos(extent)) for extent in (problem.m, problem.n, problem.k)),
-        float(problem.layout == "nn"), float(problem.acc == "f32"), chip.sms / 132, float(chip.capability.has_wgmma),
+        float(2 - sum(problem.along_k)), float(problem.acc == "f32"), chip.sms / 132, float(chip.capability.has_wgmma),
         log2(record.smem_bytes + 1024) - 10, record.estimated_registers / 128, log2(1 + problem.m * problem.n / 2**20),
         work.l2_bytes / 2**15, 0.3 * log2(group), float(work.issuers),
     ]  # fmt: skip

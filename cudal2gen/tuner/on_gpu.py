@@ -213,7 +213,7 @@ def connect(
 
     def baseline(problem: Problem) -> Contender:
         # The tuning store keeps the library's choices. A baseline that cannot run is absent with a reason.
-        name = best_baseline(problem, stored) or f"cublaslt-autotuning-{problem.layout}"
+        name = best_baseline(problem, stored) or f"cublaslt-autotuning-{results.stored_b(problem)}"
         if (name, problem.acc) not in contenders:
             (contenders[name, problem.acc],) = baselines.contenders([name], problem.acc, card, tuning_store)
         return contenders[name, problem.acc]

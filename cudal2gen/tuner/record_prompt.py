@@ -129,7 +129,9 @@ def _problem(problem: Problem) -> Fields:
     return problem.model_dump(mode="json") | {
         "size_class": problem.size_class,
         "flop_per_byte": round(problem.flops / problem.traffic_bytes, 1),
-        "meaning": "D(m,n) = A(m,k) B; acc is the accumulator; tn: B is stored (n,k), nn: (k,n)",
+        "meaning": "D(m,n) = A(m,k) B; acc is the accumulator; A is stored ({}), B ({})".format(
+            *problem.along_k.shapes
+        ),
     }
 
 

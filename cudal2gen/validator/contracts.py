@@ -81,12 +81,13 @@ def problems(record: MmaSyncKernel) -> tuple[str, ...]:
     """The launches that the claims are about, as a reader of a certificate asks for them."""
     vector, of_d = record.element.vector, record.output.vector
     k = f"k = {record.baked_k}" if record.baked_k else f"k of {record.k_step}"
-    packed = ["lda = k"] * bool(record.baked_k) + ["ldb = k"] * (bool(record.baked_k) and record.layout == "tn")
+    along = record.along_k
+    packed = [f"{ld} = k" for ld, along_k in (("lda", along.a), ("ldb", along.b)) if record.baked_k and along_k]
     by_rows = not isinstance(record.launch, Tiles) or record.launch.raster != "persistent"
     lines = [
         f"m a positive multiple of {record.bm}, n of {record.bn}, {k}; each at most {MAX_EXTENT}",
         f"at most {MAX_GRID_YZ} rows of tiles" if by_rows else f"at most {MOST_TILES} tiles",
-        f"A is (m,k) and B is {'(n,k)' if record.layout == 'tn' else '(k,n)'}",
+        "A is ({}) and B is ({})".format(*along.shapes),
         f"lda and ldb are multiples of {vector}, ldd of {of_d}, from a row's length to {MAX_EXTENT}",
         *packed,
         f"A, B and D are at multiples of {ALIGNMENT} bytes",
@@ -195,17 +196,17 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
     slices = _slices(record, grid, arrived)
     k = named(TILES) * record.k_step
     first = named("first_tile") * record.k_step if slices else ZERO
-    packed = Polynomial.of(record.baked_k)
-    lda = packed if record.baked_k else named("lda_vectors", element.vector)
-    ldb = packed if record.baked_k and record.layout == "tn" else named("ldb_vectors", element.vector)
+    packed, along = Polynomial.of(record.baked_k), record.along_k
+    lda = packed if record.baked_k and along.a else named("lda_vectors", element.vector)
+    ldb = packed if record.baked_k and along.b else named("ldb_vectors", element.vector)
     ldd = named("ldd_vectors", output.vector)
     strides = [named(f"{name}_stride", x.vector) for name, x in (("a", element), ("b", element), ("d", output))]
     to_product = [stride * named("cta_z") if record.batched else ZERO for stride in strides]
-    nn = record.layout == "nn"
-    parts = (to_product[0] + first, to_product[1] + (first * ldb if nn else first), to_product[2])
+    first_a, first_b = (first if along.a else first * lda), (first if along.b else first * ldb)
+    parts = (to_product[0] + first_a, to_product[1] + first_b, to_product[2])
     matrices = [
-        Matrix("A", "a", ALIGNMENT, lda, rows, k, element.name, False, offset=parts[0]),
-        Matrix("B", "b", ALIGNMENT, ldb, cols, k, element.name, False, across=nn, offset=parts[1]),
+        Matrix("A", "a", ALIGNMENT, lda, rows, k, element.name, False, across=not along.a, offset=parts[0]),
+        Matrix("B", "b", ALIGNMENT, ldb, cols, k, element.name, False, across=not along.b, offset=parts[1]),
         Matrix("D", "d", ALIGNMENT, ldd, rows, cols, output.name, True, offset=parts[2]),
     ]
     a, b, d = (named(matrix.base, ALIGNMENT) for matrix in matrices)

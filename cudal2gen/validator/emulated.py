@@ -104,8 +104,8 @@ class _Matrices:
     def __init__(
         self, record: Record, shape: Shape, rows: Array, cols: Array, inputs: str, seed: int, packed: bool
     ) -> None:
-        m, n, k = shape.launched(record)
-        lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
+        sizes = shape.launched(record)
+        (m, n, k), (lda, ldb, ldd) = sizes, strides(record, sizes, packed)
         self.memory = emulator.Memory()
         self._grouped = bool(shape.groups)
         self._rows, self._cols = shape.rows(rows), cols[cols < shape.n]
@@ -123,15 +123,10 @@ class _Matrices:
         several_a = [_widened(a, len(a), k) for a, _ in products]
         several_b = [_widened(b, len(b), k) for _, b in (products[:1] if shape.shared_b else products)]
         self._operands = list(zip(several_a, several_b * (len(products) if shape.shared_b else 1), strict=True))
-        along_k = np.arange(k)
         wide_a = self._by_rows(several_a, rows)
         wide_b = [_widened(b, len(cols), k) for b in several_b]
-        address_a = self._input("A", (m, lda), rows, along_k, wide_a, self.batches.a)
-        if record.layout == "tn":
-            ldb, address_b = ldb_tn, self._input("B", (n, ldb_tn), cols, along_k, wide_b, self.batches.b)
-        else:
-            wide_b = [b.T for b in wide_b]
-            ldb, address_b = ldb_nn, self._input("B", (k, ldb_nn), along_k, cols, wide_b, self.batches.b)
+        address_a = self._factor("A", record.along_k.a, (m, lda), rows, wide_a, self.batches.a)
+        address_b = self._factor("B", record.along_k.b, (n, ldb), cols, wide_b, self.batches.b)
         self._d_shape = (m, ldd)
         # A kernel that stores no vectors must take a D and a C that are aligned only to an element.
         self._odd = 1 if shape.m % 2 and not (packed or record.launch.stores_vectors) else 0
@@ -144,6 +139,16 @@ class _Matrices:
         self.arguments = (address_a, lda, address_b, ldb, address_d, ldd, m, n, k)
         self.several = self._several(shape)
         self.fused_arguments = self._fused_arguments(record, (m, n, ldd), rows, cols) if record.fusion else None
+
+    def _factor(
+        self, name: str, along_k: bool, extent_and_ld: tuple[int, int], rows: Array, values: list[Array], stride: int
+    ) -> int:
+        """Uploads A or B, of which each of ``values`` has the given ``rows`` and all of k, as it is stored: in rows
+        along k or across it."""
+        (extent, ld), depth = extent_and_ld, values[0].shape[1]
+        if along_k:
+            return self._input(name, (extent, ld), rows, np.arange(depth), values, stride)
+        return self._input(name, (depth, ld), np.arange(depth), rows, [value.T for value in values], stride)
 
     def _by_rows(self, values: list[Array], rows: Array) -> list[Array]:
         """Values with a row per row of D, as they lie in memory: for each product with zeros below, as a caller pads;

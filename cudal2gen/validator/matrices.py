@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cudal2gen.kernel import Problem, Record, aligned
 from cudal2gen.kernel.fusion import ALPHA, BETA
+from cudal2gen.kernel.launch import Sizes
 from cudal2gen.launch.operands import Empty, Operands, typed
 from cudal2gen.validator import fused
 from cudal2gen.validator.correctness import Comparison, compare, first_place, operands
@@ -111,8 +112,8 @@ class Matrices:
         groups: tuple[int, ...] = (),
     ) -> None:
         m, n, k = problem.m, problem.n, problem.k
-        stride, element, output, fusion = strides(record, n, k), record.element, record.output, record.fusion
-        vector = element.vector
+        stride, along, fusion = strides(record, Sizes(m, n, k)), record.along_k, record.fusion
+        element, output, vector = record.element, record.output, record.element.vector
         self._groups = groups or ((m,) if record.grouped else ())
         self._record, self._order, self._count = record, record.k_order(k), len(self._groups) or count
         several_b = None if not record.batched else 1 if shared_b else self._count
@@ -122,12 +123,15 @@ class Matrices:
             gap = 0 if number is None else gaps * vector
             return Guarded(empty, element, name, rows, cols, ld, element.nan, count=number, gap=gap)
 
-        self.a, self.b = guarded("A", m, k, stride.a), guarded("B", n, k, stride.b_tn, several_b, 2)
-        self.b_nn = guarded("B", k, n, stride.b_nn, several_b, 2)
+        stored_a = guarded("A", *((m, k) if along.a else (k, m)), stride.a)
+        stored_b = guarded("B", *((n, k) if along.b else (k, n)), stride.b, several_b, 2)
+        # A (m,k) and B (n,k), or as many of them as there are: views of what is stored.
+        self._a = stored_a.matrix if along.a else stored_a.matrix.mT
+        self._b = stored_b.matrix if along.b else stored_b.matrix.mT
         # The pattern around D differs from both poisons.
         gap_d = 0 if several is None else 3 * (vector if record.launch.stores_vectors else 1)
         self.d = Guarded(empty, output, "D", m, problem.d_cols, stride.d, output.canary, count=several, gap=gap_d)
-        self._read = {"A": self.a, "B": self.b, "B as (k,n)": self.b_nn}
+        self._read = {"A": stored_a, "B": stored_b}
         more: dict[str, torch.Tensor | float] = {}
         if fusion.bias != "none":
             extent = n if fusion.bias == "n" else m
@@ -151,14 +155,8 @@ class Matrices:
             self._written.append(aux)
         if self._groups:
             more["ends"] = _ends(empty, self._groups)
-        self.operands = Operands(self.a.matrix, *self._expanded(), self.d.matrix, **more)
-
-    def _expanded(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """B in both layouts, one matrix for each product."""
-        b, b_nn = self.b.matrix, self.b_nn.matrix
-        if not self._record.batched:
-            return b, b_nn
-        return b.expand(self._count, -1, -1), b_nn.expand(self._count, -1, -1)
+        b = self._b.expand(self._count, -1, -1) if record.batched else self._b
+        self.operands = Operands(self._a, b, b.mT, self.d.matrix, **more)
 
     @property
     def stored(self) -> tuple[torch.Tensor, ...]:
@@ -203,27 +201,26 @@ class Matrices:
         """Draws A and B of one kind of inputs, and bias and C of a fused product. Fills D and aux with one of the
         element's poisons."""
         record = self._record
-        n, k = self.b.matrix.shape[-2:]
+        n, k = self._b.shape[-2:]
         generator = self._generator(seed)
         # Rows after the last group stay NaN.
-        self.a.matrix.fill_(float("nan"))
+        self._a.fill_(float("nan"))
         for number, part in enumerate(self._parts(self.d.matrix)):
             rows = part.a.shape[0]
             a, b = operands(inputs, rows, n, k, generator, record.element)
             read = fused.draw(record.fusion, inputs, rows, n, generator, record.element, record.output, k=k)
             part.a.copy_(a)
-            if number == 0 or self.b.matrix.ndim == 2 or self.b.matrix.shape[0] > 1:
+            if number == 0 or self._b.ndim == 2 or self._b.shape[0] > 1:
                 part.b.copy_(b)
             for target, values in ((part.bias, read.bias), (part.c, read.c)):
                 if target is not None and values is not None:
                     target.copy_(values)
-        self.b_nn.matrix.copy_(self.b.matrix.transpose(-2, -1))
         self._begin(poison)
 
     def _generator(self, seed: int) -> torch.Generator:
         import torch
 
-        return torch.Generator(self.a.matrix.device).manual_seed(seed)
+        return torch.Generator(self._a.device).manual_seed(seed)
 
     def put(
         self,
@@ -235,9 +232,8 @@ class Matrices:
     ) -> None:
         """Copies A (m,k), B (n,k), and bias and C of a fused product into place, and poisons D and aux. For a batch the
         shapes are (products,m,k) and so on."""
-        self.a.matrix.copy_(a)
-        self.b.matrix.copy_(b)
-        self.b_nn.matrix.copy_(b.transpose(-2, -1))
+        self._a.copy_(a)
+        self._b.copy_(b)
         for target, values in ((self.operands.bias, bias), (self.operands.c, c)):
             if target is not None and values is not None:
                 target.copy_(values)

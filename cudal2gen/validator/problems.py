@@ -105,22 +105,19 @@ class Shape:
 
 
 class Strides(NamedTuple):
-    """The leading dimensions of A (m,k), B (n,k), the same B as (k,n), and D (m,n), in elements."""
+    """The leading dimensions of A and B as a record's layout stores them, and of D (m,n), in elements."""
 
     a: int
-    b_tn: int
-    b_nn: int
+    b: int
     d: int
 
 
-def strides(record: Record, n: int, k: int, packed: bool = False) -> Strides:
+def strides(record: Record, sizes: Sizes, packed: bool = False) -> Strides:
     """Leading dimensions that a record's kernel takes, longer than rows unless they are compiled in.
 
     ``packed``: as short as alignment allows. Rows of D are aligned only if the kernel stores vectors.
     """
-    a, _, d = record.launch.spaced(n, k, 0 if packed else 1)
-    vector = record.element.vector
-    return Strides(a.ld, a.ld, aligned(n, vector) + (0 if packed else vector), d.ld)
+    return Strides(*(matrix.ld for matrix in record.launch.spaced(sizes, 0 if packed else 1)))
 
 
 def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
@@ -130,18 +127,18 @@ def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
     """
     if shape.batch == 1 and not shape.shared_b and not shape.groups:
         return Batches()
-    m, n, k = shape.launched(record)
-    lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed)
+    sizes = shape.launched(record)
+    (m, n, k), (lda, ldb, ldd) = sizes, strides(record, sizes, packed)
     vector = record.element.vector
     gap = 0 if packed else vector
-    size_b = n * ldb_tn if record.layout == "tn" else k * ldb_nn
+    size_a, size_b = (m if record.along_k.a else k) * lda, (n if record.along_k.b else k) * ldb
     # If D is stored in vectors, its matrices must start at multiples of them.
     gap_d = gap if packed or record.launch.stores_vectors else 1
     stride_b = 0 if shape.shared_b else size_b + 2 * gap
     bias = aligned(m if record.fusion.bias == "m" else n, vector) + gap
     if shape.groups:
         return Batches(len(shape.groups), b=stride_b, bias=bias)
-    return Batches(shape.batch, m * lda + gap, stride_b, m * ldd + 3 * gap_d, bias, m * ldd + 5 * gap_d)
+    return Batches(shape.batch, size_a + gap, stride_b, m * ldd + 3 * gap_d, bias, m * ldd + 5 * gap_d)
 
 
 def stress_shapes(record: Record) -> list[Shape]:
@@ -234,6 +231,8 @@ def _stress_sizes(record: Record) -> list[tuple[int, int, int]]:
         sizes += [(1, 1, bk * steps + vector) for steps in sorted({least - 1, least, least + stages + 1})]
         sizes += [(bm - e, bn * e // 64 * 8 + e, bk * least - bk * e // eighth * vector) for e in range(2, 8)]
         sizes += [(bm * e // 8 + 1, bn, bk * (least + in_loop) - bk * e // eighth * vector) for e in range(2, 8)]
+        if not any(record.along_k):  # no row runs along k, so k need not be of whole vectors
+            sizes += [(bm + 1, bn + 8, bk * (least + 1) - 3), (bm, bn, bk * (least - 1) + 1)]
     return sizes
 
 

@@ -41,8 +41,9 @@ BANNER = re.compile(r"COMPUTE-SANITIZER|SUMMARY")
 class SingleLaunch:
     """A built kernel and a problem.
 
-    ``element``: the type of A and B; ``output``: that of D. ``rows_b``: rows of B in memory. ``lda``, ``ldb`` and
-    ``ldd`` count elements. ``missing_d``: bytes by which D's allocation is too small, to test that a tool notices.
+    ``element``: the type of A and B; ``output``: that of D. ``rows_a``, ``rows_b``: rows of A and B in memory. ``lda``,
+    ``ldb`` and ``ldd`` count elements. ``missing_d``: bytes by which D's allocation is too small, to test that a tool
+    notices.
     """
 
     library: str
@@ -52,6 +53,7 @@ class SingleLaunch:
     m: int
     n: int
     k: int
+    rows_a: int
     rows_b: int
     lda: int
     ldb: int
@@ -63,12 +65,13 @@ class SingleLaunch:
 
 def launch_of(record: Record, shape: Shape, directory: Path, library: Path, runtime: Path) -> SingleLaunch:
     """A launch of a record's kernel with matrices that are as packed as it allows."""
-    m, n, k = shape.launched(record)
-    lda, ldb_tn, ldb_nn, ldd = strides(record, n, k, packed=True)
-    rows_b, ldb = (n, ldb_tn) if record.layout == "tn" else (k, ldb_nn)
-    sizes = (m, n, k, rows_b, lda, ldb, ldd)
+    sizes = shape.launched(record)
+    (m, n, k), leading = sizes, strides(record, sizes, packed=True)
+    rows = (m if record.along_k.a else k, n if record.along_k.b else k)
     types = (record.ab, record.d)
-    return SingleLaunch(str(library), str(directory), str(runtime), record.launch_options, *sizes, *types)
+    return SingleLaunch(
+        str(library), str(directory), str(runtime), record.launch_options, *sizes, *rows, *leading, *types
+    )
 
 
 def program() -> Path | None:
@@ -139,7 +142,9 @@ def run(launch: SingleLaunch, device: int = 0) -> None:
     runtime("cudaSetDevice", device)
     with OpenKernel(Path(launch.library), Path(launch.directory), launch.options, Path(launch.runtime)) as kernel:
         unit = element.spell(1)
-        a, b = (allocate(len(unit) * size, unit * size) for size in (m * launch.lda, launch.rows_b * launch.ldb))
+        a, b = (
+            allocate(len(unit) * size, unit * size) for size in (launch.rows_a * launch.lda, launch.rows_b * launch.ldb)
+        )
         d = allocate(output.bytes * m * launch.ldd - launch.missing_d)
         size = kernel.workspace_bytes(m, n, k)
         workspace = allocate(size).value if size else 0

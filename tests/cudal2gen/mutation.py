@@ -32,7 +32,7 @@ ACTIVE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")
 ZERO_FILLED = re.compile(r"\], 16, %r\d+;")
 
 
-# Faults of a rendered text, of groups and of gated pairs, each in the spellings that families have: before, after.
+# Faults of a rendered text, of groups, gated pairs and an A (k,m), each in the spellings of families: before, after.
 TEXT_FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
     "a group begins a row late": (("gemm.m) : 0;", "gemm.m) + 1 : 0;"),),
     "groups are counted off by one": (("ends + group - 1", "ends + group"),),
@@ -45,6 +45,19 @@ TEXT_FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("activation(z.x) * other.x", "activation(other.x) * z.x"),
         ("activation(z.y) * z.w", "activation(z.w) * z.y"),
     ),
+    "A (k,m) is read as (m,k)": (
+        ("p, 1, 1, 1, 1;", "p, 1, 1, 0, 1;"),
+        ("kXAcross = 1,", "kXAcross = 0,"),
+        (
+            "row_lda = lane % 8 + lane / 16 * 8, col_lda = warp_m * 2 + lane / 8 % 2",
+            "row_lda = lane % 16, col_lda = warp_m * 2 + lane / 16",
+        ),
+    ),
+    "a k-tile of A begins at the next column": (
+        ("row_a = first * kBK + CopyA::row()", "row_a = first * kBK + 1 + CopyA::row()"),
+        ("full, work.row, step * kBK", "full, work.row, step * kBK + 1"),
+    ),
+    "blocks of k overlap": (("kChunkBytes + block * 16 * Width", "kChunkBytes + block * 8 * Width"),),
     "aux of the other half": (
         ("row, col + 8, other", "row, col, other"),
         ("x = col + e / 2 * 8", "x = col + (1 - e / 2) * 8"),

@@ -329,6 +329,43 @@ WARPED: dict[str, Record] = {
     "warps grouped gated": warps(batch="grouped", fusion="bias_n+silu+gate", **NARROW),
 }
 
+# A stored (k,m): every family that takes it, each operand on both sides of the instruction, ragged tiles, shared boxes,
+# several instructions side by side, slices and compiled-in rows.
+TRANSPOSED: dict[str, Record] = {
+    "nt": small(layout="nt"),
+    "nt odd width": small(layout="nt", bm=96, m=96, acc="f32", **STAGED_16),
+    "nt ragged": small(layout="nt", **RAGGED | {"k": 245}, **TO_GLOBAL),
+    "nt narrow": small(layout="nt", bm=16, m=48, **HALF_IN),
+    "tt ragged": small(layout="tt", **RAGGED, **STRAIGHT),
+    "tt baked split": small(layout="tt", bake=["k"], split_k=2),
+    "tt unrolled": small(layout="tt", bake=["k"], k=192, unroll_k=True),
+    "nt batched fused": small(layout="nt", batch="strided", fusion="bias_m+silu"),
+    "wgmma nt": ring(layout="nt", **HALF_IN, m=200, k=333),
+    "wgmma nt two rows 1x2": ring(layout="nt", bm=128, bn=64, atom_n=64, cluster=[1, 2], acc="f16"),
+    "wgmma nt 2x2 pingpong": ring(layout="nt", **PINGPONG, cluster=[2, 2], bk=128, stages=2),
+    "wgmma tt 2x1": ring(layout="tt", **TWO, cluster=[2, 1], acc="f16"),
+    "wgmma tt swapped": ring(layout="tt", **SWAPPED, m=96),
+    "wgmma nt swapped, narrow boxes": ring(
+        layout="nt", **SWAPPED | {"bm": 48, "atom_n": 48}, acc="f16", epilogue="direct"
+    ),
+    "wgmma nt stream": ring(layout="nt", stream_k=True, m=152),
+    "wgmma tt batched": ring(layout="tt", batch="strided", fusion="bias_n+silu"),
+    "wgmma nt padded": ring(layout="nt", padding="pad", m=197, k=325),
+    "once nt": once(layout="nt", m=56, k=125),
+    "once tt split 2": once(layout="tt", split_k=2, k=256, acc="f16"),
+    "warps nt": warps(layout="nt", acc="f16"),
+    "warps tt swapped": warps(layout="tt", **SWAPPED, m=96),
+    "tensor nt": tensor(layout="nt"),
+    "tensor tt f16": tensor(layout="tt", acc="f16"),
+    "tensor nt f16": tensor(layout="nt", acc="f16", cluster=[1, 2], bn=64),
+    "tensor pair nt": tensor(layout="nt", **PAIR),
+    "tensor pair tt": tensor(layout="tt", **PAIR, bn=64),
+    "tensor nt swapped": tensor(layout="nt", **TURNED),
+    "tensor tt swapped": tensor(layout="tt", **TURNED),
+    "tensor nt swapped pair": tensor(layout="nt", **TURNED | {"bm": 64}, pair=True, cluster=[1, 2]),
+    "tensor tt swapped pair": tensor(layout="tt", **TURNED | {"bm": 64}, pair=True, cluster=[1, 2]),
+}
+
 PATHS: dict[str, Record] = {
     "single": small(),
     "single f32": small(acc="f32"),
@@ -456,6 +493,7 @@ PATHS: dict[str, Record] = {
     **BATCHED,
     **TENSORS,
     **WARPED,
+    **TRANSPOSED,
     "sixteen threads along a row": small(bk=128, g2s_cols=16),
     "thirty-two threads along a row": small(bk=256, g2s_cols=32, stages=2),
     "small direct padded by its caller": direct(padding="pad", m=61, n=59, k=125),

@@ -22,7 +22,7 @@ from cudal2gen.kernel import (
     parse,
 )
 from cudal2gen.kernel.fusion import PARTS, PLAIN, Fusion
-from cudal2gen.kernel.problem import Batch
+from cudal2gen.kernel.problem import Batch, Layout, aligned, along_k
 
 ORIGIN = {"source": "test", "structure": "modelled", "changed": []}
 
@@ -213,6 +213,7 @@ TO_GLOBAL = {"epilogue": "global", "c_batch": None, "r2s_bytes": None, "smem_swi
 STRAIGHT = {"epilogue": "direct", "c_batch": None}
 
 problem_sizes = st.integers(1, 4)
+layouts = st.sampled_from(get_args(Layout))
 
 
 def _divisors(number: int, of: tuple[int, ...]) -> list[int]:
@@ -257,7 +258,7 @@ def multistage_records(draw: st.DrawFn, max_tile: int = 256) -> Sm80Multistage:
         **MULTISTAGE,
         "gpu": gpu,
         "acc": draw(st.sampled_from(["f16", "f32"])),
-        "layout": draw(st.sampled_from(["tn", "nn"])),
+        "layout": draw(layouts),
         "m": m,
         "n": n,
         "k": k,
@@ -323,16 +324,23 @@ def direct_records(draw: st.DrawFn) -> Sm80Direct:
     )
 
 
+def _rows_of_a(draw: st.DrawFn, layout: Layout, bm: int, short: int) -> int:
+    """m: any, or of an A (k,m) whole vectors but for ``short`` elements."""
+    m = draw(st.integers(1, 3 * bm))
+    return m if along_k(layout).a else aligned(m, 8) - short
+
+
 def _ring(
     draw: st.DrawFn, tile: tuple[int, int, int], ring_bytes: int, swap_ab: bool, split_k: int, stream_k: bool
 ) -> dict[str, Any]:
     """The problem and the fields that records with a TMA ring have alike. ``tile``: bm, bn, bk."""
     bm, bn, bk = tile
     short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
+    layout = draw(layouts)
     return {
         "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
-        "layout": draw(st.sampled_from(["tn", "nn"])),
-        "m": draw(st.integers(1, 3 * bm)),
+        "layout": layout,
+        "m": _rows_of_a(draw, layout, bm, short),
         "n": 8 * draw(st.integers(1, 3 * bn // 8)) - short,
         "k": 8 * draw(st.integers((split_k - 1) * bk // 8 + 1, 6 * bk)) - short,
         "padding": "pad" if short else "none",
@@ -443,12 +451,13 @@ def single_shot_records(draw: st.DrawFn) -> Sm90Small:
     bm, bn = draw(st.sampled_from([16, 32, 64, 96, 128])), draw(st.sampled_from([16, 32, 64, 96, 128]))
     split_k, k_chunks = draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 6))
     short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
+    layout = draw(layouts)
     try:
         return single_shot(
             gpu=draw(st.sampled_from(["h100", "h200", "h20"])),
             acc=draw(st.sampled_from(["f16", "f32"])),
-            layout=draw(st.sampled_from(["tn", "nn"])),
-            m=draw(st.integers(1, 3 * bm)),
+            layout=layout,
+            m=_rows_of_a(draw, layout, bm, short),
             n=8 * draw(st.integers(1, 3 * bn // 8)) - short,
             k=8 * draw(st.integers((split_k - 1) * 8 + 1, k_chunks * split_k * 8)) - short,
             padding="pad" if short else "none",

@@ -15,7 +15,7 @@ from cudal2gen.generation import catalog, compiler
 from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import IllegalRecord, Record, ceil_div, edit
 from cudal2gen.kernel.fusion import PLAIN
-from cudal2gen.kernel.launch import Batches, read
+from cudal2gen.kernel.launch import Batches, Sizes, read
 from cudal2gen.launch.launcher import LaunchError, OpenKernel
 from cudal2gen.validator import emulated, problems, run_case
 from cudal2gen.validator.problems import Shape
@@ -117,7 +117,7 @@ def test_room_between_products_is_forbidden_ground(library: Path) -> None:
     record = BATCHED["direct"]
     shape = own(record, 2)
     _, b, d = (problems.batches(record, shape)[index] for index in (1, 2, 3))
-    lda, *_, ldd = problems.strides(record, record.n, record.k)
+    lda, _, ldd = problems.strides(record, Sizes(record.m, record.n, record.k))
     assert d > record.m * ldd
     assert b > record.n * lda
     assert problems.batches(record, replace(shape, batch=1)) == Batches()

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from cudal2gen.generation.renderer import render
-from cudal2gen.kernel import FAMILIES, IllegalRecord, Problem, Sm90Wgmma
+from cudal2gen.kernel import FAMILIES, IllegalRecord, Problem, Sm90Wgmma, revise
+from cudal2gen.kernel.launch import Sizes
 from cudal2gen.launch.operands import draw
 from cudal2gen.timing.model import estimate, floor
 from cudal2gen.validator.correctness import INPUTS, library, operands
@@ -101,8 +102,9 @@ def test_a_record_has_the_width_from_its_type(monkeypatch: pytest.MonkeyPatch) -
         return boxes, record.smem_bytes, record.step_bytes, record.work, time
 
     def along_k(record: Sm90Wgmma) -> list[int]:
-        launch, of_b = record.launch, strides(record, 144, record.k).b_nn - 144
-        gap = launch.spaced(144, record.k).a.ld - record.k
+        launch, sizes = record.launch, Sizes(record.m, 144, record.k)
+        across = revise(record, layout="nn", n=144)
+        of_b, gap = strides(across, sizes).b - 144, launch.spaced(sizes).a.ld - record.k
         ks = [shape.k for shape in stress_shapes(record)]
         return [launch.bk, launch.box_a_cols, launch.box_b_cols, gap, of_b, math.gcd(*ks)]
 

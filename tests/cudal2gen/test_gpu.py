@@ -297,8 +297,8 @@ def test_tensors_that_a_kernel_does_not_take(
 
 def test_b_is_taken_as_the_layout_has_it(device: EmulatedDevice, library: Path) -> None:
     operands = Operands(**matrices(device, n=128))
-    assert operands.stored("tn").shape == (128, 256)
-    assert operands.stored("nn").shape == (256, 128)
+    assert operands.stored_b("tn").shape == (128, 256)
+    assert operands.stored_b("nn").shape == (256, 128)
     on(device, small(layout="nn"), library).bind(operands)
     wrong = Operands(operands.a, operands.b, operands.b, operands.d)
     with pytest.raises(ValueError, match=r"B \(128, 256\) as nn"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from typing import Literal
 
 import pytest
@@ -518,9 +519,10 @@ def test_padding_waste() -> None:
 
 @given(multistage_records())
 def test_smem_swizzle_is_a_bijection_on_a_stage(record: Sm80Multistage) -> None:
+    of_a, of_b = (record.bm, record.bk), (record.bn, record.bk)
     for (bits, base, shift), rows, row in (
-        (record.smem_swizzle, record.bm, record.bk),
-        (record.swizzle_b, *((record.bn, record.bk) if record.layout == "tn" else (record.bk, record.bn))),
+        (record.swizzle_a, *(of_a if record.along_k.a else of_a[::-1])),
+        (record.swizzle_b, *(of_b if record.along_k.b else of_b[::-1])),
     ):
         mask = ((1 << bits) - 1) << (base + shift)
         image = {offset ^ ((offset & mask) >> shift) for offset in range(rows * row)}
@@ -529,10 +531,9 @@ def test_smem_swizzle_is_a_bijection_on_a_stage(record: Sm80Multistage) -> None:
 
 @given(multistage_records())
 def test_thread_copies_cover_the_tile_exactly_once(record: Sm80Multistage) -> None:
-    tiles = ((record.bm, record.bk // 8, record.g2s_cols), (record.bn, record.bk // 8, record.copy_cols_b))
-    if record.layout == "nn":
-        tiles = (tiles[0], (record.bk, record.bn // 8, record.copy_cols_b))
-    for rows, vectors, cols in tiles:
+    operands = zip((record.bm, record.bn), (record.copy_cols_a, record.copy_cols_b), record.along_k, strict=True)
+    for extent, cols, along in operands:
+        rows, vectors = (extent, record.bk // 8) if along else (record.bk, extent // 8)
         assert record.threads % cols == 0
         assert vectors % cols == 0
         step = record.threads // cols
@@ -548,23 +549,31 @@ def test_thread_copies_cover_the_tile_exactly_once(record: Sm80Multistage) -> No
 @given(multistage_records())
 def test_static_steps_are_those_of_the_swizzled_layout(record: Sm80Multistage) -> None:
     """The template replaces layout evaluation by sums and xors where the record says that they agree."""
-    bits, base, shift = record.smem_swizzle
-    base -= 3
-    mask = ((1 << bits) - 1) << (base + shift)
-    vectors = record.bk // 8
+    warps_m, warps_n, _ = record.mma_repeat
+    for (bits, base, shift), along, static, extent, step in (
+        (record.swizzle_a, record.along_k.a, record.static_steps_a, record.bm, 16 * warps_m),
+        (record.swizzle_b, record.along_k.b, record.static_steps_b, record.bn, 16 * warps_n),
+    ):
+        if not static:
+            continue
+        vectors = (record.bk if along else extent) // 8
+        mask, down = ((1 << bits) - 1) << (base - 3 + shift), shift
 
-    def offset(row: int, col: int) -> int:
-        linear = row * vectors + col
-        return linear ^ ((linear & mask) >> shift)
+        def offset(row: int, col: int, vectors: int = vectors, mask: int = mask, down: int = down) -> int:
+            linear = row * vectors + col
+            return linear ^ ((linear & mask) >> down)
 
-    if record.static_steps_a:
-        step = 16 * record.mma_repeat[0]
-        for row in range(step):
-            for col in (0, 1):
-                for kb in range(record.k_blocks):
-                    for i in range(record.warp_m):
-                        fast = (offset(row, col) ^ offset(0, 2 * kb)) + i * step * vectors
-                        assert fast == offset(row + i * step, col + 2 * kb)
+        steps = product(range(record.k_blocks), range(extent // step))
+        for kb, i in steps:
+            if along:
+                places = list(product(range(step), (0, 1)))
+                fast = [(offset(row, col) ^ offset(0, 2 * kb)) + i * step * vectors for row, col in places]
+                slow = [offset(row + i * step, col + 2 * kb) for row, col in places]
+            else:
+                cols = range(i * step // 8, (i + 1) * step // 8)
+                fast = [offset(row, col) + kb * 16 * vectors for row in range(16) for col in cols]
+                slow = [offset(row + kb * 16, col) for row in range(16) for col in cols]
+            assert fast == slow
 
 
 def test_names_depend_on_code_fields_only() -> None:

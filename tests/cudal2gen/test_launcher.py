@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cudal2gen.generation import catalog, compiler
 from cudal2gen.kernel import launch as contract
 from cudal2gen.kernel.launch import CONVENTIONS, LaunchFileError, Matrix, Operands, Sizes
-from cudal2gen.kernel.problem import MAX_EXTENT
+from cudal2gen.kernel.problem import MAX_EXTENT, Layout
 from cudal2gen.launch.launcher import LaunchError, OpenKernel
 from kernelproof import emulator
 from kernelproof.emulator.host import kernel_calls as host
@@ -343,7 +343,7 @@ def test_facts_that_are_none_are_named(convention: str, library: Path, tmp_path:
         (text.replace(threads, "threads=many"), "threads=many: "),
         (text.replace(threads, "threads=0"), "threads=0: "),
         (text.replace(threads, f"threads={2**31}"), f"threads={2**31}: "),
-        (text.replace(f"layout={record.layout}", "layout=tt"), "layout=tt: "),
+        (text.replace(f"layout={record.layout}", "layout=mn"), "layout=mn: "),
     ):
         for refusal in refused_by_both(change, library, tmp_path):
             assert message in refusal
@@ -389,10 +389,10 @@ def test_records_have_the_options_of_their_convention() -> None:
 
 # --- which operands a kernel takes ---
 
-# Every rule of `Launch.takes`, in both layouts: vectors of D or none, a baked k, tensor maps of D or none.
+# Every rule of `Launch.takes`, in every layout: vectors of D or none, a baked k, tensor maps of D or none.
 TAKING: list[catalog.Record] = [
     record
-    for layout in ("tn", "nn")
+    for layout in get_args(Layout)
     for record in (
         *(small(layout=layout), small(layout=layout, padding="predicate"), small(layout=layout, bake=["k"])),
         *(ring(layout=layout, n=64), ring(layout=layout, n=64, epilogue="direct"), once(layout=layout)),
@@ -425,14 +425,14 @@ def test_the_launcher_refuses_what_python_says_is_not_taken(data: st.DataObject,
     record, kernel = TAKING[number], taking[number]
     n = data.draw(st.sampled_from([record.n, record.n - 7] if record.predicated else [record.n]))
     sizes = Sizes(record.bm, n, record.k)
-    packed = Operands.packed(record.layout, n, record.k)
+    packed = Operands.packed(record.layout, sizes)
     operands = Operands(*(data.draw(lying(matrix.ld)) for matrix in packed))
     takes = record.launch.takes(sizes, operands)
     arguments = [value for m in operands for value in ((1 << 20) + (0 if m.aligned else 8), m.ld)]
     code = kernel.bound(*arguments, *sizes)(0)
     assert (code == 0) == all(takes), (record.name, sizes, operands, takes)
     # Each matrix by itself: its fault is not hidden by another's.
-    spaced = record.launch.spaced(n, record.k)
+    spaced = record.launch.spaced(sizes)
     assert all(record.launch.takes(sizes, spaced))
     for place, matrix in enumerate(operands):
         others = Operands(*(matrix if i == place else other for i, other in enumerate(spaced)))

@@ -2,7 +2,7 @@
 
 ``make test`` executes every fifth mutant of each kind for every sixth kernel of each family that computes a plain
 product of fp16 (every tenth mutant of more than ``MANY``); for every tenth kernel that computes more, a mutant
-of each kind and one of each arithmetic opcode; and faults of the rendered text of groups, gated pairs and aux.
+of each kind and one of each arithmetic opcode; and faults of the rendered text of groups, gated pairs, aux and A (k,m).
 ``make thorough`` executes all of them, and those of claimed tiles.
 """
 
@@ -58,6 +58,8 @@ MUTATED = drawn_by(lambda name: PATHS[name].family, [
     "once split 2",
     "tensor nn, narrow boxes",
     "tensor pair nn f16",
+    "nt ragged",
+    "wgmma nt two rows 1x2",
     *(["tensor claimed pair"] if THOROUGH else []),
 ], 6)  # fmt: skip
 
@@ -91,14 +93,15 @@ MAX_EQUIVALENT = (
     | {name: 3 for name in MUTATED if name.startswith("tensor")}
 )
 
-# Faults of texts: every kernel of groups, gated pairs or aux in ``make thorough``, else one kernel for each spelling.
+# Faults of texts: every kernel of groups, gated pairs, aux or an A (k,m) in ``make thorough``, else one for each
+# spelling.
 SMALL_FIRST = ("sm80_direct", "sm80_multistage", "sm90_small", "sm90_wgmma", "sm100_tcgen05", "sm120_mma")
 FAULTY = few_by(
     lambda case: case[1].before,
     [
         (name, fault)
         for name, record in sorted(PATHS.items(), key=lambda item: SMALL_FIRST.index(item[1].family))
-        if record.grouped or record.fusion.gate or record.fusion.aux
+        if record.grouped or record.fusion.gate or record.fusion.aux or not record.along_k.a
         for fault in text_faults(render(record))
     ],
     1,

@@ -194,7 +194,10 @@ def test_linear_flattens_batches_and_adds_the_bias(device: EmulatedDevice, kerne
     assert ran(kernels) == (3, [])
 
 
-HOPPER = ["wgmma n64", "wgmma workspace", "wgmma cluster split 4 f16 nn", "once any n", "once split 2"]
+HOPPER = [
+    "wgmma n64", "wgmma workspace", "wgmma cluster split 4 f16 nn", "wgmma nt stream", "wgmma tt swapped", "once any n",
+    "once split 2", "once nt",
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -209,8 +212,8 @@ def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> 
     ):
         sizes = [(record.m, record.n, record.k), (record.m, record.n - 1, record.k), (record.m, record.n, record.k - 3)]
         for m, n, k in [*sizes, (record.m, record.n, record.k), (record.m // 3, 24, record.k)]:
-            a = drawn(device, m, k)
-            b = drawn(device, n, k).t() if record.layout == "tn" else drawn(device, k, n)
+            a = drawn(device, m, k) if record.along_k.a else drawn(device, k, m).t()
+            b = drawn(device, n, k).t() if record.along_k.b else drawn(device, k, n)
             d = cudal2gen.matmul(a, b, acc=record.acc)
             torch.testing.assert_close(d, product(a, b), atol=0, rtol=2**-9 if record.acc == "f16" else 0)
         assert device.session.errors == []
@@ -222,7 +225,7 @@ def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> 
 
 
 def test_strides_that_no_layout_serves(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(device, 64, 40).t(), drawn(device, 24, 64).t()
+    a, b = drawn(device, 40, 128)[:, ::2], drawn(device, 24, 64).t()
     assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
     every_other = drawn(device, 48, 128)[:, ::2]
     assert torch.equal(

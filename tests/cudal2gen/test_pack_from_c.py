@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cudal2gen import pack
-from cudal2gen.kernel import launch
+from cudal2gen.kernel import launch, serving
 from kernelproof import emulator
 from kernelproof.emulator.host.kernel_calls import KernelCalls
 from kernelproof.ground import toolchain
@@ -235,7 +235,7 @@ def test_c_serves_the_cards_that_python_serves(
             return
         for record in packed.RECORDS.values():
             for prefer, word in ((0, "measured"), (1, "kernel")):
-                operands = launch.Operands.packed(record.layout, record.n, record.k)
+                operands = launch.Operands.packed(record.layout, serving.sizes_of(record.problem))
                 choice = served.table.choose(record.problem, operands, word)  # type: ignore[arg-type]
                 if choice.short == "estimated":  # by what was measured of neighbours, which C does not ask
                     continue

@@ -39,7 +39,7 @@ COVERED = [
     "single", "single one stage", "single_intra_tile", "none bk 16", "none one stage", "multi", "pingpong", "staggered",
     "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "persistent", "small direct", "unrolled",
     "persistent bn 96", "f32", "batched", "batched d nn", "three warps", "split_k", "split in three", "split zsplit",
-    "small direct split_k",
+    "small direct split_k", "nt", "tt unrolled",
 ]  # fmt: skip
 NOT_COVERED = [
     "predicate", "multistage d split persistent", "batched zsplit split", "wgmma 2x2", "tensor nn, narrow boxes",

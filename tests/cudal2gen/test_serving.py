@@ -6,7 +6,7 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cudal2gen.cli import choosing
 from cudal2gen.cli.selection import Selection
 from cudal2gen.generation import catalog
-from cudal2gen.kernel import GPUS, Problem, Record, Use, revise, serving
+from cudal2gen.kernel import GPUS, Layout, Problem, Record, Use, revise, serving
 from cudal2gen.kernel.launch import Operands
 from cudal2gen.operators import dispatch
 from cudal2gen.operators.plan_requests import Request
@@ -153,7 +153,7 @@ def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tu
     uses: list[Use] = []
     monkeypatch.setattr(dispatch.Packs, "open", lambda *_: None)
     monkeypatch.setattr(dispatch, "bind", lambda _device, _kernel, use, *_: uses.append(use))
-    operands, sizes = Operands.packed(own.layout, own.n, own.k), serving.sizes_of(own)
+    operands, sizes = Operands.packed(own.layout, serving.sizes_of(own)), serving.sizes_of(own)
     no_torch: Any = None
     request = Request(own, "", sizes, operands, (own.m, own.n), 0, no_torch)
     plan = dispatch.Dispatcher([pack], device, "kernel").plan(("key",), request)
@@ -174,7 +174,7 @@ def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(
     gpu=st.sampled_from(sorted(GPUS)),
     acc=st.sampled_from(["f16", "f32"]),
-    layout=st.sampled_from(["tn", "nn"]),
+    layout=st.sampled_from(get_args(Layout)),
     sizes=st.tuples(extents, extents, extents),
 )
 def test_the_command_line_explain_and_matmul_agree(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from cudal2gen import places, validator
 from cudal2gen.generation import catalog, compiler
-from cudal2gen.kernel import FAMILIES, IllegalRecord, Record, revise
+from cudal2gen.kernel import FAMILIES, IllegalRecord, Layout, Record, revise
 from cudal2gen.kernel.fusion import PARTS
 from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, emulated, stress_shapes
@@ -123,13 +123,16 @@ def choices(annotation: Any) -> list[Any]:
     return [value for part in parts for value in ([None] if part is NoneType else choices(part))]
 
 
+ILLEGAL = {("sm90_small", "batch"): {"grouped"}, ("sm80_direct", "layout"): {"nt", "tt"}}
+
+
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.TEXTUAL])
 def test_every_value_of_every_field_is_executed(family: str) -> None:
     executed = [PATHS[name] for name in EXECUTED if PATHS[name].family == family]
     for name, field in FAMILIES[family].line_fields().items():
         if name == "gpu":
             continue
-        illegal = {"grouped"} if (family, name) == ("sm90_small", "batch") else set()
+        illegal = ILLEGAL.get((family, name), set())
         missing = set(choices(field.annotation)) - illegal - {getattr(record, name) for record in executed}
         assert not missing, f"{name}: {missing} is executed nowhere"
     assert {part for record in executed for part in record.fusion.text.split("+")} == {*PARTS, "none"}
@@ -138,7 +141,7 @@ def test_every_value_of_every_field_is_executed(family: str) -> None:
     if family == "sm100_tcgen05":
         assert {(1, 1), (2, 1), (1, 2), (2, 2)} <= {record.cluster for record in executed}
         assert {16, 32, 64} <= {record.atom_cols for record in executed}, "every load from tensor memory"
-        for layout, pair, swap_ab in product(("tn", "nn"), (False, True), (False, True)):
+        for layout, pair, swap_ab in product(get_args(Layout), (False, True), (False, True)):
             if (layout, pair, swap_ab) != ("tn", True, True):
                 assert any(
                     (record.layout, record.pair, record.swap_ab) == (layout, pair, swap_ab) for record in executed
@@ -147,7 +150,7 @@ def test_every_value_of_every_field_is_executed(family: str) -> None:
         assert {(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)} <= {record.cluster for record in executed}
         assert set(range(16, 257, 16)) == {record.atom_n for record in executed}, "every width of the instruction"
         assert {2, 4, 8} <= {record.split_k for record in executed if record.reduce == "cluster"}
-        for layout, acc in product(("tn", "nn"), ("f16", "f32")):
+        for layout, acc in product(get_args(Layout), ("f16", "f32")):
             assert any((record.layout, record.acc) == (layout, acc) for record in executed)
 
 
@@ -168,6 +171,8 @@ CHANGES: list[dict[str, Any]] = [
     {"stages": 2},
     {"padding": "predicate"},
     {"layout": "nn"},
+    {"layout": "nt"},
+    {"layout": "tt"},
     {"acc": "f32"},
     {"raster": "persistent", "swizzle_stride": None},
     {"split_k": 2},

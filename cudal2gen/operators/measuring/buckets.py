@@ -39,10 +39,11 @@ BUCKETS = tuple(_bucket(rows) for rows in range(1, LARGEST + 1))  # the bucket o
 
 
 def bucket(problem: Problem, products: int = 1) -> Bucket:
-    """The bucket of a problem's rows, counted over all groups. Many rows, and those of a strided batch, are a bucket of
-    their own. ``products``: of a launch; the number of groups if the problem is grouped."""
+    """The bucket of a problem's rows, counted over all groups. Many rows, those of a strided batch, and those of an A
+    (k,m), to which no server adds rows, are a bucket of their own. ``products``: of a launch; the number of groups if
+    the problem is grouped."""
     largest = LARGEST * (products if problem.grouped else 1)
-    if problem.m > largest or (problem.batched and not problem.grouped):
+    if problem.m > largest or (problem.batched and not problem.grouped) or not problem.along_k.a:
         return Bucket(problem.m, problem.m)
     if problem.m <= LARGEST:
         return BUCKETS[problem.m - 1]

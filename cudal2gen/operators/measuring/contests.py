@@ -184,7 +184,8 @@ class Contest:
         """The operands as the comparison takes them: B as (n,k); D is a stand-in."""
         request, problem, (a, b, third) = self._request, self.problem, self._arguments
         if problem.batched and not problem.grouped:
-            a = a.as_strided((self.products, problem.m, problem.k), (request.batches.a, request.operands.a.ld, 1))
+            products = (self.products,), (request.batches.a,)
+            a = _by_extent(a, problem.along_k.a, (problem.m, problem.k), request.operands.a.ld, *products)
         if request.pair and third is not None:
             cols = DERIVED.interleaved(b, third, self._device.empty)
         else:
@@ -222,7 +223,8 @@ def _rows(device: LaunchDevice, a: torch.Tensor, request: Request, rows: int, fi
     """A as a matrix of this many rows. If the call has another number, the ``first`` of its rows in turns, in memory of
     their own."""
     m, _, k = request.sizes
-    matrix = a.as_strided((m, k), (request.operands.a.ld, 1))
+    assert request.problem is not None
+    matrix = _by_extent(a, request.problem.along_k.a, (m, k), request.operands.a.ld)
     if rows == m:
         return matrix
     wide = device.empty(a, rows, request.operands.a.ld)[:, :k]
@@ -247,9 +249,17 @@ def _cols(b: torch.Tensor, request: Request) -> torch.Tensor:
     problem, (_, n, k), ld = request.problem, request.sizes, request.operands.b.ld
     assert problem is not None
     several, steps = ((request.batches.products,), (request.batches.b,)) if problem.batched else ((), ())
-    if problem.layout == "tn":
-        return b.as_strided((*several, n, k), (*steps, ld, 1))
-    return b.as_strided((*several, k, n), (*steps, ld, 1)).mT
+    return _by_extent(b, problem.along_k.b, (n, k), ld, several, steps)
+
+
+def _by_extent(
+    tensor: torch.Tensor, along_k: bool, shape: tuple[int, int], ld: int, several: tuple[int, ...] = (),
+    steps: tuple[int, ...] = (),
+) -> torch.Tensor:  # fmt: skip
+    """An operand that is stored in rows along k or across it, as (extent,k); or ``several``, ``steps`` apart."""
+    if along_k:
+        return tensor.as_strided((*several, *shape), (*steps, ld, 1))
+    return tensor.as_strided((*several, *shape[::-1]), (*steps, ld, 1)).mT
 
 
 def _copies(device: LaunchDevice, arguments: Arguments) -> Arguments:

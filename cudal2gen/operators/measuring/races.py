@@ -304,7 +304,7 @@ class _Race:
         """Whether the kernel copies operands here that it would take in place if they were packed. Its loss then says
         nothing of calls with packed operands, to which a stored loss would apply."""
         problem, sizes = contest.problem, serving.sizes_of(contest.problem)
-        packed = Operands.packed(problem.layout, problem.n, problem.k, problem.fusion)
+        packed = Operands.packed(problem.layout, sizes, problem.fusion)
         here, there = (kernel.use(sizes, operands) for operands in (contest.operands, packed))
         return here is not None and there is not None and sum(here.copied) > sum(there.copied)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cudal2gen.kernel import Record, aligned
 from cudal2gen.kernel.launch import Cluster, Launch, Tiles, Tma
+from cudal2gen.kernel.problem import AlongK
 from kernelproof.grading import Tolerance
 
 Array = NDArray[np.float64]
@@ -25,8 +26,8 @@ def description(record: Record) -> dict[str, Any]:
     """The keyword arguments of ``check_source``, except source and limits."""
     launch = record.launch
     element, output = record.element.name, record.output.name
-    shape_b = "n, k" if record.layout == "tn" else "k, n"
-    buffers = {"a": f"in:{element}[m, k]", "b": f"in:{element}[{shape_b}]", "d": f"out:{output}[m, n]"}
+    shape_a, shape_b = (shape.replace(",", ", ") for shape in record.along_k.shapes)
+    buffers = {"a": f"in:{element}[{shape_a}]", "b": f"in:{element}[{shape_b}]", "d": f"out:{output}[m, n]"}
     parts: list[int | str] = [0, 0]
     if _has_workspace(launch):
         # stream_k keeps partial tiles of the last wave: at most two for each cluster that runs.
@@ -38,7 +39,7 @@ def description(record: Record) -> dict[str, Any]:
         parts = ["partials", "arrivals"]
     shapes, draws = _shapes(record)
     return {
-        "reference": _reference(record.layout),
+        "reference": _reference(record.along_k),
         "shapes": shapes,
         "draws": draws,
         "buffers": buffers,
@@ -49,10 +50,8 @@ def description(record: Record) -> dict[str, Any]:
     }
 
 
-def _reference(layout: str) -> Callable[[Array, Array], Array]:
-    if layout == "tn":
-        return lambda a, b: a @ b.T
-    return lambda a, b: a @ b
+def _reference(along_k: AlongK) -> Callable[[Array, Array], Array]:
+    return lambda a, b: (a if along_k.a else a.T) @ (b.T if along_k.b else b)
 
 
 def _has_workspace(launch: Launch) -> bool:
@@ -78,7 +77,7 @@ def _launch(record: Record, launch: Launch, parts: list[int | str]) -> dict[str,
     described: dict[str, Any] = {
         "entry": launch.entry, "block": launch.threads, "smem": launch.smem_bytes, "cluster": _cluster(launch),
     }  # fmt: skip
-    ld_b = "k" if record.layout == "tn" else "n"
+    ld_a, ld_b = (shape[-1] for shape in record.along_k.shapes)
     if isinstance(launch, Tma):
         options = record.launch_options
         rest = [_map("d", launch.box_d_rows, launch.box_d_rest_cols, record.output.bytes)]
@@ -94,7 +93,7 @@ def _launch(record: Record, launch: Launch, parts: list[int | str]) -> dict[str,
         number = f"min({clusters}, {RESIDENT})" if launch.persistent else clusters
         cooperative = _has_workspace(launch)
         return described | {"grid": f"({number}) * {_cluster(launch)}", "cooperative": cooperative}
-    described["args"] = ["a", "k", "b", ld_b, "d", "n", "m", "n", "k", *parts]
+    described["args"] = ["a", ld_a, "b", ld_b, "d", "n", "m", "n", "k", *parts]
     if isinstance(launch, Cluster):
         return described | {"grid": f"{_tiles(launch)} * {_cluster(launch)}"}
     return described | {"grid": _grid(launch, record.launch_options)}
@@ -135,18 +134,20 @@ def _shapes(record: Record) -> tuple[list[dict[str, int]], dict[str, tuple[int, 
     bm, bn, bk, launch = record.bm, record.bn, record.k_step, record.launch
     ring = record.ring_steps + 1
     steps = [max(record.split_k, count) for count in (1, ring)]
-    # Rows of B along n, and rows of D that are stored in vectors, must start at a multiple of 16 bytes.
-    vector = record.element.vector
-    multiple_n = launch.d_vector if launch.stores_vectors else vector if record.layout == "nn" else 1
+    # Rows across k, and rows of D that are stored in vectors, must start at a multiple of 16 bytes.
+    vector, along = record.element.vector, record.along_k
+    multiple_m = 1 if along.a else vector
+    multiple_n = launch.d_vector if launch.stores_vectors else 1 if along.b else vector
     if not record.predicated:
         sizes = [(bm, 2 * bn, bk * steps[0]), (2 * bm, bn, bk * steps[1])]
         draws: dict[str, tuple[int, int]] = {}
     else:
         sizes = [
-            (bm + 3, aligned(bn + 5, multiple_n), bk * steps[0]),
-            (bm - 1, aligned(bn + 1, multiple_n), bk * steps[1] - vector),
+            (aligned(bm + 3, multiple_m), aligned(bn + 5, multiple_n), bk * steps[0]),
+            (aligned(bm - 1, multiple_m), aligned(bn + 1, multiple_n), bk * steps[1] - vector),
         ]
-        draws = {"m": (1, bm + bm // 2)} | ({"n": (1, bn + bn // 2)} if multiple_n == 1 else {})
+        extents = (("m", bm, multiple_m), ("n", bn, multiple_n))
+        draws = {name: (1, tile + tile // 2) for name, tile, multiple in extents if multiple == 1}
     most = record.most_k
     ks = [record.baked_k or (min(k, most) if most else k) for _, _, k in sizes]
     return [{"m": m, "n": n, "k": k} for (m, n, _), k in zip(sizes, ks, strict=True)], draws

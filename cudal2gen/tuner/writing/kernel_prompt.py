@@ -120,7 +120,7 @@ def _kernel(variant: Variant, first: Variant) -> dict[str, Any]:
 
 
 def _problem(problem: Problem) -> str:
-    stored = {"tn": "B stored (n,k)", "nn": "B stored (k,n)"}[problem.layout]
+    stored = "A stored ({}), B stored ({})".format(*problem.along_k.shapes)
     types = f"A and B {problem.element.title}, D {problem.output.title}, sums in {problem.acc}"
     work = f"{problem.flops / 1e9:.3g} GFLOP, {problem.traffic_bytes / 1e6:.3g} MB at the least"
     return (

@@ -1,0 +1,106 @@
+"""Proves in the emulator that an A (k,m), such as a weight's gradient has it, is read where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import cudal2gen
+from cudal2gen.pack import Pack, open_pack
+from tests.cudal2gen import packed
+from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
+from tests.cudal2gen.emulated_operators import GPU
+from tests.cudal2gen.paths import RAGGED, STRAIGHT, small
+from tests.packages import require
+
+torch = require("torch")
+
+from cudal2gen.operators import dispatch, emulated, plan_requests  # noqa: E402
+from tests.cudal2gen.test_operators import drawn, product, ran  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+PLAIN = {layout: small(acc="f32", layout=layout, **RAGGED, **STRAIGHT) for layout in ("tn", "nn", "nt", "tt")}
+BATCHED = small(acc="f32", layout="nt", batch="strided", **RAGGED, **STRAIGHT)
+BUILT_AHEAD = [*PLAIN.values(), BATCHED]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    return open_pack(packed.folder(packed.table(BUILT_AHEAD), tmp_path_factory.mktemp("packs") / GPU))
+
+
+@pytest.fixture
+def kernels(operator_device: OperatorDevice, opened: Pack) -> Iterator[dispatch.Dispatcher]:
+    with emulated(operator_device, [opened], prefer="kernel") as dispatcher:
+        yield dispatcher
+
+
+def layouts(dispatcher: dispatch.Dispatcher) -> list[str]:
+    """The layouts of the kernels that ran, sorted; everything ran on kernels."""
+    counted = dispatcher.stats()
+    assert counted["torch"] == {}
+    return sorted(name.partition("_f32_")[2][:2] for name, calls in counted["kernel"].items() for _ in range(calls))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 128), (40, 24, 101), (31, 47, 8), (2, 3, 5), (33, 1, 72)])
+@pytest.mark.parametrize("b_along_k", [False, True])
+def test_a_transposed_view_in_any_size(
+    m: int, n: int, k: int, b_along_k: bool, device: EmulatedDevice, kernels: dispatch.Dispatcher
+) -> None:
+    a, b = drawn(device, k, m).t(), drawn(device, n, k).t() if b_along_k else drawn(device, k, n)
+    assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+    out = drawn(device, m, n)
+    assert torch.equal(cudal2gen.matmul(a, b, out=out), product(a, b))
+    assert layouts(kernels) == ["tt" if b_along_k or n == 1 else "nt"] * 2
+
+
+def test_nothing_is_copied(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    a, b = drawn(device, 101, 40, wide=80).t(), drawn(device, 101, 24, wide=72)
+    allocated: list[Any] = []
+    device.empty, real = (lambda *shape: allocated.append(shape) or real(*shape)), device.empty  # type: ignore[func-returns-value,method-assign]
+    assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+    assert allocated == [(40, 24)], "D alone is allocated"
+    assert layouts(kernels) == ["nt"]
+
+
+def test_all_products_of_a_training_step_are_kernels(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    x, weight, grad = drawn(device, 40, 64), drawn(device, 24, 64), drawn(device, 40, 24)
+    expected = product(grad, weight), product(grad.t(), x)
+    x.requires_grad_()
+    weight.requires_grad_()
+    cudal2gen.linear(x, weight).backward(grad)
+    assert all(torch.equal(*pair) for pair in zip((x.grad, weight.grad), expected, strict=True))
+    a, b = (tensor.detach().requires_grad_() for tensor in (x, weight.t()))
+    cudal2gen.matmul(a, b).backward(grad)
+    assert torch.equal(a.grad, expected[0])
+    assert torch.equal(b.grad.t(), expected[1])
+    assert layouts(kernels) == ["nn", "nn", "nt", "nt", "tn", "tn"]
+
+
+def test_a_batch_of_transposed_views(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    a, b = drawn(device, 3 * 72, 40).view(3, 72, 40).mT, drawn(device, 3 * 72, 24).view(3, 72, 24)
+    assert torch.equal(cudal2gen.bmm(a, b), product(a, b))
+    assert layouts(kernels) == ["nt"]
+
+
+def test_a_pack_without_such_kernels_leaves_them_to_torch(
+    operator_device: OperatorDevice, device: EmulatedDevice, tmp_path: Any
+) -> None:
+    only = open_pack(packed.folder(packed.table([PLAIN["nn"]]), tmp_path / GPU))
+    with emulated(operator_device, [only], prefer="kernel") as dispatcher:
+        a, b = drawn(device, 64, 40).t(), drawn(device, 64, 24)
+        assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+        assert ran(dispatcher) == (0, ["no kernels for a100 f32 nt"])
+
+
+def test_rows_are_preferred_where_an_operand_lies_in_both_ways() -> None:
+    row, column = torch.zeros(1, 64).half(), torch.zeros(64, 1).half()
+    problem = plan_requests.request_matmul(row, torch.zeros(64, 8).half(), "f32").problem
+    assert problem is not None
+    assert problem.layout == "nn"
+    strange = torch.zeros(8, 128).half()[:, ::2]
+    assert plan_requests.request_matmul(strange, torch.zeros(64, 8).half(), "f32").problem is None
+    assert plan_requests.request_matmul(column, row, "f32").problem is not None
