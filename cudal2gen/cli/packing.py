@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.measuring import ResultFiles, measurements
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, BATCHES, FILTERS, Selection
+from cudal2gen.cli.selection import ANY, BATCHES, FILTERS, LAYOUTS, Selection
 from cudal2gen.cli.validating import stored
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import Layout, Record
 from cudal2gen.kernel import explain as explain_fault
 from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.problem import Batch
@@ -42,15 +42,16 @@ SHAPES: tuple[Shape, ...] = ("folder", "wheel", "hf")
 
 @dataclass(frozen=True)
 class Additions:
-    """What a pack contains in addition to plain kernels: fusions, batches, and PTX."""
+    """What a pack contains in addition to plain kernels: other layouts, fusions, batches, and PTX."""
 
     names: Annotated[
         tuple[str, ...],
         typer.Option(
             "--also",
             metavar="PARTS",
-            help="Also pack each plain kernel with a fusion such as bias_n, or for batches: strided or grouped. ptx: "
-            "pack PTX beside the cubins, for the emulator and for reading. Repeatable.",
+            help="Also pack each plain kernel with a fusion such as bias_n, or for batches: strided or grouped. nt or "
+            "tt: for A (K,M), as gradients of weights have it. ptx: PTX beside the cubins, for the emulator. "
+            "Repeatable.",
         ),
     ] = ()
 
@@ -59,7 +60,8 @@ class Additions:
             try:
                 Fusion.model_validate(fusion)
             except ValidationError as error:
-                refuse(f"--also {explain_fault(error)}; other values are {', '.join(BATCHES[1:])} and {PTX}")
+                others = ", ".join((*BATCHES[1:], *LAYOUTS))
+                refuse(f"--also {explain_fault(error)}; other values are {others} and {PTX}")
 
     @property
     def with_ptx(self) -> bool:
@@ -72,20 +74,28 @@ class Additions:
         return tuple(batch for batch in BATCHES[1:] if batch in self.names)
 
     @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts for which every plain kernel is packed as well."""
+        return tuple(layout for layout in LAYOUTS if layout in self.names)
+
+    @property
     def fusions(self) -> tuple[str, ...]:
         """The fusions with which every plain kernel is packed as well."""
-        return tuple(name for name in self.names if name != PTX and name not in BATCHES[1:])
+        return tuple(name for name in self.names if name not in (PTX, *BATCHES[1:], *LAYOUTS))
 
     def beside(self, records: list[Record]) -> list[Record]:
-        """The records, followed by each plain one with every fusion and batch. A note counts illegal combinations."""
+        """The records, followed by each plain one in every layout, with every fusion and batch. A note counts illegal
+        combinations."""
         from cudal2gen.results import choice
 
         plain = [record for record in records if not record.problem.suffix]
-        variants, illegal = choice.variants(plain, self.fusions, self.batches)
+        variants, illegal = choice.variants(plain, self.fusions, self.batches, self.layouts)
         if illegal:
-            note(f"{illegal} of {illegal + len(variants)} fused and batched kernels are not legal, and left out")
+            note(f"{illegal} of {illegal + len(variants)} kernels of --also are not legal, and left out")
         existing = {(record.problem, record.name) for record in records}
-        return [*records, *(record for record in variants if (record.problem, record.name) not in existing)]
+        # Kernels that differ in their layout alone are one kernel in another layout.
+        distinct = {(record.problem, record.name): record for record in variants}
+        return [*records, *(record for key, record in distinct.items() if key not in existing)]
 
 
 PACKED = Offer(

@@ -19,7 +19,7 @@ from cudal2gen.cli.changes import changed
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
 from cudal2gen.kernel.fusion import NONE, PARTS, Fusion
-from cudal2gen.kernel.problem import BATCH_TITLES, SIZE_CLASSES, Batch, types
+from cudal2gen.kernel.problem import BATCH_TITLES, SIZE_CLASSES, Batch, along_k, types
 from kernelproof.ground.command_line.groups import Offer, OneOf, Shared
 from kernelproof.ground.command_line.messages import note, refuse
 from kernelproof.ground.element import ELEMENTS, ElementName, OutputName
@@ -90,7 +90,11 @@ class Selection:
     layout: Annotated[
         Layout | Literal["any"],
         OneOf(LAYOUTS, ANY),
-        Shared("layout", "B is stored (N,K) in tn and (K,N) in nn", short=True),
+        Shared(
+            "layout",
+            "how B is stored, t (N,K) or n (K,N), then A, n (M,K) or t (K,M)",
+            short=True,
+        ),
     ] = "tn"
     ab: Annotated[ElementName | Literal["any"], OneOf(ABS, ANY), Shared("ab", "the type of A and B")] = "f16"
     d: Annotated[OutputName | Literal["any"], OneOf(DS, ANY), Shared("d", "the type of D; same: that of A and B")] = (
@@ -234,7 +238,9 @@ class Selection:
             return self.records()
         records = catalog.load()
         chosen: list[Record] = []
-        for fields in self.kinds:
+        # Of ``any``, layouts of A (k,m) are packed if they were measured.
+        of_any = (measurement.layout for measurement in measurements if self.admits(measurement))
+        for fields in self._kinds(dict.fromkeys((*self.layouts, *of_any))):
             kind = replace(self, **fields)
             stored: list[Record] = []
             measured = {measurement.problem for measurement in measurements if kind.admits(measurement)}
@@ -248,7 +254,7 @@ class Selection:
                 except catalog.CatalogError:
                     continue
             library = {record.problem: record for record in stored}
-            if not self.names_sizes:
+            if not self.names_sizes or kind.layout not in self.layouts:
                 chosen += [record for problem, record in library.items() if problem in measured]
             elif stored:
                 chosen += kind._sampled(library.values())
@@ -312,19 +318,23 @@ class Selection:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The selected layouts; all of them for ``any``."""
-        return LAYOUTS if self.layout == ANY else (self.layout,)
+        """The selected layouts; for ``any`` those of A (m,k). Kernels for others are wanted by those who name them."""
+        return tuple(each for each in LAYOUTS if along_k(each).a) if self.layout == ANY else (self.layout,)
 
     @property
     def kinds(self) -> list[Kind]:
-        """All selected combinations of types and layouts.
+        """All selected combinations of types and layouts, see ``_kinds``."""
+        return self._kinds(self.layouts)
+
+    def _kinds(self, layouts: Iterable[Layout]) -> list[Kind]:
+        """All selected combinations of types with these layouts.
 
         Illegal ones are left out, unless no legal one remains: then they are kept, so that a later check names the
         fault.
         """
         operands = ABS if self.ab == ANY else (self.ab,)
         ds = DS if self.d == ANY else (self.d,)
-        spelt = list(product(operands, ds, self.accs, self.layouts))
+        spelt = list(product(operands, ds, self.accs, layouts))
         return [
             {"ab": ab, "d": d, "acc": acc, "layout": layout} | self._variant
             for ab, d, acc, layout in [kind for kind in spelt if Problem.exists(*kind[:3])] or spelt
