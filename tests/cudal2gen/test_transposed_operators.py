@@ -18,7 +18,12 @@ from tests.packages import require
 torch = require("torch")
 
 from cudal2gen.operators import dispatch, emulated, plan_requests  # noqa: E402
+from cudal2gen.operators.measuring import buckets, races  # noqa: E402
+from cudal2gen.operators.measuring.tuned import Store  # noqa: E402
+from tests.cudal2gen.racing import A100, Clock, Timed, measurements, process, store  # noqa: E402
 from tests.cudal2gen.test_operators import drawn, product, ran  # noqa: E402
+
+__all__ = ["store"]  # a fixture
 
 pytestmark = pytest.mark.torch
 
@@ -104,3 +109,23 @@ def test_rows_are_preferred_where_an_operand_lies_in_both_ways() -> None:
     strange = torch.zeros(8, 128).half()[:, ::2]
     assert plan_requests.request_matmul(strange, torch.zeros(64, 8).half(), "f32").problem is None
     assert plan_requests.request_matmul(column, row, "f32").problem is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["once", "background"])
+def test_a_transposed_view_is_raced_at_its_own_size(device: EmulatedDevice, opened: Pack, mode: races.Mode) -> None:
+    a, b = drawn(device, 101, 40).t(), drawn(device, 101, 24)
+    of_batch = drawn(device, 2 * 72, 40).view(2, 72, 40).mT, drawn(device, 2 * 72, 24).view(2, 72, 24)
+    with process(opened, Timed(device, Clock(device, {}, 400.0)), mode) as dispatcher:
+        for _ in range(90):
+            assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+            assert torch.equal(cudal2gen.matmul(*of_batch), product(*of_batch))
+        assert sum(dispatcher.stats()["kernel"].values()) > 0
+    assert {(row.problem.layout, row.problem.m, row.problem.batch) for row in measurements()} == {
+        ("nt", 40, "none"),
+        ("nt", 40, "strided"),
+    }
+    assert Store(A100).first_runs.banned() == set()
+    problem = measurements()[0].problem
+    assert buckets.bucket(problem) == (40, 40)
+    assert buckets.bucket(problem.revised(layout="nn")) != (40, 40)
