@@ -17,7 +17,7 @@ from cudal2gen.cli.packing import Additions
 from cudal2gen.cli.selection import Selection
 from cudal2gen.generation import catalog
 from cudal2gen.generation.renderer import render
-from cudal2gen.kernel import IllegalRecord, Layout, Problem, Record, revise, serving
+from cudal2gen.kernel import IllegalRecord, Layout, Problem, Record, Sm80Multistage, revise, serving
 from cudal2gen.kernel.launch import Operands, Sizes, rows_of
 from cudal2gen.kernel.problem import AlongK, along_k
 from cudal2gen.validator import stress_shapes
@@ -84,7 +84,12 @@ def test_rows_across_k_let_k_be_any_number() -> None:
     for make in (ring, once, warps, tensor):
         record = make(layout="nt", m=56, n=64, k=125)
         assert record.wider(Sizes(53, 61, 125)) == (56, 64, 125)
-        assert any(shape.k % 8 for shape in stress_shapes(record))
+        assert any(shape.k % 8 for shape in stress_shapes(make(layout="nt", m=56, n=64, k=128)))
+    paddings = [
+        Sm80Multistage.least_padding(Problem(gpu="a100", acc="f32", layout=layout, m=61, n=59, k=245), 32, 32, 64)
+        for layout in LAYOUTS
+    ]
+    assert paddings == ["pad", "pad", "predicate", "pad"]
     predicated = small(layout="nt", **RAGGED | {"k": 245})
     assert not serving.use(predicated, Sizes(64, 64, 245), Operands.packed("nt", Sizes(64, 64, 245))).copied[0]  # type: ignore[union-attr]
 
