@@ -33,6 +33,8 @@ def matrix_strides(
     if len(shape) == 1:
         rows, cols = (strides[0], 1) if column else (0, strides[0])
         return MatrixStrides(rows, cols, (0,) * len(batch))
+    if not batch:
+        return MatrixStrides(strides[-2], strides[-1], ())
     dimensions = tuple(zip(shape[:-2], strides[:-2], strict=True))
     repeated = ((1, 0),) * (len(batch) - len(dimensions)) + dimensions
     spread = tuple(0 if extent == 1 else stride for extent, stride in repeated)
@@ -42,6 +44,8 @@ def matrix_strides(
 def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """``torch.broadcast_shapes`` of batch dimensions that fit, whose first call would import sympy: half a second."""
     rank = max(len(a), len(b))
+    if not rank:
+        return ()
     pairs = zip((1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b), strict=True)
     return tuple(of_b if of_a == 1 else of_a for of_a, of_b in pairs)
 
