@@ -279,7 +279,7 @@ struct Operands {
   }
 };
 
-// torch's product; null if it fails or is not contiguous, and then Python makes the call.
+// torch's product; null if it fails, or if it allocated D and that is not contiguous, and then Python makes the call.
 Tensor by_torch(Plan const& plan, Operands const& operands) {
   Owned left(nullptr), right(nullptr), third(nullptr);
   Tensor const a = operands.a.get(), b = operands.b.get(), c = operands.third.get();
@@ -293,6 +293,7 @@ Tensor by_torch(Plan const& plan, Operands const& operands) {
   if (torch.torch_call_dispatcher(plan.torch_operator.c_str(), plan.torch_overload.c_str(), stack, kTorchVersion))
     return nullptr;
   Owned d(as_tensor(stack[0]));
+  if (plan.call.third == kOut) return d.release();  // it lies as the caller wants it
   bool contiguous;
   return torch.aoti_torch_is_contiguous(d.get(), &contiguous) || !contiguous ? nullptr : d.release();
 }
