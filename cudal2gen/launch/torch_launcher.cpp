@@ -373,7 +373,8 @@ void planned_into(Cell* stack, uint64_t, uint64_t) {
   stack[0] = d.get() != nullptr;
 }
 
-// The same where there is never a plan: for nested tensors, which have no sizes, and under autocast.
+// The same where there is never a plan: for nested tensors, which have no sizes, under autocast, and for tensors that are
+// conjugated or negated lazily.
 void unplanned(Cell* stack, uint64_t, uint64_t) {
   Operands const operands(stack, false);
   return_tensor(stack, nullptr);
@@ -443,8 +444,9 @@ int cudal2gen_torch_version() { return 2; }
 char const* cudal2gen_torch_message() { return message.c_str(); }
 
 // Gives the operators _planned, _plan and those like them, which Python has defined in a namespace, their kernels. Returns 0, or
-// 1 with a message. CompositeExplicitAutograd is below autograd and serves every device. Nested tensors and autocast have keys of
-// their own, which come before it: under autocast Python makes every call, since operands may have to be cast.
+// 1 with a message. CompositeExplicitAutograd is below autograd and serves every device. Keys of their own, which come before it,
+// have nested tensors, autocast, and lazy conjugates and negatives: Python makes their calls, since operands may have to be cast,
+// and torch gives only an operator that returns its ``out`` such a tensor.
 int cudal2gen_torch_connect(char const* name) {
   if (!connect_torch()) return 1;
   strided = torch.aoti_torch_layout_strided();
@@ -457,7 +459,8 @@ int cudal2gen_torch_connect(char const* name) {
                          {"_plan", keep, nullptr},
                          {"_plan_third", keep_third, nullptr}};
   for (auto const& op : operators)
-    for (char const* key : {"CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutocastCPU", "AutocastCUDA"}) {
+    for (char const* key : {"CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutocastCPU", "AutocastCUDA",
+                            "Conjugate", "Negative"}) {
       OperatorKernel const kernel = *key == 'C' ? op.kernel : op.unplanned;
       TorchLibraryOpaque* library = nullptr;  // never freed: its end would remove the kernels
       if (kernel && (torch.aoti_torch_library_init_impl(name, key, "torch_launcher.cpp", 0, &library) ||

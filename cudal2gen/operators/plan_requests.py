@@ -373,3 +373,22 @@ def span(tensor: torch.Tensor) -> int:
         return 0
     reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int(tensor.element_size()) * (int(reach) + 1)
+
+
+def apart(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one storage surely have no byte in common, as other columns of the same rows have none."""
+    # Modulo a row's length, a tensor reaches no further than its strides that are no multiples of it.
+    steps = [
+        [((extent - 1) * stride * tensor.element_size(), stride * tensor.element_size())
+         for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1 and stride]
+        for tensor in (first, second)
+    ]  # fmt: skip
+    for _, pitch in (*steps[0], *steps[1]):
+        wide, other = (
+            tensor.element_size() + sum(reach for reach, stride in of_tensor if stride % pitch)
+            for tensor, of_tensor in zip((first, second), steps, strict=True)
+        )
+        start = (second.data_ptr() - first.data_ptr()) % pitch
+        if wide <= start <= pitch - other:
+            return True
+    return False

@@ -18,6 +18,8 @@ _DEFINED: dict[str, tuple[Operator, Any]] = {}  # operators and their overloads 
 _LIBRARIES: list[Any] = []  # keeps the libraries alive, and with them their operators
 # The first key serves every device; on one without kernels the plan is torch's product. Nested tensors do not have it.
 _KEYS = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA")
+# Tensors with a lazy sign. torch gives them their elements, but not if one is written that the operator does not return.
+_SIGNED = ("Conjugate", "Negative")
 
 
 class Operator(NamedTuple):
@@ -44,9 +46,18 @@ class Operator(NamedTuple):
         return self.schema.partition("(")[0]
 
     @property
+    def writes(self) -> bool:
+        """Whether it writes into a tensor of the caller's."""
+        return "!" in self.schema
+
+    @property
     def casts(self) -> bool:
         """Whether it follows autocast, which leaves calls alone that write into a tensor of the caller's."""
-        return "!" not in self.schema
+        return not self.writes
+
+    def write_signed(self, *arguments: Any, **options: Any) -> None:
+        """A call with a tensor whose sign is lazy."""
+        self.aside("conjugated or negated lazily")(*arguments, **options)
 
 
 def register(*operators: Operator) -> dict[str, Any]:
@@ -65,6 +76,8 @@ def register(*operators: Operator) -> dict[str, Any]:
         packet, _, overload = operator.name.partition(".")
         overloads[operator.name] = operation = getattr(getattr(torch.ops.cudal2gen, packet), overload or "default")
         _DEFINED[operator.name] = operator, operation
+        for key in _SIGNED if operator.writes else ():
+            library.impl(operator.name, operator.write_signed, key)
         for key in KEYS.values() if operator.casts else ():
             library.impl(operator.name, following(operation), key)
         if operator.vmap is not None:

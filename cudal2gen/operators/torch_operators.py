@@ -17,7 +17,7 @@ from cudal2gen.operators.casting import casts
 from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, undispatched
 from cudal2gen.operators.check_operands import check_linear, check_matmul, check_no_gradient, check_out, result_shape
 from cudal2gen.operators.dispatch import Current, current
-from cudal2gen.operators.plan_requests import Arguments, in_rows, key_of, request_linear, request_matmul, span
+from cudal2gen.operators.plan_requests import Arguments, apart, in_rows, key_of, request_linear, request_matmul, span
 from cudal2gen.operators.plans import CallPlan
 from cudal2gen.operators.registration import INVARIANT_OVERLOAD, Operator, call, named, no_script, register
 from kernelproof.ground.element import ELEMENTS, F32
@@ -130,11 +130,14 @@ def _write(
     a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None, out: torch.Tensor, batch_invariant: bool
 ) -> None:  # fmt: skip
     """Writes a product into ``out``, of which no gradient is needed."""
+    versioned = not out.is_inference()
+    if not (versioned or TORCH.is_inference_mode_enabled()):
+        raise ValueError("out: a tensor of inference mode is written in that mode only; clone it outside")
     alike = invariance(batch_invariant)
     kind = _kind(acc, out_dtype, alike)
     if not NATIVE.planned_into(a, b, out, kind):
         _plan_and_write(a, b, acc, out_dtype, out, kind, alike)
-    if not out.is_inference():  # such tensors have no version
+    if versioned:
         TORCH._C._increment_version((out,))
 
 
@@ -157,7 +160,7 @@ def _plan_and_write(
     # The plan knows how far the tensors reach; where they start differs from call to call.
     (span_a, span_b, span_out), start = plan.spans, out.data_ptr()
     before_a, before_b = start - a.data_ptr(), start - b.data_ptr()
-    if (-span_out < before_a < span_a) or (-span_out < before_b < span_b):
+    if (-span_out < before_a < span_a and not apart(a, out)) or (-span_out < before_b < span_b and not apart(b, out)):
         raise ValueError("out: shares memory with a or b")
     if plan.native is not None and not plan.native.kept and kind != _NO_KIND:
         dispatcher.keep(plan, kind, a, b, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from tests.packages import require
 torch = require("torch")
 
 from cudal2gen.operators import call_kernels, dispatch, emulated, torch_operators  # noqa: E402
+from cudal2gen.operators.plan_requests import apart  # noqa: E402
 from scripts import overhead  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -74,6 +76,71 @@ def test_out_that_overlaps_is_refused_at_each_call(dispatcher: dispatch.Dispatch
         assert torch.equal(memory, before)
     cudal2gen.matmul(b, apart, out=a)
     assert (kernel_calls(dispatcher), len(reference.streams)) == (4, 3)
+
+
+def test_out_may_lie_in_other_columns_of_an_operands_rows(dispatcher: dispatch.Dispatcher) -> None:
+    rows, b = drawn(48, 160), drawn(64, 40, seed=1)
+    a = rows[:, 40:104]
+    for columns in (slice(0, 40), slice(104, 144), slice(120, 160)):
+        for _ in range(2):
+            cudal2gen.matmul(a, b, out=rows[:, columns])
+    for columns in (slice(1, 41), slice(103, 143), slice(60, 100)):
+        with pytest.raises(ValueError, match="shares memory"):
+            cudal2gen.matmul(a, b, out=rows[:, columns])
+    for out in (rows.view(96, 80)[:48, :40], rows.view(96, 80)[1:49, :40]):
+        with pytest.raises(ValueError, match="shares memory"):
+            cudal2gen.matmul(a, b, out=out)
+    batch = rows.view(3, 16, 160)
+    cudal2gen.matmul(batch[..., 40:104], b, out=batch[..., :40])
+    assert kernel_calls(dispatcher) == 7
+
+
+def test_what_is_apart_has_no_element_in_common() -> None:
+    """Of drawn views of one memory; and views that are taken by columns or rows are found apart."""
+    random = Random(3)
+    memory, numbers = torch.zeros(4096).half(), torch.arange(4096)
+    found = 0
+    for _ in range(2000):
+        shapes = [tuple(random.randint(1, 4) for _ in range(random.randint(1, 3))) for _ in range(2)]
+        strides = [tuple(random.choice([0, 1, 2, 4, 8, 9, 32, 64]) for _ in shape) for shape in shapes]
+        places = [(*pair, random.randint(0, 80)) for pair in zip(shapes, strides, strict=True)]
+        common = torch.isin(*(numbers.as_strided(*place).flatten() for place in places)).any()
+        is_apart = apart(*(memory.as_strided(*place) for place in places))
+        assert not (is_apart and common)
+        found += is_apart
+    assert found > 200
+    rows = memory.view(64, 64)
+    assert apart(rows[:, :32], rows[:, 32:])
+    assert apart(rows[::2], rows[1::2])
+    assert not apart(rows[:, :33], rows[:, 32:])
+
+
+def test_a_tensor_of_inference_mode_is_written_in_that_mode(dispatcher: dispatch.Dispatcher) -> None:
+    a, b = drawn(48, 64), drawn(64, 40, seed=1)
+    with torch.inference_mode():
+        out = torch.zeros(48, 40).half()
+    for call in (cudal2gen.matmul, torch.ops.cudal2gen.matmul):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="inference mode"):
+                call(a, b, out=out)
+            with pytest.raises(RuntimeError, match="InferenceMode"):
+                torch.matmul(a, b, out=out)
+    assert dispatcher.stats() == {"kernel": {}, "torch": {}}
+
+
+def test_out_with_a_lazy_sign(dispatcher: dispatch.Dispatcher) -> None:
+    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))  # connects C++
+    a, b = drawn(48, 64).cfloat() * 1j, drawn(64, 40, seed=1).cfloat() * (1 + 1j)
+    for call in (cudal2gen.matmul, torch.ops.cudal2gen.matmul):
+        for _ in range(2):
+            conjugate, negative = torch.empty(48, 40).cfloat().conj(), torch._neg_view(torch.empty(48, 40).half())
+            call(a, b.conj(), out=conjugate)
+            call(a.real.half(), b.real.half(), out=negative)
+            assert (conjugate.is_conj(), negative.is_neg()) == (True, True)
+            assert torch.equal(conjugate, a @ b.conj())
+            assert torch.equal(negative, (a.real @ b.real).half())
+    with pytest.raises(RuntimeError, match="batch invariance"):
+        cudal2gen.matmul(a.real.half(), b.real.half(), out=negative, batch_invariant=True)
 
 
 def test_out_of_other_types_modes_and_gradients(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
