@@ -34,9 +34,10 @@ def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options:
         names = ", ".join(sorted(function.__name__ for function in _PLANS))
         raise TypeError(f"explain: expected tensors or one of {names}, got {call!r}")
     alike = invariance(options.pop("batch_invariant", False))
+    if function is not grouped_mm:  # it does not follow autocast
+        arguments, options = followed(arguments), dict(zip(options, followed(tuple(options.values())), strict=True))
     try:
-        options = dict(zip(options, followed(tuple(options.values())), strict=True))
-        bound = signature(_PLANS[function]).bind(alike, *followed(arguments), **options)
+        bound = signature(_PLANS[function]).bind(alike, *arguments, **options)
     except TypeError as error:
         raise TypeError(f"explain: {error}; give all arguments of cudal2gen.{function.__name__} but out") from None
     rest = "refused" if alike == INVARIANT else "torch"

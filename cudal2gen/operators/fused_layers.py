@@ -265,8 +265,9 @@ def _forward_experts(
     # For each expert, the rows of all experts up to it, counted on the device: the host does not wait.
     experts = torch.arange(up.shape[0], device=chosen.device, dtype=chosen.dtype)
     offs = torch.searchsorted(chosen, experts, right=True, out_int32=True)
-    rows = grouped_mm(hidden_states[order // top_k_index.shape[-1]], up.mT, offs=offs)
-    rows = grouped_mm(module._apply_gate(rows), down.mT, offs=offs)
+    # Autocast casts no groups, and torch's forward computes layers, which it casts.
+    rows = grouped_mm(hidden_states[order // top_k_index.shape[-1]].to(up.dtype), up.mT, offs=offs)
+    rows = grouped_mm(module._apply_gate(rows).to(down.dtype), down.mT, offs=offs)
     weighted = rows * top_k_weights.reshape(-1)[order, None]
     restored = torch.empty_like(weighted).index_copy(0, order, weighted)
     return restored.view(*top_k_index.shape, -1).sum(-2).to(hidden_states.dtype)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.call_torch import own_grouped
-from cudal2gen.operators.casting import undispatched_without
-from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance
+from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, undispatched
 from cudal2gen.operators.check_operands import check_grouped, grouped_shape
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.plan_requests import Arguments, in_rows, key_of, request_grouped
@@ -33,11 +32,12 @@ def grouped_mm(
 
     torch's other forms are served too: (M,K) and (K,N) with groups of K give (G,M,N); (G,M,K) and (K,N) with groups of
     N give (M,N); (G,M,K) and (G,K,N) without ``offs`` are a batch. ``bias`` is broadcast and added to each group's
-    product. ``out_dtype``: that of A, or torch.float32. On CPU tensors torch computes, with fp32 sums.
+    product. ``out_dtype``: that of A, or torch.float32. On CPU tensors torch computes, with fp32 sums. Autocast casts
+    nothing, as with torch's.
     ``batch_invariant``: as in ``matmul``, for all sizes of groups. Raises TypeError or ValueError for operands that do
     not fit, and as ``matmul``.
     """
-    if undispatched_without((mat_a, mat_b, offs, bias)):
+    if undispatched(mat_a, mat_b, offs) and (bias is None or undispatched(mat_a, bias)):
         return _grouped_mm(mat_a, mat_b, offs, bias, out_dtype, batch_invariant)
     check_tensors(mat_a=mat_a, mat_b=mat_b, offs=offs, bias=bias)
     return cast("torch.Tensor", call(named("grouped_mm", batch_invariant), mat_a, mat_b, offs, bias, out_dtype))
@@ -125,7 +125,7 @@ def _operator(batch_invariant: bool) -> Operator:
     return Operator(
         f"{name}(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
         demanding(_grouped_mm), _fake_grouped_mm, own_grouped, demanding(_keep), _backward, partial(_vmap, name),
-        batch_invariant,
+        batch_invariant, follows=False,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ _DEFINED: dict[str, tuple[Operator, Any]] = {}  # operators and their overloads 
 _LIBRARIES: list[Any] = []  # keeps the libraries alive, and with them their operators
 # The first key serves every device; on one without kernels the plan is torch's product. Nested tensors do not have it.
 _KEYS = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA")
-# Tensors with a lazy sign. torch gives them their elements, but not if one is written that the operator does not return.
+# Tensors with a lazy sign: torch resolves them, except one that is written and not returned.
 _SIGNED = ("Conjugate", "Negative")
 
 
@@ -26,7 +26,8 @@ class Operator(NamedTuple):
     """An operator to be registered. ``run`` computes it with tensors on any device, ``fake`` without data, for
     torch.compile and meta tensors, and ``by_torch`` by torch's own functions, for tangents and for operands whose
     classes know these alone. ``keep`` is the derivative's ``setup_context`` and ``backward`` the derivative. ``vmap``:
-    see ``torch.library.register_vmap``. ``batch_invariant``: whether torch's functions may not stand in for it."""
+    see ``torch.library.register_vmap``. ``batch_invariant``: whether torch's functions may not stand in for it.
+    ``follows``: whether it follows autocast, as torch's operator in its place does."""
 
     schema: str
     run: Callable[..., Any]
@@ -36,6 +37,7 @@ class Operator(NamedTuple):
     backward: Callable[..., Any] | None = None
     vmap: Callable[..., Any] | None = None
     batch_invariant: bool = False
+    follows: bool = True
 
     def aside(self, reason: str) -> Callable[..., Any]:
         """What computes a call by torch's own functions; it refuses a call that must be batch-invariant."""
@@ -52,8 +54,8 @@ class Operator(NamedTuple):
 
     @property
     def casts(self) -> bool:
-        """Whether it follows autocast, which leaves calls alone that write into a tensor of the caller's."""
-        return not self.writes
+        """Whether autocast casts its operands: not those of a call that writes into a tensor of the caller's."""
+        return self.follows and not self.writes
 
     def write_signed(self, *arguments: Any, **options: Any) -> None:
         """A call with a tensor whose sign is lazy."""
@@ -81,7 +83,8 @@ def register(*operators: Operator) -> dict[str, Any]:
         for key in KEYS.values() if operator.casts else ():
             library.impl(operator.name, following(operation), key)
         if operator.vmap is not None:
-            torch.library.register_vmap(qualified, following(operator.vmap), lib=library)
+            mapped = following(operator.vmap) if operator.casts else operator.vmap
+            torch.library.register_vmap(qualified, mapped, lib=library)
         if operator.backward is not None:
             library.impl(operator.name, _differentiable(operator, operation), "Autograd")
     return overloads

@@ -157,13 +157,22 @@ def test_what_autocast_leaves_alone() -> None:
     assert torch.equal(wide, narrow[0].float() @ narrow[1].float())
 
 
-def test_groups_follow() -> None:
+def test_groups_are_cast_as_by_torch() -> None:
     a, b, offs = drawn(8, 64), drawn(2, 64, 24), torch.tensor([3, 8], dtype=torch.int32)
-    expected = cudal2gen.grouped_mm(a.to(CASTS[0]), b.to(CASTS[0]), offs=offs)
+    a.requires_grad_()
+    own, torchs = cudal2gen.grouped_mm, functional.grouped_mm
     with torch.autocast("cpu", dtype=CASTS[0]):
-        d = cudal2gen.grouped_mm(a, b, offs=offs)
-    assert d.dtype == CASTS[0]
-    assert torch.equal(d, expected)
+        pairs = [
+            [each(left, right, offs=offs) for each in (own, torchs)]
+            for left, right in ((a, b), (a.detach(), b), (a.to(CASTS[0]), b.to(CASTS[0])))
+        ]
+        pairs.append([torch.vmap(lambda left, each=each: each(left, b, offs=offs))(a[None])[0] for each in (own, own)])
+        assert outcome(lambda: own(a, b.to(CASTS[0]), offs=offs)) is None
+        assert outcome(lambda: torchs(a, b.to(CASTS[0]), offs=offs)) is None
+    for mine, reference in pairs:
+        assert mine.dtype == reference.dtype
+        assert torch.equal(mine, reference)
+    assert [mine.dtype for mine, _ in pairs] == [torch.float32, torch.float32, CASTS[0], torch.float32]
 
 
 def test_transforms_follow() -> None:
@@ -298,6 +307,8 @@ def test_a_cast_call_runs_on_a_kernel(dispatcher: dispatch.Dispatcher) -> None:
     assert dispatcher.stats() == {"kernel": {}, "torch": {}}, "torch's, uncounted"
     with torch.autocast("cpu", dtype=torch.float16):
         assert cudal2gen.explain(cudal2gen.linear, x, layer.weight).startswith("hgemm_sm80")
+        groups = drawn(2, 64, 40), torch.tensor([3, 48], dtype=torch.int32)
+        assert "torch.float32" in cudal2gen.explain(cudal2gen.grouped_mm, x, *groups), "which autocast leaves alone"
         for _ in range(3):
             assert layer(x).dtype == torch.float16
         assert cudal2gen.warm_up(layer, [1]) == [""]
