@@ -131,15 +131,16 @@ def test_the_budget_pays_for_what_else_a_sample_takes(
     assert (clock.samples > 48) == fits, "what does not fit is not begun"
 
 
+@pytest.mark.parametrize("into", [False, True])
 def test_planned_calls_are_timed_as_c_makes_them(
-    reference: Reference, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    into: bool, reference: Reference, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the race ends; then C++ keeps none of them."""
+    """Until the race ends; then C++ keeps none of them. A call's own ``out`` is left alone."""
     device, own_pack = idle_device.IdleDevice(tmp_path), idle_device.open_pack(tmp_path)
     a, b = (torch.randint(-2, 3, shape).half() for shape in ((48, 64), (64, 40)))
     assert NATIVE.serves(device.place, own_pack.torch_library)  # type: ignore[arg-type]
     with emulated(device, [own_pack], prefer="kernel") as dispatcher:
-        request = request_matmul(a, b, "f32")
+        request = request_matmul(a, b, "f32", torch.empty(48, 40).half() if into else None)
         assert request.problem is not None
         problem = request.problem.model_copy(update={"gpu": own_pack.gpu})
         packs = dispatcher._packs
