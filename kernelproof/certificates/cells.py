@@ -112,6 +112,13 @@ class Cells:
         self.kinds, self.rows, self.cols, self.width = kinds, rows, cols, width
         self._one_kind = -1
 
+    # Python's own answer would be that two elements are equal if they are one object.
+    def __eq__(self, other: object) -> Any:
+        raise NotCertified("data decide a branch or a predicate")
+
+    __ne__ = __eq__
+    __hash__ = None  # type: ignore[assignment]
+
     def view(self, kind: Any) -> Cells:
         """The same elements: of what type they are does not depend on how one looks at them."""
         if np.dtype(kind).itemsize != self.width:
@@ -172,6 +179,12 @@ class Unknown:
     """A register of which nothing is known: it can be copied, and every other use of it fails."""
 
     __array_ufunc__ = None
+
+    def __eq__(self, other: object) -> Any:
+        raise NotCertified("a branch or a predicate by what is not known")
+
+    __ne__ = __eq__
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return "unknown"
