@@ -40,13 +40,15 @@ class Word:
     def view(self, kind: Any) -> Word:
         """The same bits, signed or unsigned."""
         kind = np.dtype(kind)
-        if kind.itemsize * 8 != self.bits:
-            raise NotCertified(f"a word of {self.bits} bits is taken apart into {kind}")
+        if kind.itemsize * 8 != self.bits or kind.kind not in "iu":
+            raise NotCertified(f"a word of {self.bits} bits is taken for {kind}")
         return Word(self.poly, self.bits, self.facts, kind.kind == "i")
 
     def astype(self, kind: Any) -> Word:
         """The value in another width: extended, for which it must fit its type, or cut off."""
         kind = np.dtype(kind)
+        if kind.kind not in "iu":
+            raise NotCertified(f"{self.poly} becomes a number of type {kind}")
         bits = kind.itemsize * 8
         poly = self.number() if bits > self.bits else self.poly
         return Word(poly, bits, self.facts, kind.kind == "i")
@@ -66,14 +68,14 @@ class Word:
 
     def _constant(self) -> Polynomial:
         """The number that a known word is."""
-        if self.bits == 64 and not self.signed and np.any(np.asarray(self.poly.constant) < 0):
-            raise NotCertified("an unsigned number above 2^63")
-        number = np.asarray(self.poly.constant)
-        if self.bits < 64:
+        number = self.poly.constant
+        if isinstance(number, int) or self.bits < 64:
             number = number & ((1 << self.bits) - 1)
-            if self.signed:
-                number = np.where(number >> (self.bits - 1), number - (1 << self.bits), number)
-        return Polynomial.of(number if number.ndim else int(number))
+            number = number - (number >> (self.bits - 1) << self.bits) * (self.signed or self.bits == 64)
+        # A number of 64 bits is a signed one here, as those of arrays are.
+        if self.bits == 64 and not self.signed and np.any(np.asarray(number) < 0):
+            raise NotCertified("an unsigned number above 2^63")
+        return Polynomial.of(number)
 
     # --- arithmetic modulo 2^bits
 
@@ -204,7 +206,9 @@ class Word:
         number = np.asarray(other)
         if self.signed:
             return polynomial(number, self.bits)
-        return Polynomial.of(number.astype(np.uint64).astype(np.int64) if number.ndim else int(number))
+        if number.ndim and (number.astype(np.uint64) >> np.uint64(63)).any():
+            raise NotCertified("an unsigned number above 2^63")
+        return Polynomial.of(number.astype(np.int64) if number.ndim else int(number))
 
     def __lt__(self, other: Operand) -> Lanes:
         return self._compare(other, False, True)
@@ -219,9 +223,7 @@ class Word:
         return self._compare(other, True, False)
 
     def __eq__(self, other: object) -> Lanes:  # type: ignore[override]
-        mine, its = Word(self.poly, self.bits, self.facts, True).number(), polynomial(other, self.bits)
-        if isinstance(other, Word):
-            Word(its, self.bits, self.facts, True).number()
+        mine, its = (Word(polynomial(x, self.bits), self.bits, self.facts, True).number() for x in (self, other))
         gap = mine - its
         above = decided(gap, self.facts)
         return above & decided(-gap, self.facts)
