@@ -97,9 +97,10 @@ class SharedMemory:
         else:
             before = state.reader[at]
             reader = np.broadcast_to(lanes[:, None], at.shape)
-            state.reader[at] = np.where((before == NOBODY) | (before == reader), reader, SEVERAL)
-            lost = at[state.reader[at] != np.where(before == NOBODY, reader, state.reader[at])]
-            state.reader[lost] = SEVERAL
+            state.reader[at] = reader
+            # Of several lanes that read a place now, one has been noted.
+            others = (state.reader[at] != reader) | ((before != NOBODY) & (before != reader))
+            state.reader[at[others]] = SEVERAL
         return Cells(state.kinds[at], state.rows[at], state.cols[at], ELEMENT)
 
     # --- asynchronous copies
