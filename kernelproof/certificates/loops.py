@@ -200,12 +200,15 @@ class MainLoop:
             self.items.finish(machine, machine.run(state, self.items.head), REST, rest)
 
     def _period(self, machine: Machine, state: State) -> State:
-        """The state after a period."""
+        """The state after a period, which leaves D and the workspace as they are: an invariant says nothing of them."""
+        before = state
         for _ in range(self.period * self.turns // self.unrolled):
             after = machine.run(state, *self.stops)
             if after is None:
                 raise NotCertified("the main loop ends before its last turn")
             state = after
+        if not state.left_as(before):
+            raise NotCertified("D or the workspace is written in the main loop")
         return state
 
     def _guessed(self, family: Family, first: State, live: list[str]) -> Invariant:

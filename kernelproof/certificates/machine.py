@@ -45,6 +45,10 @@ class State:
     left: Left
     written: list[tuple[Lanes, Lanes]] = field(default_factory=list)
 
+    def left_as(self, other: State) -> bool:
+        """Has a CTA stored as much to D as in another state before or after, and the same to the workspace?"""
+        return len(self.written) == len(other.written) and self.left.same(other.left)
+
     def copied(self) -> State:
         return State(
             self.block, dict(self.registers), self.shared.copied(), self.left.copied(), list(self.written)

@@ -71,6 +71,11 @@ class Left:
         """An empty slab."""
         return cls(Stage.SUMMING, *(np.full(elements, EMPTY, np.int64) for _ in range(3)))
 
+    def same(self, other: Left) -> bool:
+        """Has a CTA left the same?"""
+        arrays = ((self.kinds, other.kinds), (self.rows, other.rows), (self.cols, other.cols))
+        return self.stage == other.stage and all(np.array_equal(mine, its) for mine, its in arrays)
+
     def copied(self) -> Left:
         return Left(self.stage, self.kinds.copy(), self.rows.copy(), self.cols.copy())
 
