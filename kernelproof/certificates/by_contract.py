@@ -75,6 +75,8 @@ def recheck(attempt: Attempt, ptx: str) -> None:
     contract, certificate = attempt.contract, attempt.certificate
     if certificate is None:
         raise NotCertified("it says why a kernel is not certified, and certifies none")
+    if attempt.outcome != "certified":
+        raise NotCertified(f"its outcome is {attempt.outcome}")
     _check(contract)
     if certificate.problems != problems(contract):
         raise NotCertified("the certificate is about other problems than its contract")
