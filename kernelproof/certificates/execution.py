@@ -15,6 +15,7 @@ from kernelproof.certificates.formulas import number
 from kernelproof.ground.errors import WrongInput
 
 MOST_PRODUCTS = 1 << 25  # of a problem that is executed
+MOST_ELEMENTS = 1 << 26  # of an operand, with its gaps
 MOST_PROBLEMS = 12
 TYPES = {"f16": np.float16, "f32": np.float32}
 EXACT = {"f16": 2048, "bf16": 256, "f32": 1 << 24}  # integers up to here are elements of a type
@@ -68,7 +69,11 @@ def _problems(contract: KernelContract, error: NotCertified) -> Iterator[Sizes]:
         candidates.append(more | {k: first[k] + step[k] * turn})
     for turn, named in enumerate(candidates):
         sizes = _fitting(contract, first | named, turn % 2)
-        if sizes is not None and sizes not in seen and prod(sizes[x] for x in {k, *others}) <= MOST_PRODUCTS:
+        if sizes is None or sizes in seen:
+            continue
+        stored = [_stored(contract, name, sizes) for name in contract.operands]
+        fits = all(each.rows * each.ld <= MOST_ELEMENTS for each in stored)
+        if fits and prod(sizes[x] for x in {k, *others}) <= MOST_PRODUCTS:
             seen.append(sizes)
             yield sizes
         if len(seen) == MOST_PROBLEMS:
