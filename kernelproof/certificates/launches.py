@@ -45,6 +45,7 @@ class Tiles(NamedTuple):
 def claims(contract: KernelContract, program: Program) -> Iterator[Claim]:
     """What must hold of a kernel; the claims together are about every launch of its contract. Raises WrongInput for a
     contract that no proof understands."""
+    program.check_launch(contract.launch.threads, contract.launch.shared)
     extents = contract.extents()
     k = contract.sizes[extents[contract.meaning.summed]]
     ring = Ring(0, 0, k.last // k.multiple, least=k.first // k.multiple)

@@ -15,6 +15,9 @@ from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Instr
 from kernelproof.emulator.frontend.translate import NAMESPACE, Layout
+from kernelproof.emulator.host.cuda import LaunchRefused
+from kernelproof.emulator.host.launch_limits import check_launch, device_for
+from kernelproof.emulator.state.launch_state import Geometry
 from kernelproof.emulator.state.mangled import plain_name
 
 
@@ -45,6 +48,7 @@ class Program:
         if self.graph.spin_heads:
             raise NotCertified("a loop that waits for memory is not covered")
         self.layout = Layout(module, self.graph)
+        self.function, self.target = function, module.target
         self.offsets = function.offsets
         self.widths = [param.size for param in function.params]
         names = Names(
@@ -54,6 +58,15 @@ class Program:
         self.scope: dict[str, object] = dict(NAMESPACE)
         self.emitter = Emitter(names, self.scope)
         self.pieces = [self._piece(block) for block in self.graph.blocks]
+
+    def check_launch(self, block: tuple[int, int, int], shared_bytes: int) -> None:
+        """Raise NotCertified if CUDA launches no CTA of so many threads with so much dynamic shared memory."""
+        device = device_for(self.target)
+        geometry = Geometry((1, 1, 1), block, shared_bytes)
+        try:
+            check_launch(self.function, geometry, self.layout.shared_static, shared_bytes, device, False)
+        except LaunchRefused as error:
+            raise NotCertified(f"no launch by the contract succeeds: {error}") from None
 
     @property
     def blocks(self) -> list[Block]:
