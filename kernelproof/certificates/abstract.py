@@ -133,10 +133,8 @@ def _quotient(a: Any, b: Any) -> tuple[Word, Word]:
     """Quotient and remainder of numbers that are not negative. The quotient is looked for among the names that occur;
     that it is the right one is checked."""
     word = a if isinstance(a, Word) else b
-    x, y = polynomial(a, word.bits), polynomial(b, word.bits)
     facts = word.facts
-    for each in (x, y):
-        Word(each, word.bits, facts, word.signed).number()
+    x, y = (Word(polynomial(each, word.bits), word.bits, facts, word.signed).number() for each in (a, b))
     if facts.holds(x) and facts.holds(y - 1):
         for quotient in _candidates(x, y):
             rest = x - y * quotient
@@ -188,9 +186,17 @@ def _pack(output: str) -> Callable[[Any, Any, Any], Any]:
 _WIDEN = arithmetic.converter("f32", "f16", "rn", False, False)
 
 
-def _widen(value: Any) -> Any:
-    """cvt.f32.f16, which changes no number."""
-    return value.of_width(4) if isinstance(value, Cells) else _WIDEN(value)
+def _widening(halves: set[str]) -> Callable[[Any], Any]:
+    """cvt.f32.f16, which changes no number, where all elements of 16 bits have one of these types."""
+
+    def widen(value: Any) -> Any:
+        if not isinstance(value, Cells):
+            return _WIDEN(value)
+        if halves != {"f16"} or value.width != 2:
+            raise NotCertified("a conversion from f16 of what is none")
+        return value.of_width(4)
+
+    return widen
 
 
 @cache
@@ -208,9 +214,10 @@ def _narrowing(output: str) -> Callable[[Any], Any]:
     return narrow
 
 
-def conversions(scope: dict[str, object], output: str) -> dict[str, object]:
-    """The conversions of a text that understand elements, by their names in it, for a D of a type."""
-    known: dict[str, object] = {name: _widen for name, value in scope.items() if value is _WIDEN}
+def conversions(scope: dict[str, object], operands: str, output: str) -> dict[str, object]:
+    """The conversions of a text that understand elements, by their names in it, for A and D of these types."""
+    widen = _widening({operands, output} & set(HALVES))
+    known: dict[str, object] = {name: widen for name, value in scope.items() if value is _WIDEN}
     if output in HALVES:
         convert = arithmetic.converter(output, "f32", "rn", False, False)
         known |= {name: _narrowing(output) for name, value in scope.items() if value is convert}

@@ -151,6 +151,8 @@ def check(contract: KernelContract) -> None:
     types = [contract.operands[name].type for name in roles[:-1]]
     if types[0] != types[-1] or (meaning.is_product and types[0] == "f32"):
         raise WrongInput("operands: A and B of a product have one type, f16 or bf16; others are not covered")
+    if {types[0], contract.operands["D"].type} == {"f16", "bf16"}:
+        raise WrongInput("operands: f16 and bf16 in one kernel are not covered; give D the type of A, or f32")
     for name, operand in contract.operands.items():
         unknown = [size for size in operand.shape if size not in contract.sizes]
         if unknown:

@@ -15,7 +15,7 @@ from kernelproof.certificates import abstract
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, unknown
 from kernelproof.certificates.contract import Contract, Matrix
 from kernelproof.certificates.facts import NotCertified
-from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
+from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial, same_everywhere
 from kernelproof.certificates.products import Products
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.reductions import Terms, fetched, kept_places, shuffled
@@ -64,7 +64,8 @@ class Machine:
         self.every = np.arange(self.lanes)
         self.memory = SharedMemory(contract.shared_bytes + program.layout.shared_static, WINDOW_START)
         output = contract.type_of("D")
-        self.products = Products(kinds, contract.type_of("A"), output)
+        operands = contract.type_of("A")
+        self.products = Products(kinds, operands, output)
         self.slices = Workspace(contract.slices)
         self.written: list[tuple[Lanes, Lanes]] = []
         self.steps = 0
@@ -77,7 +78,7 @@ class Machine:
             "W": {"shfl": self.shuffle},
         }
         self.scope = program.scope | dict.fromkeys("MZTJP", self) | {"m": None}
-        self.scope |= abstract.names(self.lanes, units, output) | abstract.conversions(program.scope, output)
+        self.scope |= abstract.names(self.lanes, units, output) | abstract.conversions(program.scope, operands, output)
 
     # --- running
 
@@ -147,6 +148,8 @@ class Machine:
             values = [side.get(name) for side in sides]
             if values[0] is not values[1]:
                 registers[name] = self._met(registers.get(name), values, masks)
+            elif values[0] is not None:
+                registers[name] = values[0]
         return join
 
     def _met(self, before: Any, values: list[Any], masks: list[Lanes]) -> Any:
@@ -180,7 +183,7 @@ class Machine:
                 if error.refuted is not None and not error.extents:
                     error.extents = self._extents(error.refuted)
                 raise
-            if not isinstance(error, AttributeError | TypeError | ValueError | NameError):
+            if not isinstance(error, AttributeError | TypeError | ValueError | NameError | ArithmeticError):
                 raise
             raise NotCertified(f"this use of {ins.op} is not covered: {error}", where) from error
 
@@ -487,9 +490,11 @@ class Machine:
         if lanes is None or len(lanes) != self.lanes:
             raise NotCertified("some threads of a CTA execute it, and others not")
 
-    def sync(self, _number: Any, count: Any, m: Mask, *_: int) -> None:
+    def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
         """bar.sync, of all threads of the CTA."""
         self._together(m)
+        if not same_everywhere(np.atleast_1d(self._number(number))):
+            raise NotCertified("threads wait at different barriers")
         if np.any(np.asarray(count)) and np.any(np.asarray(count) != self.lanes):
             raise NotCertified("a barrier of a part of a CTA's threads is not covered")
         self.memory.barrier()

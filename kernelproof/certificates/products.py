@@ -66,7 +66,7 @@ class Products:
         """D = A * B + C: the registers of D. Raises NotCertified if A and B differ in k, or C is another element."""
         if shape.k != 16 or shape.kind not in ("f16", "bf16"):
             raise NotCertified(f"{shape.name} is not covered")
-        if shape.kind != self.operands or (shape.acc == "f16" and self.output == "bf16"):
+        if shape.kind != self.operands or (shape.acc == "f16" and self.output != "f16"):
             raise NotCertified(f"{shape.name} multiplies elements of {self.operands} for a D of {self.output}")
         left, right = self.fragment(a, 2), self.fragment(b, 1)
         if (left.source, right.source) != ("A", "B"):
