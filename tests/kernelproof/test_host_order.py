@@ -87,6 +87,7 @@ def test_right_programs_have_no_findings(library: Path, case: str) -> None:
     assert (result.code, result.exit_code) == (0, 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(WITH_PROGRAMS))
 def test_the_programs_of_a_rules_page_are_as_it_says(rule: str) -> None:

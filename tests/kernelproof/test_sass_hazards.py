@@ -170,6 +170,7 @@ def test_the_operand_cache_does_not_see_writes(listing: str, stale: bool) -> Non
     assert len(hazards(function(listing))) == stale
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.slow
 def test_what_ptxas_writes_has_no_hazard(target: str) -> None:
