@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import call_kernels, call_native, dispatch, emulated, plans, torch_operators  # noqa: E402
+from cudal2gen.operators import call_kernels, call_native, dispatch, emulated, torch_operators  # noqa: E402
 from scripts import overhead  # noqa: E402
 from tests.cudal2gen import idle_device  # noqa: E402
 
@@ -328,27 +329,34 @@ def test_threads_are_counted_exactly(device: idle_device.IdleDevice, opened: pac
 # --- torch's products ---
 
 
+def planned_as_on_gpu(monkeypatch: pytest.MonkeyPatch, *planners: str) -> list[tuple[Any, ...]]:
+    """From here on C++ makes calls, and torch's products are an operator's, as on a GPU. The list gets the name and the
+    arguments of each call of ``planners``, functions of ``torch_operators``."""
+    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))  # connects C++
+    monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
+    planned_calls: list[tuple[Any, ...]] = []
+
+    def recorded(name: str, real: Callable[..., Any], *call: Any) -> Any:
+        planned_calls.append((name, *call))
+        return real(*call)
+
+    for name in planners:
+        monkeypatch.setattr(torch_operators, name, partial(recorded, name, getattr(torch_operators, name)))
+    return planned_calls
+
+
 def test_torchs_products_are_cs_as_well(
     dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where they are an operator's; under autocast they are Python's, with cast operands."""
-    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))
-    monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
-    planned_calls: list[Any] = []
-    real = torch_operators.plan_matmul
-
-    def plan_matmul(*call: Any) -> plans.CallPlan:
-        planned_calls.append(call)
-        return real(*call)
-
-    monkeypatch.setattr(torch_operators, "plan_matmul", plan_matmul)
+    planned_calls = planned_as_on_gpu(monkeypatch, "plan_matmul")
     a, b = drawn(48, 64).float(), drawn(64, 40, seed=1).float()
     for _ in range(3):
         assert torch.equal(cudal2gen.matmul(a, b), a @ b)
     assert len(planned_calls) == 1
     with torch.autocast("cpu", torch.bfloat16):
         d = cudal2gen.matmul(a, b)
-    assert (d.dtype, [call[0].dtype for call in planned_calls]) == (torch.bfloat16, [torch.float32, torch.bfloat16])
+    assert (d.dtype, [call[1].dtype for call in planned_calls]) == (torch.bfloat16, [torch.float32, torch.bfloat16])
     left = drawn(3, 48, 64).float()
     for _ in range(2):
         assert torch.equal(cudal2gen.matmul(left, b), left @ b)
@@ -366,8 +374,7 @@ def test_torchs_products_are_cs_as_well(
 def test_torchs_failure_is_pythons_to_tell(
     dispatcher: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))
-    monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
+    planned_as_on_gpu(monkeypatch)
     a, b = torch.zeros(8, 8, dtype=torch.bool), torch.zeros(8, 8, dtype=torch.bool)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="not implemented for 'Bool'"):

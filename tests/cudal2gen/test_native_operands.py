@@ -18,6 +18,7 @@ from tests.cudal2gen.test_native_calls import (
     drawn,
     kernel_calls,
     opened,
+    planned_as_on_gpu,
     product,
     reference,
 )
@@ -25,7 +26,7 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import call_kernels, dispatch, emulated, torch_operators  # noqa: E402
+from cudal2gen.operators import dispatch, emulated  # noqa: E402
 from cudal2gen.operators.plan_requests import apart  # noqa: E402
 from scripts import overhead  # noqa: E402
 
@@ -248,14 +249,7 @@ def test_torchs_layers_and_products_into_out_are_cs(
     dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where they are an operator's."""
-    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))
-    monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
-    planned: list[str] = []
-    for name in ("plan_linear", "_plan_and_write"):
-        real = getattr(torch_operators, name)
-        monkeypatch.setattr(
-            torch_operators, name, lambda *call, name=name, real=real: (planned.append(name), real(*call))[1]
-        )
+    planned_calls = planned_as_on_gpu(monkeypatch, "plan_linear", "_plan_and_write")
     x, weight, bias = drawn(48, 64).float(), drawn(40, 64, seed=1).float(), drawn(40, seed=2).float()
     out = torch.empty(48, 40)
     for _ in range(3):
@@ -265,12 +259,13 @@ def test_torchs_layers_and_products_into_out_are_cs(
         assert cudal2gen.matmul(x, weight.t(), out=out) is out
         assert out._version > version
         assert torch.equal(out, x @ weight.t())
-    assert planned == ["plan_linear", "_plan_and_write"]
+    assert [call[0] for call in planned_calls] == ["plan_linear", "_plan_and_write"]
     assert dispatcher.stats()["torch"] == {"no kernels of torch.float32": 6}
     gaps = torch.empty(48, 80)[:, :40]
     for _ in range(3):
         cudal2gen.matmul(x, weight.t(), out=gaps)
         assert torch.equal(gaps, x @ weight.t())
+    planned = [call[0] for call in planned_calls]
     assert planned == ["plan_linear", *["_plan_and_write"] * 2], "computed once, though it has gaps"
     with pytest.raises(ValueError, match="shares memory"):
         cudal2gen.matmul(x[:, :40], weight[:, :40].t(), out=x[:, :40])
