@@ -84,8 +84,10 @@ class Additions:
         return tuple(name for name in self.names if name not in (PTX, *BATCHES[1:], *LAYOUTS))
 
     def beside(self, records: list[Record]) -> list[Record]:
-        """The records, followed by each plain one in every layout, with every fusion and batch. A note counts illegal
-        combinations."""
+        """The records, followed by each plain one in every layout and with every fusion and batch that --also names.
+
+        Combinations that break a rule are left out, and a note says how many.
+        """
         from cudal2gen.results import choice
 
         plain = [record for record in records if not record.problem.suffix]

@@ -238,7 +238,7 @@ class Selection:
             return self.records()
         records = catalog.load()
         chosen: list[Record] = []
-        # Of ``any``, layouts of A (k,m) are packed if they were measured.
+        # With layout=any, a layout whose A is stored (k,m) is packed only for problems that were measured in it.
         of_any = (measurement.layout for measurement in measurements if self.admits(measurement))
         for fields in self._kinds(dict.fromkeys((*self.layouts, *of_any))):
             kind = replace(self, **fields)

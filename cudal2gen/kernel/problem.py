@@ -36,12 +36,13 @@ class AlongK(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """The layout that says so. Its letters are those of a column-major BLAS for row-major matrices: B's, A's."""
+        """The layout that stores operands so. Its letters are the operations that a column-major BLAS is given for
+        row-major matrices: B's, then A's."""
         return cast("Layout", ("t" if self.b else "n") + ("n" if self.a else "t"))
 
 
 def along_k(layout: Layout) -> AlongK:
-    """What a layout says."""
+    """Which operands a layout stores with their rows along k."""
     return AlongK(a=layout[1] == "n", b=layout[0] == "t")
 
 

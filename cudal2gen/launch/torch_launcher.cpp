@@ -263,7 +263,7 @@ struct Operands {
   Operands(Cell* stack, bool with_third)
       : a(as_tensor(stack[0])), b(as_tensor(stack[1])), third(with_third ? as_tensor(stack[2]) : nullptr) {}
 
-  // False for operands that no plan serves.
+  // Adds the operands to the key of a plan. Returns false if no plan serves such operands.
   bool describe(Key& key) {
     return key.add(a.get(), &a_address) && key.add(b.get(), &b_address) &&
            (!third.get() || key.add(third.get(), &third_address));
@@ -360,7 +360,7 @@ void planned(Cell* stack, uint64_t, uint64_t) {
   return_tensor(stack, planned_result(operands, static_cast<int64_t>(stack[2])));
 }
 
-// _planned_biased(Tensor x, Tensor weight, Tensor bias, int kind) -> Tensor: the same for a linear layer with a bias.
+// _planned_biased(Tensor x, Tensor weight, Tensor bias, int kind) -> Tensor: as _planned, for a linear layer with a bias.
 void planned_biased(Cell* stack, uint64_t, uint64_t) {
   Operands operands(stack, true);
   return_tensor(stack, planned_result(operands, static_cast<int64_t>(stack[3])));

@@ -75,8 +75,11 @@ ClaimsOf = Callable[[Program], Iterable[Claim]]
 
 
 def prove(ptx: str, claims_of: ClaimsOf, problems: tuple[str, ...] = (), kernel: str = "") -> Certificate:
-    """The certificate of a PTX text for all claims, which are about ``problems``. ``kernel``: its name, if the text has
-    several. Raises NotCertified, which says why and where."""
+    """Prove all claims about the kernel of a PTX text, and return the certificate.
+
+    ``problems``: those that the claims are about, in words. ``kernel``: its name, if the text has several. Raises
+    NotCertified, which says why and where.
+    """
     program = Program(ptx, kernel)
     proofs, bounds, solver = [], 0, 0
     for claim in claims_of(program):

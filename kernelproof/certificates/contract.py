@@ -122,12 +122,12 @@ class Contract:
 
     @property
     def is_product(self) -> bool:
-        """Is D a product of two operands, and no sum of one's elements?"""
+        """Whether D is a product of two operands, and not sums of the rows of one."""
         return not self.step
 
     @property
     def writes(self) -> bool:
-        """Does the CTA write its tile of D? Of those that share a tile's k, the last one does."""
+        """Whether the CTA writes its tile of D: of those that share a tile's k, the last one does."""
         return self.slices is None or self.slices.last
 
     def type_of(self, name: str) -> str:

@@ -240,6 +240,7 @@ def _distinct(value: Polynomial) -> Iterator[dict[Monomial, int]]:
         return
     rows, lanes = np.unique(np.stack(arrays), axis=1, return_index=True)
     for i, lane in enumerate(lanes):
-        # Lanes are all different here, so the one itself is the only one that is nowhere larger if it is minimal.
+        # A lane is minimal if no other has coefficients that are all at most its own. Columns of ``rows`` differ, so
+        # that a minimal lane passes the comparison with itself alone.
         if (rows <= rows[:, i : i + 1]).all(axis=0).sum() == 1:
             yield value.in_lane(int(lane))

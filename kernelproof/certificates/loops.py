@@ -175,7 +175,8 @@ class MainLoop:
         return Case(covers=f"{tiles} k-tiles", instructions=machine.steps)
 
     def _entry(self, family: Family) -> tuple[Machine, State | None]:
-        """The state in which the loop is reached first, or after its first turns; None if all CTAs end before."""
+        """The machine, and the state in which it reaches the main loop: first, or after the turns that the ring peels.
+        The state is None if all CTAs end before the loop."""
         tiles, bounds = family.tiles(Polynomial.named(REST)), self._rests()
         machine = self._machine(tiles, bounds)
         state = machine.run(self._start(machine, tiles, bounds), *self.stops)

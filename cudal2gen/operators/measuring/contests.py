@@ -256,7 +256,8 @@ def _by_extent(
     tensor: torch.Tensor, along_k: bool, shape: tuple[int, int], ld: int, several: tuple[int, ...] = (),
     steps: tuple[int, ...] = (),
 ) -> torch.Tensor:  # fmt: skip
-    """An operand that is stored in rows along k or across it, as (extent,k); or ``several``, ``steps`` apart."""
+    """An operand of ``shape`` (extent,k) in the memory of ``tensor``. Its rows lie along k or across it, ``ld``
+    elements apart. ``several`` and ``steps`` are the extents and strides of a batch."""
     if along_k:
         return tensor.as_strided((*several, *shape), (*steps, ld, 1))
     return tensor.as_strided((*several, *shape[::-1]), (*steps, ld, 1)).mT

@@ -15,7 +15,7 @@ from kernelproof.emulator import mutants
 from tests.draws import few_by
 from tests.kernelproof.certificates.subjects import Subject, product, row_sum
 
-# Faults of the sums of rows: what the text says, and what it is changed to.
+# Faults that are planted in kernels that sum rows: a part of the text, and what it is changed to.
 FAULTS = {
     "a row is a float longer": ("i < n;", "i <= n;"),
     "the last turn is missing": ("i < n;", "i < n - 1024;"),
