@@ -177,6 +177,7 @@ def test_nvcc_is_run_by_the_door_alone(checkout: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_only_its_own_module_names_a_family(checkout: Path) -> None:
     """In code, strings and prose. Exempt: the listing in ``kernel/__init__.py``, and the family's own page."""
     from cudal2gen import kernel

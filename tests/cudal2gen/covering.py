@@ -1,13 +1,15 @@
-"""The paths that ``make test`` executes: a small set that has every branch of the templates and every value of a field.
+"""Small sets of paths: one with every branch of the templates, and a larger one with every value of a field as well.
 
-golden/covering.txt names them, ``make goldens`` renews it, and ``test_validator`` proves that it is complete.
+``make test`` executes the first, ``make thorough`` and a GPU's tests the second. golden/covering.txt names both, the
+first up to its empty line; ``make goldens`` renews it, and ``test_validator`` proves that both are complete.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from jinja2 import DictLoader, Environment
 
@@ -15,7 +17,8 @@ from cudal2gen.kernel import FAMILIES, Record
 from tests.cudal2gen.paths import PATHS
 
 FILE = Path(__file__).parent / "golden" / "covering.txt"
-COVERING = FILE.read_text().splitlines()
+BRANCHES, _VALUES = (part.splitlines() for part in FILE.read_text().split("\n\n"))
+COVERING = [*BRANCHES, *_VALUES]
 DATA = ("gpu", "m", "n", "k")  # fields that may have any value
 # Fields of which each combination of values is executed, besides each value of each field.
 COMBINED = (("layout", "acc"), ("layout", "pair", "swap_ab"), ("reduce", "split_k"), ("batch", "gate"))
@@ -90,17 +93,14 @@ def values(record: Record) -> Iterator[Hashable]:
         )
 
 
-def features(checkout: Path) -> dict[str, set[Hashable]]:
-    """What each path has to show, in its family: branches and values."""
-    return {
-        name: {(PATHS[name].family, feature) for feature in (*branches_taken, *values(PATHS[name]))}
-        for name, branches_taken in taken(checkout)[0].items()
-    }
+def of_family(shown: Mapping[str, set[Any]]) -> dict[str, set[Hashable]]:
+    """What paths have to show in each family in which any path shows it."""
+    return {name: {(PATHS[name].family, feature) for feature in features} for name, features in shown.items()}
 
 
-def covering(shown: Mapping[str, set[Hashable]]) -> list[str]:
-    """Paths that together show all features: each time the one that adds most, as long as one adds any."""
-    left = set().union(*shown.values())
+def covering(shown: Mapping[str, set[Hashable]], chosen: Iterable[str] = ()) -> list[str]:
+    """Paths that show all features, with the chosen ones: each time the one that adds most, while one adds any."""
+    left = set().union(*shown.values()).difference(*(shown[name] for name in chosen))
     out: list[str] = []
     while left:
         out.append(max(shown, key=lambda name: len(shown[name] & left)))
@@ -108,6 +108,14 @@ def covering(shown: Mapping[str, set[Hashable]]) -> list[str]:
     return [name for name in shown if name in out]
 
 
+def sets(checkout: Path) -> tuple[list[str], list[str]]:
+    """The paths with every branch, and those that show every value of a field as well when they are added."""
+    branches = taken(checkout)[0]
+    first = covering(of_family(branches))
+    shown = {name: {*branches[name], *values(record)} for name, record in PATHS.items()}
+    return first, covering(of_family(shown), first)
+
+
 def renew(checkout: Path) -> None:
     """Write the file anew."""
-    FILE.write_text("".join(f"{name}\n" for name in covering(features(checkout))))
+    FILE.write_text("\n".join("".join(f"{name}\n" for name in part) for part in sets(checkout)))

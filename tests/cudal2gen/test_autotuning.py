@@ -75,6 +75,7 @@ def summary() -> list[str]:
     return [f"{row.mnk}{row.problem.suffix} x{row.products} {row.timings[1].contender}" for row in measurements()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
 @pytest.mark.parametrize("content", [None, b'{"gpu": "a100", "kern', b'{"format": 99}'])
 def test_a_table_that_was_damaged_after_the_opening_is_torchs(

@@ -111,6 +111,7 @@ def rows_by_batches(product: Callable[[Any], Any], a: Any) -> list[tuple[int, An
     return parts
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_fastest_kernels_of_few_and_many_rows_differ_in_bits(
     device: EmulatedDevice, kernels: dispatch.Dispatcher

@@ -479,6 +479,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> None:
     store = tmp_path / "m.jsonl"

@@ -95,6 +95,7 @@ def test_show_gives_the_record_and_what_follows() -> None:
         assert word in text
 
 
+@pytest.mark.slow
 def test_an_empty_catalog_says_so(tmp_path: Path) -> None:
     (tmp_path / "kernels.jsonl").touch()
     empty = {"CUDAL2GEN_CATALOG": str(tmp_path / "kernels.jsonl")}

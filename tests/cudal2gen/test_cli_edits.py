@@ -117,6 +117,7 @@ def test_edit_writes_a_checked_change(own_catalog: dict[str, str]) -> None:
     assert len(Path(own_catalog["CUDAL2GEN_CATALOG"]).read_text().splitlines()) == 11057
 
 
+@pytest.mark.slow
 def test_edit_changes_its_own_record_only(own_catalog: dict[str, str]) -> None:
     before = Path(own_catalog["CUDAL2GEN_CATALOG"]).read_bytes()
     assert "no record for a100 f16 tn 4000_4000_60; 'cudal2gen edit --new' adds one" in error(

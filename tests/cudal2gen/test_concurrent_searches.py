@@ -33,6 +33,7 @@ def plans() -> list[SearchPlan]:
     return [run[number % 16] for number in range(COUNT)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_64_gpus_are_busy_in_all_stages(plans: list[SearchPlan]) -> None:
     cluster = campaign_time.simulate(plans, 64, Times(), 64 * ray_executor.AHEAD)

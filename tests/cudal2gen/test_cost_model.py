@@ -293,6 +293,7 @@ def environment_search(proposer: object, evaluations: int) -> float:
     return benchmark.selected_times(environment, trials)[0][-1] / least - 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_campaign_teaches_later_searches() -> None:
     environment = Model(seed=1)

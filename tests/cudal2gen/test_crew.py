@@ -70,6 +70,7 @@ def start(folder: Path, url: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_killed_command_asks_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

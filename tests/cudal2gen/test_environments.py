@@ -260,6 +260,7 @@ def test_paths_that_nvccs_shell_would_read_are_refused_by_name(character: str, t
     assert (done.returncode, done.stderr.partition("; ")[0]) == (3, f"error: {folder}/nvcc: {refused}: move it")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_programs_among_odd_paths_are_checked_and_compiled_again_when_a_header_changes(tmp_path: Path) -> None:
     temporary, folder = tmp_path / 'a"$b`', tmp_path / "it's \\ö: &(#;%~"

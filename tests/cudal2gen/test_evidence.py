@@ -88,6 +88,7 @@ def test_a_model_that_is_right_has_no_regret_and_one_that_is_reversed_has(tmp_pa
     assert reversed_times["top-1 regret"].low <= reversed_times["top-1 regret"].value
 
 
+@pytest.mark.slow
 def test_halves_are_disjoint_and_fixed() -> None:
     for gpu, acc in (("a100", "f16"), ("rtx3090", "f32")):
         halves = (regenerated(gpu, acc, held_out) for held_out in (False, True))

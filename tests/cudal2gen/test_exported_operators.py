@@ -45,6 +45,7 @@ print(cudal2gen.stats()["torch"])
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("imports", ["import cudal2gen\nimport torch", "import torch\nimport cudal2gen"])
 def test_another_process_loads_an_exported_program(imports: str, tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ def tokenizer() -> Any:
     return words
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_trl_reads_and_trains(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SFT and GRPO of a tiny model made from a configuration, a step each, on the files as they are."""

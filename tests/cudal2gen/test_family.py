@@ -76,6 +76,7 @@ def test_the_toy_is_rendered_from_its_own_folder(toy: Record) -> None:
     assert text != render(toy.at(toy.problem, warps=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["tn", "nn"])
 def test_the_toy_is_built_and_its_results_are_right(toy: Record, layout: str) -> None:
     record = parse(toy.model_dump(mode="json") | {"layout": layout})

@@ -18,7 +18,7 @@ from tests.cudal2gen import strategies
 from tests.cudal2gen.strategies import direct, multistage, single_shot, wgmma
 from tests.draws import THOROUGH
 
-DRAWS = 200 if THOROUGH else 100
+DRAWS = 200 if THOROUGH else 50
 SECONDS = 1.0  # of processor time, the most that one fit takes here; typical ones take a tenth of it
 
 

@@ -229,6 +229,7 @@ def half(device: EmulatedDevice, *shape: int, seed: int = 0) -> Any:
     return device.empty(*shape).copy_(normal(*shape, seed=seed, dtype=torch.float16))
 
 
+@pytest.mark.slow
 def test_a_fused_kernel_is_one_launch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     x, weight, bias = half(device, 2, 17, 64), half(device, 40, 64, seed=1), half(device, 40, seed=2)
     z = x.double() @ weight.double().mT
@@ -327,6 +328,7 @@ def name_of(fusion: str, dtype: str) -> str:
     return next(kernel.name for kernel in GATES if (kernel.fusion.text, kernel.ab) == (fusion, ab))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_gated_kernel_is_one_launch(dtype: str, device: EmulatedDevice, gated: dispatch.Dispatcher) -> None:
     """D is half as wide as the product; rows beyond and short of a tile, blocks of 16 columns beyond one."""

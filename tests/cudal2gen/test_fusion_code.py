@@ -35,7 +35,7 @@ def fused(tile: str, fusion: str) -> Record:
     return record.at(record.problem.revised(fusion=fusion))
 
 
-COMPILED = drawn(list(TILES), 2)
+COMPILED = drawn(list(TILES), 3)
 BUILT_AHEAD = [fused(tile, fusion) for tile in COMPILED for fusion in ("none", *MOST, *UNSPILLED[tile])]
 
 

@@ -66,6 +66,7 @@ def kind(record: Record) -> str:
     return "split_k" if record.split_k > 1 and not hasattr(record, "reduce") else ""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_launches_with_a_workspace_or_slices_are_described(name: str) -> None:

@@ -172,6 +172,7 @@ PLACED = {(name, fault): Faulty(RECORDS[name], *texts) for name, faults in PLACE
 BUILT_AHEAD = [*(RECORDS[name] for name in EXECUTED), *PLACED.values()]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "fault"), PLACED)
 def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:
@@ -182,6 +183,7 @@ def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:
     assert not case.passed
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "persistent", "wgmma", "wgmma swapped"])
 @pytest.mark.parametrize("ends", [[40, 8, 20], [-5, 1000000, 3], [2**31 - 1, -(2**31), 7], [64, 64, 70]])

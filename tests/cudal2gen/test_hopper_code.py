@@ -64,6 +64,7 @@ def main_loop(record: Record) -> list[sass.Instruction]:
     return [item for block in way for item in graph.blocks[block].instructions]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("changes", "most"), LOOPS, ids=str)
 def test_a_k_tile_takes_few_issue_slots_and_its_descriptors_are_uniform(changes: dict[str, Any], most: int) -> None:

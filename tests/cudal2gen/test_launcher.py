@@ -157,6 +157,7 @@ HOPPER_GRIDS: list[tuple[catalog.Record, tuple[int, int, int], tuple[int, int, i
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("record", "size", "grid"), HOPPER_GRIDS)
 def test_hopper_grids_by_hand(
     record: catalog.Record, size: tuple[int, int, int], grid: tuple[int, int, int], library: Path

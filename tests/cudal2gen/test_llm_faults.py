@@ -110,6 +110,7 @@ def run(proposer: Mixture, store: Path, progress: Callable[[campaign.CampaignSta
     return campaign.run(plan, executor.InProcess(Patient(lambda _: incumbent(), seed=5)), progress)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: bool, tmp_path: Path) -> None:

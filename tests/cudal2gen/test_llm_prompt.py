@@ -123,6 +123,7 @@ def test_the_prompt_has_the_floor_the_vendor_the_bound_and_winners_of_neighbours
     assert next(iter(parts["schema"]["properties"])) == "reasoning", "a model that writes in order reasons first"
 
 
+@pytest.mark.slow
 def test_beside_measurements_questions_show_machine_code(tmp_path: Path) -> None:
     with serving(proposes(("incumbent", {"stages": 3}))) as server:
         language_model = LanguageModel(f"scripted@{server.url}", Trials(file=tmp_path / "trials.jsonl"))

@@ -249,6 +249,7 @@ def test_a_stream_that_nobody_asked_for_is_read() -> None:
         completions.read(b'data: {"error": {"message": "too many", "code": 429}}\n\n')
 
 
+@pytest.mark.slow
 def test_a_check_has_no_secrets_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def grade(_task: Any, verdict: Any, _stated: int) -> Any:
         names = [name for name in ("CUDAL2GEN_LLM_KEY", "HF_TOKEN", "HOME") if name in os.environ]
@@ -275,6 +276,7 @@ def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog.save([], tmp_path / "catalog" / "kernels.jsonl")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) -> None:
     """Ended after the first of two trials of an answer, after both, and in the midst of a correction, it asks for what
@@ -350,6 +352,7 @@ def test_a_session_that_ended_by_patience_asks_again(tmp_path: Path) -> None:
     assert sum("asks as many again" in text for text in heard) == 2
 
 
+@pytest.mark.slow
 def test_a_session_whose_server_died_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "PAUSES", ())
     with serving(writes({"patch": block(LOOP, UNROLLED)})) as server:

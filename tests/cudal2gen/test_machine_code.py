@@ -1,4 +1,4 @@
-"""Proves that kernels are right in machine code, by the records that cover every macro of their templates."""
+"""Proves that kernels are right in machine code, by records that have every branch of their templates."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cudal2gen.generation import compiler
 from cudal2gen.kernel import Record
 from cudal2gen.validator import machine_code
 from kernelproof.emulator import UnknownMachineCode
-from tests.cudal2gen.covering import COVERING
+from tests.cudal2gen.covering import BRANCHES
 from tests.cudal2gen.paths import PATHS, small
 from tests.draws import THOROUGH, drawn_by
 
 AMPERE = ("sm80_multistage", "sm80_direct")
-OF_AMPERE = {name: PATHS[name] for name in (PATHS if THOROUGH else COVERING) if PATHS[name].family in AMPERE}
-# ``make test`` executes the covering set, gives every thirtieth record of it a whole verdict, and executes every
-# twelfth record of Hopper and Blackwell. ``make thorough`` takes all records.
-PART, PART_OF_NEWER = 30, 12
+OF_AMPERE = {name: PATHS[name] for name in (PATHS if THOROUGH else BRANCHES) if PATHS[name].family in AMPERE}
+# ``make test`` executes every branch of the templates, gives every fifteenth record of these a whole verdict, and
+# executes every twentieth record of Hopper and Blackwell. ``make thorough`` takes all records.
+PART, PART_OF_NEWER = 15, 20
 NEWER = drawn_by(
     lambda name: PATHS[name].family, [name for name in PATHS if PATHS[name].family not in AMPERE], PART_OF_NEWER
 )
@@ -28,7 +28,7 @@ BUILT_AHEAD = [PATHS[name] for name in (*OF_AMPERE, *NEWER)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "name"), list(enumerate(OF_AMPERE)), ids=OF_AMPERE)
-def test_every_macro_is_right_in_machine_code(number: int, name: str, library: Path) -> None:
+def test_every_branch_is_right_in_machine_code(number: int, name: str, library: Path) -> None:
     record = PATHS[name]
     (artifact,) = compiler.build([record])
     if THOROUGH or number % PART == 0:

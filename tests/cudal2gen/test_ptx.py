@@ -236,6 +236,7 @@ def test_an_epilogue_goes_through_shared_memory_as_often_as_it_says(kind: str, a
     assert count(lines, r"cvt\.rn\.f16x2\.f32") == (64 if acc == "f32" else 0)
 
 
+@pytest.mark.slow
 def test_staged_rounds_before_the_barrier_and_direct_after() -> None:
     """Where the accumulators are fp32, the temporary fragment is where they are rounded."""
     staged = epilogue(multistage(acc="f32", c_batch=16))

@@ -201,6 +201,7 @@ def test_padding_is_in_the_timing(kernel: Library, device: EmulatedDevice) -> No
     assert_product(matrices)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_kernel_that_ends_the_process_is_stored_as_absent_and_the_race_goes_on(
     kernel: Library, tmp_path: Path

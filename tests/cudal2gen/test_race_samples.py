@@ -53,6 +53,7 @@ class Watching(Clock):
 TIMES = {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}
 
 
+@pytest.mark.slow
 def test_the_l2_is_cold_before_each_sample(
     device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -373,6 +373,7 @@ def test_a_parcel_leaves_its_folder_for_nobody(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_command_line_tunes_on_a_cluster_of_its_own(tmp_path: Path, own_catalog: dict[str, str]) -> None:
     require("ray")

@@ -28,6 +28,7 @@ def test_a_change_of_code_is_refused(before: str, after: str) -> None:
         rekey_verdicts.check_texts([Pair(RECORD, TEXT, COMMENTED.replace(before, after))])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_unused_code_is_told_from_code_by_its_ptx() -> None:
     constant = TEXT.replace("constexpr int kBM", "constexpr int kNothing = 1, kBM", 1)

@@ -227,7 +227,7 @@ def hopper_pairs() -> list[tuple[str, Record, Record]]:
 
 
 PAIRS = hopper_pairs()
-COMPILED_PAIRS = drawn(PAIRS, 4)
+COMPILED_PAIRS = drawn(PAIRS, 6)
 BUILT_AHEAD = [record for _, before, after in COMPILED_PAIRS for record in (before, after)]
 
 

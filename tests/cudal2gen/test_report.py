@@ -555,6 +555,7 @@ def test_names_cannot_become_markup() -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1, block
 
 
+@pytest.mark.slow
 def test_records_are_found_by_name() -> None:
     records = catalog.load()
     record_of_problem = next(record for record in records if (record.acc, record.mnk) == ("f16", "4096_4096_64"))

@@ -15,6 +15,7 @@ from tests.cudal2gen.test_cli import error, run
 from tests.cudal2gen.test_report import EMPTY, rows, section, steady, store_of
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_thousand_shapes_report_in_seconds() -> None:
     names = {(record.m, record.n, record.k): record.name for record in catalog.load() if record.acc == "f16"}

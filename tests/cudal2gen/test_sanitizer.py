@@ -34,6 +34,7 @@ def launch(record: Record) -> sanitizer.SingleLaunch:
     return sanitizer.launch_of(record, shape, directory, compiler.launcher(), emulator.runtime_path())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["single", "nn", "split_k f32 zsplit", "predicate nn", "small direct baked"])
 def test_the_process_launches_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with emulator.session(device=emulator.Device(sm_count=2)) as session:

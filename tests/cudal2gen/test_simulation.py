@@ -13,6 +13,7 @@ from kernelproof.sass import Function, Machine
 from kernelproof.sass.ways import Ways
 
 
+@pytest.mark.slow
 def test_a_built_kernel_is_simulated_as_its_record_says() -> None:
     record, function = built_kernel("a100", "f16", "1024_1024_1024")
     modelled = built.estimate_code(record, function)
@@ -31,6 +32,8 @@ SHORT = [  # turns of one tile
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("gpu", "acc", "mnk", "turns"), SHORT)
 def test_a_loop_of_few_turns_takes_at_least_what_its_mmas_take(gpu: str, acc: str, mnk: str, turns: int) -> None:
     record, function = built_kernel(gpu, acc, mnk)

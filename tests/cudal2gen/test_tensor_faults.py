@@ -81,6 +81,7 @@ def artifact() -> Artifact:
     return compiler.build([PAIR])[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("adverse", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)

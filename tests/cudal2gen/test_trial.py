@@ -47,7 +47,7 @@ def tried(record: Record, library: Path, wrap: Any = lambda kernel, _: kernel, *
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", EMULATED)
 def test_right_kernels_pass(name: str, library: Path) -> None:
     record = PATHS[name]
@@ -385,6 +385,7 @@ class HalvesSwapped(Adversary):
         return self.right.bind(replace(operands, b=swapped))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "adversary", "finding"),
     [

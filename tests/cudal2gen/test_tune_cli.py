@@ -93,6 +93,7 @@ def test_a_models_own_problems_are_tuned(place: dict[str, str], tmp_path: Path) 
     assert {(item.m, item.n, item.k, item.acc) for item in results.trials(stored)} == {(16, 768, 256, "f32")}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_small_comparison(place: dict[str, str], tmp_path: Path) -> None:
     """compare as a user runs it, for one problem after a campaign of six."""

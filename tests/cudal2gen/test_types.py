@@ -169,6 +169,7 @@ TYPES = list(product(("f16", "bf16"), ("same", "f32")))
 PACKED = [small(**HALF_IN, padding="predicate", m=64, n=64, k=128), small(**BOTH, **TO_GLOBAL, m=64, n=64, k=128)]
 
 
+@pytest.mark.slow
 def test_a_table_keeps_types_apart() -> None:
     half, other = (packed.table([record], {0: 2.0}) for record in (packed.RECORDS["predicated"], PACKED[0]))
     for table, own, strange in ((half, "f16", "bf16"), (other, "bf16", "f16")):

@@ -29,7 +29,7 @@ from kernelproof import emulator
 from kernelproof.emulator.hopper.bulk import Bulk
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from tests.cudal2gen import covering
-from tests.cudal2gen.covering import COVERING
+from tests.cudal2gen.covering import BRANCHES, COVERING
 from tests.cudal2gen.paths import PATHS, once, small
 from tests.cudal2gen.strategies import direct, prefetch, records
 from tests.draws import THOROUGH, drawn
@@ -38,9 +38,9 @@ from tests.draws import THOROUGH, drawn
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
-# Paths that only combine what others have: one in so many in ``make test``.
-REPEATING = drawn([name for name in PATHS if name not in COVERING], 40)
-EXECUTED = {name: number for number, name in enumerate(PATHS) if name in COVERING or name in REPEATING}
+# Besides every branch, ``make test`` executes one in so many of the paths that only show other values and combinations.
+REPEATING = drawn([name for name in PATHS if name not in BRANCHES], 20)
+EXECUTED = {name: number for number, name in enumerate(PATHS) if name in BRANCHES or name in REPEATING}
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 
 
@@ -127,8 +127,8 @@ ILLEGAL = {("sm90_small", "batch"): {"grouped"}, ("sm80_direct", "layout"): {"nt
 
 
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.TEXTUAL])
-def test_every_value_of_every_field_is_executed(family: str) -> None:
-    executed = [PATHS[name] for name in EXECUTED if PATHS[name].family == family]
+def test_every_value_of_every_field_is_executed_on_a_gpu_and_in_make_thorough(family: str) -> None:
+    executed = [PATHS[name] for name in COVERING if PATHS[name].family == family]
     for name, field in FAMILIES[family].line_fields().items():
         if name == "gpu":
             continue
@@ -156,15 +156,15 @@ def test_every_value_of_every_field_is_executed(family: str) -> None:
 
 @pytest.mark.slow
 def test_every_branch_of_the_templates_is_executed(checkout: Path) -> None:
-    """In every family in which any path takes it, and every value of every field; ``make goldens`` renews the list."""
+    """In every family in which any path takes it; ``make goldens`` renews the list."""
     branches, known = covering.taken(checkout)
     assert not set(known) - set().union(*branches.values()), "branches that no path takes"
-    shown = covering.features(checkout)
-    assert set().union(*(shown[name] for name in COVERING)) == set().union(*shown.values())
-    assert covering.covering(shown) == COVERING
+    shown = covering.of_family(branches)
+    assert set().union(*(shown[name] for name in BRANCHES)) == set().union(*shown.values())
+    assert (*covering.sets(checkout),) == (BRANCHES, COVERING[len(BRANCHES) :])
 
 
-DRAWN = 8 if THOROUGH else 4  # records of one example
+DRAWN = 8 if THOROUGH else 2  # records of one example
 SMALL_TILES = records.filter(lambda record: record.bm * record.bn <= 128 * 128)
 CHANGES: list[dict[str, Any]] = [
     {"stages": 1, "g2s_slot": 0},
@@ -220,6 +220,7 @@ class TestRecordsDrawnAtRandom:
         right(mutated, library)
 
 
+@pytest.mark.slow
 def test_verdicts_of_many_kernels_come_from_processes(library: Path) -> None:
     """Right ones and a wrong one, in whatever order they are done; each is reported once."""
     kernels = [small(m=32, n=32, k=64, acc=acc) for acc in ("f16", "f32")]
@@ -308,6 +309,7 @@ def test_the_order_of_k_has_every_k_once(record: Record) -> None:
         assert sorted(k for part in order for group in part for k in group) == list(range(k))
 
 
+@pytest.mark.slow
 def test_the_direct_family_adds_k_by_lanes(library: Path) -> None:
     """An MMA takes four of a lane's eight k; where k ends within a step, its groups are shorter, not shifted."""
     assert direct().k_order(32)[0][:2] == [[0, 1, 8, 9, 16, 17, 24, 25], [2, 3, 10, 11, 18, 19, 26, 27]]
@@ -321,6 +323,7 @@ def test_the_direct_family_adds_k_by_lanes(library: Path) -> None:
         assert case.findings == ()
 
 
+@pytest.mark.slow
 def test_one_warp_needs_its_barrier_as_well(library: Path, tmp_path: Path) -> None:
     """ldmatrix reads what other lanes copied; that it runs in all lanes at once does not order it."""
     record = small(mma_repeat=[1, 1, 1])

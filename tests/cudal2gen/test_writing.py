@@ -150,6 +150,7 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Attempt]:
         return dict(zip(KERNELS, attempts, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_each_kernel_ends_as_it_must(name: str, attempts: dict[str, Attempt]) -> None:
     _, outcome, reason = KERNELS[name]
@@ -344,6 +345,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         yield Story(written, server.requests, folder)
 
 
+@pytest.mark.slow
 def test_the_next_question_shows_texts_times_evidence_and_reports(
     story: Story,
 ) -> None:

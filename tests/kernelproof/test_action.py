@@ -135,6 +135,7 @@ def test_right_programs_pass_and_tests_are_annotated(checkout: Path, folder: Pat
     assert re.search(r"^::error file=wrong\.cu,line=5,title=shared-race::reverse: ", output, re.MULTILINE)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.torch
 def test_graded_solutions_are_in_the_summary(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

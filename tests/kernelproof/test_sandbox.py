@@ -138,6 +138,7 @@ def program(trap: Trap) -> str:
     return definitions(trap) + ATTACKS.read_text()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", VAIN)
 def test_an_attack_of_host_code_is_in_vain(attack: str, program: str, trap: Trap) -> None:

@@ -45,6 +45,7 @@ def test_a_kernel_that_waits_for_another_stream_is_not_checked(library: Path) ->
     assert (result.code, dict(result.findings)) == (2, {})
 
 
+@pytest.mark.slow
 def test_the_note_names_the_missing_co_residency(library: Path) -> None:
     result = run(library, "gathers")
     ((kernel, _),) = result.refusals

@@ -92,6 +92,7 @@ def test_layer_norm_forward_and_backward_with_locks(kind: Any) -> None:
     assert not lock.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("device", DEVICES)
 def test_matmul_of_odd_sizes_in_grouped_order(device: str, kind: Any) -> None:
@@ -240,6 +241,7 @@ def test_a_dependent_launch_waits_for_the_one_before(wait: bool, findings: set[s
     assert torch.equal(y, x + 1)
 
 
+@pytest.mark.slow
 def test_sorting_running_sums_prints_and_asserts(capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.randperm(256).int() + 1
     ordered, sums = torch.empty_like(x), torch.empty_like(x)

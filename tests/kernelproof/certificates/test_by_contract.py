@@ -59,6 +59,7 @@ def test_sums_of_rows_are_certified_and_their_certificate_holds(tmp_path: Path) 
     assert command("recheck", ptx, ptx)[0] == 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_sums_of_rows_with_a_fault_are_refused(fault: str) -> None:
@@ -81,6 +82,7 @@ def test_a_contract_that_promises_less_than_the_kernel_needs_is_refuted(tmp_path
     assert command("prove", ptx, "--contract", row_sum().changed("multiple = 1024", "multiple = 512").path)[0] == 2
 
 
+@pytest.mark.slow
 def test_a_sum_without_its_barrier_is_not_certified() -> None:
     assert not why(row_sum())
     without = row_sum("__syncthreads();", "")

@@ -23,6 +23,7 @@ def lane_by_lane(op: str, kind: str, view: Array, at: Array, value: Array, compa
     return old
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("returns", [True, False])
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("op", ["add", "xor", "and", "or", "min", "max", "exch", "cas", "inc", "dec"])

@@ -32,6 +32,7 @@ def executed(
 ADVERSE = pytest.mark.parametrize("adverse", [False, True])
 
 
+@pytest.mark.one_in(3)
 @ADVERSE
 @pytest.mark.parametrize("lanes", [32, None])
 @pytest.mark.parametrize("reader", [0, 2, 4])
@@ -210,6 +211,7 @@ def test_a_look_before_an_atomic(kind: int, races: bool, adverse: bool) -> None:
     assert races or (out == 100).all()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @ADVERSE
 @pytest.mark.parametrize("space", [0, 1])

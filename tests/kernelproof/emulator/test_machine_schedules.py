@@ -44,6 +44,7 @@ def without_wait(cubin: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_an_edit_changes_one_instruction(cubin: Path) -> None:
     before, after = (disassemble(path)[0].instructions for path in (cubin, without_wait(cubin)))
     changed = [(a.text, b.text) for a, b in zip(before, after, strict=True) if a != b]

@@ -144,6 +144,7 @@ def test_accessors_factories_and_what_torchs_headers_bring_along() -> None:
     assert "wrong-value" in graded(inline(ACCESSORS.replace("alpha * x[i]", "x[i]")), call=CALL, run_host=True).rules
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "outcome"),
