@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from cudal2gen.kernel import Acc, Problem
 from cudal2gen.kernel.fusion import GATE_COLS
-from cudal2gen.operators import epilogues
+from cudal2gen.operators import epilogues, plan_batches
 from cudal2gen.operators.check_modes import check_tensors
 from kernelproof.ground.element import F32, OutputName, dtypes, element_or_none, name_of
 
@@ -58,12 +58,15 @@ def result_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
-    """Checks ``out``. Raises TypeError for another type, ValueError for another shape or device."""
+    """Checks ``out``. Raises TypeError for another type, ValueError for another shape or device, and for elements that
+    lie in one place."""
     if out.dtype != (out_dtype or a.dtype):
         raise TypeError(f"out: expected {out_dtype or a.dtype}, got {out.dtype}")
     _check_places(a=a, out=out)
     if tuple(out.shape) != (shape := result_shape(a.shape, b.shape)):
         raise ValueError(f"out: expected the shape {shape}, got {tuple(out.shape)}")
+    if plan_batches.overlapping(out.shape, out.stride()):
+        raise ValueError(f"out: several elements lie in one place (strides {out.stride()}); clone it")
 
 
 def check_no_gradient(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

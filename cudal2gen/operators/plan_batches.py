@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from cudal2gen.kernel.launch import Batches, Sizes
@@ -79,3 +79,34 @@ def spaced(batch: Sequence[int], a: MatrixStrides, b: MatrixStrides, d: MatrixSt
     if uneven:
         return None, f"batch dimensions of {' and '.join(uneven)} without a common stride"
     return Batches(math.prod(batch), *(stride or 0 for stride in steps)), ""
+
+
+def apart(extents: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor's elements surely lie in places of their own: each stride goes beyond all that smaller ones
+    reach."""
+    reach = 0
+    for stride, extent in sorted(_steps(extents, strides)):
+        if stride <= reach:
+            return False
+        reach += (extent - 1) * stride
+    return True
+
+
+def overlapping(extents: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two of a tensor's elements surely lie in one place: there are more elements than places, or steps back
+    along one dimension and forth along another lead to where they began."""
+    if 0 in extents:
+        return False
+    steps = _steps(extents, strides)
+    if math.prod(extents) > 1 + sum((extent - 1) * stride for stride, extent in steps):
+        return True
+    for (first, of_first), (second, of_second) in combinations(steps, 2):
+        common = math.gcd(first, second)
+        if common and second // common < of_first and first // common < of_second:
+            return True
+    return any(not stride for stride, _ in steps)
+
+
+def _steps(extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Stride and extent of each dimension of more than one element."""
+    return [(stride, extent) for extent, stride in zip(extents, strides, strict=True) if extent > 1]

@@ -239,6 +239,8 @@ def product(
     elif batch:
         even, obstacle = plan_batches.spaced(batch, of_a, of_b, of_d)
         spacing = even or spacing
+    if out is not None and not plan_batches.apart(out.shape, out.strides):
+        obstacle = "elements of out that may lie in one place"
     as_a = stored(a, extents.m, extents.k, of_a, spacing.a)
     as_b = stored(b, extents.k, extents.n, of_b, spacing.b)
     layout, d_type = layout_of(as_a, as_b), output_name(a.dtype, out_dtype)

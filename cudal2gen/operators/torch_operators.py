@@ -243,23 +243,26 @@ def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant
     # A tensor that no wanted gradient needs is not kept, so that its memory can be freed.
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
     ctx.acc, ctx.dtype, ctx.shapes = acc, a.dtype, (a.shape, b.shape)
+    # A row of a batch-invariant product is a row of its gradient too.
+    ctx.columns = (not batch_invariant and _in_columns(a), _in_columns(b))
 
 
 def _matmul_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     grad = grad.to(ctx.dtype)  # the gradient of an fp32 result: operands of a product have one type
-    of_a, of_b = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc, ctx.rows)
+    of_a, of_b = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc, ctx.rows, ctx.columns)
     return of_a, of_b, None, None
 
 
 def matmul_gradients(
     a: torch.Tensor | None, b: torch.Tensor | None, grad: torch.Tensor, shapes: tuple[Any, Any],
-    needs: Sequence[bool], acc: str = "f32", rows_by: str = "matmul",
+    needs: Sequence[bool], acc: str = "f32", rows_by: str = "matmul", columns: tuple[bool, bool] = (False, False),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """The gradients of a and b in ``matmul(a, b)``. ``a`` may be None if b needs no gradient, and the other way round.
 
     ``shapes``: those of a and b. ``needs``: which gradients are wanted. ``rows_by``: the operator that computes a's,
-    whose rows are those of a.
+    whose rows are those of a. ``columns``: which of a and b lie ``_in_columns``; their gradients do so too, as torch's:
+    that of ``w`` in ``matmul(x, w.t())`` is contiguous.
     """
     of_a, of_b = (len(shape) for shape in shapes)
     product = OPS["matmul"]
@@ -269,12 +272,18 @@ def matmul_gradients(
     if needs[0] and b is not None:
         matrices = b.unsqueeze(-1) if of_b == 1 else b
         extents = (1, *shapes[0]) if of_a == 1 else shapes[0]
-        gradient_a = _summed(OPS[rows_by](grad, _adjoint(matrices), acc), extents).view(shapes[0])
+        if columns[0] and of_b <= 2:
+            gradient_a = product(matrices.conj(), grad.mT, acc).mT
+        else:
+            gradient_a = _summed(OPS[rows_by](grad, _adjoint(matrices), acc), extents).view(shapes[0])
     if needs[1] and a is not None:
         matrices = a.unsqueeze(0) if of_a == 1 else a
         if of_b <= 2:  # one product, of all rows
             rows = as_rows(matrices)
-            gradient_b = product(_adjoint(rows), as_rows(grad), acc).view(shapes[1])
+            if columns[1]:
+                gradient_b = product(as_rows(grad).mT, rows.conj(), acc).mT
+            else:
+                gradient_b = product(_adjoint(rows), as_rows(grad), acc).view(shapes[1])
         else:
             gradient_b = _summed(product(_adjoint(matrices), grad, acc), shapes[1])
     return gradient_a, gradient_b
@@ -283,6 +292,11 @@ def matmul_gradients(
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as one matrix, also if it has no elements."""
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+def _in_columns(matrix: torch.Tensor) -> bool:
+    """Whether a tensor is a matrix of contiguous columns, one behind the other."""
+    return bool(matrix.ndim == 2 and matrix.stride() == (1, matrix.shape[0]))
 
 
 def _adjoint(matrices: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+import random
 from typing import Any
 
 import pytest
@@ -139,6 +142,34 @@ def test_a_batch_that_no_kernel_takes_is_torchs(device: EmulatedDevice, kernels:
     backwards = on(device, drawn((3, 8, 64)))
     with pytest.raises(ValueError, match="out: shares memory with a or b"):
         cudal2gen.matmul(backwards, backwards.mT[:, :, :8], out=backwards[:, :, :8])
+
+
+def test_elements_of_out_that_may_lie_in_one_place_are_torchs(
+    device: EmulatedDevice, kernels: dispatch.Dispatcher
+) -> None:
+    """CTAs would race for such elements, which no rule here tells apart; a place of its own has each of these."""
+    a, b = on(device, drawn((4, 2, 64))), on(device, drawn((4, 64, 8)))
+    memory = device.empty(100)
+    for strides, launches in (((8, 40, 1), 1), ((24, 8, 1), 2), ((16, 24, 1), 2)):
+        out = memory.as_strided((4, 2, 8), strides)
+        assert torch.equal(cudal2gen.matmul(a, b, out=out), (a.double() @ b.double()).half())
+        assert sum(kernels.stats()["kernel"].values()) == launches, strides
+    assert counted(kernels)[2] == ["elements of out that may lie in one place"]
+
+
+def test_whether_elements_lie_in_places_of_their_own() -> None:
+    draw, undecided = random.Random(3), 0
+    for _ in range(3000):
+        dims = draw.randint(1, 3)
+        extents, strides = ([draw.randint(low, 8) for _ in range(dims)] for low in (1, 0))
+        places = [sum(map(operator.mul, place, strides)) for place in itertools.product(*map(range, extents))]
+        several = len(set(places)) < len(places)
+        overlapping, apart = (rule(extents, strides) for rule in (plan_batches.overlapping, plan_batches.apart))
+        assert not (apart and several), (extents, strides)
+        assert not (overlapping and not several), (extents, strides)
+        assert dims > 2 or overlapping == several, (extents, strides)
+        undecided += not (overlapping or apart)
+    assert undecided < 400
 
 
 def test_without_batched_kernels_torch_computes_batches(device: EmulatedDevice, opened: pack.Pack) -> None:

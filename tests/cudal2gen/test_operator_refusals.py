@@ -50,6 +50,14 @@ REFUSED: list[tuple[tuple[Any, Any], dict[str, Any], type[Exception], str]] = [
     ((HALF, HALF.clone()), {"out": HALF}, ValueError, "out: shares memory with a or b"),
     ((HALF.clone(), PAIR[1:9]), {"out": PAIR[:8]}, ValueError, "out: shares memory with a or b"),
     ((PAIR[:8], HALF.clone()), {"out": PAIR[7:15]}, ValueError, "out: shares memory with a or b"),
+    ((HALF, HALF.clone()), {"out": PAIR[:1].expand(8, 8)}, ValueError, "out: several elements lie in one place"),
+    ((HALF, HALF.clone()), {"out": PAIR.as_strided((8, 8), (7, 1))}, ValueError, "out: several elements lie in one"),
+    (
+        (HALF.expand(3, 8, 8), HALF.clone()),
+        {"out": PAIR.as_strided((3, 8, 8), (32, 8, 1))},
+        ValueError,
+        "out: several elements lie in one place",
+    ),
     ((HALF, HALF.to("meta")), {}, ValueError, "a and b are on different devices: cpu, meta"),
     ((HALF.clone().requires_grad_(), HALF), {"out": HALF.clone()}, ValueError, "out: is not differentiable"),
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from tests.packages import require
 
 torch = require("torch")
 
-from cudal2gen.operators import dispatch, plans  # noqa: E402
+from cudal2gen.operators import dispatch, plans, torch_operators  # noqa: E402
 from tests.cudal2gen.test_operators import directory, drawn, opened, product, ran, run  # noqa: E402
 
 __all__ = ["directory", "opened"]  # fixtures
@@ -66,6 +68,36 @@ def test_gradients_are_those_of_torch() -> None:
     cudal2gen.linear(x, frozen).sum().backward()
     assert x.grad is not None
     assert frozen.grad is None
+
+
+@pytest.mark.parametrize("columns", list(itertools.product((False, True), repeat=2)), ids=str)
+def test_gradients_lie_as_those_of_torch(columns: tuple[bool, bool]) -> None:
+    """A gradient lies as its operand does: that of ``w`` in ``matmul(x, w.t())`` is contiguous."""
+    shapes = ((5, 6), (6, 7))
+    own, reference = (
+        [torch.randn(shape[::-1] if turned else shape).double() for shape, turned in zip(shapes, columns, strict=True)]
+        for _ in range(2)
+    )
+    weights = torch.randn(5, 7).double()
+    gradients = []
+    for function, leaves in ((cudal2gen.matmul, own), (torch.matmul, reference)):
+        for leaf, first in zip(leaves, own, strict=True):
+            leaf.copy_(first).requires_grad_()
+        a, b = (leaf.t() if turned else leaf for leaf, turned in zip(leaves, columns, strict=True))
+        gradients.append(torch.autograd.grad((function(a, b) * weights).sum(), leaves))
+    for mine, torchs in zip(*gradients, strict=True):
+        assert mine.stride() == torchs.stride()
+        assert mine.is_contiguous()
+        torch.testing.assert_close(mine, torchs)
+
+
+def test_a_gradient_of_rows_that_are_alike_is_made_of_rows() -> None:
+    """The gradient of a batch-invariant product's A has such rows too, also where A lies in columns."""
+    context = SimpleNamespace(save_for_backward=lambda *_: None)
+    a, b = torch.randn(6, 5).half().t(), torch.randn(7, 6).half().t()
+    for invariant in (False, True):
+        torch_operators._keep_matmul(context, (a, b, "f32", None), None, invariant)
+        assert context.columns == (not invariant, True)
 
 
 def test_gradients_through_kernels(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
