@@ -3,6 +3,7 @@ rest."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -50,7 +51,7 @@ def doctor(as_json: Json = False) -> None:
         "emulate": _emulator(),
         "gpu": _cards(search.packs),
         "build directory": Check(*build_folder.writable(places.build_dir())),
-        "torch": _torch(),
+        "torch": _torch(search.packs),
         "vendor": _vendor(),
         "packs": _packs(search),
         "calls from C++": _calls(search.packs),
@@ -108,13 +109,15 @@ def _emulator() -> Check:
 
 
 def _packs(search: Search) -> Check:
-    details = [*(f"{gpu} in {opened.directory}" for gpu, opened in search.packs.items()), *search.notes]
+    details = [f"{gpu} of CUDA {opened.cuda} in {opened.directory}" for gpu, opened in search.packs.items()]
+    details += search.notes
     usable = bool(search.packs) and not search.refused
     return Check(usable, "; ".join(details) or "none installed: cudal2gen.matmul is torch's")
 
 
-def _torch() -> Check:
-    """The installed torch: whether it is in the supported range, and which CUDA it brings. It is not imported."""
+def _torch(packs: Mapping[str, Pack]) -> Check:
+    """The installed torch: whether it is in the supported range, and which CUDA it brings. It is not imported.
+    ``packs``: whose kernels need a CUDA."""
     try:
         distribution = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
@@ -124,7 +127,8 @@ def _torch() -> Check:
     found = re.search(r"^cuda.*= '([\d.]+)'", stated.read_text(), re.MULTILINE) if stated.is_file() else None
     cuda = found[1] if found else ""
     builds = f"for CUDA {cuda}" if cuda else "a build without CUDA"
-    place, other = torch_range.place(version), torch_range.other_cuda(cuda)
+    served = any(opened.cuda <= torch_range.major(cuda) for opened in packs.values())
+    place, other = torch_range.place(version), "" if served else torch_range.other_cuda(cuda)
     old = torch_range.numbers(version) < torch_range.numbers(torch_range.OLDEST)
     return Check(not (old or other), "; ".join(filter(None, [f"{version}, {builds}", place, other])))
 
@@ -161,13 +165,25 @@ def _cards(packs: Mapping[str, Pack]) -> Check:
     from cudal2gen.launch import gpu
 
     if cards := gpu.cards():
+        driver = gpu.driver_cuda()
+        newest = [f"the driver supports CUDA up to {torch_range.spelled(driver)}"] if driver else []
         services = [f"{card.text}: {_service(card, packs)}" for card in cards]
-        old = torch_range.old_driver(gpu.driver_cuda())
-        return Check(not old, "; ".join([*services, *([old] if old else [])]))
-    driver = Path("/dev/nvidiactl")
-    if driver.exists():
-        return Check(False, f"{driver} is there, but libcuda.so.1 lists no device: nvidia-smi may say why")
+        old = {torch_range.old_driver(driver, _cuda(card, packs)) for card in cards} - {""}
+        return Check(not old, "; ".join([*services, *(sorted(old) or newest)]))
+    file = Path("/dev/nvidiactl")
+    if file.exists():
+        return Check(False, f"{file} is there, but libcuda.so.1 lists no device: nvidia-smi may say why")
     return Check(False, "no NVIDIA driver: the emulator runs kernels, nothing is measured")
+
+
+def _cuda(card: CardFacts, packs: Mapping[str, Pack]) -> int:
+    """The CUDA that kernels for a card need: that of its pack."""
+    from cudal2gen import pack
+
+    with contextlib.suppress(WrongInput):  # which ``_service`` states
+        if served := pack.serving(packs, card):
+            return served.cuda
+    return torch_range.CUDA
 
 
 def _service(card: CardFacts, packs: Mapping[str, Pack]) -> str:

@@ -150,8 +150,8 @@ def write_pack(
     else:
         table, built = _measured(selection, added, compilation, measured)
     proofs = _proofs(table, built, compilation)
-    library, nvcc_version = compilation.launcher(), compilation.toolchain().nvcc_version
-    files = pack.contents(table, built, library, nvcc_version, added.with_ptx, proofs)
+    library, cuda = compilation.launcher(), compilation.toolchain().cuda
+    files = pack.contents(table, built, library, cuda, added.with_ptx, proofs)
     files = repository(files, table) if shape == "hf" else files
     target = pack.write_wheel(files, out) if shape == "wheel" else pack.write_folder(files, out)
     for line in table.notes:
@@ -249,10 +249,11 @@ def _proofs(table: Table, built: dict[str, Artifact], compilation: Compilation) 
     if unexecuted:
         reasons = "; ".join(sorted(set(unexecuted.values()))[:3])
         note(f"the machine code of {counted(len(unexecuted), 'kernel')} is packed without a verdict: {reasons}")
+    ptxas = compilation.toolchain().cuda  # a cubin of CUDA 12 does not state it
     certified = {digest for digest, proof in proofs().items() if proof.outcome == "certified"}
     return {
         digest: (
-            f"right in {counted(len(verdict.cases), 'case')}, ptxas {verdict.machine_code.ptxas}"
+            f"right in {counted(len(verdict.cases), 'case')}, ptxas {verdict.machine_code.ptxas or ptxas}"
             if (verdict := verdicts.get(digest)) and verdict.machine_code
             else f"not executed: {unexecuted[digest]}"
         )

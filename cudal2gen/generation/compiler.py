@@ -41,6 +41,7 @@ from kernelproof.ground.toolchain import (
     ToolchainError,
     discover,
     environment,
+    release_of,
     temporary_folder,
     toolchain_folders,
     unread_by_shells,
@@ -49,12 +50,8 @@ from kernelproof.ground.toolchain import (
 Progress = Callable[[int, int], None]  # is called with the numbers of finished kernels and of all kernels
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
-# What the launcher needs of a machine, which its C++ knows from these flags alone.
-NEEDED = {"CUDA": torch_range.CUDA, "DRIVER": torch_range.DRIVER, "RUNTIME": f'"{torch_range.RUNTIME}"'}
-LAUNCHER_FLAGS = (
-    *("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so"),
-    *(f"-DCUDAL2GEN_{name}={value}" for name, value in NEEDED.items()),
-)
+LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
+FAMILY_TARGETS = (12, 9)  # the first CUDA that knows architectures such as sm_100f
 SPLITTER = Path(__file__).with_name("ptx_split.py")  # run by ninja, for each batch
 SOURCES = places.PACKAGE / "launch"  # of the host launchers
 LAUNCHER_HEADERS = (
@@ -205,6 +202,12 @@ def attempt(
     missing = {item.digest: item for item in items if _open(root / item.digest) is None}
     if missing and not tools.compiles:
         raise _not_prebuilt(root, tools, [item.name for item in missing.values()])
+    unknown = next((item.arch for item in missing.values() if item.arch.endswith("f")), "")
+    if unknown and release_of(tools.cuda) < FAMILY_TARGETS:
+        raise ToolchainError(
+            f"{unknown}: ptxas {tools.cuda} does not know it, {'.'.join(map(str, FAMILY_TARGETS))} does: pip install "
+            f"--target FOLDER nvidia-cuda-nvcc-cu12=={torch_range.PTXAS}"
+        )
     failures: dict[str, str] = {}
     try:
         if missing:
@@ -224,13 +227,21 @@ def attempt(
 def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -> Path:
     """The shared library of the generic launcher and of packs, compiled at its first use, which takes seconds."""
     tools = tools or discover()
-    flags = [*LAUNCHER_FLAGS, f"-I{tools.cuda_include}"]
+    flags = launcher_flags(tools)
     root = build_dir or places.build_dir()
-    identity = [_texts(LAUNCHER_SOURCES), LAUNCHER_FLAGS, tools.nvcc_version]
+    identity = [_texts(LAUNCHER_SOURCES), flags, tools.nvcc_version]
     library = root / f"launcher-{_digest(identity)}" / "libcudal2gen.so"
     if not tools.compiles and not library.is_file():
         raise _not_prebuilt(root, tools, ["the launcher"])
-    return _shared(library, "the launcher", LAUNCHER_SOURCES, flags)
+    return _shared(library, "the launcher", LAUNCHER_SOURCES, [*flags, f"-I{tools.cuda_include}"])
+
+
+def launcher_flags(tools: Toolchain) -> list[str]:
+    """Flags of the launcher, from which alone it knows what its kernels' CUDA needs of a machine."""
+    cuda = torch_range.major(tools.cuda)
+    runtimes = ",".join(f'"{name}"' for name in torch_range.runtimes(cuda))
+    needed = {"CUDA": cuda, "DRIVER": torch_range.CUDAS[cuda].driver, "RUNTIMES": runtimes}
+    return [*LAUNCHER_FLAGS, *(f"-DCUDAL2GEN_{name}={value}" for name, value in needed.items())]
 
 
 def torch_launcher(*, build_dir: Path | None = None) -> Path:
@@ -427,7 +438,7 @@ def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path, walls: 
     words = unread_by_shells([*NVCC_FLAGS, f"-I{tools.cutlass_include}", "-I."])
     rules = {
         "nvcc": f"{paths['nvcc']} {' '.join(map(_quote, words))} -arch=$arch -ptx $in -o $out",
-        "split": f"{_quote(python)} -I -S {_quote(SPLITTER)} $in $arch",
+        "split": f"{_quote(python)} -I -S {_quote(SPLITTER)} $in $arch {tools.isa}".rstrip(),
         "ptxas": f"{paths['ptxas']} -v -arch=$arch $in -o $out > $out.log 2>&1 && echo assembled $kernel",
     }
     lines = ["ninja_required_version = 1.8"]

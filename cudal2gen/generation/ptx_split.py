@@ -54,9 +54,12 @@ def _part(header: str, name: str, body: str, symbols: list[tuple[str, str]], fil
     return "\n".join([header, *definitions, "", body, file])
 
 
-def main(batch: str, parts: str) -> int:
-    """Writes ``parts/<entry>/kernel.ptx`` for every entry of the batch."""
-    for name, text in split(Path(batch).read_text()).items():
+def main(batch: str, parts: str, isa: str = "") -> int:
+    """Writes ``parts/<entry>/kernel.ptx`` for every entry of the batch. ``isa``: the version of PTX that each states,
+    if it is not the batch's."""
+    ptx = Path(batch).read_text()
+    ptx = re.sub(r"^\.version .*", f".version {isa}", ptx, count=1, flags=re.MULTILINE) if isa else ptx
+    for name, text in split(ptx).items():
         folder = Path(parts) / name
         folder.mkdir(exist_ok=True)
         (folder / "kernel.ptx").write_text(text)

@@ -32,6 +32,7 @@ from cudal2gen.kernel.launch import Operands as LaunchOperands
 from cudal2gen.launch.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.launch.operands import Empty, Operands, check, draw, launched, matrices
 from cudal2gen.results import EXCEEDED, Environment
+from kernelproof.ground import toolchain
 from kernelproof.ground.chips import GPUS, CardFacts, runs
 from kernelproof.ground.element import F16
 from kernelproof.ground.errors import MissingTool
@@ -156,27 +157,37 @@ class MeasuringDevice(Protocol):
     def reading(self) -> Reading: ...
 
 
-def runtime() -> Path:
-    """The CUDA 13 runtime library: the one that torch has loaded, or one of a PyPI package or of the system's folder.
+def runtime(cuda: int = torch_range.CUDA) -> Path:
+    """The CUDA runtime library for kernels of this CUDA's major version: the one that torch has loaded, or one of a
+    PyPI package or of the system's folder.
 
     Raises GpuError. LD_LIBRARY_PATH is not searched.
     """
-    name = torch_range.RUNTIME
+    names = torch_range.runtimes(cuda)
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
-            if name in line and (mapped := Path(line.split(maxsplit=5)[-1])).name.startswith(name):
+            mapped = Path(line.split(maxsplit=5)[-1])
+            if mapped.name.startswith(tuple(names)):
                 return mapped
-    folders = [Path(entry) / "nvidia" for entry in sys.path]
-    candidates = [folder / inside / name for folder in folders for inside in ("cu13/lib", "cuda_runtime/lib")]
-    candidates += [Path("/usr/local/cuda/lib64") / name, Path("/usr/local/cuda/targets/x86_64-linux/lib") / name]
-    for candidate in candidates:
+    folders = [Path(entry) / "nvidia" / inside for entry in sys.path for inside in ("cu13/lib", "cuda_runtime/lib")]
+    folders += [Path("/usr/local/cuda/lib64"), Path("/usr/local/cuda/targets/x86_64-linux/lib")]
+    for candidate in (folder / name for name in names for folder in folders):
         if candidate.is_file():
             return candidate
     torch = sys.modules.get("torch")
     other = torch_range.other_cuda(torch.version.cuda or "") if torch is not None else ""
     raise GpuError(
-        f"{name} not found; {other or 'install it: pip install nvidia-cuda-runtime==13.0.*, or a torch for CUDA 13'}"
+        f"{' or '.join(names)} not found; "
+        f"{other or 'install it: pip install nvidia-cuda-runtime==13.0.*, or a torch for CUDA 13'}"
     )
+
+
+def runtime_of_built() -> Path:
+    """``runtime`` for kernels that this machine's tools assemble. Raises GpuError."""
+    try:
+        return runtime(torch_range.major(toolchain.discover().cuda))
+    except toolchain.ToolchainError:  # without a compiler, kernels are from elsewhere
+        return runtime()
 
 
 @contextlib.contextmanager
@@ -363,7 +374,7 @@ class Card:
 
     @property
     def runtime_library(self) -> Path:
-        return runtime()
+        return runtime_of_built()
 
     @property
     def capability(self) -> tuple[int, int]:

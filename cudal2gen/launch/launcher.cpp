@@ -40,7 +40,8 @@ struct Runtime {
   decltype(&cudaLibraryLoadFromFile) load;
   decltype(&cudaLibraryUnload) unload;
   decltype(&cudaLibraryGetKernel) get_kernel;
-  decltype(&cudaKernelSetAttributeForDevice) set_attribute;
+  decltype(&cudaKernelSetAttributeForDevice) set_attribute;  // null for a runtime before 12.8, which has set_in_driver
+  decltype(&cuKernelSetAttribute) set_in_driver;
   decltype(&cudaGetDevice) get_device;
   decltype(&cudaDeviceGetAttribute) device_attribute;
   cudaError_t (*attributes)(cudaFuncAttributes*, void const*);
@@ -57,6 +58,13 @@ struct Runtime {
   decltype(&cudaStreamGetCaptureInfo) capture_info;
   decltype(&cudaGraphNodeGetType) node_type;
 
+  // Lets a kernel have this much shared memory.
+  cudaError_t raise_smem(cudaKernel_t kernel, int bytes, int device) const {
+    if (set_attribute) return set_attribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes, device);
+    auto const attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    return static_cast<cudaError_t>(set_in_driver(attribute, bytes, reinterpret_cast<CUkernel>(kernel), device));
+  }
+
   // The process shares this runtime and its last error. A failure that is reported here is cleared there, because torch's
   // next check of a launch would report it again as its own.
   int refuse(cudaError_t error, std::string const& what = "") const {
@@ -72,16 +80,40 @@ bool find(void* library, char const* name, Function& function) {
   return function;
 }
 
+template <class Function>
+bool find_in_driver(Runtime const& runtime, char const* name, Function& function) {
+  cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
+  cudaError_t const error = runtime.driver_entry(name, reinterpret_cast<void**>(&function), 12000, cudaEnableDefault, &status);
+  if (error || status != cudaDriverEntryPointSuccess) function = nullptr;
+  if (!function) message = std::string(name) + " is missing from the driver; CUDA " + std::to_string(CUDAL2GEN_CUDA) + " has it";
+  return function;
+}
+
+// What loads kernels. The runtime does so from CUDA 12.8 on. Before, the driver's functions of the same arguments do: a CUlibrary is
+// a cudaLibrary_t, a CUkernel a cudaKernel_t, and errors have one number. The driver must have been initialised, which the runtime does
+// when it is asked about a device.
+bool connect_loading(void* library, Runtime& runtime) {
+  if (dlsym(library, "cudaLibraryLoadFromFile"))
+    return find(library, "cudaLibraryLoadFromFile", runtime.load) && find(library, "cudaLibraryUnload", runtime.unload) &&
+           find(library, "cudaLibraryGetKernel", runtime.get_kernel) &&
+           find(library, "cudaKernelSetAttributeForDevice", runtime.set_attribute);
+  int sms = 0;
+  if (runtime.device_attribute(&sms, cudaDevAttrMultiProcessorCount, 0)) runtime.last_error();
+  return find(library, "cudaGetDriverEntryPointByVersion", runtime.driver_entry) &&
+         find_in_driver(runtime, "cuLibraryLoadFromFile", runtime.load) &&
+         find_in_driver(runtime, "cuLibraryUnload", runtime.unload) &&
+         find_in_driver(runtime, "cuLibraryGetKernel", runtime.get_kernel) &&
+         find_in_driver(runtime, "cuKernelSetAttribute", runtime.set_in_driver);
+}
+
 bool connect(void* library, Runtime& runtime) {
-  return find(library, "cudaLibraryLoadFromFile", runtime.load) && find(library, "cudaLibraryUnload", runtime.unload) &&
-         find(library, "cudaLibraryGetKernel", runtime.get_kernel) &&
-         find(library, "cudaKernelSetAttributeForDevice", runtime.set_attribute) &&
-         find(library, "cudaGetDevice", runtime.get_device) &&
+  return find(library, "cudaGetDevice", runtime.get_device) &&
          find(library, "cudaDeviceGetAttribute", runtime.device_attribute) &&
          find(library, "cudaFuncGetAttributes", runtime.attributes) &&
          find(library, "cudaOccupancyMaxActiveBlocksPerMultiprocessor", runtime.occupancy) &&
          find(library, "cudaLaunchKernelExC", runtime.launch) &&
-         find(library, "cudaGetErrorString", runtime.error_string) && find(library, "cudaGetLastError", runtime.last_error);
+         find(library, "cudaGetErrorString", runtime.error_string) &&
+         find(library, "cudaGetLastError", runtime.last_error) && connect_loading(library, runtime);
 }
 
 bool connect_hopper(void* library, Runtime& runtime) {
@@ -99,8 +131,9 @@ bool connect_counters(void* library, CounterRuntime& runtime) {
 }
 
 bool connect_capture(void* library, Runtime& runtime) {
-  return find(library, "cudaStreamIsCapturing", runtime.is_capturing) &&
-         find(library, "cudaStreamGetCaptureInfo", runtime.capture_info) &&
+  // CUDA 12 has the function of CUDA 13 by the name with a version, and another one by the name without.
+  char const* const info = dlsym(library, "cudaStreamGetCaptureInfo_v3") ? "cudaStreamGetCaptureInfo_v3" : "cudaStreamGetCaptureInfo";
+  return find(library, "cudaStreamIsCapturing", runtime.is_capturing) && find(library, info, runtime.capture_info) &&
          find(library, "cudaGraphNodeGetType", runtime.node_type);
 }
 
@@ -177,7 +210,7 @@ int prepare(cudal2gen_kernel& own, std::string const& cubin) {
   int device = 0;
   error = cuda.get_device(&device);
   if (error) return cuda.refuse(error, "cudaGetDevice");
-  error = cuda.set_attribute(own.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.smem_bytes, device);
+  error = cuda.raise_smem(own.kernel, launch.smem_bytes, device);
   if (error) return cuda.refuse(error, std::to_string(launch.smem_bytes) + " bytes of shared memory");
   // Libraries load kernels lazily. Asking for its attributes loads this one now instead of in the first launch.
   cudaFuncAttributes loaded;
@@ -313,7 +346,7 @@ extern "C" {
 char const* cudal2gen_message() { return message.c_str(); }
 
 // directory: that of a built kernel. options: data that is not compiled in, such as "swizzle_stride=2048", or null.
-// runtime: the file name or path of the CUDA runtime library; null for CUDAL2GEN_RUNTIME.
+// runtime: the file name or path of the CUDA runtime library; null for that of find_runtime.
 int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out) {
   message.clear();
   *out = nullptr;

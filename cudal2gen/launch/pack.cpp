@@ -218,24 +218,28 @@ int identify(Values const& facts, char const* runtime, HostRuntime& host, Card& 
   void* const library = open_runtime(runtime, unusable, why);
   if (!library) return refuse(unusable, why);
   auto const get_device = reinterpret_cast<decltype(&cudaGetDevice)>(dlsym(library, "cudaGetDevice"));
-  auto const properties =
-      reinterpret_cast<cudaError_t (*)(cudaDeviceProp*, int)>(dlsym(library, "cudaGetDeviceProperties"));
+  auto const attribute = reinterpret_cast<decltype(&cudaDeviceGetAttribute)>(dlsym(library, "cudaDeviceGetAttribute"));
+  auto const properties = reinterpret_cast<cudaError_t (*)(void*, int)>(dlsym(library, "cudaGetDeviceProperties"));
   connect(library, host);
-  if (!get_device || !properties || !host.last_error || !host.error_string) return refuse(cudaErrorSymbolNotFound, "the CUDA runtime lacks functions of CUDA " + std::to_string(CUDAL2GEN_CUDA));
-  int number = 0;
-  cudaDeviceProp device_facts = {};
-  cudaError_t error = get_device(&number);
-  if (!error) error = properties(&device_facts, number);
+  if (!get_device || !attribute || !properties || !host.last_error || !host.error_string) return refuse(cudaErrorSymbolNotFound, "the CUDA runtime lacks functions of CUDA " + std::to_string(CUDAL2GEN_CUDA));
+  // What CUDA 12 and 13 write here differs in its length and behind the name, with which it begins.
+  alignas(cudaDeviceProp) char device_name[4 * sizeof(cudaDeviceProp)] = {};
+  int device = 0, major = 0, minor = 0, sms = 0, smem = 0;
+  cudaError_t error = get_device(&device);
+  if (!error) error = properties(device_name, device);
+  if (!error) error = attribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (!error) error = attribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (!error) error = attribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  if (!error) error = attribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (error) {
     host.last_error();  // clears it: the program would find it at its own next call
     return refuse(error, "no CUDA device answers");
   }
-  std::set<std::string> const name = words(device_facts.name), title = words(facts.at("title")), others = words(facts.at("others"));
+  std::set<std::string> const name = words(device_name), title = words(facts.at("title")), others = words(facts.at("others"));
   bool same = std::includes(name.begin(), name.end(), title.begin(), title.end()) &&
-              device_facts.multiProcessorCount == std::stoi(facts.at("sms"));
+              sms == std::stoi(facts.at("sms"));
   for (auto const& word : name) same = same && (title.count(word) || !others.count(word));
-  card = {device_facts.name, same ? "" : facts.at("gpu"), 10 * device_facts.major + device_facts.minor,
-          int64_t(device_facts.sharedMemPerBlockOptin)};
+  card = {device_name, same ? "" : facts.at("gpu"), 10 * major + minor, smem};
   return CUDAL2GEN_OK;
 }
 

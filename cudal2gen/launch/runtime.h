@@ -1,5 +1,5 @@
 // Opens the CUDA runtime of a process and says in one sentence what is wrong with one that kernels cannot use. What they need is
-// stated in torch_range.py alone, from which the compiler's flags give CUDAL2GEN_RUNTIME, CUDAL2GEN_CUDA and CUDAL2GEN_DRIVER.
+// stated in torch_range.py alone, from which the compiler's flags give CUDAL2GEN_CUDA, CUDAL2GEN_DRIVER and CUDAL2GEN_RUNTIMES.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,12 +13,20 @@ inline std::string cuda_version(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// name: of the library's file, with or without its path; null for CUDAL2GEN_RUNTIME. Null with the error and why, if there is no
+// The first runtime of this process, or else of this machine, that serves the kernels; null if there is none.
+inline void* find_runtime() {
+  for (int const flags : {RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL})
+    for (char const* name : {CUDAL2GEN_RUNTIMES})
+      if (void* const library = dlopen(name, flags)) return library;
+  return nullptr;
+}
+
+// name: of the library's file, with or without its path; null for that of find_runtime. Null with the error and why, if there is no
 // such library, or if it or the driver below it is of an earlier CUDA.
 inline void* open_runtime(char const* name, cudaError_t& error, std::string& why) {
   std::string const needed = "kernels need the runtime of CUDA " + std::to_string(CUDAL2GEN_CUDA) + " and driver " +
                              std::to_string(CUDAL2GEN_DRIVER) + " or newer";
-  void* const library = dlopen(name ? name : CUDAL2GEN_RUNTIME, RTLD_NOW | RTLD_LOCAL);
+  void* const library = name ? dlopen(name, RTLD_NOW | RTLD_LOCAL) : find_runtime();
   if (!library) {
     error = cudaErrorInitializationError;
     why = std::string(dlerror()) + "; " + needed;

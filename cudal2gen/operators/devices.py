@@ -25,8 +25,10 @@ class LaunchDevice(Protocol):
         """The facts that decide which kernels run there and which measurements count."""
         ...
 
-    @property
-    def runtime_library(self) -> Path: ...
+    def runtime(self, cuda: int) -> Path:
+        """The CUDA runtime for kernels of this CUDA's major version. Raises GpuError if there is none."""
+        ...
+
     @property
     def alone(self) -> bool:
         """Whether it is the only device, and thus always the current one."""
@@ -73,9 +75,8 @@ class Cuda:
         self.stream: Callable[[], int] = partial(raw or _current_stream, index)
         self.place = Place(index, guard=not self.alone)
 
-    @property
-    def runtime_library(self) -> Path:
-        return runtime()
+    def runtime(self, cuda: int) -> Path:
+        return runtime(cuda)
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
         return like.new_empty(shape)

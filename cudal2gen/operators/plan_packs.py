@@ -114,7 +114,8 @@ class Packs:
                 raise ByTorch("first used in a graph capture", lasting=False)
             try:
                 with device.current():
-                    self._opened[image] = OpenKernel(pack.library, image.directory, options, device.runtime_library)
+                    library = device.runtime(pack.cuda)
+                    self._opened[image] = OpenKernel(pack.library, image.directory, options, library)
             except (LaunchError, GpuError, OSError) as error:
                 if isinstance(error, LaunchError) and error.code in UNLOADABLE:
                     self._unloadable[image] = str(error)

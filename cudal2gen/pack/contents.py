@@ -23,9 +23,6 @@ from kernelproof.ground.version import __version__
 if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
 
-# CUDA's minor versions are compatible: what 13.0 needs runs under every 13.
-CUDA_RANGE = f">={torch_range.CUDA}.0,<{torch_range.CUDA + 1}"
-DRIVER_MINIMUM = str(torch_range.DRIVER)
 UNEXECUTED = "not executed"
 CUBIN_FILES = ("kernel.cubin", "kernel.launch")
 
@@ -40,8 +37,9 @@ def contents(
 ) -> dict[str, bytes]:
     """All files of a pack by their path in it. Raises PackError for a table without kernels.
 
-    ``artifacts``: built kernels by digest; ``cuda``: the compiler's version; ``with_ptx``: whether the kernels' PTX
-    comes along; ``machine_code``: what is known of each binary's machine code, in words, by digest.
+    ``artifacts``: built kernels by digest; ``cuda``: the version of the ptxas that assembled them; ``with_ptx``:
+    whether the kernels' PTX comes along; ``machine_code``: what is known of each binary's machine code, in words, by
+    digest.
     """
     if not table.kernels:
         raise PackError(
@@ -49,6 +47,7 @@ def contents(
             "--candidates' packs kernels of which nothing was measured"
         )
     names = (*CUBIN_FILES, "kernel.ptx") if with_ptx else CUBIN_FILES
+    number = torch_range.major(cuda)
     files = {"table.json": as_json(table.dump()), LIBRARY: library.read_bytes()}
     known = machine_code or {}
     files |= _torch_launcher()
@@ -66,8 +65,9 @@ def contents(
         "not_sku": sorted(VARIANTS),
         "sm": GPUS[table.gpu].capability.sm,
         "cuda": cuda,
-        "cuda_range": CUDA_RANGE,
-        "driver_minimum": DRIVER_MINIMUM,
+        # CUDA's minor versions are compatible: what 12.8 assembles runs under every 12, and later.
+        "cuda_range": f">={number}.0,<{torch_range.CUDA + 1}",
+        "driver_minimum": str(torch_range.CUDAS[number].driver),
         "machine": platform.machine(),
         "version": __version__,
         "kernels": len(table.kernels),

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cudal2gen import torch_range
 from cudal2gen.kernel import spelled
 from cudal2gen.launch.launcher import TORCH_LIBRARY
 from cudal2gen.pack.abi import FORMAT, obstacle
@@ -38,6 +39,11 @@ class Pack:
     @property
     def gpu(self) -> str:
         return str(self.facts["gpu"])
+
+    @property
+    def cuda(self) -> int:
+        """The major version of the CUDA of its machine code."""
+        return torch_range.major(str(self.facts.get("cuda", torch_range.CUDA)))
 
     @property
     def library(self) -> Path:

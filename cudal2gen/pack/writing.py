@@ -10,6 +10,7 @@ import re
 import zipfile
 from pathlib import Path
 
+from cudal2gen import torch_range
 from cudal2gen.pack.abi import SINCE
 from cudal2gen.pack.facts import ENTRY_POINTS, LICENCES, PackError
 from kernelproof.ground.files import folder, write
@@ -39,9 +40,12 @@ def write_wheel(files: dict[str, bytes], target: Path) -> Path:
     """Writes a pack as a wheel and returns its path. If pip does not take ``target``'s name, the wheel gets one that it
     takes, in the same folder."""
     facts = json.loads(files["pack.json"])
-    # pip replaces a wheel of candidates by one of measurements, and the reverse, as their versions differ.
+    # pip replaces a wheel of candidates by one of measurements, and one of CUDA 12 by one of 13, and the reverse, as
+    # their versions differ.
     package, version = f"cudal2gen_{facts['gpu']}", facts["version"]
-    version += "" if facts["problems_measured"] else "+candidates"
+    local = [] if facts["problems_measured"] else ["candidates"]
+    local += [f"cu{cuda}"] if (cuda := torch_range.major(facts["cuda"])) < torch_range.CUDA else []
+    version += f"+{'.'.join(local)}" if local else ""
     tag = f"py3-none-linux_{facts['machine']}"
     if not WHEEL_NAME.fullmatch(target.name):
         target = target.with_name(f"{package}-{version}-{tag}.whl")

@@ -31,6 +31,11 @@ _PATH_OPTION = re.compile(rf"(?:-I|-isystem=|-MF=)(?!.*{_READ_IN_QUOTES.pattern}
 _COMPLETE = re.compile(r"-[DIU].+|-O\d?|--?[\w-]+=.+|[^-].*")
 
 
+# The newest PTX of releases of CUDA 12 whose ptxas may assemble what a later nvcc compiled.
+ISAS: dict[tuple[int, ...], str] = {(12, 8): "8.7", (12, 9): "8.8"}
+PTXAS = "KERNELPROOF_PTXAS"
+
+
 class ToolchainError(MissingTool):
     """A part of the toolchain is missing. The message says which one, and how to install it."""
 
@@ -46,10 +51,26 @@ class Toolchain:
     nvcc_version: str
     cutlass_version: str
     compiles: bool = True  # False if kernels were built elsewhere, see ``discover``
+    ptxas_version: str = ""  # "" for nvcc's own
 
     @property
     def versions(self) -> dict[str, str]:
-        return {"nvcc": self.nvcc_version, "cutlass": self.cutlass_version}
+        own = {"nvcc": self.nvcc_version, "cutlass": self.cutlass_version}
+        return own | ({"ptxas": self.ptxas_version} if self.ptxas_version else {})
+
+    @property
+    def cuda(self) -> str:
+        """The version of the CUDA that writes machine code."""
+        return self.ptxas_version or self.nvcc_version
+
+    @property
+    def isa(self) -> str:
+        """The version of PTX that another, older ptxas takes in place of what nvcc states; "" for nvcc's own.
+
+        nvcc states the newest version that it knows, whatever a text uses; ptxas refuses instructions that it does not
+        know.
+        """
+        return "" if release_of(self.cuda) >= release_of(self.nvcc_version) else ISAS[release_of(self.cuda)]
 
     @property
     def link_flags(self) -> list[str]:
@@ -95,7 +116,7 @@ def find_ptxas() -> Path:
 
     Raises ToolchainError that names a command to install it.
     """
-    return _program("ptxas", "nvidia-cuda-nvcc", os.environ.get("KERNELPROOF_PTXAS"), os.environ.get("PATH"))
+    return _program("ptxas", "nvidia-cuda-nvcc", os.environ.get(PTXAS), os.environ.get("PATH"))
 
 
 @cache
@@ -123,37 +144,44 @@ def discover(nvcc: Path | None = None) -> Toolchain:
 
     Raises ToolchainError that names the missing part and a command to install it.
 
+    nvcc's own ptxas assembles, or that of ``KERNELPROOF_PTXAS``, whose machine code older drivers load.
+
     ``CUDAL2GEN_PREBUILT`` names a file of ``versions``, as JSON: the build directory was filled elsewhere by that
     toolchain. Unless this machine's is the same, the one returned finds those kernels and compiles nothing.
     """
-    choices = [os.environ.get(name) for name in ("KERNELPROOF_NVCC", "CUTLASS_PATH", "PATH")]
+    choices = [os.environ.get(name) for name in (PTXAS, "KERNELPROOF_NVCC", "CUTLASS_PATH", "PATH")]
     if not (file := os.environ.get(PREBUILT)):
         return _installed(nvcc, *choices)
     try:
         versions = json.loads(Path(file).read_text())
-        nvcc_version, cutlass_version = str(versions["nvcc"]), str(versions["cutlass"])
+        stated = {"nvcc": str(versions["nvcc"]), "cutlass": str(versions["cutlass"])}
+        stated |= {"ptxas": str(versions["ptxas"])} if "ptxas" in versions else {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ToolchainError(f"{PREBUILT}={file}: holds no versions of nvcc and cutlass ({error})") from None
-    return _elsewhere(nvcc_version, cutlass_version, nvcc, *choices)
+    return _elsewhere(tuple(stated.items()), nvcc, *choices)
 
 
 @cache
-def _elsewhere(nvcc_version: str, cutlass_version: str, nvcc: Path | None, *variables: str | None) -> Toolchain:
+def _elsewhere(stated: tuple[tuple[str, str], ...], nvcc: Path | None, *variables: str | None) -> Toolchain:
     """This machine's toolchain if it has these versions, otherwise one with these versions that compiles nothing."""
     try:
         tools = _installed(nvcc, *variables)
     except ToolchainError:
         nowhere = Path(os.devnull)
         tools = Toolchain(nowhere, nowhere, nowhere, nowhere, "", "")
-    if (tools.nvcc_version, tools.cutlass_version) == (nvcc_version, cutlass_version):
+    versions = dict(stated)
+    if tools.versions == versions:
         return tools
-    return replace(tools, nvcc_version=nvcc_version, cutlass_version=cutlass_version, compiles=False)
+    nvcc_version, cutlass_version, ptxas_version = (versions.get(name, "") for name in ("nvcc", "cutlass", "ptxas"))
+    return replace(
+        tools, nvcc_version=nvcc_version, cutlass_version=cutlass_version, ptxas_version=ptxas_version, compiles=False
+    )
 
 
 @cache
-def _installed(nvcc: Path | None, *_variables: str | None) -> Toolchain:
-    """The first toolchain found. ``_variables``: the environment variables that the search reads, as a key of the
-    cache."""
+def _installed(nvcc: Path | None, ptxas: str | None, *_variables: str | None) -> Toolchain:
+    """The first toolchain found, with the ``ptxas`` that is named. ``_variables``: the environment variables that the
+    search reads, as a key of the cache."""
     cutlass = find_cutlass()
     if cutlass is None or not (cutlass / "cute" / "layout.hpp").is_file():
         raise ToolchainError("the CuTe headers are missing; install them: pip install nvidia-cutlass==4.2.0.0")
@@ -179,9 +207,39 @@ def _installed(nvcc: Path | None, *_variables: str | None) -> Toolchain:
             faults.append(f"{candidate} does not run or answer like nvcc ({words[-1]})")
             continue
         if version.split(".")[0] == "13":
-            return Toolchain(candidate, root / "bin/ptxas", root / "include", cutlass, version, cutlass_version)
+            tools = Toolchain(candidate, root / "bin/ptxas", root / "include", cutlass, version, cutlass_version)
+            return _assembling(tools, Path(ptxas).absolute()) if ptxas else tools
         faults.append(f"{candidate} is of CUDA {version}, not 13")
     raise ToolchainError(f"{faults[-1]}; install a compiler: {INSTALL}")
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """The release of a version of CUDA: (12, 8) of 12.8.93."""
+    return tuple(int(number) for number in version.split(".")[:2])
+
+
+def _assembling(tools: Toolchain, ptxas: Path) -> Toolchain:
+    """The tools with another ptxas. Raises ToolchainError if it does not run, or is too old for what nvcc writes."""
+    if reason := _misread(ptxas):
+        raise ToolchainError(f"{reason}: move it")
+    try:
+        command = [str(ptxas), "--version"]
+        text = subprocess.run(command, capture_output=True, text=True, check=True, env=environment()).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ToolchainError(f"{PTXAS}={ptxas} does not run ({error}); name a ptxas, or unset the variable") from None
+    found = re.search(r"V(\d+\.\d+\.[\d.]+)", text)
+    if found is None:
+        raise ToolchainError(f"{PTXAS}={ptxas} does not answer like ptxas; name a ptxas, or unset the variable")
+    version = found[1]
+    if version == tools.nvcc_version:
+        return tools
+    if release_of(version) < min(ISAS):
+        oldest = ".".join(map(str, min(ISAS)))
+        raise ToolchainError(
+            f"{PTXAS}={ptxas} is of CUDA {version}; kernels need {oldest} or newer: pip install --target FOLDER "
+            f"'nvidia-cuda-nvcc-cu12=={oldest}.*'"
+        )
+    return replace(tools, ptxas=ptxas, ptxas_version=version)
 
 
 def _interrogate(nvcc: Path) -> tuple[Path, str]:

@@ -144,8 +144,7 @@ class OperatorDevice:
         self.captures = False
         self.place: Place | None = None  # the memory is the emulator's
 
-    @property
-    def runtime_library(self) -> Path:
+    def runtime(self, cuda: int) -> Path:
         return self.device.runtime_library
 
     def stream(self) -> int:

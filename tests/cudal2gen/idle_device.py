@@ -30,6 +30,9 @@ class IdleDevice:
         self.runtime_library = idle_runtime.build(folder)
         self.place = Place(stream=STREAM) if native else None
 
+    def runtime(self, cuda: int) -> Path:
+        return self.runtime_library
+
     def stream(self) -> int:
         return STREAM
 

@@ -16,9 +16,8 @@ from kernelproof.ground.toolchain import discover
 
 KERNEL_NODE, MEMCPY_NODE, MEMSET_NODE = 0, 1, 2  # cudaGraphNodeType
 NOTHING = (
-    *("cudaLibraryLoadFromFile", "cudaLibraryUnload", "cudaKernelSetAttributeForDevice", "cudaGetDevice"),
-    *("cudaFuncGetAttributes", "cudaGetLastError", "cudaEventSynchronize", "cudaThreadExchangeStreamCaptureMode"),
-    *("cudaStreamCreateWithFlags", "cudaStreamSynchronize", "cudaStreamDestroy", "cudaFree"),
+    *("cudaGetDevice", "cudaFuncGetAttributes", "cudaGetLastError", "cudaEventSynchronize", "cudaFree"),
+    *("cudaThreadExchangeStreamCaptureMode", "cudaStreamCreateWithFlags", "cudaStreamSynchronize", "cudaStreamDestroy"),
 )
 A100 = "NVIDIA A100-SXM4-80GB"
 SOURCE = """
@@ -33,19 +32,48 @@ long long idle_clock, idle_costs[16]; /* ns; of a launch by the order in which k
 int idle_versions[2] = {13000, 13000}; /* of the runtime, and the newest that the driver supports */
 int cudaRuntimeGetVersion(int* version) { return *version = idle_versions[0], 0; }
 int cudaDriverGetVersion(int* version) { return *version = idle_versions[1], 0; }
-int cudaDeviceGetAttribute(int* value) { return *value = 4, 0; }
+int cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr attribute) {
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor: return *value = 8, 0;
+    case cudaDevAttrComputeCapabilityMinor: return *value = 0, 0;
+    case cudaDevAttrMultiProcessorCount: return *value = 108, 0;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: return *value = 163 << 10, 0;
+    default: return *value = 4, 0;
+  }
+}
 int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count) { return *count = 1, 0; }
 int cudaOccupancyMaxActiveClusters(int* count) { return *count = 4, 0; }
 char const* cudaGetErrorString(int code) { return code ? "an error" : "none"; }
 static int encode(void) { return 0; }
+int idle_driver; /* how often it was called for kernels; -1: it lacks these functions */
+#ifdef CUDA_12_6
+static int count_driver(void) { return ++idle_driver, 0; }
+static int get_kernel(size_t* kernel) { return ++idle_driver, *kernel = ++idle_kernels, 0; }
+#else
+int cudaLibraryLoadFromFile(void) { return 0; }
+int cudaLibraryUnload(void) { return 0; }
+int cudaKernelSetAttributeForDevice(void) { return 0; }
+int cudaLibraryGetKernel(size_t* kernel) { return *kernel = ++idle_kernels, 0; }
+#endif
 int cudaGetDriverEntryPointByVersion(char const* name, void** function, unsigned version, unsigned long long flags,
                                      int* status) {
-  return *function = (void*)encode, *status = name ? 0 : 1, (int)(version * flags * 0);
+  *function = (void*)encode, *status = 0;
+#ifdef CUDA_12_6 /* which leaves kernels to the driver */
+  if (!strncmp(name, "cuLibrary", 9) || !strncmp(name, "cuKernel", 8)) {
+    *function = !strcmp(name, "cuLibraryGetKernel") ? (void*)get_kernel : (void*)count_driver;
+    if (idle_driver < 0) *function = NULL, *status = 1;
+  }
+#endif
+  return (int)(version * flags * 0);
 }
 int cudaStreamIsCapturing(void* stream, int* status) { return *status = idle_captures, stream ? 0 : 0; }
 int cudaMalloc(void** memory, size_t bytes) { return *memory = (void*)(bytes << 10), 0; }
 int cudaMemsetAsync(void) { return ++idle_memsets, 0; }
 int cudaStreamGetId(void* stream, unsigned long long* id) { return *id = (unsigned long long)stream, 0; }
+#ifdef CUDA_12_6 /* whose function without a version has other arguments */
+int cudaStreamGetCaptureInfo(void) { abort(); }
+#define cudaStreamGetCaptureInfo cudaStreamGetCaptureInfo_v3
+#endif
 int cudaStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id, void* graph, void*** nodes, void* edges,
                              size_t* count) {
   static void* pointers[8];
@@ -54,12 +82,10 @@ int cudaStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id, 
 }
 int cudaGraphNodeGetType(int* node, int* type) { return *type = *node, 0; }
 int cudaGetDeviceProperties(struct cudaDeviceProp* properties, int device) {
-  memset(properties, 0, sizeof *properties);
+  memset(properties, 0, sizeof *properties + 24); /* as much as CUDA 12 writes */
   strcpy(properties->name, "A100_NAME");
-  properties->major = 8, properties->multiProcessorCount = 108, properties->sharedMemPerBlockOptin = 163 << 10;
   return device * 0;
 }
-int cudaLibraryGetKernel(size_t* kernel) { return *kernel = ++idle_kernels, 0; }
 int cudaMemset2DAsync(void* d, size_t pitch, int value, size_t width, size_t height) {
   return idle_cleared += width * height, d && pitch >= width && !value ? 0 : 1;
 }
@@ -84,11 +110,12 @@ int cudaLaunchKernelExC(cudaLaunchConfig_t const* config, void const* function, 
 """
 
 
-def build(folder: Path) -> Path:
-    """Compiles the library into a folder."""
+def build(folder: Path, *defined: str) -> Path:
+    """Compiles the library into a folder. ``defined``: -DCUDA_12_6 for a runtime that loads no kernels itself."""
     library = folder / "libcudart.so"
     source = SOURCE.replace("A100_NAME", A100) + "".join(f"int {name}(void) {{ return 0; }}\n" for name in NOTHING)
-    command = ["gcc", "-O2", "-shared", "-fPIC", f"-I{discover().cuda_include}", "-x", "c", "-", "-o", str(library)]
+    command = ["gcc", "-O2", "-shared", "-fPIC", *defined, f"-I{discover().cuda_include}", "-x", "c", "-"]
+    command += ["-o", str(library)]
     subprocess.run(command, input=source, text=True, check=True)
     return library
 

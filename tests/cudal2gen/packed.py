@@ -44,7 +44,7 @@ def table(records: Sequence[Record], lows: dict[int, float] | None = None, bandw
 
 def files(table: Table, with_ptx: bool = True) -> dict[str, bytes]:
     artifacts = {artifact.digest: artifact for artifact in compiler.build([kernel.record for kernel in table.kernels])}
-    return pack.contents(table, artifacts, compiler.launcher(), toolchain.discover().nvcc_version, with_ptx)
+    return pack.contents(table, artifacts, compiler.launcher(), toolchain.discover().cuda, with_ptx)
 
 
 def folder(table: Table, target: Path, with_ptx: bool = True) -> Path:

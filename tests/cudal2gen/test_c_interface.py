@@ -96,7 +96,9 @@ def test_the_runtimes_name_stands_in_one_place(place: Place) -> None:
     files = [file for file in places.PACKAGE.rglob("*") if file.suffix in (".py", ".cpp", ".h")]
     spelled = [file for file in files if re.search(r"libcudart\.so\.\d", file.read_text())]
     assert (len(files) > 150, spelled) == (True, [])
-    assert torch_range.RUNTIME.encode() in place.library.read_bytes()
+    content = place.library.read_bytes()
+    assert torch_range.RUNTIME.encode() in content
+    assert torch_range.CUDAS[12].runtime.encode() not in content, "kernels of CUDA 13 need that of 13"
 
 
 def problem(**fields: object) -> Problem:
@@ -252,7 +254,16 @@ def test_drawn_calls_under_sanitisers(place: Place, tmp_path: Path) -> None:
     sources = [str(HEADER.parent / name) for name in compiler.LAUNCHER_SOURCES if name.endswith(".cpp")]
     flags = ["-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     include = f"-I{toolchain.discover().cuda_include}"
-    command = ["g++", *compiler.LAUNCHER_FLAGS, *flags, include, *sources, "-o", str(library), "-ldl"]
+    command = [
+        "g++",
+        *compiler.launcher_flags(toolchain.discover()),
+        *flags,
+        include,
+        *sources,
+        "-o",
+        str(library),
+        "-ldl",
+    ]
     subprocess.run(command, check=True)
     asan = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
     codes = fuzzed(library, place, 3000, seed=2, LD_PRELOAD=asan.strip(), ASAN_OPTIONS="detect_leaks=0")

@@ -73,8 +73,10 @@ def test_the_runtime_is_found_without_an_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert gpu.runtime() == packaged
     monkeypatch.setattr(Path, "is_file", lambda _: False)
-    with pytest.raises(GpuError, match=r"libcudart.so.13 not found; install it: pip install nvidia-cuda-runtime"):
-        gpu.runtime()
+    for cuda in ("13.0", None, "12.8"):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        with pytest.raises(GpuError, match=r"libcudart.so.13 not found; .*pip install '?nvidia-cuda-runtime==13"):
+            gpu.runtime()
 
 
 def test_a_runtime_that_is_loaded_already_is_preferred(tmp_path: Path) -> None:

@@ -341,15 +341,13 @@ def test_kernels_that_do_not_load_are_torchs(
     device: EmulatedDevice, opened: pack.Pack, operator_device: OperatorDevice
 ) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
-    bare = OperatorDevice(device, GPU)
-    type(bare).runtime_library, real = property(lambda _: Path("/nowhere/libcudart.so")), type(bare).runtime_library  # type: ignore[assignment]
-    try:
-        with emulated(bare, [opened], prefer="kernel") as dispatcher:
-            with pytest.warns(UserWarning, match="cannot be loaded: .*/nowhere/libcudart.so"):
-                assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
-            assert dispatcher.stats()["torch"] == {"cannot be loaded": 1}
-    finally:
-        type(bare).runtime_library = real  # type: ignore[assignment]
+    bare, asked = OperatorDevice(device, GPU), []
+    bare.runtime = lambda cuda: asked.append(cuda) or Path("/nowhere/libcudart.so")  # type: ignore[func-returns-value,method-assign]
+    with emulated(bare, [opened], prefer="kernel") as dispatcher:
+        with pytest.warns(UserWarning, match="cannot be loaded: .*/nowhere/libcudart.so"):
+            assert torch.equal(cudal2gen.matmul(a, b), product(a, b))
+        assert dispatcher.stats()["torch"] == {"cannot be loaded": 1}
+    assert asked == [13], "by the CUDA of the pack"
 
 
 @pytest.mark.parametrize(("code", "mode"), [(200, "off"), (209, "once"), (222, "once")])

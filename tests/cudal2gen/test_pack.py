@@ -310,7 +310,7 @@ def test_a_second_pack_of_a_gpu_is_named(
     assert search.shadowed == {GPU: [reason]}, "the same folder again is no other pack"
     assert search.notes == [reason]
     assert search.refused == []
-    assert machine._packs(search) == (True, f"a100 in {folder}; {reason}")
+    assert machine._packs(search) == (True, f"a100 of CUDA 13 in {folder}; {reason}")
     done = run("explain", "--mnk", "64_64_128", "--gpu", "a100", env={"CUDAL2GEN_PACK": variable})
     assert f"the pack in {folder}" in done.stdout
     assert reason in done.stderr

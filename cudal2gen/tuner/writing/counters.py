@@ -55,7 +55,7 @@ def lines(record: Record, device: int = 0, profiler: Path | None = None) -> list
     if not isinstance(artifact, Artifact):
         return []
     shape = Shape(record.m, record.n, record.k)
-    launch = launch_of(record, shape, artifact.directory, compiler.launcher(), gpu.runtime())
+    launch = launch_of(record, shape, artifact.directory, compiler.launcher(), gpu.runtime_of_built())
     command = [str(profiler), "--csv", "--metrics", ",".join(METRICS), "--launch-count", "1"]
     command += ["--target-processes", "application-only", "--kernel-name", record.launch.entry]
     command += [sys.executable, "-m", "cudal2gen.validator.sanitizer", json.dumps(asdict(launch))]

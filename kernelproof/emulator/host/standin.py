@@ -44,7 +44,8 @@ def runtime_path() -> Path:
     A process keeps the file of its first call, wherever the cache folder lies later: a second file would be a second
     library, whose calls no session answers. Raises EmulatorError when there is no C compiler or it fails.
     """
-    return _compiled("runtime", _text())
+    # Its functions call each other, and not those of a runtime that torch has loaded for the whole process.
+    return _compiled("runtime", _text(), "-Wl,-Bsymbolic-functions")
 
 
 def _compiled(name: str, text: str, *options: str) -> Path:

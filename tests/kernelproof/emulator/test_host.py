@@ -15,6 +15,7 @@ import pytest
 
 from kernelproof import emulator
 from kernelproof.emulator import Device, EmulatorError, Memory
+from kernelproof.emulator.host.cuda import NO_DEVICE
 from kernelproof.emulator.host.program import pack_arguments
 from tests.kernelproof.emulator.build import compiled
 
@@ -251,3 +252,17 @@ def test_a_number_takes_the_type_of_its_parameter() -> None:
         pack_arguments(function, [3, 3.0, 5, -5])
     with pytest.raises(EmulatorError, match=r"argument 1 of k: 4294967296 does not fit into 4 bytes"):
         pack_arguments(function, [3, 1 << 32, 5, -5])
+
+
+def test_the_runtime_calls_its_own_functions(tmp_path: Path) -> None:
+    """Also where another runtime is loaded for the whole process, as a torch for CUDA does."""
+    other = tmp_path / "libcudart.so.12"
+    source = "int cudaStreamCreateWithPriority(void) { return 77; }"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(other)], input=source, text=True, check=True)
+    program = (
+        "import ctypes, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)\n"
+        "print(ctypes.CDLL(sys.argv[2]).cudaStreamCreateWithFlags(ctypes.byref(ctypes.c_void_p()), 0))"
+    )
+    command = [sys.executable, "-c", program, str(other), str(emulator.runtime_path())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(NO_DEVICE)
