@@ -15,7 +15,7 @@ cannot split k. What is chosen does not depend on the call's rows. Nor does what
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cudal2gen.kernel import Problem
@@ -114,12 +114,12 @@ def _serves(kernel: TableKernel, problem: Problem) -> bool:
     return all(kernel.use(sizes, Operands.packed(problem.layout, sizes)) is not None for sizes in served)
 
 
-def _modelled_us(kernel: TableKernel, problem: Problem) -> list[float]:
-    """The time that the model expects of a kernel's design for each number of ``ROWS``."""
+def _modelled_us(kernel: TableKernel, problem: Problem, numbers: Sequence[int] = ROWS) -> list[float]:
+    """The time that the model expects of a kernel's design for each of these numbers of rows."""
     record = kernel.record
     from cudal2gen.timing import model  # imported late, as in races
 
-    return [model.estimate(record.model_copy(update={"problem": _at(problem, rows)})).us for rows in ROWS]
+    return [model.estimate(record.model_copy(update={"problem": _at(problem, rows)})).us for rows in numbers]
 
 
 def _at(problem: Problem, rows: int) -> Problem:

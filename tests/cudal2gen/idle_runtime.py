@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from kernelproof.ground.toolchain import discover
 
 KERNEL_NODE, MEMCPY_NODE, MEMSET_NODE = 0, 1, 2  # cudaGraphNodeType
@@ -118,6 +120,12 @@ def build(folder: Path, *defined: str) -> Path:
     command += ["-o", str(library)]
     subprocess.run(command, input=source, text=True, check=True)
     return library
+
+
+def hide_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this process had loaded no library, such as torch's own runtime."""
+    real = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: "" if self.name == "maps" else real(self, *a, **k))
 
 
 def versions(library: Path, runtime: int = 13000, driver: int = 13000) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from cudal2gen.kernel.launch import Operands, Sizes
 from cudal2gen.launch.launcher import LaunchError, OpenKernel
 from cudal2gen.results.choice import tabulate
 from kernelproof.ground.errors import WrongInput
+from scripts import invariance_cost
 from tests.cudal2gen import packed
 from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
 from tests.cudal2gen.emulated_operators import GPU
@@ -385,3 +387,9 @@ def test_the_choice_is_by_modelled_times_of_all_rows_and_kept() -> None:
 
 def problem_at(problem: Problem, m: int) -> Problem:
     return problem.model_copy(update={"m": m})
+
+
+@pytest.mark.slow
+def test_the_costs_of_the_page_are_those_of_the_script(checkout: Path) -> None:
+    line = invariance_cost.line(invariance_cost.table("h200"), 4096, 4096)
+    assert line in (checkout / "docs" / "pytorch.md").read_text().splitlines()

@@ -228,8 +228,7 @@ def test_a_runtime_without_a_name_is_that_of_the_process(
 
 
 def test_runtimes_are_found_for_the_cuda_of_a_pack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: "" if self.name == "maps" else real(self, *a, **k))
+    idle_runtime.hide_loaded(monkeypatch)
     old, new = (tmp_path / "nvidia" / folder for folder in ("cuda_runtime/lib", "cu13/lib"))
     for folder, cuda in ((old, 12), (new, 13)):
         folder.mkdir(parents=True)

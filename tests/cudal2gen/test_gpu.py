@@ -24,6 +24,7 @@ from cudal2gen.launch.operands import ALIGNMENT, Operands, draw
 from cudal2gen.validator.matrices import Matrices
 from kernelproof.ground import chips
 from kernelproof.ground.element import F16
+from tests.cudal2gen import idle_runtime
 from tests.cudal2gen.emulated import EmulatedDevice
 from tests.cudal2gen.paths import PATHS, small
 from tests.cudal2gen.strategies import wgmma
@@ -65,6 +66,7 @@ def test_a_model_is_known_by_its_words(name: str, model: str | None) -> None:
 
 def test_the_runtime_is_found_without_an_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    idle_runtime.hide_loaded(monkeypatch)
     library = gpu.runtime()
     assert library.name.startswith("libcudart.so.13")
     packaged = tmp_path / "nvidia" / "cu13" / "lib" / "libcudart.so.13"

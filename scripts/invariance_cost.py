@@ -1,0 +1,70 @@
+"""What batch invariance costs by the timing model: for weights of Llama 3, the kernel that computes every number of
+rows, and its time as a multiple of the fastest kernel's for each number.
+
+    python scripts/invariance_cost.py [--gpu h200 --gpu a100] [--weight 4096x4096 ...]
+
+Each line is one of the table in docs/pytorch.md. All records of the catalog for fp16, fp32 sums and weights (N,K) are
+candidates, as in a pack of all of them; the fastest is looked for among the 400 nearest to each number of rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from cudal2gen.generation import catalog
+from cudal2gen.kernel import GPUS, Problem, Record
+from cudal2gen.operators import plan_invariance
+from cudal2gen.results import Measurements
+from cudal2gen.results.choice import Table, TableKernel, tabulate
+
+WEIGHTS = ("4096x4096", "6144x4096", "28672x4096", "4096x14336", "1024x8192")
+ROWS = (1, 16, 64, 256, 1024, 4096)
+NEAR = 400  # kernels whose times are compared for each number of rows
+PLAIN = {"ab": "f16", "d": "same", "acc": "f32", "layout": "tn", "suffix": ""}  # of the problems
+
+
+def table(gpu: str) -> Table:
+    """All plain kernels of a GPU for fp16, fp32 sums and weights (N,K)."""
+    records = [record for record in catalog.load() if record.gpu == gpu and _plain(record.problem)]
+    return tabulate(gpu, records, Measurements({}, []), lambda record: record.name)
+
+
+def _plain(problem: Problem) -> bool:
+    return all(getattr(problem, name) == value for name, value in PLAIN.items())
+
+
+def line(kernels: Table, n: int, k: int) -> str:
+    """The table's line for a weight (n,k). Raises ValueError if no kernel serves every number of rows."""
+    problem = kernels.kernels[0].record.problem.revised(m=1, n=n, k=k)
+    chosen = plan_invariance._decided(kernels, problem, measured=False)
+    if chosen.number is None:
+        raise ValueError(f"{kernels.gpu} {n}x{k}: {chosen.reason}")
+    near = {chosen.number}
+    for rows in ROWS:
+        at = problem.model_copy(update={"m": rows})
+        near |= set(sorted(range(len(kernels.kernels)), key=lambda i, at=at: kernels.kernels[i].distance(at))[:NEAR])  # type: ignore[misc]
+    times = {number: plan_invariance._modelled_us(kernels.kernels[number], problem, ROWS) for number in near}
+    fastest = [min(column) for column in zip(*times.values(), strict=True)]
+    factors = [f"{us / least:.2f}" for us, least in zip(times[chosen.number], fastest, strict=True)]
+    weight, tile = f"{n} x {k}", _tile(kernels.kernels[chosen.number])
+    return f"| {' | '.join([GPUS[kernels.gpu].title, weight, tile, *factors])} |"
+
+
+def _tile(kernel: TableKernel) -> str:
+    record: Record = kernel.record
+    return record.tile.partition("_")[0] + (f", split k {record.split_k}" if record.split_k > 1 else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="append", choices=sorted(GPUS))
+    parser.add_argument("--weight", action="append", metavar="NxK")
+    arguments = parser.parse_args()
+    for gpu in arguments.gpu or ("h200", "a100"):
+        kernels = table(gpu)
+        for weight in arguments.weight or WEIGHTS:
+            print(line(kernels, *map(int, weight.split("x"))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
