@@ -158,29 +158,36 @@ class Write(Generic[Clock]):
 
 
 class Mark(NamedTuple):
-    """A warp has read the write of a number, at a tick, in a turn of the polling loop with this ``head`` (None: in no
-    such loop)."""
+    """A warp has read the write of a number, at a tick."""
 
     tick: int
     number: int
-    head: int | None
+
+
+class Given(NamedTuple):
+    """What a loop that polls was given last: the write of a number, in a turn of the loop."""
+
     turn: int
+    number: int
 
 
 class History(Generic[Clock]):
     """The modification order of a place, as far back as it is kept: consecutive ``writes``, the last one last. Without
     recorded values only the last one is kept.
 
-    ``marks``: by CTA and warp, what it has read, the last reading last. ``releases``: what a warp's releases at the
-    place have published, which its later writes publish, too. No reader is given a write before ``floor``.
+    ``marks``: by CTA and warp, what it has read, the last reading last. ``given``: by CTA, warp and head of a loop
+    (None: outside of such loops), the last value of the place that was given to it there. Lanes of a warp may poll one
+    place in several loops at a time, each at its own pace. ``releases``: what a warp's releases at the place have
+    published, which its later writes publish, too. No reader is given a write before ``floor``.
     """
 
-    __slots__ = ("bounds", "floor", "marks", "newest_mark", "releases", "writes")
+    __slots__ = ("bounds", "floor", "given", "marks", "newest_mark", "releases", "writes")
 
     def __init__(self, first: Write[Clock]) -> None:
         self.writes = [first]
         self.floor = first.number
         self.marks: dict[tuple[int, int], list[Mark]] = {}
+        self.given: dict[tuple[tuple[int, int], int | None], Given] = {}
         # The largest number of a write that has been read.
         self.newest_mark = 0
         self.releases: dict[tuple[int, int], dict[Group, Clock]] = {}

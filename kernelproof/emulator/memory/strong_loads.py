@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kernelproof.emulator.memory.flags import Flags, History, Knowledge, Knows, Mark, Write
+from kernelproof.emulator.memory.flags import Flags, Given, History, Knowledge, Knows, Mark, Write
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.launch_state import Overlooked
@@ -141,20 +141,21 @@ class StrongLoads:
             # There is another value to come: memory is as good as changed for whoever polls. Failed swaps leave the
             # same value again and again, and are no change.
             self.launch.version += 1
-        return write, Mark(self.launch.tick, write.number, head, turn)
+        history.given[reader, head] = Given(turn, write.number)
+        return write, Mark(self.launch.tick, write.number)
 
     def _number(
         self, history: History[Any], reader: Reader, oldest: int, head: int | None, turn: int, lane: int
     ) -> int:
-        """The number of the write that a load reads, of those from the ``oldest`` on. ``head``, ``turn``: see
-        ``Mark``."""
+        """The number of the write that a load reads, of those from the ``oldest`` on. ``head``: of the loop that polls
+        by it, which is in this ``turn``."""
         last = history.last.number
         if oldest == last or (head is None and not self.launch.oldest) or self._has_seen_enough(history, lane):
             return last
-        marks = history.marks.get(reader)
+        given = history.given.get((reader, head))
         # A loop that polls is not given the same value again, so that it comes to its end.
-        if marks and marks[-1].head == head and (head is None or marks[-1].turn != turn):
-            return max(oldest, history.following(marks[-1].number))
+        if given is not None and (head is None or given.turn != turn):
+            return max(oldest, history.following(given.number))
         return oldest
 
     def _overlooked(

@@ -1,5 +1,5 @@
-"""Programs, drawn at random, of warps that write, read, synchronise, arrive at mbarriers and wait for them, lane by
-lane; and which of their accesses race, by vector clocks of single threads."""
+"""Programs, drawn at random, of warps that write, read, synchronise, arrive at mbarriers (or count in words of shared
+memory) and wait for them, lane by lane; and which of their accesses race, by vector clocks of single threads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 WARPS, WORDS, BARRIERS = 3, 64, 24
+# How lanes arrive at the place {at}, and wait for all {count} arrivals there.
+ARRIVE = {
+    "mbarrier": "mbarrier.arrive.shared::cta.b64 _, {at};",
+    "released": "red.release.cta.shared.add.u32 {at}, 1;",
+    "fenced": "fence.acq_rel.cta; {guard} atom.relaxed.cta.shared.add.u32 %x3, {at}, 1;",
+}
+WAIT = {
+    "mbarrier": "mbarrier.try_wait.parity.shared::cta.b64 %Q, {at}, 0; @!%Q bra {label};",
+    "released": "ld.acquire.cta.shared.u32 %x3, {at}; setp.ne.u32 %Q, %x3, {count}; @%Q bra {label};",
+    "fenced": "ld.relaxed.cta.shared.u32 %x3, {at}; setp.ne.u32 %Q, %x3, {count}; @%Q bra {label}; fence.acq_rel.cta;",
+}
 THREADS = 32 * WARPS
 ALL = 0xFFFFFFFF
 
@@ -57,9 +68,9 @@ def _guarded(mask: int, text: str) -> str:
     return text if mask == ALL else test + text
 
 
-def draw(seed: int, right: bool, events: int = 80) -> tuple[str, bool]:
+def draw(seed: int, right: bool, way: str = "mbarrier", events: int = 80) -> tuple[str, bool]:
     """The body of a kernel of ``THREADS`` threads (see ``hopper_ptx``), and whether accesses race: never if it is to be
-    ``right``; otherwise the last access does, if one of those that race has been chosen."""
+    ``right``; otherwise the last access does, if one of those that race has been chosen. ``way``: how they arrive."""
     rng, order, racing = random.Random(seed), Order(), False
     code: list[list[str]] = [[] for _ in range(WARPS)]
     arrived: list[tuple[int, np.ndarray]] = []
@@ -93,19 +104,22 @@ def draw(seed: int, right: bool, events: int = 80) -> tuple[str, bool]:
         elif kind < 0.8 and len(arrived) < BARRIERS:
             mask = _mask(rng, 0.15)
             some = lanes[[lane for lane in range(32) if mask >> lane & 1]]
-            lines.append(_guarded(mask, f"mbarrier.arrive.shared::cta.b64 _, [%s+{8 * len(arrived)}];"))
+            guard = "" if mask == ALL else "@%P"
+            lines.append(_guarded(mask, ARRIVE[way].format(at=f"[%s+{8 * len(arrived)}]", guard=guard)))
             arrived.append((len(some), order.released(some)))
         elif kind >= 0.8 and arrived:
             which = rng.randrange(len(arrived))
             label = f"wait{number}"
-            wait = f"{label}: mbarrier.try_wait.parity.shared::cta.b64 %Q, [%s+{8 * which}], 0; @!%Q bra {label};"
+            poll = WAIT[way].format(at=f"[%s+{8 * which}]", count=arrived[which][0], label=label)
+            wait = f"{label}: {poll}"
             some = lanes
             if rng.random() < 0.3:
                 some = lanes[[rng.randrange(32)]]
                 wait = f"setp.ne.u32 %P, %t, {some[0]}; @%P bra over{number}; {wait} over{number}:"
             lines.append(wait)
             order.known[some] = np.maximum(order.known[some], arrived[which][1])
-    inits = " ".join(f"mbarrier.init.shared::cta.b64 [%s+{8 * i}], {n};" for i, (n, _) in enumerate(arrived))
+    init = "mbarrier.init.shared::cta.b64 [%s+{}], {};" if way == "mbarrier" else "st.shared.u32 [%s+{}], 0;"
+    inits = " ".join(init.format(8 * i, n) for i, (n, _) in enumerate(arrived))
     branches = " ".join(f"setp.eq.u32 %P, %n, {warp}; @%P bra warp{warp};" for warp in range(WARPS))
     bodies = "\n".join(f"warp{warp}: " + "\n".join(lines) + "\nbra out;" for warp, lines in enumerate(code))
     return (

@@ -206,11 +206,27 @@ def test_all_lanes_write_what_the_first_one_releases(adverse: bool) -> None:
     assert found(text, adverse) == ([7] * 32, set())
 
 
+@ADVERSE
+def test_lanes_of_a_warp_poll_one_word_in_two_loops(adverse: bool) -> None:
+    # Each loop is given the values of the word at its own pace, the first one on the way to the second one's.
+    text = body(
+        (ATOMIC[0], ""),
+        "",
+        write="@%P st.shared.u32 [%s], 7;",
+        read="""
+          setp.ne.u32 %P, %t, 40; @%P bra rest;
+          one: ld.acquire.cta.shared.u32 %v, [%bar+8]; setp.ne.u32 %Q, %v, 1; @%Q bra one; bra both;
+          rest: ld.acquire.cta.shared.u32 %v, [%bar+8]; setp.ne.u32 %Q, %v, 1; @%Q bra rest;
+          both: bar.warp.sync -1; ld.shared.u32 %v, [%s];""",
+    )
+    assert found(text, adverse) == ([7] * 32, set())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("right", [True, False])
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(18))
 def test_drawn_programs_race_where_threads_have_no_order(seed: int, right: bool) -> None:
-    text, races = draw(seed, right)
+    text, races = draw(seed, right, ("mbarrier", "released", "fenced")[seed % 3])
     options = Options(adverse=seed % 2 == 1)
     y = np.zeros(THREADS, np.uint32)
     _, result = run(text, np.zeros(1, np.uint32), y, block=THREADS, options=options, check_outputs=False)
