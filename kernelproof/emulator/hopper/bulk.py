@@ -29,7 +29,7 @@ from kernelproof.emulator.hopper.tensor_map import (
     refuse,
 )
 from kernelproof.emulator.memory.device import DeviceMemory
-from kernelproof.emulator.memory.device_hazards import GlobalAccess
+from kernelproof.emulator.memory.global_access import GlobalAccess
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState

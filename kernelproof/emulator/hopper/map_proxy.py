@@ -8,7 +8,7 @@ from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.tensor_map import MAP_BYTES
 from kernelproof.emulator.memory.arena import Buffer
 from kernelproof.emulator.memory.device import DeviceMemory
-from kernelproof.emulator.memory.device_hazards import GlobalAccess
+from kernelproof.emulator.memory.global_access import GlobalAccess
 from kernelproof.emulator.memory.tags import THREAD, TICK_SHIFT
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState

@@ -257,8 +257,7 @@ class _Run:
         """Find out which findings of an execution matter, and name both sides of its races. ``usual``: how it was
         executed. Memory is as the execution left it."""
         if state.reports.one_sided and before is not None:
-            before.restore()
-            state = self.once(compiled, self.launch.options, replace(usual, recording=True))
+            state = self._named(state, compiled, before, replace(usual, recording=True))
         reports = state.reports
         if before is None:
             reports.forget(reports.unspecified)
@@ -277,6 +276,23 @@ class _Run:
                 reports.acquit(reports.races)
         after.restore()
         return state
+
+    def _named(self, state: LaunchState, compiled: Compiled, before: Snapshot, recording: Variation) -> LaunchState:
+        """Execute a launch that has races once more, so that both sides have names. They do not depend on the option
+        ``lanes``: the batches are those of a launch without it, unless a rule is broken only with it."""
+        planned, options = list(self.batches), self.launch.options
+        if options.lanes is not None:
+            before.restore()
+            self.batches.clear()
+            try:
+                named = self.once(compiled, replace(options, lanes=None), recording)
+                if state.reports.kinds.keys() <= named.reports.kinds.keys():
+                    return named
+            except (Overtaken, Waits):
+                pass
+            self.batches[:] = planned
+        before.restore()
+        return self.once(compiled, options, recording)
 
     def _same(self, before: Snapshot, after: Snapshot, compiled: Compiled, variation: Variation) -> bool:
         """Execute with a variation; its poison also goes into undefined device memory. Is the outcome the same?"""

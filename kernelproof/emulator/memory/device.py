@@ -9,8 +9,9 @@ import numpy as np
 
 from kernelproof.emulator.memory.arena import Buffer
 from kernelproof.emulator.memory.device_flags import DeviceFlags
-from kernelproof.emulator.memory.device_hazards import DeviceHazards, GlobalAccess
+from kernelproof.emulator.memory.device_hazards import DeviceHazards
 from kernelproof.emulator.memory.device_state import DeviceState
+from kernelproof.emulator.memory.global_access import GlobalAccess
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, put, take
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, distinct, equal_bits

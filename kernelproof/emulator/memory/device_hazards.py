@@ -8,71 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
-from kernelproof.emulator.memory.arena import Buffer
 from kernelproof.emulator.memory.device_state import DeviceState
+from kernelproof.emulator.memory.global_access import GlobalAccess, OrderedTags, Origin
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, numbers, put, take
 from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, Run, Tags
 from kernelproof.emulator.state.arrays import SHIFT, Array
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.lane_releases import APART
 from kernelproof.emulator.state.participants import Participant
-from kernelproof.emulator.state.scopes import CHECKED, READ_MODIFY_WRITE, SIZE_SHIFT, Scope, scope_of
+from kernelproof.emulator.state.scopes import CHECKED, SIZE_SHIFT, Scope, scope_of
 from kernelproof.emulator.state.warp_clocks import WarpClocks
-
-
-class GlobalAccess(NamedTuple):
-    """An access of lanes (None: all) to ``width`` bytes of a buffer each, by instruction ``site``. ``offset``: in the
-    arena, per lane. ``strong``: see ``state.scopes``, 0: weak. ``form``: how the offsets lie in memory."""
-
-    buffer: Buffer
-    lanes: Array | None
-    offset: Array
-    width: int
-    site: int
-    strong: int = 0
-    form: Form = Form.SCATTERED
-
-    @property
-    def bytes(self) -> Places:
-        """Its bytes in the buffer; not for scattered accesses."""
-        if self.form is Form.PACKED:
-            start = int(self.offset[0]) - self.buffer.start
-            return slice(start, start + len(self.offset) * self.width)
-        return Rows(self.offset[::ROW] - self.buffer.start, ROW * self.width)
-
-
-class Origin(NamedTuple):
-    """Where the tags of an access's granules come from: the instructions that left them, if those are recorded, and the
-    sizes of strong accesses among them."""
-
-    sites: Array | None
-    granules: Places
-    sizes: Array | None = None
-
-    def site(self, element: int) -> int:
-        """The instruction of one element, -1 if it is not recorded."""
-        return -1 if self.sites is None else int(take(self.sites, self.granules)[element]) - 1
-
-    def by_site(self, bad: Array) -> list[Array]:
-        """The ``bad`` elements, by the instructions that have left their tags: each pair is a finding of its own."""
-        if self.sites is None:
-            return [bad]
-        sites = take(self.sites, self.granules)
-        return [bad & (sites == site) for site in np.unique(sites[bad])]
-
-    def matches_size(self, strong: int) -> Array | bool:
-        """Which of them, if strong, cover exactly the bytes that a strong access covers? Morally strong accesses must
-        overlap completely; read-modify-writes are atomic for each other whatever their sizes."""
-        size = strong >> SIZE_SHIFT
-        if self.sizes is None or not size:
-            return True
-        sizes = take(self.sizes, self.granules)
-        both_modify = sizes & size & READ_MODIFY_WRITE != 0
-        return np.asarray(both_modify | (sizes | READ_MODIFY_WRITE == size | READ_MODIFY_WRITE))
 
 
 class DeviceHazards:
@@ -92,8 +40,7 @@ class DeviceHazards:
         self._row_of_cta: dict[int, int] = {}
         # The tags that all lanes leave at one moment (tick and scope), kept because consecutive accesses share it.
         self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
-        # By kind of order: the last access of which granules were found to be ordered, and the tags of such granules.
-        self._last_ordered: dict[str, tuple[GlobalAccess, list[Array]]] = {}
+        self._ordered = OrderedTags()
 
     def before_read(self, access: GlobalAccess) -> None:
         """Check and tag a read. A strong read does not race with strong writes that its scope reaches."""
@@ -241,9 +188,9 @@ class DeviceHazards:
         kind: str = "global-race",
         reported: Array | None = None,
     ) -> Array | None:
-        """Report lanes whose access does not happen after the tagged one. ``differs``: which of them change the
-        content; writing what is already there races with nobody. ``reported``: lanes for whose access a race has been
-        reported, None if there are none; returns them with those of this call."""
+        """Report lanes whose access does not happen after the tagged one. ``differs``: which of them store another
+        value than the tagged access, if that is a store; two stores of one value do not race. ``reported``: lanes for
+        whose access a race has been reported, None if there are none; returns them with those of this call."""
         if not tags.any():
             return reported
         lanes = access.lanes
@@ -257,21 +204,21 @@ class DeviceHazards:
             bad &= ~reported
         if not bad.any():
             return reported
-        # The granules of a wide access mostly have the same tags, and so the same answer.
-        before, ordered = self._last_ordered.get(hazard, (None, []))
-        if access is before and not access.strong and any(np.array_equal(tags, each) for each in ordered):
+        reads = hazard == "write after read"
+        if not access.strong and self._ordered.has(lanes, tags, reads):
             return reported
         compared = 0 if access.strong & CHECKED else access.strong
         everyone = self.batch.everyone if lanes is None else lanes
-        bad &= self._unordered(everyone, tags, compared, hazard == "write after read", origin)
+        bad &= self._unordered(everyone, tags, compared, reads, origin)
         if not bad.any():
             # A wide access asks for each of its granules, and a write for the last reads of three kinds.
-            again = access.width > self.state.granule or hazard == "write after read"
+            again = access.width > self.state.granule or reads
             if again and not access.strong and reported is None:
-                self._last_ordered[hazard] = access, [*(ordered if access is before else ()), tags.copy()]
+                self._ordered.add(lanes, tags, reads)
             return reported
         if differs is not None:
-            bad &= differs()
+            # An atomic has another outcome behind the store than before it, even if it left this value by chance.
+            bad &= differs() | origin.are_atomics(tags)
         if not bad.any():
             return reported
         for part in origin.by_site(bad):
@@ -355,10 +302,10 @@ class DeviceHazards:
         if tags.is_read:
             origin = Origin(tags.read_at, touched, tags.read_sizes)
             tagged = take(tags.read, touched)
-            reported = self._check_order("write after read", tagged, access, origin, differs, reported=reported)
+            reported = self._check_order("write after read", tagged, access, origin, reported=reported)
         for earlier in tags.earlier.values():
             tagged, origin = take(earlier.tags, touched), Origin(earlier.at, touched)
-            reported = self._check_order("write after read", tagged, access, origin, differs, reported=reported)
+            reported = self._check_order("write after read", tagged, access, origin, reported=reported)
         return reported
 
     def _is_kept(self, access: GlobalAccess, keep: Callable[[Run], bool], size: Callable[[Places, int], None]) -> bool:
@@ -471,28 +418,40 @@ class DeviceHazards:
     ) -> None:
         """Report a race of those of an access's lanes that ``bad`` marks. ``strong``: the access's strength as far as
         it protects against races."""
-        batch, arena = self.batch, self.state.arena
+        batch = self.batch
         lanes = batch.everyone if access.lanes is None else access.lanes
         first = int(np.flatnonzero(bad)[0])
         cta, thread = divmod(int(tags[first]) & THREAD, batch.width)
-        index = self.launch.cta_index(cta)
         row, warp = batch.row_of[lanes[[first]]], batch.warp[lanes[[first]]]
-        relation = "in the same CTA" if index == batch.cta_index(int(row[0])) else "in another CTA"
+        same_cta = cta == int(batch.ctas[row[0]])
         both_strong = strong and int(tags[first]) >> SCOPE_SHIFT & SCOPE
         mixed = both_strong and not np.broadcast_to(origin.matches_size(strong), len(tags))[first]
         why = ": both are strong, but of different sizes" if mixed else ""
         tick = tags[[first]] >> TICK_SHIFT
-        if relation == "in the same CTA" and self.clocks.released_by_others(row, warp, np.array([thread]), tick)[0]:
+        if same_cta and self.clocks.released_by_others(row, warp, np.array([thread]), tick)[0]:
             why = f": {APART}"
         if int(tags[first]) >> TICK_SHIFT == UNDER_WAY:
             why = ": nothing has waited for that bulk store (cp.async.bulk.wait_group, without .read)"
-        batch.report_lanes(
+        offenders, site = lanes[bad], origin.site(first)
+        threads = batch.thread[offenders[batch.row_of[offenders] == row[0]]].tolist()
+        sides = [(access.site, batch.cta_index(int(row[0])), threads), (site, self.launch.cta_index(cta), [thread])]
+        if same_cta:
+            text = f"{hazard} by a thread in the same CTA"
+        else:
+            # Which of them comes first depends on the order of CTAs, so the findings do not say it.
+            text = f"{' and '.join(sorted(hazard.split(' after ')))} by threads of two CTAs"
+            if site > access.site:
+                sides.reverse()
+        (where, index, who), (other, other_index, others) = sides
+        self.launch.reports.add(
             kind,
-            f"{hazard} by a thread {relation}, with no barrier or release and acquire between{why}",
-            access.site,
-            lanes[bad],
-            int(access.offset[first]) + arena.base,
-            other=Participant(self.launch.site(origin.site(first)), index, (thread,)),
+            f"{text}, with no barrier or release and acquire between{why}",
+            where,
+            index,
+            sorted(who),
+            address=int(access.offset[first]) + self.state.arena.base,
+            count=len(offenders),
+            other=Participant(self.launch.site(other), other_index, tuple(others)),
         )
 
     def _bytes_differ(self, access: GlobalAccess, value: Array) -> Array:

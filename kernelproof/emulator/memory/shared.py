@@ -10,6 +10,7 @@ from kernelproof.emulator.memory.late_copies import ENDLESS, LateCopies, LateCop
 from kernelproof.emulator.memory.late_reads import LateRead
 from kernelproof.emulator.memory.located import Located
 from kernelproof.emulator.memory.shared_checks import Granules, SharedChecks
+from kernelproof.emulator.memory.shared_tags import any_granule
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import VOLATILE
@@ -208,9 +209,11 @@ class SharedMemory(SharedChecks):
         if not self.hazards:
             view[at] = value
             return
-        self._check_write(lanes, width, at, site, offset, lambda: equal_bits(view[at], value))
+        self._check_write(lanes, width, at, site, offset, lambda: self._is_same_store(width, at, value))
         tag = self.lane_tag if lanes is None else self.lane_tag[lanes]
         self.tag_written(width, at, tag, site, bool(strong))
+        if strong:
+            self.flag_rows(width)[at] = True
         self.recent.add(*self.extent, self.stamp)
         old = view[at] if strong and self.observed else None
         view[at] = value
@@ -226,6 +229,12 @@ class SharedMemory(SharedChecks):
                 self._report("shared-race", text, Granules(site, lane, np.arange(len(at)), offset), differ)
             # Of lanes that write the same, the first is named: that is the one which a warp lets release.
             self.tag_written(width, at[::-1], tag[::-1], strong=bool(strong))
+
+    def _is_same_store(self, width: int, at: Array, value: Array) -> Array:
+        """Per element: does a store of this value repeat the last one? An atomic has another outcome behind the store
+        than before it, even if it left this value by chance."""
+        same = equal_bits(self.views[width][at], value)
+        return same & (self._is_plain(at, width) | self.are_flags(at, width)) if self.strong_rows else same
 
     def write_pending(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> LateCopy:
         """Start a copy by threads into the elements ``at``, which were located last. They are poison until it lands."""
@@ -286,7 +295,7 @@ class SharedMemory(SharedChecks):
             return
         # Most elements were last written by an atomic, and no thread has read them since. They need no check.
         read = self.rows[width][1][at] >= max(self.fresh, 1)
-        todo = plain | (read.any(axis=1) if read.ndim > 1 else read)
+        todo = plain | any_granule(read)
         volatile = self.are_volatile(at, width)
         for part, reads in ((todo & ~volatile, True), (todo & volatile, False)):
             which = np.flatnonzero(part)
@@ -298,8 +307,7 @@ class SharedMemory(SharedChecks):
         """Which elements were last written by something other than an atomic or a flag write? Only those can race."""
         if not self.strong_rows:
             return np.ones(len(at), bool)
-        differ = self.rows[width][0][at] != self.strong_rows[width][at]
-        return np.asarray(differ.any(axis=1) if differ.ndim > 1 else differ)
+        return any_granule(self.rows[width][0][at] != self.strong_rows[width][at])
 
     def _poll(
         self, lanes: Array | None, at: Array, width: int, site: int, offset: Array, strong: int, values: Array

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelproof.emulator.memory.late_copies import undefined
-from kernelproof.emulator.memory.shared_tags import SharedTags
+from kernelproof.emulator.memory.shared_tags import SharedTags, any_granule
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.lane_releases import APART
@@ -110,7 +110,7 @@ class SharedChecks(SharedTags):
         can give the reads other values."""
         # UNWRITTEN and IN_FLIGHT are larger than every tick, so one comparison finds them too. ``max`` excludes tag 0.
         suspicious: Array = np.asarray(tags >= max(self.fresh, 1))
-        which = np.flatnonzero(suspicious.any(axis=1) if tags.ndim > 1 else suspicious)
+        which = np.flatnonzero(any_granule(suspicious))
         if which.size == 0:
             return
         flat, element = tags[which].reshape(-1), which
@@ -180,7 +180,7 @@ class SharedChecks(SharedTags):
         tags, reads = writer[at], latest[at]
         fresh = max(self.fresh, 1)
         hot = ((tags >= fresh) & (tags != self.UNWRITTEN)) | (reads >= fresh)
-        which = np.flatnonzero(hot.any(axis=1) if hot.ndim > 1 else hot)
+        which = np.flatnonzero(any_granule(hot))
         if which.size == 0:
             return
         per = tags.shape[1] if tags.ndim > 1 else 1

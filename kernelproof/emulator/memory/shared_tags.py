@@ -16,6 +16,11 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 LONG_AGO = 1
 
 
+def any_granule(of_elements: Array) -> Array:
+    """Which elements have it in any granule? Shape (elements,) or (elements, granules)."""
+    return np.asarray(of_elements.any(axis=1) if of_elements.ndim > 1 else of_elements)
+
+
 class SharedTags(SharedFlags):
     """The tags of a batch's shared memory, ``nbytes`` bytes in all.
 
@@ -69,8 +74,9 @@ class SharedTags(SharedFlags):
         # The same views of the tag that each granule got at its last atomic or flag write, once there is one. A granule
         # whose tag differs was last written by a plain access.
         self.strong_rows: dict[int, Array] = {}
-        # Granules that volatile loads have read, once there are any.
+        # Granules that volatile loads have read, and those that stores have used as flags, once there are any.
         self.volatile: Array | None = None
+        self.flagged: Array | None = None
         self.actor, self.collective, self.reader_column = self._actors()
         self.recorded = self._make_recorded(n) if self.launch.recording else None
 
@@ -140,12 +146,19 @@ class SharedTags(SharedFlags):
             self.volatile = np.zeros(len(self.writer), bool)
         return self.volatile.reshape(self.rows[width][0].shape)
 
+    def flag_rows(self, width: int) -> Array:
+        """The granules that stores have used as flags, by element like ``rows``."""
+        if self.flagged is None:
+            self.flagged = np.zeros(len(self.writer), bool)
+        return self.flagged.reshape(self.rows[width][0].shape)
+
     def are_volatile(self, at: Array, width: int) -> Array:
         """Which elements have volatile loads read?"""
-        if self.volatile is None:
-            return np.zeros(len(at), bool)
-        rows: Array = self.volatile_rows(width)[at]
-        return np.asarray(rows.any(axis=1) if rows.ndim > 1 else rows)
+        return np.zeros(len(at), bool) if self.volatile is None else any_granule(self.volatile_rows(width)[at])
+
+    def are_flags(self, at: Array, width: int) -> Array:
+        """Which elements have stores used as flags?"""
+        return np.zeros(len(at), bool) if self.flagged is None else any_granule(self.flag_rows(width)[at])
 
     def last_writers(self, width: int, at: Array) -> Array:
         """The tag of the last write to the first granule of each element."""

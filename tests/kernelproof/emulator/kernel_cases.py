@@ -234,6 +234,14 @@ WRONG_SHARED = [
         "s + threadIdx.x * 5",
     ),
     (
+        Case(SHARED, "atomic_and_same_store", 1, 64, [Out(np.empty(64, np.int32))], {"shared-race"}),
+        "*word = 1;",
+    ),
+    (
+        Case(SHARED, "atomic_and_same_store_global", 1, 64, [InOut(np.zeros(1, np.int32))], {"global-race"}),
+        "*word = 1;",
+    ),
+    (
         Case(SHARED, "different_value_writers", 1, 64, [Out(np.empty(64, np.int32))], {"shared-race"}),
         "flag = threadIdx.x;",
     ),

@@ -53,3 +53,24 @@ extern "C" __global__ void interpret(const int* programs, const int* order, cons
   }
   out[work * THREADS + t] = sum;
 }
+
+// The same for CTAs of 64 threads that share all words of x, with stores that may leave the value which is there.
+extern "C" __global__ void share(const int* programs, const int* order, int* x, int* out, int longest) {
+  int t = threadIdx.x, work = order[blockIdx.x], sum = work;
+  for (int step = 0; step < longest; step++) {
+    int op = programs[work * longest + step];
+    if (op == 0) break;
+    int* word = x + (op & 1) * 64;
+    switch (op / 2) {
+      case 1: sum += word[t]; break;
+      case 2: sum += word[(t + 1) % 64]; break;
+      case 3: word[t] = sum; break;
+      case 4: word[(t + 32) % 64] = sum + t; break;
+      case 5: word[t] = 1; break;
+      case 6: atomicAdd(word + t, 1); break;
+      case 7: __threadfence(); break;
+      case 8: __syncthreads(); break;
+    }
+  }
+  out[work * 64 + t] = sum;
+}

@@ -108,6 +108,21 @@ extern "C" __global__ void same_value_writers(int* out) {
   __syncthreads();
   out[threadIdx.x] = flag;
 }
+// The sum is 1 or 2: the atomic may come before the store, and leaves what that writes if it does.
+template <typename T>
+__device__ __forceinline__ void add_and_store(T* word) {
+  if (threadIdx.x == 0) atomicAdd(word, 1);
+  if (threadIdx.x == 32) *word = 1;
+}
+extern "C" __global__ void atomic_and_same_store(int* out) {
+  __shared__ int word;
+  if (threadIdx.x == 0) word = 0;
+  __syncthreads();
+  add_and_store(&word);
+  __syncthreads();
+  out[threadIdx.x] = word;
+}
+extern "C" __global__ void atomic_and_same_store_global(int* word) { add_and_store(word); }
 extern "C" __global__ void different_value_writers(int* out) {
   __shared__ int flag;
   flag = threadIdx.x;

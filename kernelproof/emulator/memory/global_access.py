@@ -1,0 +1,103 @@
+"""Accesses of lanes to global memory: where they go, what earlier ones left there, and which of those come before."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kernelproof.emulator.memory.arena import Buffer
+from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, take
+from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT
+from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.scopes import READ_MODIFY_WRITE, SIZE_SHIFT
+
+
+class GlobalAccess(NamedTuple):
+    """An access of lanes (None: all) to ``width`` bytes of a buffer each, by instruction ``site``. ``offset``: in the
+    arena, per lane. ``strong``: see ``state.scopes``, 0: weak. ``form``: how the offsets lie in memory."""
+
+    buffer: Buffer
+    lanes: Array | None
+    offset: Array
+    width: int
+    site: int
+    strong: int = 0
+    form: Form = Form.SCATTERED
+
+    @property
+    def bytes(self) -> Places:
+        """Its bytes in the buffer; not for scattered accesses."""
+        if self.form is Form.PACKED:
+            start = int(self.offset[0]) - self.buffer.start
+            return slice(start, start + len(self.offset) * self.width)
+        return Rows(self.offset[::ROW] - self.buffer.start, ROW * self.width)
+
+
+class Origin(NamedTuple):
+    """Where the tags of an access's granules come from: the instructions that left them, if those are recorded, and the
+    sizes of strong accesses among them."""
+
+    sites: Array | None
+    granules: Places
+    sizes: Array | None = None
+
+    def site(self, element: int) -> int:
+        """The instruction of one element, -1 if it is not recorded."""
+        return -1 if self.sites is None else int(take(self.sites, self.granules)[element]) - 1
+
+    def by_site(self, bad: Array) -> list[Array]:
+        """The ``bad`` elements, by the instructions that have left their tags: each pair is a finding of its own."""
+        if self.sites is None:
+            return [bad]
+        sites = take(self.sites, self.granules)
+        return [bad & (sites == site) for site in np.unique(sites[bad])]
+
+    def are_atomics(self, tags: Array) -> Array:
+        """Which of the tagged accesses are read-modify-writes?"""
+        if self.sizes is None:
+            return np.zeros(len(tags), bool)
+        strong = tags >> SCOPE_SHIFT & SCOPE != 0
+        return np.asarray(strong & (take(self.sizes, self.granules) & READ_MODIFY_WRITE != 0))
+
+    def matches_size(self, strong: int) -> Array | bool:
+        """Which of them, if strong, cover exactly the bytes that a strong access covers? Morally strong accesses must
+        overlap completely; read-modify-writes are atomic for each other whatever their sizes."""
+        size = strong >> SIZE_SHIFT
+        if self.sizes is None or not size:
+            return True
+        sizes = take(self.sizes, self.granules)
+        both_modify = sizes & size & READ_MODIFY_WRITE != 0
+        return np.asarray(both_modify | (sizes | READ_MODIFY_WRITE == size | READ_MODIFY_WRITE))
+
+
+class OrderedTags:
+    """Tags of accesses that happen before the present of some lanes, each lane's one in its place. They happen before
+    all that these lanes do later, too, so no lane is asked twice about the granules of one access, or about several
+    buffers that are used alike. ``reads``: the tags are of reads."""
+
+    KEPT = 4
+
+    def __init__(self) -> None:
+        self._lanes: Array | None = None
+        self._tags: dict[bool, list[Array]] = {}
+
+    def has(self, lanes: Array | None, tags: Array, reads: bool) -> bool:
+        """Are these tags known to be ordered before these lanes (None: all)?"""
+        known = self._tags.get(reads)
+        if not known or not _equal(lanes, self._lanes):
+            return False
+        return any(_equal(tags, each) for each in known)
+
+    def add(self, lanes: Array | None, tags: Array, reads: bool) -> None:
+        """These tags are ordered before these lanes."""
+        if not _equal(lanes, self._lanes):
+            self._lanes = lanes
+            self._tags.clear()
+        self._tags[reads] = [tags.copy(), *self._tags.get(reads, ())[: self.KEPT - 1]]
+
+
+def _equal(a: Array | None, b: Array | None) -> bool:
+    if a is b or a is None or b is None:
+        return a is b
+    return len(a) == len(b) and a[0] == b[0] and bool((a == b).all())
