@@ -191,9 +191,9 @@ class DeviceHazards:
         """Report lanes whose access does not happen after the tagged one. ``differs``: which of them store another
         value than the tagged access, if that is a store; two stores of one value do not race. ``reported``: lanes for
         whose access a race has been reported, None if there are none; returns them with those of this call."""
-        if not tags.any():
+        lanes, reads = access.lanes, hazard == "write after read"
+        if (not access.strong and self._ordered.has(lanes, tags, reads)) or not tags.any():
             return reported
-        lanes = access.lanes
         # The tests are in order of cost, and each leaves fewer lanes. Most lanes touch granules that only they have
         # touched; tag 0 means that nobody has.
         bad = (tags & THREAD) != (self.batch.gthread if lanes is None else self.batch.gthread[lanes])
@@ -203,9 +203,6 @@ class DeviceHazards:
         if reported is not None:
             bad &= ~reported
         if not bad.any():
-            return reported
-        reads = hazard == "write after read"
-        if not access.strong and self._ordered.has(lanes, tags, reads):
             return reported
         compared = 0 if access.strong & CHECKED else access.strong
         everyone = self.batch.everyone if lanes is None else lanes

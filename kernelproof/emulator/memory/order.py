@@ -166,9 +166,11 @@ class GlobalOrder:
     def known_to(self, cta: int, warps: Iterable[int], threads: Array) -> WarpView:
         """What these warps of a CTA know, taken together, with what these ``threads`` of them have fenced."""
         out = WarpView()
-        for warp in warps:
-            if (cta, warp) in self.views:
-                out = out.joined(self.view(cta, warp))
+        views = [self.view(cta, warp) for warp in warps if (cta, warp) in self.views]
+        # Warps that have met, and learned nothing since, share their clocks.
+        apart = {(id(view.acquired), id(view.pending), id(view.published), id(view.fences)): view for view in views}
+        for view in apart.values():
+            out = out.joined(view)
         fenced = self.fenced.get(cta)
         if fenced is None:
             return out
