@@ -122,14 +122,19 @@ class HostOrder:
         watch.pages = pages
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Surround a host function that is itself work on a stream: it may touch what earlier work there has."""
-        view = self.memory.view
-        for buffer, watch in self.watches.items():
+    def acting(self, clock: Clock) -> Iterator[None]:
+        """Surround a host function that is itself work on a stream, with the stream's clock: it may touch what comes
+        before it there, and no more."""
+        host, watches, view = self.host, dict(self.watches), self.memory.view
+        self.host = self.own.host = clock
+        for buffer, watch in watches.items():
             if view is not None:
-                self._protect(view, buffer, watch, np.full_like(watch.pages, Allowed.FULL))
-            watch.stale = True
+                self._follow(view, buffer, watch, self._pending(buffer))
         yield
+        self.host = self.own.host = host
+        self.watches.update(watches)
+        for watch in self.watches.values():
+            watch.stale = True
         self.settle()
 
     # --- accesses ---

@@ -70,10 +70,12 @@ class OwnMemory:
         protected? Else they are open from now on."""
         page = address // PAGE * PAGE
         near = [copied for copied in self.copies if copied.meets(page, address + count - page + PAGE)]
-        used = [c for c in near if c.meets(address, count) and (writes or c.access.written is not None)]
+        # A host function on a stream may know of copies that the rest of the host does not know to be over.
+        pending = [copied for copied in near if not copied.access.is_over(self.host)]
+        used = [c for c in pending if c.meets(address, count) and (writes or c.access.written is not None)]
         for copied in used:
             self.report(copied, max(address, copied.address), writes)
-        if not used and count == 1 and self._alone(page, near):
+        if not used and count == 1 and self._alone(page, pending):
             return True
         self._drop(near)
         return False

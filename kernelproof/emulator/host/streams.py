@@ -248,8 +248,8 @@ class Streams:
         plain = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(a[1])
         with_status = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(a[1])
 
-        def work(_: int) -> int:
-            with self.order.suspended():
+        def work(on: int) -> int:
+            with self.order.acting(dict(self._issue(self._number(on)))):
                 if callback:
                     with_status(stream, SUCCESS, data)
                 else:

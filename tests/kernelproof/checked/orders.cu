@@ -70,7 +70,7 @@ static cudaGraphExec_t branches(int first, int second, bool joined) {
   cudaGraphInstantiate(&executable, graph, 0);
   return executable;
 }
-static void sum_into(void *p) { *(int *)p = sum(h); }
+static void sum_into(void *p) { *(int *)p = sum(h); }  // here host function elsewhere
 static void CUDART_CB sum_callback(cudaStream_t, cudaError_t, void *p) { *(int *)p = sum(h); }
 
 static std::map<std::string, void (*)()> cases = {
@@ -112,6 +112,19 @@ static std::map<std::string, void (*)()> cases = {
     {"pinned write", [] {
        cudaMemcpyAsync(h, d, bytes, cudaMemcpyDeviceToHost, s);  // there pinned write
        h[9] = 1;  // here pinned write
+       cudaStreamSynchronize(s);
+     }},
+    {"host function elsewhere", [] {
+       static int result;
+       cudaMemcpyAsync(h, d, bytes, cudaMemcpyDeviceToHost, s);  // there host function elsewhere
+       cudaLaunchHostFunc(t, sum_into, &result);
+       cudaStreamSynchronize(s);
+     }},
+    {"pinned read under a host function", [] {
+       static int result;
+       cudaMemcpyAsync(h, d, bytes, cudaMemcpyDeviceToHost, s);  // there pinned read under a host function
+       cudaLaunchHostFunc(s, sum_into, &result);
+       sink = h[7];  // here pinned read under a host function
        cudaStreamSynchronize(s);
      }},
     {"source", [] {
@@ -470,6 +483,26 @@ static std::map<std::string, void (*)()> cases = {
        fill_all(d, s);
        cudaMemcpyAsync(h, d, bytes, cudaMemcpyDeviceToHost, s);
        cudaLaunchHostFunc(s, sum_into, &result);
+       cudaStreamSynchronize(s);
+       must(result, total_of_all);
+     }},
+    {"r host function behind an event", [] {
+       static int result;
+       fill_all(d, s);
+       cudaMemcpyAsync(h, d, bytes, cudaMemcpyDeviceToHost, s);
+       cudaEventRecord(event, s);
+       cudaStreamWaitEvent(t, event, 0);
+       cudaLaunchHostFunc(t, sum_into, &result);
+       cudaStreamSynchronize(t);
+       must(result, total_of_all);
+       must(sum(h), total_of_all);
+     }},
+    {"r host function on own memory", [] {
+       static std::vector<int> own(1 << 16);
+       static int result;
+       fill_all(d, s);
+       cudaMemcpyAsync(own.data(), d, bytes, cudaMemcpyDeviceToHost, s);
+       cudaLaunchHostFunc(s, [](void *p) { *(int *)p = sum(own.data()); }, &result);
        cudaStreamSynchronize(s);
        must(result, total_of_all);
      }},
