@@ -41,7 +41,7 @@ class Edit(NamedTuple):
             return edited
         origin = self.record.origin
         differing = tuple(sorted({*origin.changed, *touched & after.keys()}))
-        return edited.at(edited.problem, origin=Origin(source=origin.source, structure="modelled", changed=differing))
+        return edited.at(edited.problem, origin=Origin(source=origin.source, structure="edited", changed=differing))
 
 
 def edit(record: Record, values: Mapping[str, Any]) -> Edit:

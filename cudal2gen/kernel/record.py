@@ -23,7 +23,7 @@ from kernelproof.ground.integers import ceil_div
 from kernelproof.ground.schema import Schema
 
 Fields = dict[str, Any]  # names of record fields and their values, as JSON has them
-Structure = Literal["exact", "nearest", "tuned", "modelled"]
+Structure = Literal["exact", "nearest", "tuned", "modelled", "edited"]
 STRUCTURES: tuple[Structure, ...] = get_args(Structure)
 FAMILY = Field(description="kernel family: the template, and what the fields below mean")
 
@@ -35,7 +35,8 @@ class Origin(Schema):
     structure: Annotated[
         Structure,
         Field(
-            description="exact: as published; nearest: of the nearest published; tuned: measured; modelled: by a model"
+            description="exact: as published; nearest: of the nearest published; tuned: chosen by measured times; "
+            "modelled: chosen by modelled times; edited: changed by hand, or for other operands"
         ),
     ]
     changed: Annotated[tuple[str, ...], Field(description="fields that differ from the source")]

@@ -100,7 +100,7 @@ def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> t
     best, how = min(pairs, key=lambda pair: _copies(pair[1], problem, sizes))
     if best == record:
         return record, how
-    origin = Origin(source=record.origin.source, structure="modelled", changed=changed_fields(record, best))
+    origin = Origin(source=record.origin.source, structure="edited", changed=changed_fields(record, best))
     return best.at(problem, origin=origin), how
 
 

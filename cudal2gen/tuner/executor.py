@@ -33,6 +33,17 @@ class Job(NamedTuple):
     effort: Effort
 
 
+class NoAnswer(NamedTuple):
+    """Why a process gave no answer, and the outcome that its trial has then.
+
+    ``retry``: the worker or the node may be at fault in place of the job.
+    """
+
+    reason: str
+    outcome: Outcome
+    retry: bool = False
+
+
 class Executor(EvaluationPlace, Protocol):
     """Evaluates jobs, one measurement at a time on each GPU. A job's trials are one for each record, in their order.
 
@@ -136,11 +147,10 @@ class Worker:
             return answer
         if len(job.records) > 1:
             return [trial for record in job.records for trial in self._evaluate(job._replace(records=(record,)))]
-        outcome: Outcome = "time-out" if answer.startswith("no answer") else "wrong result"
-        return [trial_of(self, job.problem, job.records[0], job.effort, outcome, reason=answer)]
+        return [trial_of(self, job.problem, job.records[0], job.effort, answer.outcome, reason=answer.reason)]
 
     def _ask(self, question: Any) -> Any:
-        """The trials; or a sentence that says why there are none, and then the process has ended."""
+        """The trials; or a ``NoAnswer``, and then the process has ended."""
         return self._answer(self._connection(), question, self._seconds)
 
     def _answer(self, worker: workers.Worker, question: Any, seconds: float) -> Any:
@@ -148,13 +158,13 @@ class Worker:
             worker.pipe.send(question)
             if not worker.pipe.poll(seconds):
                 self._end()
-                return f"no answer within {seconds:g} s"
+                return NoAnswer(f"no answer within {seconds:g} s", "time-out")
             answer = worker.pipe.recv()
         except (EOFError, OSError):
             death = worker.death()
             self._end()
-            return f"the process that ran it {death}"
-        if isinstance(answer, str):
+            return NoAnswer(f"the process that ran it {death}", "wrong result")
+        if isinstance(answer, NoAnswer):
             # After an exception the environment's state is undefined.
             self._end()
         return answer
@@ -166,7 +176,7 @@ class Worker:
             worker = self._worker = workers.Worker("spawn", _serve, self._make)
             answer = self._answer(worker, None, START_SECONDS)
             if not isinstance(answer, tuple):
-                raise RuntimeError(f"the evaluation's process did not start: {answer}")
+                raise RuntimeError(f"the evaluation's process did not start: {answer.reason}")
             self.name, self.on = answer
             return worker
         return self._worker
@@ -196,4 +206,5 @@ def _serve(pipe: Connection, make: Callable[[], Environment]) -> None:
             else:
                 pipe.send(environment.evaluate(*question))
         except Exception as error:
-            pipe.send(f"{type(error).__name__}: {error or traceback.format_exc(limit=1)}")
+            reason = f"{type(error).__name__}: {error or traceback.format_exc(limit=1)}"
+            pipe.send(NoAnswer(reason, "wrong result"))

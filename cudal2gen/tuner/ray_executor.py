@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 
 from cudal2gen import places, results
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.results import Effort, Outcome, Source, Trial, Verdict
+from cudal2gen.results import Effort, Source, Trial, Verdict
 from cudal2gen.tuner.environment import Environment, trial_of
-from cudal2gen.tuner.executor import Job
+from cudal2gen.tuner.executor import Job, NoAnswer
 from kernelproof.ground.errors import MissingTool
 from kernelproof.ground.version import __version__
 
@@ -52,15 +52,6 @@ class Answer(NamedTuple):
 
     trials: list[Trial]
     verdicts: list[Verdict]
-
-
-class Loss(NamedTuple):
-    """Why a job has no answer, and the outcome that its trial has then. ``retry``: the worker or the node may be at
-    fault in place of the job."""
-
-    reason: str
-    outcome: Outcome
-    retry: bool
 
 
 def compiled(records: Sequence[Record]) -> Parcel:
@@ -297,20 +288,20 @@ class RayExecutor:
 
     def _evaluate(self, job: Job, rank: int) -> list[Trial]:
         """A job's trials, in spite of lost workers. Raises Unreachable."""
-        loss = Loss("", "time-out", retry=True)
+        failure = NoAnswer("", "time-out", retry=True)
         for _ in range(self._losses):
             answer = self._ask(job, rank)
             if isinstance(answer, list):
                 return answer
-            loss = answer
-            if not loss.retry:
+            failure = answer
+            if not failure.retry:
                 break
         if len(job.records) > 1:
             alone = [job._replace(records=(record,)) for record in job.records]
             return [trial for job in alone for trial in self._evaluate(job, rank)]
-        return [trial_of(self, job.problem, job.records[0], job.effort, loss.outcome, reason=loss.reason)]
+        return [trial_of(self, job.problem, job.records[0], job.effort, failure.outcome, reason=failure.reason)]
 
-    def _ask(self, job: Job, rank: int) -> list[Trial] | Loss:
+    def _ask(self, job: Job, rank: int) -> list[Trial] | NoAnswer:
         """One attempt, on a worker that has just answered a ping."""
         errors = self._ray.exceptions
         try:
@@ -318,21 +309,21 @@ class RayExecutor:
         except errors.RayTaskError as error:
             raise Unreachable(f"kernels cannot be compiled on the cluster: {_first_line(error.cause)}") from None
         except errors.RayError as error:
-            return Loss(f"the worker that compiled it was lost: {_first_line(error)}", "compile error", retry=True)
+            return NoAnswer(f"the worker that compiled it was lost: {_first_line(error)}", "compile error", retry=True)
         actor = self._idle_worker(rank)
         pending = actor.evaluate.remote(job.problem, job.records, job.effort, parcel)
         try:
             answer: Answer = self._ray.get(pending, timeout=self._seconds)
         except errors.GetTimeoutError:
             self._drop(actor)
-            return Loss(f"no answer within {self._seconds:g} s", "time-out", retry=False)
+            return NoAnswer(f"no answer within {self._seconds:g} s", "time-out", retry=False)
         except errors.RayTaskError as error:
             # After an exception the state of the environment is unknown.
             self._drop(actor)
-            return Loss(f"{type(error.cause).__name__}: {_first_line(error.cause)}", "wrong result", retry=False)
+            return NoAnswer(f"{type(error.cause).__name__}: {_first_line(error.cause)}", "wrong result", retry=False)
         except errors.RayError as error:
             self._drop(actor)
-            return Loss(f"the worker that ran it was lost: {_first_line(error)}", "wrong result", retry=True)
+            return NoAnswer(f"the worker that ran it was lost: {_first_line(error)}", "wrong result", retry=True)
         self._idle.put(actor)
         with self._lock:
             self._keep(answer.verdicts)

@@ -465,7 +465,7 @@ def test_a_table_is_what_was_dumped() -> None:
 def test_a_record_is_fitted_to_a_problem(sizes: tuple[int, int, int], padding: str) -> None:
     fit = catalog.nearest(problem(*sizes, acc="f16"), [small()])
     assert (fit.record.m, fit.record.n, fit.record.k, fit.record.padding) == (*sizes, padding)
-    assert fit.record.origin.structure == "modelled"
+    assert fit.record.origin.structure == "edited"
     how = {"none": "", "predicate": ", predicated", "pad": ", padded to 64_64_256 by copies of A and B"}[padding]
     assert fit.note == f"no record for a100 f16 tn {sizes[0]}_{sizes[1]}_{sizes[2]}; taking that of 64_64_256{how}"
     own = catalog.nearest(small().problem, [small()])

@@ -94,7 +94,7 @@ def test_another_family_starts_from_a_plain_record() -> None:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["record"]["family"] == "sm90_wgmma"
-    assert facts["record"]["origin"]["structure"] == "modelled"
+    assert facts["record"]["origin"]["structure"] == "edited"
     assert (facts["derived"]["arch"], facts["derived"]["entry_registers"]) == ("sm_90a", 168)
     assert facts["derived"]["cluster_ctas"] == 2, "large products share operands in pairs"
     changed = run(
@@ -112,7 +112,7 @@ def test_edit_writes_a_checked_change(own_catalog: dict[str, str]) -> None:
     assert done.returncode == 0, done.stderr
     record = json.loads(run("show", "--mnk", "4096_4096_64", "--json", env=own_catalog).stdout)["record"]
     assert record["prefetch"] == {"kind": "none", "distance": None}
-    assert record["origin"]["structure"] == "modelled"
+    assert record["origin"]["structure"] == "edited"
     assert "prefetch" in record["origin"]["changed"]
     assert len(Path(own_catalog["CUDAL2GEN_CATALOG"]).read_text().splitlines()) == 11057
 

@@ -409,6 +409,7 @@ def test_without_measurements_a_report_names_its_files_and_counts_what_there_is(
     chosen = [record for record in records if record.problem.types == "f16"]
     assert of_records["h200 f16 tn"] == {
         "all": str(len(chosen)), "exact": "0", "nearest": "0", "tuned": "0", "modelled": str(len(chosen)),
+        "edited": "0",
     }  # fmt: skip
     assert list(of_verdicts["in PTX"].values()) == ["2", "0"]
     assert list(of_verdicts["in machine code"].values()) == ["1", "0"]

@@ -134,7 +134,7 @@ def test_a_gpu_without_records_is_lent_some_and_says_whose(gpu: str, acc: str, l
     assert f"that of {lender} 1024_1024_1024 stands in" in match.note
     assert "mma.sync" not in match.note, "at all of the tensor cores' rate"
     assert match.record.arch == arch
-    assert match.record.origin.structure == "modelled"
+    assert match.record.origin.structure == "edited"
     library = catalog.library(gpu, acc, "tn")
     assert len(library) > 900
     assert {record.gpu for record in library} == {gpu}

@@ -23,6 +23,7 @@ from cudal2gen.generation.compiler import Artifact, BuildError
 from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record
 from cudal2gen.results import Outcome, Verdict
+from cudal2gen.tuner.executor import NoAnswer
 from cudal2gen.tuner.writing import review
 from cudal2gen.tuner.writing.contract import description
 from kernelproof.grading import RULES as GRADE_RULES
@@ -173,9 +174,10 @@ def _report(findings: Sequence[Finding], not_checked: Sequence[str], offset: int
 def _judged(record: Record, artifact: Artifact, library: Path, bounds: Bounds) -> Proof:
     """The emulator's verdict on the problems that stress every record of the catalog."""
     answer = bounded(validator.emulated.validate, (record, artifact, library), bounds)
-    if isinstance(answer, str):
-        outcome: Outcome = "time-out" if answer.startswith("did not end") else "wrong result"
-        return Proof(outcome, f"its verdict {answer}", f"the emulator's verdict {answer}", artifact)
+    if isinstance(answer, NoAnswer):
+        return Proof(
+            answer.outcome, f"its verdict {answer.reason}", f"the emulator's verdict {answer.reason}", artifact
+        )
     assert isinstance(answer, Verdict)
     if answer.passed:
         return Proof("measured", artifact=artifact, verdict=answer, counters=answer.counters)
@@ -186,21 +188,18 @@ def _judged(record: Record, artifact: Artifact, library: Path, bounds: Bounds) -
 
 
 def bounded(function: Callable[..., Any], arguments: tuple[object, ...], bounds: Bounds) -> Any:
-    """Calls a function of this package in a process of its own, and returns its answer.
-
-    If the process exceeds its limits or dies, the answer is a string that says how, as the rest of a sentence.
-    """
+    """Calls a function of this package in a process of its own. Returns its answer, or why the process gave none."""
     worker = Worker("fork", _serve, function, arguments)
     watch = process_tree.Watch(worker.pid, bounds.seconds, bounds.gib)
     try:
         while not worker.pipe.poll(STEP_S):
             if limit := watch.passed():
                 if limit == "memory":
-                    return f"needs more than {bounds.gib:g} GiB"
-                return f"did not end within {bounds.seconds:g} s"
+                    return NoAnswer(f"needs more than {bounds.gib:g} GiB", "wrong result")
+                return NoAnswer(f"did not end within {bounds.seconds:g} s", "time-out")
         return worker.pipe.recv()
     except (EOFError, OSError):
-        return worker.death()
+        return NoAnswer(worker.death(), "wrong result")
     finally:
         with suppress(ProcessLookupError):
             process_tree.kill_session(worker.pid)
@@ -212,4 +211,4 @@ def _serve(pipe: Connection, function: Callable[..., Any], arguments: tuple[obje
     try:
         pipe.send(function(*arguments))
     except Failure as error:
-        pipe.send(f"failed: {error}")
+        pipe.send(NoAnswer(f"failed: {error}", "wrong result"))
