@@ -7,17 +7,22 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # The tests start hundreds of processes. Without bytecode on disk, as some containers ask, each compiles all modules: 2 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick gpu-test gpu-day gpu-rehearsal thorough torch-matrix mutants check browser goldens release clean
+.PHONY: demo test quick pytest gpu-test gpu-day gpu-rehearsal thorough torch-matrix mutants check browser goldens release clean
 
 demo: .venv/demo
 	$(BIN)/cudal2gen run --mnk 64_256_256
 
-test: .venv/dev browser check
-	$(PYTEST)
+# What waits for the network goes side by side, and so do the types, which one core checks, and the tests.
+test:
+	$(MAKE) --no-print-directory -j2 .venv/dev browser
+	$(MAKE) --no-print-directory -j2 check pytest
 
 # For daily work: what is not marked slow; every room has such tests.
-quick: .venv/dev check
-	$(PYTEST) -m "not slow"
+quick: .venv/dev
+	$(MAKE) --no-print-directory -j2 check pytest SELECTED='-m "not slow"'
+
+pytest: .venv/dev
+	$(PYTEST) $(SELECTED)
 
 # On a machine with a GPU: every path of the templates right on it, adversaries caught, streams, graphs, the launcher's
 # refusals, compute-sanitizer, and the emulator bit for bit. A few minutes, most of it compiling; nothing is stored.
@@ -82,14 +87,19 @@ goldens: .venv/dev
 release: .venv/dev
 	$(BIN)/python scripts/release.py
 
-.venv/demo: pyproject.toml constraints.txt
+# Python compiles the modules that it imports; pip would compile all, which takes longer than to install them.
+PIP := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt
+
+$(BIN)/python:
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nvcc]'
+
+.venv/demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[nvcc]'
 	touch $@
 
-.venv/dev: .venv/demo
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nvcc,gpu,dev]'
-	touch $@
+.venv/dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[nvcc,gpu,dev]'
+	touch .venv/demo $@
 
 clean:
 	rm -rf .venv build dist

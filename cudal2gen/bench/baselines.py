@@ -31,6 +31,7 @@ from cudal2gen.kernel.problem import AlongK, along_k
 from cudal2gen.launch.gpu import Absent, Binder, Call, Contender, GpuError, MeasuringDevice, Race
 from cudal2gen.launch.operands import Operands
 from kernelproof.ground.element import F16, Element, element_of, output_of
+from kernelproof.ground.errors import installation
 
 if TYPE_CHECKING:
     import torch
@@ -571,7 +572,7 @@ def _check_vendor() -> None:
         cublasLt.get_version()
     except Exception as error:
         raise GpuError(
-            f"cuBLAS and cuBLASLt cannot be called ({type(error).__name__}: {error}): pip install 'cudal2gen[gpu]', "
+            f"cuBLAS and cuBLASLt cannot be called ({type(error).__name__}: {error}): {installation('gpu')}, "
             f"or choose --baselines without them"
         ) from None
 

@@ -21,7 +21,7 @@ from cudal2gen.kernel.fusion import NONE, PLAIN
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import note, refuse
 from kernelproof.ground.command_line.options import Json
-from kernelproof.ground.errors import MissingTool
+from kernelproof.ground.errors import MissingTool, installation
 from kernelproof.ground.files import write
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def list_products(
     Without --real the model runs on tensors without data, so neither its weights nor a GPU are needed.
     """
     if find_spec("torch") is None:
-        raise MissingTool("torch is missing, which runs the model: pip install 'cudal2gen[gpu]'")
+        raise MissingTool(f"torch is missing, which runs the model: {installation('gpu')}")
     from cudal2gen.operators import shapes
 
     products = shapes.collect(shapes.find_model(model), fake=not real, any_type=any_type)

@@ -21,7 +21,7 @@ from kernelproof.ground.chips import GPUS, CardFacts
 from kernelproof.ground.command_line.groups import verb
 from kernelproof.ground.command_line.messages import EXIT_TOOL
 from kernelproof.ground.command_line.options import Json
-from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.errors import WrongInput, installation
 
 if TYPE_CHECKING:
     from cudal2gen.pack import Pack, Search
@@ -138,7 +138,7 @@ def _vendor() -> Check:
     try:
         return Check(True, f"nvmath {metadata.version('nvmath-python')}: bench times cuBLASLt's algorithms")
     except metadata.PackageNotFoundError:
-        return Check(False, "without nvmath bench compares with torch and cuBLAS only: pip install 'cudal2gen[gpu]'")
+        return Check(False, f"without nvmath bench compares with torch and cuBLAS only: {installation('gpu')}")
 
 
 def _calls(packs: Mapping[str, Pack]) -> Check:

@@ -18,7 +18,7 @@ from cudal2gen.cli import tuner_settings
 from cudal2gen.cli.tuner_settings import SettingsFile, TunerSettings
 from cudal2gen.kernel import Problem, Record
 from kernelproof.ground.command_line.messages import note, refuse
-from kernelproof.ground.errors import MissingTool
+from kernelproof.ground.errors import MissingTool, installation
 
 if TYPE_CHECKING:
     from cudal2gen.results import Source
@@ -145,7 +145,7 @@ class Trials:
                 keep=ray_executor.keep_verdicts,
             )
         except ImportError:
-            raise MissingTool("search.ray in --settings needs Ray: pip install 'cudal2gen[ray]'") from None
+            raise MissingTool(f"search.ray in --settings needs Ray: {installation('ray')}") from None
 
 
 @dataclass(frozen=True)

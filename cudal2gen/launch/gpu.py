@@ -35,7 +35,7 @@ from cudal2gen.results import EXCEEDED, Environment
 from kernelproof.ground import toolchain
 from kernelproof.ground.chips import GPUS, CardFacts, runs
 from kernelproof.ground.element import F16
-from kernelproof.ground.errors import MissingTool
+from kernelproof.ground.errors import MissingTool, installation
 
 if TYPE_CHECKING:
     import torch
@@ -353,7 +353,7 @@ class Card:
         try:
             import torch
         except ImportError:
-            raise GpuError("torch is missing, which runs kernels on a GPU: pip install 'cudal2gen[gpu]'") from None
+            raise GpuError(f"torch is missing, which runs kernels on a GPU: {installation('gpu')}") from None
         if not torch.cuda.is_available():
             raise GpuError(NO_DEVICE)
         if index >= torch.cuda.device_count():
@@ -440,7 +440,7 @@ class Card:
         try:
             import pynvml
         except ImportError:
-            message = "nvidia-ml-py is missing, which reads the GPU's clocks: pip install 'cudal2gen[gpu]'"
+            message = f"nvidia-ml-py is missing, which reads the GPU's clocks: {installation('gpu')}"
             raise GpuError(message) from None
         try:
             pynvml.nvmlInit()

@@ -66,4 +66,4 @@ def _unknown_fields(used: Iterable[tuple[str, list[object]]]) -> Iterator[str]:
 
 
 def _newer(part: str, owner: str) -> str:
-    return f"needs {part} of {owner}: pip install --upgrade cudal2gen, or make the pack anew with this version"
+    return f"needs {part} of {owner}: install a newer cudal2gen, or make the pack anew with this version"

@@ -121,7 +121,7 @@ def _signed_facts(path: Path) -> dict[str, Any]:
     if facts.get("format") != FORMAT:
         raise PackError(
             f"{path} has format {spelled(facts.get('format'))}, this cudal2gen {__version__} reads {FORMAT}: "
-            "pip install --upgrade cudal2gen, or make the pack anew with this version"
+            "install a newer cudal2gen, or make the pack anew with this version"
         )
     for name, kind in (("gpu", str), ("version", str), ("machine", str), ("files", dict)):
         if not isinstance(facts.get(name), kind):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelproof.certificates.polynomials import Monomial
-from kernelproof.ground.errors import WrongInput
+from kernelproof.ground.errors import WrongInput, installation
 
 LIMIT_MS = 2000  # of one question
 Terms = Mapping[Monomial, int]
@@ -63,5 +63,5 @@ def _z3() -> Any:
     try:
         import z3
     except ImportError:
-        raise WrongInput("proofs need z3-solver: pip install 'cudal2gen[prove]'") from None
+        raise WrongInput(f"proofs need z3-solver: {installation('prove')}") from None
     return z3

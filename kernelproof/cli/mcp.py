@@ -9,7 +9,7 @@ import typer
 
 from kernelproof.cli.program import app
 from kernelproof.ground.command_line.groups import verb
-from kernelproof.ground.errors import MissingTool
+from kernelproof.ground.errors import MissingTool, installation
 
 
 @verb(app, "mcp")
@@ -36,5 +36,5 @@ def mcp(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
             raise
-        raise MissingTool("the SDK of the protocol is missing; install it: pip install 'cudal2gen[mcp]'") from None
+        raise MissingTool(f"the SDK of the protocol is missing; {installation('mcp')}") from None
     server.serve(seconds, memory, root or [Path.cwd()])

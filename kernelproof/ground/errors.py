@@ -45,6 +45,11 @@ class SkippedLine(UserWarning):
     """A damaged line of a store was skipped. The message says where and why."""
 
 
+def installation(extra: str) -> str:
+    """The command that installs an optional part of this project, which no package index has, from its checkout."""
+    return f"pip install '.[{extra}]' in the checkout"
+
+
 def brief(text: str, longest: int = LONGEST_VALUE) -> str:
     """The text, shortened in its middle if it is longer than ``longest`` characters."""
     if len(text) <= longest:

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from kernelproof.ground.errors import MissingTool, WrongInput, printable
+from kernelproof.ground.errors import MissingTool, WrongInput, installation, printable
 
 PREBUILT = "CUDAL2GEN_PREBUILT"
-INSTALL = "pip install 'cudal2gen[nvcc]'"
 # nvcc hands its commands to a shell. It puts paths and definitions between double quotes, where a shell reads some
 # characters, and other words as they are, so that a shell reads nearly all.
 _READ_IN_QUOTES = re.compile(r'["$`\x00-\x1f\x7f]|\\(?=[\\"$`,]|\Z)')
@@ -210,7 +209,7 @@ def _installed(nvcc: Path | None, ptxas: str | None, *_variables: str | None) ->
             tools = Toolchain(candidate, root / "bin/ptxas", root / "include", cutlass, version, cutlass_version)
             return _assembling(tools, Path(ptxas).absolute()) if ptxas else tools
         faults.append(f"{candidate} is of CUDA {version}, not 13")
-    raise ToolchainError(f"{faults[-1]}; install a compiler: {INSTALL}")
+    raise ToolchainError(f"{faults[-1]}; install a compiler: {installation('nvcc')}")
 
 
 def release_of(version: str) -> tuple[int, ...]:

@@ -347,7 +347,7 @@ def test_a_truncated_catalog_is_named_by_line(own_catalog: dict[str, str]) -> No
 def test_no_compiler_is_exit_code_3() -> None:
     message = error("build", "--mnk", "64_64_64", code=3, env={"KERNELPROOF_NVCC": "/nowhere/nvcc"})
     assert "/nowhere/nvcc does not run" in message
-    assert "pip install 'cudal2gen[nvcc]'" in message
+    assert "pip install '.[nvcc]'" in message
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_without_torch_nothing_is_different() -> None:
     assert done.stderr.endswith("ModuleNotFoundError: cudal2gen.matmul needs torch: pip install torch\n")
     verb = [sys.executable, "-c", model, "tune-model", "x.py:f"]
     done = subprocess.run(verb, capture_output=True, text=True, check=False)
-    message = "error: torch is missing, which runs the model: pip install 'cudal2gen[gpu]'\n"
+    message = "error: torch is missing, which runs the model: pip install '.[gpu]' in the checkout\n"
     assert (done.stderr, done.returncode) == (message, 3)
 
 

@@ -162,7 +162,7 @@ def test_the_guide_is_a_skill_and_the_sdk_is_optional() -> None:
     )
     missing = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=False)
     assert (missing.returncode, missing.stdout) == (3, "")
-    assert "pip install 'cudal2gen[mcp]'" in missing.stderr
+    assert "pip install '.[mcp]'" in missing.stderr
 
 
 PTX = """

@@ -15,7 +15,7 @@ from cudal2gen.kernel import Problem
 from cudal2gen.tuner.language_model import completions
 from cudal2gen.tuner.language_model.transcript import Form, Reply, Request, Unavailable
 from cudal2gen.tuner.memory import tokens
-from kernelproof.ground.errors import MissingLibrary
+from kernelproof.ground.errors import MissingLibrary, installation
 
 if TYPE_CHECKING:
     import openai
@@ -109,7 +109,7 @@ class ServerWire:
         try:
             import openai
         except ImportError:
-            raise MissingLibrary("proposer llm needs the openai library: pip install 'cudal2gen[llm]'") from None
+            raise MissingLibrary(f"proposer llm needs the openai library: {installation('llm')}") from None
         self._endpoint, self._library = endpoint, openai
         # max_retries=0, because Chat repeats exchanges, so that the transcript has each one. api_key="none", because
         # without it the library would send OPENAI_API_KEY, the key of another server, to this one.
