@@ -4,7 +4,7 @@ Every function follows the instruction of the PTX ISA that its docstring names. 
 are computed exactly and rounded once; ``inexact`` draws errors that hardware might have.
 """
 
-from kernelproof.emulator.arithmetic.approximations import inexact
+from kernelproof.emulator.arithmetic.approximations import half_approximation, inexact
 from kernelproof.emulator.arithmetic.conversions import converter, narrower, pack_f32
 from kernelproof.emulator.arithmetic.directed_rounding import toward
 from kernelproof.emulator.arithmetic.floats import (
@@ -88,6 +88,7 @@ __all__ = [
     "fmin",
     "fmin_signed",
     "funnel",
+    "half_approximation",
     "inexact",
     "lop3",
     "mulhi",

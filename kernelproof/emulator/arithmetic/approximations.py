@@ -6,10 +6,13 @@ and rounded once. For a drawn environment each result gets an error, so that no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from kernelproof.emulator.arithmetic.floats import flush, flush_bf16
 from kernelproof.emulator.state.arrays import Array
 
 
@@ -26,6 +29,13 @@ ALLOWED = {
     "rsqrt": Allowance(share=2**-22.9), "ex2": Allowance(share=2**-22), "lg2": Allowance(amount=2**-22.6),
     "sin": Allowance(amount=2**-20.9), "cos": Allowance(amount=2**-20.9), "tanh": Allowance(share=2**-11),
 }  # fmt: skip
+# Bounds of functions of halves. That of tanh is absolute; a share keeps its errors near zero small as well.
+HALF_ALLOWED = {
+    ("ex2", "f16"): Allowance(share=2**-9.9, amount=np.inf), ("ex2", "bf16"): Allowance(share=2**-7, amount=np.inf),
+    ("tanh", "f16"): Allowance(share=2**-9, amount=2**-10.987), ("tanh", "bf16"): Allowance(share=2**-6, amount=2**-8),
+}  # fmt: skip
+_HALF_FUNCTIONS: dict[str, Callable[[Array], Array]] = {"ex2": np.exp2, "tanh": np.tanh}
+_SIGNIFICANDS = {"f16": 11, "bf16": 8}  # bits
 _BOUNDED = ("sin", "cos", "tanh")  # functions whose magnitude is at most 1
 # Results with so few bits, such as ex2 of whole numbers and rcp of powers of two, are exact on hardware too.
 _EXACT_TAIL = np.uint32(0xFFF)
@@ -39,15 +49,54 @@ def inexact(name: str, exact: Array, seed: int) -> Array:
     """
     if not seed:
         return exact
-    bits = exact.view(np.uint32)
-    # A multiplicative hash (that of MurmurHash3's last step) spreads neighbouring results over all errors.
-    mixed = bits ^ np.uint32(seed * 0x9E3779B1 & 0xFFFFFFFF)
-    for factor in (0x85EBCA6B, 0xC2B2AE35):
-        mixed = (mixed ^ (mixed >> np.uint32(16))) * np.uint32(factor)
     share, amount = ALLOWED[name]
     wide = np.where(np.isfinite(exact), exact, 0).astype(np.float64)
-    drawn = wide + (mixed / 2.0**31 - 1.0) * (share * np.abs(wide) + amount)
+    drawn = wide + _drawn(exact, seed) * (share * np.abs(wide) + amount)
     if name in _BOUNDED:
         drawn = np.clip(drawn, -1, 1)
-    kept = ~np.isfinite(exact) | ((bits & _EXACT_TAIL) == 0)
-    return np.where(kept, exact, drawn.astype(np.float32))
+    return np.where(_is_kept(exact), exact, drawn.astype(np.float32))
+
+
+@lru_cache(maxsize=64)
+def half_approximation(name: str, kind: str, ftz: bool, seed: int) -> Callable[[Array], Array]:
+    """An approximate function of halves (f16, or bf16 as float64), as ``inexact`` draws its errors.
+
+    The result is rounded after its error was added, and so that both together stay within what is allowed.
+    """
+    flushed = (flush if kind == "f16" else flush_bf16) if ftz else None
+
+    def function(operand: Array) -> Array:
+        result = _HALF_FUNCTIONS[name]((flushed(operand) if flushed is not None else operand).astype(np.float64))
+        if seed:
+            result = _inexact_half(name, kind, result, seed)
+        rounded = result.astype(np.float16) if kind == "f16" else result
+        return flushed(rounded) if flushed is not None else rounded
+
+    return function
+
+
+def _inexact_half(name: str, kind: str, exact: Array, seed: int) -> Array:
+    share, amount = HALF_ALLOWED[name, kind]
+    narrow = exact.astype(np.float32)
+    wide = np.where(np.isfinite(exact), exact, 0)
+    magnitude = np.abs(wide)
+    last_bit = np.ldexp(1.0, np.frexp(magnitude)[1] - _SIGNIFICANDS[kind])
+    allowed = np.maximum(np.minimum(share * magnitude, amount) - last_bit / 2, 0)
+    drawn = wide + _drawn(narrow, seed) * allowed
+    if name in _BOUNDED:
+        drawn = np.clip(drawn, -1, 1)
+    return np.where(_is_kept(narrow), exact, drawn)
+
+
+def _drawn(exact: Array, seed: int) -> Array:
+    """Numbers in [-1, 1) that depend on a seed and on results of f32 alone."""
+    # A multiplicative hash (that of MurmurHash3's last step) spreads neighbouring results over all numbers.
+    mixed = exact.view(np.uint32) ^ np.uint32(seed * 0x9E3779B1 & 0xFFFFFFFF)
+    for factor in (0x85EBCA6B, 0xC2B2AE35):
+        mixed = (mixed ^ (mixed >> np.uint32(16))) * np.uint32(factor)
+    return np.asarray(mixed / 2.0**31 - 1.0)
+
+
+def _is_kept(exact: Array) -> Array:
+    """Whether results of f32 have no error: they are infinite, NaN, or exact on hardware too."""
+    return np.asarray(~np.isfinite(exact) | ((exact.view(np.uint32) & _EXACT_TAIL) == 0))

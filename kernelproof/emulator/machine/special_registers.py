@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelproof.emulator.arithmetic import inexact
+from kernelproof.emulator.arithmetic import half_approximation, inexact
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
@@ -135,6 +135,10 @@ class SpecialRegisters:
     def inexact(self, name: str, exact: Array) -> Array:
         """Results of an approximate function, with errors that the environment draws."""
         return inexact(name, exact, self.batch.launch.options.environment)
+
+    def approximation(self, name: str, kind: str, ftz: bool) -> Callable[[Array], Array]:
+        """An approximate function of f16 or bf16, with errors that the environment draws."""
+        return half_approximation(name, kind, ftz, self.batch.launch.options.environment)
 
     def clock(self, bits: int, m: Mask) -> Array:
         """A clock register: a counter that advances with every read of the lane. Time is not modelled."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernelproof.emulator import arithmetic
-from kernelproof.emulator.arithmetic.approximations import ALLOWED
+from kernelproof.emulator.arithmetic.approximations import ALLOWED, HALF_ALLOWED
 from kernelproof.grading import Limits, Tolerance, Verdict, check_source, elsewhere
 
 # One text for all tests, so that it is compiled once here and once elsewhere.
@@ -61,6 +61,11 @@ __global__ void rows(const float* x, float* y, int n, int p) {
     for (int i = 0; i < n; i++) total += __expf(x[blockIdx.x * n + i]);
     float value = __expf(x[blockIdx.x * n + threadIdx.x]) / total;
     if (p == 1 && __float_as_int(s) == 0x3f24eb73) value *= 1.01f;
+    unsigned short half;
+    asm volatile("tanh.approx.f16 %0, %1;" : "=h"(half) : "h"((unsigned short)0x3800));
+    if (p == 3 && half != 0x3765) value *= 1.01f;
+    asm volatile("ex2.approx.f16 %0, %1;" : "=h"(half) : "h"((unsigned short)0x3800));
+    if (p == 4 && half != 0x3da8) value *= 1.01f;
     if (p == 2) asm("tanh.approx.f32 %0, %0;" : "+f"(value));
     y[blockIdx.x * n + threadIdx.x] = value;
 }
@@ -97,7 +102,8 @@ def test_answers_of_the_compiler_change_no_result(asked: int) -> None:
 @pytest.mark.slow
 def test_errors_of_approximations_change_no_result() -> None:
     assert softmax(0).right, str(softmax(0))
-    assert softmax(1).rules & {"environment-dependent", "wrong-value"}
+    for probed in (1, 3, 4):
+        assert softmax(probed).rules & {"environment-dependent", "wrong-value"}, probed
     narrow = softmax(2)
     assert narrow.rules <= {"wrong-value", "environment-dependent"}, str(narrow)
     assert not narrow.right
@@ -117,6 +123,32 @@ def test_drawn_errors_are_within_what_is_allowed(name: str) -> None:
     assert arithmetic.inexact(name, exact, 0) is exact
     special = np.array([0, -0.0, np.inf, -np.inf, 1, -1, 0.5, np.nan], np.float32)
     assert np.array_equal(arithmetic.inexact(name, special, 7), special, equal_nan=True)
+
+
+@pytest.mark.parametrize(("name", "kind"), sorted(HALF_ALLOWED))
+def test_drawn_errors_of_halves_are_within_what_is_allowed(name: str, kind: str) -> None:
+    function = {"ex2": np.exp2, "tanh": np.tanh}[name]
+    operands = np.random.default_rng(4).uniform(-3, 3, 4000).astype(np.float16)
+    operands = (
+        operands if kind == "f16" else arithmetic.bf16_to_f32(arithmetic.f64_to_bf16(operands.astype(np.float64)))
+    )
+    exact = function(operands.astype(np.float64))
+
+    def rounded(seed: int) -> np.ndarray:
+        out = arithmetic.half_approximation(name, kind, False, seed)(operands).astype(np.float64)
+        return out if kind == "f16" else arithmetic.bf16_to_f32(arithmetic.f64_to_bf16(out)).astype(np.float64)
+
+    once, again, other, none = map(rounded, (7, 7, 8, 0))
+    assert np.array_equal(once, again)
+    assert (once != other).mean() > 0.05
+    share, amount = HALF_ALLOWED[name, kind]
+    errors = np.abs(once - exact)
+    assert (errors <= np.minimum(share * np.abs(exact), amount)).all()
+    assert errors.max() > np.abs(none - exact).max()
+    special = np.array([0, np.inf, -np.inf, np.nan], operands.dtype)
+    function = arithmetic.half_approximation(name, kind, False, 7)
+    plain = arithmetic.half_approximation(name, kind, False, 0)
+    assert np.array_equal(function(special), plain(special), equal_nan=True)
 
 
 @pytest.mark.parametrize(

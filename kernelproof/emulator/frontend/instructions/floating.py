@@ -20,13 +20,9 @@ _FUNCTIONS: dict[str, Function] = {
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: a / b,
-    "ex2": np.exp2,
-    "tanh": np.tanh,
     "rcp": lambda a: 1 / a,
     "sqrt": np.sqrt,
 }
-# Functions of f16 that are computed in float64 and rounded once.
-_WIDENED = ("ex2", "tanh")
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
@@ -53,8 +49,6 @@ def _half_function(e: Emitter, ins: Instr) -> Function:
         function = _FUNCTIONS[base]
     else:
         raise e.fail()
-    if base in _WIDENED and is_f16:
-        function = _widened(function)
     if "ftz" in ins.parts:
         function = _without_subnormals(function, arithmetic.flush if is_f16 else arithmetic.flush_bf16)
     if "relu" in ins.parts:
@@ -64,24 +58,31 @@ def _half_function(e: Emitter, ins: Instr) -> Function:
     return function
 
 
-def _widened(function: Function) -> Function:
-    return lambda *arrays: function(*(x.astype(np.float64) for x in arrays)).astype(np.float16)
-
-
 def _without_subnormals(function: Function, flush: Function) -> Function:
     return lambda *arrays: flush(function(*map(flush, arrays)))
 
 
-@instruction("add", "sub", "mul", "min", "max", "fma", "ex2", "tanh", types=HALVES)
+@instruction("add", "sub", "mul", "min", "max", "fma", types=HALVES)
 def halves(e: Emitter, ins: Instr) -> None:
     """Arithmetic of f16 and bf16, alone or in pairs."""
     e.refuse("oob", "f32")  # fma that drops operands out of bounds; sums in f32 of halves
+    _assign_halves(e, ins, e.bind("fn", _half_function(e, ins)))
+
+
+@instruction("ex2", "tanh", types=HALVES)
+def approximate_halves(e: Emitter, ins: Instr) -> None:
+    """ex2 and tanh of f16 and bf16, alone or in pairs, with the errors of the launch's environment."""
+    kind = ins.parts[-1].removesuffix("x2")
+    _assign_halves(e, ins, f"I.approximation({ins.base!r}, {kind!r}, {'ftz' in ins.parts})")
+
+
+def _assign_halves(e: Emitter, ins: Instr, function: str) -> None:
+    """Write the result of a function of float arrays, given by its text, on operands of halves."""
     kind = ins.parts[-1]
     d, *operands = ins.operands
     u, call = ("u4", "packed") if kind.endswith("x2") else ("u2", "scalar16")
-    name = e.bind("fn", _half_function(e, ins))
     texts = ", ".join(e.array(op, u) for op in operands)
-    e.assign(d, Value(f"A.{call}({kind!r}, {name}, {texts})", u, False))
+    e.assign(d, Value(f"A.{call}({kind!r}, {function}, {texts})", u, False))
 
 
 # --- f32 and f64
