@@ -25,6 +25,7 @@ from kernelproof.emulator.frontend.emitter import (
     unsupported,
 )
 from kernelproof.emulator.frontend.flow.blocks import Block
+from kernelproof.emulator.frontend.flow.dependence import compares_loaded, loaded_registers
 from kernelproof.emulator.frontend.flow.graph import Graph, build
 from kernelproof.emulator.frontend.flow.provenance import origins, written
 from kernelproof.emulator.frontend.flow.swaps import checked_loads
@@ -33,7 +34,7 @@ from kernelproof.emulator.frontend.instruction import Instruction, defs_uses, mo
 from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.instructions.memory import observed_spaces, read_flags
 from kernelproof.emulator.frontend.product_grids import join_products
-from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Reg, Variable
+from kernelproof.emulator.frontend.ptx import Function, Instr, Module, Pair, Reg, Variable
 from kernelproof.emulator.frontend.registers import registers
 from kernelproof.emulator.machine.execution import KernelFunction
 from kernelproof.emulator.machine.scheduler import BLOCKED, DONE
@@ -140,6 +141,7 @@ class _Translator:
             machine_code=graph.function.machine_code,
         )  # fmt: skip
         self.gathers = may_release(graph.instructions())
+        self.loaded = loaded_registers(graph.blocks) if counters else set[str]()
         # Registers that some path reads before it writes them; and those of them whose value may change a result.
         self.unset = self._unset_registers()
         accumulators = self._set_anew()
@@ -329,6 +331,10 @@ class _Translator:
             else:
                 e.guard = p.text
         form.emit(e, ins)
+        if self.loaded and compares_loaded(ins, self.loaded):
+            d = ins.operands[0]
+            predicate = e.predicate(d.first if isinstance(d, Pair) else d)
+            e.line(f"M.launch.counters.comparison({predicate.text}, {e.lanes()})")
 
     # --- how a block ends ---
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kernelproof.emulator.state.arrays import Array, Mask
+from kernelproof.emulator.state.sites import Site
 
 SECTOR_BYTES = 32
 
@@ -43,10 +44,12 @@ class Counters:
     ``instructions`` executed per warp by opcode; ``barriers`` per CTA; ``unique_bytes`` (kind -> distinct bytes
     touched by the launch: the minimum traffic). ``wgmma`` instructions per warpgroup and their ``wgmma_flops``;
     ``tcgen05`` products and their ``tcgen05_flops``; ``mbarrier_waits`` per warp; ``bulk_boxes`` copied, bytes loaded
-    (``bulk_delivered_bytes`` counts each destination of a multicast) and stored."""
+    (``bulk_delivered_bytes`` counts each destination of a multicast) and stored. ``outcomes``: how comparisons of
+    loaded values ended, by site: True, False or both."""
 
-    def __init__(self, block_opcodes: list[dict[str, int]]) -> None:
-        self.block_opcodes = block_opcodes
+    def __init__(self, block_opcodes: list[dict[str, int]], sites: list[Site]) -> None:
+        self.block_opcodes, self.sites = block_opcodes, sites
+        self.outcomes: dict[Site, set[bool]] = {}
         self.shared_banks: dict[str, Banks] = {}
         self.global_traffic: dict[str, Traffic] = {}
         self.block_runs: dict[int, int] = {}
@@ -87,6 +90,13 @@ class Counters:
         """Count the start of a basic block by the lanes of ``m``, in a batch of ``size`` lanes."""
         warps = size // 32 if m is None else int(m.reshape(-1, 32).any(axis=1).sum())
         self.block_runs[index] = self.block_runs.get(index, 0) + warps
+
+    def comparison(self, truth: Any, m: Mask, site: int) -> None:
+        """Record how a comparison of loaded values ended for the lanes of ``m``; ``truth`` may be one for all lanes."""
+        outcomes = self.outcomes.setdefault(self.sites[site], set())
+        if len(outcomes) < 2:
+            lanes = np.asarray(truth)
+            outcomes.update(np.unique(lanes if m is None or lanes.ndim == 0 else lanes[m]).tolist())
 
     def shared(self, kind: str, address: Array, width: int, m: Mask) -> None:
         """Count a shared-memory access. Hardware serves 8 lanes at a time where each moves 16 bytes, 16 lanes for 8

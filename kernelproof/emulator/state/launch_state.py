@@ -198,7 +198,7 @@ class LaunchState:
         self.overlooked: dict[int, Overlooked] = {}
         self.overlooks = variation.overlooks
         self.reports = Reports(kernel.name, kernel.sites)
-        self.counters = Counters(kernel.block_opcodes) if options.counters else None
+        self.counters = Counters(kernel.block_opcodes, kernel.sites) if options.counters else None
         # What printf has written, and whether an assert has failed.
         self.printed: list[str] = []
         self.printed_characters = 0

@@ -111,3 +111,34 @@ def test_buffers_bring_their_memory() -> None:
     for wrong, other in (([buffers[0], buffers[1]], None), ([buffers[0], buffers[2]], Memory())):
         with pytest.raises(emulator.EmulatorError):
             program(DEVICE).launch("waits_for_a_while", 2, 64, wrong, memory=other)
+
+
+SIZES = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 x) {
+  .shared .align 4 .b8 own[OWN];
+  .reg .b32 %r<3>; .reg .b64 %p;
+  ld.param.u64 %p, [x];
+  st.shared.u8 [own], 0;
+  mov.u32 %r0, %total_smem_size;
+  mov.u32 %r1, %dynamic_smem_size;
+  st.global.u32 [%p], %r0;
+  st.global.u32 [%p+4], %r1;
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize("environment", [0, 12345])
+@pytest.mark.parametrize("static", [4, 100, 128, 4000])
+@pytest.mark.parametrize("dynamic", [0, 1, 28, 1024])
+def test_sizes_of_shared_memory_are_those_of_the_launch(static: int, dynamic: int, environment: int) -> None:
+    """A CTA gets whole units of 128 bytes (PTX ISA), whatever else is drawn of its machine."""
+    memory = Memory()
+    out = memory.upload(np.zeros(2, np.uint32), "output")
+    emulator.load(SIZES.replace("OWN", str(static))).launch(
+        "k", 1, 32, [out], memory=memory, shared_bytes=dynamic, options=emulator.Options(environment=environment)
+    )
+    assert out.download().tolist() == [-(-(static + dynamic) // 128) * 128, dynamic]

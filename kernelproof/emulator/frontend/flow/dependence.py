@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kernelproof.emulator.frontend.flow.blocks import Block
 from kernelproof.emulator.frontend.flow.loops import immediate_postdominators, reachable
-from kernelproof.emulator.frontend.instruction import Writes, defs_uses, facts
+from kernelproof.emulator.frontend.instruction import INTEGERS, Writes, defs_uses, facts
 from kernelproof.emulator.frontend.ptx import Instr, Mem, Tensor
 from kernelproof.emulator.frontend.registers import registers
 
@@ -46,6 +46,29 @@ def memory_dependence(blocks: list[Block]) -> Dependence:
         if block.index in controlled or not loaded.isdisjoint(_deciding(ins))
     ]
     return Dependence(frozenset(ins.line for ins in dependent), any(map(_affects_others, dependent)))
+
+
+def loaded_registers(blocks: list[Block]) -> set[str]:
+    """The registers whose values are computed from what plain loads return, whatever the control flow is.
+
+    Results of atomics do not count: which CTA is the last one is nothing that inputs decide.
+    """
+    instructions = [(*defs_uses(ins), _loads(ins) and ins.base != "atom") for block in blocks for ins in block.all()]
+    loaded: set[str] = set()
+    size = -1
+    while size != len(loaded):
+        size = len(loaded)
+        for defs, uses, is_load in instructions:
+            if is_load or not loaded.isdisjoint(uses):
+                loaded.update(defs)
+    return loaded
+
+
+def compares_loaded(ins: Instr, loaded: set[str]) -> bool:
+    """Does an instruction compare floats, or bits for equality, that are computed from loaded values?"""
+    if ins.base != "setp" or (ins.parts[-1] in INTEGERS and ins.parts[1] not in ("eq", "ne")):
+        return False
+    return any(name in loaded for operand in ins.operands[1:3] for name in registers(operand))
 
 
 def _loads(ins: Instr) -> bool:
