@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
 import random
 import shutil
 import subprocess
@@ -171,6 +172,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"
         shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "dist"))
+        compileall.compile_dir(checkout, quiet=1)
         for room in arguments.rooms:
             tests = TESTS.get(room, [f"tests/{room}"])
             if not passes(checkout, tests):

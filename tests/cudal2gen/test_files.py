@@ -23,7 +23,8 @@ NVCC_LIMIT = 40_000  # the same where nvcc answers about itself; the launcher is
 def limited(*arguments: str, env: dict[str, str], limit: int = LIMIT) -> subprocess.CompletedProcess[str]:
     """A command that cannot write more than ``limit`` bytes into a file."""
     program = (
-        f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
+        "import resource, runpy, sys; sys.dont_write_bytecode = True; "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
         "sys.argv[0] = 'cudal2gen'; runpy.run_module('cudal2gen', run_name='__main__')"
     )
     command = [sys.executable, "-c", program, *arguments]
@@ -152,7 +153,8 @@ def test_rows_that_do_not_fit_are_not_stored_and_the_file_is_named(tmp_path: Pat
     store.write_text("{}\n" * (LIMIT // 3))
     before = store.read_bytes()
     program = (
-        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT}))\n"
+        "import resource, sys; sys.dont_write_bytecode = True\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT}))\n"
         "from pathlib import Path; from cudal2gen import results\n"
         "row = results.Verdict(record='r', digest='d', on='emulator', cases=(), counters={})\n"
         "try: results.append([row], Path(sys.argv[1]))\n"

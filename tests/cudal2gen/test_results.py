@@ -74,7 +74,8 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     results.append([verdict("a")], path)
     before = path.read_bytes()
     program = (
-        "import resource, signal, sys; from pathlib import Path; from cudal2gen import results;"
+        "import resource, signal, sys; from pathlib import Path; sys.dont_write_bytecode = True;"
+        "from cudal2gen import results;"
         "from tests.cudal2gen.test_results import verdict;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) + 100}, -1));"
