@@ -5,6 +5,7 @@ The server runs in a process of its own, as a client starts it.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -77,6 +78,8 @@ def test_the_examples_of_the_guide_answer_what_it_says() -> None:
                 assert (finding["access"]["home"]["file"], finding["access"]["home"]["line"]) == ("kernel.cu", 4)
                 assert finding["other"]["home"]["line"] == 3
                 assert len(finding["access"]["threads"]) == 8
+            if tool == "check":
+                assert answer["target"] == "kernel.cu"
             if tool == "count":
                 (kernel,) = answer["kernels"]
                 counters = kernel["counters"]
@@ -84,6 +87,20 @@ def test_the_examples_of_the_guide_answer_what_it_says() -> None:
                 assert (counters["ld.global bytes"], counters["ld.global sectors"]) == (4096, 128)
 
     served(calls)
+
+
+def test_what_a_client_leaves_out_is_what_a_request_leaves_out() -> None:
+    """All CTAs run, in the usual order, on a device that the kernels choose; the server alone sets the limits."""
+    from kernelproof.mcp_server.server import _Tools
+
+    optional = {name: field.default for name, field in Request.model_fields.items() if not field.is_required()}
+    assert optional["sample"] == 0
+    assert not any(optional.values())
+    for tool in (_Tools.check, _Tools.count):
+        defaults = {name: item.default for name, item in inspect.signature(tool).parameters.items()}
+        assert defaults.pop("seconds") is None
+        for name in defaults.keys() - {"self", "launches"}:
+            assert defaults[name] == optional[name], (tool, name)
 
 
 @pytest.mark.slow
