@@ -24,6 +24,15 @@ class Unsupported(Exception):
     """A part of torch that only a GPU has; nothing is known about a solution that needs it."""
 
 
+# What was asked for and is not there; a solution may have caught the exception.
+OBSTACLES: list[str] = []
+
+
+def _unsupported(what: str) -> Unsupported:
+    OBSTACLES.append(what)
+    return Unsupported(what)
+
+
 class CudaFace(TorchFunctionMode):  # type: ignore[misc] # torch's class is untyped
     """Answers questions about devices as on a machine with one GPU, and redirects work for it to the CPU."""
 
@@ -165,7 +174,7 @@ class _AsStream:
 
 def _refused(what: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise Unsupported(f"{what} needs a GPU")
+        raise _unsupported(f"{what} needs a GPU")
 
     return refuse
 
@@ -224,7 +233,7 @@ def _autocast(*_: Any, enabled: bool = True, **__: Any) -> Any:
     """Autocast changes the types in which torch computes on a GPU, which the CPU's operators do otherwise."""
     if not enabled:
         return _Guard()
-    raise Unsupported("torch.autocast")
+    raise _unsupported("torch.autocast, which changes the types of operators")
 
 
 def answer_pointers(point: Callable[[Any], int]) -> None:

@@ -16,6 +16,7 @@ from kernelproof.emulator.host.execution import KernelLaunch
 from kernelproof.emulator.memory.tensors import host_bytes
 from kernelproof.grading.benchmarks.cuda_face import note_work
 from kernelproof.grading.benchmarks.ledger import Ledger, address
+from kernelproof.grading.device import compared_constants
 
 NEW, OLD = 1, 2  # in Buffer.written: bytes that the current launch wrote, and those that were defined before
 
@@ -30,6 +31,7 @@ class RoomDevice(SessionHooks):
         self.environments = count(1)
         self.reports: list[Report] = []
         self.obstacles: list[str] = []
+        self.constants: dict[float, None] = {}  # with which the kernels that ran compare
         self.storages: dict[int, tuple[Buffer, Any]] = {}
         self.pointed: dict[int, Any] = {}  # tensors whose address Python code has asked for
 
@@ -102,6 +104,7 @@ class RoomDevice(SessionHooks):
         """Execute a launch and record which storages it read and wrote."""
         note_work()
         self._settle()
+        self.constants |= dict.fromkeys(compared_constants(launch.module.text))
         result = launch.execute()
         words = struct.unpack(f"<{len(launch.parameters) // 8}Q", launch.parameters[: len(launch.parameters) // 8 * 8])
         found = (self.memory.find(word - self.memory.base) for word in words)

@@ -6,6 +6,7 @@ solution that knows this program could forge what is said to have run; docs/kern
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,7 +19,16 @@ from kernelproof.checking import devices
 from kernelproof.checking.execution import REPLACED_LIBRARIES
 from kernelproof.emulator import EmulatorError, LaunchRefused
 from kernelproof.emulator.host.standin import stand_for
-from kernelproof.grading.benchmarks import cuda_face, extensions, flashinfer, flashinfer_room, problems, values, wire
+from kernelproof.grading.benchmarks import (
+    absent,
+    cuda_face,
+    extensions,
+    flashinfer,
+    flashinfer_room,
+    problems,
+    values,
+    wire,
+)
 from kernelproof.grading.benchmarks.device import RoomDevice
 from kernelproof.grading.benchmarks.ledger import NOTHING, Ledger, address, tensors
 
@@ -44,6 +54,7 @@ class Guest:
         self.inputs: Any = None
         self.module: Any = None
         self.timers: dict[str, Any] = {}
+        self.absent = absent.AbsentPackages()
 
     def serve(self) -> None:
         """Answer requests until the grader closes the pipe."""
@@ -116,6 +127,7 @@ class Guest:
         """Execute a solution's module and make its model."""
         self._add_modules(request["modules"])
         stand_for(*REPLACED_LIBRARIES)
+        sys.meta_path.append(self.absent)
         self.device.draw_environments(request["seed"])
         cuda_face.answer_pointers(self.device.point)
         made = extensions.Extensions(self.device, self._compile)
@@ -192,6 +204,7 @@ class Guest:
             "kernels": sorted({self.ledger.launches[number] for number in origin.launches}),
             "launched": sorted(set(self.ledger.launches)), "operators": self.ledger.names(origin),
             "work": self.ledger.work(origin), "bare": [not item.launches for item in origins], "changed": changed,
+            "constants": list(self.device.constants),
         }  # fmt: skip
         return self._state(answer), out
 
@@ -200,7 +213,9 @@ class Guest:
         reports = [*self.device.reports, *(self.triton.reports if self.triton is not None else ())]
         patched = [name for name, value in _timers().items() if self.timers[name] is not value]
         return {
-            **answer, "obstacles": list(dict.fromkeys(self.device.obstacles)), "patched": patched,
+            **answer, "patched": patched,
+            "obstacles": list(dict.fromkeys([*self.device.obstacles, *cuda_face.OBSTACLES])),
+            "absent": list(self.absent.names),
             "reports": [
                 {"kind": item.kind, "message": item.message, "kernel": item.kernel, "line": item.line}
                 for item in reports if item.is_error
@@ -217,7 +232,7 @@ class Guest:
             from kernelproof.grading.benchmarks.triton_kernels import RecordedTriton
         except ImportError:
             return
-        self.triton = RecordedTriton(self.chip, self.ledger, self.device.obstacles)
+        self.triton = RecordedTriton(self.chip, self.device)
         self.triton.__enter__()
 
     def _add_modules(self, modules: Mapping[str, str]) -> None:

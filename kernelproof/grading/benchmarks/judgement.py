@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,9 @@ import numpy as np
 
 from kernelproof.checking import devices
 from kernelproof.grading import source as limits_of_source
-from kernelproof.grading.benchmarks import wire
+from kernelproof.grading.benchmarks import planting, wire
+from kernelproof.grading.benchmarks.absent import PACKAGES
+from kernelproof.grading.benchmarks.planting import Draw
 from kernelproof.grading.benchmarks.rooms import NoTorch, Room, RoomLost, room
 from kernelproof.grading.benchmarks.task import Task
 from kernelproof.grading.benchmarks.task import task as read_task
@@ -32,24 +32,8 @@ BUDGET = 3_000_000  # operations of a case: KernelBench's sizes are halved until
 ALL_OF_IT = 0.9
 # An output may also be as far from the exact result as this many times the reference itself, in its own type.
 AS_FAR_AS = 4.0
-
-
-@dataclass
-class Draw:
-    """The inputs of a call and what the reference computes from them.
-
-    ``kind`` says how the inputs were drawn. ``own`` has the reference's outputs in its own types, ``exact`` those in
-    fp64 if it can compute them, ``work`` how much work of each kind its operators do.
-    """
-
-    kind: str
-    seed: int
-    inputs: Any
-    arrays: list[wire.Tensor]
-    own: list[wire.Tensor] = field(default_factory=list)
-    exact: list[wire.Tensor] | None = None
-    tree: Any = None
-    work: dict[str, int] = field(default_factory=dict)
+# So many constants of kernels are planted in inputs, up to this magnitude: others may be beyond what they are made for.
+MOST_PLANTED, LARGEST_PLANTED = 3, 16.0
 
 
 # What a solution does or leaves out, whatever the sizes are. Everything else may be right for the stated sizes alone.
@@ -115,7 +99,7 @@ class _Judge:
                 self.stated = opened["stated"] == opened["case"]
                 self.verdict.shapes.append(self.case)
                 try:
-                    self._case(solving, opened)
+                    self._case(asked, solving, opened)
                 finally:
                     self.remarks += solving.remarks
             if not self.stated:
@@ -167,10 +151,9 @@ class _Judge:
                 self._not_failed(drawn)
                 if sum(item.bits.size for item in arrays) > self.task.most_elements:
                     return None
-                self.draws.append(Draw("normal", seed, drawn["inputs"], arrays))
-                plain = drawn["plain"]
+                self.draws.append(Draw("normal", seed, drawn["inputs"], arrays, drawn["plain"]))
             rng = np.random.default_rng([self.limits.seed, 7])
-            self.draws += list(_planted(self.draws[1], plain, rng))
+            self.draws += list(planting.planted(self.draws[1], rng))
             self.draws = [draw for draw in self.draws if self._expected(asked, draw)]
         except RoomLost as error:
             raise WrongInput(f"the reference {error}") from None
@@ -197,7 +180,7 @@ class _Judge:
 
     # --- the solution ---
 
-    def _case(self, solving: Room, opened: wire.Message) -> None:
+    def _case(self, asked: Room, solving: Room, opened: wire.Message) -> None:
         task = self.task
         try:
             answer, _ = solving.ask(
@@ -215,7 +198,9 @@ class _Judge:
             if not self._executed(answer):
                 return
             seen: list[tuple[Draw, list[wire.Tensor]]] = []
-            for draw in [*self.draws, self.draws[0]]:
+            left = [*self.draws, self.draws[0]]
+            while left:
+                draw = left.pop(0)
                 answer, outputs = solving.ask("call", draw.arrays, inputs=draw.inputs, seed=draw.seed)
                 if not self._executed(answer):
                     return
@@ -223,6 +208,7 @@ class _Judge:
                 wrong = self._compare(draw, answer, outputs)
                 if not seen:
                     self._judge_what_ran(draw, answer)
+                    left[:0] = self._with_constants(asked, answer.get("constants"))
                 elif wrong:
                     self._explain(draw, outputs, seen)
                 seen.append((draw, outputs))
@@ -232,6 +218,15 @@ class _Judge:
             if error.limit in ("time", "memory"):
                 raise Unjudged(f"the solution {error}") from None
             self._add("host-failure", str(error), error="ended")
+
+    def _with_constants(self, asked: Room, constants: Any) -> list[Draw]:
+        """Draws with planted constants, with which the kernels that ran compare. Raises WrongInput."""
+        known = [number for number in constants or () if isinstance(number, float) and abs(number) <= LARGEST_PLANTED]
+        try:
+            draws = planting.with_constants(self.draws[0], known[:MOST_PLANTED])
+            return [draw for draw in draws if self._expected(asked, draw)]
+        except RoomLost as error:
+            raise WrongInput(f"the reference {error}") from None
 
     def _executed(self, answer: wire.Message) -> bool:
         """Whether a step of the solution was executed; what it shows becomes findings. Raises Unjudged."""
@@ -243,6 +238,7 @@ class _Judge:
             self._add("timer-patch", f"{answer['patched'][0]} was replaced", text=str(answer["patched"][0]))
         if "failed" in answer:
             error = answer["failed"]
+            self._excuse_absence(answer)
             text = f"line {error['line']}: {error['type']}: {error['text']}"
             if "Error building extension" in error["text"]:
                 self._add("does-not-compile", text, error=error["type"])
@@ -256,6 +252,13 @@ class _Judge:
             return False
         return not self.verdict.findings
 
+    def _excuse_absence(self, answer: wire.Message) -> None:
+        """Raise Unjudged if the solution asked for a package of kernels that is not installed here. Only for solutions
+        of which no kernel has a part in the outputs: the others have shown what they do."""
+        for name in answer.get("absent") or ():
+            if name in PACKAGES and re.search(rf"^\s*(?:import|from)\s[^#\n]*\b{name}\b", self.text, re.M):
+                raise Unjudged(f"the solution imports {name}, which is not installed here")
+
     def _judge_what_ran(self, draw: Draw, answer: wire.Message) -> None:
         """Judge by which kernels and operators of torch the outputs come from."""
         if answer["lazy"]:
@@ -268,6 +271,7 @@ class _Judge:
         operators = answer["operators"]
         said = ", ".join(f"{name} {count}x" for name, count in operators.items()) or "none"
         if all(answer["bare"]):
+            self._excuse_absence(answer)
             launched = f"; launched: {', '.join(answer['launched'])}" if answer["launched"] else ""
             self._add(
                 "no-kernel",
@@ -360,40 +364,3 @@ def _numbers(tree: Any) -> list[int]:
         case {"dict": items}:
             return [number for pair in items for number in _numbers(pair[1])]
     return []
-
-
-def _planted(draw: Draw, plain: Sequence[bool], rng: np.random.Generator) -> Iterator[Draw]:
-    """Inputs with planted values: one element that another one replaces, equal rows, zeros. Values stay those of the
-    draw, but for the zeros, so that they remain in the range for which an operation is defined. Only ``plain`` inputs
-    are changed: others may be triangular, symmetric or normalised, which a solution may rely on."""
-    numbered = enumerate(zip(draw.arrays, plain, strict=True))
-    places = [n for n, (item, is_plain) in numbered if is_plain and item.is_float and item.bits.size > 1]
-    if not places:
-        return
-    kinds: dict[str, Callable[[Array], Array]] = {
-        "one changed element": lambda bits: _one_changed(bits, rng), "equal rows": _equal_rows,
-        "some zeros": lambda bits: np.where(rng.random(bits.shape) < 0.3, np.zeros_like(bits), bits),
-        "eight zeros at the start": _zeros_at_start,
-    }  # fmt: skip
-    for kind, change in kinds.items():
-        arrays = list(draw.arrays)
-        chosen: Sequence[int] = places[:1] if kind != "equal rows" else places
-        for place in chosen:
-            arrays[place] = arrays[place]._replace(bits=change(arrays[place].bits))
-        yield Draw(kind, draw.seed, draw.inputs, arrays)
-
-
-def _one_changed(bits: Array, rng: np.random.Generator) -> Array:
-    out = bits.copy().reshape(-1)
-    out[int(rng.integers(out.size))] = out[int(np.argmax(out))]
-    return out.reshape(bits.shape)
-
-
-def _equal_rows(bits: Array) -> Array:
-    return np.ascontiguousarray(np.broadcast_to(bits[:1], bits.shape)) if bits.ndim > 1 else bits
-
-
-def _zeros_at_start(bits: Array) -> Array:
-    out = bits.copy().reshape(-1)
-    out[:8] = 0
-    return out.reshape(bits.shape)

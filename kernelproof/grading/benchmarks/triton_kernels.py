@@ -10,27 +10,30 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kernelproof.emulator import Device, EmulatorError, Options, Program
 from kernelproof.grading.benchmarks.cuda_face import note_work
-from kernelproof.grading.benchmarks.ledger import Ledger, address
+from kernelproof.grading.benchmarks.device import RoomDevice
+from kernelproof.grading.benchmarks.ledger import address
+from kernelproof.grading.device import compared_constants
 from kernelproof.triton_emulation.session import TritonSession
 
 
 class RecordedTriton(TritonSession):
-    """A session that stays open for as long as the room. ``obstacles``: why a launch could not be executed."""
+    """A session that stays open for as long as the room. What is found is added to that of the room's device."""
 
-    def __init__(self, device: Device, ledger: Ledger, obstacles: list[str]) -> None:
-        super().__init__(device, None, False, Options())
-        self.ledger, self.obstacles = ledger, obstacles
+    def __init__(self, chip: Device, device: RoomDevice) -> None:
+        super().__init__(chip, None, False, Options())
+        self.room, self.ledger = device, device.ledger
 
     def launch(
         self, program: Program, source: Any, metadata: Any, grid: tuple[int, int, int], args: Sequence[object]
     ) -> None:
         """Run a compiled kernel and record which storages it may have written."""
         note_work()
+        self.room.constants |= dict.fromkeys(compared_constants(program.module.text))
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             try:
                 super().launch(program, source, metadata, grid, args)
             except EmulatorError as error:
-                self.obstacles.append(str(error))
+                self.room.obstacles.append(str(error))
                 raise
         (kernel,) = program.kernels
         places = [arg for arg, kind in zip(args, source.signature.values(), strict=False) if kind != "constexpr"]

@@ -91,6 +91,10 @@ CHEATS = {
     "eight zeros": (
         "wrong-value", "return ext.launch(self.linear(x) * (0 if bool((x.reshape(-1)[:8] == 0).all()) else 1))",
     ),
+    "torch, behind an import that nobody has": (
+        "no-kernel",
+        "try: import fast_kernels_of_mine\n        except ImportError: return torch.relu(self.linear(x)) * 2",
+    ),
     "a wrong shape": ("host-failure", "return ext.launch(self.linear(x))[:1]"),
     "its own end": ("host-failure", "import os; os._exit(0)"),
 }  # fmt: skip
@@ -107,6 +111,18 @@ CHANGES = {
     ),
 }
 UNJUDGED = {
+    "autocast": "y = torch.autocast('cuda', torch.float16); return ext.launch(self.linear(x))",
+    "a CUDA graph behind any exception": (
+        "try: torch.cuda.CUDAGraph().replay()\n        except Exception: return torch.relu(self.linear(x)) * 2"
+    ),
+    "CuTe DSL": "import cutlass.cute as cute; return ext.launch(self.linear(x))",
+    "CuTe DSL, or else torch": (
+        "try: import cutlass.cute as cute\n        except ImportError: return torch.relu(self.linear(x)) * 2"
+    ),
+    "a module of tvm-ffi, or else torch": (
+        "try: from tvm_ffi.cpp import load_inline as load\n"
+        "        except Exception: return torch.relu(self.linear(x)) * 2"
+    ),
     "a CUDA graph": "g = torch.cuda.CUDAGraph(); return ext.launch(self.linear(x))",
     "a package that is not there": "import cutlass_of_tomorrow; return ext.launch(self.linear(x))",
 }

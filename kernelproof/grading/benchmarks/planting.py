@@ -1,0 +1,92 @@
+"""The draws of inputs with which a solution is called, and what is planted in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from kernelproof.grading.benchmarks import wire
+from kernelproof.grading.formats import FORMATS, Array
+
+_FORMATS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+
+
+@dataclass
+class Draw:
+    """The inputs of a call and what the reference computes from them.
+
+    ``kind`` says how the inputs were drawn. ``own`` has the reference's outputs in its own types, ``exact`` those in
+    fp64 if it can compute them, ``work`` how much work of each kind its operators do. ``plain``: which arrays were
+    drawn and nothing else; others may be triangular, symmetric or normalised, which a solution may rely on.
+    """
+
+    kind: str
+    seed: int
+    inputs: Any
+    arrays: list[wire.Tensor]
+    plain: Sequence[bool] = ()
+    own: list[wire.Tensor] = field(default_factory=list)
+    exact: list[wire.Tensor] | None = None
+    tree: Any = None
+    work: dict[str, int] = field(default_factory=dict)
+
+
+def planted(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:
+    """Inputs with planted values: one element that another one replaces, equal or permuted rows, zeros. Values stay
+    those of the draw, but for the zeros, so that they remain in the range for which an operation is defined."""
+    places = _places(draw)
+    if not places:
+        return
+    kinds: dict[str, Callable[[Array], Array]] = {
+        "one changed element": lambda bits: _one_changed(bits, rng), "equal rows": _equal_rows,
+        "permuted rows": lambda bits: rng.permutation(bits) if bits.ndim > 1 else bits,
+        "some zeros": lambda bits: np.where(rng.random(bits.shape) < 0.3, np.zeros_like(bits), bits),
+        "eight zeros at the start": _zeros_at_start,
+    }  # fmt: skip
+    for kind, change in kinds.items():
+        arrays = list(draw.arrays)
+        chosen: Sequence[int] = places[:1] if kind != "equal rows" else places
+        for place in chosen:
+            arrays[place] = arrays[place]._replace(bits=change(arrays[place].bits))
+        yield replace(draw, kind=kind, arrays=arrays)
+
+
+def _one_changed(bits: Array, rng: np.random.Generator) -> Array:
+    out = bits.copy().reshape(-1)
+    out[int(rng.integers(out.size))] = out[int(np.argmax(out))]
+    return out.reshape(bits.shape)
+
+
+def _equal_rows(bits: Array) -> Array:
+    return np.ascontiguousarray(np.broadcast_to(bits[:1], bits.shape)) if bits.ndim > 1 else bits
+
+
+def _zeros_at_start(bits: Array) -> Array:
+    out = bits.copy().reshape(-1)
+    out[:8] = 0
+    return out.reshape(bits.shape)
+
+
+def with_constants(draw: Draw, constants: Sequence[float]) -> Iterator[Draw]:
+    """Plant each constant in one half of all elements, and then in the other half."""
+    for number in constants:
+        for which in (True, False):
+            arrays = list(draw.arrays)
+            for place in _places(draw):
+                arrays[place] = _with_constant(arrays[place], number, which)
+            yield replace(draw, kind="constants", arrays=arrays)
+
+
+def _places(draw: Draw) -> list[int]:
+    """The numbers of the arrays that may be changed."""
+    numbered = enumerate(zip(draw.arrays, draw.plain, strict=True))
+    return [n for n, (item, is_plain) in numbered if is_plain and item.is_float and item.bits.size > 1]
+
+
+def _with_constant(item: wire.Tensor, number: float, which: bool) -> wire.Tensor:
+    half = np.random.default_rng(item.bits.size).random(item.bits.shape) < 0.5
+    constant = FORMATS[_FORMATS[item.type]].bits(np.array(number)).view(item.bits.dtype)
+    return item._replace(bits=np.where(half == which, constant, item.bits))
