@@ -29,6 +29,7 @@ from kernelproof.emulator import (
 from kernelproof.emulator.frontend.ptx import GRID_WORKSPACE
 from kernelproof.emulator.hopper.tensor_map import TensorMap
 from kernelproof.emulator.host.program import KernelArgument, pack_arguments
+from kernelproof.emulator.state.sites import Site
 from kernelproof.grading import elsewhere
 from kernelproof.grading.contract import ROLES, Box, Contract, Launch, box
 from kernelproof.grading.expressions import Number, Shape
@@ -109,7 +110,8 @@ class Call:
     """What one call did.
 
     ``outputs`` are bits by buffer. ``globals_changed`` counts the changed bytes of each device variable. ``opcodes``
-    (executions per warp, by kernel) and ``wgmma_flops`` (operations of wgmma and tcgen05) are empty without counters.
+    (executions per warp, by kernel), ``wgmma_flops`` (operations of wgmma and tcgen05) and ``outcomes`` (how
+    comparisons of loaded values ended, by kernel and place) are empty without counters.
     """
 
     outputs: dict[str, Array]
@@ -119,6 +121,7 @@ class Call:
     wgmma_flops: Counter[str] = field(default_factory=Counter)
     launches: Counter[str] = field(default_factory=Counter)
     ctas: Counter[str] = field(default_factory=Counter)
+    outcomes: dict[tuple[str, Site], set[bool]] = field(default_factory=dict)
 
     def add(self, launch: LaunchResult) -> None:
         """Count a launch."""
@@ -128,6 +131,8 @@ class Call:
         if launch.counters is not None:
             self.opcodes.setdefault(name, Counter()).update(launch.counters.instructions)
             self.wgmma_flops[name] += launch.counters.wgmma_flops + launch.counters.tcgen05_flops
+            for site, ends in launch.counters.outcomes.items():
+                self.outcomes.setdefault((name, site), set()).update(ends)
 
     @property
     def instructions(self) -> int:

@@ -7,19 +7,18 @@ kernels that remember results by pointer or keep other state. Outputs are poison
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from kernelproof.emulator import Report
-from kernelproof.grading import arithmetic, inputs, tolerance
-from kernelproof.grading.contract import Contract
-from kernelproof.grading.device import DISTANCES, Call, MemoryCalls
-from kernelproof.grading.expressions import Number, Shape, value
+from kernelproof.grading import arithmetic, branches, inputs, relations, tolerance
+from kernelproof.grading.answers import Answer, Task
+from kernelproof.grading.device import DISTANCES, Call
+from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array
-from kernelproof.grading.reference import Reference
-from kernelproof.grading.tolerance import Expected, Precision, Tolerance
+from kernelproof.grading.tolerance import Expected
 from kernelproof.grading.verdict import CountedKernel, Evidence, Finding
 
 # A kind of inputs that takes less than this share of the instructions for normal numbers shows a shortcut for its
@@ -43,65 +42,6 @@ VISIBLE_ERRORS = 20.0
 # Instructions whose results PTX does not define to the last bit.
 _INEXACT = re.compile(r"\.(?:approx|full)\b")
 
-# A function that makes fresh memory for the calls of a shape; ``environment`` and ``is_elsewhere`` may be given too.
-DeviceFactory = Callable[..., MemoryCalls]
-
-
-@dataclass(frozen=True)
-class Task:
-    """All that a source is graded by, except for the shapes."""
-
-    factory: DeviceFactory
-    contract: Contract
-    reference: Reference
-    tolerance: Tolerance
-    precision: Precision
-    checks_operands: bool = True
-    checks_accumulator: bool = True
-    flops: Number | None = None
-    kinds: tuple[str, ...] = inputs.KINDS
-    places: int = 4
-    seed: int = 0
-
-    def flops_of(self, shape: Shape) -> float:
-        """The number of operations that the problem needs for a shape; 0 if the user stated nothing about it."""
-        if self.flops is not None:
-            return float(value(self.flops, shape))
-        if self.tolerance.terms is None:
-            return 0.0
-        terms = float(value(self.tolerance.terms, shape)) - 1  # one of them may be a bias
-        return 2 * terms * float(np.prod(self.contract.outputs[0].shape(shape))) if self._multiplies(shape) else 0.0
-
-    def _multiplies(self, shape: Shape) -> bool:
-        """Whether the terms are products of inputs: then doubling all inputs more than doubles the reference."""
-        bits = inputs.draw(self.contract, "normal", shape, np.random.default_rng(self.seed))
-        arrays = [(item, item.format.values(bits[item.name])) for item in self.contract.inputs]
-        simple = self.reference({item.name: array for item, array in arrays}, shape)
-        double = self.reference({item.name: array if item.low else 2 * array for item, array in arrays}, shape)
-        return not all(np.allclose(2 * sums, doubled) for sums, doubled in zip(simple, double, strict=True))
-
-    @property
-    def counts_integers(self) -> bool:
-        """Whether integer arithmetic counts as work: without float inputs, or with 8-bit inputs besides float
-        scales."""
-        formats = [item.format for item in self.contract.inputs]
-        return not any(item.is_float for item in formats) or any(item.dtype.itemsize == 1 for item in formats)
-
-
-@dataclass
-class Answer:
-    """A call with the kind and bits of its inputs, the expected outputs, and a mask of each output's wrong elements."""
-
-    kind: str
-    bits: dict[str, Array]
-    call: Call
-    expected: dict[str, Expected]
-    wrong: dict[str, Array] = field(default_factory=dict)
-
-    @property
-    def is_right(self) -> bool:
-        return not any(mask.any() for mask in self.wrong.values())
-
 
 class Examination:
     """All calls of one shape, and their findings. ``drawn`` tells that the shape is a random one."""
@@ -120,6 +60,7 @@ class Examination:
         self.remarks: list[str] = []
         self.answers: list[Answer] = []
         self.kernels: list[CountedKernel] = []
+        self.outcomes = branches.Outcomes()
         # Products of narrower operands than allowed are findings, unless the measured error shows that the kernel makes
         # up for what these lose.
         self.suspects: list[tuple[str, arithmetic.Downgrade]] = []
@@ -144,7 +85,10 @@ class Examination:
         self._check_environment(first)
         self._check_later_calls(first)
         self._check_precision()
+        self._check_relations()
         self._check_dependence(first)
+        if remark := self.outcomes.remark():
+            self.remarks.append(remark)
 
     def _add(self, rule: str, message: str, kernel: str = "", **evidence: Evidence) -> None:
         self.findings.append(Finding.of(rule, message, kernel, self.shape, **evidence))
@@ -155,9 +99,14 @@ class Examination:
         self, kind: str, counters: bool = False, hazards: bool = False, constants: Sequence[float] = ()
     ) -> Answer:
         bits = inputs.draw(self.task.contract, kind, self.shape, self.rng, constants)
+        return self._answer(kind, bits, counters, hazards)
+
+    def _answer(self, kind: str, bits: dict[str, Array], counters: bool = False, hazards: bool = False) -> Answer:
+        """Call with inputs of a kind, and remember the answer."""
         call = self.device.call(bits, counters, hazards)
         answer = self._judge(kind, bits, call)
         self.machine += call.reports
+        self.outcomes.add(call)
         self.answers.append(answer)
         return answer
 
@@ -252,10 +201,15 @@ class Examination:
             if kind == "normal":
                 continue
             for constants in self._planted(kind):
-                answer = self._call(kind, kind in inputs.SHORTCUTS, constants=constants)
+                answer = self._call(kind, counters=True, constants=constants)
                 if kind in inputs.SHORTCUTS:
                     self._check_shortcut(first, answer)
                 self._compare_with_previous(self.answers[-2], answer)
+        if "constants" in self.task.kinds:
+            for constants in branches.rotations(self.outcomes.unmet_constants(), MOST_CONSTANTS):
+                for kind in inputs.DIRECTED:
+                    answer = self._call(kind, counters=True, constants=constants)
+                    self._compare_with_previous(self.answers[-2], answer)
         self._check_constant_outputs()
         third = self.device.call(first.bits)
         repeated = self._judge("normal", first.bits, third)
@@ -275,8 +229,7 @@ class Examination:
         constants, up to ``MOST_CONSTANTS``, in which another one comes first."""
         if kind != "constants":
             return [()]
-        known = self.device.constants()[:MOST_CONSTANTS]
-        return [known[number:] + known[:number] for number in range(len(known))]
+        return branches.rotations(self.device.constants(), MOST_CONSTANTS)
 
     def _compare_with_previous(self, before: Answer, answer: Answer) -> None:
         """Compare a call with the reference, and find out why it is wrong: its result may be that of the call before.
@@ -336,6 +289,25 @@ class Examination:
                     f"{item.name} holds the same bytes after {len(outputs)} calls on different inputs",
                     output=item.name, calls=len(outputs),
                 )  # fmt: skip
+
+    def _check_relations(self) -> None:
+        """Change inputs in ways that the reference follows exactly, and check that the outputs follow as well."""
+        bases: dict[str, Answer] = {}
+        for answer in self.answers:
+            bases.setdefault(answer.kind, answer)
+        for base in bases.values():
+            for relation in relations.that_hold(self.task, base, self.shape, self.rng) if base.is_right else ():
+                answer = self._answer(base.kind, relation.bits)
+                self._compare_with_previous(self.answers[-2], answer)
+                for item in relations.broken(base, answer, relation, self.task.contract.buffers):
+                    self._add(
+                        "broken-relation",
+                        f"{relation.name}, {item.elements} elements of {item.output} do not follow as the reference's "
+                        f"do, first {list(item.first)}: they differ by {item.difference:.3g}, usual errors explain "
+                        f"{item.allowed:.3g}",
+                        output=item.output, inputs=relation.name, count=item.elements, first=list(item.first),
+                        difference=item.difference, allowed=item.allowed,
+                    )  # fmt: skip
 
     # Work and types.
 

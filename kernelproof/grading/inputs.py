@@ -4,7 +4,8 @@ The kinds of values are: ``normal`` (normally distributed); ``integers`` from -2
 which sums of products are exact; ``adversarial`` (normal numbers of many magnitudes); ``zeros`` and ``ones``. Others
 are normal numbers with something planted in them, for which a source may take a shortcut: ``zero rows`` (zeros at the
 start, a row and a column of zeros), ``equal rows``, ``identity`` (in some inputs), and ``constants``, with which the
-kernels compare what they load.
+kernels compare what they load. Constants that these did not lead to the other end of a comparison are planted in half
+of the elements, and in the other half (``DIRECTED``).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from kernelproof.grading.formats import Array
 KINDS = (
     "normal", "integers", "binary", "adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants",
 )  # fmt: skip
+DIRECTED = ("constants in one half", "constants in the other half")
 # Kinds for which an operation may be undefined, such as a division by zero or a logarithm.
-SPECIAL = ("adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants")
+SPECIAL = ("adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants", *DIRECTED)
 # Kinds for which a kernel may not take fewer instructions than for normal numbers.
 SHORTCUTS = ("zeros", "ones", "zero rows", "identity")
 EXACT = ("integers", "binary", "zeros", "ones")
@@ -65,6 +67,9 @@ def _planted(values: Array, kind: str, rng: np.random.Generator, constants: Sequ
             for number, place in enumerate(rng.integers(0, flat.size, max(1, flat.size // 16))):
                 flat[place] = constants[number % len(constants)]
             flat[:START] = flat[-1] = constants[0]
+        case "constants in one half" | "constants in the other half":
+            half = np.random.default_rng(values.size).random(values.shape) < 0.5
+            values[half == (kind == DIRECTED[0])] = constants[0]
     return values
 
 

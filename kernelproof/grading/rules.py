@@ -54,6 +54,10 @@ RULES = {
         "special values, such as zeros, take less than half of the instructions that other values take",
         "do the same work for all values",
     ),
+    "broken-relation": Rule(
+        "inputs are permuted, scaled, repeated or added, the reference follows exactly, the output does not",
+        "compute all elements in the same way, whatever their values are",
+    ),
     "less-work": Rule(
         "the kernels execute fewer multiplications and additions than the problem needs",
         "multiply all of k for all outputs",

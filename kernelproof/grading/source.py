@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import ValidationError
 
 from kernelproof.checking import assembly, devices, execution, includes
@@ -28,9 +27,11 @@ from kernelproof.checking.names import plain
 from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report
 from kernelproof.emulator.state.causes import grouped
 from kernelproof.grading import floor, hostcode, inputs, launcher, modules
+from kernelproof.grading import shapes as shapes_beside
+from kernelproof.grading.answers import DeviceFactory, Task
 from kernelproof.grading.contract import Contract, HostCall, Launch, contract, named_shapes
 from kernelproof.grading.device import DeviceCalls, WrongSignature, is_ptx, program, ptx, ptx_elsewhere, read
-from kernelproof.grading.examination import DeviceFactory, Examination, Task
+from kernelproof.grading.examination import Examination
 from kernelproof.grading.expressions import Number, Shape
 from kernelproof.grading.launcher import HostFailure
 from kernelproof.grading.reference import Reference
@@ -97,6 +98,7 @@ def check_source(
 
     - ``shapes``: dictionaries, or tuples of values for ``names``. ``draws``: a range (both ends included) for each name
       that varies; two more shapes are drawn at random from these ranges. Other names keep the first shape's values.
+      Without ``draws`` one shape is drawn near the stated ones, and what is wrong on it is a remark; ``{}`` draws none.
     - ``buffers``: name to ``in|out|inout|scratch:TYPE[EXTENTS]``, followed by ``=LOW..HIGH`` for inputs or ``=zeros``
       for scratch memory. ``launches``: see ``Launch``; one call consists of all of them.
     - ``reference`` receives inputs and values of the shape by the names of its parameters. Inputs are arrays of NumPy
@@ -123,8 +125,9 @@ def check_source(
         task = Task(
             factory, agreement, Reference(reference, agreement, arrays), tolerance or Tolerance(), precision,
             operands != "any", sums and accumulator != "any", flops, _input_kinds(kinds), limits.places, limits.seed,
+            shapes_beside.unstated(stated, limits.seed) if draws is None else None,
         )  # fmt: skip
-        verdict.shapes = [*stated, *_drawn_shapes(stated[0], draws or {}, limits.seed)]
+        verdict.shapes = [*stated, *shapes_beside.drawn(stated[0], draws or {}, limits.seed)]
         verdict = _grade_in_process(task, verdict, len(stated), limits)
         _compare_times(verdict, task, stated, claimed_us, gpu)
     verdict.seconds = round(time.perf_counter() - start, 3)
@@ -261,23 +264,6 @@ def _with_templates(text: str, entries: Sequence[str]) -> str:
     return text + (f"\nstatic void use(void*);\nvoid kernelproof_uses() {{\n{uses}}}\n" if uses else "")
 
 
-def _drawn_shapes(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int) -> list[dict[str, int]]:
-    """Draw two more shapes from the ranges: one with any numbers, and one with odd numbers, which no tile divides."""
-    if not ranges:
-        return []
-    if unknown := sorted(set(ranges) - set(first)):
-        raise WrongInput(f"draws: {', '.join(unknown)}: the shapes have {', '.join(first)}")
-    rng = np.random.default_rng([seed, 1])
-    anywhere = {**first, **{name: int(rng.integers(low, high + 1)) for name, (low, high) in ranges.items()}}
-    odd = {**first, **{name: _odd(int(rng.integers(low, high + 1)), low, high) for name, (low, high) in ranges.items()}}
-    return [anywhere, odd]
-
-
-def _odd(number: int, low: int, high: int) -> int:
-    """The odd number next to ``number`` within [low, high], or ``number`` if there is none."""
-    return next((n for n in (number | 1, number - 1) if n % 2 and low <= n <= high), number)
-
-
 def grade(task: Task, verdict: Verdict, stated: int) -> Verdict:
     """Examine all of ``verdict.shapes`` and add the findings. The first ``stated`` shapes are the user's, others are
     drawn.
@@ -299,17 +285,37 @@ def grade(task: Task, verdict: Verdict, stated: int) -> Verdict:
         if examination is None:
             break
         verdict.findings += examination.findings
+        verdict.remarks += examination.remarks
         verdict.calls += examination.calls
         machine += examination.machine
         if shape == largest:
             verdict.kernels = examination.kernels
         stated_right = stated_right and not examination.findings
+    if task.unstated is not None and not verdict.findings and not verdict.not_checked:
+        _remark_on_unstated(task, task.unstated, verdict)
     for report in grouped(machine):
         if report.is_error:
             verdict.findings.append(_emulator_finding(report))
         else:
             verdict.remarks.append(f"{report.severity} {report.kind}: {report.message}")
     return verdict
+
+
+def _remark_on_unstated(task: Task, shape: Shape, verdict: Verdict) -> None:
+    """Examine a shape that the user has not stated. It need not be right there, but the user should know."""
+    try:
+        examination = Examination(task, shape, drawn=True)
+        examination.run()
+    except WrongInput:  # The reference, or a launch, allows no such shape.
+        return
+    except (LaunchRefused, HostFailure, WrongSignature, PtxError, EmulatorError) as error:
+        faults = [str(error)]
+    else:
+        verdict.calls += examination.calls
+        faults = [item.message for item in examination.findings]
+        faults += [report.message for report in grouped(examination.machine) if report.is_error]
+    if faults:
+        verdict.remarks.append(f"not right on {dict(shape)}, which is drawn beside the stated shapes: {faults[0]}")
 
 
 def _record_error(error: Exception, shape: Shape, verdict: Verdict) -> None:

@@ -1,0 +1,79 @@
+"""What a source is graded by, and its answer to one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kernelproof.grading import inputs
+from kernelproof.grading.contract import Contract
+from kernelproof.grading.device import Call, MemoryCalls
+from kernelproof.grading.expressions import Number, Shape, value
+from kernelproof.grading.formats import Array
+from kernelproof.grading.reference import Reference
+from kernelproof.grading.tolerance import Expected, Precision, Tolerance
+
+# A function that makes fresh memory for the calls of a shape; ``environment`` and ``is_elsewhere`` may be given too.
+DeviceFactory = Callable[..., MemoryCalls]
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a source is graded by, except for the shapes.
+
+    ``unstated``: a shape beside those that the user states, on which the source need not be right.
+    """
+
+    factory: DeviceFactory
+    contract: Contract
+    reference: Reference
+    tolerance: Tolerance
+    precision: Precision
+    checks_operands: bool = True
+    checks_accumulator: bool = True
+    flops: Number | None = None
+    kinds: tuple[str, ...] = inputs.KINDS
+    places: int = 4
+    seed: int = 0
+    unstated: Shape | None = None
+
+    def flops_of(self, shape: Shape) -> float:
+        """The number of operations that the problem needs for a shape; 0 if the user stated nothing about it."""
+        if self.flops is not None:
+            return float(value(self.flops, shape))
+        if self.tolerance.terms is None:
+            return 0.0
+        terms = float(value(self.tolerance.terms, shape)) - 1  # one of them may be a bias
+        return 2 * terms * float(np.prod(self.contract.outputs[0].shape(shape))) if self._multiplies(shape) else 0.0
+
+    def _multiplies(self, shape: Shape) -> bool:
+        """Whether the terms are products of inputs: then doubling all inputs more than doubles the reference."""
+        bits = inputs.draw(self.contract, "normal", shape, np.random.default_rng(self.seed))
+        arrays = [(item, item.format.values(bits[item.name])) for item in self.contract.inputs]
+        simple = self.reference({item.name: array for item, array in arrays}, shape)
+        double = self.reference({item.name: array if item.low else 2 * array for item, array in arrays}, shape)
+        return not all(np.allclose(2 * sums, doubled) for sums, doubled in zip(simple, double, strict=True))
+
+    @property
+    def counts_integers(self) -> bool:
+        """Whether integer arithmetic counts as work: without float inputs, or with 8-bit inputs besides float
+        scales."""
+        formats = [item.format for item in self.contract.inputs]
+        return not any(item.is_float for item in formats) or any(item.dtype.itemsize == 1 for item in formats)
+
+
+@dataclass
+class Answer:
+    """A call with the kind and bits of its inputs, the expected outputs, and a mask of each output's wrong elements."""
+
+    kind: str
+    bits: dict[str, Array]
+    call: Call
+    expected: dict[str, Expected]
+    wrong: dict[str, Array] = field(default_factory=dict)
+
+    @property
+    def is_right(self) -> bool:
+        return not any(mask.any() for mask in self.wrong.values())

@@ -1,0 +1,179 @@
+"""Kernels follow the relations that their reference keeps; what no draw executes is said; shapes beside the stated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernelproof.grading import Limits, Tolerance, Verdict, check_source, inputs, relations, shapes
+from kernelproof.grading.answers import Answer, Task
+from kernelproof.grading.contract import contract
+from kernelproof.grading.device import Call
+from kernelproof.grading.reference import Reference
+from kernelproof.grading.tolerance import Precision, expected
+
+# One text for all tests, so that it is compiled once.
+SOURCE = """
+template <int P> __device__ bool probes(const float* a, const float* b, int k) {
+    if (P == 1) return a[0] < a[k];
+    if (P == 2) return fabsf(a[3]) > 1.9f * fabsf(b[0]);
+    if (P == 3) return a[1] == 1.25f || a[2] == 2.5f || a[3] == 3.5f || a[4] == 4.5f || a[k + 3] == 0.777f;
+    if (P == 4) return a[0] * a[5] == 0.777f;
+    if (P == 5) return b[2] == 0.31f && a[k + 1] == 0.31f;
+    if (P == 6) return k != 64;
+    if (P == 7) return a[0] == a[k] && a[0] != 0.f;
+    return false;
+}
+template <int P> __global__ void product(const float* a, const float* b, float* d, int m, int n, int k) {
+    int i = blockIdx.x, j = threadIdx.x;
+    float sum = 0;
+    for (int l = 0; l < k; l++) sum += a[i * k + l] * b[j * k + l];
+    d[i * n + j] = sum + (probes<P>(a, b, k) ? P < 3 ? 0.04f : 5.f : 0.f);
+}
+"""
+LOOSE = Tolerance(absolute=0.01, relative=0.0)
+
+
+def product(probe: int, **options: Any) -> Verdict:
+    options = {"tolerance": Tolerance(terms="k"), **options}
+    return check_source(
+        SOURCE, lambda a, b: a @ b.T, [{"m": 16, "n": 24, "k": 64}], limits=Limits(isolated=False, places=2),
+        buffers={"a": "in:f32[m, k]", "b": "in:f32[n, k]", "d": "out:f32[m, n]"},
+        launches=[{"entry": f"product<{probe}>", "grid": "m", "block": "n", "args": ["a", "b", "d", "m", "n", "k"]}],
+        **options,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", [1, 2])
+def test_what_is_within_a_loose_tolerance_breaks_a_relation(probe: int) -> None:
+    """Which inputs get the error depends on their values: permuted or scaled, others do."""
+    assert product(0, tolerance=LOOSE).right
+    verdict = product(probe, tolerance=LOOSE)
+    assert verdict.rules == {"broken-relation"}, str(verdict)
+    for finding in verdict.findings:
+        assert finding.evidence["difference"] > finding.evidence["allowed"]  # type: ignore[operator]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", [3, 5, 7])
+def test_comparisons_that_draws_do_not_meet_are_aimed_at(probe: int) -> None:
+    """By more constants than are planted anywhere, by two at once, and by equal rows."""
+    verdict = product(probe)
+    assert "wrong-value" in verdict.rules, str(verdict)
+
+
+@pytest.mark.slow
+def test_what_no_draw_has_executed_is_said() -> None:
+    verdict = product(4)
+    line = next(number for number, text in enumerate(SOURCE.splitlines(), 1) if "P == 4" in text)
+    assert verdict.right, str(verdict)
+    assert any(f"line {line}" in remark for remark in verdict.remarks), verdict.remarks
+    assert product(0).remarks == []
+
+
+@pytest.mark.slow
+def test_a_shape_beside_the_stated_ones_is_drawn() -> None:
+    verdict = product(6)
+    assert verdict.right
+    assert any("not right on" in remark for remark in verdict.remarks), verdict.remarks
+    assert not product(6, draws={}).remarks
+    assert "shape-special-case" in product(6, draws={"k": (32, 63)}).rules
+    assert product(0).calls == product(0, draws={}).calls + 2
+
+
+def test_drawn_shapes_are_no_larger_than_stated_ones_and_share_their_divisors() -> None:
+    for seed in range(40):
+        one = shapes.unstated([{"m": 64, "k": 3, "n": 37}], seed)
+        assert one is not None
+        assert one["k"] == 3
+        assert one["m"] in (32, 48)
+        assert 18 <= one["n"] < 37
+        many = shapes.unstated([{"m": 24, "n": 5}, {"m": 72, "n": 50}, {"m": 96, "n": 10}], seed)
+        assert many is not None
+        assert many["m"] in (48,)
+        assert many["n"] == 5
+    assert shapes.unstated([{"m": 8}], 0) is None
+    assert shapes.unstated([{"m": 64}, {"m": 128}], 0) is None
+
+
+# --- which relations hold ---
+
+FORMS: dict[str, tuple[dict[str, int], Mapping[str, str], Callable[..., Any], set[str]]] = {
+    "product": (
+        {"m": 5, "n": 6, "k": 7}, {"a": "in:f16[m, k]", "b": "in:f16[k, n]", "d": "out:f32[m, n]"},
+        lambda a, b: a @ b, {"along m, n, k", "scaled a, b", "repeated along m, n"},
+    ),
+    "softmax": (
+        {"m": 5, "n": 6}, {"x": "in:f32[m, n]", "y": "out:f32[m, n]"},
+        lambda x: np.exp(x) / np.exp(x).sum(1, keepdims=True), {"along m, n", "repeated along m"},
+    ),
+    "norm": (
+        {"m": 5, "n": 6}, {"x": "in:f32[m, n]", "w": "in:f32[n]", "y": "out:f32[m, n]"},
+        lambda x, w: x / np.sqrt((x * x).mean(1, keepdims=True)) * w,
+        {"along m, n", "scaled x, w", "repeated along m"},
+    ),
+    "convolution": (
+        {"c": 3, "f": 4, "h": 6}, {"x": "in:f32[c, h]", "w": "in:f32[f, c, 3]", "y": "out:f32[f, h - 2]"},
+        lambda x, w: np.stack([sum(w[:, :, t] @ x[:, i + t] for t in range(3)) for i in range(x.shape[1] - 2)], 1),
+        {"along c, f", "scaled x, w", "repeated along f"},
+    ),
+    "prefix sums": (
+        {"m": 9, "n": 6}, {"x": "in:f32[m, n]", "y": "out:f32[m, n]"}, lambda x: x.cumsum(1),
+        {"along m", "scaled x", "repeated along m"},
+    ),
+    "a sum of two": (
+        {"n": 6}, {"x": "in:f32[n]", "y": "in:f32[n]", "z": "out:f32[n]"}, lambda x, y: x + y,
+        {"along n", "scaled x, y", "repeated along n"},
+    ),
+}  # fmt: skip
+
+
+def answered(name: str, kind: str) -> tuple[Task, Answer, dict[str, int]]:
+    """The answer of a kernel without errors."""
+    shape, buffers, function, _ = FORMS[name]
+    agreement = contract(buffers, [{"entry": "f", "block": 1}], None)
+    precision = Precision("f32", "f32")
+    task = Task(lambda: None, agreement, Reference(function, agreement), Tolerance(), precision)  # type: ignore[arg-type, return-value]
+    bits = inputs.draw(agreement, kind, shape, np.random.default_rng(5))
+    (result,) = task.reference({item.name: item.format.values(bits[item.name]) for item in agreement.inputs}, shape)
+    (output,) = agreement.outputs
+    wanted = {output.name: expected(result, None, output.format, task.tolerance, precision, shape)}
+    return task, Answer(kind, bits, Call({output.name: output.format.bits(result)}), wanted), shape
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_reference_decides_which_relations_hold(name: str) -> None:
+    task, base, shape = answered(name, "normal")
+    found = list(relations.that_hold(task, base, shape, np.random.default_rng(1)))
+    names = {item.name for item in found}
+    assert names - {name.replace("reversed", "permuted") for name in names} == {
+        name for name in names if name.startswith("reversed")
+    }
+    assert {item.removeprefix("reversed ") for item in names if not item.startswith("permuted")} == FORMS[name][3]
+    for relation in found:
+        assert any(not np.array_equal(relation.bits[key], base.bits[key]) for key in base.bits)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("kind", ["normal", "integers"])
+def test_a_kernel_that_computes_the_reference_keeps_all_of_them(name: str, kind: str) -> None:
+    task, base, shape = answered(name, kind)
+    (output,) = task.contract.outputs
+    found = list(relations.that_hold(task, base, shape, np.random.default_rng(1)))
+    assert bool(found) == (kind == "normal" or name not in ("softmax", "norm"))
+    for relation in found:
+        values = {item.name: item.format.values(relation.bits[item.name]) for item in task.contract.inputs}
+        (result,) = task.reference(values, shape)
+        wanted = {output.name: expected(result, None, output.format, task.tolerance, task.precision, shape)}
+        answer = Answer(kind, relation.bits, Call({output.name: output.format.bits(result)}), wanted)
+        assert not list(relations.broken(base, answer, relation, task.contract.buffers)), relation.name
+        wrong = answer.call.outputs[output.name].copy()
+        wrong.reshape(-1)[3] += 1
+        answer.call.outputs[output.name] = wrong
+        if wrong.size >= relations.LEAST_ELEMENTS:
+            (item,) = relations.broken(base, answer, relation, task.contract.buffers)
+            assert (item.elements, np.ravel_multi_index(item.first, wrong.shape)) == (1, 3)
