@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,7 +124,7 @@ def drawn(room: str, count: int, generator: random.Random, root: Path = ROOT) ->
     """Draw mutants of a room: every place in its files is equally likely, and none is drawn twice."""
     places = [
         (path.relative_to(root), number)
-        for path in sorted((root / room).rglob("*.py"))
+        for path in ([root / room] if (root / room).is_file() else sorted((root / room).rglob("*.py")))
         for number in range(len(sites(ast.parse(path.read_text()))))
     ]
     out = []
@@ -137,21 +137,21 @@ def drawn(room: str, count: int, generator: random.Random, root: Path = ROOT) ->
     return out
 
 
-def noticed(mutant: Mutant, checkout: Path, tests: list[str]) -> bool:
+def noticed(mutant: Mutant, checkout: Path, tests: list[str], marks: Sequence[str]) -> bool:
     """Whether tests fail, or exceed the limit, with a mutant in a copy of the checkout."""
     target = checkout / mutant.path
     before = target.read_text()
     target.write_text(mutant.text)
     try:
-        return not passes(checkout, tests)
+        return not passes(checkout, tests, marks)
     finally:
         target.write_text(before)
 
 
-def passes(checkout: Path, tests: list[str]) -> bool:
-    """Whether tests pass within the limit: first the quick ones, which notice most mutants, then those marked slow."""
-    for marks in ("not slow", "slow"):
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *tests]
+def passes(checkout: Path, tests: list[str], marks: Sequence[str]) -> bool:
+    """Whether the tests with each of some marks pass within the limit."""
+    for mark in marks:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", mark, *tests]
         try:
             done = subprocess.run(command, cwd=checkout, capture_output=True, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
@@ -164,25 +164,28 @@ def passes(checkout: Path, tests: list[str]) -> bool:
 def main() -> int:
     """Draw, run and report; the exit code is 1 if a mutant was not noticed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rooms", nargs="*", default=list(TESTS))
+    parser.add_argument("rooms", nargs="*", default=list(TESTS), help="folders, or files of one")
     parser.add_argument("--count", type=int, default=10, help="mutants of each room")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="leave out the tests that are marked slow")
     arguments = parser.parse_args()
+    # The quick tests run first: they notice most mutants.
+    marks = ["not slow"] if arguments.quick else ["not slow", "slow"]
     missed = total = 0
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "checkout"
         shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", "dist"))
         compileall.compile_dir(checkout, quiet=1)
         for room in arguments.rooms:
-            tests = TESTS.get(room, [f"tests/{room}"])
-            if not passes(checkout, tests):
+            tests = next((TESTS[name] for name in TESTS if f"{room}/".startswith(f"{name}/")), [f"tests/{room}"])
+            if not passes(checkout, tests, marks):
                 print(f"{room}: its tests fail without a mutant", flush=True)
                 missed += 1
                 continue
             mutants = drawn(room, arguments.count, random.Random(f"{arguments.seed} {room}"))
             killed = 0
             for mutant in mutants:
-                if noticed(mutant, checkout, tests):
+                if noticed(mutant, checkout, tests, marks):
                     killed += 1
                 else:
                     print(f"not noticed: {mutant.change}", flush=True)
