@@ -10,10 +10,11 @@ import ast
 import copy
 import importlib.util
 import inspect
+import operator as operators
 import random
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,56 +27,63 @@ from kernelproof.grading.benchmarks.ledger import Ledger, tensors
 Case = Mapping[str, int]
 LEAST_KEPT = 8  # constants up to this are sizes of kernels, strides and the like, and stay as they are
 
+_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operators.add, ast.Sub: operators.sub, ast.Mult: operators.mul, ast.FloorDiv: operators.floordiv,
+}  # fmt: skip
+LARGEST_FACTOR = 1 << 40  # of such an expression; sizes are smaller
+
 
 class SolutionError(Exception):
     """A solution lacks what its format asks for."""
 
 
 def constants(tree: ast.Module) -> dict[str, int]:
-    """The whole numbers, above zero, that a module assigns to names at its outermost level."""
-    out = {}
-    for node in tree.body:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int() as number)):
-                if not isinstance(number, bool) and number > 0:
-                    out[name] = number
-            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
-                for part, value in zip(names, values, strict=False):
-                    if isinstance(part, ast.Name) and isinstance(value, ast.Constant) and type(value.value) is int:
-                        out[part.id] = value.value
-    return out
+    """The whole numbers, above zero, that a module assigns to names at its outermost level, such as ``1024 * 2``."""
+    return {name: number for node in tree.body for name, _, number in _assigned(node) if number > 0}
 
 
-class _Sized(ast.NodeTransformer):
-    """Replaces the constants of a module that still have the values of the stated case."""
+def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr, int]]:
+    """The names to which a statement assigns whole numbers, with the expressions and their values."""
+    if not isinstance(node, ast.Assign):
+        return
+    for target in node.targets:
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=False))
+        for name, value in pairs:
+            if isinstance(name, ast.Name) and (number := _whole(value)) is not None:
+                yield name.id, value, number
 
-    def __init__(self, stated: Case, case: Case) -> None:
-        self.stated, self.case = stated, case
 
-    def visit_Module(self, node: ast.Module) -> ast.Module:
-        for statement in node.body:
-            if isinstance(statement, ast.Assign):
-                for target in statement.targets:
-                    pairs = (
-                        list(zip(target.elts, statement.value.elts, strict=False))
-                        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple)
-                        else [(target, statement.value)]
-                    )
-                    for name, value in pairs:
-                        if (
-                            isinstance(name, ast.Name)
-                            and name.id in self.case
-                            and isinstance(value, ast.Constant)
-                            and value.value == self.stated[name.id]
-                        ):
-                            value.value = self.case[name.id]
-        return node
+def _whole(node: ast.expr) -> int | None:
+    """The value of an expression of whole numbers alone; None for all others."""
+    match node:
+        case ast.Constant(value=number) if type(number) is int:
+            return number
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _ARITHMETIC:
+            first, second = _whole(left), _whole(right)
+            if first is not None and second is not None and 0 < second < LARGEST_FACTOR:
+                return _ARITHMETIC[type(operator)](first, second)
+    return None
+
+
+def _resize(tree: ast.Module, stated: Case, case: Case) -> None:
+    """Replace the constants of a module that still have the values of the stated case."""
+    for statement in tree.body:
+        for name, value, number in _assigned(statement):
+            if name in case and number == stated[name]:
+                assert isinstance(statement, ast.Assign)
+                new = ast.Constant(case[name])
+                if statement.value is value:
+                    statement.value = new
+                elif isinstance(statement.value, ast.Tuple):
+                    statement.value.elts = [new if item is value else item for item in statement.value.elts]
 
 
 def executed(text: str, name: str, stated: Case, case: Case) -> ModuleType:
     """Execute a module with the sizes of a case. Its text is a file, as Triton's compiler and ``inspect`` need it."""
-    tree = _Sized(stated, case).visit_Module(ast.parse(text))
     if dict(stated) != dict(case):
+        _resize(tree := ast.parse(text), stated, case)
         text = ast.unparse(tree)
     path = Path(tempfile.mkdtemp()) / f"{name}.py"
     path.write_text(text)

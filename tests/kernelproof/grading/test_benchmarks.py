@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -63,6 +64,33 @@ def test_a_task_of_gpu_mode_has_shapes_tolerances_and_neighbours(folder: Path) -
         assert set(read.modules) == {"task.py", "utils.py", "reference.py"}
     assert task(folder / "func_forward.py", "#include <x>").format == "robust-kbench"
     assert task(folder / "model.py", solutions.HONEST).format == "KernelBench"
+
+
+SIZED = """
+M = 256 * 8
+N, K = 1024, 512 * (2 + 2)
+L = M // 2
+eps = 1e-5
+flag = True
+stride = 2
+shape = (3, 4)
+
+def get():
+    return M, N, K, L, stride, 256 * 8
+"""
+
+
+def test_sizes_are_constants_of_a_module_and_what_they_are_computed_from() -> None:
+    pytest.importorskip("torch")
+    from kernelproof.grading.benchmarks import problems
+
+    stated = problems.constants(ast.parse(SIZED))
+    assert stated == {"M": 2048, "N": 1024, "K": 2048, "stride": 2}
+    case = {"M": 64, "N": 32, "K": 16, "stride": 2}
+    assert problems.executed(SIZED, "sized", stated, case).get() == (64, 32, 16, 32, 2, 2048)
+    assert problems.executed(SIZED, "sized", stated, stated).get() == (2048, 1024, 2048, 1024, 2, 2048)
+    for text in ("M = 10 ** 10 ** 10", "M = -4", "M = 4 - 8", "M = 1 << 90", "M = 3 // 0", "M = 2.0 * 3"):
+        assert problems.constants(ast.parse(text)) == {}
 
 
 # --- messages ---
