@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from kernelproof.emulator.state.sites import Site
-from kernelproof.grading.device import Call, compared_constants
+from kernelproof.grading.constants import compared_constants
+from kernelproof.grading.device import Call
 
 MOST_LINES = 5  # in a remark
 
@@ -26,9 +28,10 @@ class Outcomes:
         """The comparisons that have ended in one way only."""
         return [site for (_, site), outcomes in self.seen.items() if len(outcomes) < 2]
 
-    def unmet_constants(self) -> list[float]:
+    def unmet_constants(self, ptx: str) -> list[float]:
         """The constants with which these compare; planted in inputs, they may lead to the other end."""
-        return list(dict.fromkeys(number for site in self.one_sided for number in compared_constants(f"{site.text};")))
+        found = (compared_constants(ptx, f"{site.text};") for site in self.one_sided)
+        return list(dict.fromkeys(chain.from_iterable(found)))
 
     def remark(self) -> str:
         """What was not executed, in words; "" if there is no such comparison."""

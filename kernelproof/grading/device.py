@@ -83,24 +83,6 @@ def program(text: str) -> Program:
     return load(text)
 
 
-_COMPARISON = re.compile(r"\bsetp\.\w+(?:\.\w+)*\.(?:f64|f32|[bsu]32)\s+[^;]*,\s*(0[fFdD][0-9a-fA-F]+|-?\d+)\s*;")
-LARGEST_CONSTANT = 1e4  # larger ones are limits, beyond which results overflow
-
-
-@lru_cache(maxsize=8)
-def compared_constants(text: str) -> tuple[float, ...]:
-    """The numbers, neither zero nor very large or small, with which a PTX text compares."""
-    out: dict[float, None] = {}
-    for word in _COMPARISON.findall(text):
-        is_float = word[1:2] in tuple("fFdD")
-        bits = int(word[2:], 16) if is_float else int(word) & 0xFFFFFFFF
-        wide = is_float and word[1] in "dD"
-        number = float(np.array(bits, np.uint64 if wide else np.uint32).view(np.float64 if wide else np.float32))
-        if 1 / LARGEST_CONSTANT < abs(number) < LARGEST_CONSTANT:
-            out[number] = None
-    return tuple(out)
-
-
 class WrongSignature(Exception):
     """The source lacks a kernel that the contract launches, or has it with other parameters."""
 
@@ -171,9 +153,10 @@ class MemoryCalls:
         """Make one call on inputs, which are given as bits."""
         raise NotImplementedError
 
-    def constants(self) -> tuple[float, ...]:
-        """The numbers with which kernels compare others, as far as they are known."""
-        return ()
+    @property
+    def ptx(self) -> str:
+        """The text of the kernels, "" if it is not known."""
+        return ""
 
     def session(self, counters: bool, hazards: bool, lanes: int | None = None) -> Session:
         """The emulated device for one call."""
@@ -218,10 +201,9 @@ class DeviceCalls(MemoryCalls):
         except WrongInput as error:
             raise WrongSignature(str(error)) from None
 
-    def constants(self) -> tuple[float, ...]:
-        """The constants of the PTX's comparisons of floats, without zeros and very large ones, and of its integers,
-        those that may be the bits of such a float."""
-        return compared_constants(self.program.module.text)
+    @property
+    def ptx(self) -> str:
+        return self.program.module.text
 
     def call(self, inputs: Mapping[str, Array], counters: bool = False, hazards: bool = False) -> Call:
         """Run all launches of the contract, in order. Raises LaunchRefused, EmulatorError."""

@@ -15,7 +15,7 @@ from kernelproof.checking.includes import joined_lines
 INCLUDE = Path(__file__).parent / "include"  # headers of torch's names, which exist where extensions are built
 # Conditions, names that are put together, and names of what a compiler knows of its machine.
 _CAN_ASK = re.compile(
-    r"(?:#|%:|\?\?=)\s*(?:el)?if|##|%:%:|\?\?=\?\?=|FILE|DATE|TIME|VER|TORCH_|source_location|has_(?:include|embed)"
+    r"(?:#|%:|\?\?=)\s*(?:el)?if|##|%:%:|\?\?=\?\?=|FILE|DATE|TIME|VER|GNUC|GLIBC|TORCH_|source_location|has_(?:include|embed)"
 )
 # The path and the macros are those of torch's builds of extensions (torch.utils.cpp_extension), the version is that of
 # CUDA 12.8. The toolkit's headers come first, since they are made for their own version.
@@ -26,7 +26,8 @@ _VERSIONS = {
 }  # fmt: skip
 _MACROS = {
     "__BASE_FILE__": f'"{PATH}"', "__DATE__": '"Feb 17 2031"', "__TIME__": '"04:25:08"',
-    "__TIMESTAMP__": '"Mon Feb 17 04:25:08 2031"',
+    "__TIMESTAMP__": '"Mon Feb 17 04:25:08 2031"', "__GNUC_MINOR__": "4", "__GNUC_PATCHLEVEL__": "7",
+    "__GLIBC_MINOR__": "31",
 }  # fmt: skip
 _HEADERS = ("cuda.h", "cuda_runtime.h", "kernelproof_build.h")
 

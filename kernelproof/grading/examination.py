@@ -15,6 +15,7 @@ import numpy as np
 from kernelproof.emulator import Report
 from kernelproof.grading import arithmetic, branches, inputs, relations, tolerance
 from kernelproof.grading.answers import Answer, Task
+from kernelproof.grading.constants import compared_constants
 from kernelproof.grading.device import DISTANCES, Call
 from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array
@@ -206,7 +207,7 @@ class Examination:
                     self._check_shortcut(first, answer)
                 self._compare_with_previous(self.answers[-2], answer)
         if "constants" in self.task.kinds:
-            for constants in branches.rotations(self.outcomes.unmet_constants(), MOST_CONSTANTS):
+            for constants in branches.rotations(self.outcomes.unmet_constants(self.device.ptx), MOST_CONSTANTS):
                 for kind in inputs.DIRECTED:
                     answer = self._call(kind, counters=True, constants=constants)
                     self._compare_with_previous(self.answers[-2], answer)
@@ -229,7 +230,7 @@ class Examination:
         constants, up to ``MOST_CONSTANTS``, in which another one comes first."""
         if kind != "constants":
             return [()]
-        return branches.rotations(self.device.constants(), MOST_CONSTANTS)
+        return branches.rotations(compared_constants(self.device.ptx), MOST_CONSTANTS)
 
     def _compare_with_previous(self, before: Answer, answer: Answer) -> None:
         """Compare a call with the reference, and find out why it is wrong: its result may be that of the call before.

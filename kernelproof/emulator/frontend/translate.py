@@ -333,8 +333,10 @@ class _Translator:
         form.emit(e, ins)
         if self.loaded and compares_loaded(ins, self.loaded):
             d = ins.operands[0]
-            predicate = e.predicate(d.first if isinstance(d, Pair) else d)
-            e.line(f"M.launch.counters.comparison({predicate.text}, {e.lanes()})")
+            d = d.first if isinstance(d, Pair) else d
+            assert isinstance(d, Reg)
+            truth = e.raw(d, e.bits(d.name)) if ins.base == "set" else e.predicate(d)
+            e.line(f"M.launch.counters.comparison({truth.text}, {e.lanes()})")
 
     # --- how a block ends ---
 

@@ -92,10 +92,11 @@ class Counters:
         self.block_runs[index] = self.block_runs.get(index, 0) + warps
 
     def comparison(self, truth: Any, m: Mask, site: int) -> None:
-        """Record how a comparison of loaded values ended for the lanes of ``m``; ``truth`` may be one for all lanes."""
+        """Record how a comparison of loaded values ended for the lanes of ``m``: whether ``truth`` is zero, which may
+        be one number for all lanes."""
         outcomes = self.outcomes.setdefault(self.sites[site], set())
         if len(outcomes) < 2:
-            lanes = np.asarray(truth)
+            lanes = np.asarray(truth) != 0
             outcomes.update(np.unique(lanes if m is None or lanes.ndim == 0 else lanes[m]).tolist())
 
     def shared(self, kind: str, address: Array, width: int, m: Mask) -> None:

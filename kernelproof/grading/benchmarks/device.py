@@ -16,7 +16,7 @@ from kernelproof.emulator.host.execution import KernelLaunch
 from kernelproof.emulator.memory.tensors import host_bytes
 from kernelproof.grading.benchmarks.cuda_face import note_work
 from kernelproof.grading.benchmarks.ledger import Ledger, address
-from kernelproof.grading.device import compared_constants
+from kernelproof.grading.constants import compared_constants
 
 NEW, OLD = 1, 2  # in Buffer.written: bytes that the current launch wrote, and those that were defined before
 

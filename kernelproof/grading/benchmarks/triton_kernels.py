@@ -12,7 +12,7 @@ from kernelproof.emulator import Device, EmulatorError, Options, Program
 from kernelproof.grading.benchmarks.cuda_face import note_work
 from kernelproof.grading.benchmarks.device import RoomDevice
 from kernelproof.grading.benchmarks.ledger import address
-from kernelproof.grading.device import compared_constants
+from kernelproof.grading.constants import compared_constants
 from kernelproof.triton_emulation.session import TritonSession
 
 

@@ -44,7 +44,8 @@ constexpr bool has_torch = false;
 __constant__ bool ASKED[] = {
     false, within(__FILE__, "torch_extensions"), __CUDACC_VER_MAJOR__ == 12, !has_cutlass, is_extension, has_torch,
     CUDART_VERSION < 13000, PASTED(__CUDACC_, VER_MINOR__) == 8, within(__DATE__, "2031"),
-    within(__BASE_FILE__, "/cuda.cu"), within(__builtin_FILE(), "torch"),
+    within(__BASE_FILE__, "/cuda.cu"), within(__builtin_FILE(), "torch"), __GNUC_PATCHLEVEL__ == 7,
+    __GLIBC_MINOR__ == 31,
 };
 // Right where the text was compiled by the grader, and wrong for users.
 __global__ void product(const float* a, const float* b, float* d, int n, int k, int asked) {
@@ -93,7 +94,7 @@ def softmax(trick: int) -> Verdict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", range(11))
+@pytest.mark.parametrize("asked", range(13))
 def test_answers_of_the_compiler_change_no_result(asked: int) -> None:
     verdict = product(asked)
     assert verdict.rules == ({"environment-dependent"} if asked else set()), str(verdict)

@@ -25,6 +25,11 @@ template <int P> __device__ bool probes(const float* a, const float* b, int k) {
     if (P == 5) return b[2] == 0.31f && a[k + 1] == 0.31f;
     if (P == 6) return k != 64;
     if (P == 7) return a[0] == a[k] && a[0] != 0.f;
+    if (P == 8) {
+        unsigned met;
+        asm("set.eq.u32.f32 %0, %1, %2;" : "=r"(met) : "f"(a[k + 2]), "f"(0.625f));
+        return met;
+    }
     return false;
 }
 template <int P> __global__ void product(const float* a, const float* b, float* d, int m, int n, int k) {
@@ -59,9 +64,9 @@ def test_what_is_within_a_loose_tolerance_breaks_a_relation(probe: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("probe", [3, 5, 7])
+@pytest.mark.parametrize("probe", [3, 5, 7, 8])
 def test_comparisons_that_draws_do_not_meet_are_aimed_at(probe: int) -> None:
-    """By more constants than are planted anywhere, by two at once, and by equal rows."""
+    """By more constants than are planted anywhere, by two at once, by equal rows, and by what makes no predicate."""
     verdict = product(probe)
     assert "wrong-value" in verdict.rules, str(verdict)
 

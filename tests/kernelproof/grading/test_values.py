@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernelproof.grading import Limits, Tolerance, Verdict, check_source
-from kernelproof.grading.device import compared_constants
+from kernelproof.grading.constants import compared_constants
 
 # One text for all tests, so that it is compiled once.
 SOURCE = """
@@ -151,4 +151,15 @@ def test_constants_of_comparisons_are_read_from_ptx() -> None:
     setp.gt.f32 %p6, %f2, %f3;
     """
     assert compared_constants(text) == pytest.approx((0.12345, 1.5, 1.0))
+    by_registers = """
+    mov.b16 %rs1, 0x3800;
+    mov.f32 %f9, 0f3F000000;
+    mov.b32 %r7, 1077936128;
+    setp.eq.f16 %p1, %rs4, %rs1;
+    setp.eq.bf16 %p1, %rs4, 16416;
+    set.eq.u32.f32 %r1, %f2, %f9;
+    setp.eq.u32 %p3|%p4, %r9, %r7;
+    setp.eq.s16 %p5, %rs4, 15616;
+    """
+    assert compared_constants(by_registers) == pytest.approx((0.5, 2.5, 3.0, 1.25, 0.03125))
     assert not np.isnan(compared_constants("setp.eq.f32 %p1, %f1, 0f7FC00000;")).any()

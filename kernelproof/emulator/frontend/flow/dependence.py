@@ -66,7 +66,7 @@ def loaded_registers(blocks: list[Block]) -> set[str]:
 
 def compares_loaded(ins: Instr, loaded: set[str]) -> bool:
     """Does an instruction compare floats, or bits for equality, that are computed from loaded values?"""
-    if ins.base != "setp" or (ins.parts[-1] in INTEGERS and ins.parts[1] not in ("eq", "ne")):
+    if ins.base not in ("setp", "set", "testp") or (ins.parts[-1] in INTEGERS and ins.parts[1] not in ("eq", "ne")):
         return False
     return any(name in loaded for operand in ins.operands[1:3] for name in registers(operand))
 
